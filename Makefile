@@ -1,0 +1,33 @@
+# Everything from nothing but Python 3.11+ and make: `make demo`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint setup clean
+
+demo: $(VENV)/core.done
+	@$(BIN)/meshwright plan llama3-70b --cluster h100:8x8 --seq 8192 --global-batch 4M-tokens
+
+setup: $(VENV)/full.done
+
+test: $(VENV)/full.done lint
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/full.done
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+$(VENV)/core.done: pyproject.toml constraints.txt
+	@echo "meshwright: making $(VENV) (one minute)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --upgrade "pip>=25.1"
+	$(BIN)/pip install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/full.done: $(VENV)/core.done
+	@echo "meshwright: adding what the tests need (two minutes)"
+	$(BIN)/pip install -c constraints.txt "torch==2.13.0"
+	$(BIN)/pip install -c constraints.txt -e ".[engine,studio,fast]" --group test --group lint --group browser --group docs --group build
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist docs/_build

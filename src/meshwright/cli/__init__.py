@@ -1,0 +1,119 @@
+"""The command line: one module a command, imported only when it is the one called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+COMMANDS: dict[str, tuple[str, str]] = {}
+"""Command name → (module under `meshwright.cli`, one-line help). Each module has `command`."""
+
+
+def _register(name: str, module: str, help_line: str) -> None:
+    COMMANDS[name] = (module, help_line)
+
+
+_register("plan", "plan", "Choose the best parallel layout for a model on a cluster.")
+_register("estimate", "estimate", "Price one layout: memory and step time, opened up.")
+_register("memory", "memory", "The ZeRO memory table of a model, for any recipe.")
+_register("compare", "compare", "Two plans side by side: what differs, what it costs.")
+_register("explain", "explain", "The defence of a plan, in full.")
+_register("models", "models", "The model presets, with their sources.")
+_register("clusters", "clusters", "The cluster presets, with their sources.")
+_register("devices", "devices", "The device presets, each number with its source.")
+_register("schema", "schema", "The JSON Schema of a plan.")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exits with 0, 1 (does not fit, failed check) or 2 (bad input)."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    import typer
+
+    from meshwright.specs.errors import DoesNotFitError, SpecError
+
+    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    app = _build_app(chosen if chosen in COMMANDS else None)
+    try:
+        result = app(arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except SpecError as error:
+        _print_error(str(error))
+        return 2
+    except DoesNotFitError as error:
+        _print_error(str(error))
+        return 1
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _print_error("stopped")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        # Typer's own usage errors carry an exit code and a message; anything else is our bug.
+        code, show = getattr(error, "exit_code", None), getattr(error, "format_message", None)
+        if code is None or show is None:
+            raise
+        _print_error(str(show()))
+        return int(code)
+
+
+def _print_error(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+
+
+def _build_app(chosen: str | None) -> Any:
+    """Return a Typer app with the chosen command loaded, or with stubs that only carry help."""
+    import typer
+
+    app = typer.Typer(
+        name="meshwright",
+        help="Plan, prove and run the parallel training of large models.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def _root(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ) -> None:
+        pass
+
+    for name, (module, help_line) in COMMANDS.items():
+        if chosen == name:
+            loaded = importlib.import_module(f"meshwright.cli.{module}")
+            app.command(name, help=loaded.command.__doc__)(loaded.command)
+        else:
+            app.command(name, help=help_line, short_help=help_line)(_stub())
+    return app
+
+
+def _stub() -> Callable[[], None]:
+    def stub() -> None:
+        raise AssertionError("a stub only carries help")
+
+    return stub
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import typer
+
+        from meshwright import __version__
+
+        print(f"meshwright {__version__}")
+        raise typer.Exit

@@ -1,0 +1,1 @@
+"""Pure arithmetic: parameters, FLOPs, memory, kernels, collectives and step time, in columns."""

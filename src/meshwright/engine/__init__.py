@@ -1,0 +1,1 @@
+"""Runs a Plan on torch.distributed and proves it equal to one device."""

@@ -1,0 +1,1 @@
+"""Measured runs, the scorecard of the cost model, and calibration."""

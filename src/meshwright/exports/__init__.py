@@ -1,0 +1,1 @@
+"""A Plan in the language of other tools, and back."""

@@ -1,0 +1,1 @@
+"""The lesson path, questions, drills and flashcards; every answer computed."""

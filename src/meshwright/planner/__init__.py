@@ -1,0 +1,1 @@
+"""The search for a layout, and the defence of the one chosen."""

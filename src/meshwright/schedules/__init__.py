@@ -1,0 +1,1 @@
+"""Pipeline schedules: ordered operations per rank, their validator, and stage balancing."""

@@ -1,0 +1,1 @@
+"""Simulation of one step: timelines, collectives chunk by chunk, memory over time, pictures."""

@@ -1,0 +1,1 @@
+"""The nouns of meshwright: models, devices, clusters, jobs, layouts, estimates and plans."""

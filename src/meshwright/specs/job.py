@@ -1,0 +1,105 @@
+"""What one optimizer step must do: tokens, precision, optimizer, kernels, software."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from meshwright.specs.base import Spec
+
+AttentionKernel = Literal["flash", "unfused", "memory-efficient"]
+Framework = Literal[
+    "any", "megatron", "megatron-deepspeed", "deepspeed", "torchtitan", "fsdp", "nanotron",
+    "maxtext", "meshwright",
+]  # fmt: skip
+
+
+class PrecisionRecipe(Spec):
+    """Bytes that training keeps per parameter, by component.
+
+    ZeRO shards the components, so a bare sum ("16 bytes per parameter") is never enough.
+    """
+
+    name: str = "bf16"
+    compute: str = Field("bf16", description="precision of the matrix products")
+    parameter_bytes: float = Field(2, ge=0, le=16)
+    gradient_bytes: float = Field(2, ge=0, le=16)
+    master_bytes: float = Field(4, ge=0, le=16, description="the optimizer's own copy of weights")
+    gradient_reduce_bytes: float = Field(2, gt=0, le=16, description="a gradient on the wire")
+    activation_bytes: float = Field(2, gt=0, le=8)
+
+
+class OptimizerRecipe(Spec):
+    """State that the optimizer keeps per parameter, beyond the master copy."""
+
+    name: str = "adamw"
+    state_bytes: float = Field(8, ge=0, le=32, description="moments, momentum…")
+    factored: bool = Field(False, description="Adafactor: row and column statistics only")
+    flops_per_parameter: float = Field(
+        15, ge=0, description="of one update; Muon's orthogonalisation adds matrix products"
+    )
+
+
+class Job(Spec):
+    """One optimizer step."""
+
+    seq_len: int = Field(4096, ge=1, le=100_000_000)
+    global_batch: int = Field(512, ge=1, le=100_000_000, description="sequences per step")
+    precision: PrecisionRecipe = PrecisionRecipe()
+    optimizer: OptimizerRecipe = OptimizerRecipe()
+    attention_kernel: AttentionKernel = "flash"
+    framework: Framework = Field(
+        "any", description="whose kernels, buffers and overlaps to assume; any: a current stack"
+    )
+    token_budget: float = Field(0.0, ge=0, description="tokens of the whole run; 0: not asked")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one step."""
+        return self.seq_len * self.global_batch
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes per parameter of all model states, unsharded (16 for bf16 with AdamW)."""
+        return (
+            self.precision.parameter_bytes
+            + self.precision.gradient_bytes
+            + self.precision.master_bytes
+            + self.optimizer.state_bytes
+        )
+
+
+RECIPES: dict[str, PrecisionRecipe] = {
+    # The lessons' two decompositions of "16 bytes" differ; both are here, by name.
+    "fp32": PrecisionRecipe(
+        name="fp32", compute="fp32", parameter_bytes=4, gradient_bytes=4, master_bytes=0,
+        gradient_reduce_bytes=4, activation_bytes=4,
+    ),
+    "tf32": PrecisionRecipe(
+        name="tf32", compute="tf32", parameter_bytes=4, gradient_bytes=4, master_bytes=0,
+        gradient_reduce_bytes=4, activation_bytes=4,
+    ),
+    "bf16": PrecisionRecipe(),
+    "fp16": PrecisionRecipe(name="fp16", compute="fp16"),
+    "bf16-fp32-grads": PrecisionRecipe(
+        name="bf16-fp32-grads", gradient_bytes=4, gradient_reduce_bytes=4
+    ),
+    "fp8": PrecisionRecipe(
+        name="fp8", compute="fp8", gradient_bytes=4, gradient_reduce_bytes=4
+    ),
+    "pure-bf16": PrecisionRecipe(name="pure-bf16", master_bytes=0),
+}  # fmt: skip
+"""Precision recipes by name. `bf16` is 2+2+4 (+8 of AdamW); `bf16-fp32-grads` is Megatron's 18."""
+
+OPTIMIZERS: dict[str, OptimizerRecipe] = {
+    "adamw": OptimizerRecipe(),
+    "sgd": OptimizerRecipe(name="sgd", state_bytes=0, flops_per_parameter=2),
+    "sgd-momentum": OptimizerRecipe(name="sgd-momentum", state_bytes=4, flops_per_parameter=4),
+    "adafactor": OptimizerRecipe(
+        name="adafactor", state_bytes=0, factored=True, flops_per_parameter=15
+    ),
+    "adam8bit": OptimizerRecipe(name="adam8bit", state_bytes=2, flops_per_parameter=20),
+    "muon": OptimizerRecipe(name="muon", state_bytes=4, flops_per_parameter=30),
+}
+"""Optimizers by name; `state_bytes` is beyond the master copy of the precision recipe."""

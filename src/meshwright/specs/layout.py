@@ -1,0 +1,119 @@
+"""How a job is laid out over a cluster."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from meshwright.specs.base import Spec
+from meshwright.specs.errors import SpecError
+
+Recompute = Literal["none", "selective", "full"]
+AXES = ("tp", "cp", "ep", "dp", "pp")
+
+SCHEDULES = (
+    "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-auto", "zb-v",
+    "v-half", "v-min", "dualpipe", "dualpipe-v", "chimera", "hanayo", "seq-1f1b", "pipedream",
+)  # fmt: skip
+"""Names of pipeline schedules, spelled the same everywhere."""
+
+
+class Layout(Spec):
+    """Degrees of every parallel axis and the choices that go with them.
+
+    The world is dp · tp · pp · cp devices. Expert parallelism reuses the ranks of dp · cp (and of
+    tp where `etp` is below tp), as Megatron-Core and torchtitan do; it does not multiply the world.
+    """
+
+    dp: int = Field(1, ge=1, description="data parallel")
+    tp: int = Field(1, ge=1, description="tensor parallel")
+    pp: int = Field(1, ge=1, description="pipeline parallel")
+    cp: int = Field(1, ge=1, description="context parallel")
+    ep: int = Field(1, ge=1, description="expert parallel")
+    etp: int = Field(1, ge=1, description="tensor parallel inside an expert")
+    virtual_stages: int = Field(1, ge=1, description="model chunks per pipeline rank")
+    zero: int = Field(
+        0, ge=0, le=3, description="ZeRO stage: 1 optimizer, 2 + gradients, 3 + params"
+    )
+    shard: int = Field(
+        0, ge=0, description="ranks that one ZeRO shard group has; 0 = all of dp·cp (HSDP if fewer)"
+    )
+    micro_batch: int = Field(1, ge=1, description="sequences per micro-batch per dp rank")
+    recompute: Recompute = "none"
+    recompute_layers: int = Field(
+        0, ge=0, description="layers per stage to recompute in full; 0 = all of them"
+    )
+    sequence_parallel: bool = Field(
+        False, description="Megatron's split of norms along the sequence"
+    )
+    schedule: str = "1f1b"
+    rank_order: str = Field(
+        "tp-cp-ep-dp-pp", description="axes from the fastest-varying rank digit outwards"
+    )
+    stage_layers: tuple[int, ...] | None = Field(
+        None, description="layers of each virtual stage in order; None: as even as possible"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.schedule not in SCHEDULES:
+            raise SpecError("schedule", self.schedule, f"one of {', '.join(SCHEDULES)}")
+        if sorted(self.rank_order.split("-")) != sorted(AXES):
+            raise SpecError(
+                "rank_order", self.rank_order, "each of tp, cp, ep, dp, pp once, as tp-cp-ep-dp-pp"
+            )
+        if self.shard and (self.dp * self.cp) % self.shard:
+            raise SpecError(
+                "shard", self.shard, f"a divisor of dp · cp = {self.dp * self.cp} is expected"
+            )
+        if (
+            self.stage_layers is not None
+            and len(self.stage_layers) != self.pp * self.virtual_stages
+        ):
+            raise SpecError(
+                "stage_layers",
+                self.stage_layers,
+                f"pp · virtual_stages = {self.pp * self.virtual_stages} entries are expected",
+            )
+        return self
+
+    @property
+    def world(self) -> int:
+        """Devices that the layout uses."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def shard_degree(self) -> int:
+        """Ranks in one ZeRO shard group (1 when nothing is sharded)."""
+        if self.zero == 0:
+            return 1
+        return self.shard or self.dp * self.cp
+
+    def micro_batches(self, global_batch: int) -> int:
+        """Micro-batches that one pipeline runs per step.
+
+        Raises:
+            SpecError: the global batch is not a multiple of dp · micro_batch.
+        """
+        per_step = self.dp * self.micro_batch
+        if global_batch % per_step:
+            raise SpecError(
+                "global_batch",
+                global_batch,
+                f"a multiple of dp · micro_batch = {self.dp} · {self.micro_batch} is expected",
+            )
+        return global_batch // per_step
+
+    def label(self) -> str:
+        """A short name: `tp8 pp4 dp2 mb1 zero1 selective`."""
+        parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
+        parts += [f"cp{self.cp}"] * (self.cp > 1) + [f"ep{self.ep}"] * (self.ep > 1)
+        parts += [f"v{self.virtual_stages}"] * (self.virtual_stages > 1)
+        parts += [f"mb{self.micro_batch}"] + [f"zero{self.zero}"] * (self.zero > 0)
+        parts += [f"shard{self.shard}"] * bool(
+            self.zero and self.shard not in (0, self.dp * self.cp)
+        )
+        parts += [self.recompute] * (self.recompute != "none")
+        parts += ["sp"] * self.sequence_parallel
+        return " ".join(parts)

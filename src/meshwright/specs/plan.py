@@ -1,0 +1,191 @@
+"""Estimates and plans: what a layout is predicted to cost, and the layout that was chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import Field
+
+from meshwright.specs.base import Spec
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+SCHEMA_VERSION = 1
+
+
+class StageMemory(Spec):
+    """Predicted peak memory of one pipeline rank, by named part."""
+
+    stage: int
+    layers: int
+    total_bytes: float
+    parts: dict[str, float]
+
+
+class Range(Spec):
+    """An interval that should hold the measured value about 80 % of the time."""
+
+    low: float
+    high: float
+    basis: str = Field("", description="what the interval rests on")
+
+
+class Estimate(Spec):
+    """Predicted memory and step time of one layout. Parts add up to their total."""
+
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float = Field(description="model FLOP/s over peak, as a fraction")
+    hfu: float = Field(description="executed FLOP/s (with recomputation) over peak, as a fraction")
+    bubble_fraction: float = Field(description="idle share of the pipeline's makespan")
+    peak_memory_bytes: float = Field(description="of the heaviest stage")
+    capacity_bytes: float = Field(description="memory that one device offers to the program")
+    fits: bool
+    memory_parts: dict[str, float] = Field(description="of the heaviest stage; sums to the peak")
+    time_parts: dict[str, float] = Field(description="sums to step_time_s")
+    stages: tuple[StageMemory, ...] = ()
+    traffic_bytes: dict[str, float] = Field(
+        default_factory=dict, description="bytes one device sends per step, by axis"
+    )
+    step_time_range: Range | None = None
+    peak_memory_range: Range | None = None
+
+
+class Alternative(Spec):
+    """A layout that was not chosen, and the line that says why."""
+
+    axis: str = Field(description="what differs from the chosen layout")
+    layout: Layout
+    estimate: Estimate | None = None
+    why_not: str
+
+
+class FlipPoint(Spec):
+    """A change of circumstances at which another layout would be chosen."""
+
+    quantity: str = Field(description="what would have to change, with its unit")
+    current: float
+    threshold: float
+    direction: str = Field(description="above or below the threshold the choice changes")
+    becomes: str = Field(description="the layout that would then be chosen")
+    sentence: str
+
+
+class Searched(Spec):
+    """How much of the space was looked at."""
+
+    priced: int = 0
+    pruned: dict[str, int] = Field(default_factory=dict, description="combinations by reason")
+    seconds: float = 0.0
+
+
+class Plan(Spec):
+    """A chosen layout with everything needed to run it, check it and argue for it."""
+
+    schema_version: int = SCHEMA_VERSION
+    meshwright_version: str = ""
+    command: str = Field("", description="the command line that made the plan")
+    model: Model
+    cluster: Cluster
+    job: Job
+    layout: Layout
+    estimate: Estimate
+    fits: bool
+    objective: str = "time"
+    alternatives: tuple[Alternative, ...] = ()
+    flip_points: tuple[FlipPoint, ...] = ()
+    searched: Searched = Searched()
+    notes: tuple[str, ...] = Field((), description="assumptions and warnings, a sentence each")
+
+
+def read_data(path: str | Path, field: str = "file") -> dict[str, Any]:
+    """Read a TOML, JSON or YAML file into plain data; the suffix decides, `-` is stdin.
+
+    Raises:
+        SpecError: the file cannot be read or parsed, or holds no table.
+    """
+    import sys
+
+    try:
+        raw = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise SpecError(field, str(path), f"cannot be read ({error.strerror})") from None
+    try:
+        data = _parse_text(raw.decode("utf-8"), Path(path).suffix.lower())
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise SpecError(field, str(path), f"is not valid TOML, JSON or YAML ({reason})") from None
+    if not isinstance(data, dict):
+        raise SpecError(field, str(path), "a table of named fields is expected")
+    return data
+
+
+def _parse_text(text: str, suffix: str) -> Any:
+    if suffix == ".json" or (suffix not in (".toml", ".yaml", ".yml") and text.lstrip()[:1] == "{"):
+        return json.loads(text)
+    if suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from None
+    return tomllib.loads(text)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan file (TOML or JSON).
+
+    Raises:
+        SpecError: not a plan, or one of a newer schema.
+    """
+    data = read_data(path, "plan")
+    version = data.get("schema_version", SCHEMA_VERSION)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise SpecError(
+            "schema_version", version, f"this version reads plans up to schema {SCHEMA_VERSION}"
+        )
+    return Plan.parse(data)
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan as TOML, or as JSON when the name ends so; all or nothing.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    data = plan.plain()
+    json_wanted = str(path).endswith(".json")
+    text = json.dumps(data, indent=2) + "\n" if json_wanted else tomli_w.dumps(data)
+    write_atomically(path, text)
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write a file through a temporary one beside it, so that it is never half-written.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    target = Path(path)
+    raw = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent or ".", prefix=".meshwright-")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(raw)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SpecError("output", str(path), f"cannot be written ({error.strerror})") from None
