@@ -10,8 +10,8 @@ from meshwright.specs.base import Spec
 
 AttentionKernel = Literal["flash", "unfused", "memory-efficient"]
 Framework = Literal[
-    "any", "megatron", "megatron-deepspeed", "deepspeed", "torchtitan", "fsdp", "nanotron",
-    "maxtext", "meshwright",
+    "any", "megatron", "megatron-2021", "megatron-2022", "nemo", "megatron-deepspeed", "deepspeed",
+    "torchtitan", "fsdp", "nanotron", "maxtext", "meshwright",
 ]  # fmt: skip
 
 
@@ -51,6 +51,10 @@ class Job(Spec):
     attention_kernel: AttentionKernel = "flash"
     framework: Framework = Field(
         "any", description="whose kernels, buffers and overlaps to assume; any: a current stack"
+    )
+    framework_options: dict[str, bool | int | float | str] = Field(
+        default_factory=dict,
+        description="deviations from the framework's documented behaviour, by the field's name",
     )
     token_budget: float = Field(0.0, ge=0, description="tokens of the whole run; 0: not asked")
 

@@ -1,0 +1,113 @@
+"""Documented behaviours of training frameworks: what each overlaps, fuses, keeps and pads."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import Field
+
+from meshwright.specs.base import Spec
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.job import AttentionKernel, Job
+from meshwright.specs.layout import Recompute
+
+
+class Behaviour(Spec):
+    """What one framework does, as far as time and memory depend on it.
+
+    The values and the source of each are in `costs/data/frameworks.toml`.
+    """
+
+    name: str
+    title: str = ""
+    attention_kernel: AttentionKernel = Field(description="the kernel used when a run names none")
+    fused_softmax: bool = Field(description="unfused attention: scale, mask, softmax in one kernel")
+    fused_norm: bool = Field(description="one kernel per norm, forward and backward")
+    fused_activation: bool = Field(description="bias, activation and gate product in one kernel")
+    fused_cross_entropy: bool = Field(description="loss and its gradient without an fp32 copy")
+    logits_bytes: float = Field(gt=0, description="live bytes per logit at the loss's peak")
+    dropout: bool = Field(description="hidden and attention dropout, with their masks")
+    gradient_bytes: float = Field(gt=0, description="of the resident gradient, per parameter")
+    gradient_reduce_bytes: float = Field(gt=0, description="of a gradient on the wire")
+    parameter_gather_bytes: float = Field(gt=0, description="of a gathered parameter on the wire")
+    reduce_overlapped: bool = Field(description="gradient reduction runs beside the last backward")
+    gather_overlapped: bool = Field(description="parameter gather runs beside the forward")
+    tensor_overlapped: bool = Field(description="tensor-parallel collectives hide behind GEMMs")
+    p2p_overlapped: bool = Field(description="stage-to-stage sends hide behind compute")
+    bucket_parameters: float = Field(
+        ge=0, description="parameters per gradient bucket; 0: one unit (layer) a bucket"
+    )
+    fused_wgrad_accumulation: bool = Field(
+        description="weight gradients are added inside the GEMM, without a copy"
+    )
+    optimizer_fused: bool = Field(description="one multi-tensor kernel updates all states")
+    zero: int = Field(ge=0, le=3, description="ZeRO stage when a run names none")
+    recompute: Recompute = Field(description="recomputation when a run names none")
+    stage_split: Literal["equal", "cost-balanced"] = Field(
+        description="layers per pipeline stage: as even as possible, or by compute cost"
+    )
+    memory_convention: Literal["allocated", "reserved", "device"] = Field(
+        description="what the framework's own log calls memory used"
+    )
+    kernels_per_layer: int = Field(ge=1, description="kernels of one layer's forward")
+    vocab_multiple: int = Field(ge=1, description="vocabulary is padded to a multiple · tp")
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files("meshwright.costs").joinpath("data/frameworks.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def framework_names() -> tuple[str, ...]:
+    """Names of the frameworks in the table."""
+    return tuple(_table())
+
+
+def _cells(name: str) -> dict[str, Any]:
+    table = _table()
+    if name not in table:
+        raise SpecError("framework", name, nearest(name, table))
+    own = {key: value for key, value in table[name].items() if key not in ("base", "sources")}
+    base = table[name].get("base")
+    return {**(_cells(base) if base else {}), **own, "name": name}
+
+
+@cache
+def framework(name: str) -> Behaviour:
+    """Return the documented behaviour of a framework.
+
+    Raises:
+        SpecError: no such framework; the message names the nearest one.
+    """
+    return Behaviour.parse(_cells(name), f"frameworks.{name}")
+
+
+def behaviour(job: Job) -> Behaviour:
+    """Return the behaviour that a job runs under: its framework's, with the job's own options.
+
+    Raises:
+        SpecError: an option is not a field of `Behaviour`, or its value is not accepted.
+    """
+    known = framework(job.framework)
+    return known.but(**job.framework_options) if job.framework_options else known
+
+
+def source_of(name: str, field: str) -> str:
+    """Return where a cell of the table is documented, following `base`.
+
+    Raises:
+        SpecError: no such framework or cell.
+    """
+    table = _table()
+    current: str | None = name
+    while current is not None:
+        if current not in table:
+            raise SpecError("framework", current, nearest(current, table))
+        if field in table[current]["sources"]:
+            return str(table[current]["sources"][field])
+        current = table[current].get("base")
+    raise SpecError("field", field, nearest(field, Behaviour.model_fields))

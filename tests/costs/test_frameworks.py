@@ -1,0 +1,41 @@
+"""The table of framework behaviours: complete, sourced, and overridable by one run."""
+
+import typing
+
+import pytest
+
+from meshwright.costs.frameworks import Behaviour, behaviour, framework, framework_names, source_of
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Framework, Job
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_every_cell_has_a_source(name):
+    known = framework(name)
+    for field in Behaviour.model_fields:
+        if field != "name":
+            assert source_of(name, field), (name, field)
+            assert getattr(known, field) is not None
+
+
+def test_the_table_and_the_job_name_the_same_frameworks():
+    assert set(framework_names()) == set(typing.get_args(Framework))
+
+
+def test_a_job_deviates_in_one_field_only():
+    job = Job(framework="megatron", framework_options={"reduce_overlapped": False})
+    usual, ours = framework("megatron"), behaviour(job)
+    assert usual.reduce_overlapped and not ours.reduce_overlapped
+    assert ours.but(reduce_overlapped=True) == usual
+
+
+def test_an_unknown_option_is_a_sentence():
+    with pytest.raises(SpecError, match="reduce_overlaped"):
+        behaviour(Job(framework_options={"reduce_overlaped": False}))
+
+
+def test_documented_differences():
+    assert framework("megatron-2021").attention_kernel == "unfused"
+    assert framework("megatron").attention_kernel == "flash"
+    assert framework("nanotron").stage_split == "cost-balanced"
+    assert framework("fsdp").zero == 3
