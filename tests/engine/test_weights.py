@@ -75,7 +75,9 @@ def test_logits_equal_transformers_and_exports_load_there(case, tmp_path):
         tmp_path / "ours", attn_implementation="eager"
     )
     with torch.no_grad():
-        assert (again(tokens).logits - wanted).abs().max() < 1e-6 * max(1.0, float(wanted.abs().max()))
+        assert (again(tokens).logits - wanted).abs().max() < 1e-6 * max(
+            1.0, float(wanted.abs().max())
+        )
 
 
 def test_a_broken_checkpoint_is_one_sentence(tmp_path):
@@ -85,7 +87,7 @@ def test_a_broken_checkpoint_is_one_sentence(tmp_path):
     with pytest.raises(SpecError, match="model_type"):
         Checkpoint(tmp_path)
     CASES["llama2"].save_pretrained(tmp_path)
-    with pytest.raises(SpecError, match="no \\*.safetensors"):
+    with pytest.raises(SpecError, match=r"no \*\.safetensors"):
         Checkpoint(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(SpecError, match="not a safetensors file"):

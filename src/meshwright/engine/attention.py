@@ -85,9 +85,7 @@ def attend(
             at = torch.arange(query.shape[2], device=query.device)
             return _product(query, key, value, _mask(at, at, window))
         grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=grouped
-        )
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
     both = gather_tokens(torch.stack([key, value]), cp, dim=3)
     order = torch.cat(
         [

@@ -12,7 +12,7 @@ parallelism splits the residual stream.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,9 +32,9 @@ from meshwright.specs.model import Model
 class Axes:
     """The axes that the forward pass crosses; all of size one on a single device."""
 
-    tp: Axis = Axis(name="tp")
-    cp: Axis = Axis(name="cp")
-    ep: Axis = Axis(name="ep")
+    tp: Axis = field(default_factory=lambda: Axis(name="tp"))
+    cp: Axis = field(default_factory=lambda: Axis(name="cp"))
+    ep: Axis = field(default_factory=lambda: Axis(name="ep"))
     sequence_parallel: bool = False
 
 
@@ -271,9 +271,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> Any:
         """`[B, S or S/tp, H]` to the same."""
         if self.full_recompute and torch.is_grad_enabled():
-            return checkpoint(
-                self._layer, x, rotary, use_reentrant=False, preserve_rng_state=False
-            )
+            return checkpoint(self._layer, x, rotary, use_reentrant=False, preserve_rng_state=False)
         return self._layer(x, rotary)
 
     def _layer(self, x: torch.Tensor, rotary: Any) -> torch.Tensor:
@@ -344,9 +342,7 @@ class Decoder(nn.Module):
         )
         if head:
             if model.final_norm:
-                self.norm = Norm(
-                    model.norm, model.hidden, model.norm_bias, self.numerics.norm_eps
-                )
+                self.norm = Norm(model.norm, model.hidden, model.norm_bias, self.numerics.norm_eps)
             if not (model.tied_embeddings and embedding):
                 self.head = Linear(model.hidden, model.vocab)
         self.has_head = head

@@ -105,8 +105,10 @@ class Checkpoint:
             SpecError: the checkpoint lacks the tensor, or its shape differs.
         """
         read = self._tensor
-        tensor = _read_gpt2(name, read) if self.model.family == "gpt2" else _read_llama(
-            name, shape, read, self.model
+        tensor = (
+            _read_gpt2(name, read)
+            if self.model.family == "gpt2"
+            else _read_llama(name, shape, read, self.model)
         )
         if tuple(tensor.shape) != shape:
             raise SpecError(name, tuple(tensor.shape), f"shape {shape} is expected")
@@ -119,7 +121,9 @@ class Checkpoint:
                 with safe_open(self._files[candidate], framework="pt") as opened:
                     return opened.get_tensor(candidate)
         if name == "lm_head.weight":
-            tied = "transformer.wte.weight" if self.model.family == "gpt2" else _LLAMA["embed.weight"]
+            tied = (
+                "transformer.wte.weight" if self.model.family == "gpt2" else _LLAMA["embed.weight"]
+            )
             return self._tensor(tied)
         raise SpecError("init", str(self.path), f"the checkpoint has no tensor {name}")
 
@@ -141,10 +145,7 @@ def _read_llama(
     if module == "moe.experts":
         weight = _MIXTRAL_EXPERTS[leaf]
         return torch.stack(
-            [
-                read(f"{prefix}block_sparse_moe.experts.{e}.{weight}.weight")
-                for e in range(shape[0])
-            ]
+            [read(f"{prefix}block_sparse_moe.experts.{e}.{weight}.weight") for e in range(shape[0])]
         )
     return read(f"{prefix}{_LLAMA_LAYER[module]}.{leaf}")
 
@@ -210,7 +211,9 @@ def export(
         SpecError: the model is of no Hugging Face family, or the directory cannot be written.
     """
     if model.family not in FAMILIES:
-        raise SpecError("family", model.family, f"only {', '.join(FAMILIES)} have a config to write")
+        raise SpecError(
+            "family", model.family, f"only {', '.join(FAMILIES)} have a config to write"
+        )
     tensors: dict[str, torch.Tensor] = {}
     fused: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in values:
