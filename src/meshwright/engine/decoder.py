@@ -38,8 +38,8 @@ class Axes:
     sequence_parallel: bool = False
 
 
-def local(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """This rank's part of a parameter, as a plain tensor."""
+def local(parameter: Any) -> Any:
+    """This rank's part of a parameter, as a plain tensor; None stays None."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
