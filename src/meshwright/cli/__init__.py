@@ -24,6 +24,7 @@ _register("explain", "explain", "The defence of a plan, in full.")
 _register("models", "models", "The model presets, with their sources.")
 _register("clusters", "clusters", "The cluster presets, with their sources.")
 _register("devices", "devices", "The device presets, each number with its source.")
+_register("studio", "studio", "Plan, simulate and learn in the browser, all local.")
 _register("schema", "schema", "The JSON Schema of a plan.")
 
 

@@ -1,0 +1,1 @@
+"""The simulations of the studio: each a pure function from a flat query to a `View`."""

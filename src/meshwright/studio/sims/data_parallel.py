@@ -1,0 +1,221 @@
+"""One data-parallel step, really computed: replicas, shards, gradients, all-reduce, update."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import Query
+from typing_extensions import TypedDict
+
+from meshwright.specs.errors import SpecError
+from meshwright.studio.sims.tensor import Exchange
+from meshwright.studio.views import Step, View, check
+
+Array = npt.NDArray[np.float64]
+FEATURES, RATE = 3, 0.1
+
+
+class Replica(TypedDict):
+    """What one rank holds after a step."""
+
+    rank: int
+    examples: list[int]
+    loss: float
+    gradient: list[float]
+    weights: list[float]
+
+
+class ReplicaStep(TypedDict):
+    """All replicas after one step, and the collective that the step was, if any."""
+
+    title: str
+    replicas: list[Replica]
+    collective: Exchange | None
+
+
+class Reference(TypedDict):
+    """The same step on one device with the whole batch."""
+
+    gradient: list[float]
+    weights: list[float]
+
+
+class DataParallelData(TypedDict):
+    """A data-parallel step beside the single-device step."""
+
+    dp: int
+    steps: list[ReplicaStep]
+    reference: Reference
+    max_difference: float
+
+
+def data_parallel(
+    dp: Annotated[int, Query(ge=1, le=16, description="replicas")] = 4,
+    batch: Annotated[int, Query(ge=1, le=128, description="examples in the global batch")] = 16,
+    seed: Annotated[int, Query(ge=0, le=9999)] = 0,
+    uneven: Annotated[
+        int, Query(ge=0, le=64, description="examples moved from each other replica to replica 0")
+    ] = 0,
+) -> View[DataParallelData]:
+    """Run one step of linear regression on `dp` replicas, and the same step on one device.
+
+    The gradient of a replica is of the mean loss over its own examples. The all-reduce weighs each
+    by its number of examples; the plain mean of means is right only for equal shards.
+
+    Raises:
+        SpecError: a replica would have no example.
+    """
+    sizes = _shard_sizes(dp, batch, uneven)
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(batch, FEATURES))
+    y = x @ rng.normal(size=FEATURES) + 0.1 * rng.normal(size=batch)
+    start = rng.normal(size=FEATURES)
+    ends = np.cumsum(sizes)
+    shards = [range(end - size, end) for size, end in zip(sizes, ends.tolist(), strict=True)]
+    gradients = [_gradient(x[s.start : s.stop], y[s.start : s.stop], start) for s in shards]
+    losses = [_loss(x[s.start : s.stop], y[s.start : s.stop], start) for s in shards]
+    plain: Array = np.mean(gradients, axis=0)
+    full = _gradient(x, y, start)
+    zeros = np.zeros(FEATURES)
+
+    def replicas(gradient: list[Array], weights: list[Array], known: bool) -> list[Replica]:
+        return [
+            {
+                "rank": rank,
+                "examples": list(shards[rank]),
+                "loss": losses[rank] if known else 0.0,
+                "gradient": gradient[rank].tolist(),
+                "weights": weights[rank].tolist(),
+            }
+            for rank in range(dp)
+        ]
+
+    received = _all_reduce(gradients, sizes)
+    updated = [start - RATE * gradient for gradient in received]
+    identical = all(np.array_equal(weights, updated[0]) for weights in updated)
+    reference = start - RATE * full
+    exchange: Exchange | None = None
+    if dp > 1:
+        exchange = {
+            "kind": "all-reduce",
+            "bytes": FEATURES * 8,
+            "sentence": f"All-reduce: {dp} gradients become one, the same on every replica.",
+        }
+    steps: list[ReplicaStep] = [
+        {"title": "Replicate the weights, split the batch",
+         "replicas": replicas([zeros] * dp, [start] * dp, False), "collective": None},
+        {"title": "Forward and backward, each on its own examples",
+         "replicas": replicas(gradients, [start] * dp, True), "collective": None},
+        {"title": "All-reduce the gradients",
+         "replicas": replicas(received, [start] * dp, True), "collective": exchange},
+        {"title": "The same update everywhere",
+         "replicas": replicas(received, updated, True), "collective": None},
+    ]  # fmt: skip
+    difference = float(np.max(np.abs(np.array(updated) - reference)))
+    plain_error = float(np.max(np.abs(plain - full)))
+    equal_shards = len(set(sizes)) == 1
+    told: list[Step] = [
+        {"title": s["title"], "sentence": text, "check": what, "holds": holds}
+        for s, (text, what, holds) in zip(
+            steps,
+            [
+                (f"Every replica starts from the same weights and takes {_sizes(sizes)} examples.",
+                 "all replicas hold the same weights", True),
+                ("The gradients differ, because the examples do. Nothing is sent.", "", True),
+                (exchange["sentence"] if exchange else "One replica: nothing to exchange.",
+                 "the averaged gradient equals the full-batch gradient",
+                 bool(np.allclose(received, full))),
+                ("Same weights, same gradient, same update: the replicas stay identical.",
+                 "the weights equal those of the single device", bool(difference < 1e-12)),
+            ],
+            strict=True,
+        )
+    ]  # fmt: skip
+    lesson = (
+        "With equal shards the plain mean of the replicas' gradients is exactly that."
+        if equal_shards
+        else f"The shards are unequal: a plain mean of means would be off by {plain_error:.2g}, "
+        "so each gradient is weighted by its number of examples."
+    )
+    return {
+        "summary": f"{dp} replicas, {batch} examples: after the all-reduce every replica has the "
+        f"full-batch gradient to {difference:.1g}. {lesson}",
+        "checks": [
+            check("replicas stay identical, bit for bit", identical),
+            check("weighted mean of gradients = full-batch gradient", np.allclose(received, full)),
+            check("weights after the step = single-device weights", difference < 1e-12),
+        ],
+        "formulas": [
+            {
+                "name": "Gradient of the batch",
+                "symbolic": "(n_0*g_0+n_1*g_1+…)/(n_0+n_1+…)",
+                "substituted": f"({'+'.join(f'{n}*g_{i}' for i, n in enumerate(sizes[:4]))}"
+                f"{'+…' if dp > 4 else ''})/{batch}",
+                "value": f"largest difference {difference:.1g}",
+                "source": "linearity of the mean",
+            }
+        ],
+        "table": {
+            "caption": "Replicas after the backward pass",
+            "columns": ["replica", "examples", "loss", "gradient (first entry)"],
+            "rows": [
+                [r, sizes[r], round(losses[r], 6), round(float(gradients[r][0]), 6)]
+                for r in range(dp)
+            ],
+        },
+        "steps": told,
+        "cli": "meshwright learn --step 2",
+        "python": "from meshwright.studio.sims.data_parallel import data_parallel\n"
+        f"data_parallel(dp={dp}, batch={batch}, seed={seed}, uneven={uneven})",
+        "data": {
+            "dp": dp,
+            "steps": steps,
+            "reference": {"gradient": full.tolist(), "weights": reference.tolist()},
+            "max_difference": difference,
+        },
+    }
+
+
+def _shard_sizes(dp: int, batch: int, uneven: int) -> list[int]:
+    base, rest = divmod(batch, dp)
+    sizes = [base + (rank < rest) for rank in range(dp)]
+    moved = uneven if dp > 1 else 0
+    sizes = [sizes[0] + moved * (dp - 1), *(size - moved for size in sizes[1:])]
+    if min(sizes) < 1:
+        raise SpecError(
+            "uneven" if uneven else "batch",
+            uneven or batch,
+            f"every one of {dp} replicas needs an example of {batch}",
+        )
+    return sizes
+
+
+def _sizes(sizes: list[int]) -> str:
+    return str(sizes[0]) if len(set(sizes)) == 1 else " / ".join(map(str, sizes))
+
+
+def _all_reduce(gradients: list[Array], sizes: list[int]) -> list[Array]:
+    """Return what each rank has after a ring all-reduce of the weighted gradients.
+
+    Rank r's chunk of the sum is added in ring order from rank r + 1 on, then copied to all: so
+    every rank gets the same bits, although floating-point sums depend on their order.
+    """
+    dp, total = len(gradients), sum(sizes)
+    chunks = np.array_split(np.arange(FEATURES), dp)
+    result = np.zeros(FEATURES)
+    for owner, chunk in enumerate(chunks):
+        for hop in range(1, dp + 1):
+            rank = (owner + hop) % dp
+            result[chunk] += sizes[rank] / total * gradients[rank][chunk]
+    return [result.copy() for _ in range(dp)]
+
+
+def _loss(x: Array, y: Array, weights: Array) -> float:
+    return float(np.mean((x @ weights - y) ** 2))
+
+
+def _gradient(x: Array, y: Array, weights: Array) -> Array:
+    gradient: Array = 2 * x.T @ (x @ weights - y) / len(y)
+    return gradient
