@@ -1,0 +1,349 @@
+"""From a published row to (Model, Cluster, Job, Layout): what the planner would be given."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from meshwright.costs.frameworks import Behaviour, framework
+from meshwright.evidence.architectures import model_of
+from meshwright.evidence.machines import SkipRow, cluster_of
+from meshwright.evidence.rows import Row
+from meshwright.evidence.software import (
+    SourceRule,
+    framework_options,
+    optimizer_of,
+    precision_of,
+    recompute_of,
+    rule_for,
+    zero_of,
+)
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+LORA_RANK = 16
+"""Rank of the adapters in the MLPerf fine-tuning rules, used where a row says only "LoRA"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A row as the planner's nouns, with what had to be assumed."""
+
+    id: str
+    model: Model
+    cluster: Cluster
+    job: Job
+    layout: Layout
+    memory_convention: str
+    assumed: tuple[str, ...]
+
+    @property
+    def gpus(self) -> int:
+        """Devices that the run used."""
+        return self.layout.world
+
+
+def import_row(row: Row) -> Run:
+    """Return the run that a row describes, from its describing columns only.
+
+    Raises:
+        SkipRow: the row cannot be priced; the message says why.
+    """
+    row = row.described()
+    rule = rule_for(row)
+    assumed: list[str] = []
+    try:
+        return _import(row, rule, assumed)
+    except SpecError as error:
+        raise SkipRow(str(error)) from None
+
+
+def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
+    options = framework_options(row, rule)
+    known = framework(rule.framework)
+    known = known.but(**options) if options else known
+    seq_len = _count(row, rule, "seq_len", assumed)
+    if seq_len is None:
+        raise SkipRow("no sequence length")
+    degrees = _degrees(row, rule, assumed)
+    gpus = degrees.gpus
+    batch, micro, accumulate = _batches(row, rule, degrees, seq_len, assumed)
+    if batch // (degrees.dp * micro) == 0 or batch % (degrees.dp * micro):
+        batch, micro = _repair(batch, micro, degrees.dp, accumulate, assumed)
+    model = model_of(row, rule, known, seq_len, degrees.tp, assumed)
+    cluster = cluster_of(row, gpus, assumed)
+    network = rule.default("network_bytes_s")
+    if network and len(cluster.levels) > 1:
+        outer = cluster.levels[-1].but(bandwidth_bytes_s=float(network))
+        cluster = cluster.but(levels=[level.model_dump() for level in (*cluster.levels[:-1], outer)])
+    job = Job(
+        seq_len=seq_len,
+        global_batch=batch,
+        precision=precision_of(row, rule, known, assumed),
+        optimizer=optimizer_of(row),
+        attention_kernel=known.attention_kernel,
+        framework=rule.framework,
+        framework_options=options,
+        lora_rank=LORA_RANK if rule.lora or re.search(r"\bLoRA\b", row["model"]) else 0,
+    )
+    layout = _layout(row, rule, known, model, degrees, micro, assumed)
+    return Run(
+        id=row.id,
+        model=model,
+        cluster=cluster,
+        job=job,
+        layout=layout,
+        memory_convention=_convention(row, known),
+        assumed=tuple(assumed),
+    )
+
+
+def _convention(row: Row, known: Behaviour) -> str:
+    text = row["setup"]
+    if "max_memory_reserved" in text or re.search(r"memory.*reserved", text):
+        return "reserved"
+    if "nvidia-smi" in text or "whole-process" in text:
+        return "device"
+    if "max_memory_allocated" in text or "max allocated" in text:
+        return "allocated"
+    return known.memory_convention
+
+
+@dataclass(frozen=True, slots=True)
+class _Degrees:
+    gpus: int
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+
+
+def _count(row: Row, rule: SourceRule, column: str, assumed: list[str]) -> int | None:
+    """A whole-number cell, else the source's documented default (noted), else None."""
+    value = row.count(column)
+    if value:
+        return value
+    known = rule.default(column)
+    if known is None:
+        return None
+    assumed.append(f"{column}={known}")
+    return int(known)
+
+
+def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> _Degrees:
+    setup = row["setup"]
+    gpus = row.count("gpus")
+    tp = row.count("tp")
+    pp = row.count("pp")
+    cp = row.count("cp")
+    whole = re.search(r"model-parallel size=(\d+)", setup)
+    if tp is None and whole:
+        size = int(whole.group(1))
+        tp = min(8, size)
+        pp = size // tp
+        assumed.append(f"tp={tp}, pp={pp} (of a model-parallel size of {size})")
+    tp = tp or _count(row, rule, "tp", assumed) or _named(setup, "tp", assumed) or 1
+    pp = pp or _count(row, rule, "pp", assumed) or _named(setup, "pp", assumed) or 1
+    if not row["pp"] and not whole and rule.default("pp") is None:
+        assumed.append(f"pp={pp}")
+    if gpus is None:
+        # Megatron's functional tests print no GPU count for some: the smallest world that holds
+        # the printed degrees and the experts.
+        dp = row.count("dp")
+        ep = row.count("ep") or 1
+        if dp is None:
+            experts_need = max(1, -(-ep // max(1, (cp or 1))))
+            dp = max(experts_need, 8 // (tp * pp * (cp or 1)), 1)
+            world = tp * pp * (cp or 1) * dp
+            assumed.append(f"gpus={world}")
+        gpus = tp * pp * (cp or 1) * dp
+    if cp is None:
+        cp = _context(row, rule, gpus, tp, pp, assumed)
+    if gpus % (tp * pp * cp):
+        raise SkipRow(f"{gpus} devices are not a multiple of tp·pp·cp = {tp}·{pp}·{cp}")
+    ep = row.count("ep") or 1
+    dp = gpus // (tp * pp * cp)
+    return _Degrees(gpus, dp, tp, pp, cp, ep)
+
+
+def _named(setup: str, axis: str, assumed: list[str]) -> int | None:
+    """A degree that only the name of a configuration file in `setup` states."""
+    match = re.search(rf"{axis}(\d+)", setup) if "config" in setup else None
+    if match is None:
+        return None
+    assumed.append(f"{axis}={match.group(1)} (from the configuration's name)")
+    return int(match.group(1))
+
+
+def _context(row: Row, rule: SourceRule, gpus: int, tp: int, pp: int, assumed: list[str]) -> int:
+    """Context-parallel degree where the row states none.
+
+    Where the batch has fewer sequences per accumulation step than there are replicas, the rest
+    must share sequences.
+    """
+    batch, accumulate = row.count("global_batch"), _accumulation(row["setup"])
+    if batch and rule.framework == "nemo":
+        replicas = gpus // (tp * pp)
+        at_once = max(1, batch // accumulate) if accumulate else batch
+        if replicas > at_once and replicas % at_once == 0:
+            assumed.append(f"cp={replicas // at_once}")
+            return replicas // at_once
+    return 1
+
+
+def _accumulation(setup: str) -> int | None:
+    match = re.search(r"(?:grad_accum|GA)=(\d+)", setup)
+    return int(match.group(1)) if match else None
+
+
+def _batches(
+    row: Row, rule: SourceRule, degrees: _Degrees, seq_len: int, assumed: list[str]
+) -> tuple[int, int, int | None]:
+    """Global batch, micro-batch and accumulation steps; what is missing follows from the rest."""
+    accumulate = _accumulation(row["setup"])
+    batch, micro = row.count("global_batch"), row.count("micro_batch")
+    tokens = re.search(r"total_weights(?:\(tokens/step\))?=(\d+)", row["setup"])
+    if batch is None and tokens:
+        batch = round(int(tokens.group(1)) / seq_len)
+    if batch is None and (stated := re.search(r'"Batch"=(\d+)', row["setup"])):
+        micro, batch = int(stated.group(1)), int(stated.group(1)) * degrees.dp
+        assumed.append(f"global_batch={batch}")
+    if batch is None and micro is not None and accumulate:
+        batch = micro * degrees.dp * accumulate
+    if batch is None:
+        known = rule.default("global_batch")
+        per_device = rule.default("sequences_per_device")
+        if known:
+            batch = int(known)
+        elif per_device:
+            batch = int(per_device) * degrees.dp
+        elif micro is not None:
+            batch = micro * degrees.dp * max(1, 4 * degrees.pp if degrees.pp > 1 else 1)
+        else:
+            raise SkipRow("no global batch")
+        assumed.append(f"global_batch={batch}")
+    if micro is None:
+        micro = _micro_batch(row, rule, degrees, batch, accumulate)
+        assumed.append(f"micro_batch={micro}")
+    return batch, micro, accumulate
+
+
+def _micro_batch(
+    row: Row, rule: SourceRule, degrees: _Degrees, batch: int, accumulate: int | None
+) -> int:
+    per_replica = max(1, batch // degrees.dp)
+    if accumulate:
+        return max(1, per_replica // accumulate)
+    by_size = rule.default("micro_batch_by_params_b")
+    if by_size is not None and row.number("params_b"):
+        size = row.number("params_b") or 0.0
+        wanted = next(v for limit, v in by_size.items() if size <= float(limit))
+    else:
+        wanted = rule.default("micro_batch") or (1 if degrees.pp > 1 else 4)
+    wanted = min(int(wanted), per_replica)
+    while per_replica % wanted:
+        wanted -= 1
+    return wanted
+
+
+def _repair(
+    batch: int, micro: int, dp: int, accumulate: int | None, assumed: list[str]
+) -> tuple[int, int]:
+    """Make the batch a multiple of dp · micro-batch, changing as little as possible, and say so."""
+    if batch % dp == 0:
+        per_replica = batch // dp
+        while per_replica % micro:
+            micro -= 1
+        assumed.append(f"micro_batch={micro} (the batch is not a multiple of the printed one)")
+        return batch, micro
+    steps = accumulate or max(1, round(batch / (dp * micro)))
+    assumed.append(f"global_batch={steps * dp * micro} (the printed {batch} is no multiple of dp)")
+    return steps * dp * micro, micro
+
+
+def _layout(
+    row: Row,
+    rule: SourceRule,
+    known: Behaviour,
+    model: Model,
+    degrees: _Degrees,
+    micro: int,
+    assumed: list[str],
+) -> Layout:
+    zero, shard = zero_of(row, rule, assumed)
+    replicas = degrees.dp * degrees.cp
+    if shard >= replicas or (shard and replicas % shard):
+        shard = 0
+    vpp = row.count("vpp") or 1
+    by_size = rule.default("vpp_by_params_b")
+    if not row["vpp"] and by_size is not None and degrees.pp > 1 and row.number("params_b"):
+        vpp = next(v for k, v in by_size.items() if (row.number("params_b") or 0) <= float(k))
+        assumed.append(f"vpp={vpp}")
+    if degrees.pp == 1 or vpp * degrees.pp > model.layers:
+        vpp = 1
+    ep = degrees.ep if model.experts else 1
+    if model.experts and model.experts.experts % ep:
+        raise SkipRow(f"{model.experts.experts} experts over ep = {ep}")
+    etp = re.search(r'"expert-tensor-parallel-size":(\d+)', row["setup"])
+    schedule = _schedule(row, vpp)
+    stage_layers = None
+    if degrees.pp > 1 and vpp == 1 and known.stage_split == "cost-balanced":
+        later = "after_pp_fix=False" not in row["setup"]
+        stage_layers = cost_balanced_layers(model, degrees.pp, inclusive=later)
+    sequence = row["sequence_parallel"].lower()
+    if not sequence and degrees.tp > 1:
+        default = rule.default("sequence_parallel")
+        chosen = bool(default) if default is not None else rule.framework in ("megatron", "nemo")
+        assumed.append(f"sequence_parallel={'yes' if chosen else 'no'}")
+        sequence = "yes" if chosen else "no"
+    return Layout(
+        dp=degrees.dp,
+        tp=degrees.tp,
+        pp=degrees.pp,
+        cp=degrees.cp,
+        ep=ep,
+        etp=int(etp.group(1)) if etp and model.experts else 1,
+        virtual_stages=vpp,
+        zero=zero,
+        shard=shard if zero else 0,
+        micro_batch=micro,
+        recompute=recompute_of(row, rule, assumed),
+        sequence_parallel=sequence == "yes" and degrees.tp > 1,
+        schedule=schedule,
+        stage_layers=stage_layers,
+    )
+
+
+_SCHEDULES = (("zbv", "zb-v"), ("zbb", "zb-h1"), ("v-half", "v-half"), ("v-min", "v-min"),
+              ("gpipe", "gpipe"), ("dualpipe", "dualpipe"))  # fmt: skip
+
+
+def _schedule(row: Row, vpp: int) -> str:
+    text = row["schedule"].lower()
+    for printed, ours in _SCHEDULES:
+        if text.startswith(printed):
+            return ours
+    return "interleaved" if vpp > 1 else "1f1b"
+
+
+def cost_balanced_layers(model: Model, pp: int, inclusive: bool = True) -> tuple[int, ...]:
+    """Return nanotron's layers per pipeline rank.
+
+    Blocks are dealt in order; a rank is full once the cumulated cost of blocks (4·h·d·heads + 3·h·f
+    for a layer, h·vocab for the head) passes its share (huggingface/nanotron models/base.py,
+    `build_model`). `inclusive` counts reaching the share exactly as passing it, as later versions do.
+    """
+    layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.hidden * model.ffn
+    whole = layer * model.layers + model.vocab * model.hidden
+    counts, rank, cumulated = [0] * pp, 0, 0
+    for _ in range(model.layers):
+        cumulated += layer
+        counts[rank] += 1
+        share = whole * (rank + 1)
+        if cumulated * pp > share or (inclusive and cumulated * pp == share):
+            rank = min(rank + 1, pp - 1)
+    return tuple(counts)

@@ -1,0 +1,87 @@
+"""Rows become runs from their describing columns only, and what was left open is said."""
+
+import pytest
+
+from meshwright.evidence.import_rows import cost_balanced_layers, import_row
+from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.rows import MEASURED, Row, published_rows, read_rows
+from meshwright.specs.errors import SpecError
+from meshwright.specs.model import Model
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return published_rows()
+
+
+def blank(row):
+    hidden = dict.fromkeys((*MEASURED, "notes", "outcome"), "")
+    return Row(row.table, {**row.cells, **hidden})
+
+
+def test_at_least_95_percent_of_the_published_rows_are_importable(rows):
+    reasons = []
+    for row in rows:
+        try:
+            import_row(row)
+        except SkipRow as skip:
+            assert str(skip)
+            reasons.append(str(skip))
+    assert len(reasons) <= 0.05 * len(rows)
+
+
+def test_measurements_are_never_looked_at(rows):
+    for row in rows[:: max(1, len(rows) // 400)]:
+        try:
+            seen = import_row(row)
+        except SkipRow as skip:
+            with pytest.raises(SkipRow, match=str(skip)[:20].replace("(", r"\(")):
+                import_row(blank(row))
+            continue
+        assert import_row(blank(row)) == seen
+
+
+def test_a_run_uses_the_devices_and_tokens_that_the_row_prints(rows):
+    for row in rows:
+        try:
+            run = import_row(row)
+        except SkipRow:
+            continue
+        if row.count("gpus"):
+            assert run.layout.world == row.count("gpus") == run.cluster.gpus
+        if row.count("seq_len"):
+            assert run.job.seq_len == row.count("seq_len")
+        if row.count("tp"):
+            assert run.layout.tp == row.count("tp")
+        assert run.layout.micro_batches(run.job.global_batch) >= 1
+
+
+def test_what_a_blank_recompute_cell_means_is_said(rows):
+    row = next(r for r in rows if r.table.startswith("nanotron"))
+    assert not row["recompute"]
+    assert "recompute=none" in import_row(row).assumed
+
+
+def test_vocabulary_is_padded_as_megatron_pads_it(rows):
+    row = next(r for r in rows if r.table == "vtrain_singlenode" and r["tp"] == "4")
+    assert import_row(row).model.vocab == 50688  # the next multiple of 128 · 4 after 50257
+
+
+def test_layers_are_dealt_by_cost_as_nanotron_deals_them():
+    small = Model(layers=16, hidden=2048, heads=32, kv_heads=32, head_dim=64, ffn=8192, vocab=131072)
+    assert cost_balanced_layers(small, 2) == (10, 6)
+    assert cost_balanced_layers(small, 2, inclusive=False) == (11, 5)
+    large = Model(layers=32, hidden=4096, heads=32, kv_heads=32, head_dim=128, ffn=14336, vocab=131072)
+    assert cost_balanced_layers(large, 8) == (5, 4, 4, 5, 4, 4, 4, 2)
+
+
+def test_a_table_without_ids_is_a_sentence(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("gpu,gpus\nH100,8\n")
+    with pytest.raises(SpecError, match="`id` column"):
+        read_rows(file)
+
+
+def test_a_row_without_anything_is_skipped_with_a_reason():
+    with pytest.raises(SkipRow, match="sequence length"):
+        import_row(Row("x", {"id": "1"}))
