@@ -78,7 +78,9 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
     network = rule.default("network_bytes_s")
     if network and len(cluster.levels) > 1:
         outer = cluster.levels[-1].but(bandwidth_bytes_s=float(network))
-        cluster = cluster.but(levels=[level.model_dump() for level in (*cluster.levels[:-1], outer)])
+        cluster = cluster.but(
+            levels=[level.model_dump() for level in (*cluster.levels[:-1], outer)]
+        )
     job = Job(
         seq_len=seq_len,
         global_batch=batch,
@@ -334,8 +336,8 @@ def cost_balanced_layers(model: Model, pp: int, inclusive: bool = True) -> tuple
     """Return nanotron's layers per pipeline rank.
 
     Blocks are dealt in order; a rank is full once the cumulated cost of blocks (4·h·d·heads + 3·h·f
-    for a layer, h·vocab for the head) passes its share (huggingface/nanotron models/base.py,
-    `build_model`). `inclusive` counts reaching the share exactly as passing it, as later versions do.
+    for a layer, h·vocab for the head) passes its share (huggingface/nanotron models/base.py).
+    `inclusive` counts reaching the share exactly as passing it, as later versions do.
     """
     layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.hidden * model.ffn
     whole = layer * model.layers + model.vocab * model.hidden

@@ -100,8 +100,10 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
             options |= {"fused_cross_entropy": True, "logits_bytes": 4.0}
         backend = arguments.get("attention-backend")
         deterministic = arguments.get("deterministic-mode")
-        if backend == "unfused" or (backend is None and deterministic) or (
-            arguments.get("transformer-impl") == "local"
+        if (
+            backend == "unfused"
+            or (backend is None and deterministic)
+            or (arguments.get("transformer-impl") == "local")
         ):
             options["attention_kernel"] = "unfused"
     if re.search(r"no overlap of gradient all-reduce", row["setup"]):
@@ -109,7 +111,9 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     return options
 
 
-def precision_of(row: Row, rule: SourceRule, known: Behaviour, assumed: list[str]) -> PrecisionRecipe:
+def precision_of(
+    row: Row, rule: SourceRule, known: Behaviour, assumed: list[str]
+) -> PrecisionRecipe:
     """Return the precision recipe of a row, gradients as its framework keeps them."""
     text = row["precision"].lower()
     if not text:

@@ -57,7 +57,9 @@ class Job(Spec):
         description="deviations from the framework's documented behaviour, by the field's name",
     )
     lora_rank: int = Field(
-        0, ge=0, description="rank of low-rank adapters on frozen base weights; 0: all weights train"
+        0,
+        ge=0,
+        description="rank of low-rank adapters on frozen base weights; 0: all weights train",
     )
     token_budget: float = Field(0.0, ge=0, description="tokens of the whole run; 0: not asked")
 
