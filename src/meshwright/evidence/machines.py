@@ -125,7 +125,7 @@ def cluster_of(row: Row, gpus: int, assumed: list[str]) -> Cluster:
             domain=inner,
             bandwidth_bytes_s=scale_up,
             latency_s=2e-6,
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
         )
     ]
     if gpus > inner:
