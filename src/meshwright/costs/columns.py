@@ -1,0 +1,169 @@
+"""Layouts as columns: one NumPy array per choice, so that one layout and a million cost alike.
+
+Every function of `costs` takes these columns (or arrays derived from them) and computes element by
+element. Nothing depends on how many rows there are, so the price of a layout has the same bits
+alone and inside a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.specs.layout import AXES, SCHEDULES, Layout
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+RECOMPUTES = ("none", "selective", "full")
+RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "tp-pp-cp-ep-dp", "dp-cp-ep-tp-pp")
+"""Rank orders with a code of their own; columns may carry others in `extra_orders`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutColumns:
+    """A table of layouts; all arrays have shape (rows,).
+
+    `recompute`, `schedule` and `rank_order` hold positions in `RECOMPUTES`, `SCHEDULES` and
+    `orders`. `first_layers`, `middle_layers` and `last_layers` are the layers of the first rank,
+    of the heaviest rank in between and of the last rank of a pipeline; 0 means as even as possible.
+    """
+
+    dp: Ints
+    tp: Ints
+    pp: Ints
+    cp: Ints
+    ep: Ints
+    etp: Ints
+    virtual_stages: Ints
+    zero: Ints
+    shard: Ints
+    micro_batch: Ints
+    recompute: Ints
+    recompute_layers: Ints
+    sequence_parallel: Ints
+    schedule: Ints
+    rank_order: Ints
+    first_layers: Ints
+    middle_layers: Ints
+    last_layers: Ints
+    orders: tuple[str, ...] = RANK_ORDERS
+
+    @property
+    def rows(self) -> int:
+        """How many layouts there are."""
+        return len(self.dp)
+
+    @property
+    def shard_degree(self) -> Ints:
+        """Ranks of one ZeRO shard group; 1 where nothing is sharded."""
+        whole = np.where(self.shard > 0, self.shard, self.dp * self.cp)
+        return np.where(self.zero > 0, whole, 1)
+
+    def take(self, index: Ints | Bools) -> LayoutColumns:
+        """Return the chosen rows."""
+        return LayoutColumns(
+            **{name: getattr(self, name)[index] for name in ARRAYS}, orders=self.orders
+        )
+
+    def slice(self, start: int, stop: int) -> LayoutColumns:
+        """Return rows start…stop without copying."""
+        return LayoutColumns(
+            **{name: getattr(self, name)[start:stop] for name in ARRAYS}, orders=self.orders
+        )
+
+    def layout(self, row: int) -> Layout:
+        """Return one row as a Layout."""
+        values = {name: int(getattr(self, name)[row]) for name in ARRAYS}
+        virtual = values["pp"] * values["virtual_stages"]
+        first, middle, last = (
+            values.pop(f"{where}_layers") for where in ("first", "middle", "last")
+        )
+        stage_layers = None
+        if first and values["pp"] > 1 and values["virtual_stages"] == 1:
+            stage_layers = (first, *(middle,) * (virtual - 2), last)
+        values["recompute"] = RECOMPUTES[values["recompute"]]  # type: ignore[assignment]
+        values["schedule"] = SCHEDULES[values["schedule"]]  # type: ignore[assignment]
+        values["rank_order"] = self.orders[values["rank_order"]]  # type: ignore[assignment]
+        values["sequence_parallel"] = bool(values["sequence_parallel"])
+        return Layout.model_validate({**values, "stage_layers": stage_layers})
+
+
+ARRAYS = tuple(field.name for field in fields(LayoutColumns) if field.name != "orders")
+"""Names of the array fields, in order."""
+
+
+def from_layouts(layouts: Sequence[Layout]) -> LayoutColumns:
+    """Build columns from layouts.
+
+    Raises:
+        ValueError: never for layouts that validated; unequal interior stages are reduced to their
+            heaviest, as every closed form needs only the first, the heaviest middle and the last.
+    """
+    orders = tuple(dict.fromkeys([*RANK_ORDERS, *(layout.rank_order for layout in layouts)]))
+    rows = [_row(layout, orders) for layout in layouts]
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ARRAYS))
+    return LayoutColumns(
+        **{name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(ARRAYS)}, orders=orders
+    )
+
+
+def _row(layout: Layout, orders: tuple[str, ...]) -> list[int]:
+    first = middle = last = 0
+    if layout.stage_layers is not None:
+        per_rank = layers_per_rank(layout)
+        first, last = per_rank[0], per_rank[-1]
+        middle = max(per_rank[1:-1], default=0)
+    return [
+        layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.virtual_stages,
+        layout.zero, layout.shard, layout.micro_batch, RECOMPUTES.index(layout.recompute),
+        layout.recompute_layers, int(layout.sequence_parallel), SCHEDULES.index(layout.schedule),
+        orders.index(layout.rank_order), first, middle, last,
+    ]  # fmt: skip
+
+
+def layers_per_rank(layout: Layout) -> list[int]:
+    """Layers that each pipeline rank holds when `stage_layers` is given, chunks summed.
+
+    V-shaped schedules place virtual stage i and its mirror on one rank; all others go round.
+    """
+    assert layout.stage_layers is not None
+    totals = [0] * layout.pp
+    for stage, layers in enumerate(layout.stage_layers):
+        turn, place = divmod(stage, layout.pp)
+        if layout.schedule in V_SCHEDULES and turn % 2:
+            place = layout.pp - 1 - place
+        totals[place] += layers
+    return totals
+
+
+V_SCHEDULES = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
+"""Schedules whose second chunk runs back through the ranks."""
+
+
+def strides(columns: LayoutColumns) -> dict[str, Ints]:
+    """Rank distance between neighbours of each axis, from the rank order; shape (rows,).
+
+    Expert parallelism does not multiply the world: its ranks are those of tp·cp·dp, with the
+    `etp` ranks of one expert adjacent, as in Megatron-Core's expert rank generator.
+    """
+    sizes = {
+        "tp": columns.tp,
+        "cp": columns.cp,
+        "ep": np.ones_like(columns.ep),
+        "dp": columns.dp,
+        "pp": columns.pp,
+    }
+    result = {axis: np.ones_like(columns.dp) for axis in AXES}
+    for code in np.unique(columns.rank_order):
+        here = columns.rank_order == code
+        step = np.ones_like(columns.dp)
+        for axis in columns.orders[code].split("-"):
+            result[axis] = np.where(here, step, result[axis])
+            step = step * sizes[axis]
+    result["ep"] = columns.etp.copy()
+    return result

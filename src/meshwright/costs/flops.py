@@ -1,0 +1,55 @@
+"""Floating-point operations of a model: what the mathematics needs, whatever the layout."""
+
+from __future__ import annotations
+
+from meshwright.costs.parameters import count_parameters
+from meshwright.specs.model import Model
+
+
+def matmul_parameters(model: Model) -> float:
+    """Parameters that one token is multiplied with: active, without the embedding lookup.
+
+    A tied head counts: its product is done although its parameters are the embedding's.
+    """
+    counts = count_parameters(model)
+    lookups = counts.embedding + counts.positions
+    head = model.vocab * model.hidden if model.tied_embeddings else 0
+    return float(counts.active - lookups + head)
+
+
+def attention_flops_per_token(model: Model, seq_len: int) -> float:
+    """Forward FLOPs of the score and value products per token, over the full length.
+
+    4·s·h per layer (Megatron-LM, arXiv 2104.04473 appendix), not halved for the causal mask, which
+    is the convention of PaLM's and Megatron's MFU.
+    """
+    latent = model.latent_attention
+    if latent is not None:
+        width = model.heads * (latent.nope_head_dim + latent.rope_head_dim + latent.v_head_dim) / 2
+    else:
+        width = float(model.heads * model.head_dim)
+    reach = float(seq_len)
+    if model.window and model.window < seq_len:
+        share = (model.window_period - 1) / model.window_period if model.window_period > 1 else 1.0
+        reach = share * model.window + (1 - share) * seq_len
+    return 4.0 * reach * width * model.layers
+
+
+def model_flops_per_token(model: Model, seq_len: int) -> float:
+    """Model FLOPs of training on one token: forward once, backward twice, nothing recomputed.
+
+    6N + 12·L·s·h, after PaLM (arXiv 2204.02311, appendix B), with N the parameters a token is
+    multiplied with.
+    """
+    return 3.0 * (2.0 * matmul_parameters(model) + attention_flops_per_token(model, seq_len))
+
+
+def recomputed_flops_per_token(model: Model, seq_len: int, mode: str) -> float:
+    """FLOPs per token that recomputation repeats: all layers' forward, or their attention's."""
+    if mode == "none":
+        return 0.0
+    attention = attention_flops_per_token(model, seq_len)
+    if mode == "selective":
+        return attention
+    head = float(model.vocab * model.hidden)
+    return 2.0 * (matmul_parameters(model) - head) + attention

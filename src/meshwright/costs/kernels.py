@@ -1,0 +1,164 @@
+"""Times of single kernels: matrix products, attention, and work bound by memory bandwidth.
+
+A kernel is priced from its shape and the device: a matrix product by its output tiles in waves over
+the streaming multiprocessors, everything else by bytes over bandwidth. All shapes are columns.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from meshwright.costs.columns import Floats, Ints
+from meshwright.specs.cluster import Device
+
+TILES = ((256, 128, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.60))
+"""Output tiles that a library chooses from: rows, columns, and rate relative to the largest tile.
+The relative rates follow from operand reuse per loaded byte; measured on CUTLASS's tile menu."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernel model knows of one device at one compute precision; see data/kernels.toml."""
+
+    peak_flops: float
+    attention_peak_flops: float
+    bandwidth_bytes_s: float
+    sms: int
+    gemm_sustained: float
+    tile_overhead_s: float
+    kernel_gap_s: float
+    flash_forward: float
+    flash_backward: float
+    flash_head64: float
+    unfused_gemm: float
+    fp8_quantize: float
+    launch_s: float
+
+
+@cache
+def generations() -> dict[str, dict[str, object]]:
+    """Return the kernel constants by device generation, from data/kernels.toml."""
+    text = resources.files("meshwright.costs").joinpath("data/kernels.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def generation(device: Device) -> str:
+    """Return the generation whose kernel constants describe a device."""
+    name = device.name.lower().replace(" ", "-")
+    best, length = "other", 0
+    for label, table in generations().items():
+        for prefix in table["devices"]:  # type: ignore[attr-defined]
+            if name.startswith(prefix) and len(prefix) > length:
+                best, length = label, len(prefix)
+    return best
+
+
+def kernels_for(device: Device, precision: str) -> Kernels:
+    """Return the kernel model of a device at a compute precision (attention stays in 16 bits)."""
+    table = generations()[generation(device)]
+    number = {key: float(value) for key, value in table.items() if key != "devices"}  # type: ignore[arg-type]
+    attention = "bf16" if precision in ("fp8", "fp4") else precision
+    return Kernels(
+        peak_flops=device.peak(precision),
+        attention_peak_flops=device.peak(attention),
+        bandwidth_bytes_s=device.memory_bandwidth_bytes_s * number["bandwidth_reach"],
+        sms=device.sms,
+        gemm_sustained=number["gemm_sustained"],
+        tile_overhead_s=number["tile_overhead_s"],
+        kernel_gap_s=number["kernel_gap_s"],
+        flash_forward=number["flash_forward"],
+        flash_backward=number["flash_backward"],
+        flash_head64=number["flash_head64"],
+        unfused_gemm=number["unfused_gemm"],
+        fp8_quantize=number["fp8_quantize"] if precision in ("fp8", "fp4") else 0.0,
+        launch_s=device.launch_s,
+    )
+
+
+def gemm_time_s(kernels: Kernels, m: Ints, n: Ints, k: Ints, batch: Ints | int = 1) -> Floats:
+    """Time of a matrix product (m × k)·(k × n), `batch` of them at once, in seconds.
+
+    The output is cut into tiles that run in waves over the multiprocessors; the library is taken to
+    choose the tile that ends first. A product is never faster than its operands can be read.
+    """
+    compute: Floats | None = None
+    per_sm = kernels.peak_flops * kernels.gemm_sustained / kernels.sms
+    for rows, columns, relative in TILES:
+        tiles = ceil_div(m, rows) * ceil_div(n, columns) * batch
+        waves = ceil_div(tiles, kernels.sms)
+        one = 2.0 * rows * columns * k / (per_sm * relative) + kernels.tile_overhead_s
+        time = waves * one
+        compute = time if compute is None else np.minimum(compute, time)
+    assert compute is not None
+    element_bytes = 2.0
+    moved = element_bytes * batch * (m * k + n * k + m * n)
+    quantize = kernels.fp8_quantize * batch * (m * k + n * k) / kernels.bandwidth_bytes_s
+    return np.maximum(compute, moved / kernels.bandwidth_bytes_s) + quantize + kernels.kernel_gap_s
+
+
+def ceil_div(a: Ints | int, b: Ints | int) -> Ints:
+    """Return ⌈a / b⌉ for whole numbers."""
+    return -(-np.asarray(a, dtype=np.int64) // b)
+
+
+def flash_attention_time_s(
+    kernels: Kernels,
+    *,
+    sequences: Ints,
+    query_len: Ints,
+    pairs_per_query: Floats,
+    heads: Ints,
+    qk_dim: int,
+    v_dim: int,
+    backward: bool,
+) -> Floats:
+    """Time of flash attention over `sequences` × `heads`, in seconds.
+
+    `pairs_per_query` is the mean number of keys one query meets: half the length under a causal
+    mask, the window where that is shorter. Forward does two products, backward five (the scores
+    again, then dV, dP, dQ, dK), after FlashAttention-2 (arXiv 2307.08691 §3).
+    """
+    products = 2.0 * (qk_dim + v_dim)
+    flops = sequences * heads * query_len * pairs_per_query * products * (2.5 if backward else 1.0)
+    rate = kernels.flash_backward if backward else kernels.flash_forward
+    if max(qk_dim, v_dim) <= 64:
+        rate *= kernels.flash_head64
+    # Query tiles of 128 rows spread over the multiprocessors; a partial wave leaves some idle.
+    tiles = sequences * heads * ceil_div(query_len, 128)
+    waves = ceil_div(tiles, kernels.sms)
+    fill = tiles / (waves * kernels.sms)
+    return flops / (kernels.attention_peak_flops * rate * fill) + kernels.kernel_gap_s
+
+
+def unfused_attention_time_s(
+    kernels: Kernels,
+    *,
+    sequences: Ints,
+    query_len: Ints,
+    key_len: Ints,
+    heads: Ints,
+    qk_dim: int,
+    v_dim: int,
+    backward: bool,
+) -> Floats:
+    """Time of attention as separate products, softmax and dropout over the full score matrix.
+
+    Scores are written and read back by the softmax and the dropout: 11 bytes per score forward,
+    11 backward (the 2as²b terms of Korthikanti et al. 2022, arXiv 2205.05198 §4.1, in time).
+    """
+    scores = sequences * heads * query_len * key_len
+    flops = scores * 2.0 * (qk_dim + v_dim) * (2.0 if backward else 1.0)
+    moved = scores * 11.0 + 2.0 * scores
+    compute = flops / (kernels.peak_flops * kernels.unfused_gemm)
+    count = 6 if backward else 4
+    return compute + moved / kernels.bandwidth_bytes_s + count * kernels.kernel_gap_s
+
+
+def stream_time_s(kernels: Kernels, moved_bytes: Floats, count: float) -> Floats:
+    """Time of `count` kernels that together move `moved_bytes` through device memory."""
+    return moved_bytes / kernels.bandwidth_bytes_s + count * kernels.kernel_gap_s

@@ -1,0 +1,298 @@
+"""Peak memory of the ranks of a pipeline, by named part, in columns.
+
+Three ranks can be the heaviest: the first (embedding, most micro-batches in flight), the heaviest
+in between, and the last (head, logits and loss). Each is priced; the largest decides.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from meshwright.costs import pipeline
+from meshwright.costs.columns import Floats, Ints, LayoutColumns
+from meshwright.costs.frameworks import Behaviour
+from meshwright.costs.kernels import ceil_div
+from meshwright.costs.parameters import LocalParameters, local_parameters
+from meshwright.costs.stages import ROLES, StageLayers
+from meshwright.specs.job import Job
+from meshwright.specs.model import Model
+
+PARTS = (
+    "parameters", "gradients", "optimizer", "gathered_parameters", "activations", "recompute_peak",
+    "logits", "buffers", "context", "fragmentation",
+)  # fmt: skip
+
+
+@cache
+def constants() -> dict[str, dict[str, Any]]:
+    """Return the constants of data/memory.toml."""
+    text = resources.files("meshwright.costs").joinpath("data/memory.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """Model states that one rank of a role holds, in bytes; arrays of shape (rows,)."""
+
+    dense_parameters: Floats
+    expert_parameters: Floats
+    parameters: Floats
+    gradients: Floats
+    optimizer: Floats
+
+
+def role_parameters(
+    local: LocalParameters, layers: StageLayers, columns: LayoutColumns, role: str
+) -> tuple[Floats, Floats]:
+    """Dense and expert parameters that one rank of a role holds under tp and ep, unsharded by ZeRO."""
+    single = columns.pp == 1
+    exists = _exists(columns, role)
+    dense = layers.dense[role] * local.dense_layer + layers.moe[role] * local.moe_layer
+    if role == "first":
+        dense = dense + local.embedding + np.where(single, local.head, 0.0)
+    if role == "last":
+        # A tied head is a second copy of the embedding on the last rank.
+        dense = dense + (local.embedding_matrix + local.head if local.tied else local.head)
+    copies = pipeline.copies_of_parameters(columns)
+    dense = np.where(exists, dense * copies, 0.0)
+    expert = np.where(exists, layers.moe[role] * local.experts_layer * copies, 0.0)
+    return dense, expert
+
+
+def _exists(columns: LayoutColumns, role: str) -> Any:
+    if role == "first":
+        return columns.pp >= 1
+    return columns.pp > (1 if role == "last" else 2)
+
+
+def expert_shard_degree(columns: LayoutColumns) -> Ints:
+    """Ranks that hold copies of the same expert: the world of a stage over ep · etp."""
+    return np.maximum(columns.dp * columns.cp * columns.tp // (columns.ep * columns.etp), 1)
+
+
+def state_bytes(job: Job, columns: LayoutColumns, dense: Floats, expert: Floats) -> StateBytes:
+    """Bytes of parameters, gradients and optimizer states after ZeRO.
+
+    ZeRO-1 shards the optimizer's, ZeRO-2 gradients too, ZeRO-3 parameters too (Rajbhandari et al.
+    2020, arXiv 1910.02054 §5), each component by its own bytes per parameter.
+    """
+    shard = columns.shard_degree.astype(np.float64)
+    expert_shard = np.where(columns.zero > 0, expert_shard_degree(columns), 1).astype(np.float64)
+    expert_shard = np.minimum(expert_shard, np.where(columns.zero > 0, np.maximum(shard, 1), 1))
+    optimizer_bytes = job.precision.master_bytes + job.optimizer.state_bytes
+
+    def sharded(bytes_each: float, from_stage: int) -> Floats:
+        whole = columns.zero < from_stage
+        return bytes_each * (
+            dense / np.where(whole, 1.0, shard) + expert / np.where(whole, 1.0, expert_shard)
+        )
+
+    return StateBytes(
+        dense_parameters=dense,
+        expert_parameters=expert,
+        parameters=sharded(job.precision.parameter_bytes, 3),
+        gradients=sharded(job.precision.gradient_bytes, 2),
+        optimizer=sharded(optimizer_bytes, 1),
+    )
+
+
+def activation_bytes_per_layer(
+    model: Model, job: Job, behaviour: Behaviour, columns: LayoutColumns, *, moe: bool
+) -> tuple[Floats, Floats]:
+    """Bytes that one layer keeps per micro-batch: (everything, only what full recomputation keeps).
+
+    The tensors saved for backward, counted one by one. With a two-matrix FFN, dropout and unfused
+    attention they add up to Korthikanti's sbh(34 + 5as/h) (arXiv 2205.05198, eq. 1); with flash
+    attention the 5as²b go; sequence parallelism divides what tensor parallelism does not.
+    """
+    element = job.precision.activation_bytes
+    tokens = (columns.micro_batch * ceil_div(job.seq_len, columns.cp)).astype(np.float64)
+    tp = columns.tp.astype(np.float64)
+    split = np.where(columns.sequence_parallel > 0, tp, 1.0)
+    hidden = float(model.hidden)
+    norm_inputs = 2.0 * hidden * (1.0 if behaviour.fused_norm else 2.0)
+    matmul_inputs = 2.0 * hidden
+    shared = (norm_inputs + matmul_inputs) * element
+    if behaviour.dropout:
+        shared += 2.0 * hidden
+    per_token = shared / split
+    per_token = per_token + _attention_bytes(model, element, tp)
+    width = float(model.ffn)
+    if moe:
+        assert model.experts is not None
+        width = float(model.experts.shared_ffn)
+        copies = model.experts.top_k * columns.etp / tp
+        expert = 2.0 * hidden + _ffn_width(model, behaviour) * model.experts.ffn / columns.etp
+        per_token = per_token + copies * expert * element
+        per_token = per_token + (model.experts.experts * 4.0 + model.experts.top_k * 12.0) / split
+    per_token = per_token + _ffn_width(model, behaviour) * width * element / tp
+    scores = 0.0 * tokens
+    if behaviour.attention_kernel == "unfused":
+        bytes_per_score = 2.0 * element + (1.0 if behaviour.dropout else -element)
+        scores = tokens * job.seq_len * (model.heads / tp) * bytes_per_score
+        scores = np.where(columns.recompute == 1, 0.0, scores)
+    whole = tokens * per_token + scores
+    boundary = tokens * hidden * element / split
+    return whole, boundary
+
+
+def _ffn_width(model: Model, behaviour: Behaviour) -> float:
+    """Saved elements per unit of FFN width: first product's output and second's input."""
+    if model.gated:
+        return 3.0 if behaviour.fused_activation else 4.0
+    return 2.0
+
+
+def _attention_bytes(model: Model, element: float, tp: Floats) -> Floats:
+    """Queries, keys, values and the output of attention, per token, with flash's row statistics."""
+    latent = model.latent_attention
+    if latent is not None:
+        heads = np.ceil(model.heads / tp)
+        per_head = 2 * (latent.nope_head_dim + latent.rope_head_dim) + 2 * latent.v_head_dim
+        compressed = latent.q_rank * 2 + latent.kv_rank * 2 + latent.rope_head_dim
+        return (heads * per_head + compressed) * element + 4.0 * heads
+    heads = np.ceil(model.heads / tp)
+    kv_heads = np.ceil(model.kv_heads / tp)
+    return (2 * heads + 2 * kv_heads) * model.head_dim * element + 4.0 * heads
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryColumns:
+    """Peak bytes per role and part; arrays of shape (rows,). Parts of a role add up to its total."""
+
+    parts: dict[str, dict[str, Floats]]
+    states: dict[str, StateBytes]
+    total: dict[str, Floats]
+    peak: Floats
+
+    def heaviest(self) -> Ints:
+        """Position in ROLES of the heaviest rank."""
+        stacked = np.stack([self.total[role] for role in ROLES])
+        return np.argmax(stacked, axis=0)
+
+
+def memory(
+    model: Model,
+    job: Job,
+    behaviour: Behaviour,
+    columns: LayoutColumns,
+    layers: StageLayers,
+    micro_batches: Ints,
+) -> MemoryColumns:
+    """Price the peak memory of the first, the heaviest middle and the last rank."""
+    local = local_parameters(model, columns, behaviour.vocab_multiple)
+    kept = {
+        moe: activation_bytes_per_layer(model, job, behaviour, columns, moe=moe)
+        for moe in ((False, True) if model.experts else (False,))
+    }
+    parts: dict[str, dict[str, Floats]] = {}
+    states: dict[str, StateBytes] = {}
+    totals: dict[str, Floats] = {}
+    for role in ROLES:
+        dense, expert = role_parameters(local, layers, columns, role)
+        states[role] = state_bytes(job, columns, dense, expert)
+        parts[role] = _role_parts(
+            model, job, behaviour, columns, layers, micro_batches, role, states[role], kept, local
+        )
+        total = np.zeros(columns.rows)
+        for name in PARTS:
+            total = total + parts[role][name]
+        totals[role] = np.where(_exists(columns, role), total, 0.0)
+    peak = np.maximum(np.maximum(totals["first"], totals["middle"]), totals["last"])
+    return MemoryColumns(parts, states, totals, peak)
+
+
+def _role_parts(
+    model: Model,
+    job: Job,
+    behaviour: Behaviour,
+    columns: LayoutColumns,
+    layers: StageLayers,
+    micro_batches: Ints,
+    role: str,
+    state: StateBytes,
+    kept: dict[bool, tuple[Floats, Floats]],
+    local: LocalParameters,
+) -> dict[str, Floats]:
+    element = job.precision.activation_bytes
+    stage = {
+        "first": np.zeros_like(columns.pp),
+        "middle": np.minimum(columns.pp - 1, 1),
+        "last": columns.pp - 1,
+    }[role]
+    flight = pipeline.in_flight(columns, micro_batches, stage)
+    full = columns.recompute == 2
+    activations = np.zeros(columns.rows)
+    working = np.zeros(columns.rows)
+    for moe, count in ((False, layers.dense[role]), (True, layers.moe[role])):
+        if moe not in kept:
+            continue
+        whole, boundary = kept[moe]
+        total_layers = np.maximum(layers.total(role), 1.0)
+        share = np.where(
+            columns.recompute_layers > 0,
+            np.minimum(columns.recompute_layers / total_layers, 1.0),
+            1.0,
+        )
+        recomputed = np.where(full, share, 0.0)
+        activations = activations + flight * count * (
+            recomputed * boundary + (1.0 - recomputed) * whole
+        )
+        working = np.maximum(working, np.where(full & (count > 0), whole, 0.0))
+    split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
+    tokens = columns.micro_batch * ceil_div(job.seq_len, columns.cp)
+    activations = activations + flight * tokens * model.hidden * element / split
+    has_head = np.where(columns.pp == 1, role == "first", role == "last")
+    logits = tokens * (local.vocab / columns.tp) * behaviour.logits_bytes
+    logits = np.where(has_head, logits, 0.0)
+    gathered = _gathered(job, columns, local, state, layers, role)
+    groups = (
+        (columns.tp > 1) * 1.0 + (columns.pp > 1) + (columns.dp * columns.cp > 1) + (columns.ep > 1)
+    )
+    known = constants()
+    buffers = groups * float(known["nccl"]["bytes_per_group"])
+    buffers = buffers + _bucket_bytes(behaviour, columns, state)
+    moving = activations + working + logits + gathered
+    return {
+        "parameters": state.parameters,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer,
+        "gathered_parameters": gathered,
+        "activations": activations,
+        "recompute_peak": working,
+        "logits": logits,
+        "buffers": buffers,
+        "context": np.full(columns.rows, float(known["context"]["bytes"])),
+        "fragmentation": moving * float(known["allocator"]["fragmentation"]),
+    }
+
+
+def _gathered(
+    job: Job,
+    columns: LayoutColumns,
+    local: LocalParameters,
+    state: StateBytes,
+    layers: StageLayers,
+    role: str,
+) -> Floats:
+    """ZeRO-3's transient: two layers gathered (one computing, one prefetched) and one's gradient."""
+    dense = np.maximum(
+        local.dense_layer * (layers.dense[role] > 0), local.moe_layer * (layers.moe[role] > 0)
+    )
+    expert = local.experts_layer * (layers.moe[role] > 0)
+    unit = np.maximum(dense + expert, np.where(layers.total(role) > 0, local.embedding_matrix, 0.0))
+    bytes_each = 2.0 * job.precision.parameter_bytes + job.precision.gradient_reduce_bytes
+    return np.where((columns.zero == 3) & (columns.shard_degree > 1), unit * bytes_each, 0.0)
+
+
+def _bucket_bytes(behaviour: Behaviour, columns: LayoutColumns, state: StateBytes) -> Floats:
+    """Reduction buckets: resident only where gradients themselves are not kept whole (ZeRO-2)."""
+    whole = state.dense_parameters + state.expert_parameters
+    bucket = np.minimum(behaviour.bucket_parameters, whole) * behaviour.gradient_reduce_bytes
+    return np.where((columns.zero == 2) & (columns.shard_degree > 1), bucket, 0.0)

@@ -1,0 +1,65 @@
+"""How many layers of which kind the ranks of a pipeline hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costs.columns import Floats, LayoutColumns
+from meshwright.specs.model import Model
+
+ROLES = ("first", "middle", "last")
+"""Ranks that can be the heaviest: the first (embedding), one in between, the last (head)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayers:
+    """Dense and mixture-of-experts layers per role; arrays of shape (rows,).
+
+    `middle` is zero where pp ≤ 2. Where pp = 1 the first rank is also the last.
+    """
+
+    dense: dict[str, Floats]
+    moe: dict[str, Floats]
+
+    def total(self, role: str) -> Floats:
+        """Layers of both kinds."""
+        return self.dense[role] + self.moe[role]
+
+
+def stage_layers(model: Model, columns: LayoutColumns) -> StageLayers:
+    """Return the layers of the first, the heaviest middle and the last rank.
+
+    Without an explicit split, layers are as even as possible and the surplus goes to the ranks in
+    the middle, away from the embedding and the head, as every framework that allows it advises.
+    Leading dense layers of a mixture of experts sit on the first rank as far as they go.
+    """
+    pp = columns.pp
+    base, surplus = model.layers // pp, model.layers % pp
+    inner = np.maximum(pp - 2, 0)
+    explicit = columns.first_layers > 0
+    middle = np.where(inner > 0, base + (surplus > 0), 0)
+    # A surplus larger than the inner ranks can take one each of also reaches the last, then the first.
+    last = base + (surplus > inner)
+    first = base + (surplus > inner + 1)
+    first = np.where(pp == 1, model.layers, np.where(explicit, columns.first_layers, first))
+    last = np.where(pp == 1, 0, np.where(explicit, columns.last_layers, last))
+    middle = np.where(explicit, columns.middle_layers, middle)
+    counts = {"first": first, "middle": middle, "last": last}
+    dense: dict[str, Floats] = {}
+    moe: dict[str, Floats] = {}
+    for role, layers in counts.items():
+        if model.experts is None:
+            dense[role] = layers.astype(np.float64)
+            moe[role] = np.zeros(len(layers))
+            continue
+        leading = model.experts.dense_layers
+        if role == "first":
+            led = np.minimum(layers, leading)
+        else:
+            led = np.maximum(0, np.minimum(layers, leading - (model.layers - layers)))
+        with_experts = (layers - led) / model.experts.period
+        moe[role] = with_experts
+        dense[role] = layers - with_experts
+    return StageLayers(dense, moe)
