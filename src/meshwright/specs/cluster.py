@@ -17,6 +17,7 @@ class Device(Spec):
     """One accelerator, as its data sheet and measurements describe it."""
 
     name: str
+    preset: str = Field("", description="the preset that the numbers come from, if any")
     vendor: Vendor = "nvidia"
     peak_flops: dict[str, float] = Field(
         description="dense peak FLOP/s per precision: bf16, fp16, fp8, tf32, fp32, fp4"
@@ -32,6 +33,9 @@ class Device(Spec):
     launch_s: float = Field(4e-6, ge=0, description="host time to launch one kernel")
     price_per_hour: float = Field(0.0, ge=0, description="US dollars per device-hour, typical")
     source: str = ""
+    sources: dict[str, str] = Field(
+        default_factory=dict, description="where each number comes from, by field"
+    )
 
     def peak(self, precision: str) -> float:
         """Dense peak FLOP/s in a precision.
@@ -63,6 +67,10 @@ class LinkLevel(Spec):
         1.0, ge=1, description="2.0: half the bandwidth under full load"
     )
     nics_per_node: int = Field(0, ge=0, description="network cards a host has; 0: not a NIC level")
+    p2p_bytes_s: float = Field(
+        0.0, ge=0, description="between one pair of devices, where below bandwidth; 0: the same"
+    )
+    source: str = ""
 
 
 class Cluster(Spec):

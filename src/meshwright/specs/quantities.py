@@ -16,10 +16,9 @@ _BYTES = {
     "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
     "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
 }  # fmt: skip
-_SECONDS = {
-    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0,
-    "min": 60.0, "h": 3600.0, "d": 86400.0,
-}  # fmt: skip
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECOND_PARTS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "ms": 1e3}
+"""Divisors, because 5 / 1e6 is the float nearest to 5 µs and 5 * 1e-6 is not."""
 _NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*$")
 
 
@@ -98,6 +97,8 @@ def parse_seconds(text: object, field: str = "time") -> float:
     number, unit = _split(text, field, "10us, 5ms, 3h")
     if unit == "":
         return number
+    if unit.lower() in _SECOND_PARTS:
+        return number / _SECOND_PARTS[unit.lower()]
     factor = _SECONDS.get(unit.lower())
     if factor is None:
         raise SpecError(field, text, "a duration is expected, such as 10us, 5ms, 30s, 3h, 2d")

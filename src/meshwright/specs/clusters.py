@@ -1,0 +1,271 @@
+"""Clusters from a short text (`h100:8x8`), a preset, a TOML file, or a topology print-out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.specs import presets
+from meshwright.specs.cluster import Cluster, LinkLevel
+from meshwright.specs.devices import default_host, load_device
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.quantities import parse_bandwidth, parse_bytes, parse_seconds
+from meshwright.specs.topology import Topology, host_levels, parse_topology
+
+_SIZE = re.compile(r"(\d{1,7})(?:x(\d{1,4}))?")
+_FILE_SUFFIXES = (".toml", ".json", ".yaml", ".yml")
+_TOPOLOGY_SUFFIXES = (".txt", ".topo", ".log")
+
+
+def cluster_names() -> list[str]:
+    """Names of the cluster presets, in the order of the data file."""
+    return list(presets.table("clusters"))
+
+
+def load_cluster(what: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
+    """Return a cluster from what a person would write.
+
+    - `h100:8x8`: device, then nodes x devices per node, in that device's usual host;
+    - `h100:64`: so many devices in all, in full hosts (fewer than one host: one host);
+    - `h100`: one host; `aws-p4d:4`: so many hosts of a preset; `gb200-nvl72`: a whole preset;
+    - `h100:topo.txt`, `h100:4xtopo.txt`: hosts as `nvidia-smi topo -m` printed them;
+    - a path to a TOML, JSON or YAML file (see docs/clusters.md), or its parsed content.
+
+    Raises:
+        SpecError: unknown name (with the nearest ones), impossible size, bad file.
+    """
+    if isinstance(what, Cluster):
+        return what
+    if isinstance(what, Mapping):
+        return _from_table(dict(what), Path("."))
+    if isinstance(what, Path):
+        return _from_file(what)
+    if not isinstance(what, str) or not what.strip():
+        raise SpecError("cluster", what, "a cluster is expected, such as h100:8x8")
+    text = what.strip()
+    if text == "-" or text.lower().endswith(_FILE_SUFFIXES):
+        return _from_file(Path(text))
+    name, _, size = text.partition(":")
+    if size.lower().endswith(_TOPOLOGY_SUFFIXES):
+        return _from_topology(name, size)
+    return _from_preset(name, size)
+
+
+def _from_preset(name: str, size: str) -> Cluster:
+    if presets.known("devices", name):
+        device = presets.find("devices", name, "cluster")
+        host_name = default_host(device)
+    elif presets.known("clusters", name):
+        host_name = presets.find("clusters", name, "cluster")
+        device = presets.table("clusters")[host_name]["device"]
+    else:
+        every = [*presets.table("devices"), *presets.table("clusters")]
+        raise SpecError("cluster", name, f"no such device or cluster; {nearest(name, every)}")
+    host = presets.table("clusters")[host_name]
+    full = int(host["gpus_per_node"])
+    is_device = presets.known("devices", name)
+    nodes, gpus_per_node = _size(name, size, full, 1 if is_device else int(host.get("nodes", 1)))
+    if gpus_per_node > full:
+        raise SpecError(
+            "cluster", f"{name}:{size}",
+            f"a {host_name} host has {full} devices: write {name}:NODESx{full}, "
+            "or describe your host in a TOML file",
+        )  # fmt: skip
+    return Cluster(
+        name=f"{presets.normalise(name)}:{nodes}x{gpus_per_node}",
+        device=load_device(device),
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        levels=_levels(_fitted(host["levels"], full, gpus_per_node), nodes, gpus_per_node, "levels"),
+        host_memory_bytes=parse_bytes(host.get("host_memory", 0)),
+        source=f"host template {host_name}: {host['source']}",
+    )
+
+
+def _size(name: str, size: str, full: int, nodes: int) -> tuple[int, int]:
+    """Nodes and devices per node from the text after the colon."""
+    if not size:
+        return nodes, full
+    match = _SIZE.fullmatch(size.strip().lower())
+    if not match or int(match[1]) < 1 or (match[2] and int(match[2]) < 1):
+        raise SpecError("cluster", f"{name}:{size}", f"a size is expected, such as {name}:4x{full}")
+    first = int(match[1])
+    if match[2]:
+        nodes, gpus_per_node = first, int(match[2])
+    elif not presets.known("devices", name):
+        nodes, gpus_per_node = first, full
+    elif first <= full:
+        nodes, gpus_per_node = 1, first
+    elif first % full == 0:
+        nodes, gpus_per_node = first // full, full
+    else:
+        raise SpecError(
+            "cluster", f"{name}:{size}",
+            f"{first} devices do not fill hosts of {full}: write {name}:NODESxDEVICES",
+        )  # fmt: skip
+    if nodes > 1_000_000:
+        raise SpecError("cluster", f"{name}:{size}", "at most 1,000,000 nodes")
+    return nodes, gpus_per_node
+
+
+def _fitted(levels: list[dict[str, Any]], full: int, used: int) -> list[dict[str, Any]]:
+    """Adapt a template's fixed domains to hosts of which only `used` of `full` devices are used."""
+    fitted = []
+    for level in levels:
+        domain = level["domain"]
+        if isinstance(domain, int):
+            domain = domain // full * used if domain > full else domain
+            if domain < full and used % domain:
+                continue
+        fitted.append({**level, "domain": domain})
+    return fitted
+
+
+def _from_file(path: Path) -> Cluster:
+    from meshwright.specs.plan import read_data
+
+    return _from_table(read_data(path, "cluster"), path.parent)
+
+
+def _from_table(data: dict[str, Any], folder: Path) -> Cluster:
+    """A cluster from a parsed file; a plan file's `[cluster]` table is accepted as it is."""
+    data = dict(data)
+    template: dict[str, Any] = {}
+    if "device" not in data:
+        raise SpecError(
+            "device", None, "this field is required: a preset name or a [device] table"
+        )
+    device = load_device(data.pop("device"), "device")
+    if device.preset in presets.table("devices"):
+        template = presets.table("clusters")[default_host(device.preset)]
+    nodes = _whole(data.pop("nodes", 1), "nodes", 1_000_000)
+    topology = data.pop("topology", None)
+    levels = data.pop("levels", None)
+    host: tuple[Topology, tuple[LinkLevel, ...]] | None = None
+    if topology is not None:
+        if not isinstance(topology, str):
+            raise SpecError("topology", topology, "the path of a `nvidia-smi topo -m` print-out")
+        host = _topology_file(folder / topology, device.preset or device.name)
+    gpus_per_node = _whole(
+        data.pop("gpus_per_node", host[0].gpus if host else template.get("gpus_per_node", 8)),
+        "gpus_per_node",
+        1024,
+    )
+    if host and gpus_per_node != host[0].gpus:
+        raise SpecError(
+            "gpus_per_node", gpus_per_node, f"the topology shows {host[0].gpus} devices"
+        )
+    if levels is None and host is None and not template:
+        raise SpecError(
+            "levels", None, "this field is required unless the device is a preset or has a topology"
+        )
+    outer = template.get("levels", [])[-1:] if host else template.get("levels", [])
+    given = levels if levels is not None else outer
+    if host and levels is None and given and host[0].nics:
+        given = [{**given[0], "nics_per_node": host[0].nics}]
+    built = _levels(given, nodes, gpus_per_node, "levels", host[1] if host else ())
+    for key, parse in (
+        ("reserve", parse_bytes), ("host_memory", parse_bytes), ("mtbf_node", parse_seconds),
+    ):  # fmt: skip
+        if key in data:
+            unit = "_s" if key == "mtbf_node" else "_bytes"
+            data[key + unit] = parse(data.pop(key), key)
+    if "host_memory_bytes" not in data and "host_memory" in template:
+        data["host_memory_bytes"] = parse_bytes(template["host_memory"])
+    data.setdefault("source", "a file")
+    return Cluster.parse(
+        {
+            **data,
+            "device": device,
+            "nodes": nodes,
+            "gpus_per_node": gpus_per_node,
+            "levels": built,
+        }
+    )
+
+
+def _whole(value: object, field: str, limit: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise SpecError(field, value, f"a whole number from 1 to {limit} is expected")
+    return value
+
+
+def _levels(
+    tables: object,
+    nodes: int,
+    gpus_per_node: int,
+    field: str,
+    inside: tuple[LinkLevel, ...] = (),
+) -> tuple[LinkLevel, ...]:
+    """Build link levels for a size, innermost first.
+
+    Levels that would join a single device, or add nothing to the level inside, are left out.
+    "all" is rounded up to whole domains of the level inside it (32 trays of 4 GPUs: 2 racks of 72).
+    """
+    if not isinstance(tables, (list, tuple)):
+        raise SpecError(field, tables, "a list of tables [[levels]] is expected, innermost first")
+    gpus = nodes * gpus_per_node
+    levels = list(inside)
+    for index, given in enumerate(tables):
+        where = f"{field}.{index}"
+        level = _level(given, gpus, gpus_per_node, where)
+        covered = levels[-1].domain if levels else 1
+        if level.domain < covered or (level.domain == covered and covered >= gpus and levels):
+            if isinstance(given, Mapping) and isinstance(given.get("domain"), int):
+                raise SpecError(
+                    f"{where}.domain", level.domain,
+                    f"more than the {covered} devices of the level inside it is expected",
+                )  # fmt: skip
+            continue
+        rounded = level.domain
+        if level.domain >= gpus:
+            rounded = -(-level.domain // covered) * covered
+        levels.append(level.but(domain=rounded) if rounded != level.domain else level)
+    if len(levels) > 1 and levels[0].domain == 1:
+        levels = levels[1:]
+    return tuple(levels)
+
+
+def _level(given: object, gpus: int, gpus_per_node: int, where: str) -> LinkLevel:
+    if isinstance(given, LinkLevel):
+        return given
+    if not isinstance(given, Mapping):
+        raise SpecError(where, given, "a table with name, domain, bandwidth, latency is expected")
+    plain = dict(given)
+    domain = plain.get("domain", "all")
+    if domain == "all":
+        plain["domain"] = gpus
+    elif domain in ("host", "node"):
+        plain["domain"] = min(gpus_per_node, gpus)
+    else:
+        # A fixed domain larger than the cluster (an NVL72 rack half used) is cut to what is there.
+        whole = _whole(domain, f"{where}.domain", 10**9)
+        plain["domain"] = min(whole, gpus)
+    for short, long, parse in (
+        ("bandwidth", "bandwidth_bytes_s", parse_bandwidth),
+        ("p2p", "p2p_bytes_s", parse_bandwidth),
+        ("latency", "latency_s", parse_seconds),
+    ):
+        if short in plain:
+            plain[long] = parse(plain.pop(short), f"{where}.{short}")
+    return LinkLevel.parse(plain, where)
+
+
+def _from_topology(device_name: str, size: str) -> Cluster:
+    """`device:NODESxFILE` or `device:FILE`: hosts as a topology print-out shows them."""
+    match = re.fullmatch(r"(\d{1,7})x(.+)", size)
+    nodes, file = (int(match[1]), match[2]) if match else (1, size)
+    preset = presets.find("devices", device_name, "cluster")
+    return _from_table({"device": preset, "nodes": nodes, "topology": file}, Path("."))
+
+
+def _topology_file(path: Path, device_name: str) -> tuple[Topology, tuple[LinkLevel, ...]]:
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a path"
+        raise SpecError("topology", str(path), f"cannot be read ({reason})") from None
+    topology = parse_topology(text)
+    return topology, host_levels(topology, device_name)
