@@ -78,7 +78,9 @@ def _from_preset(name: str, size: str) -> Cluster:
         device=load_device(device),
         nodes=nodes,
         gpus_per_node=gpus_per_node,
-        levels=_levels(_fitted(host["levels"], full, gpus_per_node), nodes, gpus_per_node, "levels"),
+        levels=_levels(
+            _fitted(host["levels"], full, gpus_per_node), nodes, gpus_per_node, "levels"
+        ),
         host_memory_bytes=parse_bytes(host.get("host_memory", 0)),
         source=f"host template {host_name}: {host['source']}",
     )
@@ -134,9 +136,7 @@ def _from_table(data: dict[str, Any], folder: Path) -> Cluster:
     data = dict(data)
     template: dict[str, Any] = {}
     if "device" not in data:
-        raise SpecError(
-            "device", None, "this field is required: a preset name or a [device] table"
-        )
+        raise SpecError("device", None, "this field is required: a preset name or a [device] table")
     device = load_device(data.pop("device"), "device")
     if device.preset in presets.table("devices"):
         template = presets.table("clusters")[default_host(device.preset)]
