@@ -1,1 +1,7 @@
-"""Simulation of one step: timelines, collectives chunk by chunk, memory over time, pictures."""
+"""Simulate one training step: timelines, collectives step by step, pictures."""
+
+from meshwright.simulator.evaluate import Simulator, evaluate
+from meshwright.simulator.timeline import Bubble, Timeline, in_flight_peaks
+from meshwright.simulator.times import StageTimes
+
+__all__ = ["Bubble", "Simulator", "StageTimes", "Timeline", "evaluate", "in_flight_peaks"]

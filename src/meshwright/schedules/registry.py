@@ -1,0 +1,189 @@
+"""Schedules by name: what each needs, why a shape is refused, and how to build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwright.schedules import looped, single
+from meshwright.schedules.ops import Schedule
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.layout import SCHEDULES
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a schedule is built from.
+
+    Attributes:
+        pp: pipeline ranks.
+        micro_batches: micro-batches per step and pipeline.
+        virtual_stages: model chunks per rank; 0 takes the schedule's own default.
+        group: micro-batches that interleaved 1F1B takes through a chunk at a time
+            (Megatron's `--microbatch-group-size-per-virtual-pipeline-stage`); 0 takes pp, or the
+            nearest legal size above it.
+        slices: pieces per sequence (seq-1f1b); 0 takes the default of 2.
+        memory_limit: micro-batches of one rank that zb-auto may hold; 0 takes pp (ZB-1p).
+        times: forward, input-gradient and weight-gradient time of one micro-batch on one rank.
+            Only zb-auto, which searches an order, looks at them.
+        comm: time of one message between stages, for zb-auto.
+    """
+
+    pp: int
+    micro_batches: int
+    virtual_stages: int = 0
+    group: int = 0
+    slices: int = 0
+    memory_limit: float = 0.0
+    times: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    comm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """One schedule: its generator, its default chunks per rank, and its own conditions."""
+
+    make: Callable[[Shape], Schedule]
+    default_virtual_stages: int
+    title: str
+    refuse: Callable[[Shape], str | None] = lambda shape: None
+    split_backward: bool = False
+
+
+def interleaved_group(shape: Shape) -> int:
+    """Return the micro-batch group size: the one asked for, or the smallest legal one from pp up.
+
+    Megatron-Core accepts a group of N micro-batches, pp ≤ N ≤ m, when the last group, of
+    m mod N micro-batches, is empty or has at least pp (schedules.py, interleaved pipelining).
+    Below pp micro-batches there is one group of all of them, as in torch.
+    """
+    if shape.group:
+        return shape.group
+    if shape.micro_batches <= shape.pp:
+        return shape.micro_batches
+    legal = (n for n in range(shape.pp, shape.micro_batches + 1) if _group_is_legal(shape, n))
+    return next(legal)
+
+
+def _group_is_legal(shape: Shape, group: int) -> bool:
+    rest = shape.micro_batches % group
+    return rest == 0 or rest >= shape.pp
+
+
+def _refuse_interleaved(shape: Shape) -> str | None:
+    if shape.virtual_stages < 2:
+        return "interleaving needs at least 2 virtual stages per rank"
+    if not shape.group:
+        return None
+    low = min(shape.pp, shape.micro_batches)
+    if not low <= shape.group <= shape.micro_batches:
+        return (
+            f"a micro-batch group of {shape.group} is not between pp = {shape.pp} and "
+            f"{shape.micro_batches} micro-batches"
+        )
+    if shape.micro_batches > shape.pp and not _group_is_legal(shape, shape.group):
+        rest = shape.micro_batches % shape.group
+        return (
+            f"groups of {shape.group} leave a last group of {rest} micro-batches, "
+            f"fewer than pp = {shape.pp}"
+        )
+    return None
+
+
+def _needs_chunks(shape: Shape) -> str | None:
+    return "looping needs at least 2 virtual stages per rank" if shape.virtual_stages < 2 else None
+
+
+FAMILIES: dict[str, Family] = {
+    "gpipe": Family(lambda x: single.gpipe(x.pp, x.micro_batches), 1, "GPipe"),
+    "1f1b": Family(lambda x: single.one_forward_one_backward(x.pp, x.micro_batches), 1, "1F1B"),
+    "pipedream": Family(
+        lambda x: single.pipedream(x.pp, x.micro_batches), 1, "PipeDream (asynchronous)"
+    ),
+    "interleaved": Family(
+        lambda x: looped.interleaved(x.pp, x.micro_batches, x.virtual_stages, interleaved_group(x)),
+        2,
+        "interleaved 1F1B",
+        _refuse_interleaved,
+    ),
+    "looped-bfs": Family(
+        lambda x: looped.looped_breadth_first(x.pp, x.micro_batches, x.virtual_stages),
+        2,
+        "looped breadth-first",
+        _needs_chunks,
+    ),
+}
+
+
+def family(name: str) -> Family:
+    """Return a schedule's family.
+
+    Raises:
+        SpecError: no schedule has that name.
+    """
+    if name not in FAMILIES:
+        raise SpecError("schedule", name, nearest(name, SCHEDULES))
+    return FAMILIES[name]
+
+
+def resolve(name: str, shape: Shape) -> Shape:
+    """Fill in the schedule's own default for virtual stages.
+
+    Raises:
+        SpecError: a number is below 1, or no schedule has that name.
+    """
+    kind = family(name)
+    for field in ("pp", "micro_batches"):
+        if getattr(shape, field) < 1:
+            raise SpecError(field, getattr(shape, field), "at least 1 is expected")
+    for field in ("virtual_stages", "group", "slices", "memory_limit", "comm"):
+        if getattr(shape, field) < 0:
+            raise SpecError(field, getattr(shape, field), "must not be negative")
+    if any(time < 0 for time in shape.times):
+        raise SpecError("times", shape.times, "must not be negative")
+    if shape.virtual_stages:
+        return shape
+    return Shape(**{**vars(shape), "virtual_stages": kind.default_virtual_stages})
+
+
+def refusal(name: str, shape: Shape) -> str | None:
+    """Say why the schedule cannot run this shape, or None if it can.
+
+    Raises:
+        SpecError: no schedule has that name, or a number makes no sense at all.
+    """
+    kind, shape = family(name), resolve(name, shape)
+    if kind.default_virtual_stages == 1 and shape.virtual_stages != 1:
+        return f"{kind.title} has one stage per rank, so virtual_stages must be 1"
+    if shape.slices > 1 and name != "seq-1f1b":
+        return f"{kind.title} does not slice sequences; seq-1f1b does"
+    return kind.refuse(shape)
+
+
+def build(
+    name: str,
+    *,
+    pp: int,
+    micro_batches: int,
+    virtual_stages: int = 0,
+    group: int = 0,
+    slices: int = 0,
+    memory_limit: float = 0.0,
+    times: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    comm: float = 0.0,
+) -> Schedule:
+    """Build a schedule by name. See `Shape` for the parameters.
+
+    Example:
+        >>> schedule = build("1f1b", pp=4, micro_batches=8)
+        >>> " ".join(str(op) for op in list(schedule.ops(3))[:4])
+        '3F0 3B0 3F1 3B1'
+
+    Raises:
+        SpecError: the name is unknown, or the schedule cannot run this shape (with the reason).
+    """
+    shape = Shape(pp, micro_batches, virtual_stages, group, slices, memory_limit, times, comm)
+    reason = refusal(name, shape)
+    if reason:
+        raise SpecError("schedule", name, reason)
+    return family(name).make(resolve(name, shape))
