@@ -53,6 +53,13 @@ class Behaviour(Spec):
         description="what the framework's own log calls memory used"
     )
     kernels_per_layer: int = Field(ge=1, description="kernels of one layer's forward")
+    host_kernel_s: float = Field(
+        ge=0, description="host time to issue one kernel: Python, dispatch and launch"
+    )
+    host_micro_batch_s: float = Field(
+        ge=0, description="host time per micro-batch outside the layers: data, embedding, loss"
+    )
+    host_step_s: float = Field(ge=0, description="host time per step: optimizer loop, logging")
     vocab_multiple: int = Field(ge=1, description="vocabulary is padded to a multiple · tp")
 
 

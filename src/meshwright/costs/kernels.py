@@ -37,7 +37,6 @@ class Kernels:
     flash_head64: float
     unfused_gemm: float
     fp8_quantize: float
-    launch_s: float
 
 
 @cache
@@ -76,7 +75,6 @@ def kernels_for(device: Device, precision: str) -> Kernels:
         flash_head64=number["flash_head64"],
         unfused_gemm=number["unfused_gemm"],
         fp8_quantize=number["fp8_quantize"] if precision in ("fp8", "fp4") else 0.0,
-        launch_s=device.launch_s,
     )
 
 

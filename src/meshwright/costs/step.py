@@ -1,0 +1,474 @@
+"""Step time and memory of layouts, in columns: the one place where all costs come together.
+
+`price` takes a table of layouts and returns a table of estimates; `estimate` does the same for one
+layout through the same code. Time parts add up to the step time, memory parts to the peak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costs import flops, pipeline
+from meshwright.costs.collectives import (
+    all_gather,
+    all_reduce,
+    reduce_scatter,
+    send_recv,
+)
+from meshwright.costs.columns import (
+    RECOMPUTES,
+    Floats,
+    Ints,
+    LayoutColumns,
+    from_layouts,
+    strides,
+)
+from meshwright.costs.fabric import Fabric, place
+from meshwright.costs.frameworks import Behaviour, behaviour
+from meshwright.costs.kernels import (
+    Kernels,
+    ceil_div,
+    gemm_time_s,
+    kernels_for,
+    stream_time_s,
+)
+from meshwright.costs.layer import PARTS as LAYER_PARTS
+from meshwright.costs.layer import LayerKeys, LayerModel, LayerTime, layer_time
+from meshwright.costs.memory import PARTS as MEMORY_PARTS
+from meshwright.costs.memory import MemoryColumns, expert_shard_degree, memory
+from meshwright.costs.stages import ROLES, StageLayers, stage_layers
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Estimate, StageMemory
+
+TIME_PARTS = (
+    *LAYER_PARTS, "launch", "recompute", "embedding_and_head", "pipeline_p2p", "pipeline_bubble",
+    "data_parallel", "optimizer", "step_overhead",
+)  # fmt: skip
+
+
+MOE_KERNELS = 12
+"""Kernels that routing, permuting and combining add to a layer's forward, counted in Megatron-Core."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every row of a table shares: model, cluster, job and what follows from them."""
+
+    model: Model
+    cluster: Cluster
+    job: Job
+    behaviour: Behaviour
+    kernels: Kernels
+    fabric: Fabric
+
+    @staticmethod
+    def of(model: Model, cluster: Cluster, job: Job) -> Setting:
+        """Derive kernels, fabric and framework behaviour."""
+        return Setting(
+            model,
+            cluster,
+            job,
+            behaviour(job),
+            kernels_for(cluster.device, job.precision.compute),
+            Fabric.of(cluster),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateColumns:
+    """A table of estimates; arrays of shape (rows,)."""
+
+    step_time_s: Floats
+    time_parts: dict[str, Floats]
+    memory: MemoryColumns
+    bubble_fraction: Floats
+    micro_batches: Ints
+    stage_times: pipeline.StageTimes
+
+
+def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> EstimateColumns:
+    """Price a table of layouts.
+
+    Rows must divide the global batch (dp · micro_batch); see `planner.legality` for every rule.
+    """
+    setting = Setting.of(model, cluster, job)
+    micro_batches = np.maximum(job.global_batch // (columns.dp * columns.micro_batch), 1)
+    layers = stage_layers(model, columns)
+    distances = strides(columns)
+    used = memory(model, job, setting.behaviour, columns, layers, micro_batches)
+    keys, inverse = _distinct_keys(setting, columns, distances)
+    per_layer = _layer_times(setting, keys)
+    stage_parts = {
+        role: _stage_parts(setting, columns, layers, per_layer, inverse, role) for role in ROLES
+    }
+    times = _stage_times(columns, stage_parts)
+    hop = _p2p_time_s(setting, columns, distances)
+    parts = _pace_parts(columns, stage_parts, times, micro_batches)
+    parts["pipeline_p2p"] = _p2p_exposed_s(setting, columns, hop, micro_batches)
+    parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
+    parts["data_parallel"] = _data_parallel_s(
+        setting, columns, distances, used, times, micro_batches
+    )
+    parts["optimizer"] = _optimizer_s(setting, columns, used)
+    parts["step_overhead"] = np.full(columns.rows, setting.behaviour.host_step_s)
+    total = np.zeros(columns.rows)
+    for name in TIME_PARTS:
+        total = total + parts[name]
+    return EstimateColumns(
+        step_time_s=total,
+        time_parts=parts,
+        memory=used,
+        bubble_fraction=parts["pipeline_bubble"] / total,
+        micro_batches=micro_batches,
+        stage_times=times,
+    )
+
+
+def _distinct_keys(
+    setting: Setting, columns: LayoutColumns, distances: dict[str, Ints]
+) -> tuple[LayerKeys, Ints]:
+    """Return the distinct combinations that layer times depend on, and each row's position."""
+    fields = [
+        columns.tp, columns.cp, columns.ep, columns.etp, columns.micro_batch,
+        columns.sequence_parallel,
+        distances["tp"], distances["cp"], distances["ep"],
+    ]  # fmt: skip
+    packed = np.zeros(columns.rows, dtype=np.int64)
+    for field in fields:
+        packed = packed * (int(field.max(initial=0)) + 1) + field
+    _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
+    return LayerKeys(*(field[first] for field in fields)), inverse
+
+
+def _layer_times(setting: Setting, keys: LayerKeys) -> dict[bool, LayerTime]:
+    whole = LayerModel(
+        setting.model, setting.job, setting.kernels, setting.fabric, setting.behaviour
+    )
+    kinds = (False, True) if setting.model.experts else (False,)
+    return {moe: layer_time(whole, keys, moe) for moe in kinds}
+
+
+def _stage_parts(
+    setting: Setting,
+    columns: LayoutColumns,
+    layers: StageLayers,
+    per_layer: dict[bool, LayerTime],
+    inverse: Ints,
+    role: str,
+) -> dict[str, tuple[Floats, Floats]]:
+    """(forward, backward) seconds per part of one micro-batch on a rank of a role."""
+    counts = {False: layers.dense[role], True: layers.moe[role]}
+    parts: dict[str, tuple[Floats, Floats]] = {}
+    for name in LAYER_PARTS:
+        forward, backward = np.zeros(columns.rows), np.zeros(columns.rows)
+        for moe, time in per_layer.items():
+            forward = forward + counts[moe] * time.forward[name][inverse]
+            backward = backward + counts[moe] * time.backward[name][inverse]
+        parts[name] = (forward, backward)
+    again = np.zeros(columns.rows)
+    for moe, time in per_layer.items():
+        total_layers = np.maximum(layers.total(role), 1.0)
+        share = np.where(
+            columns.recompute_layers > 0,
+            np.minimum(columns.recompute_layers / total_layers, 1.0),
+            1.0,
+        )
+        full = time.forward_s()[inverse] * share
+        selective = time.core_attention[inverse]
+        each = np.where(
+            columns.recompute == 2, full, np.where(columns.recompute == 1, selective, 0.0)
+        )
+        again = again + counts[moe] * each
+    parts["recompute"] = (np.zeros(columns.rows), again)
+    parts["embedding_and_head"] = _ends(setting, columns, role)
+    parts["launch"] = _launch(setting, columns, layers, parts, role)
+    return parts
+
+
+def _launch(
+    setting: Setting,
+    columns: LayoutColumns,
+    layers: StageLayers,
+    parts: dict[str, tuple[Floats, Floats]],
+    role: str,
+) -> tuple[Floats, Floats]:
+    """Time that the device waits for the host to issue kernels, per micro-batch.
+
+    The host runs ahead while kernels are long; where they are short it sets the pace. Backward
+    issues twice as many kernels as forward, and the forward's again when recomputing in full.
+    """
+    framework = setting.behaviour
+    one = framework.kernels_per_layer * framework.host_kernel_s
+    moe = (framework.kernels_per_layer + MOE_KERNELS) * framework.host_kernel_s
+    host = layers.dense[role] * one + layers.moe[role] * moe
+    fixed = framework.host_micro_batch_s
+    again = np.where(columns.recompute == 2, host, 0.0)
+    device_forward, device_backward = np.zeros(columns.rows), np.zeros(columns.rows)
+    for forward, backward in parts.values():
+        device_forward, device_backward = device_forward + forward, device_backward + backward
+    waits = (
+        np.maximum(host + fixed / 3.0 - device_forward, 0.0),
+        np.maximum(2.0 * host + again + fixed * (2.0 / 3.0) - device_backward, 0.0),
+    )
+    return waits
+
+
+def _ends(setting: Setting, columns: LayoutColumns, role: str) -> tuple[Floats, Floats]:
+    """Embedding on the first rank; final norm, head and loss on the last."""
+    model, job, kernels = setting.model, setting.job, setting.kernels
+    element = job.precision.activation_bytes
+    tokens = columns.micro_batch * ceil_div(job.seq_len, columns.cp)
+    vocab = ceil_div(model.vocab, columns.tp)
+    forward, backward = np.zeros(columns.rows), np.zeros(columns.rows)
+    hidden = np.full_like(columns.tp, model.hidden)
+    has_head = np.where(columns.pp == 1, role == "first", role == "last")
+    if role == "first":
+        lookup = stream_time_s(
+            kernels, 2.0 * element * model.hidden * tokens.astype(np.float64), 2.0
+        )
+        forward, backward = forward + lookup, backward + 2.0 * lookup
+    if role != "middle":
+        product = gemm_time_s(kernels, tokens, vocab, hidden)
+        gradients = gemm_time_s(kernels, tokens, hidden, vocab) + gemm_time_s(
+            kernels, vocab, hidden, tokens
+        )
+        logits = tokens.astype(np.float64) * vocab
+        passes = 4.0 if setting.behaviour.fused_cross_entropy else 18.0
+        loss_forward = stream_time_s(kernels, logits * passes, 4.0)
+        loss_backward = stream_time_s(kernels, logits * passes / 2.0, 2.0)
+        forward = forward + np.where(has_head, product + loss_forward, 0.0)
+        backward = backward + np.where(has_head, gradients + loss_backward, 0.0)
+    return forward, backward
+
+
+def _stage_times(
+    columns: LayoutColumns, parts: dict[str, dict[str, tuple[Floats, Floats]]]
+) -> pipeline.StageTimes:
+    sums: dict[str, tuple[Floats, Floats]] = {}
+    for role in ROLES:
+        forward, backward = np.zeros(columns.rows), np.zeros(columns.rows)
+        for one_forward, one_backward in parts[role].values():
+            forward, backward = forward + one_forward, backward + one_backward
+        sums[role] = (forward, backward)
+    matmul = parts["first"]["matmul"][1]
+    whole = sums["first"][1]
+    weight = np.where(whole > 0, 0.5 * matmul / np.where(whole > 0, whole, 1.0), 0.0)
+    return pipeline.StageTimes(*sums["first"], *sums["middle"], *sums["last"], weight_share=weight)
+
+
+def _pace_parts(
+    columns: LayoutColumns,
+    parts: dict[str, dict[str, tuple[Floats, Floats]]],
+    times: pipeline.StageTimes,
+    micro_batches: Ints,
+) -> dict[str, Floats]:
+    """Seconds per part that the rank setting the pace is busy in one step."""
+    first = times.first_forward + times.first_backward
+    middle = np.where(columns.pp > 2, times.middle_forward + times.middle_backward, 0.0)
+    last = np.where(columns.pp > 1, times.last_forward + times.last_backward, 0.0)
+    pace = np.maximum(np.maximum(first, middle), last)
+    result: dict[str, Floats] = {}
+    for name in parts["first"]:
+        busy = [forward + backward for forward, backward in (parts[role][name] for role in ROLES)]
+        one = np.where(pace == first, busy[0], np.where(pace == last, busy[2], busy[1]))
+        result[name] = micro_batches.astype(np.float64) * one
+    return result
+
+
+def _p2p_time_s(setting: Setting, columns: LayoutColumns, distances: dict[str, Ints]) -> Floats:
+    """Time of sending one micro-batch's activations to the next rank, over the slowest hop."""
+    tokens = columns.micro_batch * ceil_div(setting.job.seq_len, columns.cp)
+    split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
+    size = tokens * float(setting.model.hidden) * setting.job.precision.activation_bytes / split
+    # The slowest hop counts: a pipeline that leaves a link domain anywhere pays for leaving it.
+    leaves = columns.pp * distances["pp"] > setting.fabric.levels[0].domain
+    distance = np.where(leaves, setting.fabric.levels[0].domain, distances["pp"])
+    pair = place(setting.fabric, np.minimum(columns.pp, 2), stride=distance)
+    time = send_recv(setting.fabric, size, pair)
+    return np.where(columns.pp > 1, time, 0.0)
+
+
+def _p2p_exposed_s(
+    setting: Setting, columns: LayoutColumns, hop: Floats, micro_batches: Ints
+) -> Floats:
+    """Stage-to-stage time on the critical path: every message, or only those of fill and drain."""
+    v = np.maximum(columns.virtual_stages, 1)
+    fill = 2.0 * (columns.pp - 1) * hop
+    steady = 2.0 * micro_batches * v * hop
+    if setting.behaviour.p2p_overlapped:
+        steady = np.where(v > 1, 0.0, steady)
+    return np.where(columns.pp > 1, fill + steady, 0.0)
+
+
+def _data_parallel_s(
+    setting: Setting,
+    columns: LayoutColumns,
+    distances: dict[str, Ints],
+    used: MemoryColumns,
+    times: pipeline.StageTimes,
+    micro_batches: Ints,
+) -> Floats:
+    """Exposed time of gradient reduction and parameter gathering for the heaviest rank.
+
+    ZeRO-0 all-reduces gradients; ZeRO-1 and -2 reduce-scatter them and all-gather parameters;
+    ZeRO-3 gathers parameters before each forward and backward and reduce-scatters per micro-batch.
+    With HSDP the shards are then all-reduced among the replicas.
+    """
+    job, framework, fabric = setting.job, setting.behaviour, setting.fabric
+    replicas = columns.dp * columns.cp
+    stride = np.minimum(distances["dp"], distances["cp"])
+    stride = np.where(columns.cp > 1, stride, distances["dp"])
+    exposed = np.zeros(columns.rows)
+    for role, forward, backward in (
+        ("first", times.first_forward, times.first_backward),
+        ("middle", times.middle_forward, times.middle_backward),
+        ("last", times.last_forward, times.last_backward),
+    ):
+        state = used.states[role]
+        total = np.zeros(columns.rows)
+        for parameters, group, near in (
+            (state.dense_parameters, replicas, stride),
+            (state.expert_parameters, expert_shard_degree(columns), columns.ep * columns.etp),
+        ):
+            if not parameters.any():
+                continue
+            total = total + _one_group_s(
+                job, framework, fabric, columns, parameters, group, near, forward, backward,
+                micro_batches,
+            )  # fmt: skip
+        exposed = np.maximum(exposed, total)
+    return exposed
+
+
+def _one_group_s(
+    job: Job,
+    framework: Behaviour,
+    fabric: Fabric,
+    columns: LayoutColumns,
+    parameters: Floats,
+    group: Ints,
+    stride: Ints,
+    forward: Floats,
+    backward: Floats,
+    micro_batches: Ints,
+) -> Floats:
+    gradient_size = parameters * framework.gradient_reduce_bytes
+    gather_size = parameters * job.precision.parameter_bytes
+    shard = np.where(columns.zero > 0, np.minimum(columns.shard_degree, group), group)
+    outer = np.maximum(group // shard, 1)
+    whole = place(fabric, group, stride=stride)
+    sharded = place(fabric, shard, stride=stride)
+    replicated = place(fabric, outer, stride=stride * shard)
+    reduce_all = all_reduce(fabric, gradient_size, whole)
+    scatter = reduce_scatter(fabric, gradient_size, sharded)
+    gather = all_gather(fabric, gather_size, sharded)
+    among_replicas = all_reduce(fabric, gradient_size / shard, replicated)
+    reduce = np.where(columns.zero == 0, reduce_all, scatter + among_replicas)
+    gather_once = np.where(columns.zero > 0, gather, 0.0)
+    # What overlaps hides behind the last micro-batch's backward (and the first one's forward),
+    # all but one bucket: the last to be produced has nothing left to hide behind.
+    buckets = np.maximum(parameters / max(framework.bucket_parameters, 1.0), 1.0)
+    if framework.reduce_overlapped:
+        reduce_exposed = np.maximum(reduce - backward, reduce / buckets)
+    else:
+        reduce_exposed = reduce
+    if framework.gather_overlapped:
+        gather_exposed = np.maximum(gather_once - forward, gather_once / buckets)
+    else:
+        gather_exposed = gather_once
+    tail = reduce_exposed + gather_exposed
+    # ZeRO-3 works layer by layer, every micro-batch: the slower of compute and communication.
+    per_forward = np.maximum(gather - forward, 0.02 * gather)
+    per_backward = np.maximum(
+        gather + scatter + among_replicas / micro_batches - backward, 0.02 * (gather + scatter)
+    )
+    fully = micro_batches * (per_forward + per_backward)
+    return np.where(columns.zero == 3, fully, tail)
+
+
+def _optimizer_s(setting: Setting, columns: LayoutColumns, used: MemoryColumns) -> Floats:
+    """Time of the optimizer's update and the gradient norm, by bytes over bandwidth."""
+    job = setting.job
+    shard = columns.shard_degree.astype(np.float64)
+    expert_shard = np.where(columns.zero > 0, np.minimum(expert_shard_degree(columns), shard), 1.0)
+    most = np.zeros(columns.rows)
+    for role in ROLES:
+        state = used.states[role]
+        most = np.maximum(
+            most,
+            state.dense_parameters / shard
+            + state.expert_parameters / np.maximum(expert_shard, 1.0),
+        )
+    states = job.precision.master_bytes + job.optimizer.state_bytes
+    update = 2.0 * states + 2.0 * job.precision.gradient_bytes + job.precision.parameter_bytes
+    passes = 1.0 if setting.behaviour.optimizer_fused else 2.5
+    return stream_time_s(setting.kernels, most * (update * passes), 30.0)
+
+
+def estimate(model: Model, cluster: Cluster, job: Job, layout: Layout) -> Estimate:
+    """Price one layout.
+
+    Raises:
+        SpecError: the global batch is not a multiple of dp · micro_batch.
+    """
+    layout.micro_batches(job.global_batch)
+    table = price(model, cluster, job, from_layouts([layout]))
+    return estimate_of(model, cluster, job, from_layouts([layout]), table, 0)
+
+
+def capacity_bytes(cluster: Cluster) -> float:
+    """Memory that a layout may use: what a program sees, less the cluster's reserve."""
+    return cluster.device.memory_bytes - cluster.reserve_bytes
+
+
+def estimate_of(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    columns: LayoutColumns,
+    table: EstimateColumns,
+    row: int,
+) -> Estimate:
+    """Return one row of a table as an Estimate, every part named."""
+    step = float(table.step_time_s[row])
+    gpus = int(columns.dp[row] * columns.tp[row] * columns.pp[row] * columns.cp[row])
+    tokens_per_gpu = job.tokens / (step * gpus)
+    model_flops = flops.model_flops_per_token(model, job.seq_len)
+    mode = RECOMPUTES[int(columns.recompute[row])]
+    executed = model_flops + flops.recomputed_flops_per_token(model, job.seq_len, mode)
+    peak_rate = cluster.device.peak(job.precision.compute)
+    layers = stage_layers(model, columns.slice(row, row + 1))
+    stages = []
+    for position, role in enumerate(ROLES):
+        total = float(table.memory.total[role][row])
+        if total > 0:
+            stages.append(
+                StageMemory(
+                    stage={0: 0, 1: 1, 2: int(columns.pp[row]) - 1}[position],
+                    layers=round(float(layers.total(role)[0])),
+                    total_bytes=total,
+                    parts={
+                        name: float(table.memory.parts[role][name][row]) for name in MEMORY_PARTS
+                    },
+                )
+            )
+    heaviest = max(stages, key=lambda stage: stage.total_bytes)
+    capacity = capacity_bytes(cluster)
+    return Estimate(
+        step_time_s=step,
+        tokens_per_s_per_gpu=tokens_per_gpu,
+        mfu=tokens_per_gpu * model_flops / peak_rate,
+        hfu=tokens_per_gpu * executed / peak_rate,
+        bubble_fraction=float(table.bubble_fraction[row]),
+        peak_memory_bytes=heaviest.total_bytes,
+        capacity_bytes=capacity,
+        fits=heaviest.total_bytes <= capacity,
+        memory_parts=heaviest.parts,
+        time_parts={name: float(table.time_parts[name][row]) for name in TIME_PARTS},
+        stages=tuple(stages),
+    )

@@ -1,0 +1,174 @@
+"""The planner's front door: model, cluster and job in, a defended Plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from meshwright import __version__
+from meshwright.costs.step import estimate
+from meshwright.planner.flips import flip_points
+from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.neighbours import neighbours, why_lost
+from meshwright.planner.rescue import ways_out
+from meshwright.planner.search import MEMORY_MARGIN, Candidates, SearchResult, pareto, search
+from meshwright.planner.space import Constraints
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.errors import DoesNotFitError, SpecError
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Alternative, Estimate, Plan, Searched
+
+
+def plan(
+    model: Model,
+    cluster: Cluster,
+    job: Job | None = None,
+    *,
+    constraints: Constraints | None = None,
+    objective: str = "time",
+    top: int = 5,
+    defend: bool = True,
+    command: str = "",
+    progress: Callable[[int], None] | None = None,
+) -> Plan:
+    """Choose the best layout and defend it.
+
+    Args:
+        model: the architecture.
+        cluster: the devices and their links.
+        job: what one step must do; defaults to 4,096-token sequences in a batch of 512.
+        constraints: axes to fix or limit.
+        objective: `time`, `memory` (headroom) or `cost`.
+        top: how many runners-up of a different shape to keep as alternatives.
+        defend: price the neighbours and compute the flip points too.
+        command: the command line to record in the plan.
+        progress: called with the number of layouts priced so far.
+
+    Raises:
+        DoesNotFitError: no legal layout fits; the message gives the shortfall and three ways out.
+        SpecError: no layout is legal under the constraints.
+    """
+    job = job or Job()
+    question = Question(model, cluster, job)
+    constraints = constraints or Constraints()
+    result = search(question, constraints, objective=objective, progress=progress)
+    if not result.ranked.columns.rows:
+        raise DoesNotFitError("; ".join(ways_out(question, constraints, result)))
+    chosen = result.ranked.columns.layout(0)
+    best = estimate(model, cluster, job, chosen)
+    alternatives = list(_runners_up(question, result, chosen, best, top))
+    if defend:
+        alternatives += neighbours(question, chosen, best)
+    return Plan(
+        meshwright_version=__version__,
+        command=command,
+        model=model,
+        cluster=cluster,
+        job=job,
+        layout=chosen,
+        estimate=best,
+        fits=best.fits,
+        objective=objective,
+        alternatives=tuple(alternatives),
+        flip_points=flip_points(question, result, chosen) if defend else (),
+        searched=result.searched,
+        notes=tuple(_notes(question, result)),
+    )
+
+
+def price_layout(
+    model: Model, cluster: Cluster, job: Job, layout: Layout, *, command: str = ""
+) -> Plan:
+    """Price one given layout as a Plan, without a search.
+
+    Raises:
+        SpecError: the layout cannot run; the message says which rule it breaks.
+    """
+    question = Question(model, cluster, job)
+    sentence = why_illegal(question, layout)
+    if sentence is not None:
+        raise SpecError("layout", layout.label(), sentence)
+    priced = estimate(model, cluster, job, layout)
+    return Plan(
+        meshwright_version=__version__, command=command, model=model, cluster=cluster, job=job,
+        layout=layout, estimate=priced, fits=priced.fits, searched=Searched(priced=1),
+    )  # fmt: skip
+
+
+def pareto_front(question: Question, result: SearchResult) -> list[tuple[Layout, Estimate]]:
+    """Layouts that no other beats in both step time and peak memory, fastest first."""
+    rows = pareto(result.ranked)
+    layouts = [result.ranked.columns.layout(int(row)) for row in rows]
+    return [
+        (layout, estimate(question.model, question.cluster, question.job, layout))
+        for layout in layouts
+    ]
+
+
+def _shape(layout: Layout) -> tuple[int, ...]:
+    return (layout.tp, layout.pp, layout.cp, layout.ep, layout.zero)
+
+
+def _runners_up(
+    question: Question, result: SearchResult, chosen: Layout, best: Estimate, top: int
+) -> list[Alternative]:
+    """The best layouts of other shapes: what a colleague would propose instead."""
+    seen = {_shape(chosen)}
+    found: list[Alternative] = []
+    for row in range(result.ranked.columns.rows):
+        layout = result.ranked.columns.layout(row)
+        if _shape(layout) in seen:
+            continue
+        seen.add(_shape(layout))
+        other = estimate(question.model, question.cluster, question.job, layout)
+        found.append(
+            Alternative(
+                axis="another shape",
+                layout=layout,
+                estimate=other,
+                why_not=why_lost(question, best, other, layout),
+            )
+        )
+        if len(found) >= top:
+            break
+    return found
+
+
+def _notes(question: Question, result: SearchResult) -> list[str]:
+    ranked = result.ranked
+    notes = [
+        f"ranked by a pessimistic step time (communication up to 35 % slower than modelled); "
+        f"{MEMORY_MARGIN:.0%} of the modelled peak is kept free"
+    ]
+    nominal = int(np.argmin(ranked.step_time_s))
+    if nominal != 0 and ranked.step_time_s[0] > ranked.step_time_s[nominal] * 1.005:
+        lead = ranked.step_time_s[0] / ranked.step_time_s[nominal] - 1
+        notes.append(
+            f"{ranked.columns.layout(nominal).label()} is {lead:.1%} faster if the model is exactly "
+            f"right, but does not survive its uncertainty"
+        )
+    close = _too_close(ranked)
+    if close is not None:
+        notes.append(close)
+    if question.model.source and "assumed" in question.model.source:
+        notes.append(question.model.source)
+    return notes
+
+
+def _too_close(ranked: Candidates) -> str | None:
+    """Say when another shape is within 2 %: then a measurement must decide."""
+    first = ranked.columns.layout(0)
+    for row in range(1, min(ranked.columns.rows, 400)):
+        layout = ranked.columns.layout(row)
+        if ranked.pessimistic_s[row] > ranked.pessimistic_s[0] * 1.02:
+            return None
+        if _shape(layout)[:4] != _shape(first)[:4]:
+            gap = ranked.pessimistic_s[row] / ranked.pessimistic_s[0] - 1
+            return (
+                f"too close to call: {layout.label()} is within {gap:.1%}; a ten-step run of both "
+                f"would settle it"
+            )
+    return None

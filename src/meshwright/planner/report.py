@@ -1,0 +1,113 @@
+"""A plan and its defence as Markdown."""
+
+from __future__ import annotations
+
+from meshwright.planner.decision_trees import walk_trees
+from meshwright.planner.legality import Question
+from meshwright.planner.neighbours import PART_WORDS
+from meshwright.specs.plan import Plan
+from meshwright.specs.quantities import format_bytes, format_count, format_seconds
+
+
+def markdown_report(plan: Plan) -> str:
+    """Return the whole defence of a plan as a Markdown document."""
+    return "\n".join(
+        [
+            *_head(plan),
+            *_memory(plan),
+            *_time(plan),
+            *_trees(plan),
+            *_alternatives(plan),
+            *_end(plan),
+        ]
+    )
+
+
+def _head(plan: Plan) -> list[str]:
+    job, cluster, estimate = plan.job, plan.cluster, plan.estimate
+    lines = [
+        f"# {plan.model.name} on {cluster.gpus} × {cluster.device.name}",
+        "",
+        f"**{plan.layout.label()}** ({plan.layout.schedule} schedule, rank order "
+        f"{plan.layout.rank_order})",
+        "",
+        f"{job.global_batch} sequences of {job.seq_len} tokens a step "
+        f"({format_count(job.tokens)} tokens), {job.precision.name}, {job.optimizer.name}.",
+        "",
+        "| figure | value |",
+        "|---|---|",
+        f"| step time | {format_seconds(estimate.step_time_s)} |",
+        f"| throughput | {estimate.tokens_per_s_per_gpu:,.0f} tokens/s per device |",
+        f"| MFU / HFU | {estimate.mfu:.1%} / {estimate.hfu:.1%} |",
+        f"| bubble | {estimate.bubble_fraction:.1%} |",
+        f"| peak memory | {format_bytes(estimate.peak_memory_bytes)} of "
+        f"{format_bytes(estimate.capacity_bytes)} |",
+    ]
+    if job.token_budget:
+        days = job.token_budget / job.tokens * estimate.step_time_s / 86400
+        lines.append(f"| {format_count(job.token_budget)} tokens | {days:.1f} days |")
+    return lines
+
+
+def _memory(plan: Plan) -> list[str]:
+    names = list(plan.estimate.memory_parts)
+    lines = ["", "## Memory per stage", "", "| stage | total | " + " | ".join(names) + " |"]
+    lines.append("|---|---|" + "---|" * len(names))
+    for stage in plan.estimate.stages:
+        cells = " | ".join(format_bytes(stage.parts[name]) for name in names)
+        lines.append(f"| {stage.stage} | {format_bytes(stage.total_bytes)} | {cells} |")
+    return lines
+
+
+def _time(plan: Plan) -> list[str]:
+    lines = ["", "## Step time, opened up", "", "| part | time | share |", "|---|---|---|"]
+    estimate = plan.estimate
+    for name, value in sorted(estimate.time_parts.items(), key=lambda item: -item[1]):
+        lines.append(
+            f"| {PART_WORDS.get(name, name)} | {format_seconds(value)} | "
+            f"{value / estimate.step_time_s:.1%} |"
+        )
+    return lines
+
+
+def _trees(plan: Plan) -> list[str]:
+    sharded, tensor, verdict = walk_trees(Question(plan.model, plan.cluster, plan.job))
+    lines = ["", "## The decision trees", ""]
+    for walk in (sharded, tensor):
+        lines.append(f"*{walk.tree}*")
+        lines.append("")
+        lines += [f"- {step.question} **{step.answer}** ({step.evidence})" for step in walk.steps]
+        lines.append("")
+    return [*lines, f"{verdict[0].upper()}{verdict[1:]}; the search chose {plan.layout.label()}."]
+
+
+def _alternatives(plan: Plan) -> list[str]:
+    if not plan.alternatives:
+        return []
+    lines = [
+        "",
+        "## Why not…",
+        "",
+        "| change | layout | step | memory | why it lost |",
+        "|---|---|---|---|---|",
+    ]
+    for other in plan.alternatives:
+        step = format_seconds(other.estimate.step_time_s) if other.estimate else "–"
+        peak = format_bytes(other.estimate.peak_memory_bytes) if other.estimate else "–"
+        lines.append(
+            f"| {other.axis} | {other.layout.label()} | {step} | {peak} | {other.why_not} |"
+        )
+    return lines
+
+
+def _end(plan: Plan) -> list[str]:
+    lines: list[str] = []
+    if plan.flip_points:
+        lines += ["", "## What would change the choice", ""]
+        lines += [f"- {flip.sentence}" for flip in plan.flip_points]
+    if plan.searched.priced > 1:
+        lines += ["", f"{plan.searched.priced:,} layouts priced; removed before that or after:", ""]
+        lines += [f"- {count:,}: {reason}" for reason, count in plan.searched.pruned.items()]
+    if plan.notes:
+        lines += ["", "## Assumptions and warnings", "", *(f"- {note}" for note in plan.notes)]
+    return [*lines, ""]

@@ -1,0 +1,196 @@
+"""The space of layouts: every combination of axes that could run, generated in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.costs.columns import RANK_ORDERS, RECOMPUTES, LayoutColumns
+from meshwright.costs.pipeline import CODE
+from meshwright.planner.legality import Question, legal
+from meshwright.specs.base import Spec
+
+
+class Constraints(Spec):
+    """What the user fixes or forbids. None leaves an axis free."""
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    virtual_stages: int | None = None
+    zero: int | None = None
+    shard: int | None = None
+    micro_batch: int | None = None
+    recompute: str | None = None
+    sequence_parallel: bool | None = None
+    schedule: str | None = None
+    max_tp: int | None = None
+    max_pp: int | None = None
+    no_recompute: bool = False
+
+
+@dataclass
+class Tally:
+    """Combinations removed before pricing, by reason."""
+
+    removed: dict[str, int] = field(default_factory=dict)
+
+    def add(self, reason: str, count: int) -> None:
+        """Add to a reason's count."""
+        if count:
+            self.removed[reason] = self.removed.get(reason, 0) + count
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def enumerate_layouts(
+    question: Question, constraints: Constraints, tally: Tally
+) -> Iterator[LayoutColumns]:
+    """Yield tables of legal layouts, one per (tp, cp, pp, ep); illegal ones are counted in `tally`.
+
+    Degrees that cannot divide heads, layers, experts or the batch are never generated; the tally
+    counts what the remaining rules of `legality` remove.
+    """
+    world = question.cluster.gpus
+    for tp in _choices(_tensor_degrees(question, world), constraints.tp, constraints.max_tp):
+        for cp in _choices(_context_degrees(question, world // tp), constraints.cp, None):
+            for pp in _choices(
+                _pipeline_degrees(question, world // tp // cp), constraints.pp, constraints.max_pp
+            ):
+                if world % (tp * cp * pp):
+                    continue
+                dp = world // (tp * cp * pp)
+                if constraints.dp is not None and dp != constraints.dp:
+                    continue
+                if question.job.global_batch % dp:
+                    tally.add("batch", 1)
+                    continue
+                for ep in _choices(_expert_degrees(question, dp * cp * tp), constraints.ep, None):
+                    table = _inner(question, constraints, tp, cp, pp, dp, ep)
+                    alive, removed = legal(question, table)
+                    for reason, count in removed.items():
+                        tally.add(reason, count)
+                    if alive.all():
+                        yield table
+                    elif alive.any():
+                        yield table.take(alive)
+
+
+def _choices(free: list[int], fixed: int | None, most: int | None) -> list[int]:
+    if fixed is not None:
+        return [fixed]
+    return [value for value in free if most is None or value <= most]
+
+
+def _tensor_degrees(question: Question, world: int) -> list[int]:
+    model = question.model
+    return [d for d in divisors(model.heads) if model.ffn % d == 0 and world % d == 0]
+
+
+def _context_degrees(question: Question, rest: int) -> list[int]:
+    # Below 2,048 tokens per rank a ring step is all latency; no framework's recipes go there.
+    most = max(question.job.seq_len // 2048, 1)
+    return [
+        d for d in divisors(rest) if (d <= most and question.job.seq_len % (2 * d) == 0) or d == 1
+    ]
+
+
+def _pipeline_degrees(question: Question, rest: int) -> list[int]:
+    return [d for d in divisors(rest) if d <= question.model.layers]
+
+
+def _expert_degrees(question: Question, ranks: int) -> list[int]:
+    experts = question.model.experts
+    if experts is None:
+        return [1]
+    return [d for d in divisors(experts.experts) if ranks % d == 0]
+
+
+def _inner(
+    question: Question, constraints: Constraints, tp: int, cp: int, pp: int, dp: int, ep: int
+) -> LayoutColumns:
+    """All combinations of the remaining choices at fixed degrees."""
+    job, layers = question.job, question.model.layers
+    micro = [d for d in divisors(job.global_batch // dp) if d <= max(64, 16384 // job.seq_len)]
+    micro = [constraints.micro_batch] if constraints.micro_batch else micro
+    schedules = _schedules(question, constraints, pp, layers)
+    replicas = dp * cp
+    zeros = (
+        [constraints.zero]
+        if constraints.zero is not None
+        else ([0, 1, 2, 3] if replicas > 1 else [0])
+    )
+    node = max(question.cluster.fast_domain // tp, 1)
+    shards = [0]
+    if constraints.shard is not None:
+        shards = [constraints.shard]
+    elif 1 < node < replicas and replicas % node == 0:
+        shards = [0, node]
+    pairs = [(zero, shard) for zero in zeros for shard in (shards if zero >= 1 else [0])]
+    modes = range(len(RECOMPUTES))
+    if constraints.no_recompute:
+        modes = range(1)
+    if constraints.recompute is not None:
+        modes = range(
+            RECOMPUTES.index(constraints.recompute), RECOMPUTES.index(constraints.recompute) + 1
+        )
+    sequence = [0, 1] if tp > 1 else [0]
+    if constraints.sequence_parallel is not None:
+        sequence = [int(constraints.sequence_parallel)]
+    # Two placements differ only when both pipeline and data groups could be the inner ones.
+    orders = [0, 1] if pp > 1 and replicas > 1 and tp * cp < question.cluster.fast_domain else [0]
+    grids = np.meshgrid(
+        np.arange(len(schedules)), np.arange(len(pairs)), np.array(micro), np.array(list(modes)),
+        np.array(sequence), np.array(orders), indexing="ij",
+    )  # fmt: skip
+    which, pair, micro_batch, recompute, sp, order = (
+        grid.ravel().astype(np.int64) for grid in grids
+    )
+    rows = len(which)
+
+    def full(value: int) -> np.ndarray:
+        return np.full(rows, value, dtype=np.int64)
+
+    schedule_table, pair_table = np.array(schedules), np.array(pairs)
+    return LayoutColumns(
+        dp=full(dp), tp=full(tp), pp=full(pp), cp=full(cp), ep=full(ep), etp=full(1),
+        virtual_stages=schedule_table[which, 1], zero=pair_table[pair, 0], shard=pair_table[pair, 1],
+        micro_batch=micro_batch, recompute=recompute, recompute_layers=full(0),
+        sequence_parallel=sp, schedule=schedule_table[which, 0], rank_order=order,
+        first_layers=full(0), middle_layers=full(0), last_layers=full(0), orders=RANK_ORDERS,
+    )  # fmt: skip
+
+
+def _schedules(
+    question: Question, constraints: Constraints, pp: int, layers: int
+) -> list[tuple[int, int]]:
+    """(schedule code, virtual stages) to consider at a pipeline degree."""
+    if pp == 1:
+        return [(CODE[constraints.schedule or "1f1b"], 1)]
+    chunks = [
+        v
+        for v in range(2, layers // pp + 1)
+        if layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0
+    ]
+    options = [("1f1b", 1)] + [("interleaved", v) for v in chunks]
+    if question.job.framework in ("any", "torchtitan", "meshwright"):
+        options += [("zb-v", 2)] if layers >= 2 * pp else []
+    if question.job.framework == "any":
+        options += [("zb-h1", 1)]
+    if constraints.schedule is not None:
+        options = [o for o in options if o[0] == constraints.schedule] or [
+            (constraints.schedule, constraints.virtual_stages or 1)
+        ]
+    if constraints.virtual_stages is not None:
+        options = [(name, v) for name, v in options if v == constraints.virtual_stages] or options[
+            :0
+        ]
+    return [(CODE[name], v) for name, v in options] or [(CODE["1f1b"], 1)]
