@@ -1,0 +1,129 @@
+"""Pipeline stages and their schedule, on torch.distributed.pipelining.
+
+Stage shapes are given, not inferred: torch's inference runs a real extra forward and backward.
+Gradients are not rescaled by the schedule, because the loss is already divided by the global
+number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    _PipelineScheduleRuntime,
+)
+
+from meshwright.engine.decoder import Decoder
+from meshwright.engine.mesh import World
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+V_SHAPED = ("zb-v", "dualpipe-v")
+"""Schedules in which rank r holds stages r and 2·pp-1-r, so the loss is on rank 0."""
+
+SPLIT_BACKWARD = ("zb-h1", "zb-v", "dualpipe-v")
+"""Schedules that compute input and weight gradients separately."""
+
+_SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_MULTI = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "looped-bfs": ScheduleLoopedBFS,
+    "zb-h1": ScheduleInterleavedZeroBubble,
+    "zb-v": ScheduleZBVZeroBubble,
+    "dualpipe-v": ScheduleDualPipeV,
+}
+NATIVE = (*_SINGLE, *_MULTI)
+"""Schedules that torch itself generates."""
+
+
+def stage_ranges(model: Model, layout: Layout) -> list[range]:
+    """The layers of each virtual stage, in order; earlier stages take the remainder."""
+    stages = layout.pp * layout.virtual_stages
+    counts = layout.stage_layers or tuple(
+        model.layers // stages + (index < model.layers % stages) for index in range(stages)
+    )
+    starts = [sum(counts[:index]) for index in range(stages)]
+    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+
+
+def stages_of(pp_rank: int, layout: Layout) -> list[int]:
+    """The virtual stages that a pipeline rank holds."""
+    if layout.schedule in V_SHAPED:
+        return [pp_rank, 2 * layout.pp - 1 - pp_rank]
+    return [pp_rank + chunk * layout.pp for chunk in range(layout.virtual_stages)]
+
+
+def rank_of_stage(stage: int, layout: Layout) -> int:
+    """The pipeline rank that holds a virtual stage."""
+    if layout.schedule in V_SHAPED and stage >= layout.pp:
+        return 2 * layout.pp - 1 - stage
+    return stage % layout.pp
+
+
+def make_schedule(
+    modules: dict[int, Decoder],
+    world: World,
+    *,
+    micro_batches: int,
+    length: int,
+    compute: torch.dtype,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    csv: str = "",
+) -> Any:
+    """Wrap this rank's stage modules and build the layout's schedule over them.
+
+    `length` is tokens per sequence on this rank (whole length / cp). `csv` is a compute-only
+    schedule file in torch's format that replaces the named schedule.
+    """
+    layout = world.layout
+    count = layout.pp * layout.virtual_stages
+    stages = [
+        _stage(index, count, module, world, length, compute)
+        for index, module in sorted(modules.items())
+    ]
+    common: dict[str, Any] = {
+        "n_microbatches": micro_batches, "loss_fn": loss, "scale_grads": False,
+    }  # fmt: skip
+    if csv:
+        runtime = _PipelineScheduleRuntime(stages, **common)
+        runtime._load_csv(csv)
+        return runtime
+    if layout.schedule in _SINGLE:
+        single: type[PipelineScheduleSingle] = _SINGLE[layout.schedule]
+        return single(stages[0], **common)
+    multi: type[PipelineScheduleMulti] = _MULTI[layout.schedule]
+    return multi(stages, **common)
+
+
+def _stage(
+    index: int, count: int, module: Decoder, world: World, length: int, compute: torch.dtype
+) -> PipelineStage:
+    layout, model = world.layout, module.model
+    rows = layout.micro_batch
+    tp = layout.tp
+    residual = length // tp if world.axes.sequence_parallel else length
+    # Whether a shape's gradient travels is read off `requires_grad`.
+    like: dict[str, Any] = {"dtype": compute, "device": "meta", "requires_grad": True}
+    hidden = torch.empty(rows, residual, model.hidden, **like)
+    logits = torch.empty(rows, length, model.vocab // tp, **like)
+    tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
+    return PipelineStage(
+        module, index, count, world.device,
+        input_args=tokens if index == 0 else hidden,
+        output_args=logits if index == count - 1 else hidden,
+        group=world.pp.group,
+    )  # fmt: skip

@@ -1,0 +1,12 @@
+"""What the fork server imports before it forks ranks. No torch operation runs here.
+
+An operation would start threads, and a forked child must not inherit a half of them.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+import meshwright.engine.program

@@ -1,0 +1,175 @@
+"""Real processes on this machine: a fork server with torch already imported, one child per rank.
+
+A child forked from the server is ready in about a tenth of a second where a fresh interpreter
+needs seconds to import torch. If one rank fails, all are ended and the caller gets one error that
+names the rank; if the caller dies, the ranks notice and exit. Nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import pickle
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+_PEER_LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out")
+
+
+class RankError(RuntimeError):
+    """A rank failed; the message is one sentence, `details` the traceback."""
+
+    def __init__(self, rank: int, message: str, details: str = "") -> None:
+        super().__init__(f"rank {rank}: {message}")
+        self.rank, self.reason, self.details = rank, message, details
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    world: int,
+    *arguments: Any,
+    on_message: Callable[[int, Any], None] | None = None,
+    timeout_s: float = 600.0,
+    collective_timeout_s: float = 120.0,
+) -> list[Any]:
+    """Run `function(*arguments)` as ranks 0..world-1 of a gloo group; return their results.
+
+    `function` must be importable by name. If `on_message` is given, `function` gets a keyword
+    `report`, a callable whose argument arrives here while the ranks run.
+
+    Raises:
+        RankError: the first rank that failed, with its own reason (not the peers' broken pipes).
+    """
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["meshwright.engine.preload"])
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
+        children: list[Any] = []
+        pipes: list[Connection] = []
+        lifeline_read, lifeline_write = context.Pipe(duplex=False)
+        try:
+            for rank in range(world):
+                ours, theirs = context.Pipe(duplex=False)
+                child = context.Process(
+                    target=_rank_main,
+                    args=(
+                        function, arguments, rank, world, str(Path(directory) / "store"),
+                        theirs, lifeline_read, collective_timeout_s, on_message is not None,
+                    ),
+                    daemon=True,
+                )  # fmt: skip
+                child.start()
+                theirs.close()
+                children.append(child)
+                pipes.append(ours)
+            lifeline_read.close()
+            return _collect(children, pipes, on_message, time.monotonic() + timeout_s)
+        finally:
+            for child in children:
+                if child.is_alive():
+                    child.kill()
+                child.join()
+            for pipe in (*pipes, lifeline_write):
+                pipe.close()
+
+
+def _collect(
+    children: list[Any],
+    pipes: list[Connection],
+    on_message: Callable[[int, Any], None] | None,
+    deadline: float,
+) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: list[RankError] = []
+    open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
+    while open_pipes:
+        # After a first failure the others get a moment to say what they know: the rank that was
+        # first to *report* may only have lost its peer.
+        left = min(deadline - time.monotonic(), 1.0 if failures else float("inf"))
+        ready = wait(list(open_pipes), timeout=max(left, 0.0))
+        if not ready:
+            if failures:
+                break
+            raise RankError(min(open_pipes.values()), "no answer before the time limit")
+        for pipe in ready:
+            rank = open_pipes[pipe]  # type: ignore[index]
+            try:
+                kind, payload = pipe.recv()  # type: ignore[union-attr]
+            except EOFError:
+                del open_pipes[pipe]  # type: ignore[arg-type]
+                if rank not in results and not any(f.rank == rank for f in failures):
+                    children[rank].join(1.0)
+                    code = children[rank].exitcode
+                    failures.append(RankError(rank, f"the process ended with exit code {code}"))
+                continue
+            if kind == "message" and on_message is not None:
+                on_message(rank, payload)
+            elif kind == "result":
+                results[rank] = payload
+            elif kind == "error":
+                failures.append(RankError(rank, *payload))
+    if failures:
+        raise min(failures, key=_blame)
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _blame(failure: RankError) -> tuple[bool, int]:
+    """Real errors before lost peers, then by rank."""
+    return any(sign in failure.reason for sign in _PEER_LOST), failure.rank
+
+
+def _rank_main(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    rank: int,
+    world: int,
+    store: str,
+    pipe: Connection,
+    lifeline: Connection,
+    collective_timeout_s: float,
+    reports: bool,
+) -> None:
+    threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    lock = threading.Lock()
+
+    def send(kind: str, payload: Any) -> None:
+        raw = pickle.dumps((kind, payload))  # fails here, not half-way into the pipe
+        with lock:
+            pipe.send_bytes(raw)
+
+    code = 0
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(store, world),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=collective_timeout_s),
+        )
+        extra = {"report": lambda payload: send("message", payload)} if reports else {}
+        send("result", function(*arguments, **extra))
+        dist.barrier()
+    except BaseException as error:
+        code = 1
+        message = " ".join(str(error).split())[:400] or type(error).__name__
+        send("error", (message, traceback.format_exc()))
+    # A normal interpreter exit now and then aborts in gloo's threads after all work is done.
+    pipe.close()
+    os._exit(code)
+
+
+def _exit_with_parent(lifeline: Connection) -> None:
+    try:
+        lifeline.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)

@@ -1,0 +1,185 @@
+"""One rank's part of a running plan: its stages, their schedule, and one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from meshwright.engine.attention import take_local
+from meshwright.engine.clip import clip_gradients, complete_gradients, gradient_norm
+from meshwright.engine.decoder import Decoder
+from meshwright.engine.init import canonical, initial_value
+from meshwright.engine.loss import IGNORED, summed_cross_entropy
+from meshwright.engine.mesh import World, make_world
+from meshwright.engine.numerics import Numerics
+from meshwright.engine.parallelize import (
+    Precision,
+    Values,
+    fsdp_modules,
+    new_stage,
+    parallelize,
+)
+from meshwright.engine.pipeline import make_schedule, stage_ranges, stages_of
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step reports, the same on every rank."""
+
+    loss: float
+    grad_norm: float
+    tokens: int
+
+
+class Program:
+    """A plan's part for this rank. All ranks build it and call its methods together."""
+
+    def __init__(
+        self,
+        model: Model,
+        numerics: Numerics,
+        layout: Layout,
+        *,
+        global_batch: int,
+        seq_len: int,
+        precision: Precision,
+        values: Values | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+        csv: str = "",
+        mutant: str = "",
+    ) -> None:
+        self.model, self.layout, self.precision = model, layout, precision
+        self.micro_batches = layout.micro_batches(global_batch)
+        self.world: World = make_world(
+            layout, torch.device(device), model.experts is not None, mutant
+        )
+
+        def initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return initial_value(name, shape, model, numerics, seed)
+
+        source = values or initial
+        ranges = stage_ranges(model, layout)
+        self.modules: dict[int, Decoder] = {}
+        for index in stages_of(self.world.pp.rank, layout):
+            first, last = index == 0, index == len(ranges) - 1
+            stage = new_stage(model, numerics, self.world, ranges[index], first, last)
+            stage.lose_input_gradient = mutant == "pp" and index == 1
+            self.modules[index] = parallelize(stage, self.world, source, precision)
+        self.stages = list(self.modules.values())
+        self.holds_loss = len(ranges) - 1 in self.modules
+        self._valid_tokens = 1
+        self._schedule: Any = None
+        if layout.pp > 1:
+            self._schedule = make_schedule(
+                self.modules, self.world, micro_batches=self.micro_batches,
+                length=seq_len // layout.cp, compute=precision.compute, loss=self._loss, csv=csv,
+            )  # fmt: skip
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters by global name; a tied head under the embedding's name last."""
+        for stage in self.stages:
+            yield from stage.named_parameters()
+
+    def _loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return summed_cross_entropy(logits, target, self.world.axes.tp) / self._valid_tokens
+
+    def own_rows(self, batch: torch.Tensor) -> torch.Tensor:
+        """This rank's sequences and tokens of a whole batch `[global batch, S]`."""
+        rows = batch.chunk(self.layout.dp)[self.world.dp_rank]
+        return take_local(rows, self.world.axes.cp).to(self.world.device)
+
+    def compute_gradients(self, tokens: torch.Tensor, targets: torch.Tensor) -> float:
+        """Forward and backward of one step; returns the global mean loss.
+
+        Args:
+            tokens: the whole batch `[global batch, S]`, the same on every rank.
+            targets: what each position should predict; `IGNORED` does not count.
+        """
+        self._valid_tokens = max(1, int((targets != IGNORED).sum()))
+        own, wanted = self.own_rows(tokens), self.own_rows(targets)
+        losses = self._pipelined(own, wanted) if self._schedule else self._looped(own, wanted)
+        complete_gradients(self.stages, self.world)
+        return self._global_loss(losses)
+
+    def _looped(self, tokens: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+        """Micro-batch after micro-batch, with ZeRO's own rule for when gradients are reduced."""
+        stage, zero = self.stages[0], self.layout.zero
+        wrapped = fsdp_modules(stage)
+        losses = []
+        micro = zip(
+            tokens.chunk(self.micro_batches), targets.chunk(self.micro_batches), strict=True
+        )
+        for index, (inputs, wanted) in enumerate(micro):
+            last = index == self.micro_batches - 1
+            if wrapped:
+                root = wrapped[0]
+                root.set_is_last_backward(last)
+                root.set_requires_gradient_sync(last or zero >= 2)
+                root.set_reshard_after_backward(last or zero == 3)
+            loss = self._loss(stage(inputs), wanted)
+            loss.backward()
+            losses.append(loss.detach())
+        return losses
+
+    def _pipelined(self, tokens: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+        losses: list[torch.Tensor] = []
+        arguments = (tokens,) if 0 in self.modules else ()
+        extra = {"target": targets, "losses": losses} if self.holds_loss else {}
+        self._schedule.step(*arguments, return_outputs=False, **extra)
+        return losses
+
+    def _global_loss(self, losses: list[torch.Tensor]) -> float:
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        if self.holds_loss and self.world.axes.tp.rank == 0:
+            total += torch.stack(losses).double().sum()
+        dist.all_reduce(total)
+        return float(total)
+
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        clip: float = 0.0,
+    ) -> StepResult:
+        """One optimizer step on a whole batch: gradients, norm, clipping, update."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.compute_gradients(tokens, targets)
+        norm = gradient_norm(self.stages, self.world)
+        if clip > 0:
+            clip_gradients(self.stages, norm, clip)
+        optimizer.step()
+        return StepResult(loss=loss, grad_norm=float(norm), tokens=self._valid_tokens)
+
+    def optimizer_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Parameters in groups that one fused update can take: alike in kind, mesh and decay."""
+        groups: dict[Any, dict[str, Any]] = {}
+        for _, parameter in self.parameters():
+            decay = weight_decay if parameter.dim() > 1 else 0.0
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            entry = groups.setdefault((mesh, decay), {"params": [], "weight_decay": decay})
+            entry["params"].append(parameter)
+        return list(groups.values())
+
+    def gathered(self, gradients: bool = False) -> dict[str, torch.Tensor]:
+        """Whole parameters (or gradients) of this rank's stages by canonical name, on the CPU.
+
+        Collective over the ranks of a stage.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter in self.parameters():
+            value = parameter.grad if gradients else parameter.detach()
+            if value is None:
+                raise RuntimeError(f"{name} got no gradient")
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            found.setdefault(canonical(name, self.model), whole.cpu().clone())
+        return found
