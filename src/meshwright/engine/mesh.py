@@ -50,7 +50,7 @@ class World:
         """The mesh that gradients of dense parameters are reduced over."""
         if self.mutant == "dp":
             return self.dense["alone"]
-        replicate, shard = self.dense["replicate"].size(), self.dense["shard"].size()
+        replicate = self.dense["replicate"].size()
         if self.layout.zero == 0:
             return self.dense["replicate"]
         return self.dense["replicate", "shard"] if replicate > 1 else self.dense["shard"]
@@ -86,9 +86,7 @@ def make_world(
     expert_mesh, ep = None, Axis(name="ep")
     if has_experts and layout.dp * layout.cp * layout.tp > 1:
         expert_ranks = stage_ranks.reshape(layout.pp, -1, layout.ep)
-        expert_mesh = DeviceMesh(
-            device.type, expert_ranks, mesh_dim_names=("pp", "edp", "ep")
-        )
+        expert_mesh = DeviceMesh(device.type, expert_ranks, mesh_dim_names=("pp", "edp", "ep"))
         group = expert_mesh.get_group("ep")
         ep = Axis(name="ep", size=layout.ep, rank=dist.get_rank(group), group=group)
     tied = Axis(name="tied")

@@ -68,9 +68,7 @@ def needs_tensor_sum(name: str, model: Model, tp: int, sequence_parallel: bool) 
     )
 
 
-def parallelize(
-    stage: Decoder, world: World, values: Values, precision: Precision
-) -> Decoder:
+def parallelize(stage: Decoder, world: World, values: Values, precision: Precision) -> Decoder:
     """Slice, fill and wrap a stage that was built on the meta device; returns it."""
     wrap = world.data_size > 1 or precision.mixed or world.experts is not None
     for prefix, unit in _units(stage):
