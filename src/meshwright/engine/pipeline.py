@@ -51,11 +51,15 @@ NATIVE = (*_SINGLE, *_MULTI)
 
 
 def stage_ranges(model: Model, layout: Layout) -> list[range]:
-    """The layers of each virtual stage, in order; earlier stages take the remainder."""
+    """The layers of each virtual stage, in order.
+
+    Without an explicit split they are as even as possible, and the surplus goes to the stages in
+    the middle, away from the embedding and the head, as the cost model assumes.
+    """
     stages = layout.pp * layout.virtual_stages
-    counts = layout.stage_layers or tuple(
-        model.layers // stages + (index < model.layers % stages) for index in range(stages)
-    )
+    base, surplus = divmod(model.layers, stages)
+    takers = [*range(1, stages - 1), stages - 1, 0][:surplus]
+    counts = layout.stage_layers or tuple(base + (index in takers) for index in range(stages))
     starts = [sum(counts[:index]) for index in range(stages)]
     return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
 

@@ -87,7 +87,7 @@ def _collect(
 ) -> list[Any]:
     results: dict[int, Any] = {}
     failures: list[RankError] = []
-    open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
+    open_pipes: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
     while open_pipes:
         # After a first failure the others get a moment to say what they know: the rank that was
         # first to *report* may only have lost its peer.
@@ -97,12 +97,13 @@ def _collect(
             if failures:
                 break
             raise RankError(min(open_pipes.values()), "no answer before the time limit")
+        pipe: Any
         for pipe in ready:
-            rank = open_pipes[pipe]  # type: ignore[index]
+            rank = open_pipes[pipe]
             try:
-                kind, payload = pipe.recv()  # type: ignore[union-attr]
+                kind, payload = pipe.recv()
             except EOFError:
-                del open_pipes[pipe]  # type: ignore[arg-type]
+                del open_pipes[pipe]
                 if rank not in results and not any(f.rank == rank for f in failures):
                     children[rank].join(1.0)
                     code = children[rank].exitcode
@@ -113,7 +114,8 @@ def _collect(
             elif kind == "result":
                 results[rank] = payload
             elif kind == "error":
-                failures.append(RankError(rank, *payload))
+                message, details = payload
+                failures.append(RankError(rank, message, details))
     if failures:
         raise min(failures, key=_blame)
     return [results[rank] for rank in range(len(pipes))]
