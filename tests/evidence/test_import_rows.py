@@ -61,9 +61,9 @@ def test_what_a_blank_recompute_cell_means_is_said(rows):
     assert "recompute=none" in import_row(row).assumed
 
 
-def test_vocabulary_is_padded_as_megatron_pads_it(rows):
-    row = next(r for r in rows if r.table == "vtrain_singlenode" and r["tp"] == "4")
-    assert import_row(row).model.vocab == 50688  # the next multiple of 128 · 4 after 50257
+def test_a_megatron_argument_overrides_the_padding_of_the_vocabulary(rows):
+    row = next(r for r in rows if '"make-vocab-size-divisible-by":3232' in r["setup"])
+    assert import_row(row).job.framework_options["vocab_multiple"] == 3232
 
 
 def test_layers_are_dealt_by_cost_as_nanotron_deals_them():

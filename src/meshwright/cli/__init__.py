@@ -26,6 +26,8 @@ _register("clusters", "clusters", "The cluster presets, with their sources.")
 _register("devices", "devices", "The device presets, each number with its source.")
 _register("studio", "studio", "Plan, simulate and learn in the browser, all local.")
 _register("schema", "schema", "The JSON Schema of a plan.")
+_register("predict", "predict", "Price every run of a table.")
+_register("scorecard", "scorecard", "Predictions against published measurements.")
 
 
 def main(arguments: list[str] | None = None) -> None:

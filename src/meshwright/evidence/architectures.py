@@ -9,7 +9,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from meshwright.costs.frameworks import Behaviour
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import Row
 from meshwright.evidence.software import SourceRule, megatron_arguments
@@ -46,9 +45,7 @@ def known_architecture(name: str) -> dict[str, Any] | None:
     return None
 
 
-def model_of(
-    row: Row, rule: SourceRule, known: Behaviour, seq_len: int, tp: int, assumed: list[str]
-) -> Model:
+def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Model:
     """Return the architecture of a row; what the row leaves open is added to `assumed`.
 
     Raises:
@@ -75,8 +72,6 @@ def model_of(
         base["experts"] = experts
     if "ultrascale" in row["source"] and hidden <= 3072:
         base["tied_embeddings"] = True
-    multiple = int(arguments.get("make-vocab-size-divisible-by", known.vocab_multiple)) * tp
-    base["vocab"] = math.ceil(int(base["vocab"]) / multiple) * multiple
     base["name"] = row["model"] or "custom"
     base["source"] = base.get("source") or row["source"]
     try:

@@ -73,7 +73,7 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
     batch, micro, accumulate = _batches(row, rule, degrees, seq_len, assumed)
     if batch // (degrees.dp * micro) == 0 or batch % (degrees.dp * micro):
         batch, micro = _repair(batch, micro, degrees.dp, accumulate, assumed)
-    model = model_of(row, rule, known, seq_len, degrees.tp, assumed)
+    model = model_of(row, rule, seq_len, assumed)
     cluster = cluster_of(row, gpus, assumed)
     network = rule.default("network_bytes_s")
     if network and len(cluster.levels) > 1:

@@ -96,6 +96,8 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
         options["gather_overlapped"] = bool(arguments.get("overlap-param-gather"))
         options["fused_wgrad_accumulation"] = not arguments.get("no-gradient-accumulation-fusion")
         options["dropout"] = True  # the functional tests keep Megatron's default of 0.1
+        if "make-vocab-size-divisible-by" in arguments:
+            options["vocab_multiple"] = int(arguments["make-vocab-size-divisible-by"])
         if arguments.get("cross-entropy-loss-fusion"):
             options |= {"fused_cross_entropy": True, "logits_bytes": 4.0}
         backend = arguments.get("attention-backend")

@@ -1,0 +1,46 @@
+"""`meshwright predict`: price a table of runs."""
+
+from __future__ import annotations
+
+import typer
+
+
+def command(
+    rows: str = typer.Argument(..., help="CSV table of runs in the evidence schema."),
+    output: str = typer.Option("", "-o", "--output", help="Write the predictions as CSV here."),
+    as_json: bool = typer.Option(False, "--json", help="Print a summary as JSON."),
+) -> None:
+    """Price every run of a table: step time, throughput, peak memory, whether it fits.
+
+    Reads only the columns that describe a run; anything measured may be blank. Every row gets a
+    price or a reason, and what the row left open is listed under `assumed`.
+    """
+    import json
+    from collections import Counter
+
+    from rich.console import Console
+
+    from meshwright.evidence.predict import predict, predictions_csv
+    from meshwright.evidence.rows import read_rows
+    from meshwright.specs.plan import write_atomically
+
+    table = read_rows(rows)
+    console = Console(stderr=True)
+    with console.status(f"pricing {len(table)} rows"):
+        predictions = predict(table)
+    text = predictions_csv(predictions)
+    priced = [one for one in predictions if one.priced]
+    reasons = Counter(one.reason for one in predictions if not one.priced)
+    if output:
+        write_atomically(output, text)
+    if as_json:
+        summary = {"rows": len(table), "priced": len(priced), "skipped": dict(reasons)}
+        print(json.dumps(summary, indent=2))
+        return
+    if not output:
+        print(text, end="")
+        return
+    share = 100.0 * len(priced) / len(table) if table else 0.0
+    print(f"{len(priced)} of {len(table)} rows priced ({share:.1f} %), written to {output}")
+    for reason, count in reasons.most_common(10):
+        print(f"  {count} skipped: {reason}")

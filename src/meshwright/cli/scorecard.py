@@ -1,0 +1,52 @@
+"""`meshwright scorecard`: predictions against measurements."""
+
+from __future__ import annotations
+
+import typer
+
+
+def command(
+    rows: list[str] = typer.Argument(
+        None, help="CSV tables in the evidence schema; none: the published rows that ship."
+    ),
+    by: str = typer.Option("source", "--by", help="Group by source, gpu or framework."),
+    as_json: bool = typer.Option(False, "--json", help="Print the scores as JSON."),
+    html: str = typer.Option("", "--html", help="Write a self-contained page with scatter plots."),
+    markdown: str = typer.Option("", "--markdown", help="Write the accuracy page (Markdown)."),
+) -> None:
+    """Score the cost model on published measurements, next to two baselines.
+
+    Errors are relative, in percent: of step time, of peak memory; a positive bias predicts too
+    much. `false fits` are runs that ran out of memory but were said to fit. Regret is how much
+    slower than the best measured layout of a sweep the one is that meshwright ranks first.
+    """
+    import json
+
+    from rich.console import Console
+
+    from meshwright.evidence.predict import predict
+    from meshwright.evidence.report import accuracy_page, html_page, print_scores
+    from meshwright.evidence.rows import Row, published_rows, read_rows
+    from meshwright.evidence.score import scorecard
+    from meshwright.specs.errors import SpecError
+    from meshwright.specs.plan import write_atomically
+
+    if by not in ("source", "gpu", "framework"):
+        raise SpecError("by", by, "one of source, gpu, framework")
+    table: list[Row] = []
+    for path in rows or []:
+        table += read_rows(path)
+    table = table if rows else published_rows()
+    with Console(stderr=True).status(f"pricing {len(table)} rows"):
+        predictions = predict(table)
+        scores, scored = scorecard(table, predictions, by)
+    if html:
+        write_atomically(html, html_page(scores, scored))
+    if markdown:
+        write_atomically(markdown, accuracy_page(scores, scored))
+    if as_json:
+        print(json.dumps({"by": by, "scores": [score.plain() for score in scores]}, indent=2))
+        return
+    print_scores(scores, by)
+    for path in filter(None, (html, markdown)):
+        print(f"written: {path}")

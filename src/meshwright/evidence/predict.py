@@ -1,0 +1,138 @@
+"""Price tables of runs: rows of one (model, cluster, job) go through the cost model together."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costs.columns import from_layouts
+from meshwright.costs.step import EstimateColumns, capacity_bytes, price
+from meshwright.evidence.import_rows import Run, import_row
+from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.rows import Row
+
+GIB = 2.0**30
+
+COLUMNS = (
+    "id", "status", "reason", "predicted_iter_time_s", "predicted_tokens_per_s_per_gpu",
+    "predicted_peak_mem_gib", "predicted_fits", "assumed",
+)  # fmt: skip
+"""Columns of a table of predictions."""
+
+NOT_IN_CONVENTION: dict[str, tuple[str, ...]] = {
+    "allocated": ("context", "fragmentation"),
+    "reserved": ("context",),
+    "device": (),
+}
+"""Parts of the modelled memory that a way of measuring does not see: the CUDA context is outside
+PyTorch's allocator, and its fragmentation is reserved but not allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the cost model says of one row."""
+
+    id: str
+    run: Run | None
+    reason: str = ""
+    iter_time_s: float = math.nan
+    tokens_per_s_per_gpu: float = math.nan
+    peak_memory_bytes: float = math.nan
+    device_memory_bytes: float = math.nan
+    fits: bool = True
+
+    @property
+    def priced(self) -> bool:
+        """Whether the row has a price."""
+        return self.run is not None and not self.reason
+
+
+def predict(rows: Iterable[Row], progress: Callable[[int], None] | None = None) -> list[Prediction]:
+    """Price rows, in their order; a row that cannot be priced says why.
+
+    `progress`, if given, is called with the number of rows priced since the last call.
+    """
+    rows = list(rows)
+    result: list[Prediction | None] = [None] * len(rows)
+    groups: dict[str, list[tuple[int, Run]]] = {}
+    for index, row in enumerate(rows):
+        try:
+            run = import_row(row)
+        except SkipRow as skip:
+            result[index] = Prediction(row.id, None, str(skip))
+            continue
+        groups.setdefault(_group_key(run), []).append((index, run))
+    for members in groups.values():
+        for (index, _), prediction in zip(
+            members, predict_runs([run for _, run in members]), strict=True
+        ):
+            result[index] = prediction
+        if progress is not None:
+            progress(len(members))
+    return [prediction for prediction in result if prediction is not None]
+
+
+def _group_key(run: Run) -> str:
+    return "\n".join(
+        (run.model.model_dump_json(), run.cluster.model_dump_json(), run.job.model_dump_json())
+    )
+
+
+def predict_runs(runs: Sequence[Run]) -> list[Prediction]:
+    """Price runs that share model, cluster and job."""
+    first = runs[0]
+    columns = from_layouts([run.layout for run in runs])
+    table = price(first.model, first.cluster, first.job, columns)
+    capacity = capacity_bytes(first.cluster)
+    return [_prediction(run, table, index, capacity) for index, run in enumerate(runs)]
+
+
+def _prediction(run: Run, table: EstimateColumns, index: int, capacity: float) -> Prediction:
+    time = float(table.step_time_s[index])
+    device = float(table.memory.peak[index])
+    return Prediction(
+        id=run.id,
+        run=run,
+        iter_time_s=time,
+        tokens_per_s_per_gpu=run.job.tokens / (time * run.gpus),
+        peak_memory_bytes=memory_in_convention(table, index, run.memory_convention),
+        device_memory_bytes=device,
+        fits=device <= capacity,
+    )
+
+
+def memory_in_convention(table: EstimateColumns, index: int, convention: str) -> float:
+    """Peak bytes of the heaviest rank as a convention counts them."""
+    hidden = NOT_IN_CONVENTION[convention]
+    totals = [
+        float(table.memory.total[role][index])
+        - sum(float(parts[name][index]) for name in hidden)
+        for role, parts in table.memory.parts.items()
+        if table.memory.total[role][index] > 0
+    ]
+    return float(np.max(totals))
+
+
+def predictions_csv(predictions: Iterable[Prediction]) -> str:
+    """Return predictions as CSV text with `COLUMNS`; numbers to six significant digits."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for one in predictions:
+        if not one.priced:
+            writer.writerow([one.id, "skipped", one.reason, "", "", "", "", ""])
+            continue
+        assert one.run is not None
+        writer.writerow(
+            [
+                one.id, "priced", "", f"{one.iter_time_s:.6g}", f"{one.tokens_per_s_per_gpu:.6g}",
+                f"{one.peak_memory_bytes / GIB:.6g}", "true" if one.fits else "false",
+                "; ".join(one.run.assumed),
+            ]
+        )  # fmt: skip
+    return out.getvalue()
