@@ -1,0 +1,59 @@
+"""The predict command on tables as users have them."""
+
+import csv
+
+import pytest
+
+from meshwright.cli import run
+from meshwright.evidence.predict import COLUMNS, predict
+from meshwright.evidence.rows import DESCRIBING, MEASURED, published_rows
+
+
+@pytest.fixture(scope="module")
+def few():
+    return published_rows()[::97]
+
+
+def write(path, rows, hide=False):
+    columns = (*DESCRIBING, *MEASURED, "notes", "outcome")
+    with open(path, "w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow(["" if hide and c not in DESCRIBING else row[c] for c in columns])
+
+
+def test_every_row_gets_a_price_or_a_reason(tmp_path, few, capsys):
+    write(tmp_path / "rows.csv", few)
+    assert run(["predict", str(tmp_path / "rows.csv"), "-o", str(tmp_path / "out.csv")]) == 0
+    with open(tmp_path / "out.csv") as stream:
+        out = list(csv.DictReader(stream))
+    assert [r["id"] for r in out] == [r.id for r in few]
+    assert tuple(out[0]) == COLUMNS
+    for line in out:
+        if line["status"] == "priced":
+            assert float(line["predicted_iter_time_s"]) > 0
+            assert float(line["predicted_peak_mem_gib"]) > 0
+            assert line["predicted_fits"] in ("true", "false")
+        else:
+            assert line["status"] == "skipped" and line["reason"]
+    assert "rows priced" in capsys.readouterr().out
+
+
+def test_hiding_what_was_measured_changes_nothing(tmp_path, few):
+    write(tmp_path / "seen.csv", few)
+    write(tmp_path / "blind.csv", few, hide=True)
+    for name in ("seen", "blind"):
+        assert run(["predict", str(tmp_path / f"{name}.csv"), "-o", str(tmp_path / f"{name}.out")]) == 0
+    assert (tmp_path / "seen.out").read_bytes() == (tmp_path / "blind.out").read_bytes()
+
+
+def test_a_row_costs_the_same_alone_and_in_a_table(few):
+    together = predict(few)
+    for row, expected in zip(few[:12], together[:12], strict=True):
+        assert predict([row])[0].iter_time_s == pytest.approx(expected.iter_time_s, nan_ok=True, rel=0)
+
+
+def test_a_missing_file_is_a_sentence(capsys):
+    assert run(["predict", "no-such.csv"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
