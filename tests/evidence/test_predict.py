@@ -44,14 +44,19 @@ def test_hiding_what_was_measured_changes_nothing(tmp_path, few):
     write(tmp_path / "seen.csv", few)
     write(tmp_path / "blind.csv", few, hide=True)
     for name in ("seen", "blind"):
-        assert run(["predict", str(tmp_path / f"{name}.csv"), "-o", str(tmp_path / f"{name}.out")]) == 0
+        assert (
+            run(["predict", str(tmp_path / f"{name}.csv"), "-o", str(tmp_path / f"{name}.out")])
+            == 0
+        )
     assert (tmp_path / "seen.out").read_bytes() == (tmp_path / "blind.out").read_bytes()
 
 
 def test_a_row_costs_the_same_alone_and_in_a_table(few):
     together = predict(few)
     for row, expected in zip(few[:12], together[:12], strict=True):
-        assert predict([row])[0].iter_time_s == pytest.approx(expected.iter_time_s, nan_ok=True, rel=0)
+        assert predict([row])[0].iter_time_s == pytest.approx(
+            expected.iter_time_s, nan_ok=True, rel=0
+        )
 
 
 def test_a_missing_file_is_a_sentence(capsys):

@@ -110,8 +110,7 @@ def memory_in_convention(table: EstimateColumns, index: int, convention: str) ->
     """Peak bytes of the heaviest rank as a convention counts them."""
     hidden = NOT_IN_CONVENTION[convention]
     totals = [
-        float(table.memory.total[role][index])
-        - sum(float(parts[name][index]) for name in hidden)
+        float(table.memory.total[role][index]) - sum(float(parts[name][index]) for name in hidden)
         for role, parts in table.memory.parts.items()
         if table.memory.total[role][index] > 0
     ]

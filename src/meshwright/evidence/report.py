@@ -274,7 +274,11 @@ def _scatter(
             f'<text x="{x(tick):.1f}" y="{size - bottom + 18}" text-anchor="middle">{tick:g}</text>'
             f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
         )
-    for factor, dash in ((1.0, ""), (1.2, ' stroke-dasharray="4 4"'), (1 / 1.2, ' stroke-dasharray="4 4"')):  # noqa: E501
+    for factor, dash in (
+        (1.0, ""),
+        (1.2, ' stroke-dasharray="4 4"'),
+        (1 / 1.2, ' stroke-dasharray="4 4"'),
+    ):
         begin, end = 10.0**low, 10.0**high
         parts.append(
             f'<line x1="{x(begin):.1f}" y1="{y(begin * factor):.1f}" x2="{x(end):.1f}" '
@@ -293,5 +297,3 @@ def _scatter(
         f'transform="rotate(-90 14 {size / 2})">predicted</text></svg>'
     )
     return "".join(parts)
-
-
