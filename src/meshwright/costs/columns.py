@@ -167,3 +167,18 @@ def strides(columns: LayoutColumns) -> dict[str, Ints]:
             step = step * sizes[axis]
     result["ep"] = columns.etp.copy()
     return result
+
+
+def distinct(*fields: Ints) -> tuple[Ints, Ints]:
+    """Find the distinct combinations of some whole-number columns.
+
+    Returns (rows, inverse): `rows` are positions of one representative each, and
+    `something(rows)[inverse]` spreads a result computed once per combination back over all rows.
+    Costs that depend on few columns are priced this way: a search repeats each of them a
+    thousandfold.
+    """
+    packed = np.zeros(len(fields[0]), dtype=np.int64)
+    for field in fields:
+        packed = packed * (int(field.max(initial=0)) + 1) + field
+    _, rows, inverse = np.unique(packed, return_index=True, return_inverse=True)
+    return rows, inverse

@@ -12,9 +12,6 @@ import numpy as np
 
 from meshwright.costs import flops, pipeline
 from meshwright.costs.collectives import (
-    all_gather,
-    all_reduce,
-    reduce_scatter,
     send_recv,
 )
 from meshwright.costs.columns import (
@@ -22,9 +19,11 @@ from meshwright.costs.columns import (
     Floats,
     Ints,
     LayoutColumns,
+    distinct,
     from_layouts,
     strides,
 )
+from meshwright.costs.data_parallel import data_parallel_s
 from meshwright.costs.fabric import Fabric, place
 from meshwright.costs.frameworks import Behaviour, behaviour
 from meshwright.costs.kernels import (
@@ -51,6 +50,10 @@ TIME_PARTS = (
 )  # fmt: skip
 
 
+LOSS_BYTES = (36.0, 14.0)
+"""Bytes moved per logit by an unfused cross-entropy, forward and backward: the 16-bit logits
+become fp32 (6), then maximum (4), subtraction (8), exponential (8), sum (4), quotient (8) minus
+what stays in cache; backward subtracts the target (8) and returns to 16 bits (6)."""
 MOE_KERNELS = 12
 """Kernels that routing, permuting and combining add to a layer's forward, counted in Megatron-Core."""
 
@@ -111,8 +114,16 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     parts = _pace_parts(columns, stage_parts, times, micro_batches)
     parts["pipeline_p2p"] = _p2p_exposed_s(setting, columns, hop, micro_batches)
     parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
-    parts["data_parallel"] = _data_parallel_s(
-        setting, columns, distances, used, times, micro_batches
+    parts["data_parallel"] = data_parallel_s(
+        job,
+        setting.behaviour,
+        setting.fabric,
+        columns,
+        distances,
+        used,
+        times,
+        layers,
+        micro_batches,
     )
     parts["optimizer"] = _optimizer_s(setting, columns, used)
     parts["step_overhead"] = np.full(columns.rows, setting.behaviour.host_step_s)
@@ -138,10 +149,7 @@ def _distinct_keys(
         columns.sequence_parallel,
         distances["tp"], distances["cp"], distances["ep"],
     ]  # fmt: skip
-    packed = np.zeros(columns.rows, dtype=np.int64)
-    for field in fields:
-        packed = packed * (int(field.max(initial=0)) + 1) + field
-    _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
+    first, inverse = distinct(*fields)
     return LayerKeys(*(field[first] for field in fields)), inverse
 
 
@@ -220,30 +228,37 @@ def _launch(
 
 def _ends(setting: Setting, columns: LayoutColumns, role: str) -> tuple[Floats, Floats]:
     """Embedding on the first rank; final norm, head and loss on the last."""
-    model, job, kernels = setting.model, setting.job, setting.kernels
-    element = job.precision.activation_bytes
-    tokens = columns.micro_batch * ceil_div(job.seq_len, columns.cp)
-    vocab = ceil_div(model.vocab, columns.tp)
-    forward, backward = np.zeros(columns.rows), np.zeros(columns.rows)
-    hidden = np.full_like(columns.tp, model.hidden)
-    has_head = np.where(columns.pp == 1, role == "first", role == "last")
+    nothing = np.zeros(columns.rows)
+    if role == "middle":
+        return nothing, nothing
+    rows, inverse = distinct(columns.tp, columns.cp, columns.micro_batch)
+    few = columns.take(rows)
+    has_head = columns.pp == 1 if role == "first" else columns.pp > 1
+    head_forward, head_backward = _head_times(setting, few)
+    forward = np.where(has_head, head_forward[inverse], 0.0)
+    backward = np.where(has_head, head_backward[inverse], 0.0)
     if role == "first":
-        lookup = stream_time_s(
-            kernels, 2.0 * element * model.hidden * tokens.astype(np.float64), 2.0
-        )
+        tokens = few.micro_batch * ceil_div(setting.job.seq_len, few.cp)
+        moved = 2.0 * setting.job.precision.activation_bytes * setting.model.hidden * tokens
+        lookup = stream_time_s(setting.kernels, moved.astype(np.float64), 2.0)[inverse]
         forward, backward = forward + lookup, backward + 2.0 * lookup
-    if role != "middle":
-        product = gemm_time_s(kernels, tokens, vocab, hidden)
-        gradients = gemm_time_s(kernels, tokens, hidden, vocab) + gemm_time_s(
-            kernels, vocab, hidden, tokens
-        )
-        logits = tokens.astype(np.float64) * vocab
-        passes = 4.0 if setting.behaviour.fused_cross_entropy else 18.0
-        loss_forward = stream_time_s(kernels, logits * passes, 4.0)
-        loss_backward = stream_time_s(kernels, logits * passes / 2.0, 2.0)
-        forward = forward + np.where(has_head, product + loss_forward, 0.0)
-        backward = backward + np.where(has_head, gradients + loss_backward, 0.0)
     return forward, backward
+
+
+def _head_times(setting: Setting, few: LayoutColumns) -> tuple[Floats, Floats]:
+    """The LM head's products and the passes over the logits that the loss makes."""
+    model, kernels = setting.model, setting.kernels
+    tokens = few.micro_batch * ceil_div(setting.job.seq_len, few.cp)
+    vocab = ceil_div(model.vocab, few.tp)
+    hidden = np.full_like(few.tp, model.hidden)
+    product = gemm_time_s(kernels, tokens, vocab, hidden)
+    gradients = gemm_time_s(kernels, tokens, hidden, vocab)
+    gradients = gradients + gemm_time_s(kernels, vocab, hidden, tokens)
+    logits = tokens.astype(np.float64) * vocab
+    fused = setting.behaviour.fused_cross_entropy
+    loss_forward = stream_time_s(kernels, logits * (4.0 if fused else LOSS_BYTES[0]), 4.0)
+    loss_backward = stream_time_s(kernels, logits * (2.0 if fused else LOSS_BYTES[1]), 2.0)
+    return product + loss_forward, gradients + loss_backward
 
 
 def _stage_times(
@@ -296,99 +311,20 @@ def _p2p_time_s(setting: Setting, columns: LayoutColumns, distances: dict[str, I
 def _p2p_exposed_s(
     setting: Setting, columns: LayoutColumns, hop: Floats, micro_batches: Ints
 ) -> Floats:
-    """Stage-to-stage time on the critical path: every message, or only those of fill and drain."""
+    """Stage-to-stage time on the critical path.
+
+    Fill and drain wait for every hop. In the steady state a rank sends and receives once per
+    micro-batch, chunk and direction: hidden where the framework overlaps it and has another chunk
+    to work on, but issuing the pair of kernels always takes host time.
+    """
     v = np.maximum(columns.virtual_stages, 1)
     fill = 2.0 * (columns.pp - 1) * hop
-    steady = 2.0 * micro_batches * v * hop
+    messages = 2.0 * micro_batches * v
+    steady = messages * hop
     if setting.behaviour.p2p_overlapped:
         steady = np.where(v > 1, 0.0, steady)
-    return np.where(columns.pp > 1, fill + steady, 0.0)
-
-
-def _data_parallel_s(
-    setting: Setting,
-    columns: LayoutColumns,
-    distances: dict[str, Ints],
-    used: MemoryColumns,
-    times: pipeline.StageTimes,
-    micro_batches: Ints,
-) -> Floats:
-    """Exposed time of gradient reduction and parameter gathering for the heaviest rank.
-
-    ZeRO-0 all-reduces gradients; ZeRO-1 and -2 reduce-scatter them and all-gather parameters;
-    ZeRO-3 gathers parameters before each forward and backward and reduce-scatters per micro-batch.
-    With HSDP the shards are then all-reduced among the replicas.
-    """
-    job, framework, fabric = setting.job, setting.behaviour, setting.fabric
-    replicas = columns.dp * columns.cp
-    stride = np.minimum(distances["dp"], distances["cp"])
-    stride = np.where(columns.cp > 1, stride, distances["dp"])
-    exposed = np.zeros(columns.rows)
-    for role, forward, backward in (
-        ("first", times.first_forward, times.first_backward),
-        ("middle", times.middle_forward, times.middle_backward),
-        ("last", times.last_forward, times.last_backward),
-    ):
-        state = used.states[role]
-        total = np.zeros(columns.rows)
-        for parameters, group, near in (
-            (state.dense_parameters, replicas, stride),
-            (state.expert_parameters, expert_shard_degree(columns), columns.ep * columns.etp),
-        ):
-            if not parameters.any():
-                continue
-            total = total + _one_group_s(
-                job, framework, fabric, columns, parameters, group, near, forward, backward,
-                micro_batches,
-            )  # fmt: skip
-        exposed = np.maximum(exposed, total)
-    return exposed
-
-
-def _one_group_s(
-    job: Job,
-    framework: Behaviour,
-    fabric: Fabric,
-    columns: LayoutColumns,
-    parameters: Floats,
-    group: Ints,
-    stride: Ints,
-    forward: Floats,
-    backward: Floats,
-    micro_batches: Ints,
-) -> Floats:
-    gradient_size = parameters * framework.gradient_reduce_bytes
-    gather_size = parameters * job.precision.parameter_bytes
-    shard = np.where(columns.zero > 0, np.minimum(columns.shard_degree, group), group)
-    outer = np.maximum(group // shard, 1)
-    whole = place(fabric, group, stride=stride)
-    sharded = place(fabric, shard, stride=stride)
-    replicated = place(fabric, outer, stride=stride * shard)
-    reduce_all = all_reduce(fabric, gradient_size, whole)
-    scatter = reduce_scatter(fabric, gradient_size, sharded)
-    gather = all_gather(fabric, gather_size, sharded)
-    among_replicas = all_reduce(fabric, gradient_size / shard, replicated)
-    reduce = np.where(columns.zero == 0, reduce_all, scatter + among_replicas)
-    gather_once = np.where(columns.zero > 0, gather, 0.0)
-    # What overlaps hides behind the last micro-batch's backward (and the first one's forward),
-    # all but one bucket: the last to be produced has nothing left to hide behind.
-    buckets = np.maximum(parameters / max(framework.bucket_parameters, 1.0), 1.0)
-    if framework.reduce_overlapped:
-        reduce_exposed = np.maximum(reduce - backward, reduce / buckets)
-    else:
-        reduce_exposed = reduce
-    if framework.gather_overlapped:
-        gather_exposed = np.maximum(gather_once - forward, gather_once / buckets)
-    else:
-        gather_exposed = gather_once
-    tail = reduce_exposed + gather_exposed
-    # ZeRO-3 works layer by layer, every micro-batch: the slower of compute and communication.
-    per_forward = np.maximum(gather - forward, 0.02 * gather)
-    per_backward = np.maximum(
-        gather + scatter + among_replicas / micro_batches - backward, 0.02 * (gather + scatter)
-    )
-    fully = micro_batches * (per_forward + per_backward)
-    return np.where(columns.zero == 3, fully, tail)
+    issue = messages * 2.0 * setting.behaviour.host_kernel_s
+    return np.where(columns.pp > 1, fill + steady + issue, 0.0)
 
 
 def _optimizer_s(setting: Setting, columns: LayoutColumns, used: MemoryColumns) -> Floats:

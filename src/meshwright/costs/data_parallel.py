@@ -1,0 +1,147 @@
+"""Exposed time of gradient reduction and parameter gathering, by ZeRO stage, in columns."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from meshwright.costs import pipeline
+from meshwright.costs.collectives import all_gather, all_reduce, reduce_scatter
+from meshwright.costs.columns import Floats, Ints, LayoutColumns, distinct
+from meshwright.costs.fabric import Fabric, place
+from meshwright.costs.frameworks import Behaviour
+from meshwright.costs.memory import MemoryColumns, expert_shard_degree
+from meshwright.costs.stages import StageLayers
+from meshwright.specs.job import Job
+
+
+def data_parallel_s(
+    job: Job,
+    framework: Behaviour,
+    fabric: Fabric,
+    columns: LayoutColumns,
+    distances: dict[str, Ints],
+    used: MemoryColumns,
+    times: pipeline.StageTimes,
+    layers: StageLayers,
+    micro_batches: Ints,
+) -> Floats:
+    """Exposed time of gradient reduction and parameter gathering for the heaviest rank.
+
+    ZeRO-0 all-reduces gradients; ZeRO-1 reduce-scatters them and all-gathers parameters; ZeRO-2
+    keeps only its shard of the gradients, so every micro-batch reduces all of them; ZeRO-3 also
+    gathers parameters again for each forward and backward. With HSDP the shards are then
+    all-reduced among the replicas.
+    """
+    rows, inverse = distinct(
+        columns.dp, columns.tp, columns.pp, columns.cp, columns.ep, columns.etp, columns.zero,
+        columns.shard, columns.rank_order, columns.first_layers, columns.last_layers,
+        pipeline.copies_of_parameters(columns),
+    )  # fmt: skip
+    few = columns.take(rows)
+    stride = np.where(few.cp > 1, np.minimum(distances["dp"][rows], distances["cp"][rows]),
+                      distances["dp"][rows])  # fmt: skip
+    exposed = np.zeros(columns.rows)
+    for role, forward, backward in (
+        ("first", times.first_forward, times.first_backward),
+        ("middle", times.middle_forward, times.middle_backward),
+        ("last", times.last_forward, times.last_backward),
+    ):
+        state = used.states[role]
+        total = np.zeros(columns.rows)
+        for parameters, group, near in (
+            (state.dense_parameters, few.dp * few.cp, stride),
+            (state.expert_parameters, expert_shard_degree(few), few.ep * few.etp),
+        ):
+            if not parameters.any():
+                continue
+            pieces = _pieces(framework, few, parameters[rows], layers.total(role)[rows])
+            traffic = _traffic(job, framework, fabric, few, parameters[rows], pieces, group, near)
+            here = {name: time[inverse] for name, time in traffic.items()}
+            total = total + _exposed_of_group(
+                framework, columns, here, pieces[inverse], forward, backward, micro_batches
+            )
+        exposed = np.maximum(exposed, total)
+    return exposed
+
+
+def _pieces(framework: Behaviour, few: LayoutColumns, parameters: Floats, layers: Floats) -> Floats:
+    """Communication goes in pieces: a bucket at a time, or under ZeRO-3 a layer at a time."""
+    buckets = np.maximum(np.ceil(parameters / max(framework.bucket_parameters, 1.0)), 1.0)
+    if framework.bucket_parameters == 0:
+        buckets = np.maximum(layers, 1.0)
+    return np.where(few.zero == 3, np.maximum(layers, 1.0), buckets)
+
+
+def _traffic(
+    job: Job,
+    framework: Behaviour,
+    fabric: Fabric,
+    few: LayoutColumns,
+    parameters: Floats,
+    pieces: Floats,
+    group: Ints,
+    stride: Ints,
+) -> dict[str, Floats]:
+    """Time of each collective over all parameters of a rank, whatever it may hide behind."""
+    gradient_size = parameters * framework.gradient_reduce_bytes
+    gather_size = parameters * job.precision.parameter_bytes
+    shard = np.where(few.zero > 0, np.minimum(few.shard_degree, group), group)
+    outer = np.maximum(group // shard, 1)
+    whole = place(fabric, group, stride=stride)
+    sharded = place(fabric, shard, stride=stride)
+    replicated = place(fabric, outer, stride=stride * shard)
+    return {
+        "reduce_all": pieces * all_reduce(fabric, gradient_size / pieces, whole),
+        "scatter": pieces * reduce_scatter(fabric, gradient_size / pieces, sharded),
+        "gather": pieces * all_gather(fabric, gather_size / pieces, sharded),
+        "among_replicas": all_reduce(fabric, gradient_size / shard, replicated),
+    }
+
+
+def _exposed_of_group(
+    framework: Behaviour,
+    columns: LayoutColumns,
+    traffic: dict[str, Floats],
+    pieces: Floats,
+    forward: Floats,
+    backward: Floats,
+    micro_batches: Ints,
+) -> Floats:
+    """Step time that the collectives of one kind of parameters add, by ZeRO stage.
+
+    What overlaps hides behind the last micro-batch's backward (and the first one's forward), all
+    but one piece: the last to be produced has nothing left to hide behind.
+    """
+    reducing, gathering = framework.reduce_overlapped, framework.gather_overlapped
+    scatter, gather = traffic["scatter"], traffic["gather"]
+    replicas = traffic["among_replicas"]
+    zero = columns.zero
+    first = np.where(zero == 0, traffic["reduce_all"], scatter + replicas)
+    gather_once = np.where(zero > 0, gather, 0.0)
+    parameters_once = _exposed(gather_once, forward, gather_once / pieces, gathering)
+    once = _exposed(first, backward, first / pieces, reducing) + parameters_once
+    tail = _exposed(replicas, backward, replicas / pieces, reducing)
+    every = micro_batches * _exposed(scatter, backward, scatter / pieces, reducing)
+    again = _exposed(gather, forward, gather / pieces, gathering)
+    both = _exposed(gather + scatter, backward, (gather + scatter) / pieces, gathering)
+    result = np.where(zero == 2, every + tail + parameters_once, once)
+    return np.where(zero == 3, micro_batches * (again + both) + tail, result)
+
+
+def _exposed(time: Floats, behind: Floats, least: Floats, overlapped: bool) -> Floats:
+    """Step time that communication adds: what sticks out, and what its hidden part slows down."""
+    if not overlapped:
+        return time
+    out = np.maximum(time - behind, least)
+    return out + overlap_slowdown() * (time - out)
+
+
+@cache
+def overlap_slowdown() -> float:
+    """Extra compute time per second of communication hidden behind it, from data/overlap.toml."""
+    text = resources.files("meshwright.costs").joinpath("data/overlap.toml").read_text("utf-8")
+    return float(tomllib.loads(text)["slowdown"]["per_hidden_second"])
