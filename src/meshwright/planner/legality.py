@@ -84,7 +84,8 @@ def _kv_heads(question: Question, c: LayoutColumns) -> Bools:
 
 def _virtual(question: Question, c: LayoutColumns) -> Bools:
     layers, chunks = question.model.layers, c.pp * c.virtual_stages
-    return (c.virtual_stages > 1) & (layers % chunks != 0) & ((layers + 2) % chunks != 0)
+    uneven = (layers % chunks != 0) & ((layers + 2) % chunks != 0)
+    return (c.virtual_stages > 1) & _is(c, ("interleaved",)) & uneven
 
 
 def _framework_zero(question: Question, c: LayoutColumns) -> Bools:

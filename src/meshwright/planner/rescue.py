@@ -10,6 +10,9 @@ from meshwright.costs.step import capacity_bytes
 from meshwright.planner.legality import Question
 from meshwright.planner.search import MEMORY_MARGIN, SearchResult, search
 from meshwright.planner.space import Constraints
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.clusters import load_cluster
+from meshwright.specs.errors import SpecError
 from meshwright.specs.quantities import format_bytes, format_seconds
 
 
@@ -37,27 +40,18 @@ def _shortfall(question: Question, result: SearchResult) -> str:
     )
     label = over.columns.layout(lightest).label()
     return (
-        f"nothing fits on {question.cluster.gpus} × {question.cluster.device.name}: the lightest of "
-        f"the fastest layouts, {label}, is short of {format_bytes(short)} per device"
+        f"nothing fits on {question.cluster.gpus} × {question.cluster.device.name}: the lightest "
+        f"layout, {label}, is short of {format_bytes(short)} per device"
     )
 
 
 def _more_devices(question: Question, constraints: Constraints) -> list[tuple[float, str]]:
     for factor in (2, 4, 8, 16, 32):
-        cluster = question.cluster
-        nodes = cluster.nodes * factor
-        gpus = nodes * cluster.gpus_per_node
-        levels = tuple(
-            level.model_copy(update={"domain": max(level.domain, gpus)})
-            if index == len(cluster.levels) - 1
-            else level
-            for index, level in enumerate(cluster.levels)
-        )
-        if len(levels) == 1 and levels[0].domain > cluster.levels[0].domain:
+        cluster = _larger(question.cluster, factor)
+        if cluster is None:
             return []
-        bigger = replace(
-            question, cluster=cluster.model_copy(update={"nodes": nodes, "levels": levels})
-        )
+        gpus = cluster.gpus
+        bigger = replace(question, cluster=cluster)
         try:
             found = search(bigger, constraints, keep=10).ranked
         except ValueError:
@@ -72,6 +66,22 @@ def _more_devices(question: Question, constraints: Constraints) -> list[tuple[fl
                 )
             ]
     return []
+
+
+def _larger(cluster: Cluster, factor: int) -> Cluster | None:
+    """The same hosts, `factor` times as many; None when the links between them are not known."""
+    nodes = cluster.nodes * factor
+    if cluster.fast_domain < cluster.gpus:
+        outermost = cluster.levels[-1]
+        wider = outermost.model_copy(
+            update={"domain": max(outermost.domain, nodes * cluster.gpus_per_node)}
+        )
+        return cluster.model_copy(update={"nodes": nodes, "levels": (*cluster.levels[:-1], wider)})
+    try:
+        # One host says nothing of its network: take the preset's.
+        return load_cluster(f"{cluster.name.partition(':')[0]}:{nodes}x{cluster.gpus_per_node}")
+    except SpecError:
+        return None
 
 
 def _shorter_sequence(question: Question, constraints: Constraints) -> list[tuple[float, str]]:

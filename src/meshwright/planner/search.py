@@ -89,13 +89,12 @@ def search(
         fits = np.flatnonzero(candidates.fits)
         tally.add("does not fit in memory", table.rows - len(fits))
         kept.append(_best(candidates.take(fits), objective, keep))
-        over.append(_best(candidates.take(np.flatnonzero(~candidates.fits)), "time", 200))
+        short = candidates.take(np.flatnonzero(~candidates.fits))
+        over += [_best(short, "time", 200), _best(short, "memory", 20)]
         if progress:
             progress(priced)
     searched = Searched(priced=priced, pruned=tally.removed, seconds=time.perf_counter() - started)
-    return SearchResult(
-        _best(_join(kept), objective, keep), _best(_join(over), "time", 500), searched
-    )
+    return SearchResult(_best(_join(kept), objective, keep), _sorted(_join(over)), searched)
 
 
 def _price(question: Question, table: LayoutColumns, capacity: float) -> Candidates:
@@ -159,11 +158,15 @@ def _best(candidates: Candidates, objective: str, keep: int) -> Candidates:
     values = _objective_values(candidates, objective)
     rows = len(values[0])
     index = np.arange(rows)
-    if rows > 4 * keep:
+    if rows > 4 * keep > 0:
         cut = np.partition(values[0], keep)[keep]
         index = np.flatnonzero(values[0] <= cut)
     order = np.lexsort(tuple(value[index] for value in reversed(values)))
     return candidates.take(index[order][:keep])
+
+
+def _sorted(candidates: Candidates) -> Candidates:
+    return _best(candidates, "time", max(candidates.columns.rows, 1))
 
 
 def _join(parts: list[Candidates]) -> Candidates:

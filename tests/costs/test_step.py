@@ -1,0 +1,159 @@
+"""The step model: parts add up, one row equals the same row among many, and physics has its signs."""
+
+import numpy as np
+import pytest
+
+from meshwright.costs.columns import ARRAYS, from_layouts
+from meshwright.costs.memory import PARTS as MEMORY_PARTS
+from meshwright.costs.stages import ROLES
+from meshwright.costs.step import TIME_PARTS, estimate, price
+from meshwright.planner.legality import Question
+from meshwright.planner.search import concatenate
+from meshwright.planner.space import Constraints, Tally, enumerate_layouts
+from meshwright.specs.clusters import load_cluster
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.layout import Layout
+
+
+def space(model, cluster, job):
+    return concatenate(
+        list(enumerate_layouts(Question(model, cluster, job), Constraints(), Tally()))
+    )
+
+
+def test_parts_add_up_exactly(llama70b, h100_64, job):
+    columns = space(llama70b, h100_64, job)
+    table = price(llama70b, h100_64, job, columns)
+    total = np.zeros(columns.rows)
+    for name in TIME_PARTS:
+        total = total + table.time_parts[name]
+    assert np.array_equal(total, table.step_time_s)
+    for role in ROLES:
+        total = np.zeros(columns.rows)
+        for name in MEMORY_PARTS:
+            total = total + table.memory.parts[role][name]
+        there = table.memory.total[role] > 0
+        assert np.array_equal(total[there], table.memory.total[role][there])
+    assert np.isfinite(table.step_time_s).all()
+    assert (table.step_time_s > 0).all()
+
+
+@pytest.mark.parametrize("which", ["llama70b", "mixtral"])
+def test_one_layout_has_the_same_bits_alone_and_among_many(which, h100_64, job, request):
+    model = request.getfixturevalue(which)
+    columns = space(model, h100_64, job)
+    rng = np.random.default_rng(0)
+    many = price(model, h100_64, job, columns)
+    for row in rng.integers(0, columns.rows, 60):
+        alone = columns.take(np.array([row]))
+        one = price(model, h100_64, job, alone)
+        assert one.step_time_s[0] == many.step_time_s[row]
+        assert one.memory.peak[0] == many.memory.peak[row]
+        for name in TIME_PARTS:
+            assert one.time_parts[name][0] == many.time_parts[name][row], name
+
+
+def test_columns_and_layouts_are_inverse(llama70b, h100_64, job):
+    columns = space(llama70b, h100_64, job)
+    rows = np.random.default_rng(1).integers(0, columns.rows, 50)
+    layouts = [columns.layout(int(row)) for row in rows]
+    back = from_layouts(layouts)
+    for name in ARRAYS:
+        assert np.array_equal(getattr(back, name), getattr(columns, name)[rows]), name
+
+
+def test_explicit_even_split_equals_the_default(llama70b, h100_64, job):
+    even = Layout(tp=8, pp=4, dp=2, zero=1, sequence_parallel=True)
+    given = even.but(stage_layers=(20, 20, 20, 20))
+    assert estimate(llama70b, h100_64, job, even) == estimate(llama70b, h100_64, job, given)
+
+
+def test_an_uneven_split_is_slower(llama70b, h100_64, job):
+    even = Layout(tp=8, pp=4, dp=2, zero=1, sequence_parallel=True)
+    uneven = even.but(stage_layers=(14, 26, 20, 20))
+    assert (
+        estimate(llama70b, h100_64, job, uneven).step_time_s
+        > estimate(llama70b, h100_64, job, even).step_time_s * 1.1
+    )
+
+
+def test_a_slower_network_never_helps(llama70b, job):
+    fast = load_cluster("h100:8x8")
+    levels = [
+        fast.levels[0],
+        fast.levels[1].but(bandwidth_bytes_s=fast.levels[1].bandwidth_bytes_s / 8),
+    ]
+    slow = fast.but(levels=levels)
+    for layout in (
+        Layout(tp=16, dp=4, sequence_parallel=True, zero=1),
+        Layout(tp=8, pp=8, sequence_parallel=True),
+        Layout(dp=64, zero=3),
+    ):
+        assert (
+            estimate(llama70b, slow, job, layout).step_time_s
+            > estimate(llama70b, fast, job, layout).step_time_s
+        )
+
+
+def test_tensor_parallelism_across_nodes_costs_more_than_inside(llama70b, h100_64, job):
+    inside = estimate(llama70b, h100_64, job, Layout(tp=8, pp=8, sequence_parallel=True))
+    across = estimate(llama70b, h100_64, job, Layout(tp=16, pp=4, sequence_parallel=True))
+    assert across.time_parts["tensor_parallel"] > 2 * inside.time_parts["tensor_parallel"]
+
+
+def test_recomputation_trades_time_for_memory(llama70b, h100_64, job):
+    layout = Layout(tp=8, pp=4, dp=2, zero=1, sequence_parallel=True)
+    none = estimate(llama70b, h100_64, job, layout)
+    full = estimate(llama70b, h100_64, job, layout.but(recompute="full"))
+    assert full.peak_memory_bytes < none.peak_memory_bytes
+    assert 1.15 < full.step_time_s / none.step_time_s < 1.45
+
+
+def test_zero_stages_shard_component_by_component(llama70b, h100_64, job):
+    parts = {
+        zero: estimate(llama70b, h100_64, job, Layout(tp=8, dp=8, zero=zero)).memory_parts
+        for zero in range(4)
+    }
+    assert parts[1]["optimizer"] == pytest.approx(parts[0]["optimizer"] / 8)
+    assert parts[1]["gradients"] == parts[0]["gradients"]
+    assert parts[2]["gradients"] == pytest.approx(parts[0]["gradients"] / 8)
+    assert parts[2]["parameters"] == parts[0]["parameters"]
+    assert parts[3]["parameters"] == pytest.approx(parts[0]["parameters"] / 8)
+    assert parts[3]["gathered_parameters"] > 0
+
+
+def test_recipes_change_each_component(llama70b, h100_64, job):
+    layout = Layout(tp=8, pp=8)
+    sixteen = estimate(llama70b, h100_64, job, layout).memory_parts
+    eighteen = estimate(
+        llama70b, h100_64, job.but(precision=RECIPES["bf16-fp32-grads"]), layout
+    ).memory_parts
+    assert eighteen["gradients"] == 2 * sixteen["gradients"]
+    assert eighteen["parameters"] == sixteen["parameters"]
+
+
+def test_korthikanti_activation_formula(job):
+    """sbh(34 + 5as/h) per layer (arXiv 2205.05198 eq. 1): GPT-3 shape, fp16, dropout, unfused."""
+    from meshwright.costs.frameworks import framework
+    from meshwright.costs.memory import activation_bytes_per_layer
+    from meshwright.specs.model import Model
+
+    s, b, h, a = 2048, 4, 6144, 64
+    model = Model(
+        layers=48, hidden=h, heads=a, kv_heads=a, head_dim=h // a, ffn=4 * h, vocab=51200,
+        gated=False, norm="layernorm",
+    )  # fmt: skip
+    columns = from_layouts([Layout(micro_batch=b)])
+    whole, boundary = activation_bytes_per_layer(
+        model, Job(seq_len=s), framework("megatron-2021"), columns, moe=False
+    )
+    paper = s * b * h * (34 + 5 * a * s / h)
+    # The scores term equals the paper's 5as²b: 2 + 2 bytes of softmax and dropout, 1 of mask.
+    assert float(whole[0]) == pytest.approx(paper, rel=0.002)
+    assert float(boundary[0]) == 2 * s * b * h
+
+
+def test_batch_that_does_not_divide_is_refused(llama70b, h100_64):
+    with pytest.raises(SpecError, match=r"multiple of dp · micro_batch"):
+        estimate(llama70b, h100_64, Job(global_batch=10), Layout(dp=8, tp=8))

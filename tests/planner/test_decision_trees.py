@@ -1,0 +1,51 @@
+"""The lessons' decision trees walked with numbers: exercises a-d and the drills."""
+
+import pytest
+
+from meshwright.planner.decision_trees import walk_trees
+from meshwright.planner.legality import Question
+from meshwright.specs.clusters import load_cluster
+from meshwright.specs.job import Job
+from meshwright.specs.model import Model
+
+
+def llama_like(layers, hidden, ffn, heads):
+    return Model(
+        layers=layers, hidden=hidden, heads=heads, kv_heads=8, head_dim=hidden // heads, ffn=ffn,
+        vocab=32000,
+    )  # fmt: skip
+
+
+ONE_B = llama_like(16, 2048, 8192, 32)
+THIRTY_B = llama_like(60, 6656, 17920, 64)
+
+
+def test_a_model_that_fits_one_device_needs_only_data_parallelism():
+    sharded, tensor, verdict = walk_trees(
+        Question(ONE_B, load_cluster("a100-80g:1x8"), Job(seq_len=2048, global_batch=256))
+    )
+    for walk in (sharded, tensor):
+        assert walk.steps[0].answer == "yes"
+        assert walk.layout.dp == 8
+        assert walk.layout.tp == walk.layout.pp == 1
+    assert verdict
+
+
+def test_the_trees_disagree_where_the_lessons_do():
+    """X14: 30B on one node is FSDP in one tree and tensor parallel in the other."""
+    sharded, tensor, verdict = walk_trees(
+        Question(THIRTY_B, load_cluster("a100-80g:1x8"), Job(seq_len=2048, global_batch=256))
+    )
+    assert sharded.layout.zero == 3
+    assert sharded.layout.tp == 1
+    assert tensor.layout.tp == 8
+    assert "disagree" in verdict
+    faster = min((sharded, tensor), key=lambda w: w.estimate.step_time_s)
+    assert faster.layout.label() in verdict
+
+
+@pytest.mark.parametrize("spec", ["a100-80g:4x8", "h100:8x8"])
+def test_trees_end_in_layouts_that_fit(spec):
+    walks = walk_trees(Question(THIRTY_B, load_cluster(spec), Job(seq_len=2048, global_batch=512)))
+    for walk in walks[:2]:
+        assert walk.estimate is None or walk.estimate.fits

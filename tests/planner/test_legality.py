@@ -1,0 +1,97 @@
+"""Every rule removes what it names, and a single layout can say why."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.planner.legality import Question, legal, why_illegal
+from meshwright.planner.search import concatenate
+from meshwright.planner.space import Constraints, Tally, divisors, enumerate_layouts
+from meshwright.specs.clusters import load_cluster
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Experts, Model
+
+LLAMA = Model(
+    name="llama3-70b", layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, ffn=28672,
+    vocab=128256,
+)  # fmt: skip
+H100 = load_cluster("h100:8x8")
+QUESTION = Question(LLAMA, H100, Job(seq_len=8192, global_batch=512))
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(tp=8, pp=4, dp=4), "number of devices"),
+        (Layout(tp=64).but(tp=32, dp=2), None),
+        (Layout(tp=1, pp=64, virtual_stages=2, schedule="interleaved"), "at least one layer"),
+        (
+            Layout(tp=4, pp=16, virtual_stages=3, schedule="interleaved"),
+            "interleaving needs layers",
+        ),
+        (Layout(dp=64, micro_batch=16), "global batch must divide"),
+        (Layout(tp=1, dp=64, sequence_parallel=True), "sequence parallelism needs"),
+        (
+            Layout(tp=4, pp=16, schedule="zb-v", virtual_stages=2, micro_batch=32),
+            "2 · pp micro-batches",
+        ),
+        (Layout(pp=2, dp=32, zero=3, schedule="zb-h1"), "weight gradients are lost"),
+        (Layout(cp=64), None),
+    ],
+)
+def test_each_rule_has_its_sentence(layout, words):
+    sentence = why_illegal(QUESTION, layout)
+    if words is None:
+        assert sentence is None
+    else:
+        assert words in sentence
+
+
+def test_kv_heads_may_be_replicated_but_not_cut():
+    model = LLAMA.but(heads=96, kv_heads=6, hidden=12288, ffn=24576)
+    cluster = load_cluster("h100:6x8")
+    question = Question(model, cluster, Job(seq_len=4096, global_batch=96))
+    assert why_illegal(question, Layout(tp=4, dp=12)) is not None
+    assert why_illegal(question, Layout(tp=12, dp=4)) is None
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "words"),
+    [
+        ("megatron", Layout(dp=64, zero=3), "ZeRO stage"),
+        ("fsdp", Layout(tp=8, dp=8, zero=3), "tensor parallelism"),
+        ("nanotron", Layout(tp=8, pp=4, dp=2, virtual_stages=2, schedule="interleaved"), "virtual"),
+        ("deepspeed", Layout(pp=4, dp=16, zero=2), "ZeRO stage"),
+        ("megatron", Layout(tp=8, pp=4, dp=2, virtual_stages=2, schedule="zb-v"), "schedule"),
+    ],
+)
+def test_frameworks_limit_what_they_cannot_run(framework, layout, words):
+    question = Question(LLAMA, H100, QUESTION.job.but(framework=framework))
+    assert words in why_illegal(question, layout)
+
+
+def test_experts_divide_the_ranks():
+    model = LLAMA.but(experts=Experts(experts=8, top_k=2, ffn=14336))
+    question = Question(model, H100, QUESTION.job)
+    assert "experts must divide" in why_illegal(question, Layout(tp=8, dp=8, ep=16))
+    assert why_illegal(question, Layout(tp=8, dp=8, ep=8)) is None
+
+
+def test_everything_enumerated_is_legal_and_uses_all_devices():
+    tally = Tally()
+    columns = concatenate(list(enumerate_layouts(QUESTION, Constraints(), tally)))
+    alive, removed = legal(QUESTION, columns)
+    assert alive.all()
+    assert not removed
+    assert (columns.dp * columns.tp * columns.pp * columns.cp == 64).all()
+    packed = np.stack([getattr(columns, n) for n in ("dp", "tp", "pp", "cp", "virtual_stages", "zero",
+        "shard", "micro_batch", "recompute", "sequence_parallel", "schedule", "rank_order")])  # fmt: skip
+    assert np.unique(packed, axis=1).shape[1] == columns.rows, "no layout twice"
+
+
+@given(st.integers(1, 5000))
+def test_divisors_are_all_and_only_divisors(number):
+    found = divisors(number)
+    assert found == [d for d in range(1, number + 1) if number % d == 0]

@@ -1,0 +1,137 @@
+"""The search: exhaustive, honest about memory, stable under its own uncertainty."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from meshwright.costs.step import capacity_bytes, estimate
+from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.plan import plan, price_layout
+from meshwright.planner.search import MEMORY_MARGIN, pareto, search
+from meshwright.planner.space import Constraints
+from meshwright.specs.clusters import load_cluster
+from meshwright.specs.errors import DoesNotFitError, SpecError
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+LLAMA = Model(
+    name="llama3-70b", layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, ffn=28672,
+    vocab=128256,
+)  # fmt: skip
+SMALL = Model(
+    name="small", layers=4, hidden=512, heads=8, kv_heads=4, head_dim=64, ffn=1536, vocab=32000
+)
+QUESTION = Question(LLAMA, load_cluster("h100:8x8"), Job(seq_len=8192, global_batch=512))
+
+
+@pytest.fixture(scope="module")
+def result():
+    return search(QUESTION)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan(LLAMA, QUESTION.cluster, QUESTION.job)
+
+
+def test_everything_ranked_fits_with_the_reserve(result):
+    assert (
+        result.ranked.peak_bytes * (1 + MEMORY_MARGIN) <= capacity_bytes(QUESTION.cluster)
+    ).all()
+    assert (np.diff(result.ranked.pessimistic_s) >= -1e-9).all()
+
+
+def test_the_search_finds_what_brute_force_finds():
+    """Against an independent enumeration with plain loops over one small question."""
+    question = Question(SMALL, load_cluster("a100-80g:1x4"), Job(seq_len=1024, global_batch=8))
+    best = None
+    for tp, pp, dp, mb, zero, mode, sp, (schedule, v) in itertools.product(
+        (1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (0, 1, 2, 3), ("none", "selective", "full"),
+        (False, True), (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2)),
+    ):  # fmt: skip
+        if tp * pp * dp != 4 or (dp == 1 and zero) or (pp == 1 and schedule != "1f1b"):
+            continue
+        layout = Layout(
+            tp=tp, pp=pp, dp=dp, micro_batch=mb, zero=zero, recompute=mode, sequence_parallel=sp,
+            schedule=schedule, virtual_stages=v,
+        )  # fmt: skip
+        if why_illegal(question, layout) is None:
+            time = estimate(question.model, question.cluster, question.job, layout).step_time_s
+            best = time if best is None else min(best, time)
+    found = search(question, Constraints(cp=1)).ranked
+    assert found.step_time_s.min() == best
+
+
+def test_constraints_hold():
+    found = search(QUESTION, Constraints(tp=4, pp=4, no_recompute=True, max_tp=8)).ranked.columns
+    assert set(found.tp) == {4}
+    assert set(found.pp) == {4}
+    assert set(found.recompute) == {0}
+
+
+def test_pareto_front_is_not_dominated(result):
+    rows = pareto(result.ranked)
+    times, peaks = result.ranked.step_time_s[rows], result.ranked.peak_bytes[rows]
+    assert (np.diff(times) >= 0).all()
+    assert (np.diff(peaks) < 0).all()
+    assert times[0] == result.ranked.step_time_s.min()
+
+
+def test_memory_objective_finds_the_lightest(result):
+    lightest = search(QUESTION, objective="memory").ranked
+    assert lightest.peak_bytes[0] <= result.ranked.peak_bytes.min()
+
+
+def test_a_plan_is_defended(made):
+    assert made.fits
+    assert made.searched.priced > 10_000
+    assert sum(made.searched.pruned.values()) > 0
+    axes = {a.axis.split()[0] for a in made.alternatives}
+    assert {"tp", "pp", "micro-batch", "recompute", "another"} <= axes
+    assert all(a.why_not for a in made.alternatives)
+    assert made.flip_points
+    assert all(f.sentence for f in made.flip_points)
+
+
+def test_neighbours_that_do_not_fit_say_by_how_much(made):
+    losers = [a for a in made.alternatives if a.estimate and not a.estimate.fits]
+    assert all("out of memory by" in a.why_not for a in losers)
+    assert all(a.estimate.peak_memory_bytes > a.estimate.capacity_bytes for a in losers)
+
+
+def test_memory_flip_points_hold(made):
+    """Just below the threshold the choice changes; just above it does not."""
+    flip = next(f for f in made.flip_points if "memory" in f.quantity and f.direction == "below")
+    for factor, same in ((1.001, True), (0.999, False)):
+        device = made.cluster.device.but(memory_bytes=flip.threshold * factor)
+        again = plan(LLAMA, made.cluster.but(device=device), made.job, defend=False)
+        assert (again.layout == made.layout) is same
+
+
+def test_plans_survive_a_file(made, tmp_path):
+    from meshwright.specs.plan import load_plan, save_plan
+
+    for name in ("plan.toml", "plan.json"):
+        save_plan(made, tmp_path / name)
+        assert load_plan(tmp_path / name) == made
+
+
+def test_nothing_fits_says_so_with_ways_out():
+    with pytest.raises(DoesNotFitError) as caught:
+        plan(LLAMA, load_cluster("h100:1x8"), Job(seq_len=8192, global_batch=64))
+    text = str(caught.value)
+    assert "short of" in text
+    assert "devices" in text
+    assert "host memory" in text or "sequences of" in text
+
+
+def test_an_illegal_layout_is_refused_with_its_rule():
+    with pytest.raises(SpecError, match="attention heads must divide"):
+        price_layout(LLAMA, load_cluster("h100:6x8"), QUESTION.job, Layout(tp=48))
+
+
+def test_constraints_nothing_satisfies():
+    with pytest.raises(SpecError, match="no combination"):
+        plan(LLAMA, QUESTION.cluster, QUESTION.job, constraints=Constraints(tp=7))
