@@ -1,38 +1,68 @@
-"""Parameter counts: of a whole model, exactly, and of the share that one rank holds."""
+"""Exact parameter counts: of a model, and of the part of one layer that a rank holds.
+
+Counts equal what transformers builds, matrix by matrix (differential test over every preset). The
+same lines of code count a whole model (degree 1) and columns of a million layouts: `tp`, `ep` and
+`etp` may be integers or NumPy integer arrays, and results have their broadcast shape.
+
+How tensor parallelism splits a layer follows Megatron-LM (arXiv 1909.08053 §3; arXiv 2205.05198
+§4): matrices that produce heads or FFN columns are cut by columns with their biases; the matrices
+that follow are cut by rows and keep a whole bias on every rank; norms and the router are
+replicated. Where there are fewer kv heads than ranks, each rank holds at least one kv head.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshwright.costs.columns import Floats, Ints, LayoutColumns
+from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
 
+Column: TypeAlias = "NDArray[np.int64]"
+"""An integer column; a Python integer counts as a column of one."""
+Degree: TypeAlias = "int | NDArray[np.int64]"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class LayerParameters:
-    """Parameters of one layer, by part. `experts` counts every routed expert."""
+    """Parameters of one layer that one rank holds, as int64 columns of the broadcast shape.
 
-    attention: int
-    norms: int
-    ffn: int = 0
-    router: int = 0
-    shared: int = 0
-    experts: int = 0
+    `experts` are kept apart because ZeRO shards them over fewer ranks (the expert-data-parallel
+    group) than the rest.
+    """
+
+    attention: Column
+    norms: Column
+    ffn: Column
+    router: Column
+    shared: Column
+    experts: Column
 
     @property
-    def total(self) -> int:
-        """All of them."""
-        return self.attention + self.norms + self.ffn + self.router + self.shared + self.experts
+    def dense(self) -> Column:
+        """Everything but the routed experts."""
+        return self.attention + self.norms + self.ffn + self.router + self.shared
+
+    @property
+    def total(self) -> Column:
+        """All parameters of the layer on the rank."""
+        return self.dense + self.experts
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCounts:
-    """Parameters of a model, by part; a tied head counts once, under `embedding`."""
+@dataclass(frozen=True)
+class Parameters:
+    """Exact parameter count of a whole model, by part.
+
+    `total` is what transformers' `sum(p.numel() for p in model.parameters())` gives: a tied head
+    counts once.
+    """
 
     embedding: int
     positions: int
+    embedding_norm: int
     dense_layer: LayerParameters
     moe_layer: LayerParameters | None
     dense_layers: int
@@ -40,177 +70,209 @@ class ParameterCounts:
     final_norm: int
     head: int
     extra: int
+    total: int
     active: int
-    """Parameters that one token passes through: all but the experts it does not visit."""
 
     @property
-    def total(self) -> int:
-        """All parameters."""
-        layers = self.dense_layers * self.dense_layer.total
+    def layers(self) -> int:
+        """Parameters of all layers."""
+        held = self.dense_layers * int(self.dense_layer.total)
         if self.moe_layer is not None:
-            layers += self.moe_layers * self.moe_layer.total
-        return self.embedding + self.positions + layers + self.final_norm + self.head + self.extra
+            held += self.moe_layers * int(self.moe_layer.total)
+        return held
+
+    def parts(self) -> dict[str, int]:
+        """Named parts that sum to `total`."""
+        parts = {
+            "embedding": self.embedding,
+            "positions": self.positions,
+            "embedding norm": self.embedding_norm,
+        }
+        for name, count, layer in (
+            ("dense layers", self.dense_layers, self.dense_layer),
+            ("MoE layers", self.moe_layers, self.moe_layer),
+        ):
+            if count and layer is not None:
+                for part in ("attention", "norms", "ffn", "router", "shared", "experts"):
+                    parts[f"{name}: {part}"] = count * int(getattr(layer, part))
+        parts |= {"final norm": self.final_norm, "head": self.head, "extra": self.extra}
+        return {name: held for name, held in parts.items() if held}
 
 
-def count_parameters(model: Model) -> ParameterCounts:
-    """Count every parameter of a model, by part."""
-    dense = LayerParameters(
-        attention=attention_parameters(model),
-        norms=layer_norm_parameters(model),
-        ffn=ffn_parameters(model, model.ffn, bias=model.ffn_bias),
-    )
-    moe, idle = None, 0
-    if model.experts is not None:
-        experts = model.experts
-        one = ffn_parameters(model, experts.ffn, bias=experts.expert_bias)
-        shared = ffn_parameters(model, experts.shared_ffn, bias=False) if experts.shared_ffn else 0
-        moe = LayerParameters(
-            attention=attention_parameters(model),
-            norms=layer_norm_parameters(model),
-            router=experts.experts * (model.hidden + experts.router_bias),
-            shared=shared + (model.hidden if experts.shared_gate else 0),
-            experts=experts.experts * one,
-        )
-        idle = model.moe_layers * (experts.experts - experts.top_k) * one
-    norm = norm_parameters(model)
-    counts = ParameterCounts(
-        embedding=model.vocab * model.hidden + (norm if model.embedding_norm else 0),
-        positions=model.max_positions * model.hidden if model.positions == "learned" else 0,
-        dense_layer=dense,
-        moe_layer=moe,
-        dense_layers=model.layers - model.moe_layers,
-        moe_layers=model.moe_layers,
-        final_norm=norm if model.final_norm else 0,
-        head=(0 if model.tied_embeddings else model.vocab * model.hidden)
-        + (model.vocab if model.head_bias else 0),
-        extra=sum(model.extra_parameters.values()),
-        active=0,
-    )
-    return ParameterCounts(
-        counts.embedding, counts.positions, dense, moe, counts.dense_layers, counts.moe_layers,
-        counts.final_norm, counts.head, counts.extra, counts.total - idle,
+def count(model: Model) -> Parameters:
+    """Count the parameters of a model exactly."""
+    moe = layer_parameters(model, moe=True) if model.experts else None
+    dense = layer_parameters(model, moe=False)
+    moe_layers = model.moe_layers
+    dense_layers = model.layers - moe_layers
+    embedding = int(embedding_parameters(model))
+    positions = position_parameters(model)
+    head = 0 if model.tied_embeddings else model.vocab * model.hidden
+    head += model.vocab if model.head_bias else 0
+    one_norm = _norm(model, model.hidden)
+    embedding_norm = one_norm if model.embedding_norm else 0
+    final_norm = one_norm if model.final_norm else 0
+    extra = sum(model.extra_parameters.values())
+    outside = embedding + positions + embedding_norm + final_norm + head + extra
+    total = outside + dense_layers * int(dense.total)
+    active = total
+    if moe is not None and model.experts is not None:
+        total += moe_layers * int(moe.total)
+        visited = int(moe.experts) * model.experts.top_k // model.experts.experts
+        active += moe_layers * (int(moe.dense) + visited)
+    return Parameters(
+        embedding=embedding, positions=positions, embedding_norm=embedding_norm,
+        dense_layer=dense, moe_layer=moe, dense_layers=dense_layers, moe_layers=moe_layers,
+        final_norm=final_norm, head=head, extra=extra, total=total, active=active,
     )  # fmt: skip
 
 
-def norm_parameters(model: Model) -> int:
-    """One norm over the hidden width: a scale, and a bias if it has one."""
+def total(model: Model) -> int:
+    """Total parameters of a model (a tied head counts once)."""
+    return count(model).total
+
+
+def active(model: Model) -> int:
+    """Parameters that one token visits: all but the routed experts it is not sent to."""
+    return count(model).active
+
+
+def padded_vocab(vocab: int, tp: Degree = 1, multiple: int = 128) -> Column:
+    """Vocabulary rounded up to a multiple of `multiple` · tp, as Megatron pads it.
+
+    (Megatron-LM `--make-vocab-size-divisible-by`, default 128.)
+
+    Raises:
+        SpecError: `multiple` is below 1.
+    """
+    if multiple < 1:
+        raise SpecError("multiple", multiple, "at least 1")
+    unit = multiple * np.asarray(tp, dtype=np.int64)
+    return np.asarray(-(-vocab // unit) * unit)
+
+
+def embedding_parameters(model: Model, tp: Degree = 1, pad: bool = False) -> Column:
+    """Token-embedding parameters on one rank of a vocabulary-parallel group of `tp`.
+
+    With `pad` the vocabulary is padded first; without, a rank holds the larger share of rows.
+    """
+    degree = np.asarray(tp, dtype=np.int64)
+    rows = padded_vocab(model.vocab, degree) if pad else np.int64(model.vocab)
+    return np.asarray(_share(rows, degree) * model.hidden)
+
+
+def head_parameters(model: Model, tp: Degree = 1, pad: bool = False) -> Column:
+    """LM-head parameters on one rank of the last stage, vocabulary-parallel over `tp`.
+
+    A tied head is counted in full: on a pipeline with more than one stage the last stage keeps its
+    own copy of the embedding (and the gradients of both are all-reduced).
+    """
+    degree = np.asarray(tp, dtype=np.int64)
+    rows = padded_vocab(model.vocab, degree) if pad else np.int64(model.vocab)
+    bias = _share(rows, degree) if model.head_bias else 0
+    return np.asarray(_share(rows, degree) * model.hidden + bias)
+
+
+def position_parameters(model: Model) -> int:
+    """Parameters of the learned position table (replicated), or 0."""
+    return model.max_positions * model.hidden if model.positions == "learned" else 0
+
+
+def final_norm_parameters(model: Model) -> int:
+    """Parameters of the norm before the head (replicated), or 0."""
+    return _norm(model, model.hidden) if model.final_norm else 0
+
+
+def layer_parameters(
+    model: Model, moe: bool, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1
+) -> LayerParameters:
+    """Parameters of one layer that one rank holds.
+
+    Args:
+        model: the architecture.
+        moe: whether the layer is one of the model's mixture-of-experts layers.
+        tp: tensor-parallel degree of attention and of dense and shared FFN.
+        ep: expert-parallel degree; experts are dealt out whole.
+        etp: tensor-parallel degree inside a routed expert.
+
+    Raises:
+        SpecError: `moe` asked of a model without experts.
+    """
+    if moe and model.experts is None:
+        raise SpecError("moe", moe, f"{model.name} has no experts")
+    degrees = np.broadcast_arrays(
+        *(np.asarray(degree, dtype=np.int64) for degree in (tp, ep, etp))
+    )
+    width, groups, inner = degrees
+    zero = np.zeros_like(width)
+    ffn = router = shared = experts = zero
+    if moe and model.experts is not None:
+        spec = model.experts
+        local = _share(np.int64(spec.experts), groups)
+        experts = local * _ffn(model, spec.ffn, inner, spec.expert_bias)
+        router = zero + spec.experts * (model.hidden + spec.router_bias)
+        shared = _ffn(model, spec.shared_ffn, width, model.ffn_bias) if spec.shared_ffn else zero
+        shared = shared + (model.hidden if spec.shared_gate else 0)
+    else:
+        ffn = _ffn(model, model.ffn, width, model.ffn_bias)
+    norms = zero + model.norms_per_layer * _norm(model, model.hidden)
+    attention = _latent_attention(model, width) if model.latent_attention else None
+    if attention is None:
+        attention = _attention(model, width)
+    return LayerParameters(attention, norms, ffn, router, shared, experts)
+
+
+def _share(amount: Column | np.int64, degree: Column) -> Column:
+    """The larger share when `amount` is dealt out over `degree` ranks."""
+    return np.asarray(-(-amount // degree))
+
+
+def _norm(model: Model, width: int) -> int:
+    """Parameters of one norm over `width`."""
     if model.norm == "none":
         return 0
-    return model.hidden * (2 if model.norm_bias else 1)
+    return width * (int(model.norm_weight) + int(model.norm_bias))
 
 
-def layer_norm_parameters(model: Model) -> int:
-    """The norms of one layer, with those on queries, keys and latent projections."""
-    total = model.norms_per_layer * norm_parameters(model)
-    if model.qk_norm == "head":
-        total += 2 * model.head_dim
-    elif model.qk_norm == "full":
-        total += (model.heads + model.kv_heads) * model.head_dim
-    if model.latent_attention is not None:
-        total += model.latent_attention.q_rank + model.latent_attention.kv_rank
-    return total
-
-
-def attention_parameters(model: Model) -> int:
-    """Projections of one attention block, with their biases."""
-    hidden, heads = model.hidden, model.heads
-    if (latent := model.latent_attention) is not None:
-        query_width = heads * (latent.nope_head_dim + latent.rope_head_dim)
-        query = latent.q_rank * (hidden + query_width) if latent.q_rank else hidden * query_width
-        down = hidden * (latent.kv_rank + latent.rope_head_dim)
-        up = latent.kv_rank * heads * (latent.nope_head_dim + latent.v_head_dim)
-        return query + down + up + heads * latent.v_head_dim * hidden
-    width, kv_width = heads * model.head_dim, model.kv_heads * model.head_dim
-    weights = hidden * (width + 2 * kv_width) + width * hidden
-    biases = (width + 2 * kv_width if model.qkv_bias else 0) + (
-        hidden if model.attention_out_bias else 0
-    )
-    return weights + biases
-
-
-def ffn_parameters(model: Model, width: int, *, bias: bool) -> int:
-    """A feed-forward block of a width: three matrices when gated, else two."""
+def _ffn(model: Model, ffn: int, tp: Column, bias: bool) -> Column:
+    """One FFN of two matrices, or three where gated; the last one's bias is whole on every rank."""
+    columns = _share(np.int64(ffn), tp)
     inward = 2 if model.gated else 1
-    weights = (inward + 1) * model.hidden * width
-    return weights + (inward * width + model.hidden if bias else 0)
+    weights = (inward + 1) * model.hidden * columns
+    return np.asarray(weights + (inward * columns + model.hidden if bias else 0))
 
 
-@dataclass(frozen=True, slots=True)
-class LocalParameters:
-    """Parameters that one rank holds under tensor and expert parallelism; arrays of shape (rows,).
-
-    `moe_layer` is without the routed experts, which are in `experts_layer`. `embedding` has the
-    position table, `head` the final norm; `embedding_matrix` is the bare matrix.
-    """
-
-    dense_layer: Floats
-    moe_layer: Floats
-    experts_layer: Floats
-    embedding: Floats
-    embedding_matrix: Floats
-    head: Floats
-    tied: bool
-    vocab: Ints
-    """Vocabulary after padding, before it is split."""
-
-
-def local_parameters(model: Model, columns: LayoutColumns, vocab_multiple: int) -> LocalParameters:
-    """Return one rank's share of each part.
-
-    Matrices split over tp; norms, the router and output biases are on every rank; kv heads fewer
-    than tp are replicated; the vocabulary is padded to a multiple of `vocab_multiple` · tp, as
-    Megatron-LM's `vocab_size_with_padding` does.
-    """
-    tp = columns.tp.astype(np.float64)
-    multiple = np.maximum(vocab_multiple * columns.tp, 1)
-    vocab = -(-model.vocab // multiple) * multiple
-    matrix = vocab * float(model.hidden) / tp
-    norm = float(norm_parameters(model))
-    shared_norms = float(layer_norm_parameters(model))
-    attention = _local_attention(model, columns, tp)
-    ffn = ffn_parameters(model, model.ffn, bias=False) / tp
-    ffn = ffn + _ffn_bias(model, tp, model.ffn) * model.ffn_bias
-    moe_layer = np.zeros(columns.rows)
-    experts_layer = np.zeros(columns.rows)
-    if model.experts is not None:
-        experts = model.experts
-        held = np.ceil(experts.experts / columns.ep)
-        one = ffn_parameters(model, experts.ffn, bias=experts.expert_bias) / columns.etp
-        experts_layer = held * one
-        router = experts.experts * (model.hidden + experts.router_bias)
-        shared = ffn_parameters(model, max(experts.shared_ffn, 0), bias=False) / tp
-        gate = model.hidden if experts.shared_gate else 0
-        moe_layer = attention + shared_norms + router + shared + gate
-    head = np.where(model.tied_embeddings, 0.0, matrix) + (norm if model.final_norm else 0.0)
-    head = head + (vocab / tp if model.head_bias else 0.0)
-    extra = sum(model.extra_parameters.values()) / max(model.layers, 1)
-    positions = model.max_positions * model.hidden if model.positions == "learned" else 0
-    return LocalParameters(
-        dense_layer=attention + shared_norms + ffn + extra,
-        moe_layer=moe_layer,
-        experts_layer=experts_layer,
-        embedding=matrix + positions + (norm if model.embedding_norm else 0.0),
-        embedding_matrix=matrix,
-        head=head,
-        tied=model.tied_embeddings,
-        vocab=vocab,
-    )
+def _attention(model: Model, tp: Column) -> Column:
+    heads = _share(np.int64(model.heads), tp)
+    kv_heads = _share(np.int64(model.kv_heads), tp)
+    queries, keys = heads * model.head_dim, kv_heads * model.head_dim
+    held = model.hidden * (queries + 2 * keys) + queries * model.hidden
+    if model.qkv_bias:
+        held = held + queries + 2 * keys
+    if model.attention_out_bias:
+        held = held + model.hidden
+    if model.attention_sinks:
+        held = held + heads
+    if model.qk_norm == "head":
+        held = held + 2 * _norm(model, model.head_dim)
+    elif model.qk_norm == "full":
+        held = held + (queries + keys) * (int(model.norm_weight) + int(model.norm_bias))
+    return np.asarray(held)
 
 
-def _ffn_bias(model: Model, tp: Floats, width: int) -> Floats:
-    return (2 if model.gated else 1) * width / tp + model.hidden
-
-
-def _local_attention(model: Model, columns: LayoutColumns, tp: Floats) -> Floats:
-    hidden = float(model.hidden)
-    heads = np.ceil(model.heads / tp)
-    if (latent := model.latent_attention) is not None:
-        query_width = heads * (latent.nope_head_dim + latent.rope_head_dim)
-        query = latent.q_rank * (hidden + query_width) if latent.q_rank else hidden * query_width
-        down = hidden * (latent.kv_rank + latent.rope_head_dim)
-        up = latent.kv_rank * heads * (latent.nope_head_dim + latent.v_head_dim)
-        return query + down + up + heads * latent.v_head_dim * hidden
-    width, kv_width = heads * model.head_dim, np.ceil(model.kv_heads / tp) * model.head_dim
-    weights = hidden * (2.0 * width + 2.0 * kv_width)
-    biases = (width + 2.0 * kv_width) * model.qkv_bias + hidden * model.attention_out_bias
-    return weights + biases
+def _latent_attention(model: Model, tp: Column) -> Column | None:
+    """MLA (arXiv 2405.04434 §2.1): compressions and their norms replicated, expansions split."""
+    latent = model.latent_attention
+    if latent is None:
+        return None
+    heads = _share(np.int64(model.heads), tp)
+    query_width = latent.nope_head_dim + latent.rope_head_dim
+    if latent.q_rank:
+        held = model.hidden * latent.q_rank + latent.q_rank
+        queries = latent.q_rank * heads * query_width
+    else:
+        held = 0
+        queries = model.hidden * heads * query_width
+    held += model.hidden * (latent.kv_rank + latent.rope_head_dim) + latent.kv_rank
+    expansions = latent.kv_rank * heads * (latent.nope_head_dim + latent.v_head_dim)
+    return np.asarray(held + queries + expansions + heads * latent.v_head_dim * model.hidden)

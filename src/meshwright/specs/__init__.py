@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from meshwright.specs.job import Job, OptimizerRecipe, PrecisionRecipe
     from meshwright.specs.layout import Layout
     from meshwright.specs.model import Experts, LatentAttention, Model
+    from meshwright.specs.models import load_model, model_names, typical_model
     from meshwright.specs.plan import Estimate, Plan, load_plan, save_plan
 
 _HOME = {
@@ -26,13 +27,15 @@ _HOME = {
     "Job": "job", "OptimizerRecipe": "job", "PrecisionRecipe": "job",
     "Layout": "layout",
     "Experts": "model", "LatentAttention": "model", "Model": "model",
+    "load_model": "models", "model_names": "models", "typical_model": "models",
     "Estimate": "plan", "Plan": "plan", "load_plan": "plan", "save_plan": "plan",
 }  # fmt: skip
 
 __all__ = [
     "Cluster", "Device", "DoesNotFitError", "Estimate", "Experts", "Job", "LatentAttention",
     "Layout", "LinkLevel", "Model", "OptimizerRecipe", "Plan", "PrecisionRecipe", "SpecError",
-    "cluster_names", "device_names", "load_cluster", "load_device", "load_plan", "save_plan",
+    "cluster_names", "device_names", "load_cluster", "load_device",
+    "load_model", "load_plan", "model_names", "save_plan", "typical_model",
 ]  # fmt: skip
 
 

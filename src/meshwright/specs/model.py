@@ -56,12 +56,15 @@ class Model(Spec):
     hidden: int = Field(ge=1, le=1_000_000)
     heads: int = Field(ge=1, le=10_000)
     kv_heads: int = Field(ge=1, le=10_000)
-    head_dim: int = Field(ge=1, le=10_000)
+    head_dim: int = Field(
+        ge=1, le=10_000, description="query and key width per head (MLA: nope + rope)"
+    )
     ffn: int = Field(ge=1, le=10_000_000, description="width of the dense FFN")
     vocab: int = Field(ge=1, le=10_000_000)
     gated: bool = Field(True, description="SwiGLU-like FFN with three matrices instead of two")
     tied_embeddings: bool = False
     norm: Norm = "rmsnorm"
+    norm_weight: bool = Field(True, description="norms carry a scale (OLMo 1's do not)")
     norm_bias: bool = Field(False, description="layer norms carry a bias")
     norms_per_layer: int = Field(2, ge=0, le=4)
     final_norm: bool = True
@@ -71,6 +74,7 @@ class Model(Spec):
     )
     qkv_bias: bool = False
     attention_out_bias: bool = False
+    attention_sinks: bool = Field(False, description="one trained sink logit per head (GPT-OSS)")
     ffn_bias: bool = False
     head_bias: bool = Field(False, description="the LM head has a bias (Phi)")
     positions: Positions = "rope"

@@ -1,0 +1,111 @@
+"""Parameter counts: parts, shares of ranks, columns."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.costs import parameters
+from meshwright.specs.errors import SpecError
+from meshwright.specs.models import load_model, model_names, typical_model
+
+SIZES = [1e7, 3e7, 1.25e8, 3.5e8, 7.6e8, 1e9, 1.3e9, 2e9, 3e9, 7e9, 8e9, 13e9, 20e9, 30e9, 34e9,
+         70e9, 100e9, 175e9, 200e9, 405e9, 530e9, 1e12, 3e12, 1e13, 1e14]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_typical_shapes_are_within_two_percent(size):
+    held = parameters.total(typical_model(round(size)))
+    assert abs(held / size - 1) < 0.02
+
+
+@given(st.floats(7.1, 13.9))
+def test_typical_shapes_of_any_size(exponent):
+    size = round(10**exponent)
+    assert abs(parameters.total(typical_model(size)) / size - 1) < 0.02
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_parts_sum_to_the_total(name):
+    counted = parameters.count(load_model(name))
+    assert sum(counted.parts().values()) == counted.total
+    assert counted.active <= counted.total
+
+
+def test_known_totals():
+    """Published counts that do not come from any code here."""
+    assert parameters.total(load_model("llama2-7b")) == 6_738_415_616
+    assert parameters.total(load_model("llama3-70b")) == 70_553_706_496
+    assert parameters.total(load_model("mixtral-8x7b")) == 46_702_792_704
+    assert round(parameters.active(load_model("mixtral-8x7b")) / 1e9, 1) == 12.9
+    assert round(parameters.total(load_model("deepseek-v3")) / 1e9) == 671
+    assert round(parameters.active(load_model("deepseek-v3")) / 1e9) == 38
+
+
+def test_megatron_table_1_of_sc21():
+    """The paper's own formula, P = 12 l h² (1 + 13/(12h) + (V+s)/(12 l h)), equation 2."""
+    for name in (name for name in model_names() if name.startswith("megatron")):
+        model = load_model(name)
+        hidden, layers = model.hidden, model.layers
+        paper = 12 * layers * hidden**2 * (
+            1 + 13 / (12 * hidden) + (model.vocab + 2048) / (12 * layers * hidden)
+        )  # fmt: skip
+        # The formula leaves out the final norm.
+        assert round(paper) + 2 * hidden == parameters.total(model)
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "gpt2-xl", "deepseek-v3", "gpt-oss-120b", "phi-2"])
+@pytest.mark.parametrize("moe", [False, True])
+def test_ranks_hold_the_layer_and_replicas(name, moe):
+    """X25: what all ranks hold together is the layer plus replicas, never less."""
+    model = load_model(name)
+    if moe and model.experts is None:
+        with pytest.raises(SpecError):
+            parameters.layer_parameters(model, moe=True)
+        return
+    whole = parameters.layer_parameters(model, moe=moe)
+    tp = np.array([1, 2, 4, 8])
+    held = parameters.layer_parameters(model, moe=moe, tp=tp)
+    assert np.array_equal(held.norms, np.full(4, whole.norms))
+    assert (tp * held.dense >= whole.dense).all()
+    assert (np.diff(held.dense) < 0).all()
+    assert int(held.total[0]) == int(whole.total)
+
+
+def test_kv_heads_are_replicated_beyond_their_number():
+    model = load_model("llama3-70b")  # 8 kv heads
+    eight, sixteen = parameters.layer_parameters(model, False, tp=np.array([8, 16])).attention
+    queries_and_out = 2 * 8192 * 8192
+    assert int(eight) == queries_and_out // 8 + 2 * 8192 * 128
+    assert int(sixteen) == queries_and_out // 16 + 2 * 8192 * 128
+
+
+def test_experts_are_dealt_out_whole():
+    model = load_model("deepseek-v3")
+    one = 3 * 7168 * 2048
+    ep = np.array([1, 8, 64, 256])
+    assert np.array_equal(
+        parameters.layer_parameters(model, True, ep=ep).experts, one * (256 // ep)
+    )
+    halved = parameters.layer_parameters(model, True, ep=8, etp=2).experts
+    assert int(halved) == one * 32 // 2
+
+
+def test_one_layout_and_a_million_agree():
+    model = load_model("mixtral-8x22b")
+    tp = np.tile(np.array([1, 2, 4, 8]), 250_000)
+    ep = np.repeat(np.array([1, 2, 4, 8]), 250_000)
+    many = parameters.layer_parameters(model, True, tp=tp, ep=ep).total
+    for index in (0, 250_001, 777_777, 999_999):
+        one = parameters.layer_parameters(model, True, tp=int(tp[index]), ep=int(ep[index])).total
+        assert int(one) == int(many[index])
+
+
+def test_padded_vocabulary():
+    assert int(parameters.padded_vocab(50257)) == 50304
+    assert parameters.padded_vocab(50257, np.array([1, 8])).tolist() == [50304, 51200]
+    model = load_model("gpt3-175b")
+    assert int(parameters.embedding_parameters(model, 8, pad=True)) == 51200 // 8 * 12288
+    assert int(parameters.embedding_parameters(model)) == 50257 * 12288
+    with pytest.raises(SpecError):
+        parameters.padded_vocab(100, 1, 0)

@@ -1,0 +1,132 @@
+"""Models by name, config.json, fields and bare size; and the errors of each."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from meshwright.specs.errors import SpecError
+from meshwright.specs.huggingface import model_from_config
+from meshwright.specs.models import load_model, model_names, typical_model
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_preset_loads_and_says_where_it_is_from(name):
+    model = load_model(name)
+    assert model.name == name
+    assert model.source
+
+
+@pytest.mark.parametrize(
+    ("spelling", "preset"),
+    [
+        ("llama3-70b", "llama3-70b"),
+        ("Llama-3-70B", "llama3-70b"),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "llama3-70b"),
+        ("meta-llama/Llama-3.1-405B", "llama3.1-405b"),
+        ("llama3-405b", "llama3.1-405b"),
+        ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("google/gemma-3-27b-it", "gemma3-27b"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+        ("gpt3", "gpt3-175b"),
+        ("mt-nlg-530b", "megatron-529.6b"),
+        ("EleutherAI/pythia-6.9b", "pythia-6.9b"),
+    ],
+)
+def test_usual_spellings(spelling, preset):
+    assert load_model(spelling).name == preset
+
+
+def test_a_bare_size_states_what_it_assumed():
+    model = load_model("30B")
+    assert "assumed" in model.source and str(model.hidden) in model.source
+    assert model.heads % model.kv_heads == 0
+
+
+def test_config_file_old_and_new_spellings(tmp_path):
+    old = {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "vocab_size": 128256, "torch_dtype": "bfloat16", "rope_theta": 500000.0,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+    }  # fmt: skip
+    new = {key: value for key, value in old.items() if not key.startswith(("rope", "torch"))}
+    new |= {"dtype": "bfloat16", "rope_parameters": {"rope_theta": 500000.0}, "head_dim": 128}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    (tmp_path / "config.json").write_text(json.dumps(new))
+    first = load_model(tmp_path / "old.json")
+    assert load_model(str(tmp_path)) == load_model(tmp_path / "config.json")
+    preset = load_model("llama3.1-8b")
+    for model in (first, load_model(tmp_path)):
+        assert model.but(name=preset.name, source=preset.source) == preset
+
+
+def test_gpt2_and_bloom_accept_both_generations_of_keys():
+    old = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 99}
+    new = {"model_type": "gpt2", "hidden_size": 64, "num_hidden_layers": 2,
+           "num_attention_heads": 4, "vocab_size": 99}  # fmt: skip
+    assert model_from_config(old) == model_from_config(new)
+    old = {"model_type": "bloom", "n_embed": 64, "n_layer": 2, "num_attention_heads": 4,
+           "vocab_size": 99}  # fmt: skip
+    new = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 99}
+    assert model_from_config(old) == model_from_config(new)
+
+
+def test_a_multimodal_config_gives_its_language_model():
+    text = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
+            "num_key_value_heads": 2, "intermediate_size": 100, "vocab_size": 99}  # fmt: skip
+    model = model_from_config({"model_type": "gemma3", "text_config": text, "vision_config": {}})
+    assert model.family == "gemma3_text"
+    assert "not counted" in model.source
+
+
+def test_explicit_fields():
+    model = load_model("layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=128256")
+    assert model.head_dim == 128
+    assert load_model("layers=12,hidden=768,heads=12,gated=false,vocab=50k").ffn == 4 * 768
+    assert load_model({"layers": 2, "hidden": 64, "heads": 4}).kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("what", "field", "words"),
+    [
+        ("llama3-7b", "model", "llama3-70b"),
+        ("lama3-70b", "model", "llama3-70b"),
+        ("", "model", "such as"),
+        ("1B,", "model", "no such preset"),
+        ("0.5k", "model", "no such preset"),
+        ("1M", "model", "10M"),
+        ("none/config.json", "model", "cannot be read"),
+        ("layers=32,hidden=4096", "model.heads", "required"),
+        ("layers=32,hidden=4096,heads=33", "model.heads", "divisor"),
+        ("layers=32,hidden=4096,heads=32,wings=2", "model.wings", "no such field"),
+        ("layers=32,layers=4", "model.layers", "twice"),
+        ({"model_type": "mamba"}, "config.model_type", "not supported"),
+        ({"model_type": "llama", "hidden_size": 4096}, "config.num_attention_heads", "required"),
+        ({"model_type": "llama", "hidden_size": -1}, "config.hidden_size", "at least 1"),
+        ({"model_type": "llama", "hidden_size": "big"}, "config.hidden_size", "whole number"),
+        ({"architectures": ["X"]}, "config.model_type", "family"),
+    ],
+)
+def test_errors_name_field_value_and_remedy(what, field, words):
+    with pytest.raises(SpecError) as error:
+        load_model(what)
+    assert error.value.field == field, str(error.value)
+    assert words in str(error.value)
+
+
+def test_sizes_out_of_reach_are_refused():
+    with pytest.raises(SpecError):
+        typical_model(10**16)
+
+
+def test_importing_specs_is_cheap():
+    code = (
+        "import sys, meshwright.specs as s; s.load_model('llama3-8b'); "
+        "print([m for m in ('torch', 'transformers', 'yaml', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
