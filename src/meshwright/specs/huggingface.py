@@ -257,9 +257,7 @@ def _deepseek(config: Config) -> dict[str, Any]:
         rope_head_dim=rope,
         v_head_dim=config.whole("v_head_dim", default=128),
     )
-    fields.update(
-        head_dim=nope + rope, kv_heads=fields["heads"], latent_attention=latent, window=0
-    )
+    fields.update(head_dim=nope + rope, kv_heads=fields["heads"], latent_attention=latent, window=0)
     if config.flag("attention_bias", default=False):
         raise SpecError("config.attention_bias", True, "biased latent attention is not supported")
     width = config.whole("moe_intermediate_size")
