@@ -15,31 +15,31 @@ SIZES = [1e7, 3e7, 1.25e8, 3.5e8, 7.6e8, 1e9, 1.3e9, 2e9, 3e9, 7e9, 8e9, 13e9, 2
 
 @pytest.mark.parametrize("size", SIZES)
 def test_typical_shapes_are_within_two_percent(size):
-    held = parameters.total(typical_model(round(size)))
+    held = parameters.count_parameters(typical_model(round(size))).total
     assert abs(held / size - 1) < 0.02
 
 
 @given(st.floats(7.1, 13.9))
 def test_typical_shapes_of_any_size(exponent):
     size = round(10**exponent)
-    assert abs(parameters.total(typical_model(size)) / size - 1) < 0.02
+    assert abs(parameters.count_parameters(typical_model(size)).total / size - 1) < 0.02
 
 
 @pytest.mark.parametrize("name", model_names())
 def test_parts_sum_to_the_total(name):
-    counted = parameters.count(load_model(name))
+    counted = parameters.count_parameters(load_model(name))
     assert sum(counted.parts().values()) == counted.total
     assert counted.active <= counted.total
 
 
 def test_known_totals():
     """Published counts that do not come from any code here."""
-    assert parameters.total(load_model("llama2-7b")) == 6_738_415_616
-    assert parameters.total(load_model("llama3-70b")) == 70_553_706_496
-    assert parameters.total(load_model("mixtral-8x7b")) == 46_702_792_704
-    assert round(parameters.active(load_model("mixtral-8x7b")) / 1e9, 1) == 12.9
-    assert round(parameters.total(load_model("deepseek-v3")) / 1e9) == 671
-    assert round(parameters.active(load_model("deepseek-v3")) / 1e9) == 38
+    assert parameters.count_parameters(load_model("llama2-7b")).total == 6_738_415_616
+    assert parameters.count_parameters(load_model("llama3-70b")).total == 70_553_706_496
+    assert parameters.count_parameters(load_model("mixtral-8x7b")).total == 46_702_792_704
+    assert round(parameters.count_parameters(load_model("mixtral-8x7b")).active / 1e9, 1) == 12.9
+    assert round(parameters.count_parameters(load_model("deepseek-v3")).total / 1e9) == 671
+    assert round(parameters.count_parameters(load_model("deepseek-v3")).active / 1e9) == 38
 
 
 def test_megatron_table_1_of_sc21():
@@ -51,7 +51,7 @@ def test_megatron_table_1_of_sc21():
             1 + 13 / (12 * hidden) + (model.vocab + 2048) / (12 * layers * hidden)
         )  # fmt: skip
         # The formula leaves out the final norm.
-        assert round(paper) + 2 * hidden == parameters.total(model)
+        assert round(paper) + 2 * hidden == parameters.count_parameters(model).total
 
 
 @pytest.mark.parametrize("name", ["llama3-70b", "gpt2-xl", "deepseek-v3", "gpt-oss-120b", "phi-2"])

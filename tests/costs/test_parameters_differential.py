@@ -30,7 +30,7 @@ def built(config):
 @pytest.mark.parametrize("name", WITH_CONFIG)
 def test_every_preset_counts_as_transformers_does(name):
     model = load_model(name)
-    assert parameters.count(model).total == built(presets.table("models")[name]["config"])
+    assert parameters.count_parameters(model).total == built(presets.table("models")[name]["config"])
 
 
 # Small shapes with the numbers made unlike each other, so that a swapped dimension shows.
@@ -90,7 +90,7 @@ VARIANTS = [
 @pytest.mark.parametrize(("family", "change"), VARIANTS)
 def test_families_in_their_variants(family, change):
     config = {"model_type": family, **BASE, **change}
-    assert parameters.count(model_from_config(config)).total == built(config)
+    assert parameters.count_parameters(model_from_config(config)).total == built(config)
 
 
 OWN_KEYS = [
@@ -107,7 +107,7 @@ OWN_KEYS = [
 
 @pytest.mark.parametrize("config", OWN_KEYS, ids=lambda config: config["model_type"])
 def test_families_with_their_own_keys(config):
-    assert parameters.count(model_from_config(config)).total == built(config)
+    assert parameters.count_parameters(model_from_config(config)).total == built(config)
 
 
 def test_every_supported_family_is_tested():

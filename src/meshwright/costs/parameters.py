@@ -2,7 +2,8 @@
 
 Counts equal what transformers builds, matrix by matrix (differential test over every preset). The
 same lines of code count a whole model (degree 1) and columns of a million layouts: `tp`, `ep` and
-`etp` may be integers or NumPy integer arrays, and results have their broadcast shape.
+`etp` may be integers or NumPy integer arrays, and results have their broadcast shape. Columns are
+float64, in which whole numbers up to 2**53 are exact and divisions are fast.
 
 How tensor parallelism splits a layer follows Megatron-LM (arXiv 1909.08053 §3; arXiv 2205.05198
 §4): matrices that produce heads or FFN columns are cut by columns with their biases; the matrices
@@ -13,47 +14,45 @@ replicated. Where there are fewer kv heads than ranks, each rank holds at least 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.costs.columns import Floats, Ints, LayoutColumns
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
 
-Column: TypeAlias = "NDArray[np.int64]"
-"""An integer column; a Python integer counts as a column of one."""
-Degree: TypeAlias = "int | NDArray[np.int64]"
+Degree = int | Ints | Floats
+"""A degree of parallelism: one integer, or a column of them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LayerParameters:
-    """Parameters of one layer that one rank holds, as int64 columns of the broadcast shape.
+    """Parameters of one layer that one rank holds, as columns of the broadcast shape.
 
     `experts` are kept apart because ZeRO shards them over fewer ranks (the expert-data-parallel
     group) than the rest.
     """
 
-    attention: Column
-    norms: Column
-    ffn: Column
-    router: Column
-    shared: Column
-    experts: Column
+    attention: Floats
+    norms: Floats
+    ffn: Floats
+    router: Floats
+    shared: Floats
+    experts: Floats
 
     @property
-    def dense(self) -> Column:
+    def dense(self) -> Floats:
         """Everything but the routed experts."""
         return self.attention + self.norms + self.ffn + self.router + self.shared
 
     @property
-    def total(self) -> Column:
+    def total(self) -> Floats:
         """All parameters of the layer on the rank."""
         return self.dense + self.experts
 
 
-@dataclass(frozen=True)
-class Parameters:
+@dataclass(frozen=True, slots=True)
+class ParameterCounts:
     """Exact parameter count of a whole model, by part.
 
     `total` is what transformers' `sum(p.numel() for p in model.parameters())` gives: a tied head
@@ -99,7 +98,7 @@ class Parameters:
         return {name: held for name, held in parts.items() if held}
 
 
-def count(model: Model) -> Parameters:
+def count_parameters(model: Model) -> ParameterCounts:
     """Count the parameters of a model exactly."""
     moe = layer_parameters(model, moe=True) if model.experts else None
     dense = layer_parameters(model, moe=False)
@@ -120,24 +119,14 @@ def count(model: Model) -> Parameters:
         total += moe_layers * int(moe.total)
         visited = int(moe.experts) * model.experts.top_k // model.experts.experts
         active += moe_layers * (int(moe.dense) + visited)
-    return Parameters(
+    return ParameterCounts(
         embedding=embedding, positions=positions, embedding_norm=embedding_norm,
         dense_layer=dense, moe_layer=moe, dense_layers=dense_layers, moe_layers=moe_layers,
         final_norm=final_norm, head=head, extra=extra, total=total, active=active,
     )  # fmt: skip
 
 
-def total(model: Model) -> int:
-    """Total parameters of a model (a tied head counts once)."""
-    return count(model).total
-
-
-def active(model: Model) -> int:
-    """Parameters that one token visits: all but the routed experts it is not sent to."""
-    return count(model).active
-
-
-def padded_vocab(vocab: int, tp: Degree = 1, multiple: int = 128) -> Column:
+def padded_vocab(vocab: int, tp: Degree = 1, multiple: int = 128) -> Floats:
     """Vocabulary rounded up to a multiple of `multiple` · tp, as Megatron pads it.
 
     (Megatron-LM `--make-vocab-size-divisible-by`, default 128.)
@@ -147,28 +136,28 @@ def padded_vocab(vocab: int, tp: Degree = 1, multiple: int = 128) -> Column:
     """
     if multiple < 1:
         raise SpecError("multiple", multiple, "at least 1")
-    unit = multiple * np.asarray(tp, dtype=np.int64)
-    return np.asarray(-(-vocab // unit) * unit)
+    unit = multiple * np.asarray(tp, dtype=np.float64)
+    return np.asarray(np.ceil(vocab / unit) * unit)
 
 
-def embedding_parameters(model: Model, tp: Degree = 1, pad: bool = False) -> Column:
+def embedding_parameters(model: Model, tp: Degree = 1, pad: bool = False) -> Floats:
     """Token-embedding parameters on one rank of a vocabulary-parallel group of `tp`.
 
     With `pad` the vocabulary is padded first; without, a rank holds the larger share of rows.
     """
-    degree = np.asarray(tp, dtype=np.int64)
-    rows = padded_vocab(model.vocab, degree) if pad else np.int64(model.vocab)
+    degree = np.asarray(tp, dtype=np.float64)
+    rows = padded_vocab(model.vocab, degree) if pad else np.float64(model.vocab)
     return np.asarray(_share(rows, degree) * model.hidden)
 
 
-def head_parameters(model: Model, tp: Degree = 1, pad: bool = False) -> Column:
+def head_parameters(model: Model, tp: Degree = 1, pad: bool = False) -> Floats:
     """LM-head parameters on one rank of the last stage, vocabulary-parallel over `tp`.
 
     A tied head is counted in full: on a pipeline with more than one stage the last stage keeps its
     own copy of the embedding (and the gradients of both are all-reduced).
     """
-    degree = np.asarray(tp, dtype=np.int64)
-    rows = padded_vocab(model.vocab, degree) if pad else np.int64(model.vocab)
+    degree = np.asarray(tp, dtype=np.float64)
+    rows = padded_vocab(model.vocab, degree) if pad else np.float64(model.vocab)
     bias = _share(rows, degree) if model.head_bias else 0
     return np.asarray(_share(rows, degree) * model.hidden + bias)
 
@@ -200,13 +189,13 @@ def layer_parameters(
     """
     if moe and model.experts is None:
         raise SpecError("moe", moe, f"{model.name} has no experts")
-    degrees = np.broadcast_arrays(*(np.asarray(degree, dtype=np.int64) for degree in (tp, ep, etp)))
+    degrees = np.broadcast_arrays(*(np.asarray(degree, dtype=np.float64) for degree in (tp, ep, etp)))
     width, groups, inner = degrees
     zero = np.zeros_like(width)
     ffn = router = shared = experts = zero
     if moe and model.experts is not None:
         spec = model.experts
-        local = _share(np.int64(spec.experts), groups)
+        local = _share(spec.experts, groups)
         experts = local * _ffn(model, spec.ffn, inner, spec.expert_bias)
         router = zero + spec.experts * (model.hidden + spec.router_bias)
         shared = _ffn(model, spec.shared_ffn, width, model.ffn_bias) if spec.shared_ffn else zero
@@ -220,9 +209,60 @@ def layer_parameters(
     return LayerParameters(attention, norms, ffn, router, shared, experts)
 
 
-def _share(amount: Column | np.int64, degree: Column) -> Column:
+@dataclass(frozen=True, slots=True)
+class LocalParameters:
+    """Parameters that one rank holds under tensor and expert parallelism; arrays of shape (rows,).
+
+    `moe_layer` is without the routed experts, which are in `experts_layer`. `embedding` has the
+    position table, `head` the final norm; `embedding_matrix` is the bare matrix.
+    """
+
+    dense_layer: Floats
+    moe_layer: Floats
+    experts_layer: Floats
+    embedding: Floats
+    embedding_matrix: Floats
+    head: Floats
+    tied: bool
+    vocab: Floats
+    """Vocabulary after padding, before it is split."""
+
+
+def local_parameters(model: Model, columns: LayoutColumns, vocab_multiple: int) -> LocalParameters:
+    """Return one rank's share of each part, for a table of layouts.
+
+    The vocabulary is padded to a multiple of `vocab_multiple` · tp, as Megatron-LM's
+    `vocab_size_with_padding` does; 0 leaves it as it is, split unevenly.
+    """
+    vocab = np.full(columns.rows, float(model.vocab))
+    if vocab_multiple:
+        vocab = padded_vocab(model.vocab, columns.tp, vocab_multiple)
+    matrix = vocab * float(model.hidden) / columns.tp
+    norm = float(_norm(model, model.hidden))
+    dense = layer_parameters(model, False, columns.tp).dense
+    zeros = np.zeros(columns.rows)
+    moe_layer, experts_layer = zeros, zeros
+    if model.experts is not None:
+        moe = layer_parameters(model, True, columns.tp, columns.ep, columns.etp)
+        moe_layer, experts_layer = moe.dense, moe.experts
+    head = np.where(model.tied_embeddings, 0.0, matrix) + float(final_norm_parameters(model))
+    head = head + (vocab / columns.tp if model.head_bias else 0.0)
+    extra = sum(model.extra_parameters.values()) / max(model.layers, 1)
+    return LocalParameters(
+        dense_layer=dense + extra,
+        moe_layer=moe_layer + (extra if model.experts is not None else 0.0),
+        experts_layer=experts_layer,
+        embedding=matrix + position_parameters(model) + (norm if model.embedding_norm else 0.0),
+        embedding_matrix=matrix,
+        head=head,
+        tied=model.tied_embeddings,
+        vocab=vocab,
+    )
+
+
+def _share(amount: Floats | float, degree: Floats) -> Floats:
     """The larger share when `amount` is dealt out over `degree` ranks."""
-    return np.asarray(-(-amount // degree))
+    return np.asarray(np.ceil(amount / degree))
 
 
 def _norm(model: Model, width: int) -> int:
@@ -232,17 +272,17 @@ def _norm(model: Model, width: int) -> int:
     return width * (int(model.norm_weight) + int(model.norm_bias))
 
 
-def _ffn(model: Model, ffn: int, tp: Column, bias: bool) -> Column:
+def _ffn(model: Model, ffn: int, tp: Floats, bias: bool) -> Floats:
     """One FFN of two matrices, or three where gated; the last one's bias is whole on every rank."""
-    columns = _share(np.int64(ffn), tp)
+    columns = _share(ffn, tp)
     inward = 2 if model.gated else 1
     weights = (inward + 1) * model.hidden * columns
     return np.asarray(weights + (inward * columns + model.hidden if bias else 0))
 
 
-def _attention(model: Model, tp: Column) -> Column:
-    heads = _share(np.int64(model.heads), tp)
-    kv_heads = _share(np.int64(model.kv_heads), tp)
+def _attention(model: Model, tp: Floats) -> Floats:
+    heads = _share(model.heads, tp)
+    kv_heads = _share(model.kv_heads, tp)
     queries, keys = heads * model.head_dim, kv_heads * model.head_dim
     held = model.hidden * (queries + 2 * keys) + queries * model.hidden
     if model.qkv_bias:
@@ -258,12 +298,12 @@ def _attention(model: Model, tp: Column) -> Column:
     return np.asarray(held)
 
 
-def _latent_attention(model: Model, tp: Column) -> Column | None:
+def _latent_attention(model: Model, tp: Floats) -> Floats | None:
     """MLA (arXiv 2405.04434 §2.1): compressions and their norms replicated, expansions split."""
     latent = model.latent_attention
     if latent is None:
         return None
-    heads = _share(np.int64(model.heads), tp)
+    heads = _share(model.heads, tp)
     query_width = latent.nope_head_dim + latent.rope_head_dim
     if latent.q_rank:
         held = model.hidden * latent.q_rank + latent.q_rank
