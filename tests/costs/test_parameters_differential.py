@@ -30,7 +30,9 @@ def built(config):
 @pytest.mark.parametrize("name", WITH_CONFIG)
 def test_every_preset_counts_as_transformers_does(name):
     model = load_model(name)
-    assert parameters.count_parameters(model).total == built(presets.table("models")[name]["config"])
+    assert parameters.count_parameters(model).total == built(
+        presets.table("models")[name]["config"]
+    )
 
 
 # Small shapes with the numbers made unlike each other, so that a swapped dimension shows.

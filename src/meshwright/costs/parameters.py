@@ -189,7 +189,9 @@ def layer_parameters(
     """
     if moe and model.experts is None:
         raise SpecError("moe", moe, f"{model.name} has no experts")
-    degrees = np.broadcast_arrays(*(np.asarray(degree, dtype=np.float64) for degree in (tp, ep, etp)))
+    degrees = np.broadcast_arrays(
+        *(np.asarray(degree, dtype=np.float64) for degree in (tp, ep, etp))
+    )
     width, groups, inner = degrees
     zero = np.zeros_like(width)
     ffn = router = shared = experts = zero
