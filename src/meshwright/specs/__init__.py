@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from meshwright.specs.devices import device_names, load_device
     from meshwright.specs.errors import DoesNotFitError, SpecError
     from meshwright.specs.job import Job, OptimizerRecipe, PrecisionRecipe
+    from meshwright.specs.jobs import load_job, optimizer_recipe, precision_recipe
     from meshwright.specs.layout import Layout
     from meshwright.specs.model import Experts, LatentAttention, Model
     from meshwright.specs.models import load_model, model_names, typical_model
@@ -25,6 +26,7 @@ _HOME = {
     "device_names": "devices", "load_device": "devices",
     "DoesNotFitError": "errors", "SpecError": "errors",
     "Job": "job", "OptimizerRecipe": "job", "PrecisionRecipe": "job",
+    "load_job": "jobs", "optimizer_recipe": "jobs", "precision_recipe": "jobs",
     "Layout": "layout",
     "Experts": "model", "LatentAttention": "model", "Model": "model",
     "load_model": "models", "model_names": "models", "typical_model": "models",
@@ -35,7 +37,8 @@ __all__ = [
     "Cluster", "Device", "DoesNotFitError", "Estimate", "Experts", "Job", "LatentAttention",
     "Layout", "LinkLevel", "Model", "OptimizerRecipe", "Plan", "PrecisionRecipe", "SpecError",
     "cluster_names", "device_names", "load_cluster", "load_device",
-    "load_model", "load_plan", "model_names", "save_plan", "typical_model",
+    "load_job", "load_model", "load_plan", "model_names", "optimizer_recipe", "precision_recipe",
+    "save_plan", "typical_model",
 ]  # fmt: skip
 
 
