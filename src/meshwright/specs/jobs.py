@@ -42,9 +42,7 @@ def load_job(what: str | Path | Mapping[str, Any] | Job) -> Job:
     _convert(fields, "precision", lambda value: precision_recipe(value, "job.precision"))
     _convert(fields, "optimizer", lambda value: optimizer_recipe(value, "job.optimizer"))
     seq_len = max(1, fields.get("seq_len", Job().seq_len))
-    _convert(
-        fields, "global_batch", lambda value: parse_batch(value, seq_len, "job.global_batch")
-    )
+    _convert(fields, "global_batch", lambda value: parse_batch(value, seq_len, "job.global_batch"))
     return Job.parse(fields, "job")
 
 
