@@ -1,3 +1,67 @@
-"""meshwright: plan, prove and run the parallel training of large models."""
+"""meshwright: plan, prove and run the parallel training of large models.
+
+    import meshwright as mw
+
+    plan = mw.plan(mw.load_model("llama3-70b"), mw.load_cluster("h100:8x8"), mw.Job(seq_len=8192))
+    print(plan.layout.label(), plan.estimate.step_time_s)
+
+Names are imported when first used; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.costs.step import estimate
+    from meshwright.planner.legality import why_illegal
+    from meshwright.planner.plan import plan, price_layout
+    from meshwright.planner.report import markdown_report
+    from meshwright.planner.space import Constraints
+    from meshwright.specs import (
+        Cluster,
+        Device,
+        DoesNotFitError,
+        Estimate,
+        Job,
+        Layout,
+        Model,
+        Plan,
+        SpecError,
+        load_cluster,
+        load_job,
+        load_model,
+        load_plan,
+        save_plan,
+    )
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "estimate": "costs.step",
+    "why_illegal": "planner.legality",
+    "plan": "planner.plan",
+    "price_layout": "planner.plan",
+    "markdown_report": "planner.report",
+    "Constraints": "planner.space",
+} | dict.fromkeys(
+    (
+        "Cluster", "Device", "DoesNotFitError", "Estimate", "Job", "Layout", "Model", "Plan",
+        "SpecError", "load_cluster", "load_job", "load_model", "load_plan", "save_plan",
+    ),
+    "specs",
+)  # fmt: skip
+
+__all__ = [
+    "Cluster", "Constraints", "Device", "DoesNotFitError", "Estimate", "Job", "Layout", "Model",
+    "Plan", "SpecError", "__version__", "estimate", "load_cluster", "load_job", "load_model",
+    "load_plan", "markdown_report", "plan", "price_layout", "save_plan", "why_illegal",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

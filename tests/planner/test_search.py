@@ -8,8 +8,8 @@ import pytest
 from meshwright.costs.step import capacity_bytes, estimate
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.plan import plan, price_layout
-from meshwright.planner.search import MEMORY_MARGIN, pareto, search
-from meshwright.planner.space import Constraints
+from meshwright.planner.search import pareto, search
+from meshwright.planner.space import MEMORY_MARGIN, Constraints
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.job import Job

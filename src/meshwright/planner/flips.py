@@ -8,7 +8,6 @@ from dataclasses import replace
 from meshwright.costs.columns import LayoutColumns
 from meshwright.planner.legality import Question, legal
 from meshwright.planner.search import (
-    MEMORY_MARGIN,
     Candidates,
     SearchResult,
     _best,
@@ -16,6 +15,7 @@ from meshwright.planner.search import (
     reprice,
     with_network,
 )
+from meshwright.planner.space import MEMORY_MARGIN
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import FlipPoint
 from meshwright.specs.quantities import format_bytes
@@ -161,6 +161,8 @@ def _memory_flips(question: Question, result: SearchResult, chosen: Layout) -> l
     )
     for row in range(over.columns.rows):
         layout = over.columns.layout(row)
+        if float(over.peak_bytes[row]) > 4.0 * current:
+            continue  # no such device is sold
         if float(over.pessimistic_s[row]) < best * 0.995 and _differs(layout, chosen):
             need = (
                 float(over.peak_bytes[row]) * (1 + MEMORY_MARGIN) + question.cluster.reserve_bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.costs.step import estimate
 from meshwright.planner.legality import Question, why_illegal
-from meshwright.planner.space import divisors
+from meshwright.planner.space import MEMORY_MARGIN, divisors
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Alternative, Estimate
 from meshwright.specs.quantities import format_bytes
@@ -69,11 +69,16 @@ def why_lost(question: Question, best: Estimate, other: Estimate, layout: Layout
         )
     if change > 0.005:
         return f"{change:.1%} slower: more time in {cause} ({grown[0][0]:+.3g} s)"
-    margin = 1.0 - other.peak_memory_bytes / other.capacity_bytes
+    if other.peak_memory_bytes * (1 + MEMORY_MARGIN) > other.capacity_bytes:
+        free = 1.0 - other.peak_memory_bytes / other.capacity_bytes
+        return (
+            f"{-change:+.1%} in speed, but only {free:.1%} of memory would be free: less than the "
+            f"{MEMORY_MARGIN:.0%} kept for what the memory model gets wrong"
+        )
     if change < -0.005:
         return (
-            f"{-change:.1%} faster on paper ({gained}), but leaves only {margin:.1%} of memory free "
-            f"or leans on {cause}, which the model may underestimate"
+            f"{-change:.1%} faster if the model is exactly right (less {gained}), slower once "
+            f"{cause} is priced pessimistically"
         )
     return f"as fast within half a percent ({change:+.2%}); {_tie_breaker(best, other)}"
 

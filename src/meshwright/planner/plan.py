@@ -12,14 +12,17 @@ from meshwright.planner.flips import flip_points
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import neighbours, why_lost
 from meshwright.planner.rescue import ways_out
-from meshwright.planner.search import MEMORY_MARGIN, Candidates, SearchResult, pareto, search
-from meshwright.planner.space import Constraints
+from meshwright.planner.search import Candidates, SearchResult, pareto, search
+from meshwright.planner.space import MEMORY_MARGIN, Constraints
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Alternative, Estimate, Plan, Searched
+
+RUNNER_UP = "another shape"
+"""The `axis` of alternatives that differ in more than one choice."""
 
 
 def plan(
@@ -126,7 +129,7 @@ def _runners_up(
         other = estimate(question.model, question.cluster, question.job, layout)
         found.append(
             Alternative(
-                axis="another shape",
+                axis=RUNNER_UP,
                 layout=layout,
                 estimate=other,
                 why_not=why_lost(question, best, other, layout),

@@ -8,8 +8,8 @@ import numpy as np
 
 from meshwright.costs.step import capacity_bytes
 from meshwright.planner.legality import Question
-from meshwright.planner.search import MEMORY_MARGIN, SearchResult, search
-from meshwright.planner.space import Constraints
+from meshwright.planner.search import SearchResult, search
+from meshwright.planner.space import MEMORY_MARGIN, Constraints
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError

@@ -16,14 +16,12 @@ import numpy as np
 from meshwright.costs.columns import ARRAYS, Floats, Ints, LayoutColumns
 from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.planner.legality import Question
-from meshwright.planner.space import Constraints, Tally, enumerate_layouts
+from meshwright.planner.space import MEMORY_MARGIN, Constraints, Tally, enumerate_layouts
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Searched
 
 OBJECTIVES = ("time", "memory", "cost")
 CHUNK = 16_384
-MEMORY_MARGIN = 0.05
-"""Share of a layout's modelled peak kept free for what the memory model gets wrong."""
 PESSIMISM = {
     "tensor_parallel": 0.25, "context_parallel": 0.25, "expert_parallel": 0.35,
     "pipeline_p2p": 0.50, "pipeline_bubble": 0.15, "data_parallel": 0.35,

@@ -12,6 +12,9 @@ from meshwright.costs.pipeline import CODE
 from meshwright.planner.legality import Question, legal
 from meshwright.specs.base import Spec
 
+MEMORY_MARGIN = 0.05
+"""Share of a layout's modelled peak kept free for what the memory model gets wrong."""
+
 
 class Constraints(Spec):
     """What the user fixes or forbids. None leaves an axis free."""

@@ -1,0 +1,24 @@
+"""`meshwright compare`: two plans side by side."""
+
+from __future__ import annotations
+
+import typer
+
+from meshwright.cli import inputs
+
+
+def command(
+    first: str = typer.Argument(..., help="A plan file."),
+    second: str = typer.Argument(..., help="Another plan file."),
+    as_json: bool = inputs.AS_JSON,
+) -> None:
+    """Compare two plans: what differs in them, and what that costs in time and memory."""
+    from meshwright.planner.comparison import compare
+
+    result = compare(inputs.read_plan(first), inputs.read_plan(second))
+    if as_json:
+        inputs.print_json(result.plain())
+    else:
+        from meshwright.cli.render import show_comparison
+
+        show_comparison(result)

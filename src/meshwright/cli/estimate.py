@@ -1,0 +1,74 @@
+"""`meshwright estimate`: price one layout."""
+
+from __future__ import annotations
+
+import typer
+
+from meshwright.cli import inputs
+
+
+def command(
+    model: str = inputs.MODEL,
+    cluster: str = inputs.CLUSTER,
+    job: str | None = inputs.JOB,
+    seq: str | None = inputs.SEQ,
+    global_batch: str | None = inputs.BATCH,
+    precision: str | None = inputs.PRECISION,
+    optimizer: str | None = inputs.OPTIMIZER,
+    framework: str | None = inputs.FRAMEWORK,
+    tokens: str | None = inputs.TOKENS,
+    reserve: str | None = inputs.RESERVE,
+    tp: int = typer.Option(1, min=1, help="Tensor-parallel degree."),
+    pp: int = typer.Option(1, min=1, help="Pipeline-parallel degree."),
+    dp: int | None = typer.Option(None, min=1, help="Data-parallel degree; default: what is left."),
+    cp: int = typer.Option(1, min=1, help="Context-parallel degree."),
+    ep: int = typer.Option(1, min=1, help="Expert-parallel degree."),
+    etp: int = typer.Option(1, min=1, help="Tensor-parallel degree inside an expert."),
+    zero: int = typer.Option(0, min=0, max=3, help="ZeRO stage."),
+    shard: int = typer.Option(0, min=0, help="ZeRO shard degree (HSDP); 0: all of dp · cp."),
+    micro_batch: int = typer.Option(1, min=1, help="Sequences per micro-batch."),
+    virtual_stages: int = typer.Option(1, min=1, help="Model chunks per pipeline rank."),
+    schedule: str | None = typer.Option(
+        None, help="Pipeline schedule; default 1f1b or interleaved."
+    ),
+    recompute: str = typer.Option("none", help="none, selective or full."),
+    recompute_layers: int = typer.Option(0, min=0, help="Layers per stage to recompute; 0: all."),
+    sequence_parallel: bool | None = typer.Option(
+        None, "--sequence-parallel/--no-sequence-parallel", help="Default: on when tp > 1."
+    ),
+    rank_order: str | None = typer.Option(None, help="Axes from the fastest rank digit outwards."),
+    as_json: bool = inputs.AS_JSON,
+    output: str | None = inputs.OUTPUT,
+) -> None:
+    """Price one layout: memory per stage against capacity, and step time opened up.
+
+    Exits with 1 when the layout does not fit.
+    """
+    from meshwright.planner.plan import price_layout
+    from meshwright.specs.plan import save_plan
+
+    loaded_cluster = inputs.read_cluster(cluster, reserve)
+    layout = inputs.build_layout(
+        loaded_cluster,
+        {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "etp": etp},
+        {
+            "zero": zero, "shard": shard, "micro_batch": micro_batch, "schedule": schedule,
+            "virtual_stages": virtual_stages, "recompute": recompute,
+            "recompute_layers": recompute_layers, "sequence_parallel": sequence_parallel,
+            "rank_order": rank_order,
+        },
+    )  # fmt: skip
+    loaded_job = inputs.read_job(job, seq, global_batch, precision, optimizer, framework, tokens)
+    priced = price_layout(
+        inputs.read_model(model), loaded_cluster, loaded_job, layout, command=inputs.command_line()
+    )
+    if output:
+        save_plan(priced, output)
+    if as_json:
+        inputs.print_json(priced.plain())
+    else:
+        from meshwright.cli.render import show_plan
+
+        show_plan(priced, defence=False, written=output)
+    if not priced.fits:
+        raise typer.Exit(1)
