@@ -120,7 +120,8 @@ def _exposed_of_group(
     scatter, gather = traffic["scatter"], traffic["gather"]
     replicas = traffic["among_replicas"]
     zero = columns.zero
-    first = np.where(zero == 0, traffic["reduce_all"], scatter + replicas)
+    whole = (zero == 0) | ((zero == 1) & framework.zero1_all_reduce)
+    first = np.where(whole, traffic["reduce_all"], scatter + replicas)
     gather_once = np.where(zero > 0, gather, 0.0)
     parameters_once = _exposed(gather_once, forward, gather_once / pieces, gathering)
     once = _exposed(first, backward, first / pieces, reducing) + parameters_once

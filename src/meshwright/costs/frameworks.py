@@ -24,15 +24,22 @@ class Behaviour(Spec):
     name: str
     title: str = ""
     attention_kernel: AttentionKernel = Field(description="the kernel used when a run names none")
+    flash_generation: int = Field(
+        ge=1, le=3, description="flash attention 1 (2022), 2 (2023), or 3 and cuDNN's (2024)"
+    )
     fused_softmax: bool = Field(description="unfused attention: scale, mask, softmax in one kernel")
     fused_norm: bool = Field(description="one kernel per norm, forward and backward")
     fused_activation: bool = Field(description="bias, activation and gate product in one kernel")
+    fused_rotary: bool = Field(description="rotary embedding of queries and keys in one kernel")
     fused_cross_entropy: bool = Field(description="loss and its gradient without an fp32 copy")
     logits_bytes: float = Field(gt=0, description="live bytes per logit at the loss's peak")
     dropout: bool = Field(description="hidden and attention dropout, with their masks")
     gradient_bytes: float = Field(gt=0, description="of the resident gradient, per parameter")
     gradient_reduce_bytes: float = Field(gt=0, description="of a gradient on the wire")
     parameter_gather_bytes: float = Field(gt=0, description="of a gathered parameter on the wire")
+    zero1_all_reduce: bool = Field(
+        description="ZeRO-1 all-reduces whole gradients instead of scattering them"
+    )
     reduce_overlapped: bool = Field(description="gradient reduction runs beside the last backward")
     gather_overlapped: bool = Field(description="parameter gather runs beside the forward")
     tensor_overlapped: bool = Field(description="tensor-parallel collectives hide behind GEMMs")
@@ -42,6 +49,14 @@ class Behaviour(Spec):
     )
     fused_wgrad_accumulation: bool = Field(
         description="weight gradients are added inside the GEMM, without a copy"
+    )
+    accumulate_bytes: float = Field(
+        ge=0,
+        description="moved per parameter and micro-batch to add a fresh gradient to the resident "
+        "one, beyond the product's own write of it",
+    )
+    loss_bytes: float = Field(
+        ge=0, description="moved per logit by the loss and its gradient, beyond the head's products"
     )
     optimizer_fused: bool = Field(description="one multi-tensor kernel updates all states")
     zero: int = Field(ge=0, le=3, description="ZeRO stage when a run names none")
@@ -55,6 +70,14 @@ class Behaviour(Spec):
     kernels_per_layer: int = Field(ge=1, description="kernels of one layer's forward")
     host_kernel_s: float = Field(
         ge=0, description="host time to issue one kernel: Python, dispatch and launch"
+    )
+    host_collective_s: float = Field(
+        ge=0, description="host time to issue one tensor-parallel collective, beyond a kernel's"
+    )
+    host_member_s: float = Field(
+        ge=0,
+        description="host time that one tensor-parallel collective takes more per member of its "
+        "group in a job of several hosts",
     )
     host_micro_batch_s: float = Field(
         ge=0, description="host time per micro-batch outside the layers: data, embedding, loss"

@@ -32,8 +32,8 @@ class Kernels:
     gemm_sustained: float
     tile_overhead_s: float
     kernel_gap_s: float
-    flash_forward: float
-    flash_backward: float
+    flash_forward: tuple[float, float, float]
+    flash_backward: tuple[float, float, float]
     flash_head64: float
     unfused_gemm: float
     fp8_quantize: float
@@ -60,7 +60,11 @@ def generation(device: Device) -> str:
 def kernels_for(device: Device, precision: str) -> Kernels:
     """Return the kernel model of a device at a compute precision (attention stays in 16 bits)."""
     table = generations()[generation(device)]
-    number = {key: float(value) for key, value in table.items() if key != "devices"}  # type: ignore[arg-type]
+    number: dict[str, float] = {k: v for k, v in table.items() if isinstance(v, float)}
+    flash: dict[str, tuple[float, float, float]] = {
+        name: tuple(table[name])  # type: ignore[arg-type]
+        for name in ("flash_forward", "flash_backward")
+    }
     attention = "bf16" if precision in ("fp8", "fp4") else precision
     return Kernels(
         peak_flops=device.peak(precision),
@@ -70,8 +74,8 @@ def kernels_for(device: Device, precision: str) -> Kernels:
         gemm_sustained=number["gemm_sustained"],
         tile_overhead_s=number["tile_overhead_s"],
         kernel_gap_s=number["kernel_gap_s"],
-        flash_forward=number["flash_forward"],
-        flash_backward=number["flash_backward"],
+        flash_forward=flash["flash_forward"],
+        flash_backward=flash["flash_backward"],
         flash_head64=number["flash_head64"],
         unfused_gemm=number["unfused_gemm"],
         fp8_quantize=number["fp8_quantize"] if precision in ("fp8", "fp4") else 0.0,
@@ -113,6 +117,7 @@ def flash_attention_time_s(
     heads: Ints,
     qk_dim: int,
     v_dim: int,
+    generation: int,
     backward: bool,
 ) -> Floats:
     """Time of flash attention over `sequences` × `heads`, in seconds.
@@ -123,7 +128,7 @@ def flash_attention_time_s(
     """
     products = 2.0 * (qk_dim + v_dim)
     flops = sequences * heads * query_len * pairs_per_query * products * (2.5 if backward else 1.0)
-    rate = kernels.flash_backward if backward else kernels.flash_forward
+    rate = (kernels.flash_backward if backward else kernels.flash_forward)[generation - 1]
     if max(qk_dim, v_dim) <= 64:
         rate *= kernels.flash_head64
     # Query tiles of 128 rows spread over the multiprocessors; a partial wave leaves some idle.

@@ -38,6 +38,15 @@ PARTS = (
 )  # fmt: skip
 
 
+NORM_EAGER = (19.0, 30.0)
+"""Elements moved, forward and backward, by a norm written out in fp32 operations: cast, square,
+mean, scale, cast, weight; a fused kernel moves 2 forward and 3 backward."""
+
+
+ROTARY_EAGER = 13.0
+"""Elements moved by a rotary embedding written out: rotate half, two products, a sum."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKeys:
     """The columns that a layer's time depends on; all of shape (rows,).
@@ -168,6 +177,11 @@ def _matmul_times(
         forward = forward + gemm_time_s(setting.kernels, tokens, out, into, batch)
         backward = backward + gemm_time_s(setting.kernels, tokens, into, out, batch)
         backward = backward + gemm_time_s(setting.kernels, out, into, tokens, batch)
+        # Adding the fresh gradient to the resident one is work bound by memory.
+        accumulated = np.asarray(out * into * batch, dtype=np.float64)
+        backward = backward + accumulated * (
+            setting.behaviour.accumulate_bytes / setting.kernels.bandwidth_bytes_s
+        )
     return forward, backward
 
 
@@ -208,7 +222,8 @@ def _attention(setting: LayerModel, keys: LayerKeys, *, backward: bool) -> Float
     return flash_attention_time_s(
         setting.kernels, sequences=keys.micro_batch, query_len=queries,
         pairs_per_query=np.full_like(queries, round(mean_keys(model, job.seq_len)), dtype=np.float64),
-        heads=heads, qk_dim=qk_dim, v_dim=v_dim, backward=backward,
+        heads=heads, qk_dim=qk_dim, v_dim=v_dim,
+        generation=setting.behaviour.flash_generation, backward=backward,
     )  # fmt: skip
 
 
@@ -233,7 +248,7 @@ def _elementwise(
     model, behaviour = setting.model, setting.behaviour
     element = setting.job.precision.activation_bytes
     shared = tokens * model.hidden / np.where(keys.sequence_parallel > 0, keys.tp, 1)
-    norm_passes = 2.0 if behaviour.fused_norm else 6.0
+    norm_passes = 2.0 if behaviour.fused_norm else NORM_EAGER[backward]
     residual_passes = 3.0 + (1.5 if behaviour.dropout else 0.0)
     passes = (
         model.norms_per_layer * (norm_passes + (1.0 if backward else 0.0)) + 2 * residual_passes
@@ -254,7 +269,7 @@ def _elementwise(
     moved = moved + activation * element * (1.6 if backward else 1.0)
     if model.positions == "rope":
         rotated = tokens * ((model.heads + model.kv_heads) / keys.tp) * model.head_dim
-        moved = moved + rotated * 2.0 * element * (1.0 if behaviour.fused_norm else 2.5)
+        moved = moved + rotated * element * (2.0 if behaviour.fused_rotary else ROTARY_EAGER)
     count = 8.0 + (6.0 if moe else 0.0)
     return stream_time_s(setting.kernels, moved, count)
 

@@ -50,10 +50,8 @@ TIME_PARTS = (
 )  # fmt: skip
 
 
-LOSS_BYTES = (36.0, 14.0)
-"""Bytes moved per logit by an unfused cross-entropy, forward and backward: the 16-bit logits
-become fp32 (6), then maximum (4), subtraction (8), exponential (8), sum (4), quotient (8) minus
-what stays in cache; backward subtracts the target (8) and returns to 16 bits (6)."""
+LOSS_FORWARD_SHARE = 0.7
+"""Share of the loss's passes over the logits that its forward makes."""
 MOE_KERNELS = 12
 """Kernels that routing, permuting and combining add to a layer's forward, counted in Megatron-Core."""
 
@@ -214,6 +212,11 @@ def _launch(
     one = framework.kernels_per_layer * framework.host_kernel_s
     moe = (framework.kernels_per_layer + MOE_KERNELS) * framework.host_kernel_s
     host = layers.dense[role] * one + layers.moe[role] * moe
+    # Two pairs of tensor-parallel collectives a layer, and one more gather each in backward.
+    several = setting.cluster.nodes > 1
+    collective = framework.host_collective_s + several * framework.host_member_s * columns.tp
+    collective = np.where(columns.tp > 1, 4.0 * collective, 0.0)
+    host = host + layers.total(role) * collective
     fixed = framework.host_micro_batch_s
     again = np.where(columns.recompute == 2, host, 0.0)
     device_forward, device_backward = np.zeros(columns.rows), np.zeros(columns.rows)
@@ -255,9 +258,9 @@ def _head_times(setting: Setting, few: LayoutColumns) -> tuple[Floats, Floats]:
     gradients = gemm_time_s(kernels, tokens, hidden, vocab)
     gradients = gradients + gemm_time_s(kernels, vocab, hidden, tokens)
     logits = tokens.astype(np.float64) * vocab
-    fused = setting.behaviour.fused_cross_entropy
-    loss_forward = stream_time_s(kernels, logits * (4.0 if fused else LOSS_BYTES[0]), 4.0)
-    loss_backward = stream_time_s(kernels, logits * (2.0 if fused else LOSS_BYTES[1]), 2.0)
+    moved = logits * setting.behaviour.loss_bytes
+    loss_forward = stream_time_s(kernels, moved * LOSS_FORWARD_SHARE, 4.0)
+    loss_backward = stream_time_s(kernels, moved * (1.0 - LOSS_FORWARD_SHARE), 2.0)
     return product + loss_forward, gradients + loss_backward
 
 

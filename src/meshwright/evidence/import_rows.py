@@ -74,13 +74,7 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
     if batch // (degrees.dp * micro) == 0 or batch % (degrees.dp * micro):
         batch, micro = _repair(batch, micro, degrees.dp, accumulate, assumed)
     model = model_of(row, rule, seq_len, assumed)
-    cluster = cluster_of(row, gpus, assumed)
-    network = rule.default("network_bytes_s")
-    if network and len(cluster.levels) > 1:
-        outer = cluster.levels[-1].but(bandwidth_bytes_s=float(network))
-        cluster = cluster.but(
-            levels=[level.model_dump() for level in (*cluster.levels[:-1], outer)]
-        )
+    cluster = cluster_of(row, rule, gpus, assumed)
     job = Job(
         seq_len=seq_len,
         global_batch=batch,

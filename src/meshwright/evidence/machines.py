@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from meshwright.evidence.rows import Row
+from meshwright.evidence.software import SourceRule
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.quantities import parse_bandwidth
@@ -58,8 +59,11 @@ def device_key(row: Row) -> str:
     raise SkipRow(f"no device preset for {text!r}")
 
 
-def cluster_of(row: Row, gpus: int, assumed: list[str]) -> Cluster:
+def cluster_of(row: Row, rule: SourceRule, gpus: int, assumed: list[str]) -> Cluster:
     """Return the cluster that a row ran on; what the row leaves open is added to `assumed`.
+
+    A source may document its cluster (`cluster`, a preset) or its network (`network_bytes_s`,
+    `network_latency_s`); what the row itself states about its network comes first.
 
     Raises:
         SkipRow: no device preset matches, or the size is impossible.
@@ -75,7 +79,8 @@ def cluster_of(row: Row, gpus: int, assumed: list[str]) -> Cluster:
         raise SkipRow(f"{gpus} devices are not whole nodes of {host}")
     if re.search("NeuronCore", row["gpu"]):
         return _of_neuron_cores(key, gpus, host)
-    cluster = load_cluster(f"{key}:{gpus // host}x{host}")
+    name = rule.default("cluster") or key
+    cluster = load_cluster(f"{name}:{gpus // host}x{host}")
     inner = cluster.levels[0]
     if re.search(r"PCIe", row["interconnect"]) and not re.search("NVL", row["interconnect"]):
         cluster = _with_level(cluster, 0, kind="pcie", bandwidth_bytes_s=25e9)
@@ -83,9 +88,15 @@ def cluster_of(row: Row, gpus: int, assumed: list[str]) -> Cluster:
         stated = stated_network_bytes_s(row["interconnect"], host)
         if stated:
             cluster = _with_level(cluster, -1, bandwidth_bytes_s=stated)
+        elif rule.default("network_bytes_s"):
+            rate = float(rule.default("network_bytes_s"))
+            cluster = _with_level(cluster, -1, bandwidth_bytes_s=rate)
         else:
             rate = cluster.levels[-1].bandwidth_bytes_s
             assumed.append(f"network={rate * 8 / 1e9:.0f}Gb/s per device")
+        if rule.default("network_latency_s"):
+            latency = float(rule.default("network_latency_s"))
+            cluster = _with_level(cluster, -1, latency_s=latency)
     return cluster.but(source=row["source"])
 
 

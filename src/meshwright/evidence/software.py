@@ -78,7 +78,8 @@ def megatron_arguments(row: Row) -> dict[str, Any]:
 _KERNELS = (
     (r"kernel=torch", {"attention_kernel": "unfused", "fused_softmax": False, "fused_norm": False}),
     (r"kernel=fused", {"attention_kernel": "unfused", "fused_norm": False}),
-    (r"kernel=flash", {"attention_kernel": "flash", "fused_norm": False}),
+    (r"kernel=flash_attentionv1", {"flash_generation": 1, "fused_norm": False}),
+    (r"kernel=flash", {"flash_generation": 2, "fused_norm": False}),
     (r"no[- ]?flash|attention=unfused", {"attention_kernel": "unfused"}),
 )
 
