@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 import numpy as np
 
@@ -61,25 +62,27 @@ def kernels_for(device: Device, precision: str) -> Kernels:
     """Return the kernel model of a device at a compute precision (attention stays in 16 bits)."""
     table = generations()[generation(device)]
     number: dict[str, float] = {k: v for k, v in table.items() if isinstance(v, float)}
-    flash: dict[str, tuple[float, float, float]] = {
-        name: tuple(table[name])  # type: ignore[arg-type]
-        for name in ("flash_forward", "flash_backward")
-    }
-    attention = "bf16" if precision in ("fp8", "fp4") else precision
+    eight = precision in ("fp8", "fp4")
+    attention = "bf16" if eight else precision
     return Kernels(
         peak_flops=device.peak(precision),
         attention_peak_flops=device.peak(attention),
         bandwidth_bytes_s=device.memory_bandwidth_bytes_s * number["bandwidth_reach"],
         sms=device.sms,
-        gemm_sustained=number["gemm_sustained"],
+        gemm_sustained=number["gemm_sustained_8bit" if eight else "gemm_sustained"],
         tile_overhead_s=number["tile_overhead_s"],
         kernel_gap_s=number["kernel_gap_s"],
-        flash_forward=flash["flash_forward"],
-        flash_backward=flash["flash_backward"],
+        flash_forward=_three(table["flash_forward"]),
+        flash_backward=_three(table["flash_backward"]),
         flash_head64=number["flash_head64"],
         unfused_gemm=number["unfused_gemm"],
-        fp8_quantize=number["fp8_quantize"] if precision in ("fp8", "fp4") else 0.0,
+        fp8_quantize=number["fp8_quantize"] if eight else 0.0,
     )
+
+
+def _three(values: Any) -> tuple[float, float, float]:
+    first, second, third = values
+    return float(first), float(second), float(third)
 
 
 def gemm_time_s(kernels: Kernels, m: Ints, n: Ints, k: Ints, batch: Ints | int = 1) -> Floats:
