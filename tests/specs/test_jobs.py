@@ -46,7 +46,7 @@ def test_an_empty_table_is_the_default_job():
         ({"optimizer": {"state_bytes": -1}}, "job.optimizer.state_bytes", "greater"),
         ({"global_batch": "100-tokens"}, "job.global_batch", "one sequence"),
         ({"global_batch": 0}, "job.global_batch", "at least one"),
-        ({"seq_len": "long"}, "job.seq_len", "count"),
+        ({"seq_len": "long"}, "job.seq_len", "such as 4096"),
         ({"seq_len": 0}, "job.seq_len", "greater"),
         ({"sequence": 4}, "job.sequence", "seq_len"),
     ],

@@ -53,9 +53,15 @@ def load_model(what: str | Path | Mapping[str, Any] | Model) -> Model:
         return _from_path(Path(text))
     if "=" in text:
         return _from_fields(text)
-    if _SIZE.fullmatch(text):
+    if is_size(text):
         return typical_model(parse_count(text, "model"))
-    raise SpecError("model", what, f"no such preset; {_suggest(text)}")
+    short = text.rsplit("/", 1)[-1]
+    raise SpecError("model", what, f"no such preset; {nearest(short, model_names())}")
+
+
+def is_size(text: str) -> bool:
+    """Whether a text is a bare size, such as `30B`, rather than the name of a model."""
+    return _SIZE.fullmatch(text.strip()) is not None
 
 
 def _is_folder(text: str) -> bool:
@@ -80,11 +86,6 @@ def _spellings() -> dict[str, str]:
         for spelling in (key, *entry.get("aliases", ())):
             names.setdefault(_compress(spelling), key)
     return names
-
-
-def _suggest(text: str) -> str:
-    """Nearest names, dearest first those with the same size where the text ends in one."""
-    return nearest(text.rsplit("/", 1)[-1], [*presets.table("models")])
 
 
 @cache

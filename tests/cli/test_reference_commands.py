@@ -1,0 +1,88 @@
+"""`models`, `clusters`, `devices`, `memory` and `schema`: tables, JSON and exit codes."""
+
+import json
+
+import pytest
+
+from meshwright.cli import run
+from meshwright.specs.clusters import cluster_names
+from meshwright.specs.devices import device_names
+from meshwright.specs.models import model_names
+
+
+def output(capsys, *arguments):
+    code = run(list(arguments))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [("models", model_names()), ("clusters", cluster_names()), ("devices", device_names())],
+)
+def test_lists_name_every_preset(capsys, command, names):
+    code, text, _ = output(capsys, command)
+    assert code == 0
+    assert [name for name in names if f" {name} " not in text] == []
+    code, text, _ = output(capsys, command, "--json")
+    assert code == 0 and len(json.loads(text)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("devices", "h100"), ("989 TFLOP/s", "MLPerf: 81559 MiB")),
+        (("clusters", "gb200:32x4"), ("nvlink72", "900 GB/s", "infiniband")),
+        (("models", "deepseek-v3"), ("671,026,404,352", "37.6B active")),
+        (("models", "30B"), ("assumed", "30,026,668,032")),
+        (("memory", "7B", "--gpus", "8"), ("112.00", "38.50", "26.25", "14.00", "104.31")),
+        (("memory", "7B", "--recipe", "fp32"), ("112.00", "63.00", "38.50", "14.00")),
+        (("memory", "7B", "--recipe", "bf16-fp32-grads"), ("126.00", "52.50", "28.00", "15.75")),
+    ],
+)
+def test_one_in_full(capsys, arguments, words):
+    code, text, _ = output(capsys, *arguments)
+    assert code == 0
+    assert [word for word in words if word not in text] == []
+
+
+def test_memory_as_json(capsys):
+    _, text, _ = output(capsys, "memory", "7B", "--gpus", "8", "--json", "--recipe", "all")
+    data = json.loads(text)
+    mixed = next(table for table in data["recipes"] if table["recipe"] == "bf16")
+    totals = [stage["total_bytes"] for stage in mixed["stages"]]
+    assert totals == [112e9, 38.5e9, 26.25e9, 14e9]
+    assert all(sum(stage["parts"].values()) == stage["total_bytes"] for stage in mixed["stages"])
+    assert [stage["fits"] for stage in mixed["stages"]] == [False, True, True, True]
+
+
+def test_memory_of_a_preset_counts_exactly(capsys):
+    _, text, _ = output(capsys, "memory", "llama3-8b", "--json")
+    assert json.loads(text)["parameters"] == 8_030_261_248
+
+
+def test_schema_is_a_json_schema_of_the_plan(capsys, tmp_path):
+    _, text, _ = output(capsys, "schema")
+    schema = json.loads(text)
+    assert {"model", "cluster", "job", "layout", "estimate"} <= set(schema["properties"])
+    path = tmp_path / "schema.json"
+    assert output(capsys, "schema", "-o", str(path))[0] == 0
+    assert json.loads(path.read_text()) == schema
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("models", "lama3-70b"), "llama3-70b"),
+        (("models", "--family", "zzz"), "--family"),
+        (("devices", "h10"), "h100"),
+        (("clusters", "h100:3y"), "h100:4x8"),
+        (("memory", "7B", "--recipe", "bf15"), "bf16"),
+        (("memory", "7B", "--gpus", "0"), "--gpus"),
+        (("memory", "7Q"), "model"),
+    ],
+)
+def test_errors_are_one_sentence_and_exit_2(capsys, arguments, words):
+    code, text, error = output(capsys, *arguments)
+    assert (code, text) == (2, "")
+    assert error.count("\n") == 1 and words in error
