@@ -42,7 +42,9 @@ def command(
     update = optimizer_recipe(optimizer, "--optimizer")
     accelerator = load_device(device, "--device")
     parameters, layer, source = _parameters(model)
-    tables = [_table(parameters, layer, gpus, one, update, accelerator.memory_bytes) for one in chosen]
+    tables = [
+        _table(parameters, layer, gpus, one, update, accelerator.memory_bytes) for one in chosen
+    ]
     if as_json:
         print_json(
             {

@@ -54,7 +54,10 @@ def command(
             + (f", {format_count(counts.active)} active" if counts.active < counts.total else ""),
             ("part", "parameters", "share"),
             [
-                *((part, f"{held:,}", f"{held / counts.total:.2%}") for part, held in parts.items()),
+                *(
+                    (part, f"{held:,}", f"{held / counts.total:.2%}")
+                    for part, held in parts.items()
+                ),
                 ("total", f"{counts.total:,}", ""),
             ],
             right=(1, 2),
