@@ -173,9 +173,12 @@ def _matmul_times(
     """Forward, and backward (one product for the input's gradient, one for the weight's)."""
     forward: Floats = np.zeros(len(tokens))
     backward: Floats = np.zeros(len(tokens))
+    frozen = setting.job.lora_rank > 0
     for out, into in matrices:
         forward = forward + gemm_time_s(setting.kernels, tokens, out, into, batch)
         backward = backward + gemm_time_s(setting.kernels, tokens, into, out, batch)
+        if frozen:
+            continue
         backward = backward + gemm_time_s(setting.kernels, out, into, tokens, batch)
         # Adding the fresh gradient to the resident one is work bound by memory.
         accumulated = np.asarray(out * into * batch, dtype=np.float64)

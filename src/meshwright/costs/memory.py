@@ -18,7 +18,7 @@ from meshwright.costs import pipeline
 from meshwright.costs.columns import Floats, Ints, LayoutColumns
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
-from meshwright.costs.parameters import LocalParameters, local_parameters
+from meshwright.costs.parameters import LocalParameters, local_parameters, trainable_share
 from meshwright.costs.stages import ROLES, StageLayers
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
@@ -76,11 +76,14 @@ def expert_shard_degree(columns: LayoutColumns) -> Ints:
     return np.maximum(columns.dp * columns.cp * columns.tp // (columns.ep * columns.etp), 1)
 
 
-def state_bytes(job: Job, columns: LayoutColumns, dense: Floats, expert: Floats) -> StateBytes:
+def state_bytes(
+    job: Job, columns: LayoutColumns, dense: Floats, expert: Floats, trainable: float = 1.0
+) -> StateBytes:
     """Bytes of parameters, gradients and optimizer states after ZeRO.
 
     ZeRO-1 shards the optimizer's, ZeRO-2 gradients too, ZeRO-3 parameters too (Rajbhandari et al.
-    2020, arXiv 1910.02054 §5), each component by its own bytes per parameter.
+    2020, arXiv 1910.02054 §5), each component by its own bytes per parameter. Of frozen weights
+    (`trainable` < 1) there are no gradients and no optimizer states.
     """
     shard = columns.shard_degree.astype(np.float64)
     expert_shard = np.where(columns.zero > 0, expert_shard_degree(columns), 1).astype(np.float64)
@@ -94,11 +97,12 @@ def state_bytes(job: Job, columns: LayoutColumns, dense: Floats, expert: Floats)
         )
 
     return StateBytes(
-        dense_parameters=dense,
-        expert_parameters=expert,
+        # Under ZeRO-3 frozen parameters travel too.
+        dense_parameters=np.where(columns.zero == 3, dense, trainable * dense),
+        expert_parameters=np.where(columns.zero == 3, expert, trainable * expert),
         parameters=sharded(job.precision.parameter_bytes, 3),
-        gradients=sharded(job.precision.gradient_bytes, 2),
-        optimizer=sharded(optimizer_bytes, 1),
+        gradients=sharded(trainable * job.precision.gradient_bytes, 2),
+        optimizer=sharded(trainable * optimizer_bytes, 1),
     )
 
 
@@ -196,7 +200,8 @@ def memory(
     totals: dict[str, Floats] = {}
     for role in ROLES:
         dense, expert = role_parameters(local, layers, columns, role)
-        states[role] = state_bytes(job, columns, dense, expert)
+        share = trainable_share(model, job.lora_rank)
+        states[role] = state_bytes(job, columns, dense, expert, share)
         parts[role] = _role_parts(
             model, job, behaviour, columns, layers, micro_batches, role, states[role], kept, local
         )

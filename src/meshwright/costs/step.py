@@ -256,7 +256,8 @@ def _head_times(setting: Setting, few: LayoutColumns) -> tuple[Floats, Floats]:
     hidden = np.full_like(few.tp, model.hidden)
     product = gemm_time_s(kernels, tokens, vocab, hidden)
     gradients = gemm_time_s(kernels, tokens, hidden, vocab)
-    gradients = gradients + gemm_time_s(kernels, vocab, hidden, tokens)
+    if setting.job.lora_rank == 0:
+        gradients = gradients + gemm_time_s(kernels, vocab, hidden, tokens)
     logits = tokens.astype(np.float64) * vocab
     moved = logits * setting.behaviour.loss_bytes
     loss_forward = stream_time_s(kernels, moved * LOSS_FORWARD_SHARE, 4.0)
