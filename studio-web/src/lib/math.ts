@@ -2,7 +2,7 @@
 
 type Token = { kind: 'word' | 'number' | 'sign' | 'text'; text: string }
 
-const LEXEME = /\s*(?:(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)|([A-Za-zα-ωΑ-Ωµ%Ψ][\wα-ωΑ-Ω%]*(?:[ ](?=[A-Za-z])[A-Za-z]+)*)|(<=|>=|[-+−*×·/^_()=≤≥,|≈:√∞]))/uy
+const LEXEME = /\s*(?:(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)|([A-Za-zα-ωΑ-Ωµ%](?:(?=_[A-Za-z0-9]+_)[\w]*|[A-Za-z0-9α-ωΑ-Ω%]*(?:(?<=[A-Za-z]{2,})_\w+)?)(?:[ ](?=[A-Za-z])[A-Za-z]+)*)|(<=|>=|[-+−*×·/^_()=≤≥,|≈:√∞…;'<>→]))/uy
 
 function lex(source: string): Token[] | null {
   const tokens: Token[] = []
@@ -37,7 +37,7 @@ class Parser {
     let out = ''
     while (this.at < this.tokens.length && !stop()) {
       const token = this.peek()
-      if (token.kind === 'sign' && '+-−=≤≥<>,|≈:×*·'.includes(token.text[0])) {
+      if (token.kind === 'sign' && "+-−=≤≥<>,|≈:×*·…;'→∞".includes(token.text[0])) {
         out += `<mo>${safe(SHOWN[token.text] ?? token.text)}</mo>`
         this.at += 1
       } else out += this.quotient()
