@@ -3,15 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint docs setup clean
 
 demo: $(VENV)/core.done
 	@$(BIN)/meshwright plan llama3-70b --cluster h100:8x8 --seq 8192 --global-batch 4M-tokens
 
 setup: $(VENV)/full.done
 
-test: $(VENV)/full.done lint
+test: $(VENV)/full.done lint docs
 	$(BIN)/pytest -n 2
+
+docs: $(VENV)/full.done
+	$(BIN)/sphinx-build -q -b html docs docs/_build/html
 
 lint: $(VENV)/full.done
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
