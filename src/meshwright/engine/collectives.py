@@ -37,7 +37,7 @@ class Axis:
 def _gather(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """Concatenate the ranks' tensors along `dim`, in rank order."""
     out = x.new_empty((axis.size, *x.shape))
-    dist.all_gather_into_tensor(out.view(-1), x.contiguous().view(-1), group=axis.group)
+    dist.all_gather_single(out.view(-1), x.contiguous().view(-1), group=axis.group)
     return out.movedim(0, dim).flatten(dim, dim + 1)
 
 
@@ -49,7 +49,7 @@ def _reduce_scatter(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """Sum over the ranks and keep this rank's chunk of `dim`."""
     chunks = x.unflatten(dim, (axis.size, -1)).movedim(dim, 0).contiguous()
     out = torch.empty_like(chunks[0])
-    dist.reduce_scatter_tensor(out.view(-1), chunks.view(-1), group=axis.group)
+    dist.reduce_scatter_single(out.view(-1), chunks.view(-1), group=axis.group)
     return out
 
 

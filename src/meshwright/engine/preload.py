@@ -4,7 +4,11 @@ An operation would start threads, and a forked child must not inherit a half of 
 """
 
 import os
+from importlib import import_module
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+for _name in ("torch._dynamo", "meshwright.engine.verify"):
+    import_module(_name)

@@ -7,6 +7,7 @@ names the rank; if the caller dies, the ranks notice and exit. Nothing is left b
 
 from __future__ import annotations
 
+import logging
 import multiprocessing as mp
 import os
 import pickle
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -142,6 +144,8 @@ def _rank_main(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torch's own deprecations, once per rank and call site
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # errors are reported below
     lock = threading.Lock()
 
     def send(kind: str, payload: Any) -> None:

@@ -140,7 +140,7 @@ class Program:
     def _global_loss(self, losses: list[torch.Tensor]) -> float:
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         if self.holds_loss and self.world.axes.tp.rank == 0:
-            total += torch.stack(losses).double().sum()
+            total += torch.stack(losses).detach().double().sum()
         dist.all_reduce(total)
         return float(total)
 

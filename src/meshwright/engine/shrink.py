@@ -1,0 +1,124 @@
+"""A small model and layout with the structure of a large one, for proofs on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.engine.pipeline import NATIVE
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Experts, Model
+
+SMALL_PARAMETERS = 2_000_000
+"""Models up to about this size are verified as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What `verify` runs, and what was made smaller to run it."""
+
+    model: Model
+    layout: Layout
+    global_batch: int
+    seq_len: int
+    shrunk: tuple[str, ...]
+
+
+def shrink(model: Model, layout: Layout, max_ranks: int) -> Case:
+    """Scale a plan down to `max_ranks` processes and a model of a few layers.
+
+    Kept: every active axis, the schedule, ZeRO stage, recomputation, uneven splits, grouping of
+    key heads (also fewer than tp), biases, norms, tying, routing. Changed sizes are listed.
+    """
+    notes: list[str] = []
+    small_layout = _small_layout(layout, max_ranks)
+    if small_layout.world != layout.world:
+        notes.append(f"{layout.world} ranks to {small_layout.world} ({small_layout.label()})")
+    small_model = _small_model(model, layout, small_layout)
+    if small_model.layers != model.layers:
+        notes.append(f"{model.layers} layers to {small_model.layers}")
+    if small_model.hidden != model.hidden:
+        notes.append(f"width {model.hidden} to {small_model.hidden}")
+    if small_model.vocab != model.vocab:
+        notes.append(f"vocabulary {model.vocab} to {small_model.vocab}")
+    if model.experts and small_model.experts and model.experts != small_model.experts:
+        notes.append(f"{model.experts.experts} experts to {small_model.experts.experts}")
+    if layout.stage_layers is not None:
+        small_layout = small_layout.but(stage_layers=_small_split(layout, small_layout))
+    micro_batches = max(2, 2 * small_layout.pp) if small_layout.pp > 1 else 2
+    return Case(
+        model=small_model,
+        layout=small_layout,
+        global_batch=small_layout.dp * small_layout.micro_batch * micro_batches,
+        seq_len=max(16, 2 * small_layout.cp * small_layout.tp),
+        shrunk=tuple(notes),
+    )
+
+
+def _small_layout(layout: Layout, max_ranks: int) -> Layout:
+    small = layout.but(stage_layers=None, micro_batch=min(layout.micro_batch, 2))
+    if small.world <= max_ranks:
+        return small.but(stage_layers=layout.stage_layers)
+    degrees = {axis: min(getattr(layout, axis), 2) for axis in ("dp", "tp", "pp", "cp")}
+    if layout.zero and 0 < layout.shard < layout.dp * layout.cp:
+        degrees["dp"] = 4 if degrees["cp"] == 1 else 2  # HSDP needs two groups of two
+    ranks = degrees["dp"] * degrees["cp"] * degrees["tp"]
+    ep = 2 if layout.ep > 1 and ranks % 2 == 0 else 1
+    shard = 2 if layout.shard else 0
+    chunks = min(layout.virtual_stages, 2)
+    return small.but(**degrees, ep=ep, shard=shard, virtual_stages=chunks)
+
+
+def _small_split(layout: Layout, small: Layout) -> tuple[int, ...]:
+    """An uneven split stays uneven: longer stages get two layers, the shortest one."""
+    given = layout.stage_layers or ()
+    stages = small.pp * small.virtual_stages
+    picked = [given[index * len(given) // stages] for index in range(stages)]
+    picked[0], picked[-1] = given[0], given[-1]
+    return tuple(2 if count > min(given) else 1 for count in picked)
+
+
+def _small_model(model: Model, layout: Layout, small: Layout) -> Model:
+    stages = small.pp * small.virtual_stages if small.schedule in NATIVE else small.pp * 2
+    if parameters(model) <= SMALL_PARAMETERS and small.world == layout.world:
+        return model
+    if layout.stage_layers is not None:
+        layers = sum(_small_split(layout, small))
+    else:
+        whole = layout.pp * layout.virtual_stages
+        layers = max(stages, min(4, model.layers)) + (model.layers % whole > 0)
+    tp = small.tp
+    if model.kv_heads == model.heads:
+        heads = kv_heads = max(4, tp)
+    elif model.kv_heads < layout.tp:
+        kv_heads, heads = max(1, tp // 2), max(4, tp)
+    else:
+        kv_heads, heads = max(2, tp), 2 * max(2, tp)
+    experts = None
+    if model.experts is not None:
+        count = max(4, small.ep)
+        experts = Experts(
+            **model.experts.model_dump()
+            | {
+                "experts": count,
+                "top_k": min(model.experts.top_k, 2),
+                "ffn": 48,
+                "shared_ffn": 32 * tp if model.experts.shared_ffn else 0,
+                "dense_layers": min(model.experts.dense_layers, 1),
+                "period": min(model.experts.period, 2),
+            }
+        )
+    return model.but(
+        layers=layers, hidden=64, heads=heads, kv_heads=kv_heads, head_dim=16,
+        ffn=32 * max(3, tp), vocab=32 * max(4, tp), max_positions=min(model.max_positions, 64),
+        window=min(model.window, 7), experts=experts and experts.model_dump(),
+    )  # fmt: skip
+
+
+def parameters(model: Model) -> int:
+    """Parameters of the decoder that the engine builds."""
+    import torch
+
+    from meshwright.engine.decoder import Decoder
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in Decoder(model).parameters())

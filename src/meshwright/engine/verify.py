@@ -1,0 +1,340 @@
+"""Proof that a plan trains as one device would: parameter by parameter, step by step.
+
+The oracle is one process, the whole batch at once, plain autograd and torch's own clipping: none
+of the code that makes the plan parallel. In fp64 the two may differ only by summation order, so
+the bound is 1e-10 where real mistakes are 1e-3 and more. Gradients are compared, not just losses:
+Adam hides wrong scales, and a stage whose gradients are zero still lets the loss fall.
+
+A mutant per active axis has one reduction left out; a check that passes a mutant proves nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from meshwright.engine.decoder import Decoder
+from meshwright.engine.guards import check
+from meshwright.engine.init import canonical, initial_value
+from meshwright.engine.loss import IGNORED, summed_cross_entropy
+from meshwright.engine.numerics import Numerics, default_numerics
+from meshwright.engine.parallelize import Precision
+from meshwright.engine.processes import run_ranks
+from meshwright.engine.program import Program
+from meshwright.engine.shrink import Case, shrink
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+FP64_BOUND = 1e-10
+"""Largest accepted absolute difference of any gradient, parameter, loss or norm in fp64."""
+
+LOW_PRECISION_FACTOR = 4.0
+"""In fp32 and bf16 a plan may be this many times as far from the fp64 oracle as one device is."""
+
+PRECISIONS = {
+    "fp64": Precision(master=torch.float64, compute=torch.float64, reduce=torch.float64),
+    "fp32": Precision(),
+    "bf16": Precision(compute=torch.bfloat16),
+}
+OPTIMIZERS = ("sgd", "adamw")
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one run shows: per step loss, norm and gradients, and the final parameters."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A run with one reduction left out."""
+
+    axis: str
+    left_out: str
+    error: float
+    caught: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The result of a proof. `max_abs_error` is relative in fp32 and bf16, as `metric` says."""
+
+    passed: bool
+    bound: float
+    max_abs_error: float
+    worst_parameter: str
+    ranks: int
+    layout: str
+    precision: str
+    metric: str
+    steps: int
+    parameters: int
+    mutants: tuple[Mutant, ...]
+    shrunk: tuple[str, ...]
+    error_by_optimizer: dict[str, float]
+
+    def plain(self) -> dict[str, Any]:
+        """Data for `--json`."""
+        caught = sum(mutant.caught for mutant in self.mutants)
+        return {
+            "passed": self.passed,
+            "bound": self.bound,
+            "max_abs_error": self.max_abs_error,
+            "worst_parameter": self.worst_parameter,
+            "ranks": self.ranks,
+            "mutants_caught": caught,
+            "mutants_total": len(self.mutants),
+            "metric": self.metric,
+            "precision": self.precision,
+            "layout": self.layout,
+            "steps": self.steps,
+            "parameters": self.parameters,
+            "error_by_optimizer": self.error_by_optimizer,
+            "mutants": [
+                {
+                    "axis": m.axis, "left_out": m.left_out, "error": m.error, "caught": m.caught,
+                }
+                for m in self.mutants
+            ],
+            "shrunk": list(self.shrunk),
+        }  # fmt: skip
+
+
+def verify(
+    model: Model,
+    layout: Layout,
+    *,
+    numerics: Numerics | None = None,
+    precision: str = "fp64",
+    steps: int = 3,
+    mutants: bool = True,
+    max_ranks: int = 16,
+    seed: int = 0,
+    csv: str = "",
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> Verdict:
+    """Compare a plan with one device over `steps` SGD-momentum and `steps` AdamW steps.
+
+    Raises:
+        SpecError: the combination is one that the engine refuses.
+        RankError: a rank failed.
+    """
+    case = shrink(model, layout, max_ranks)
+    check(
+        case.model, case.layout, global_batch=case.global_batch, seq_len=case.seq_len,
+        csv=bool(csv),
+    )  # fmt: skip
+    numbers = numerics or default_numerics(case.model)
+    job = (case, numbers, steps, seed)
+    on_progress("single-device oracle in fp64")
+    exact = run_ranks(oracle, 1, *job, "fp64")[0]
+    own = exact if precision == "fp64" else run_ranks(oracle, 1, *job, precision)[0]
+    on_progress(f"{case.layout.world} ranks under {case.layout.label()}")
+    ranks = run_ranks(planned, case.layout.world, *job, precision, OPTIMIZERS, "", csv)
+    compare = absolute_error if precision == "fp64" else relative_error
+    bound = FP64_BOUND
+    if precision != "fp64":
+        bound = LOW_PRECISION_FACTOR * max(compare(own[o], exact[o])[0] for o in OPTIMIZERS)
+    per_optimizer = {
+        name: max(compare(rank[name], exact[name]) for rank in ranks) for name in OPTIMIZERS
+    }
+    error, worst = max(per_optimizer.values())
+    tried: list[Mutant] = []
+    for axis, left_out in active_mutants(case) if mutants else ():
+        on_progress(f"mutant without {left_out}")
+        short = (case, numbers, 1, seed)
+        broken = run_ranks(planned, case.layout.world, *short, precision, ("sgd",), axis, csv)
+        wrong = max(compare(rank["sgd"], exact["sgd"])[0] for rank in broken)
+        tried.append(Mutant(axis=axis, left_out=left_out, error=wrong, caught=wrong > bound))
+    names = {name for rank in ranks for name in rank["sgd"].parameters}
+    complete = names == set(exact["sgd"].parameters)
+    return Verdict(
+        passed=complete and error <= bound and all(mutant.caught for mutant in tried),
+        bound=bound, max_abs_error=error, worst_parameter=worst, ranks=case.layout.world,
+        layout=case.layout.label(), precision=precision,
+        metric="absolute" if precision == "fp64" else "relative to the tensor's norm",
+        steps=steps, parameters=sum(p.numel() for p in exact["sgd"].parameters.values()),
+        mutants=tuple(tried), shrunk=case.shrunk,
+        error_by_optimizer={name: pair[0] for name, pair in per_optimizer.items()},
+    )  # fmt: skip
+
+
+def active_mutants(case: Case) -> list[tuple[str, str]]:
+    """The mutants that a layout has something to leave out for: (name, what is left out)."""
+    layout, model = case.layout, case.model
+    partial = layout.sequence_parallel or model.kv_heads < layout.tp or model.qk_norm != "none"
+    candidates = [
+        ("dp", "the gradient reduction over dp · cp", layout.dp * layout.cp > 1),
+        ("tp", "tp's reduction of activation gradients", layout.tp > 1),
+        ("sp", "the sum over tp of replicated parameters' gradients", layout.tp > 1 and partial),
+        ("pp", "the gradient sent back to the first stage", layout.pp > 1),
+        ("cp", "cp's reduction of key and value gradients", layout.cp > 1),
+        ("ep", "the all-to-all of expert gradients", layout.ep > 1),
+        ("tied", "the sum of the tied embedding's two gradients",
+         model.tied_embeddings and layout.pp > 1),
+    ]  # fmt: skip
+    return [(name, left_out) for name, left_out, active in candidates if active]
+
+
+def test_value(name: str, shape: tuple[int, ...], model: Model, numerics: Numerics) -> Any:
+    """Initial values for a proof: like the real ones, but no norm is one and no bias zero."""
+    value = initial_value(name, shape, model, numerics, seed=0).double()
+    if len(shape) > 1:
+        return value * (0.1 / numerics.init_std)
+    digest = hashlib.blake2b(canonical(name, model).encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    return value + 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def batches(case: Case, steps: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Random batches with some targets masked unevenly, so that a mean of means is wrong."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (case.global_batch, case.seq_len + 1)
+    out = []
+    for _ in range(steps):
+        tokens = torch.randint(0, case.model.vocab, shape, generator=generator)
+        targets = tokens[:, 1:].clone()
+        targets[torch.rand(targets.shape, generator=generator) < 0.2] = IGNORED
+        targets[0, : case.seq_len // 2] = IGNORED
+        out.append((tokens[:, :-1].contiguous(), targets))
+    return out
+
+
+def make_optimizer(name: str, groups: Any) -> torch.optim.Optimizer:
+    """SGD with momentum, whose steps scale with the gradient, or AdamW, whose do not."""
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=1e-3)
+
+
+def _clip_of(optimizer: str) -> float:
+    return 1.0 if optimizer == "adamw" else 0.0
+
+
+def _decay_of(optimizer: str) -> float:
+    return 0.01 if optimizer == "adamw" else 0.0
+
+
+def oracle(
+    case: Case, numerics: Numerics, steps: int, seed: int, precision: str
+) -> dict[str, Trace]:
+    """Train on one device; runs in a process of its own."""
+    dtype = PRECISIONS[precision].compute
+    traces = {}
+    for name in OPTIMIZERS:
+        decoder = Decoder(case.model, numerics).to(PRECISIONS[precision].master)
+        with torch.no_grad():
+            for key, parameter in decoder.named_parameters():
+                parameter.copy_(test_value(key, tuple(parameter.shape), case.model, numerics))
+        matrices = [p for p in decoder.parameters() if p.dim() > 1]
+        vectors = [p for p in decoder.parameters() if p.dim() == 1]
+        optimizer = make_optimizer(
+            name,
+            [
+                {"params": matrices, "weight_decay": _decay_of(name)},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+        )
+        traces[name] = _train_alone(decoder, optimizer, batches(case, steps, seed), dtype, name)
+    return traces
+
+
+def _train_alone(
+    decoder: Decoder, optimizer: Any, data: Any, dtype: torch.dtype, name: str
+) -> Trace:
+    trace, axis = Trace(), decoder.axes.tp
+    for tokens, targets in data:
+        optimizer.zero_grad()
+        casted = {key: p.to(dtype) for key, p in decoder.named_parameters()}
+        logits = torch.func.functional_call(decoder, casted, (tokens,))
+        loss = summed_cross_entropy(logits, targets, axis) / (targets != IGNORED).sum()
+        loss.backward()
+        limit = _clip_of(name) or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), limit)
+        trace.losses.append(float(loss.detach()))
+        trace.norms.append(float(norm))
+        trace.gradients.append(
+            {key: p.grad.clone() for key, p in decoder.named_parameters() if p.grad is not None}
+        )
+        optimizer.step()
+    trace.parameters = {key: p.detach().clone() for key, p in decoder.named_parameters()}
+    return trace
+
+
+def planned(
+    case: Case,
+    numerics: Numerics,
+    steps: int,
+    seed: int,
+    precision: str,
+    optimizers: tuple[str, ...],
+    mutant: str,
+    csv: str,
+) -> dict[str, Trace]:
+    """Train under the plan; every rank runs this and returns what its stages hold."""
+
+    def values(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return test_value(name, shape, case.model, numerics)
+
+    traces = {}
+    for name in optimizers:
+        program = Program(
+            case.model, numerics, case.layout, global_batch=case.global_batch,
+            seq_len=case.seq_len, precision=PRECISIONS[precision], values=values, csv=csv,
+            mutant=mutant,
+        )  # fmt: skip
+        optimizer = make_optimizer(name, program.optimizer_groups(_decay_of(name)))
+        trace = Trace()
+        for tokens, targets in batches(case, steps, seed):
+            result = program.step(optimizer, tokens, targets, clip=_clip_of(name))
+            trace.losses.append(result.loss)
+            trace.norms.append(result.grad_norm)
+            trace.gradients.append(program.gathered(gradients=True))
+        trace.parameters = program.gathered()
+        traces[name] = trace
+    return traces
+
+
+def absolute_error(trace: Trace, wanted: Trace) -> tuple[float, str]:
+    """The largest difference over losses, norms, gradients and parameters, and where."""
+    found = [(0.0, "")]
+    steps = len(trace.losses)
+    for mine, theirs, what in (
+        (trace.losses, wanted.losses[:steps], "loss"),
+        (trace.norms, wanted.norms[:steps], "grad_norm"),
+    ):
+        found += [(_finite(abs(a - b)), what) for a, b in zip(mine, theirs, strict=True)]
+    tables = list(zip(trace.gradients, wanted.gradients[:steps], strict=True))
+    if steps == len(wanted.losses):
+        tables.append((trace.parameters, wanted.parameters))
+    for mine_table, wanted_table in tables:
+        for name, value in mine_table.items():
+            difference = (value.double() - wanted_table[name].double()).abs().max()
+            found.append((_finite(float(difference)), name))
+    return max(found)
+
+
+def relative_error(trace: Trace, wanted: Trace) -> tuple[float, str]:
+    """The largest ‖difference‖ / ‖gradient‖ over parameters after the first backward pass.
+
+    Later steps are not compared: where a gradient is near zero, Adam divides noise by noise.
+    """
+    found = [(0.0, "")]
+    for name, value in trace.gradients[0].items():
+        reference = wanted.gradients[0][name].double()
+        difference = (value.double() - reference).norm() / reference.norm().clamp_min(1e-12)
+        found.append((_finite(float(difference)), name))
+    return max(found)
+
+
+def _finite(value: float) -> float:
+    """NaN compares as the worst there is."""
+    return value if value == value else float("inf")
