@@ -127,6 +127,11 @@ def verify(
         SpecError: the combination is one that the engine refuses.
         RankError: a rank failed.
     """
+    # The plan itself must be one the engine runs, not only its small likeness.
+    check(
+        model, layout, global_batch=layout.dp * layout.micro_batch * 2 * layout.pp,
+        seq_len=2 * layout.cp * layout.tp, csv=bool(csv),
+    )  # fmt: skip
     case = shrink(model, layout, max_ranks)
     check(
         case.model, case.layout, global_batch=case.global_batch, seq_len=case.seq_len,

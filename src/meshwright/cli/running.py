@@ -1,0 +1,107 @@
+"""What `train`, `verify` and their kin take: a plan file, or a model with layout options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Plan, load_plan, read_data
+
+WHAT = typer.Argument(..., help="A plan file, or a model: toy, a preset, a config.json.")
+CLUSTER = typer.Option(None, "--cluster", "-c", help="Only to count ranks: cpu:1x8 has 8.")
+TP = typer.Option(None, min=1, help="Tensor-parallel degree.")
+PP = typer.Option(None, min=1, help="Pipeline-parallel degree.")
+DP = typer.Option(None, min=1, help="Data-parallel degree; default: what is left of --cluster.")
+CP = typer.Option(None, min=1, help="Context-parallel degree.")
+EP = typer.Option(None, min=1, help="Expert-parallel degree.")
+ZERO = typer.Option(None, min=0, max=3, help="ZeRO stage.")
+SHARD = typer.Option(None, min=0, help="ZeRO shard degree (HSDP); 0: all of dp · cp.")
+MICRO_BATCH = typer.Option(None, "--micro-batch", min=1, help="Sequences per micro-batch.")
+VIRTUAL_STAGES = typer.Option(None, "--virtual-stages", min=1, help="Model chunks per rank.")
+SCHEDULE = typer.Option(None, help="Pipeline schedule; default 1f1b or interleaved.")
+RECOMPUTE = typer.Option(None, help="none, selective or full.")
+SEQUENCE_PARALLEL = typer.Option(
+    None, "--sequence-parallel/--no-sequence-parallel", help="Default: on when tp > 1."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a command is to run."""
+
+    model: Model
+    layout: Layout
+    job: Job
+    plan: Plan | None
+
+
+def need_torch() -> None:
+    """Refuse kindly where torch is not installed.
+
+    Raises:
+        SpecError: how to install it.
+    """
+    if find_spec("torch") is None:
+        raise SpecError("torch", None, "is not installed; pip install 'meshwright[engine]'")
+
+
+def read_subject(what: str, cluster: str | None, options: dict[str, Any]) -> Subject:
+    """Turn the argument and the options into a model, a layout and a job.
+
+    Options override a plan's own layout, field by field.
+
+    Raises:
+        SpecError: an unknown model, or a layout that does not fit the cluster.
+    """
+    need_torch()
+    given = {name: value for name, value in options.items() if value is not None}
+    if _is_plan(what):
+        plan = load_plan(what)
+        layout = plan.layout.but(**given) if given else plan.layout
+        return Subject(model=plan.model, layout=layout, job=plan.job, plan=plan)
+    layout = _layout(cluster, given)
+    return Subject(model=_model(what), layout=layout, job=Job(), plan=None)
+
+
+def _is_plan(what: str) -> bool:
+    if not what.endswith((".toml", ".json", ".yaml", ".yml")) or Path(what).name == "config.json":
+        return False
+    return "layout" in read_data(what, "plan")
+
+
+def _model(what: str) -> Model:
+    if what == "toy":
+        from meshwright.engine.toy import TOY
+
+        return TOY
+    from meshwright.specs.models import load_model
+
+    return load_model(what)
+
+
+def _layout(cluster: str | None, given: dict[str, Any]) -> Layout:
+    given = dict(given)
+    fixed = given.get("tp", 1) * given.get("pp", 1) * given.get("cp", 1)
+    available = 0
+    if cluster is not None:
+        from meshwright.specs.clusters import load_cluster
+
+        available = load_cluster(cluster).gpus
+        given.setdefault("dp", max(1, available // fixed))
+    if given.get("virtual_stages", 1) > 1:
+        given.setdefault("schedule", "interleaved")
+    given.setdefault("sequence_parallel", given.get("tp", 1) > 1)
+    layout = Layout.parse(given)
+    if available and layout.world > available:
+        raise SpecError(
+            "layout", layout.label(), f"needs {layout.world} ranks, {cluster} has {available}"
+        )
+    return layout

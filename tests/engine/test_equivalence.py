@@ -1,0 +1,170 @@
+"""Every layout on real gloo processes against one device: gradients, losses, norms, parameters.
+
+The whole matrix shares one fork server; each case is two optimizers, two steps each, in fp64.
+"""
+
+import pytest
+import torch
+
+from meshwright.engine import verify as proof
+from meshwright.engine.processes import run_ranks
+from meshwright.engine.shrink import Case
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+pytestmark = pytest.mark.dist
+
+LLAMA = Model(
+    layers=4, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=64
+)
+TIED = LLAMA.but(tied_embeddings=True)
+QWEN = LLAMA.but(family="qwen3", qk_norm="head", qkv_bias=True, window=5)
+GPT2 = LLAMA.but(
+    family="gpt2", kv_heads=4, gated=False, tied_embeddings=True, norm="layernorm", norm_bias=True,
+    qkv_bias=True, attention_out_bias=True, ffn_bias=True, positions="learned", max_positions=16,
+)  # fmt: skip
+MOE = LLAMA.but(
+    family="mixtral", experts={"experts": 4, "top_k": 2, "ffn": 48, "dense_layers": 1}
+)
+SHARED = MOE.but(experts={"experts": 4, "top_k": 2, "ffn": 48, "shared_ffn": 32,
+                          "shared_gate": True})  # fmt: skip
+V = {"virtual_stages": 2}
+SP = {"sequence_parallel": True}
+
+CASES = {
+    "dp2": (LLAMA, {"dp": 2}),
+    "dp4-uneven-rows": (LLAMA.but(hidden=65), {"dp": 4, "zero": 3}),
+    "zero1": (LLAMA, {"dp": 2, "zero": 1}),
+    "zero2": (LLAMA, {"dp": 2, "zero": 2}),
+    "zero3": (LLAMA, {"dp": 2, "zero": 3, "micro_batch": 2}),
+    "zero3-tied": (TIED, {"dp": 2, "zero": 3}),
+    "hsdp": (LLAMA, {"dp": 4, "zero": 3, "shard": 2}),
+    "hsdp-zero1": (LLAMA, {"dp": 4, "zero": 1, "shard": 2}),
+    "tp2": (LLAMA, {"tp": 2}),
+    "tp2-sp": (LLAMA, {"tp": 2, **SP}),
+    "tp4-fewer-kv-heads": (LLAMA, {"tp": 4}),
+    "tp4-sp-fewer-kv-heads": (QWEN, {"tp": 4, **SP}),
+    "tp2-gpt2": (GPT2, {"tp": 2}),
+    "tp2-sp-gpt2": (GPT2, {"tp": 2, **SP}),
+    "pp2-1f1b": (LLAMA, {"pp": 2}),
+    "pp4-gpipe": (LLAMA, {"pp": 4, "schedule": "gpipe"}),
+    "pp2-uneven": (LLAMA, {"pp": 2, "stage_layers": (1, 3)}),
+    "pp2-interleaved": (LLAMA, {"pp": 2, **V, "schedule": "interleaved"}),
+    "pp2-looped-bfs": (LLAMA, {"pp": 2, **V, "schedule": "looped-bfs"}),
+    "pp2-zb-h1": (LLAMA, {"pp": 2, "schedule": "zb-h1"}),
+    "pp2-zb-interleaved": (LLAMA, {"pp": 2, **V, "schedule": "zb-h1"}),
+    "pp2-zb-v": (LLAMA, {"pp": 2, **V, "schedule": "zb-v"}),
+    "pp2-dualpipe-v": (LLAMA, {"pp": 2, **V, "schedule": "dualpipe-v"}),
+    "pp2-tied": (TIED, {"pp": 2}),
+    "pp2-tied-zb-v": (TIED, {"pp": 2, **V, "schedule": "zb-v"}),
+    "pp2-gpt2-zero3": (GPT2, {"pp": 2, "dp": 2, "zero": 3}),
+    "cp2": (LLAMA, {"cp": 2}),
+    "cp4-window": (QWEN, {"cp": 4, "zero": 3}),
+    "cp2-gpt2": (GPT2, {"cp": 2}),
+    "ep2": (MOE, {"dp": 2, "ep": 2}),
+    "ep2-of-4-zero3": (MOE, {"dp": 4, "ep": 2, "zero": 3}),
+    "moe-one-expert-a-rank": (MOE, {"dp": 4, "ep": 4, "zero": 2}),
+    "moe-without-ep-zero3": (MOE, {"dp": 2, "zero": 3}),
+    "moe-tp2-ep2-shared": (SHARED, {"dp": 2, "tp": 2, "ep": 2, **SP}),
+    "moe-ep-over-tp-pp2": (MOE, {"dp": 2, "tp": 2, "pp": 2, "ep": 4, **SP}),
+    "moe-cp2-ep2": (MOE, {"cp": 2, "ep": 2}),
+    "recompute-full-zero3": (LLAMA, {"dp": 2, "zero": 3, "recompute": "full"}),
+    "recompute-selective-tp2": (LLAMA, {"tp": 2, "recompute": "selective"}),
+    "recompute-one-layer-zb-v": (
+        LLAMA, {"pp": 2, **V, "schedule": "zb-v", "recompute": "full", "recompute_layers": 1}
+    ),
+    "recompute-full-moe-ep2": (MOE, {"dp": 2, "ep": 2, "recompute": "full"}),
+    "3d": (LLAMA, {"dp": 2, "tp": 2, "pp": 2, **SP}),
+    "3d-no-sp-zero1": (QWEN, {"dp": 2, "tp": 2, "pp": 2, "zero": 1}),
+    "3d-zero3-interleaved": (
+        LLAMA, {"dp": 2, "tp": 2, "pp": 2, "zero": 3, **V, "schedule": "interleaved"}
+    ),
+    "3d-tied-zero2-zb-v": (
+        TIED, {"dp": 2, "tp": 2, "pp": 2, "zero": 2, **V, "schedule": "zb-v", **SP}
+    ),
+    "3d-other-rank-order": (
+        LLAMA, {"dp": 2, "tp": 2, "pp": 2, "zero": 1, "rank_order": "pp-dp-cp-ep-tp"}
+    ),
+    "cp2-tp2-pp2": (LLAMA, {"cp": 2, "tp": 2, "pp": 2, **SP}),
+    "4d": (LLAMA, {"dp": 2, "cp": 2, "tp": 2, "pp": 2, "zero": 1, **SP}),
+}  # fmt: skip
+
+MUTANTS = {
+    "dp": (LLAMA, {"dp": 2}), "dp-zero3": (LLAMA, {"dp": 2, "zero": 3}),
+    "tp": (LLAMA, {"tp": 2}), "tp-sp": (LLAMA, {"tp": 2, **SP}), "sp": (LLAMA, {"tp": 2, **SP}),
+    "sp-kv": (LLAMA, {"tp": 4}), "pp": (LLAMA, {"pp": 2}), "tied": (TIED, {"pp": 2}),
+    "tied-v": (TIED, {"pp": 2, **V, "schedule": "zb-v"}), "cp": (LLAMA, {"cp": 2}),
+    "ep": (MOE, {"dp": 2, "ep": 2}),
+}  # fmt: skip
+
+STEPS = 2
+
+
+def _case(model, options):
+    layout = Layout(**options)
+    return Case(
+        model=model, layout=layout, global_batch=8 if layout.micro_batch == 1 else 16,
+        seq_len=16, shrunk=(),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def oracles():
+    """The single-device run of each (model, batch), made once."""
+    known = {}
+
+    def get(case):
+        key = (case.model.model_dump_json(), case.global_batch)
+        if key not in known:
+            known[key] = run_ranks(
+                proof.oracle, 1, case, proof.default_numerics(case.model), STEPS, 0, "fp64"
+            )[0]
+        return known[key]
+
+    return get
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plan_equals_one_device(name, oracles):
+    case = _case(*CASES[name])
+    wanted = oracles(case)
+    numerics = proof.default_numerics(case.model)
+    ranks = run_ranks(
+        proof.planned, case.layout.world, case, numerics, STEPS, 0, "fp64",
+        proof.OPTIMIZERS, "", "", timeout_s=120,
+    )  # fmt: skip
+    seen = set()
+    for rank in ranks:
+        for optimizer in proof.OPTIMIZERS:
+            error, where = proof.absolute_error(rank[optimizer], wanted[optimizer])
+            assert error <= proof.FP64_BOUND, (optimizer, where)
+        seen |= set(rank["sgd"].gradients[0])
+    assert seen == set(wanted["sgd"].gradients[0])  # no parameter escaped the comparison
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_missing_reduction_is_caught(name, oracles):
+    case, axis = _case(*MUTANTS[name]), name.split("-")[0]
+    assert axis in dict(proof.active_mutants(case))
+    ranks = run_ranks(
+        proof.planned, case.layout.world, case, proof.default_numerics(case.model), 1, 0, "fp64",
+        ("sgd",), axis, "",
+    )  # fmt: skip
+    wanted = oracles(case)["sgd"]
+    assert max(proof.absolute_error(rank["sgd"], wanted)[0] for rank in ranks) > 1e-6
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_low_precision_stays_within_a_few_times_one_devices_own_error(precision):
+    verdict = proof.verify(
+        LLAMA, Layout(dp=2, tp=2, sequence_parallel=True, zero=1), precision=precision, steps=1
+    )
+    assert verdict.passed
+    assert verdict.bound < (1e-4 if precision == "fp32" else 0.3)
+
+
+def test_the_test_weights_exercise_norms_and_biases():
+    ones = proof.test_value("norm.weight", (64,), LLAMA, proof.default_numerics(LLAMA))
+    zeros = proof.test_value("layers.0.attention.q.bias", (64,), LLAMA, proof.default_numerics(LLAMA))
+    assert (ones - 1).abs().min() > 0
+    assert torch.count_nonzero(zeros) == 64
