@@ -14,18 +14,14 @@ from meshwright.specs.model import Model
 
 pytestmark = pytest.mark.dist
 
-LLAMA = Model(
-    layers=4, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=64
-)
+LLAMA = Model(layers=4, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=64)
 TIED = LLAMA.but(tied_embeddings=True)
 QWEN = LLAMA.but(family="qwen3", qk_norm="head", qkv_bias=True, window=5)
 GPT2 = LLAMA.but(
     family="gpt2", kv_heads=4, gated=False, tied_embeddings=True, norm="layernorm", norm_bias=True,
     qkv_bias=True, attention_out_bias=True, ffn_bias=True, positions="learned", max_positions=16,
 )  # fmt: skip
-MOE = LLAMA.but(
-    family="mixtral", experts={"experts": 4, "top_k": 2, "ffn": 48, "dense_layers": 1}
-)
+MOE = LLAMA.but(family="mixtral", experts={"experts": 4, "top_k": 2, "ffn": 48, "dense_layers": 1})
 SHARED = MOE.but(experts={"experts": 4, "top_k": 2, "ffn": 48, "shared_ffn": 32,
                           "shared_gate": True})  # fmt: skip
 V = {"virtual_stages": 2}
@@ -165,6 +161,8 @@ def test_low_precision_stays_within_a_few_times_one_devices_own_error(precision)
 
 def test_the_test_weights_exercise_norms_and_biases():
     ones = proof.test_value("norm.weight", (64,), LLAMA, proof.default_numerics(LLAMA))
-    zeros = proof.test_value("layers.0.attention.q.bias", (64,), LLAMA, proof.default_numerics(LLAMA))
+    zeros = proof.test_value(
+        "layers.0.attention.q.bias", (64,), LLAMA, proof.default_numerics(LLAMA)
+    )
     assert (ones - 1).abs().min() > 0
     assert torch.count_nonzero(zeros) == 64

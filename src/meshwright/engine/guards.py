@@ -31,9 +31,7 @@ def check(
     else:
         layout.micro_batches(global_batch)
         if layout.virtual_stages > 1:
-            raise SpecError(
-                "virtual_stages", layout.virtual_stages, "1 is expected where pp = 1"
-            )
+            raise SpecError("virtual_stages", layout.virtual_stages, "1 is expected where pp = 1")
 
 
 def check_model(model: Model, seq_len: int) -> None:
@@ -62,9 +60,7 @@ def check_model(model: Model, seq_len: int) -> None:
     if model.experts is not None and model.experts.expert_bias:
         raise SpecError("model.experts.expert_bias", True, "the engine's experts have no biases")
     if model.positions == "learned" and model.max_positions < seq_len:
-        raise SpecError(
-            "seq_len", seq_len, f"at most max_positions = {model.max_positions} tokens"
-        )
+        raise SpecError("seq_len", seq_len, f"at most max_positions = {model.max_positions} tokens")
 
 
 def _divides(model: Model, field: str, degree: int, axis: str) -> None:
@@ -87,13 +83,9 @@ def _check_tensor(model: Model, layout: Layout) -> None:
             "tp", tp, f"a multiple or a divisor of kv_heads = {model.kv_heads} is expected"
         )
     if model.qk_norm == "full":
-        raise SpecError(
-            "tp", tp, "norms over the whole query width cannot be split; use tp = 1"
-        )
+        raise SpecError("tp", tp, "norms over the whole query width cannot be split; use tp = 1")
     if model.experts is not None and model.experts.shared_ffn % tp:
-        raise SpecError(
-            "tp", tp, f"must divide experts.shared_ffn = {model.experts.shared_ffn}"
-        )
+        raise SpecError("tp", tp, f"must divide experts.shared_ffn = {model.experts.shared_ffn}")
 
 
 def _check_context(layout: Layout, seq_len: int) -> None:
@@ -122,9 +114,7 @@ def _check_experts(model: Model, layout: Layout) -> None:
         )
     stage_ranks = layout.dp * layout.cp * layout.tp
     if stage_ranks % layout.ep:
-        raise SpecError(
-            "ep", layout.ep, f"a divisor of dp · cp · tp = {stage_ranks} is expected"
-        )
+        raise SpecError("ep", layout.ep, f"a divisor of dp · cp · tp = {stage_ranks} is expected")
     if layout.tp > 1 and not layout.sequence_parallel:
         raise SpecError(
             "sequence_parallel",
