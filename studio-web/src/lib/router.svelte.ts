@@ -46,3 +46,9 @@ export function setQuery(changes: Record<string, string | number>): void {
 
 export const queryOf = (query: Record<string, string> | string | undefined): Record<string, string> =>
   typeof query === 'string' ? Object.fromEntries(new URLSearchParams(query)) : (query ?? {})
+
+/** Put a whole new query in place of the present one, without an entry in the history. */
+export function replaceQuery(query: Record<string, string | number>): void {
+  history.replaceState(null, '', href(route.path, query))
+  route.query = Object.fromEntries(Object.entries(query).map(([name, value]) => [name, String(value)]))
+}

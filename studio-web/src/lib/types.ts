@@ -225,7 +225,7 @@ export interface LessonStep {
 export interface LessonIndex { phases: { id: string; title: string }[]; steps: LessonStep[] }
 
 export interface Question {
-  id: string; prompt: string; kind: 'number' | 'choice'; unit: string; choices: string[]; seed: number; group?: string
+  id: string; prompt: string; kind: 'number' | 'choice' | 'layout'; unit: string; choices: string[]; seed: number; group?: string
 }
 export interface Verdict {
   correct: boolean; sentence: string; expected: string; misconception: string
@@ -253,6 +253,7 @@ export interface Drill extends DrillHead {
   evidence: Evidence[]
   start: { layout: Layout; [other: string]: unknown }
   editable: Record<string, (string | number | boolean)[]>
+  findings?: string[]
 }
 export interface Grade {
   scores: { name: string; value: string; best: string; points: number; of: number; sentence: string }[]
