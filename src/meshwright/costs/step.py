@@ -6,6 +6,7 @@ layout through the same code. Time parts add up to the step time, memory parts t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -356,9 +357,24 @@ def estimate(model: Model, cluster: Cluster, job: Job, layout: Layout) -> Estima
     Raises:
         SpecError: the global batch is not a multiple of dp · micro_batch.
     """
-    layout.micro_batches(job.global_batch)
-    table = price(model, cluster, job, from_layouts([layout]))
-    return estimate_of(model, cluster, job, from_layouts([layout]), table, 0)
+    return estimates(model, cluster, job, [layout])[0]
+
+
+def estimates(
+    model: Model, cluster: Cluster, job: Job, layouts: Sequence[Layout]
+) -> list[Estimate]:
+    """Price some layouts in one table; the same figures as one by one.
+
+    Raises:
+        SpecError: the global batch is not a multiple of dp · micro_batch of a layout.
+    """
+    if not layouts:
+        return []
+    for layout in layouts:
+        layout.micro_batches(job.global_batch)
+    columns = from_layouts(layouts)
+    table = price(model, cluster, job, columns)
+    return [estimate_of(model, cluster, job, columns, table, row) for row in range(columns.rows)]
 
 
 def capacity_bytes(cluster: Cluster) -> float:

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from meshwright.costs.columns import from_layouts
 from meshwright.costs.step import capacity_bytes, estimate
-from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.legality import Question, legal
+from meshwright.planner.search import reprice
 from meshwright.planner.space import divisors
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate
@@ -74,19 +78,26 @@ def _candidates(question: Question, wanted: dict[str, int]) -> list[Layout]:
                 micro_batch=micro_batch, recompute=recompute,
                 sequence_parallel=wanted.get("tp", 1) > 1,
             )  # fmt: skip
-            if why_illegal(question, layout) is None:
-                found.append(layout)
+            found.append(layout)
     return found
 
 
 def _best(question: Question, wanted: list[dict[str, int]]) -> tuple[Layout, Estimate] | None:
-    priced = [
-        (layout, estimate(question.model, question.cluster, question.job, layout))
-        for choice in wanted
-        for layout in _candidates(question, choice)
-    ]
-    fitting = [pair for pair in priced if pair[1].fits]
-    return min(fitting, key=lambda pair: pair[1].step_time_s) if fitting else None
+    layouts = [layout for choice in wanted for layout in _candidates(question, choice)]
+    if not layouts:
+        return None
+    columns = from_layouts(layouts)
+    alive, _ = legal(question, columns)
+    rows = np.flatnonzero(alive)
+    if not len(rows):
+        return None
+    candidates = reprice(question, columns.take(rows))
+    times = np.where(candidates.fits, candidates.step_time_s, np.inf)
+    best = int(np.argmin(times))
+    if not candidates.fits[best]:
+        return None
+    layout = layouts[int(rows[best])]
+    return layout, estimate(question.model, question.cluster, question.job, layout)
 
 
 def _pipelines(question: Question, tp: int) -> list[int]:

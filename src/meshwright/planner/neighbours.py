@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.costs.step import estimate
+from meshwright.costs.step import estimates
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.space import MEMORY_MARGIN, divisors
 from meshwright.specs.layout import Layout
@@ -32,21 +32,19 @@ PART_WORDS = {
 
 def neighbours(question: Question, chosen: Layout, best: Estimate) -> tuple[Alternative, ...]:
     """Price one step either way on every axis and say in a line why it was not chosen."""
+    steps = list(_steps(question, chosen))
+    sentences = [why_illegal(question, layout) for _, layout in steps]
+    legal = [layout for (_, layout), sentence in zip(steps, sentences, strict=True) if not sentence]
+    priced = iter(estimates(question.model, question.cluster, question.job, legal))
     found = []
-    for axis, layout in _steps(question, chosen):
-        sentence = why_illegal(question, layout)
+    for (axis, layout), sentence in zip(steps, sentences, strict=True):
         if sentence is not None:
-            found.append(Alternative(axis=axis, layout=layout, why_not=f"cannot run: {sentence}"))
+            why = f"cannot run: {sentence}"
+            found.append(Alternative(axis=axis, layout=layout, why_not=why))
             continue
-        other = estimate(question.model, question.cluster, question.job, layout)
-        found.append(
-            Alternative(
-                axis=axis,
-                layout=layout,
-                estimate=other,
-                why_not=why_lost(question, best, other, layout),
-            )
-        )
+        other = next(priced)
+        why = why_lost(question, best, other, layout)
+        found.append(Alternative(axis=axis, layout=layout, estimate=other, why_not=why))
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from meshwright import __version__
-from meshwright.costs.step import estimate
+from meshwright.costs.step import estimate, estimates
 from meshwright.planner.flips import flip_points
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import neighbours, why_lost
@@ -105,10 +105,8 @@ def pareto_front(question: Question, result: SearchResult) -> list[tuple[Layout,
     """Layouts that no other beats in both step time and peak memory, fastest first."""
     rows = pareto(result.ranked)
     layouts = [result.ranked.columns.layout(int(row)) for row in rows]
-    return [
-        (layout, estimate(question.model, question.cluster, question.job, layout))
-        for layout in layouts
-    ]
+    priced = estimates(question.model, question.cluster, question.job, layouts)
+    return list(zip(layouts, priced, strict=True))
 
 
 def _shape(layout: Layout) -> tuple[int, ...]:
@@ -120,24 +118,24 @@ def _runners_up(
 ) -> list[Alternative]:
     """The best layouts of other shapes: what a colleague would propose instead."""
     seen = {_shape(chosen)}
-    found: list[Alternative] = []
-    for row in range(result.ranked.columns.rows):
+    layouts: list[Layout] = []
+    for row in range(result.ranked.columns.rows if top else 0):
         layout = result.ranked.columns.layout(row)
-        if _shape(layout) in seen:
-            continue
-        seen.add(_shape(layout))
-        other = estimate(question.model, question.cluster, question.job, layout)
-        found.append(
-            Alternative(
-                axis=RUNNER_UP,
-                layout=layout,
-                estimate=other,
-                why_not=why_lost(question, best, other, layout),
-            )
-        )
-        if len(found) >= top:
+        if _shape(layout) not in seen:
+            seen.add(_shape(layout))
+            layouts.append(layout)
+        if len(layouts) >= top:
             break
-    return found
+    priced = estimates(question.model, question.cluster, question.job, layouts)
+    return [
+        Alternative(
+            axis=RUNNER_UP,
+            layout=layout,
+            estimate=other,
+            why_not=why_lost(question, best, other, layout),
+        )
+        for layout, other in zip(layouts, priced, strict=True)
+    ]
 
 
 def _notes(question: Question, result: SearchResult) -> list[str]:
