@@ -1,0 +1,400 @@
+"""The lessons' content: typed records, read from the TOML files in `content/`."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import Field
+
+from meshwright.specs.base import Spec
+from meshwright.specs.errors import SpecError, nearest
+
+
+class Concept(Spec):
+    """One idea, in a paragraph or two, tied to the simulation that shows it."""
+
+    id: str
+    title: str
+    prose: str
+    sim: str = ""
+    query: str = ""
+
+
+class Phase(Spec):
+    """A group of steps of the path."""
+
+    id: str
+    title: str
+    goal: str
+
+
+class Block(Spec):
+    """A piece of a step: prose, a setting of the simulation, an example, a check or a table."""
+
+    kind: Literal["prose", "steer", "example", "check", "table", "note"]
+    text: str = Field("", description="the prose, or the sentence beside the simulation")
+    ref: str = Field("", description="id of the example, check or table")
+    sim: str = ""
+    query: str = ""
+    step: int | None = Field(None, description="step of the simulation to show")
+
+
+class Step(Spec):
+    """One step of the path."""
+
+    id: str
+    number: int
+    phase: str
+    title: str
+    minutes: int
+    question: str
+    takeaway: str
+    sim: str
+    query: str = ""
+    concepts: tuple[str, ...] = ()
+    blocks: tuple[Block, ...]
+
+
+class Vary(Spec):
+    """The quantity of an example that a reader moves."""
+
+    name: str
+    label: str
+    stops: tuple[float, ...]
+
+
+class Formula(Spec):
+    """A formula: symbols, the same with values filled in, and where it comes from."""
+
+    id: str
+    name: str
+    symbolic: str
+    substituted: str = Field(description="with {name} for each variable")
+    value: str = Field(description="an expression of the engine, as in `{{ … | format }}`")
+    variables: dict[str, float | str] = Field(default_factory=dict)
+    source: str
+    note: str = ""
+
+
+class Example(Spec):
+    """A worked example: the story, its variables, and the formula that answers it."""
+
+    id: str
+    title: str
+    formula: str = Field(description="id of the formula")
+    variables: dict[str, float | str] = Field(default_factory=dict)
+    says: str = Field(description="what the number means, with `{{ … }}`")
+    vary: Vary | None = None
+
+
+class Wrong(Spec):
+    """A wrong answer that a known misconception produces."""
+
+    value: str = Field(description="an expression, or the number of a choice")
+    says: str
+
+
+class Question(Spec):
+    """A question with its answer as an expression, or a choice with the right one named."""
+
+    id: str
+    group: Literal["check", "self-check", "exercise", "extra"]
+    kind: Literal["number", "choice", "layout"]
+    prompt: str
+    unit: str = ""
+    variables: dict[str, float | str] = Field(default_factory=dict)
+    vary: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    require: str = Field("", description="what a random choice of variables must satisfy")
+    answer: str = Field("", description="an expression; for a choice, the number of the right one")
+    choices: tuple[str, ...] = ()
+    wrong: tuple[Wrong, ...] = ()
+    explains: str
+    sim: str
+    query: str = ""
+
+
+class Card(Spec):
+    """A flashcard."""
+
+    id: str
+    front: str
+    back: str
+    group: str
+    sim: str = ""
+
+
+class Faq(Spec):
+    """A frequent question, answered."""
+
+    id: str
+    question: str
+    answer: str
+    sim: str = ""
+    query: str = ""
+
+
+class TableText(Spec):
+    """A table whose cells may hold `{{ … }}`."""
+
+    id: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class Rule(Spec):
+    """A decision rule, with what the engine says to it."""
+
+    id: str
+    title: str
+    prose: str
+
+
+class Term(Spec):
+    """A word and its meaning."""
+
+    term: str
+    meaning: str
+    see: tuple[str, ...] = ()
+    href: str = ""
+
+
+class Mistake(Spec):
+    """A mistake that circulates, and what is right."""
+
+    id: str
+    claim: str
+    right: str
+    shown: str = Field(description="where the product shows or tests it")
+
+
+class Paper(Spec):
+    """A paper and what it gave the field."""
+
+    title: str
+    authors: str
+    year: int
+    gave: str
+    url: str
+    note: str = ""
+
+
+class Objective(Spec):
+    """What a learner can do at the end, and where that is practised."""
+
+    id: str
+    text: str
+    steps: tuple[str, ...]
+
+
+class Panel(Spec):
+    """One piece of evidence of a drill, opened on request."""
+
+    id: str
+    title: str
+    cost_minutes: int
+    kind: Literal["text", "table", "sim"]
+    text: str = ""
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    sim: str = ""
+    query: str = ""
+    decisive: bool = Field(False, description="without it, the case cannot be told from others")
+
+
+class Drill(Spec):
+    """A case: story, evidence, a plan to change, and what it is graded against."""
+
+    id: str
+    number: int
+    title: str
+    minutes: int
+    story: str
+    model: str
+    cluster: str
+    seq: int
+    batch: int
+    recipe: str = "bf16"
+    start: dict[str, int | str | bool]
+    editable: dict[str, tuple[int | str | bool, ...]]
+    fixed: dict[str, int | str | bool] = Field(default_factory=dict)
+    evidence: tuple[Panel, ...]
+    cause: str = Field("", description="the finding that the evidence supports")
+    findings: tuple[str, ...] = Field((), description="what one may conclude; one is the cause")
+    lesson: str
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = resources.files("meshwright.lessons").joinpath(f"content/{name}.toml")
+    return tomllib.loads(path.read_text("utf-8"))
+
+
+@cache
+def concepts() -> tuple[Concept, ...]:
+    """The concepts, in order."""
+    return tuple(Concept.parse(c, "concept") for c in _read("concepts")["concept"])
+
+
+@cache
+def phases() -> tuple[Phase, ...]:
+    """The phases of the path."""
+    return tuple(Phase.parse(p, "phase") for p in _read("path")["phase"])
+
+
+@cache
+def steps() -> tuple[Step, ...]:
+    """The steps of the path."""
+    return tuple(Step.parse(s, "step") for s in _read("path")["step"])
+
+
+@cache
+def formulas() -> tuple[Formula, ...]:
+    """The formulas."""
+    return tuple(Formula.parse(f, "formula") for f in _read("examples")["formula"])
+
+
+@cache
+def examples() -> tuple[Example, ...]:
+    """The worked examples."""
+    return tuple(Example.parse(e, "example") for e in _read("examples")["example"])
+
+
+@cache
+def questions() -> tuple[Question, ...]:
+    """Check questions, self-checks and exercises."""
+    return tuple(Question.parse(q, "question") for q in _read("questions")["question"])
+
+
+@cache
+def cards() -> tuple[Card, ...]:
+    """The flashcards."""
+    return tuple(Card.parse(c, "card") for c in _read("cards")["card"])
+
+
+@cache
+def faqs() -> tuple[Faq, ...]:
+    """The frequent questions."""
+    return tuple(Faq.parse(f, "faq") for f in _read("faq")["faq"])
+
+
+@cache
+def tables() -> tuple[TableText, ...]:
+    """The tables."""
+    return tuple(TableText.parse(t, "table") for t in _read("tables")["table"])
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """The decision rules."""
+    return tuple(Rule.parse(r, "rule") for r in _read("rules")["rule"])
+
+
+@cache
+def mistakes() -> tuple[Mistake, ...]:
+    """The mistakes that circulate."""
+    return tuple(Mistake.parse(m, "mistake") for m in _read("mistakes")["mistake"])
+
+
+@cache
+def papers() -> tuple[Paper, ...]:
+    """The papers."""
+    return tuple(Paper.parse(p, "paper") for p in _read("glossary")["paper"])
+
+
+@cache
+def terms() -> tuple[Term, ...]:
+    """The glossary, in alphabetical order."""
+    found = tuple(Term.parse(t, "term") for t in _read("glossary")["term"])
+    return tuple(sorted(found, key=lambda term: term.term.lower()))
+
+
+@cache
+def objectives() -> tuple[Objective, ...]:
+    """The learning objectives."""
+    return tuple(Objective.parse(o, "objective") for o in _read("path")["objective"])
+
+
+@cache
+def drills() -> tuple[Drill, ...]:
+    """The drills."""
+    return tuple(Drill.parse(d, "drill") for d in _read("drills")["drill"])
+
+
+def pick(field: str, wanted: str, records: tuple[Any, ...]) -> Any:
+    """Return the record with an id.
+
+    Raises:
+        SpecError: there is none; the message names the nearest.
+    """
+    known = {record.id: record for record in records}
+    if wanted not in known:
+        raise SpecError(field, wanted, nearest(wanted, known))
+    return known[wanted]
+
+
+def step(wanted: str) -> Step:
+    """Return a step by its id or number.
+
+    Raises:
+        SpecError: there is none.
+    """
+    for candidate in steps():
+        if wanted in (candidate.id, str(candidate.number)):
+            return candidate
+    raise SpecError("step", wanted, f"a number from 1 to {len(steps())} is expected")
+
+
+def question(wanted: str) -> Question:
+    """Return a question by its id.
+
+    Raises:
+        SpecError: there is none.
+    """
+    found: Question = pick("question", wanted, questions())
+    return found
+
+
+def example(wanted: str) -> Example:
+    """Return a worked example by its id.
+
+    Raises:
+        SpecError: there is none.
+    """
+    found: Example = pick("example", wanted, examples())
+    return found
+
+
+def formula(wanted: str) -> Formula:
+    """Return a formula by its id.
+
+    Raises:
+        SpecError: there is none.
+    """
+    found: Formula = pick("formula", wanted, formulas())
+    return found
+
+
+def table(wanted: str) -> TableText:
+    """Return a table by its id.
+
+    Raises:
+        SpecError: there is none.
+    """
+    found: TableText = pick("table", wanted, tables())
+    return found
+
+
+def drill(wanted: str) -> Drill:
+    """Return a drill by its id or number.
+
+    Raises:
+        SpecError: there is none.
+    """
+    for candidate in drills():
+        if wanted == str(candidate.number):
+            return candidate
+    found: Drill = pick("drill", wanted, drills())
+    return found
