@@ -17,6 +17,7 @@ class Concept(Spec):
     """One idea, in a paragraph or two, tied to the simulation that shows it."""
 
     id: str
+    number: int
     title: str
     prose: str
     sim: str = ""
@@ -63,7 +64,7 @@ class Vary(Spec):
 
     name: str
     label: str
-    stops: tuple[float, ...]
+    stops: tuple[int | float, ...]
 
 
 class Formula(Spec):
@@ -74,7 +75,7 @@ class Formula(Spec):
     symbolic: str
     substituted: str = Field(description="with {name} for each variable")
     value: str = Field(description="an expression of the engine, as in `{{ … | format }}`")
-    variables: dict[str, float | str] = Field(default_factory=dict)
+    variables: dict[str, int | float | str] = Field(default_factory=dict)
     source: str
     note: str = ""
 
@@ -85,7 +86,7 @@ class Example(Spec):
     id: str
     title: str
     formula: str = Field(description="id of the formula")
-    variables: dict[str, float | str] = Field(default_factory=dict)
+    variables: dict[str, int | float | str] = Field(default_factory=dict)
     says: str = Field(description="what the number means, with `{{ … }}`")
     vary: Vary | None = None
 
@@ -105,8 +106,8 @@ class Question(Spec):
     kind: Literal["number", "choice", "layout"]
     prompt: str
     unit: str = ""
-    variables: dict[str, float | str] = Field(default_factory=dict)
-    vary: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    variables: dict[str, int | float | str] = Field(default_factory=dict)
+    vary: dict[str, tuple[int | float, ...]] = Field(default_factory=dict)
     require: str = Field("", description="what a random choice of variables must satisfy")
     answer: str = Field("", description="an expression; for a choice, the number of the right one")
     choices: tuple[str, ...] = ()
