@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 import re
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from meshwright.lessons import content
 from meshwright.lessons.engine import states
 from meshwright.lessons.expressions import decimal_bytes, evaluate, fill, percent
+from meshwright.lessons.prose import to_text
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError
 from meshwright.specs.quantities import format_seconds, parse_bytes, parse_count, parse_seconds
@@ -26,7 +27,7 @@ class Asked(Spec):
 
     id: str
     group: str
-    kind: str
+    kind: Literal["number", "choice", "layout"]
     prompt: str
     unit: str
     choices: tuple[str, ...]
@@ -61,7 +62,7 @@ def ask(question_id: str, seed: int = 0) -> Asked:
         kind=question.kind,
         prompt=_told(question.prompt, names),
         unit=question.unit,
-        choices=tuple(fill(question.choices[i], names) for i in order),
+        choices=tuple(_told(question.choices[i], names) for i in order),
         seed=seed,
         sim=question.sim,
         sim_query=question.query,
@@ -100,8 +101,10 @@ def _whole(number: float) -> float | int:
 
 def _told(text: str, names: dict[str, Any]) -> str:
     for name, value in names.items():
-        text = text.replace("{" + name + "}", f"{value:g}" if isinstance(value, float) else f"{value}")
-    return fill(text, names)
+        text = text.replace(
+            "{" + name + "}", f"{value:g}" if isinstance(value, float) else f"{value}"
+        )
+    return to_text(fill(text, names))
 
 
 def _order(question: content.Question, seed: int) -> list[int]:
@@ -159,7 +162,9 @@ def _judge_number(question: content.Question, given: str, names: dict[str, Any])
         ),
         "",
     )
-    return _verdict(question, names, False, expected, why or _unit_slip(value, right, question.unit))
+    return _verdict(
+        question, names, False, expected, why or _unit_slip(value, right, question.unit)
+    )
 
 
 def _unit_slip(value: float, right: float, unit: str) -> str:
@@ -187,7 +192,7 @@ def _judge_choice(
         raise SpecError("answer", given, f"the number of a choice, 1 to {len(order)}, is expected")
     chosen, right = order[int(text) - 1], int(question.answer)
     why = next((_told(w.says, names) for w in question.wrong if int(w.value) == chosen), "")
-    return _verdict(question, names, chosen == right, fill(question.choices[right], names), why)
+    return _verdict(question, names, chosen == right, _told(question.choices[right], names), why)
 
 
 def _judge_layout(question: content.Question, given: str, names: dict[str, Any]) -> Verdict:
@@ -234,7 +239,8 @@ def parse_answer(given: str, unit: str) -> float:
         return parse_bytes(f"{text}GB" if bare else text, "answer")
     if unit == "s":
         return parse_seconds(text, "answer")
-    return float(parse_count(text, "answer"))
+    bare = re.fullmatch(r"\d{1,15}(?:\.\d*)?|\.\d+", text)
+    return float(text) if bare else float(parse_count(text, "answer"))
 
 
 def show_answer(value: float, unit: str) -> str:

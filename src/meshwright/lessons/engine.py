@@ -259,4 +259,3 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     )
 }  # fmt: skip
 """What content may call, by name."""
-

@@ -57,7 +57,9 @@ def _value(node: ast.expr, names: Mapping[str, Any], whole: str) -> Any:
             return _COMPARE[type(kind)](_value(left, names, whole), _value(right, names, whole))
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
             if name not in FUNCTIONS:
-                raise SpecError("expression", whole, f"no function {name}; {nearest(name, FUNCTIONS)}")
+                raise SpecError(
+                    "expression", whole, f"no function {name}; {nearest(name, FUNCTIONS)}"
+                )
             given = {k.arg: _value(k.value, names, whole) for k in keywords if k.arg}
             return FUNCTIONS[name](**given)
         case _:
@@ -78,6 +80,18 @@ def fill(text: str, names: Mapping[str, Any] | None = None) -> str:
         return show(evaluate(expression, names), style.strip())
 
     return _PLACE.sub(one, text)
+
+
+def worked_formula(substituted: str, value: str, names: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a formula with its numbers put in, and its value.
+
+    Raises:
+        SpecError: the formula uses a name that is not given.
+    """
+    for name, number in names.items():
+        shown = number if isinstance(number, str) else _count(float(number))
+        substituted = substituted.replace("{" + name + "}", shown)
+    return substituted, fill(value, names)
 
 
 def show(value: Any, style: str) -> str:

@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 
 from meshwright import __version__
 from meshwright.specs.errors import DoesNotFitError, SpecError
+from meshwright.studio import teaching
 from meshwright.studio.answers import (
     as_json,
     encode,
@@ -89,7 +90,31 @@ def routes() -> list[Route]:
         ("GET", "/api/health", health, Health),
         ("GET", "/api/sim", simulations, list[SimulationEntry]),
     ]
-    return fixed + [("GET", f"/api/sim/{s.id}", s.answer, s.data) for s in SIMULATIONS]
+    return (
+        fixed
+        + _lesson_routes()
+        + [("GET", f"/api/sim/{s.id}", s.answer, s.data) for s in SIMULATIONS]
+    )
+
+
+def _lesson_routes() -> list[Route]:
+    return [
+        ("GET", "/api/lessons", teaching.lessons, teaching.Path14),
+        ("GET", "/api/lessons/{lesson_id}", teaching.lesson, teaching.StepView),
+        ("GET", "/api/examples", teaching.examples, list[teaching.ExampleView]),
+        ("GET", "/api/examples/{example_id}", teaching.example, teaching.ExampleView),
+        ("GET", "/api/checks", teaching.checks, list[teaching.AskedCheck]),
+        ("GET", "/api/checks/{check_id}", teaching.check, teaching.AskedCheck),
+        ("GET", "/api/checks/{check_id}/answer", teaching.answer, teaching.VerdictView),
+        ("GET", "/api/cards", teaching.cards, list[teaching.CardView]),
+        ("GET", "/api/glossary", teaching.glossary, list[teaching.TermView]),
+        ("GET", "/api/faq", teaching.faq, list[teaching.FaqView]),
+        ("GET", "/api/concepts", teaching.concepts, list[teaching.ConceptView]),
+        ("GET", "/api/mistakes", teaching.mistakes, list[teaching.MistakeView]),
+        ("GET", "/api/rules", teaching.rules, list[teaching.RuleView]),
+        ("GET", "/api/papers", teaching.papers, list[teaching.PaperView]),
+        ("GET", "/api/tables", teaching.tables, list[teaching.TableView]),
+    ]
 
 
 def create_app() -> Any:

@@ -1,0 +1,219 @@
+"""`meshwright learn`: the path in the terminal, its questions and their checks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import typer
+from rich.markup import escape
+
+WIDTH = 84
+
+
+def command(
+    step: str = typer.Option("", "--step", help="A step of the path: 1 to 14, or its name."),
+    question: str = typer.Option("", "--question", help="A question by its id, such as Q4 or SC3."),
+    answer: str = typer.Option("", "--answer", help="Your answer, such as 27.3%, 13GB or 2."),
+    seed: int = typer.Option(0, "--seed", help="Other numbers in the question; 0: the lessons'."),
+    everything: bool = typer.Option(False, "--questions", help="List all questions."),
+    as_json: bool = typer.Option(False, "--json", help="Plain data instead of text."),
+) -> None:
+    """Learn parallel training step by step: 14 steps, 100 minutes, every number computed.
+
+    Without options: the path, and in a terminal a walk through it. `--step 7` shows a step and
+    asks its question; with `--answer` it is judged (exit code 1 if it is wrong).
+    """
+    from meshwright.lessons import asking, content
+
+    if everything:
+        _list_questions(as_json)
+    elif question or (step and answer):
+        wanted = question or _question_of(content.step(step))
+        if answer:
+            _judge(wanted, answer, seed, as_json)
+        else:
+            _show(asking.ask(wanted, seed).model_dump(), as_json, _question_text)
+    elif step:
+        _show(_step_data(content.step(step), seed), as_json, _step_text)
+    else:
+        _show({"path": [_entry(s) for s in content.steps()]}, as_json, _path_text)
+        if not as_json and sys.stdin.isatty() and sys.stdout.isatty():
+            _walk()
+
+
+def _question_of(step: Any) -> str:
+    return str(next(block.ref for block in step.blocks if block.kind == "check"))
+
+
+def _entry(step: Any) -> dict[str, Any]:
+    return {
+        "number": step.number, "id": step.id, "phase": step.phase, "title": step.title,
+        "minutes": step.minutes, "question": step.question, "check": _question_of(step),
+    }  # fmt: skip
+
+
+def _step_data(step: Any, seed: int) -> dict[str, Any]:
+    from meshwright.lessons import asking, content
+    from meshwright.lessons.expressions import fill, worked_formula
+
+    blocks: list[dict[str, Any]] = []
+    for block in step.blocks:
+        entry: dict[str, Any] = {"kind": block.kind}
+        if block.kind in ("prose", "note", "steer"):
+            entry["text"] = fill(block.text).strip()
+        if block.kind == "steer":
+            entry |= {"sim": block.sim, "query": block.query}
+        if block.kind == "example":
+            example = content.example(block.ref)
+            formula = content.formula(example.formula)
+            names = {**formula.variables, **example.variables}
+            put_in, value = worked_formula(formula.substituted, formula.value, names)
+            entry |= {
+                "id": example.id, "title": example.title, "text": fill(example.says, names),
+                "formula": f"{formula.symbolic} = {put_in} = {value}",
+            }  # fmt: skip
+        if block.kind == "table":
+            table = content.table(block.ref)
+            entry |= {
+                "caption": table.caption, "columns": list(table.columns),
+                "rows": [[fill(cell) for cell in row] for row in table.rows],
+            }  # fmt: skip
+        if block.kind == "check":
+            entry["question"] = asking.ask(block.ref, seed).model_dump()
+        blocks.append(entry)
+    return {**_entry(step), "takeaway": step.takeaway, "blocks": blocks}
+
+
+def _show(data: dict[str, Any], as_json: bool, text: Any) -> None:
+    if as_json:
+        print(json.dumps(data, indent=2, ensure_ascii=False))
+    else:
+        text(_console(), data)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False)
+    return Console(highlight=False, width=min(console.width, WIDTH))
+
+
+def _path_text(console: Any, data: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from meshwright.lessons import content
+
+    total = sum(step["minutes"] for step in data["path"])
+    console.print(f"[bold]{len(data['path'])} steps, {total} minutes[/]", end="\n\n")
+    for phase in content.phases():
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
+        table.add_column(justify="right", style="bold", min_width=2)
+        table.add_column(ratio=1)
+        table.add_column(justify="right", style="dim")
+        for step in data["path"]:
+            if step["phase"] == phase.id:
+                table.add_row(str(step["number"]), step["title"], f"{step['minutes']} min")
+        console.print(f"[bold cyan]{phase.title}[/]  [dim]{phase.goal}[/]")
+        console.print(table)
+        console.print()
+    console.print("[dim]meshwright learn --step 1[/]")
+
+
+def _step_text(console: Any, data: dict[str, Any]) -> None:
+    console.print(f"[bold]{data['number']}  {data['title']}[/]  [dim]{data['minutes']} min[/]")
+    console.print(f"[italic]{data['question']}[/]", end="\n\n")
+    for block in data["blocks"]:
+        _block_text(console, block, data["number"])
+    console.print(f"[bold green]→[/] {data['takeaway']}")
+
+
+def _block_text(console: Any, block: dict[str, Any], number: int) -> None:
+    from rich.markdown import Markdown
+    from rich.padding import Padding
+    from rich.table import Table
+
+    from meshwright.lessons.prose import to_text
+
+    match block["kind"]:
+        case "prose":
+            console.print(Markdown(block["text"]))
+        case "note":
+            console.print(Padding(f"[dim]{to_text(block['text'])}[/]", (0, 0, 0, 2)))
+        case "steer":
+            place = f"sim/{block['sim']}" + (f"?{block['query']}" if block["query"] else "")
+            console.print(f"[cyan]▸[/] {to_text(block['text'])} [dim](studio: {place})[/]")
+        case "example":
+            console.print(f"[bold]{block['title']}[/]  [dim]{block['id']}[/]")
+            console.print(Padding(f"[cyan]{block['formula']}[/]", (0, 0, 0, 2)))
+            console.print(Padding(Markdown(block["text"]), (0, 0, 0, 2)))
+        case "table":
+            table = Table(title=block["caption"], title_justify="left", title_style="bold")
+            for column in block["columns"]:
+                table.add_column(column)
+            for row in block["rows"]:
+                table.add_row(*row)
+            console.print(table)
+        case "check":
+            _question_text(console, block["question"], number)
+    console.print()
+
+
+def _question_text(console: Any, asked: dict[str, Any], step: int | None = None) -> None:
+    console.print(f"[bold yellow]?[/] {escape(asked['prompt'])}")
+    for number, choice in enumerate(asked["choices"], 1):
+        console.print(f"  {number}  {choice}", markup=False)
+    where = f"--step {step}" if step else f"--question {asked['id']}"
+    example = "1" if asked["choices"] else f"NUMBER{asked['unit']}"
+    if asked["kind"] == "layout":
+        example = "DP,TP,PP"
+    seed = f" --seed {asked['seed']}" if asked["seed"] else ""
+    console.print(f"[dim]  meshwright learn {where}{seed} --answer {example!r}[/]")
+
+
+def _list_questions(as_json: bool) -> None:
+    from meshwright.lessons import asking, content
+
+    asked = [asking.ask(question.id).model_dump() for question in content.questions()]
+    if as_json:
+        print(json.dumps({"questions": asked}, indent=2, ensure_ascii=False))
+        return
+    console = _console()
+    for entry in asked:
+        console.print(f"[bold]{entry['id']:>4}[/]  {entry['prompt']}")
+
+
+def _judge(question: str, answer: str, seed: int, as_json: bool) -> None:
+    from meshwright.lessons import asking
+
+    verdict = asking.judge(question, answer, seed)
+    if as_json:
+        print(json.dumps(verdict.model_dump(), indent=2, ensure_ascii=False))
+    else:
+        mark = "[bold green]✔[/]" if verdict.correct else "[bold red]✘[/]"
+        _console().print(f"{mark} {escape(verdict.sentence)}")
+    if not verdict.correct:
+        raise typer.Exit(1)
+
+
+def _walk() -> None:
+    """Walk the path with a person at a terminal: a step, its question, an answer, the next."""
+    from meshwright.lessons import asking, content
+    from meshwright.specs.errors import SpecError
+
+    console = _console()
+    for step in content.steps():
+        if typer.prompt(f"\nEnter for step {step.number}, q to stop", default="").strip() == "q":
+            return
+        _step_text(console, _step_data(step, 0))
+        while given := typer.prompt("Your answer (Enter to go on)", default="").strip():
+            try:
+                verdict = asking.judge(_question_of(step), given)
+            except SpecError as error:
+                console.print(str(error), markup=False)
+                continue
+            mark = "[bold green]✔[/]" if verdict.correct else "[bold red]✘[/]"
+            console.print(f"{mark} {escape(verdict.sentence)}")
+            if verdict.correct:
+                break
