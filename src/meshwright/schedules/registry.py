@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.schedules import looped, single
+from meshwright.schedules import looped, single, zero_bubble
 from meshwright.schedules.ops import Schedule
+from meshwright.schedules.zero_bubble_auto import Problem, zb_auto
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.layout import SCHEDULES
 
@@ -27,6 +28,9 @@ class Shape:
         times: forward, input-gradient and weight-gradient time of one micro-batch on one rank.
             Only zb-auto, which searches an order, looks at them.
         comm: time of one message between stages, for zb-auto.
+        kept_for_weights: share of a micro-batch's activations that stay from its I to its W, for
+            zb-auto. 1 is cautious; a transformer layer keeps 32 s b h of 34 s b h + 5 a s² b bytes
+            without flash attention (arXiv 2401.10241, table 1).
     """
 
     pp: int
@@ -37,6 +41,7 @@ class Shape:
     memory_limit: float = 0.0
     times: tuple[float, float, float] = (1.0, 1.0, 1.0)
     comm: float = 0.0
+    kept_for_weights: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,25 @@ def _needs_chunks(shape: Shape) -> str | None:
     return "looping needs at least 2 virtual stages per rank" if shape.virtual_stages < 2 else None
 
 
+def _make_zb_auto(shape: Shape) -> Schedule:
+    limit = shape.memory_limit or float(shape.pp)
+    forward, backward_input, backward_weight = shape.times
+    return zb_auto(
+        Problem(
+            shape.pp, shape.micro_batches, forward, backward_input, backward_weight, shape.comm,
+            limit, shape.kept_for_weights,
+        )
+    )  # fmt: skip
+
+
+def _refuse_zb_auto(shape: Shape) -> str | None:
+    if 0 < shape.memory_limit < 1:
+        return f"a limit of {shape.memory_limit:g} micro-batches does not hold even one"
+    if not 0 <= shape.kept_for_weights <= 1:
+        return f"kept_for_weights = {shape.kept_for_weights:g} is not a share between 0 and 1"
+    return None
+
+
 FAMILIES: dict[str, Family] = {
     "gpipe": Family(lambda x: single.gpipe(x.pp, x.micro_batches), 1, "GPipe"),
     "1f1b": Family(lambda x: single.one_forward_one_backward(x.pp, x.micro_batches), 1, "1F1B"),
@@ -112,6 +136,13 @@ FAMILIES: dict[str, Family] = {
         "looped breadth-first",
         _needs_chunks,
     ),
+    "zb-h1": Family(
+        lambda x: zero_bubble.zb_h1(x.pp, x.micro_batches), 1, "ZB-H1", split_backward=True
+    ),
+    "zb-h2": Family(
+        lambda x: zero_bubble.zb_h2(x.pp, x.micro_batches), 1, "ZB-H2", split_backward=True
+    ),
+    "zb-auto": Family(_make_zb_auto, 1, "automatic zero-bubble", _refuse_zb_auto, True),
 }
 
 
@@ -171,6 +202,7 @@ def build(
     memory_limit: float = 0.0,
     times: tuple[float, float, float] = (1.0, 1.0, 1.0),
     comm: float = 0.0,
+    kept_for_weights: float = 1.0,
 ) -> Schedule:
     """Build a schedule by name. See `Shape` for the parameters.
 
@@ -182,7 +214,10 @@ def build(
     Raises:
         SpecError: the name is unknown, or the schedule cannot run this shape (with the reason).
     """
-    shape = Shape(pp, micro_batches, virtual_stages, group, slices, memory_limit, times, comm)
+    shape = Shape(
+        pp, micro_batches, virtual_stages, group, slices, memory_limit, times, comm,
+        kept_for_weights,
+    )  # fmt: skip
     reason = refusal(name, shape)
     if reason:
         raise SpecError("schedule", name, reason)

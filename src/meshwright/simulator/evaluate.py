@@ -21,28 +21,28 @@ class Simulator:
     Args:
         schedule: what to run.
         engine: `python`, `numba` (the `fast` extra), or `auto`: numba from 400,000 nodes on.
-        pair_ratio: time of an overlapped forward-and-backward pair over the sum of its parts;
-            below 1 the pair runs together (DualPipe), at 1 its parts run one after the other.
+        pair_ratio: time of an overlapped forward-and-backward pair (DualPipe) over the sum of its
+            parts, when it runs as one piece of work. None: its parts run one after the other.
 
     Raises:
         SpecError: the schedule deadlocks or misses an operation, or numba is not installed.
     """
 
     def __init__(
-        self, schedule: Schedule, *, engine: Engine = "auto", pair_ratio: float = 1.0
+        self, schedule: Schedule, *, engine: Engine = "auto", pair_ratio: float | None = None
     ) -> None:
-        if not 0 < pair_ratio <= 1:
+        if pair_ratio is not None and not 0 < pair_ratio <= 1:
             raise SpecError("pair_ratio", pair_ratio, "a number above 0 and up to 1 is expected")
         self.schedule = schedule
         self.engine: Engine = engine
         self.pair_ratio = pair_ratio
+        self.paired = pair_ratio is not None and bool(schedule.overlapped.any())
         self._paths: dict[bool, LongestPath] = {}
 
     def path(self, messages: bool) -> LongestPath:
         """Return the prepared longest path, with or without messages as nodes."""
         if messages not in self._paths:
-            overlap = self.pair_ratio < 1
-            graph = build_graph(self.schedule, messages=messages, overlap=overlap)
+            graph = build_graph(self.schedule, messages=messages, paired=self.paired)
             self._paths[messages] = LongestPath(graph, self.engine)
         return self._paths[messages]
 
@@ -50,7 +50,7 @@ class Simulator:
         """Return the duration of every node: operations, then messages."""
         table = as_times(self.schedule, times)
         duration = table.durations(self.schedule)
-        if self.pair_ratio < 1:
+        if self.pair_ratio is not None:
             first = np.flatnonzero(self.schedule.overlapped)
             duration[first + 1] = self.pair_ratio * (duration[first] + duration[first + 1])
             duration[first] = 0.0
@@ -89,7 +89,7 @@ class Simulator:
         node_end = path.ends(durations)
         node_start = starts(graph, node_end)
         start, end = node_start[:n].copy(), node_end[:n].copy()
-        if self.pair_ratio < 1:
+        if self.paired:
             first = np.flatnonzero(self.schedule.overlapped)
             start[first], end[first] = start[first + 1], end[first + 1]
         makespan = float(end.max(initial=0.0))
@@ -126,7 +126,7 @@ class Simulator:
 
     def _bubble(self, times: Times, start: FloatArray, end: FloatArray, attribute: bool) -> Bubble:
         schedule = self.schedule
-        work = float(busy(schedule, start, end).mean())
+        work = float(busy(schedule, start, end, self.paired).mean())
         makespan = float(end.max(initial=0.0))
         if makespan <= 0:
             return Bubble(0.0, 0.0)
@@ -161,7 +161,7 @@ def evaluate(
     *,
     gradient_s: ArrayLike = 0.0,
     optimizer_s: float = 0.0,
-    pair_ratio: float = 1.0,
+    pair_ratio: float | None = None,
     engine: Engine = "auto",
 ) -> Timeline:
     """Evaluate one step of a schedule. See `Simulator.run` for the arguments.

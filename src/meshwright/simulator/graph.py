@@ -22,11 +22,12 @@ class StepGraph:
     previous one. A node starts when its stream is free (`previous`) and its input is there
     (`waits`); -1 means that there is nothing to wait for.
 
-    An overlapped pair (DualPipe's forward and backward) is one piece of work: its first node has
-    no duration, its second the pair's, and whoever needs the first waits for the second.
+    Where pairs run together (DualPipe's forward and backward), each is one piece of work: its
+    first node has no duration, its second the pair's, and whoever needs the first waits for the second.
 
     Attributes:
         message_from, message_to: shape (messages,), operations that produce and consume each one.
+        paired: whether overlapped pairs run together.
     """
 
     schedule: Schedule
@@ -35,6 +36,7 @@ class StepGraph:
     waits: IntArray
     message_from: IntArray
     message_to: IntArray
+    paired: bool
 
     @property
     def nodes(self) -> int:
@@ -84,19 +86,19 @@ class StepGraph:
         return np.split(by_depth, ends[:-1])
 
 
-def build_graph(schedule: Schedule, *, messages: bool, overlap: bool) -> StepGraph:
+def build_graph(schedule: Schedule, *, messages: bool, paired: bool) -> StepGraph:
     """Turn a schedule into nodes.
 
     Args:
         schedule: the order of every rank.
         messages: whether messages between ranks take time, and so are nodes of their own.
-        overlap: whether pairs marked as overlapped run together rather than one after the other.
+        paired: whether pairs marked as overlapped run together, or one after the other.
     """
     deps = dependencies(schedule)
     n = len(schedule)
     finisher = np.arange(n + 1, dtype=np.int32)
     finisher[-1] = -1
-    if overlap:
+    if paired:
         first = np.flatnonzero(schedule.overlapped)
         finisher[first] = first + 1
     waits = finisher[deps.producer]
@@ -112,4 +114,4 @@ def build_graph(schedule: Schedule, *, messages: bool, overlap: bool) -> StepGra
         offsets = np.concatenate([offsets, n + np.cumsum(sizes)]).astype(np.int32)
         waits[target] = n + np.arange(len(target), dtype=np.int32)
         waits = np.concatenate([waits, finisher[source]])
-    return StepGraph(schedule, deps, offsets, waits, source, target)
+    return StepGraph(schedule, deps, offsets, waits, source, target, paired)

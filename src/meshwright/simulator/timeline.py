@@ -78,7 +78,7 @@ class Timeline:
     @cached_property
     def busy_s(self) -> FloatArray:
         """Shape (pp,): time that each rank computes."""
-        return busy(self.schedule, self.start, self.end)
+        return busy(self.schedule, self.start, self.end, self.graph.paired)
 
     @cached_property
     def idle_s(self) -> FloatArray:
@@ -120,10 +120,11 @@ class Timeline:
         return Op(Kind(int(s.kind[index])), int(s.stage[index]), int(s.unit[index]))
 
 
-def busy(schedule: Schedule, start: FloatArray, end: FloatArray) -> FloatArray:
-    """Return the time each rank computes, shape (pp,); an overlapped pair counts once."""
+def busy(schedule: Schedule, start: FloatArray, end: FloatArray, paired: bool) -> FloatArray:
+    """Return the time each rank computes, shape (pp,); a pair that runs together counts once."""
     spent = end - start
-    spent[schedule.overlapped] = 0.0
+    if paired:
+        spent[schedule.overlapped] = 0.0
     return np.asarray(
         np.bincount(schedule.rank, weights=spent, minlength=schedule.pp), dtype=np.float64
     )

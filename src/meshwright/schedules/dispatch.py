@@ -1,0 +1,81 @@
+"""A dispatcher that turns a placement and priorities into an order, by running unit times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.schedules.ops import IntArray, Kind
+
+Order = list[list[tuple[int, int, int]]]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the dispatcher chooses.
+
+    Attributes:
+        stage_rank: shape (stages,), the rank of every stage, chain after chain.
+        chains: 1 or 2.
+        micro_batches: over all chains.
+        forward, backward: time of one stage.
+        cap: forwards that a stage may have without their backward.
+    """
+
+    stage_rank: IntArray
+    chains: int
+    micro_batches: int
+    forward: float
+    backward: float
+    cap: Callable[[int], int]
+
+
+def dispatch(rules: Rules, pp: int) -> Order:
+    """Run all ranks over time: a ready backward first, deeper stages first, then older units.
+
+    A rank never waits while it has something to run, so the order cannot deadlock.
+    """
+    stages = len(rules.stage_rank)
+    chain = stages // rules.chains
+    rank_of = rules.stage_rank.tolist()
+    local = [[s for s in range(stages) if rank_of[s] == r] for r in range(pp)]
+    half = rules.micro_batches // 2
+    units = [
+        range(rules.micro_batches) if rules.chains == 1
+        else (range(half) if s < chain else range(half, rules.micro_batches))
+        for s in range(stages)
+    ]  # fmt: skip
+    ready_f: list[list[float]] = [[] for _ in range(stages)]
+    ready_b: list[list[float]] = [[] for _ in range(stages)]
+    for s in range(0, stages, chain):
+        ready_f[s] = [0.0] * len(units[s])
+    done_f, done_b = [0] * stages, [0] * stages
+    clock = [0.0] * pp
+    order: Order = [[] for _ in range(pp)]
+    left = 2 * sum(len(u) for u in units)
+    while left:
+        options = []
+        for r in range(pp):
+            for s in local[r]:
+                if done_b[s] < len(ready_b[s]):
+                    at = max(clock[r], ready_b[s][done_b[s]])
+                    options.append((at, 0, -(s % chain), done_b[s], s, r))
+                if done_f[s] < len(ready_f[s]) and done_f[s] - done_b[s] < rules.cap(s):
+                    at = max(clock[r], ready_f[s][done_f[s]])
+                    options.append((at, 1, -(s % chain), done_f[s], s, r))
+        at, is_forward, _, n, s, r = min(options)
+        order[r].append((Kind.F if is_forward else Kind.B, s, units[s][n]))
+        clock[r] = at + (rules.forward if is_forward else rules.backward)
+        last = s % chain == chain - 1
+        if is_forward:
+            done_f[s] += 1
+            (ready_b[s] if last else ready_f[s + 1]).append(clock[r])
+        else:
+            done_b[s] += 1
+            if s % chain:
+                ready_b[s - 1].append(clock[r])
+        left -= 1
+    return order
