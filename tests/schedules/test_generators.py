@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from meshwright.schedules import FAMILIES, Kind, Shape, build, refusal, validate
 from meshwright.schedules.ops import from_lists, loop_placement
 from meshwright.specs.errors import SpecError
+from meshwright.specs.layout import SCHEDULES
 
 shapes = st.builds(
     Shape,
@@ -39,6 +40,31 @@ def test_a_plain_shape_is_legal_for_every_schedule(name):
     validate(schedule)
     assert schedule.name == name
     assert schedule.pp == 4
+
+
+def test_the_registry_holds_exactly_the_names_of_the_layout():
+    assert tuple(FAMILIES) == SCHEDULES
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pp=st.integers(1, 6),
+    m=st.integers(1, 12),
+    limit=st.floats(1, 12),
+    times=st.tuples(*[st.floats(0.1, 3)] * 3),
+    kept=st.sampled_from([0.4, 1.0]),
+)
+def test_zb_auto_stays_within_its_memory_limit(pp, m, limit, times, kept):
+    schedule = build(
+        "zb-auto", pp=pp, micro_batches=m, memory_limit=limit, times=times, comm=0.05,
+        kept_for_weights=kept,
+    )  # fmt: skip
+    validate(schedule)
+    for rank in range(pp):
+        held = 0.0
+        for op in schedule.ops(rank):
+            held += {Kind.F: 1.0, Kind.I: kept - 1.0, Kind.W: -kept, Kind.B: -1.0}[op.kind]
+            assert held <= limit + 1e-6
 
 
 def test_1f1b_order_of_a_middle_rank():

@@ -90,6 +90,21 @@ GOLDEN = [
     ("interleaved", 4, 8, 32, 0.0519, 0.0519, 9.75, 6.25),
     ("interleaved", 2, 16, 32, 0.1899, 0.1899, 23.5, 8.5),
     ("interleaved", 4, 16, 32, 0.1049, 0.1049, 19.75, 12.25),
+    ("zb-h1", 1, 4, 8, 0.1111, 0.1111, 4, 4),
+    ("zb-h1", 1, 8, 16, 0.1273, 0.1273, 8, 8),
+    ("zb-h1", 1, 8, 32, 0.0680, 0.0680, 8, 8),
+    ("zb-h1", 1, 16, 32, 0.1351, 0.1351, 16, 16),
+    ("zb-h1", 2, 8, 16, 0.0680, 0.0680, 8, 8),
+    ("zb-h2", 1, 4, 8, 0.0, 0.1111, 7, 7),
+    ("zb-h2", 1, 8, 16, 0.0, 0.1273, 15, 15),
+    ("zb-h2", 1, 8, 32, 0.0, 0.0680, 15, 15),
+    ("zb-h2", 1, 16, 32, 0.0, 0.1351, 31, 31),
+    ("zb-v", 2, 4, 8, 0.0, 0.0588, 4, 4),
+    ("zb-v", 2, 8, 16, 0.0, 0.0680, 8, 8),
+    ("zb-v", 2, 8, 32, 0.0, 0.0352, 8, 8),
+    ("dualpipe-v", 2, 4, 8, 0.0588, 0.0588, 4.5, 4.5),
+    ("dualpipe-v", 2, 8, 16, 0.0680, 0.0680, 8.5, 8.5),
+    ("dualpipe-v", 2, 8, 32, 0.0352, 0.0352, 8.5, 8.5),
 ]
 
 
@@ -100,6 +115,74 @@ def test_golden_bubbles_and_peaks(name, v, pp, m, span, makespan, first, last):
     assert round(timeline.bubble.makespan, 4) == makespan
     assert timeline.peak_in_flight[0] == first
     assert timeline.peak_in_flight[-1] == last
+
+
+GOLDEN_UNEQUAL = [
+    # pp 8, m 16, times (F, I, W)
+    ("1f1b", 1, (1, 1.1, 0.8), 0.3043, 0.3043),
+    ("interleaved", 2, (1, 1.1, 0.8), 0.1795, 0.1795),
+    ("interleaved", 4, (1, 1.1, 0.8), 0.0986, 0.0986),
+    ("zb-h1", 1, (1, 1.1, 0.8), 0.1640, 0.1640),
+    ("zb-h2", 1, (1, 1.1, 0.8), 0.0701, 0.1311),
+    ("zb-v", 2, (1, 1.1, 0.9), 0.0283, 0.0743),
+    ("dualpipe-v", 2, (1, 1.1, 0.9), 0.0805, 0.0805),
+]
+
+
+@pytest.mark.parametrize(("name", "v", "times", "span", "makespan"), GOLDEN_UNEQUAL)
+def test_golden_bubbles_with_unequal_passes(name, v, times, span, makespan):
+    schedule = build(name, pp=8, micro_batches=16, virtual_stages=v)
+    bubble = evaluate(schedule, times).bubble
+    assert (round(bubble.span, 4), round(bubble.makespan, 4)) == (span, makespan)
+
+
+CONTROLLED = [
+    # Peaks are those of the authors' code; so is V-Min's bubble at F = I = W (15.8 %). V-Half is
+    # exactly half of 1F1B's bubble time here; the authors' scheduler reaches 10.6 %.
+    ("v-min", 8, 0.5, 0.1579, 0.2524),
+    ("v-min", 16, 0.375, 0.1700, 0.2639),
+    ("v-half", 8, 0.625, 0.1273, 0.1517),
+    ("v-half", 16, 0.5625, 0.1351, 0.1597),
+]
+
+
+@pytest.mark.parametrize(("name", "pp", "held", "even", "uneven"), CONTROLLED)
+def test_controllable_memory(name, pp, held, even, uneven):
+    schedule = build(name, pp=pp, micro_batches=3 * pp)
+    timeline = evaluate(schedule)
+    assert max(timeline.peak_in_flight) == held * pp
+    assert round(timeline.bubble.makespan, 4) == even
+    assert round(evaluate(schedule, (10, 11, 8)).bubble.makespan, 4) == uneven
+
+
+@pytest.mark.parametrize(("pp", "m"), [(4, 8), (8, 16), (8, 20), (16, 64)])
+@pytest.mark.parametrize("ratio", [1.0, 0.75])
+def test_dualpipe_has_its_readme_bubble(pp, m, ratio):
+    schedule = build("dualpipe", pp=pp, micro_batches=m)
+    timeline = evaluate(schedule, (1, 1, 1), pair_ratio=ratio)
+    forward_and_backward, backward, weight = 3 * ratio, 2, 1
+    expected = (pp / 2 - 1) * (forward_and_backward + backward - 3 * weight)
+    assert timeline.idle_s.max() == pytest.approx(expected)
+    assert max(timeline.peak_in_flight) == pp + 1
+
+
+@pytest.mark.parametrize(("pp", "m"), [(4, 4), (8, 8), (4, 16), (8, 32), (6, 12)])
+def test_chimera_has_its_papers_bubble(pp, m):
+    timeline = evaluate(build("chimera", pp=pp, micro_batches=m), (1, 0.5, 0.5))
+    assert timeline.bubble.makespan == pytest.approx((pp - 2) / (2 * m + pp - 2))
+    assert pp / 2 + 1 <= max(timeline.peak_in_flight) <= pp
+
+
+@pytest.mark.parametrize("slices", [2, 4])
+def test_sequence_slices_divide_the_bubble_only_when_they_take_equal_time(slices):
+    schedule = build("seq-1f1b", pp=8, micro_batches=32, slices=slices)
+    equal = evaluate(schedule)
+    assert equal.idle_s[0] == pytest.approx(7 * 3 / slices)
+    assert equal.peak_in_flight[0] == (8 + slices - 1) / slices
+    # Pieces of equal length under causal attention: later ones cost more.
+    ramp = np.tile((np.arange(slices) + 0.5) / (slices / 2), 32)
+    unequal = evaluate(schedule, StageTimes.per_rank(schedule, 1, 1, 1).scaled(ramp))
+    assert unequal.bubble.makespan > 2 * equal.bubble.makespan
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from meshwright.schedules.ops import IntArray, Kind
 
 Order = list[list[tuple[int, int, int]]]
@@ -34,7 +31,7 @@ class Rules:
 
 
 def dispatch(rules: Rules, pp: int) -> Order:
-    """Run all ranks over time: a ready backward first, deeper stages first, then older units.
+    """Run all ranks over time: what can start first; of those, what has come furthest.
 
     A rank never waits while it has something to run, so the order cannot deadlock.
     """
@@ -62,15 +59,15 @@ def dispatch(rules: Rules, pp: int) -> Order:
             for s in local[r]:
                 if done_b[s] < len(ready_b[s]):
                     at = max(clock[r], ready_b[s][done_b[s]])
-                    options.append((at, 0, -(s % chain), done_b[s], s, r))
+                    options.append((at, s % chain - 2 * chain, done_b[s], s, r, Kind.B))
                 if done_f[s] < len(ready_f[s]) and done_f[s] - done_b[s] < rules.cap(s):
                     at = max(clock[r], ready_f[s][done_f[s]])
-                    options.append((at, 1, -(s % chain), done_f[s], s, r))
-        at, is_forward, _, n, s, r = min(options)
-        order[r].append((Kind.F if is_forward else Kind.B, s, units[s][n]))
-        clock[r] = at + (rules.forward if is_forward else rules.backward)
+                    options.append((at, -(s % chain), done_f[s], s, r, Kind.F))
+        at, _, n, s, r, kind = min(options)
+        order[r].append((kind, s, units[s][n]))
+        clock[r] = at + (rules.forward if kind == Kind.F else rules.backward)
         last = s % chain == chain - 1
-        if is_forward:
+        if kind == Kind.F:
             done_f[s] += 1
             (ready_b[s] if last else ready_f[s + 1]).append(clock[r])
         else:

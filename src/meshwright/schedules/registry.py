@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from meshwright.schedules import looped, single, zero_bubble
+from meshwright.schedules import looped, others, single, two_chunks, zero_bubble
+from meshwright.schedules.controllable_memory import V_HALF, V_MIN, v_schedule
 from meshwright.schedules.ops import Schedule
 from meshwright.schedules.zero_bubble_auto import Problem, zb_auto
 from meshwright.specs.errors import SpecError, nearest
@@ -46,13 +47,27 @@ class Shape:
 
 @dataclass(frozen=True)
 class Family:
-    """One schedule: its generator, its default chunks per rank, and its own conditions."""
+    """One schedule: its generator and the conditions of its own.
 
-    make: Callable[[Shape], Schedule]
-    default_virtual_stages: int
+    Attributes:
+        title: its name in prose.
+        make: the generator, called with a legal shape.
+        chunks: fewest and most virtual stages per rank; the fewest is the default.
+        refuse: returns why a shape is illegal, or None.
+        split_backward: whether it needs the backward in two halves (I and W).
+        parameters: model shares that a rank holds, relative to one pipeline.
+    """
+
     title: str
+    make: Callable[[Shape], Schedule]
+    chunks: tuple[int, int] = (1, 1)
     refuse: Callable[[Shape], str | None] = lambda shape: None
     split_backward: bool = False
+    parameters: int = 1
+
+
+ANY = 1_000_000
+"""No bound on the virtual stages."""
 
 
 def interleaved_group(shape: Shape) -> int:
@@ -75,9 +90,7 @@ def _group_is_legal(shape: Shape, group: int) -> bool:
     return rest == 0 or rest >= shape.pp
 
 
-def _refuse_interleaved(shape: Shape) -> str | None:
-    if shape.virtual_stages < 2:
-        return "interleaving needs at least 2 virtual stages per rank"
+def _refuse_group(shape: Shape) -> str | None:
     if not shape.group:
         return None
     low = min(shape.pp, shape.micro_batches)
@@ -95,8 +108,30 @@ def _refuse_interleaved(shape: Shape) -> str | None:
     return None
 
 
-def _needs_chunks(shape: Shape) -> str | None:
-    return "looping needs at least 2 virtual stages per rank" if shape.virtual_stages < 2 else None
+def _refuse_two_chains(shape: Shape) -> str | None:
+    if shape.pp % 2:
+        return f"two opposite pipelines pair up the ranks, so pp = {shape.pp} must be even"
+    if shape.micro_batches % 2:
+        return f"half of the micro-batches enter at each end, so {shape.micro_batches} must be even"
+    return None
+
+
+def _refuse_dualpipe(shape: Shape) -> str | None:
+    return _refuse_two_chains(shape) or _refuse_short(shape)
+
+
+def _refuse_short(shape: Shape) -> str | None:
+    if shape.micro_batches < 2 * shape.pp:
+        return (
+            f"its phases need at least 2 pp = {2 * shape.pp} micro-batches, "
+            f"not {shape.micro_batches}"
+        )
+    return None
+
+
+def _refuse_odd_waves(shape: Shape) -> str | None:
+    odd = shape.virtual_stages % 2
+    return "a wave is two chunks per rank, so virtual stages must be even" if odd else None
 
 
 def _make_zb_auto(shape: Shape) -> Schedule:
@@ -118,32 +153,82 @@ def _refuse_zb_auto(shape: Shape) -> str | None:
     return None
 
 
+def _zb_h1(shape: Shape) -> Schedule:
+    group = interleaved_group(shape) if shape.virtual_stages > 1 else 0
+    return zero_bubble.zb_h1(shape.pp, shape.micro_batches, shape.virtual_stages, group)
+
+
 FAMILIES: dict[str, Family] = {
-    "gpipe": Family(lambda x: single.gpipe(x.pp, x.micro_batches), 1, "GPipe"),
-    "1f1b": Family(lambda x: single.one_forward_one_backward(x.pp, x.micro_batches), 1, "1F1B"),
-    "pipedream": Family(
-        lambda x: single.pipedream(x.pp, x.micro_batches), 1, "PipeDream (asynchronous)"
-    ),
+    "gpipe": Family("GPipe", lambda x: single.gpipe(x.pp, x.micro_batches)),
+    "1f1b": Family("1F1B", lambda x: single.one_forward_one_backward(x.pp, x.micro_batches)),
     "interleaved": Family(
-        lambda x: looped.interleaved(x.pp, x.micro_batches, x.virtual_stages, interleaved_group(x)),
-        2,
         "interleaved 1F1B",
-        _refuse_interleaved,
+        lambda x: looped.interleaved(x.pp, x.micro_batches, x.virtual_stages, interleaved_group(x)),
+        (2, ANY),
+        _refuse_group,
     ),
     "looped-bfs": Family(
-        lambda x: looped.looped_breadth_first(x.pp, x.micro_batches, x.virtual_stages),
-        2,
         "looped breadth-first",
-        _needs_chunks,
+        lambda x: looped.looped_breadth_first(x.pp, x.micro_batches, x.virtual_stages),
+        (2, ANY),
     ),
-    "zb-h1": Family(
-        lambda x: zero_bubble.zb_h1(x.pp, x.micro_batches), 1, "ZB-H1", split_backward=True
-    ),
+    "zb-h1": Family("ZB-H1", _zb_h1, (1, ANY), _refuse_group, split_backward=True),
     "zb-h2": Family(
-        lambda x: zero_bubble.zb_h2(x.pp, x.micro_batches), 1, "ZB-H2", split_backward=True
+        "ZB-H2", lambda x: zero_bubble.zb_h2(x.pp, x.micro_batches), split_backward=True
     ),
-    "zb-auto": Family(_make_zb_auto, 1, "automatic zero-bubble", _refuse_zb_auto, True),
+    "zb-auto": Family(
+        "automatic zero-bubble", _make_zb_auto, refuse=_refuse_zb_auto, split_backward=True
+    ),
+    "zb-v": Family(
+        "ZB-V", lambda x: two_chunks.zb_v(x.pp, x.micro_batches), (2, 2), split_backward=True
+    ),
+    "v-half": Family(
+        "V-Half",
+        lambda x: v_schedule("v-half", x.pp, x.micro_batches, V_HALF),
+        (2, 2),
+        split_backward=True,
+    ),
+    "v-min": Family(
+        "V-Min",
+        lambda x: v_schedule("v-min", x.pp, x.micro_batches, V_MIN),
+        (2, 2),
+        split_backward=True,
+    ),
+    "dualpipe": Family(
+        "DualPipe",
+        lambda x: two_chunks.dualpipe(x.pp, x.micro_batches),
+        refuse=_refuse_dualpipe,
+        split_backward=True,
+        parameters=2,
+    ),
+    "dualpipe-v": Family(
+        "DualPipeV",
+        lambda x: two_chunks.dualpipe_v(x.pp, x.micro_batches),
+        (2, 2),
+        _refuse_short,
+        split_backward=True,
+    ),
+    "chimera": Family(
+        "Chimera",
+        lambda x: others.chimera(x.pp, x.micro_batches),
+        refuse=_refuse_two_chains,
+        parameters=2,
+    ),
+    "hanayo": Family(
+        "Hanayo waves",
+        lambda x: others.hanayo(x.pp, x.micro_batches, x.virtual_stages),
+        (2, ANY),
+        _refuse_odd_waves,
+    ),
+    "seq-1f1b": Family(
+        "sequence-sliced 1F1B",
+        lambda x: others.seq_1f1b(x.pp, x.micro_batches, x.slices or 2),
+    ),
+    "pipedream": Family(
+        "PipeDream (asynchronous)", lambda x: single.pipedream(x.pp, x.micro_batches)
+    ),
 }
+"""Every schedule of `meshwright.specs.layout.SCHEDULES`, in its order."""
 
 
 def family(name: str) -> Family:
@@ -172,9 +257,7 @@ def resolve(name: str, shape: Shape) -> Shape:
             raise SpecError(field, getattr(shape, field), "must not be negative")
     if any(time < 0 for time in shape.times):
         raise SpecError("times", shape.times, "must not be negative")
-    if shape.virtual_stages:
-        return shape
-    return Shape(**{**vars(shape), "virtual_stages": kind.default_virtual_stages})
+    return shape if shape.virtual_stages else replace(shape, virtual_stages=kind.chunks[0])
 
 
 def refusal(name: str, shape: Shape) -> str | None:
@@ -184,8 +267,10 @@ def refusal(name: str, shape: Shape) -> str | None:
         SpecError: no schedule has that name, or a number makes no sense at all.
     """
     kind, shape = family(name), resolve(name, shape)
-    if kind.default_virtual_stages == 1 and shape.virtual_stages != 1:
-        return f"{kind.title} has one stage per rank, so virtual_stages must be 1"
+    fewest, most = kind.chunks
+    if not fewest <= shape.virtual_stages <= most:
+        wanted = f"exactly {fewest}" if fewest == most else f"at least {fewest}"
+        return f"{kind.title} needs {wanted} virtual stages per rank, not {shape.virtual_stages}"
     if shape.slices > 1 and name != "seq-1f1b":
         return f"{kind.title} does not slice sequences; seq-1f1b does"
     return kind.refuse(shape)

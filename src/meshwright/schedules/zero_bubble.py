@@ -40,9 +40,7 @@ def zb_h2(pp: int, micro_batches: int) -> Schedule:
     for s in range(pp):
         units = [(s, unit) for unit in range(micro_batches)]
         ranks.append(delayed_weights(units, units, warmup=2 * (pp - s) - 1, delay=2 * s))
-    return from_lists(
-        "zb-h2", ranks, micro_batches=micro_batches, stage_rank=loop_placement(pp, 1)
-    )
+    return from_lists("zb-h2", ranks, micro_batches=micro_batches, stage_rank=loop_placement(pp, 1))
 
 
 def delayed_weights(

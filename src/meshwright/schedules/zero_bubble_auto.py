@@ -67,9 +67,7 @@ def zb_auto(problem: Problem) -> Schedule:
     With a limit of pp this is the paper's ZB-1p, with 2 pp its ZB-2p.
     """
     pp, m = problem.pp, problem.micro_batches
-    candidates = [
-        dispatch(problem, Policy(*choice)) for choice in product((False, True), repeat=2)
-    ]
+    candidates = [dispatch(problem, Policy(*choice)) for choice in product((False, True), repeat=2)]
     hand_made = [zb_h1(pp, m)] if problem.limit >= min(pp, m) else []
     if problem.limit >= min(2 * pp - 1, m):
         hand_made.append(zb_h2(pp, m))
@@ -213,8 +211,6 @@ def _decide(
         return Kind.F
     if not pending:
         return None
-    known = [
-        a for a, usable in ((forward, fits), (backward, True)) if a is not None and usable
-    ]
+    known = [a for a, usable in ((forward, fits), (backward, True)) if a is not None and usable]
     fits_gap = not known or min(known) - rank.clock >= problem.backward_weight - _ROUND
     return Kind.W if policy.fill_early or fits_gap else None
