@@ -28,6 +28,7 @@ _register("learn", "learn", "The lessons in the terminal: 14 steps, questions, c
 _register("cards", "cards", "The flashcards: on screen, as a PDF, for Anki.")
 _register("studio", "studio", "Plan, simulate and learn in the browser, all local.")
 _register("verify", "verify", "Prove that a plan trains as one device would.")
+_register("collective", "collective", "Price a collective, or watch it step by step.")
 _register("schema", "schema", "The JSON Schema of a plan.")
 _register("predict", "predict", "Price every run of a table.")
 _register("scorecard", "scorecard", "Predictions against published measurements.")

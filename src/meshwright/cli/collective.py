@@ -1,0 +1,377 @@
+"""`meshwright collective`: what a collective costs, what NCCL would choose, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from meshwright.costs.nccl import Candidate
+    from meshwright.simulator.collective_events import Run
+
+
+def command(
+    collective: str = typer.Argument(
+        ..., help="all-reduce, all-gather, reduce-scatter, broadcast, all-to-all or send-recv."
+    ),
+    size: str = typer.Option(..., "--size", help="Size of the whole tensor: 2GB, 64MiB."),
+    ranks: int | None = typer.Option(None, "--ranks", help="Members of the group."),
+    bandwidth: str | None = typer.Option(
+        None, "--bandwidth", help="Of one rank, one direction: 25GB/s, 200Gb/s."
+    ),
+    latency: str = typer.Option("0us", "--latency", help="Of one message, with --bandwidth."),
+    cluster: str | None = typer.Option(
+        None, "--cluster", help="Instead of --bandwidth: h100:4x8, a preset, or a file."
+    ),
+    stride: int = typer.Option(
+        1, "--stride", help="Distance between members in global ranks: 8 is one per node of 8."
+    ),
+    algorithm: str = typer.Option(
+        "auto", "--algorithm", help="ring, tree, halving-doubling, hierarchical, torus, nvls…"
+    ),
+    local: int | None = typer.Option(None, "--local", help="Ranks per node, for hierarchical."),
+    dims: str | None = typer.Option(None, "--dims", help="Sizes of a torus: 4x4x2."),
+    pipeline: int = typer.Option(8, "--pipeline", help="Chunks in flight, for trees."),
+    steps: bool = typer.Option(False, "--steps", help="List who sends which chunk to whom, when."),
+    trace: Path | None = typer.Option(None, "--trace", help="Write the steps for Perfetto."),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", help="Write the steps as columnar JSON."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Price one collective, and watch it step by step.
+
+    With --bandwidth every rank has one link and the α-β model holds. With --cluster the group
+    sits on that cluster's links: the time is what such links were measured to achieve, and
+    NCCL's own model says which algorithm and protocol it would choose.
+    """
+    from meshwright.specs.errors import SpecError
+    from meshwright.specs.quantities import parse_bytes
+
+    name = collective.replace("-", "_")
+    size_bytes = parse_bytes(size, "size")
+    if size_bytes <= 0:
+        raise SpecError("size", size, "more than nothing is expected, such as 64MiB")
+    if (bandwidth is None) == (cluster is None):
+        raise SpecError("cluster", cluster, "give either --bandwidth or --cluster")
+    torus = _dims(dims)
+    wanted = steps or trace is not None or output is not None
+    if cluster is not None:
+        report, run = _on_cluster(
+            name, size_bytes, ranks, cluster, stride, algorithm, local, torus, pipeline, wanted
+        )
+    else:
+        assert bandwidth is not None
+        report, run = _on_links(
+            name, size_bytes, ranks, bandwidth, latency, algorithm, local, torus, pipeline
+        )
+    _write(run if wanted else None, trace, output)
+    if as_json:
+        from meshwright.cli.output import print_json
+        from meshwright.simulator.collective_export import columnar
+
+        print_json(report | ({"steps": columnar(run)} if wanted and run else {}))
+        return
+    _print(report)
+    if steps and run is not None:
+        _print_steps(run)
+
+
+def _dims(text: str | None) -> tuple[int, ...] | None:
+    from meshwright.specs.errors import SpecError
+
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if not all(p.isdigit() and 0 < int(p) < 100_000 for p in parts):
+        raise SpecError("dims", text, "sizes joined by x are expected, such as 4x4x2")
+    return tuple(int(p) for p in parts)
+
+
+def _on_links(
+    name: str,
+    size_bytes: float,
+    ranks: int | None,
+    bandwidth: str,
+    latency: str,
+    algorithm: str,
+    local: int | None,
+    dims: tuple[int, ...] | None,
+    pipeline: int,
+) -> tuple[dict[str, Any], Run]:
+    """Every rank with one link: the algorithm's messages, timed, next to the other algorithms."""
+    from meshwright.simulator.collective_algorithms import ALGORITHMS, build
+    from meshwright.simulator.collective_events import simulate, uniform_wires
+    from meshwright.specs.errors import SpecError
+    from meshwright.specs.quantities import parse_bandwidth, parse_seconds
+
+    if ranks is None:
+        raise SpecError("ranks", ranks, "--bandwidth needs --ranks")
+    rate, delay = parse_bandwidth(bandwidth), parse_seconds(latency, "latency")
+    if rate <= 0:
+        raise SpecError("bandwidth", bandwidth, "more than nothing is expected, such as 25GB/s")
+
+    def timed(which: str) -> Run:
+        program = build(name, which, ranks, local=local, dims=dims, pipeline=pipeline)
+        wires = uniform_wires(ranks, rate, delay, program.switches)
+        return simulate(program, size_bytes, wires)
+
+    chosen = algorithm
+    others: dict[str, Run] = {}
+    if algorithm == "auto":
+        possible = ALGORITHMS.get(name, {"ring": None})
+        for which in possible:
+            # An ordinary network has no reducing switch, and shapes are the user's to name.
+            if which == "nvls":
+                continue
+            try:
+                others[which] = timed(which)
+            except SpecError:
+                if len(possible) == 1 or name not in ALGORITHMS or ranks < 2:
+                    raise
+        if not others:
+            timed(next(iter(possible)))
+        chosen = min(others, key=lambda k: others[k].time_s)
+        # Equal up to rounding: the ring is the plain answer.
+        if "ring" in others and others["ring"].time_s <= others[chosen].time_s * (1 + 1e-9):
+            chosen = "ring"
+    run = others.get(chosen) or timed(chosen)
+    report = _summary(name, size_bytes, ranks, run.time_s)
+    report |= {
+        "algorithm": chosen,
+        "steps_in_sequence": run.program.steps,
+        "sent_bytes_per_rank": max(run.program.sent_bytes(size_bytes)),
+        "links": {"bandwidth_bytes_s": rate, "latency_s": delay},
+        "compared": [
+            {"algorithm": which, "time_s": r.time_s, "steps": r.program.steps,
+             "sent_bytes": max(r.program.sent_bytes(size_bytes))}
+            for which, r in sorted(others.items(), key=lambda item: item[1].time_s)
+        ],
+    }  # fmt: skip
+    return report, run
+
+
+def _on_cluster(
+    name: str,
+    size_bytes: float,
+    ranks: int | None,
+    cluster: str,
+    stride: int,
+    algorithm: str,
+    local: int | None,
+    dims: tuple[int, ...] | None,
+    pipeline: int,
+    wanted: bool,
+) -> tuple[dict[str, Any], Run | None]:
+    """A group on a cluster: the calibrated time by parts, NCCL's choice, and the messages."""
+    from meshwright.costs.collectives import ALGORITHMS, collective_cost
+    from meshwright.costs.fabric import Fabric, place
+    from meshwright.costs.nccl import candidates, reason
+    from meshwright.simulator.collective_algorithms import build
+    from meshwright.simulator.collective_events import cluster_wires, simulate
+    from meshwright.specs.clusters import load_cluster
+    from meshwright.specs.errors import SpecError
+
+    where = load_cluster(cluster)
+    fabric = Fabric.of(where)
+    n = ranks if ranks is not None else max(where.gpus // max(stride, 1), 1)
+    if stride < 1 or n < 1 or n * stride > where.gpus + stride - 1:
+        raise SpecError("ranks", n, f"{stride} apart, they must fit the {where.gpus} devices")
+    group = place(fabric, n, stride=stride)
+    cost = collective_cost(name, fabric, size_bytes, group)
+    report = _summary(name, size_bytes, n, float(cost.total_s))
+    code = ALGORITHMS[int(cost.algorithm)]
+    found: list[Candidate] = []
+    why = ""
+    try:
+        if n > 1:
+            found = candidates(name, fabric, size_bytes, group)
+            why = reason(found)
+    except SpecError as error:
+        why = error.remedy
+    chosen = (found[0].algorithm if found else code) if algorithm == "auto" else algorithm
+    report |= {
+        "algorithm": chosen,
+        "cluster": where.name,
+        "stride": stride,
+        "members_per_domain": float(group.members[0]),
+        "domains": float(group.domains[0]),
+        "parts": {
+            "latency_s": float(cost.latency_s),
+            "intra_s": float(cost.intra_s),
+            "inter_s": float(cost.inter_s),
+        },
+        "priced_as": code,
+        "sent_bytes_per_rank": float(cost.sent_bytes),
+        "nccl": {
+            "why": why,
+            "candidates": [
+                {"algorithm": c.algorithm, "protocol": c.protocol, "time_s": c.time_s,
+                 "latency_s": c.latency_s, "bandwidth_bytes_s": c.bandwidth_bytes_s}
+                for c in found
+            ],
+        },
+    }  # fmt: skip
+    if algorithm != "auto":
+        wanted = True
+    if not wanted:
+        return report, None
+    # In messages, NCCL's combined tree of switches is the hierarchy, its PAT a plain ring.
+    listed = {"nvls-tree": "hierarchical", "pat": "ring"}.get(chosen, chosen)
+    inside = local or max(int(group.members[0]), 1)
+    program = build(name, listed, n, local=inside, dims=dims, pipeline=pipeline)
+    run = simulate(program, size_bytes, cluster_wires(fabric, n, stride, program.switches))
+    report["simulated"] = {
+        "algorithm": listed,
+        "time_s": run.time_s,
+        "steps_in_sequence": program.steps,
+        "busiest_link": max(run.busy_fraction().items(), key=lambda item: item[1]),
+    }
+    return report, run
+
+
+def _summary(name: str, size_bytes: float, ranks: int, time_s: float) -> dict[str, Any]:
+    from meshwright.costs.collectives import bus_factor
+
+    algorithm_rate = size_bytes / time_s if time_s > 0 else 0.0
+    return {
+        "schema": "meshwright/collective/1",
+        "collective": name,
+        "size_bytes": size_bytes,
+        "ranks": ranks,
+        "time_s": time_s,
+        "algbw_bytes_s": algorithm_rate,
+        "busbw_bytes_s": algorithm_rate * float(bus_factor(name, ranks)),
+    }
+
+
+def _write(run: Run | None, trace: Path | None, output: Path | None) -> None:
+    import json
+
+    from meshwright.simulator.collective_export import columnar, perfetto
+    from meshwright.specs.plan import write_atomically
+
+    if run is None:
+        return
+    if trace is not None:
+        write_atomically(trace, json.dumps(perfetto(run), separators=(",", ":")))
+    if output is not None:
+        write_atomically(output, json.dumps(columnar(run), separators=(",", ":")))
+
+
+def _print(report: dict[str, Any]) -> None:
+    from meshwright.cli.output import print_table
+    from meshwright.specs.quantities import format_seconds
+
+    title = report["collective"].replace("_", "-")
+    rows = [
+        ("time", f"{report['time_s']:.3g} s ({format_seconds(report['time_s'])})"),
+        ("algorithm", report["algorithm"]),
+        ("sent by a rank", _decimal(report["sent_bytes_per_rank"])),
+        ("size / time", f"{report['algbw_bytes_s'] / 1e9:.4g} GB/s"),
+        ("bus bandwidth", f"{report['busbw_bytes_s'] / 1e9:.4g} GB/s"),
+    ]
+    if "steps_in_sequence" in report:
+        rows.insert(2, ("steps", str(report["steps_in_sequence"])))
+    if "parts" in report:
+        names = {"latency_s": "hops and filling", "intra_s": "bytes inside a domain",
+                 "inter_s": "bytes between domains"}  # fmt: skip
+        rows[1:1] = [(f"  {names[k]}", format_seconds(v)) for k, v in report["parts"].items() if v]
+        rows.append(
+            ("placement",
+             f"{report['domains']:g} x {report['members_per_domain']:g} on {report['cluster']}")
+        )  # fmt: skip
+    if "simulated" in report:
+        link, busy = report["simulated"]["busiest_link"]
+        rows.append(
+            ("message by message",
+             f"{format_seconds(report['simulated']['time_s'])} as "
+             f"{report['simulated']['algorithm']}; busiest link: {link}, {100 * busy:.0f} %")
+        )  # fmt: skip
+    heading = f"{title} of {_decimal(report['size_bytes'])} over {report['ranks']} ranks"
+    print_table("", (heading, ""), rows)
+    if report.get("compared"):
+        print_table(
+            "Algorithms on these links",
+            ("algorithm", "time", "steps", "sent by the busiest rank"),
+            [(c["algorithm"], format_seconds(c["time_s"]), str(c["steps"]),
+              _decimal(c["sent_bytes"])) for c in report["compared"]],
+            right=(1, 2),
+        )  # fmt: skip
+    if "nccl" in report:
+        found = report["nccl"]["candidates"]
+        if not found:
+            print(f"NCCL's tuning model: {report['nccl']['why'] or 'nothing to send'}.")
+            return
+        print_table(
+            "What NCCL's tuning model says",
+            ("algorithm/protocol", "its time", "latency", "bandwidth"),
+            [(f"{c['algorithm']}/{c['protocol']}", format_seconds(c["time_s"]),
+              format_seconds(c["latency_s"]), f"{c['bandwidth_bytes_s'] / 1e9:.1f} GB/s")
+             for c in found[:6]],
+            right=(1, 2),
+            note=f"{report['nccl']['why']}.",
+        )  # fmt: skip
+
+
+def _decimal(size_bytes: float) -> str:
+    """A size in decimal units, as link rates are."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.4g} {unit}"
+    return f"{size_bytes:.4g} B"
+
+
+SHOWN_RANKS, SHOWN_STEPS = 16, 64
+
+
+def _print_steps(run: Run) -> None:
+    """A row a step, a column a sender: `c3>1 +` adds chunk 3 into rank 1, `=` overwrites."""
+    from meshwright.cli.output import print_table
+    from meshwright.simulator.collective_export import chunk_names
+
+    program = run.program
+    cells: dict[tuple[int, int], list[str]] = {}
+    starts: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for index, m in enumerate(program.messages):
+        sign = "+" if m.op == "reduce" else "="
+        to = "switch" if m.dst >= program.ranks else str(m.dst)
+        cells.setdefault((m.step, m.src), []).append(
+            f"{chunk_names(m.chunk, m.count, m.stride)}>{to} {sign}"
+        )
+        starts[m.step] = min(starts.get(m.step, float("inf")), float(run.start_s[index]))
+        ends[m.step] = max(ends.get(m.step, 0.0), float(run.end_s[index]))
+    senders = range(min(program.ranks + program.switches, SHOWN_RANKS))
+    heads = [f"rank {r}" if r < program.ranks else "switch" for r in senders]
+    rows = []
+    for step in range(min(program.steps, SHOWN_STEPS)):
+        sent = [_some(cells.get((step, r), ["·"])) for r in senders]
+        at = (_clock(starts[step]), _clock(ends[step]))
+        rows.append((str(step + 1), *at, *sent))
+    left_out = []
+    if program.ranks + program.switches > SHOWN_RANKS:
+        left_out.append(f"{program.ranks + program.switches - SHOWN_RANKS} more ranks")
+    if program.steps > SHOWN_STEPS:
+        left_out.append(f"{program.steps - SHOWN_STEPS} more steps")
+    more = f" Not shown: {' and '.join(left_out)}; -o FILE has all." if left_out else ""
+    print_table(
+        f"{program.algorithm}: {len(program.messages):,} messages of chunks of "
+        f"{_decimal(run.size_bytes / program.per_tensor)}",
+        ("step", "from", "to", *heads),
+        rows,
+        right=(0, 1, 2),
+        note=f"c3>1 +: chunk 3 goes to rank 1 and is added there; =: it replaces.{more}",
+    )
+
+
+def _clock(time_s: float) -> str:
+    from meshwright.specs.quantities import format_seconds
+
+    return format_seconds(time_s) if time_s > 0 else "0"
+
+
+def _some(cells: list[str]) -> str:
+    return cells[0] if len(cells) == 1 else f"{cells[0]} … {len(cells)}"

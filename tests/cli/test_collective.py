@@ -1,0 +1,81 @@
+"""The collective command: the lesson's example, NCCL's choice, files, and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshwright.cli import run
+
+LESSON = ["collective", "all-reduce", "--size", "2GB", "--ranks", "8", "--bandwidth", "25GB/s"]
+
+
+def test_the_lessons_example_takes_0_14_s_in_14_steps(capsys):
+    assert run([*LESSON, "--steps"]) == 0
+    out = capsys.readouterr().out
+    assert "0.14 s" in out and "3.5 GB" in out
+    assert "c7>1 +" in out and "c0>1 =" in out
+    assert (
+        sum(line.strip().startswith(f"{n} ") for n in range(1, 20) for line in out.split("\n"))
+        == 14
+    )
+
+
+def test_json_has_the_same_numbers_and_every_message(capsys):
+    assert run([*LESSON, "--steps", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["time_s"] == pytest.approx(0.14)
+    assert report["steps_in_sequence"] == 14
+    assert report["busbw_bytes_s"] == pytest.approx(25e9)
+    messages = report["steps"]["messages"]
+    assert len(messages["src"]) == 14 * 8
+    assert max(messages["t_end_s"]) == pytest.approx(0.14)
+    assert sum(messages["bytes"]) == pytest.approx(8 * 3.5e9)
+
+
+def test_on_a_cluster_it_says_what_nccl_would_choose_and_why(capsys):
+    assert run(["collective", "all-reduce", "--size", "1GiB", "--cluster", "h100:4x8"]) == 0
+    out = capsys.readouterr().out
+    assert "nvls-tree/Simple beats ring/Simple" in out
+    assert "between domains" in out
+
+
+def test_trace_and_columns_are_written(tmp_path, capsys):
+    trace, columns = tmp_path / "c.json", tmp_path / "steps.json"
+    arguments = ["collective", "all-to-all", "--size", "64MiB", "--cluster", "h100:2x4"]
+    extra = ["--algorithm", "hierarchical", "--trace", str(trace), "-o", str(columns), "--json"]
+    assert run([*arguments, *extra]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = json.loads(columns.read_text())
+    assert found["time_s"] == report["simulated"]["time_s"]
+    events = json.loads(trace.read_text())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == 2 * len(found["messages"]["src"])
+    ends: dict[tuple[int, int], float] = {}
+    for event in sorted(slices, key=lambda e: e["ts"]):
+        track = (event["pid"], event["tid"])
+        assert event["ts"] >= ends.get(track, 0.0) * (1 - 1e-9), "slices of a track overlap"
+        ends[track] = event["ts"] + event["dur"]
+    assert {e["id"] for e in events if e["ph"] == "s"} == {
+        e["id"] for e in events if e["ph"] == "f"
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (["--size", "0"], "64MiB"),
+        (["--ranks", "1"], "two ranks"),
+        (["--cluster", "h100:1x8"], "either --bandwidth or --cluster"),
+        (["--algorithm", "hierarchical"], "divisor"),
+        (["--dims", "4xq"], "4x4x2"),
+        (["--algorithm", "rnig"], "ring"),
+        (["--bandwidth", "0GB/s"], "25GB/s"),
+        (["--ranks", "100000"], "too many"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(change, match, capsys):
+    assert run([*LESSON, *change]) == 2
+    error = capsys.readouterr().err
+    assert match in error and len(error.strip().splitlines()) == 1
