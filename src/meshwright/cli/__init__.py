@@ -27,6 +27,7 @@ _register("devices", "devices", "The device presets, each number with its source
 _register("learn", "learn", "The lessons in the terminal: 14 steps, questions, checks.")
 _register("cards", "cards", "The flashcards: on screen, as a PDF, for Anki.")
 _register("studio", "studio", "Plan, simulate and learn in the browser, all local.")
+_register("train", "train", "Run a plan for real, on processes of this machine.")
 _register("verify", "verify", "Prove that a plan trains as one device would.")
 _register("collective", "collective", "Price a collective, or watch it step by step.")
 _register("schema", "schema", "The JSON Schema of a plan.")

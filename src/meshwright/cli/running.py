@@ -105,3 +105,25 @@ def _layout(cluster: str | None, given: dict[str, Any]) -> Layout:
             "layout", layout.label(), f"needs {layout.world} ranks, {cluster} has {available}"
         )
     return layout
+
+
+def run_job(
+    subject: Subject, seq: int | None, global_batch: int | None, precision: str | None
+) -> Job:
+    """The job to run: the plan's, or a laptop-sized default, with the options' changes.
+
+    Raises:
+        SpecError: an unknown precision recipe.
+    """
+    from meshwright.specs.jobs import precision_recipe
+
+    changes: dict[str, Any] = {}
+    if subject.plan is None:
+        changes = {"seq_len": 128, "global_batch": 16, "precision": precision_recipe("fp32")}
+    if seq is not None:
+        changes["seq_len"] = seq
+    if global_batch is not None:
+        changes["global_batch"] = global_batch
+    if precision is not None:
+        changes["precision"] = precision_recipe(precision)
+    return subject.job.but(**changes)

@@ -10,5 +10,5 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
-for _name in ("torch._dynamo", "meshwright.engine.verify"):
+for _name in ("torch._dynamo", "meshwright.engine.verify", "meshwright.engine.train"):
     import_module(_name)

@@ -93,11 +93,13 @@ def _collect(
     while open_pipes:
         # After a first failure the others get a moment to say what they know: the rank that was
         # first to *report* may only have lost its peer.
-        left = min(deadline - time.monotonic(), 1.0 if failures else float("inf"))
+        left = min(deadline - time.monotonic(), 1.0 if failures else 60.0)
         ready = wait(list(open_pipes), timeout=max(left, 0.0))
         if not ready:
             if failures:
                 break
+            if time.monotonic() < deadline:
+                continue
             raise RankError(min(open_pipes.values()), "no answer before the time limit")
         pipe: Any
         for pipe in ready:

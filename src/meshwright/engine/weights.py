@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -198,37 +198,71 @@ def model_of_config(config: dict[str, Any]) -> Model:
 
 def export(
     directory: str | Path,
-    values: Iterator[tuple[str, torch.Tensor]],
+    values: Iterable[tuple[str, torch.Tensor]],
     model: Model,
     numerics: Numerics,
     max_positions: int,
 ) -> None:
-    """Write a checkpoint that `transformers` loads: `model.safetensors` and `config.json`.
+    """Write a checkpoint that `transformers` loads: one safetensors file and `config.json`.
 
     `values` yields every decoder parameter once, whole, by name.
 
     Raises:
         SpecError: the model is of no Hugging Face family, or the directory cannot be written.
     """
+    files = export_part(directory, values, model, 0, 1)
+    write_index(directory, files, model, numerics, max_positions)
+
+
+def export_part(
+    directory: str | Path,
+    values: Iterable[tuple[str, torch.Tensor]],
+    model: Model,
+    part: int,
+    parts: int,
+) -> dict[str, str]:
+    """Write some parameters as file `part` of `parts`; returns tensor name to file name.
+
+    Raises:
+        SpecError: the model is of no Hugging Face family, or the directory cannot be written.
+    """
     if model.family not in FAMILIES:
-        raise SpecError(
-            "family", model.family, f"only {', '.join(FAMILIES)} have a config to write"
-        )
+        raise SpecError("family", model.family, f"only {', '.join(FAMILIES)} have a config to write")
     tensors: dict[str, torch.Tensor] = {}
     fused: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in values:
         for key, tensor in _written(name, value.detach().cpu(), model, fused):
             tensors[key] = tensor.contiguous().clone()
     target = Path(directory)
+    file = "model.safetensors" if parts == 1 else f"model-{part + 1:05d}-of-{parts:05d}.safetensors"
     try:
         target.mkdir(parents=True, exist_ok=True)
-        partial = target / ".model.safetensors.partial"
+        partial = target / f".{file}.partial"
         save_file(tensors, str(partial), metadata={"format": "pt"})
-        partial.replace(target / "model.safetensors")
+        partial.replace(target / file)
     except (OSError, SafetensorError) as error:
         raise SpecError("export", str(directory), f"cannot be written ({error})") from None
+    return dict.fromkeys(tensors, file)
+
+
+def write_index(
+    directory: str | Path,
+    files: dict[str, str],
+    model: Model,
+    numerics: Numerics,
+    max_positions: int,
+) -> None:
+    """Write `config.json`, and the index where the weights are in several files."""
+    target = Path(directory)
+    if len(set(files.values())) > 1:
+        index = {"metadata": {}, "weight_map": dict(sorted(files.items()))}
+        write_atomically(
+            target / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n"
+        )
     config = config_of(model, numerics, max_positions)
-    config["torch_dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    name = next(iter(files))
+    with safe_open(target / files[name], framework="pt") as opened:
+        config["torch_dtype"] = str(opened.get_tensor(name).dtype).removeprefix("torch.")
     write_atomically(target / "config.json", json.dumps(config, indent=2) + "\n")
 
 

@@ -1,0 +1,150 @@
+"""`meshwright train`: run a plan on processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from meshwright.cli import running
+
+
+def command(
+    what: str = running.WHAT,
+    data: str = typer.Option(..., "--data", help="A text file, or a folder of them."),
+    out: str = typer.Option(..., "--out", "-o", help="Folder for metrics and checkpoints."),
+    cluster: str | None = running.CLUSTER,
+    tp: int | None = running.TP,
+    pp: int | None = running.PP,
+    dp: int | None = running.DP,
+    cp: int | None = running.CP,
+    ep: int | None = running.EP,
+    zero: int | None = running.ZERO,
+    shard: int | None = running.SHARD,
+    micro_batch: int | None = running.MICRO_BATCH,
+    virtual_stages: int | None = running.VIRTUAL_STAGES,
+    schedule: str | None = running.SCHEDULE,
+    recompute: str | None = running.RECOMPUTE,
+    sequence_parallel: bool | None = running.SEQUENCE_PARALLEL,
+    steps: int = typer.Option(100, min=1, help="Optimizer steps in all."),
+    seq: int | None = typer.Option(None, "--seq", min=1, help="Tokens per sequence; default 128."),
+    global_batch: int | None = typer.Option(
+        None, "--global-batch", min=1, help="Sequences per step; default 16."
+    ),
+    precision: str | None = typer.Option(None, help="A recipe; default the plan's, or fp32."),
+    learning_rate: float = typer.Option(3e-3, min=0.0, help="Peak rate, after the warm-up."),
+    clip: float = typer.Option(1.0, min=0.0, help="Largest gradient norm; 0: no clipping."),
+    seed: int = typer.Option(0, help="Decides weights and data order."),
+    init: str = typer.Option("", help="A Hugging Face checkpoint to start from."),
+    export: str = typer.Option("", help="Write a Hugging Face checkpoint here at the end."),
+    resume: str = typer.Option("", help="A run's folder, of this or any other layout."),
+    save_every: int = typer.Option(0, min=0, help="Steps between checkpoints; 0: none."),
+    keep: int = typer.Option(3, min=1, help="Checkpoints to keep."),
+    csv: str = typer.Option("", help="A schedule file in torch's CSV format, instead of a name."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+) -> None:
+    """Train a plan on real processes: one per rank, gloo on CPUs.
+
+    Under torchrun or SLURM run `python -m meshwright.engine` with the same arguments instead.
+    """
+    options = {
+        "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "zero": zero, "shard": shard,
+        "micro_batch": micro_batch, "virtual_stages": virtual_stages, "schedule": schedule,
+        "recompute": recompute, "sequence_parallel": sequence_parallel,
+    }  # fmt: skip
+    subject = running.read_subject(what, cluster, options)
+    from meshwright.engine.numerics import default_numerics
+    from meshwright.engine.train import Run, check_run, prepare_out
+    from meshwright.engine.weights import Checkpoint
+
+    job = running.run_job(subject, seq, global_batch, precision)
+    numerics = Checkpoint(init).numerics if init else default_numerics(subject.model)
+    run = Run(
+        model=subject.model, numerics=numerics, layout=subject.layout, job=job, data=data, out=out,
+        steps=steps, learning_rate=learning_rate, clip=clip, seed=seed, init=init, export=export,
+        resume=resume, save_every=save_every, keep=keep, csv=csv, warmup=min(10, steps),
+    )  # fmt: skip
+    check_run(run)
+    folder = prepare_out(run)
+    summary = _run(run, folder)
+    if subject.plan is not None:
+        summary["predicted"] = {
+            "step_time_s": subject.plan.estimate.step_time_s,
+            "peak_memory_bytes": subject.plan.estimate.peak_memory_bytes,
+        }
+    if as_json:
+        from meshwright.cli.output import print_json
+
+        print_json(summary)
+    else:
+        _show(summary, run)
+
+
+def _run(run: Any, folder: Path) -> dict[str, Any]:
+    """Start the ranks, draw their progress, write metrics.jsonl; returns the summary."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from meshwright.engine.processes import RankError, run_ranks
+    from meshwright.engine.train import train_rank
+
+    console = Console(stderr=True)
+    rates: list[float] = []
+    losses: list[float] = []
+    with (folder / "metrics.jsonl").open("a" if run.resume else "w") as metrics, Progress(
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"), BarColumn(),
+        TextColumn("loss {task.fields[loss]:.3f} · {task.fields[rate]:,.0f} tokens/s · ETA"),
+        TimeRemainingColumn(), console=console, disable=not sys.stderr.isatty(),
+    ) as progress:  # fmt: skip
+        task = progress.add_task("", total=run.steps, loss=float("nan"), rate=0.0)
+
+        def heard(rank: int, message: dict[str, Any]) -> None:
+            metrics.write(json.dumps(message) + "\n")
+            metrics.flush()
+            if message["kind"] == "step":
+                losses.append(message["loss"])
+                rates.append(message["tokens_s"])
+                progress.update(
+                    task, completed=message["step"], loss=losses[-1],
+                    rate=sorted(rates[-20:])[len(rates[-20:]) // 2],
+                )  # fmt: skip
+            elif message["kind"] == "resumed":
+                console.print(f"resumed at step {message['step']}", style="dim")
+
+        try:
+            ranks = run_ranks(train_rank, run.layout.world, run, on_message=heard, timeout_s=1e9)
+        except RankError as error:
+            progress.stop()
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+    steady = sorted(rates[1:] or rates)
+    return {
+        "ranks": run.layout.world,
+        "layout": run.layout.label(),
+        "steps": ranks[0]["step"],
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        "tokens_s": steady[len(steady) // 2] if steady else None,
+        "peak_memory_bytes": [rank["peak_memory_bytes"] for rank in ranks],
+        "out": run.out,
+    }
+
+
+def _show(summary: dict[str, Any], run: Any) -> None:
+    if summary["last_loss"] is None:
+        print(f"nothing to do: the checkpoint is already at step {summary['steps']}")
+        return
+    memory = max(summary["peak_memory_bytes"]) / 2**20
+    print(
+        f"trained {summary['steps']} steps of {run.model.name} on {summary['ranks']} ranks "
+        f"({summary['layout']}): loss {summary['first_loss']:.3f} to {summary['last_loss']:.3f}, "
+        f"{summary['tokens_s']:,.0f} tokens/s, at most {memory:,.0f} MiB resident per rank"
+    )
+    if "predicted" in summary and summary["tokens_s"]:
+        measured = run.job.tokens / summary["tokens_s"]
+        predicted = summary["predicted"]["step_time_s"]
+        print(f"step time: predicted {predicted:.3g} s, measured {measured:.3g} s")
+    print(f"metrics: {Path(run.out) / 'metrics.jsonl'}")

@@ -1,0 +1,95 @@
+"""`torchrun … -m meshwright.engine plan.toml --data corpus.txt --out runs/first`.
+
+One rank of a run whose processes someone else starts: torchrun, SLURM, MPI. Needs `RANK`,
+`WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in the environment; `LOCAL_RANK` picks the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from meshwright.specs.errors import SpecError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train a plan as one rank of an existing job; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="meshwright.engine", description=__doc__)
+    parser.add_argument("plan", help="a plan file")
+    parser.add_argument("--data", required=True, help="a text file, or a folder of them")
+    parser.add_argument("--out", required=True, help="folder for metrics and checkpoints")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--init", default="")
+    parser.add_argument("--export", default="")
+    parser.add_argument("--resume", default="")
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--keep", type=int, default=3)
+    parser.add_argument("--csv", default="")
+    options = vars(parser.parse_args(arguments))
+    try:
+        return _train(options.pop("plan"), options)
+    except SpecError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _train(path: str, options: dict[str, Any]) -> int:
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        raise SpecError(
+            "environment", missing, "start this with torchrun, or use `meshwright train`"
+        )
+    import torch
+    import torch.distributed as dist
+
+    from meshwright.engine.numerics import default_numerics
+    from meshwright.engine.train import Run, check_run, prepare_out, train_rank
+    from meshwright.engine.weights import Checkpoint
+    from meshwright.specs.plan import load_plan
+
+    plan = load_plan(path)
+    init = options["init"]
+    numerics = Checkpoint(init).numerics if init else default_numerics(plan.model)
+    run = Run(
+        model=plan.model, numerics=numerics, layout=plan.layout, job=plan.job,
+        warmup=min(10, options["steps"]), **options,
+    )  # fmt: skip
+    check_run(run, ranks=int(os.environ["WORLD_SIZE"]))
+    folder = prepare_out(run)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl")
+    else:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    with (folder / "metrics.jsonl").open("a" if run.resume else "w") as metrics:
+
+        def report(message: dict[str, Any]) -> None:  # only rank 0 is asked to
+            metrics.write(json.dumps(message) + "\n")
+            metrics.flush()
+            if message["kind"] == "step":
+                print(
+                    f"step {message['step']}/{run.steps} loss {message['loss']:.4f} "
+                    f"{message['tokens_s']:,.0f} tokens/s",
+                    flush=True,
+                )
+
+        train_rank(run, report)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A normal interpreter exit now and then aborts in gloo's threads after all work is done.
+    os._exit(code)

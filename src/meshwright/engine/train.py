@@ -1,0 +1,214 @@
+"""Training a plan: what every rank runs, on processes of ours or under torchrun."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshwright.engine import checkpoint
+from meshwright.engine.data import BYTE_VOCABULARY, ByteCorpus
+from meshwright.engine.guards import check
+from meshwright.engine.numerics import Numerics
+from meshwright.engine.parallelize import Precision
+from meshwright.engine.program import Program
+from meshwright.engine.weights import Checkpoint, export_part, write_index
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+_TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything a training run depends on, besides the code."""
+
+    model: Model
+    numerics: Numerics
+    layout: Layout
+    job: Job
+    data: str
+    out: str
+    steps: int
+    learning_rate: float = 3e-3
+    warmup: int = 10
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    init: str = ""
+    export: str = ""
+    resume: str = ""
+    save_every: int = 0
+    keep: int = 3
+    csv: str = ""
+
+
+def precision_of(job: Job) -> Precision:
+    """Element types of a job's precision recipe.
+
+    Raises:
+        SpecError: a recipe that the engine does not run.
+    """
+    recipe = job.precision
+    if recipe.compute not in _TYPES:
+        raise SpecError(
+            "precision", recipe.name, "the engine runs fp32 and bf16 recipes; use one of them"
+        )
+    compute = _TYPES[recipe.compute]
+    master = compute if recipe.master_bytes == 0 else torch.float32
+    wire = torch.bfloat16 if recipe.gradient_reduce_bytes == 2 else torch.float32
+    return Precision(master=master, compute=compute, reduce=wire)
+
+
+def check_run(run: Run, ranks: int | None = None) -> None:
+    """Refuse, before any process starts, whatever would fail later.
+
+    Raises:
+        SpecError: naming the field and the way out.
+    """
+    check(
+        run.model, run.layout, global_batch=run.job.global_batch, seq_len=run.job.seq_len,
+        csv=bool(run.csv),
+    )  # fmt: skip
+    if ranks is not None and ranks != run.layout.world:
+        raise SpecError(
+            "layout", run.layout.label(), f"needs {run.layout.world} ranks, {ranks} were started"
+        )
+    precision_of(run.job)
+    if run.job.optimizer.name not in ("adamw", "sgd", "sgd-momentum"):
+        raise SpecError("optimizer", run.job.optimizer.name, "one of adamw, sgd, sgd-momentum")
+    if run.model.vocab < BYTE_VOCABULARY:
+        raise SpecError(
+            "vocab", run.model.vocab, f"text is read as bytes, which needs {BYTE_VOCABULARY}"
+        )
+    ByteCorpus(run.data, run.job.seq_len)
+    if run.init:
+        _check_init(run)
+    if run.resume:
+        checkpoint.latest(run.resume)
+
+
+def _check_init(run: Run) -> None:
+    found = Checkpoint(run.init).model
+    for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
+        if getattr(found, field) != getattr(run.model, field):
+            raise SpecError(
+                "init",
+                run.init,
+                f"{field} is {getattr(found, field)} there and {getattr(run.model, field)} in "
+                "the plan",
+            )
+
+
+def learning_rate(run: Run, step: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    if step < run.warmup:
+        return run.learning_rate * (step + 1) / run.warmup
+    done = (step - run.warmup) / max(1, run.steps - run.warmup)
+    return run.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+
+
+def make_optimizer(run: Run, program: Program) -> torch.optim.Optimizer:
+    """The job's optimizer over this rank's parameters."""
+    groups = program.optimizer_groups(run.weight_decay)
+    if run.job.optimizer.name == "adamw":
+        return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, 0.95))
+    momentum = 0.9 if run.job.optimizer.name == "sgd-momentum" else 0.0
+    return torch.optim.SGD(groups, lr=run.learning_rate, momentum=momentum)
+
+
+def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
+    """One rank's whole training run; rank 0 reports a record per step.
+
+    Returns:
+        Last loss, tokens per second and this rank's peak memory.
+    """
+    device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    source = Checkpoint(run.init) if run.init else None
+    program = Program(
+        run.model, run.numerics, run.layout, global_batch=run.job.global_batch,
+        seq_len=run.job.seq_len, precision=precision_of(run.job),
+        values=source.value if source else None, seed=run.seed, device=device, csv=run.csv,
+    )  # fmt: skip
+    optimizer = make_optimizer(run, program)
+    start = 0
+    if run.resume:
+        start = checkpoint.load(run.resume, program, optimizer)
+        if dist.get_rank() == 0:
+            report({"kind": "resumed", "step": start})
+    corpus = ByteCorpus(run.data, run.job.seq_len, run.seed)
+    summary: dict[str, Any] = {"step": start}
+    for step in range(start, run.steps):
+        began = time.perf_counter()
+        rate = learning_rate(run, step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        tokens, targets = corpus.batch(step, run.job.global_batch)
+        result = program.step(optimizer, tokens, targets, clip=run.clip)
+        took = time.perf_counter() - began
+        if not math.isfinite(result.loss):
+            raise RuntimeError(f"the loss became {result.loss} in step {step}; lower the rate")
+        summary = {
+            "kind": "step", "step": step + 1, "loss": result.loss, "grad_norm": result.grad_norm,
+            "learning_rate": rate, "step_time_s": took, "tokens_s": result.tokens / took,
+            "tokens": result.tokens,
+        }  # fmt: skip
+        if dist.get_rank() == 0:
+            report(summary)
+        if run.save_every and ((step + 1) % run.save_every == 0 or step + 1 == run.steps):
+            where = checkpoint.save(run.out, step + 1, program, optimizer, run.keep)
+            if dist.get_rank() == 0:
+                report({"kind": "saved", "step": step + 1, "path": str(where)})
+    if run.export:
+        export(run, program)
+    return summary | {"peak_memory_bytes": peak_memory_bytes()}
+
+
+def peak_memory_bytes() -> int:
+    """This process's largest resident size so far, or the device's allocations on a GPU."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def export(run: Run, program: Program) -> None:
+    """Write the weights as a Hugging Face checkpoint: one file per pipeline rank, and an index."""
+    values = program.gathered()
+    world = program.world
+    first_of_stage = world.dp_rank == 0 and world.axes.tp.rank == 0 and world.axes.cp.rank == 0
+    names: dict[str, str] = {}
+    if first_of_stage:
+        if run.model.tied_embeddings and 0 not in program.modules:
+            values.pop("embed.weight", None)  # the first stage writes it
+        names = export_part(
+            run.export, values.items(), run.model, world.pp.rank, run.layout.pp
+        )
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, names)
+    if dist.get_rank() == 0:
+        merged = {key: file for part in everyone for key, file in part.items()}
+        write_index(run.export, merged, run.model, run.numerics, run.job.seq_len)
+
+
+def prepare_out(run: Run) -> Path:
+    """Make the run's folder.
+
+    Raises:
+        SpecError: it cannot be made.
+    """
+    out = Path(run.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError("out", run.out, f"cannot be made ({error.strerror})") from None
+    return out

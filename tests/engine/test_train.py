@@ -1,0 +1,170 @@
+"""Training runs: data order, falling loss, resume on the same and on another layout, export."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from meshwright.engine import checkpoint
+from meshwright.engine.data import ByteCorpus
+from meshwright.engine.numerics import default_numerics
+from meshwright.engine.processes import run_ranks
+from meshwright.engine.toy import TOY
+from meshwright.engine.train import Run, check_run, learning_rate, train_rank
+from meshwright.engine.shrink import parameters as parameters_of
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
+from meshwright.specs.layout import Layout
+
+TEXT = (b"The quick brown fox jumps over the lazy dog. " * 40)[:1700]
+SMALL = TOY.but(layers=2, tied_embeddings=True)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    file = tmp_path / "corpus.txt"
+    file.write_bytes(TEXT)
+    return file
+
+
+def _run(corpus, out, **changes):
+    job = Job(seq_len=16, global_batch=8, precision=RECIPES["fp32"], optimizer=OPTIMIZERS["adamw"])
+    base = {
+        "model": SMALL, "numerics": default_numerics(SMALL), "layout": Layout(dp=2, zero=2),
+        "job": job, "data": str(corpus), "out": str(out), "steps": 6, "warmup": 2,
+    }  # fmt: skip
+    return Run(**base | changes)
+
+
+def _train(run):
+    heard = []
+    run_ranks(train_rank, run.layout.world, run, on_message=lambda _, m: heard.append(m))
+    return [m["loss"] for m in heard if m["kind"] == "step"]
+
+
+def test_batches_depend_on_seed_and_step_only_and_an_epoch_visits_every_window(corpus):
+    text = ByteCorpus(corpus, 16, seed=3)
+    assert text.windows == (1700 - 1) // 16
+    seen = set()
+    for step in range(text.windows):
+        tokens, targets = text.batch(step, 1)
+        assert torch.equal(tokens[0, 1:], targets[0, :-1])
+        seen.add(bytes(tokens[0].tolist()))
+        again, _ = ByteCorpus(corpus, 16, seed=3).batch(step, 1)
+        assert torch.equal(tokens, again)
+    windows = {TEXT[i * 16 : i * 16 + 16] for i in range(text.windows)}
+    assert seen == windows
+    both, _ = text.batch(2, 4)
+    assert torch.equal(both[1:2], text.batch(9, 1)[0])  # rows count on, whatever the batch
+
+
+def test_a_folder_reads_as_one_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(TEXT[:700])
+    (tmp_path / "b.txt").write_bytes(TEXT[700:])
+    (tmp_path / "c.txt").write_bytes(b"")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "x.txt").write_bytes(b"")
+    one = ByteCorpus(tmp_path, 16)
+    assert bytes(one._bytes(690, 720).tolist()) == TEXT[690:720]
+
+
+def test_bad_input_is_refused_before_any_process_starts(corpus, tmp_path):
+    check_run(_run(corpus, tmp_path))
+    with pytest.raises(SpecError, match="cannot be read"):
+        check_run(_run(tmp_path / "absent.txt", tmp_path))
+    (tmp_path / "short.txt").write_bytes(b"hi")
+    with pytest.raises(SpecError, match="17 bytes"):
+        check_run(_run(tmp_path / "short.txt", tmp_path))
+    with pytest.raises(SpecError, match="256"):
+        check_run(_run(corpus, tmp_path, model=SMALL.but(vocab=128)))
+    with pytest.raises(SpecError, match="no complete checkpoint"):
+        check_run(_run(corpus, tmp_path, resume=str(tmp_path)))
+    with pytest.raises(SpecError, match="3 were started"):
+        check_run(_run(corpus, tmp_path), ranks=3)
+
+
+def test_the_rate_warms_up_and_falls_to_a_tenth(corpus, tmp_path):
+    run = _run(corpus, tmp_path, steps=100, warmup=10, learning_rate=1.0)
+    rates = [learning_rate(run, step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == pytest.approx(1.0)
+    assert all(a >= b for a, b in zip(rates[9:], rates[10:], strict=False))
+    assert learning_rate(run, 100) == pytest.approx(0.1)
+
+
+@pytest.mark.dist
+def test_resume_is_bitwise_on_the_same_layout_and_equal_on_any_other(corpus, tmp_path):
+    whole = _train(_run(corpus, tmp_path / "whole"))
+    assert whole[-1] < whole[0] - 0.1
+    # The same schedule of rates, stopped by its own save: six steps, a checkpoint after three.
+    _train(_run(corpus, tmp_path / "saved", save_every=3))
+    third = str(tmp_path / "saved" / "step-00000003")
+    assert _train(_run(corpus, tmp_path / "again", resume=third)) == whole[3:]
+    for layout in (
+        Layout(), Layout(pp=2), Layout(tp=2, sequence_parallel=True), Layout(dp=2, zero=3),
+        Layout(dp=2), Layout(dp=2, tp=2, pp=2, zero=1),
+    ):  # fmt: skip
+        resumed = _train(_run(corpus, tmp_path / "other", resume=third, layout=layout))
+        assert resumed == pytest.approx(whole[3:], abs=2e-5), layout
+
+
+@pytest.mark.dist
+def test_a_half_written_checkpoint_is_not_used(corpus, tmp_path):
+    out = tmp_path / "run"
+    _train(_run(corpus, out, steps=4, save_every=2))
+    (out / "step-00000004" / ".metadata").unlink()
+    assert checkpoint.latest(out).name == "step-00000002"
+    (out / "LATEST").write_text("step-00000099\n")
+    assert checkpoint.latest(out).name == "step-00000002"
+
+
+@pytest.mark.dist
+def test_weights_go_out_and_come_back_through_hugging_face_files(corpus, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    out = tmp_path / "hf"
+    layout = Layout(tp=2, pp=2, dp=2, zero=3)
+    _train(_run(corpus, tmp_path / "run", layout=layout, export=str(out)))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert sum(p.numel() for p in theirs.parameters()) == parameters_of(SMALL)
+    resumed = _run(corpus, tmp_path / "more", init=str(out), layout=Layout(pp=2), steps=7)
+    first = _train(resumed)
+    tokens, targets = ByteCorpus(corpus, 16).batch(0, 8)
+    with torch.no_grad():
+        logits = theirs(tokens).logits
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    assert first[0] == pytest.approx(float(wanted), abs=1e-5)
+
+
+@pytest.mark.dist
+def test_torchrun_starts_the_same_run(corpus, tmp_path):
+    plan = {
+        "model": SMALL.plain(), "cluster": _cluster(), "layout": Layout(dp=2).plain(),
+        "job": _run(corpus, tmp_path).job.plain(), "fits": True,
+        "estimate": {"step_time_s": 1, "tokens_per_s_per_gpu": 1, "mfu": 0, "hfu": 0,
+                     "bubble_fraction": 0, "peak_memory_bytes": 1, "capacity_bytes": 1,
+                     "fits": True, "memory_parts": {}, "time_parts": {}},
+    }  # fmt: skip
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    out = tmp_path / "run"
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "meshwright.engine", str(tmp_path / "plan.json"), "--data", str(corpus),
+        "--out", str(out), "--steps", "3",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    ours = _train(_run(corpus, tmp_path / "ours", layout=Layout(dp=2), steps=3, warmup=3))
+    assert [record["loss"] for record in records] == ours
+
+
+def _cluster():
+    from meshwright.specs.clusters import load_cluster
+
+    return load_cluster("cpu:1x2").plain()
