@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from meshwright.engine import checkpoint
 from meshwright.engine.data import ByteCorpus
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.processes import run_ranks
+from meshwright.engine.shrink import parameters as parameters_of
 from meshwright.engine.toy import TOY
 from meshwright.engine.train import Run, check_run, learning_rate, train_rank
-from meshwright.engine.shrink import parameters as parameters_of
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
@@ -91,7 +92,7 @@ def test_the_rate_warms_up_and_falls_to_a_tenth(corpus, tmp_path):
     rates = [learning_rate(run, step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[9] == pytest.approx(1.0)
-    assert all(a >= b for a, b in zip(rates[9:], rates[10:], strict=False))
+    assert all(a >= b for a, b in pairwise(rates[9:]))
     assert learning_rate(run, 100) == pytest.approx(0.1)
 
 

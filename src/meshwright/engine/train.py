@@ -190,9 +190,7 @@ def export(run: Run, program: Program) -> None:
     if first_of_stage:
         if run.model.tied_embeddings and 0 not in program.modules:
             values.pop("embed.weight", None)  # the first stage writes it
-        names = export_part(
-            run.export, values.items(), run.model, world.pp.rank, run.layout.pp
-        )
+        names = export_part(run.export, values.items(), run.model, world.pp.rank, run.layout.pp)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, names)
     if dist.get_rank() == 0:

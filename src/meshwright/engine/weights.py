@@ -227,7 +227,9 @@ def export_part(
         SpecError: the model is of no Hugging Face family, or the directory cannot be written.
     """
     if model.family not in FAMILIES:
-        raise SpecError("family", model.family, f"only {', '.join(FAMILIES)} have a config to write")
+        raise SpecError(
+            "family", model.family, f"only {', '.join(FAMILIES)} have a config to write"
+        )
     tensors: dict[str, torch.Tensor] = {}
     fused: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in values:
