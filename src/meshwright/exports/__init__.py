@@ -1,1 +1,1 @@
-"""A Plan in the language of other tools, and back."""
+"""A plan in the language of other tools, and their files as plans."""

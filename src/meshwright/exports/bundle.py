@@ -1,0 +1,68 @@
+"""The files of one export, each stamped with the tool, its version and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshwright import __version__
+from meshwright.specs.errors import SpecError
+from meshwright.specs.plan import Plan, write_atomically
+
+STAMP_KEY = "_meshwright"
+"""Key under which formats without comments (JSON) carry the stamp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The files that one target needs, and the command that starts the run."""
+
+    target: str
+    files: Mapping[str, str]
+    start: str
+    notes: tuple[str, ...] = field(default=())
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write every file under a folder, each one all or nothing; scripts are executable.
+
+        Raises:
+            SpecError: the folder or a file cannot be written.
+        """
+        root = Path(folder)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError("output", str(folder), f"cannot be made ({error.strerror})") from None
+        written = []
+        for name, text in self.files.items():
+            path = root / name
+            write_atomically(path, text)
+            if text.startswith("#!"):
+                path.chmod(0o755)
+            written.append(path)
+        return written
+
+
+def stamp_lines(plan: Plan, command: str, target: str) -> list[str]:
+    """What every exported file says about its origin: tool, version, command, what it runs."""
+    return [
+        f"made by meshwright {__version__} for {target}",
+        f"command: {command or 'meshwright export'}",
+        f"model {plan.model.name}, cluster {plan.cluster.name} ({plan.cluster.nodes} x "
+        f"{plan.cluster.gpus_per_node} {plan.cluster.device.name})",
+        f"layout {plan.layout.label()}, global batch {plan.job.global_batch}, "
+        f"sequence {plan.job.seq_len}",
+    ]
+
+
+def comment(plan: Plan, command: str, target: str, mark: str = "#") -> str:
+    """The stamp as a block of comments, newline at its end."""
+    return "".join(f"{mark} {line}\n" for line in stamp_lines(plan, command, target))
+
+
+def stamp_data(plan: Plan, command: str, target: str) -> dict[str, Any]:
+    """The stamp as data, for JSON."""
+    tool, command_line, what, layout = stamp_lines(plan, command, target)
+    return {"tool": tool, "command": command_line, "plan": what, "layout": layout}

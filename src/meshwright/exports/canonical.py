@@ -1,0 +1,69 @@
+"""One spelling of a layout: fields that change nothing get their defaults.
+
+A tool that has one device along an axis does not say how that axis would have been split, so two
+layouts are the same run when their canonical forms are equal.
+"""
+
+from __future__ import annotations
+
+from meshwright.specs.layout import AXES, Layout
+from meshwright.specs.model import Model
+
+DEFAULT_ORDER = "-".join(AXES)
+
+
+def even_split(layers: int, pp: int, virtual_stages: int = 1) -> tuple[int, ...]:
+    """Layers of each virtual stage in order, as even as possible.
+
+    The surplus goes to the stages in the middle, away from embedding and head, then to the last
+    but one of them, the last stage, and at the end the first: the split that `costs` prices.
+    """
+    stages = pp * virtual_stages
+    base, surplus = divmod(layers, stages)
+    order = [*range(1, stages - 1), stages - 1, 0] if stages > 1 else [0]
+    extra = set(order[:surplus])
+    return tuple(base + (index in extra) for index in range(stages))
+
+
+def canonical(layout: Layout, model: Model | None = None) -> Layout:
+    """Return the layout with every field that has no effect at its default.
+
+    Without a model, an explicit split of layers cannot be recognised as the even one and stays.
+    """
+    change: dict[str, object] = {}
+    if layout.pp == 1:
+        change |= {"schedule": "1f1b", "virtual_stages": 1, "stage_layers": None}
+    elif layout.schedule == "interleaved" and layout.virtual_stages == 1:
+        change["schedule"] = "1f1b"
+    elif layout.schedule == "1f1b" and layout.virtual_stages > 1:
+        change["schedule"] = "interleaved"
+    if model is not None and layout.stage_layers is not None and layout.pp > 1:
+        if layout.stage_layers == even_split(model.layers, layout.pp, layout.virtual_stages):
+            change["stage_layers"] = None
+    if layout.dp * layout.cp == 1:
+        change |= {"zero": 0, "shard": 0}
+    if layout.zero == 0 or layout.shard == layout.dp * layout.cp:
+        change["shard"] = 0
+    elif layout.shard == 1:
+        change |= {"zero": 0, "shard": 0}
+    if layout.tp == 1:
+        change["sequence_parallel"] = False
+    if model is not None and model.experts is None:
+        change |= {"ep": 1, "etp": 1}
+    if layout.recompute != "full":
+        change["recompute_layers"] = 0
+    elif model is not None and layout.recompute_layers >= -(-model.layers // layout.pp):
+        change["recompute_layers"] = 0
+    change["rank_order"] = _order(layout)
+    return layout.but(**change)
+
+
+def _order(layout: Layout) -> str:
+    """The default order when the axes that are used stand in it as they do there."""
+    used = [axis for axis in layout.rank_order.split("-") if getattr(layout, axis) > 1]
+    standard = [axis for axis in AXES if axis in used]
+    # Experts reuse the ranks of cp and dp: where they stand among the others moves nothing
+    # unless dp or cp is between.
+    if used == standard:
+        return DEFAULT_ORDER
+    return "-".join([*used, *(axis for axis in AXES if axis not in used)])

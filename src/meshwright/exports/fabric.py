@@ -1,0 +1,83 @@
+"""Environment variables that put each collective on the link the plan priced."""
+
+from __future__ import annotations
+
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.errors import SpecError
+from meshwright.specs.plan import Plan
+
+_GPU_VENDORS = ("nvidia", "amd")
+
+
+def network_kind(cluster: Cluster) -> str:
+    """The kind of network between hosts: infiniband, efa, ethernet, slingshot, or none."""
+    if cluster.nodes == 1:
+        return "none"
+    name = cluster.levels[-1].name.lower()
+    for kind in ("efa", "ethernet", "slingshot", "infiniband", "roce"):
+        if kind in name:
+            return kind
+    return "infiniband" if cluster.levels[-1].nics_per_node > 1 else "ethernet"
+
+
+def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
+    """Variables for one run: name → (value, why). NCCL reads the same names on NVIDIA and AMD.
+
+    Sources: NVIDIA NCCL User Guide, Environment Variables; aws-ofi-nccl README; PyTorch CUDA
+    semantics (allocator); Megatron-LM `validate_args` (CUDA_DEVICE_MAX_CONNECTIONS).
+    """
+    layout, cluster = plan.layout, plan.cluster
+    found: dict[str, tuple[str, str]] = {"OMP_NUM_THREADS": ("8", "host threads per rank")}
+    if cluster.device.vendor not in _GPU_VENDORS:
+        return found
+    fsdp = layout.zero >= 2 and layout.dp * layout.cp > 1
+    if framework == "megatron" and (layout.tp > 1 or layout.cp > 1) and not fsdp:
+        found["CUDA_DEVICE_MAX_CONNECTIONS"] = (
+            "1", "keeps tensor-parallel communication ahead of the matrix product it feeds",
+        )  # fmt: skip
+    found["PYTORCH_CUDA_ALLOC_CONF"] = (
+        "expandable_segments:True", "less fragmentation near the predicted peak",
+    )  # fmt: skip
+    found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = ("1", "a lost rank ends the run, not hangs it")
+    found |= _network(cluster)
+    return found
+
+
+def _network(cluster: Cluster) -> dict[str, tuple[str, str]]:
+    kind, found = network_kind(cluster), dict[str, tuple[str, str]]()
+    if kind == "none":
+        return found
+    nics = cluster.levels[-1].nics_per_node
+    if kind == "efa":
+        found["FI_PROVIDER"] = ("efa", "NCCL reaches EFA through aws-ofi-nccl")
+        found["FI_EFA_USE_HUGE_PAGE"] = ("0", "huge pages run out when workers fork")
+    elif kind == "slingshot":
+        found["FI_PROVIDER"] = ("cxi", "NCCL reaches Slingshot through aws-ofi-nccl")
+    elif kind == "ethernet":
+        found["NCCL_SOCKET_IFNAME"] = ("^lo,docker0", "any interface but loopback and bridges")
+        found["NCCL_SOCKET_NTHREADS"] = ("4", "one TCP stream does not fill the link")
+    else:
+        found["NCCL_IB_HCA"] = ("mlx5", f"the {nics or 'host'} cards the plan counts per host")
+        found["NCCL_SOCKET_IFNAME"] = ("^lo,docker0", "bootstrap over any real interface")
+        if nics >= cluster.gpus_per_node:
+            found["NCCL_CROSS_NIC"] = ("0", "one card per GPU: stay on its own rail")
+    return found
+
+
+def check_hosts(plan: Plan) -> tuple[int, int]:
+    """Return (hosts, ranks per host) of a layout on its cluster.
+
+    Raises:
+        SpecError: the layout does not fill whole hosts, or needs more than there are.
+    """
+    world, per_host = plan.layout.world, plan.cluster.gpus_per_node
+    if world <= per_host:
+        return 1, world
+    if world % per_host or world > plan.cluster.gpus:
+        raise SpecError(
+            "layout",
+            plan.layout.label(),
+            f"its {world} devices do not fill whole hosts of {per_host} on {plan.cluster.name} "
+            f"({plan.cluster.gpus} devices)",
+        )
+    return world // per_host, per_host

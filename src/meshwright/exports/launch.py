@@ -1,0 +1,99 @@
+"""How processes start: torchrun and SLURM. Ranks are contiguous on each host.
+
+A rendezvous by arrival (c10d) numbers hosts in the order they come up; a plan puts each axis on
+the link it priced, so host numbers are always given (`--node-rank`).
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from meshwright.exports.fabric import check_hosts, environment
+from meshwright.specs.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What every rank runs: the words after torchrun's own, and what must be set for it."""
+
+    words: tuple[str, ...]
+    framework: str
+
+    def text(self, indent: str = "  ") -> str:
+        """The words as shell lines, one flag with its value a line."""
+        return f" \\\n{indent}".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """The words grouped: a flag and its values together, quoted for a shell."""
+        groups: list[list[str]] = []
+        for word in self.words:
+            if word.startswith("--") or not groups or not groups[-1][0].startswith("--"):
+                groups.append([])
+            groups[-1].append(word if word.startswith('"$') else shlex.quote(word))
+        return [" ".join(group) for group in groups]
+
+
+def exports(plan: Plan, framework: str) -> str:
+    """The environment as `export` lines, each with its reason."""
+    return "".join(
+        f"export {name}={shlex.quote(value)}  # {why}\n"
+        for name, (value, why) in environment(plan, framework).items()
+    )
+
+
+def torchrun_words(plan: Plan, node_rank: str, address: str, port: str) -> list[str]:
+    """torchrun's own words for a fixed numbering of hosts.
+
+    Raises:
+        SpecError: the layout does not fill whole hosts.
+    """
+    hosts, per_host = check_hosts(plan)
+    return [
+        "torchrun", "--nnodes", str(hosts), "--nproc-per-node", str(per_host),
+        "--node-rank", node_rank, "--master-addr", address, "--master-port", port,
+    ]  # fmt: skip
+
+
+def torchrun_script(plan: Plan, command: Command, stamp: str) -> str:
+    """A script for one host: run it on each with its own NODE_RANK."""
+    launcher = torchrun_words(plan, '"${NODE_RANK:-0}"', '"${MASTER_ADDR:-127.0.0.1}"',
+                              '"${MASTER_PORT:-29500}"')  # fmt: skip
+    head = " ".join(launcher[:5]) + " \\\n  " + " ".join(launcher[5:])
+    return (
+        f"#!/usr/bin/env bash\n{stamp}"
+        "# Start it on every host; NODE_RANK counts hosts in network order from 0.\n"
+        f"set -euo pipefail\n\n{exports(plan, command.framework)}\n"
+        f"exec {head} \\\n  {command.text()}\n"
+    )
+
+
+def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
+    """An sbatch script: one task a host, host numbers from SLURM's own order."""
+    hosts, per_host = check_hosts(plan)
+    launcher = torchrun_words(plan, '"$SLURM_NODEID"', '"$MASTER_ADDR"', '"$MASTER_PORT"')
+    inner = " \\\n  ".join(
+        [" ".join(launcher[:5]), " ".join(launcher[5:]), *command.lines()]
+    )
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.model.name)
+    return (
+        "#!/usr/bin/env bash\n"
+        f"#SBATCH --job-name={name}\n"
+        f"#SBATCH --nodes={hosts}\n"
+        "#SBATCH --ntasks-per-node=1\n"
+        f"#SBATCH --gpus-per-node={per_host}\n"
+        "#SBATCH --cpus-per-task=64\n"
+        "#SBATCH --exclusive\n"
+        "#SBATCH --distribution=block\n"
+        "#SBATCH --output=%x-%j.log\n"
+        f"{stamp}"
+        "# Host order is SLURM's topology order; tensor parallelism stays inside a host.\n"
+        f"set -euo pipefail\n\n{exports(plan, command.framework)}"
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+        "MASTER_PORT=${MASTER_PORT:-29500}\n"
+        "export MASTER_ADDR MASTER_PORT\n\n"
+        "# Each task reads its own SLURM_NODEID, so the command is expanded there, not here.\n"
+        "read -r -d '' RUN <<'END' || true\n"
+        f"exec {inner}\nEND\n"
+        'srun --kill-on-bad-exit=1 bash -c "$RUN"\n'
+    )

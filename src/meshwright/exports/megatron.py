@@ -1,0 +1,368 @@
+"""Megatron-LM: a plan as the flags of `pretrain_gpt.py`, and flags as a layout.
+
+Follows `megatron/training/arguments.py` of megatron-core 0.19.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.exports.canonical import DEFAULT_ORDER, canonical, even_split
+from meshwright.exports.limits import Limits, Problem
+from meshwright.exports.megatron_model import Flags, model_flags, model_problems, number, read_model
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Plan
+
+VERSION = "0.19.2"
+TP_PP_DP_ORDER = "tp-cp-ep-pp-dp"
+SHARDING = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+_ATTENTION = {"flash": "flash", "unfused": "unfused", "memory-efficient": "fused"}
+
+
+def _problems(plan: Plan) -> Iterator[Problem]:
+    layout, job = canonical(plan.layout, plan.model), plan.job
+    yield from model_problems(plan.model)
+    if plan.model.experts and layout.tp > 1 and not layout.sequence_parallel:
+        yield Problem(
+            "sequence_parallel", False, "trains experts with tensor parallelism only with sequence "
+            "parallelism", {"sequence_parallel": True},
+        )  # fmt: skip
+    if layout.recompute_layers % layout.virtual_stages:
+        yield Problem(
+            "recompute_layers",
+            layout.recompute_layers,
+            f"recomputes the same number of layers in each of {layout.virtual_stages} chunks",
+            {"recompute_layers": -(-layout.recompute_layers // layout.virtual_stages)
+             * layout.virtual_stages},
+        )  # fmt: skip
+    if job.optimizer.name not in ("adamw", "sgd", "sgd-momentum", "muon"):
+        yield Problem("job.optimizer", job.optimizer.name, "has the optimizers adam, sgd and muon")
+    if job.precision.name == "pure-bf16" or job.precision.compute == "tf32":
+        yield Problem("job.precision", job.precision.name, "keeps fp32 master weights, no TF32")
+    if job.lora_rank:
+        yield Problem("job.lora_rank", job.lora_rank, "pretrains all weights, without adapters")
+    if job.global_batch % (layout.dp * layout.micro_batch):
+        yield Problem("micro_batch", layout.micro_batch, "needs whole micro-batches per rank")
+
+
+LIMITS = Limits(
+    title="Megatron-LM",
+    framework="megatron",
+    zero_with_pipeline=(0, 1),
+    orders=(DEFAULT_ORDER, TP_PP_DP_ORDER),
+    stage_layers=True,
+    recompute_layers=True,
+    extra=_problems,
+)
+
+
+def parallel_flags(plan: Plan) -> Flags:
+    """Flags that lay the job out: degrees, sharding, schedule, recomputation."""
+    layout = canonical(plan.layout, plan.model)
+    flags: Flags = {
+        "tensor-model-parallel-size": str(layout.tp),
+        "pipeline-model-parallel-size": str(layout.pp),
+        "context-parallel-size": str(layout.cp),
+        "micro-batch-size": str(layout.micro_batch),
+        "global-batch-size": str(plan.job.global_batch),
+    }
+    if plan.model.experts:
+        flags["expert-model-parallel-size"] = str(layout.ep)
+        flags["expert-tensor-parallel-size"] = str(layout.etp)
+    if layout.sequence_parallel:
+        flags["sequence-parallel"] = True
+    if layout.rank_order == TP_PP_DP_ORDER:
+        flags["use-tp-pp-dp-mapping"] = True
+    return flags | _stage_flags(layout, plan.model) | _shard_flags(layout) | _recompute(layout)
+
+
+def _stage_flags(layout: Layout, model: Model) -> Flags:
+    if layout.pp == 1:
+        return {}
+    even = model.layers % (layout.pp * layout.virtual_stages) == 0
+    if layout.stage_layers is None and even:
+        if layout.virtual_stages == 1:
+            return {}
+        return {"num-virtual-stages-per-pipeline-rank": str(layout.virtual_stages)}
+    split = layout.stage_layers or even_split(model.layers, layout.pp, layout.virtual_stages)
+    return {"pipeline-model-parallel-layout": layout_string(split)}
+
+
+def layout_string(split: tuple[int, ...]) -> str:
+    """The pipeline layout string: E embedding, t transformer layer, L loss, | next stage."""
+    stages = ["t" * layers for layers in split]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "L"
+    return "|".join(stages)
+
+
+def _shard_flags(layout: Layout) -> Flags:
+    if layout.zero == 0:
+        return {}
+    flags: Flags = {"use-distributed-optimizer": True, "overlap-grad-reduce": True}
+    if layout.zero == 1:
+        flags["overlap-param-gather"] = True
+    else:
+        flags |= {
+            "use-megatron-fsdp": True,
+            "data-parallel-sharding-strategy": SHARDING[layout.zero],
+            "ckpt-format": "fsdp_dtensor",
+            "no-gradient-accumulation-fusion": True,
+        }
+    if layout.shard:
+        instances = layout.dp * layout.cp // layout.shard
+        flags["num-distributed-optimizer-instances"] = str(instances)
+    return flags
+
+
+def _recompute(layout: Layout) -> Flags:
+    if layout.recompute == "selective":
+        return {"recompute-granularity": "selective", "recompute-modules": "core_attn"}
+    if layout.recompute == "none":
+        return {}
+    if layout.recompute_layers:
+        per_chunk = layout.recompute_layers // layout.virtual_stages
+        return {
+            "recompute-granularity": "full",
+            "recompute-method": "block",
+            "recompute-num-layers": str(per_chunk),
+        }
+    return {
+        "recompute-granularity": "full",
+        "recompute-method": "uniform",
+        "recompute-num-layers": "1",
+    }
+
+
+def job_flags(plan: Plan) -> Flags:
+    """Flags of precision, optimizer, kernels, data and length of the run."""
+    job, model = plan.job, plan.model
+    steps = round(job.token_budget / job.tokens) if job.token_budget else 1000
+    flags: Flags = {
+        "attention-backend": _ATTENTION[job.attention_kernel],
+        "train-iters": str(max(1, steps)),
+        "lr": "3e-4",
+        "lr-decay-style": "cosine",
+        "clip-grad": "1.0",
+        "weight-decay": "0.1",
+        "mock-data": True,
+        "tokenizer-type": "NullTokenizer",
+        "vocab-size": str(model.vocab),
+        "log-interval": "1",
+        "log-throughput": True,
+        "eval-iters": "0",
+    }
+    compute = job.precision.compute
+    if compute in ("bf16", "fp8", "fp4"):
+        flags["bf16"] = True
+        if job.precision.gradient_reduce_bytes < 4:
+            flags["grad-reduce-in-bf16"] = True
+    if compute == "fp16":
+        flags["fp16"] = True
+        if job.precision.gradient_reduce_bytes >= 4:
+            flags["accumulate-allreduce-grads-in-fp32"] = True
+    if compute == "fp8":
+        flags["fp8-format"] = "hybrid"
+    if compute == "fp4":
+        flags["fp4-format"] = "e2m1"
+    optimizer = job.optimizer.name
+    flags["optimizer"] = {"adamw": "adam", "sgd-momentum": "sgd"}.get(optimizer, optimizer)
+    if optimizer in ("sgd", "sgd-momentum"):
+        flags["sgd-momentum"] = "0.9" if optimizer == "sgd-momentum" else "0.0"
+    return flags
+
+
+def all_flags(plan: Plan) -> Flags:
+    """Every flag of the command line, architecture first."""
+    return model_flags(plan.model, plan.job.seq_len) | parallel_flags(plan) | job_flags(plan)
+
+
+def words(flags: Flags) -> list[str]:
+    """Flags as the words of a command line."""
+    found: list[str] = []
+    for name, value in flags.items():
+        found += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return found
+
+
+def read_flags(flags: Flags, world: int) -> tuple[Model, Job, Layout]:
+    """Return what a set of Megatron-LM flags runs on a world of devices.
+
+    Raises:
+        SpecError: a flag is missing, has an impossible value, or the world does not divide.
+    """
+    model = read_model(flags)
+    tp = number(flags, "tensor-model-parallel-size", 1)
+    pp = number(flags, "pipeline-model-parallel-size", 1)
+    cp = number(flags, "context-parallel-size", 1)
+    if min(tp, pp, cp) < 1 or world % (tp * pp * cp):
+        raise SpecError(
+            "world", world, f"a multiple of tp · pp · cp = {tp} · {pp} · {cp} is expected"
+        )
+    dp = world // (tp * pp * cp)
+    micro = number(flags, "micro-batch-size", 1)
+    job = _read_job(flags, dp, micro)
+    virtual, split = _read_stages(flags, model, pp)
+    layout = Layout.parse(
+        {
+            "dp": dp, "tp": tp, "pp": pp, "cp": cp,
+            "ep": number(flags, "expert-model-parallel-size", 1),
+            "etp": number(flags, "expert-tensor-parallel-size", tp if model.experts else 1),
+            "virtual_stages": virtual,
+            "stage_layers": split,
+            "schedule": "interleaved" if virtual > 1 else "1f1b",
+            "micro_batch": micro,
+            "sequence_parallel": bool(flags.get("sequence-parallel")),
+            "rank_order": TP_PP_DP_ORDER if flags.get("use-tp-pp-dp-mapping") else DEFAULT_ORDER,
+        }
+        | _read_sharding(flags, dp * cp)
+        | _read_recompute(flags, virtual),
+        "layout",
+    )  # fmt: skip
+    return model, job, canonical(layout, model)
+
+
+def _read_job(flags: Flags, dp: int, micro: int) -> Job:
+    seq_len = number(flags, "seq-length", 0)
+    if seq_len < 1:
+        raise SpecError("--seq-length", flags.get("seq-length"), "Megatron-LM needs this flag")
+    name = str(flags.get("optimizer", "adam"))
+    if name == "sgd":
+        name = "sgd" if float(str(flags.get("sgd-momentum", "0.9"))) == 0 else "sgd-momentum"
+    name = {"adam": "adamw", "dist_muon": "muon"}.get(name, name)
+    if name not in OPTIMIZERS:
+        raise SpecError("--optimizer", name, "adam, sgd or muon can be priced")
+    backend = str(flags.get("attention-backend", "auto"))
+    steps = number(flags, "train-iters", 0)
+    batch = number(flags, "global-batch-size", dp * micro)
+    return Job.parse(
+        {
+            "seq_len": seq_len,
+            "global_batch": batch,
+            "precision": _read_precision(flags).model_dump(),
+            "optimizer": OPTIMIZERS[name].model_dump(),
+            "attention_kernel": {"unfused": "unfused", "local": "unfused"}.get(backend, "flash"),
+            "framework": "megatron",
+            "token_budget": float(steps * batch * seq_len) if steps > 1000 else 0.0,
+        },
+        "job",
+    )
+
+
+def _read_precision(flags: Flags) -> PrecisionRecipe:
+    if flags.get("fp16"):
+        wide = flags.get("accumulate-allreduce-grads-in-fp32")
+        return RECIPES["fp16"].but(**(_gradients(4) if wide else {}))
+    if not flags.get("bf16"):
+        return RECIPES["fp32"]
+    narrow = 2 if flags.get("grad-reduce-in-bf16") else 4
+    if "fp8-format" in flags:
+        return RECIPES["fp8"].but(**_gradients(narrow))
+    if "fp4-format" in flags:
+        return RECIPES["fp8"].but(name="fp4", compute="fp4", **_gradients(narrow))
+    return RECIPES["bf16" if narrow == 2 else "bf16-fp32-grads"]
+
+
+def _gradients(size: int) -> dict[str, Any]:
+    return {"gradient_bytes": size, "gradient_reduce_bytes": size}
+
+
+def _read_stages(flags: Flags, model: Model, pp: int) -> tuple[int, tuple[int, ...] | None]:
+    text = flags.get("pipeline-model-parallel-layout")
+    if text is not None:
+        split = read_layout_string(str(text))
+        if len(split) % pp or sum(split) != model.layers:
+            raise SpecError(
+                "--pipeline-model-parallel-layout",
+                str(text),
+                f"{model.layers} layers in a multiple of {pp} stages are expected",
+            )
+        return len(split) // pp, split
+    if "num-virtual-stages-per-pipeline-rank" in flags:
+        return number(flags, "num-virtual-stages-per-pipeline-rank", 1), None
+    per_stage = number(flags, "num-layers-per-virtual-pipeline-stage", 0)
+    if per_stage:
+        layers = model.layers + sum(
+            bool(flags.get(f"account-for-{end}-in-pipeline-split")) for end in ("embedding", "loss")
+        )
+        if layers % (pp * per_stage):
+            raise SpecError(
+                "--num-layers-per-virtual-pipeline-stage", per_stage,
+                f"a divisor of the {layers // pp} layers per pipeline rank is expected",
+            )  # fmt: skip
+        return layers // (pp * per_stage), None
+    return 1, _first_last(flags, model, pp)
+
+
+def _first_last(flags: Flags, model: Model, pp: int) -> tuple[int, ...] | None:
+    first = number(flags, "decoder-first-pipeline-num-layers", 0)
+    last = number(flags, "decoder-last-pipeline-num-layers", 0)
+    if not (first or last) or pp == 1:
+        return None
+    inner = pp - bool(first) - bool(last)
+    rest = model.layers - first - last
+    if rest < 0 or (inner and rest % inner) or (not inner and rest):
+        raise SpecError(
+            "--decoder-first-pipeline-num-layers", first or last,
+            f"the other {rest} layers do not divide over {inner} stages",
+        )  # fmt: skip
+    middle = [rest // inner] * inner if inner else []
+    return tuple([first] * bool(first) + middle + [last] * bool(last))
+
+
+def read_layout_string(text: str) -> tuple[int, ...]:
+    """Layers of each stage of a pipeline layout string such as `Et*3|(tt|)*29,m|L`.
+
+    Raises:
+        SpecError: a letter other than E, t, m, L, or a repetition that is too long.
+    """
+    import re
+
+    found = text.replace(",", "")
+    for pattern in (r"\(([^()]+)\)\*(\d{1,5})", r"([A-Za-z|])\*(\d{1,5})"):
+        found = re.sub(pattern, lambda match: match.group(1) * int(match.group(2)), found)
+        if len(found) > 200_000:
+            raise SpecError("--pipeline-model-parallel-layout", text, "is too long")
+    if set(found) - set("EtmL|"):
+        raise SpecError(
+            "--pipeline-model-parallel-layout", text, "the letters E, t, m, L and | are expected"
+        )
+    return tuple(stage.count("t") for stage in found.split("|"))
+
+
+def _read_sharding(flags: Flags, ranks: int) -> dict[str, int]:
+    zero = 1 if flags.get("use-distributed-optimizer") else 0
+    if flags.get("use-megatron-fsdp") or flags.get("use-custom-fsdp"):
+        strategy = str(flags.get("data-parallel-sharding-strategy", "optim_grads_params"))
+        stages = {word: stage for stage, word in SHARDING.items()} | {"no_shard": 0}
+        if strategy not in stages:
+            raise SpecError(
+                "--data-parallel-sharding-strategy", strategy, f"one of {', '.join(stages)}"
+            )
+        zero = stages[strategy]
+    elif flags.get("use-torch-fsdp2"):
+        zero = 2 if flags.get("torch-fsdp2-no-reshard-after-forward") else 3
+    instances = number(flags, "num-distributed-optimizer-instances", 1)
+    if instances < 1 or ranks % instances:
+        raise SpecError(
+            "--num-distributed-optimizer-instances", instances, f"a divisor of {ranks} is expected"
+        )
+    return {"zero": zero, "shard": ranks // instances if zero and instances > 1 else 0}
+
+
+def _read_recompute(flags: Flags, virtual: int) -> dict[str, Any]:
+    granularity = flags.get("recompute-granularity")
+    if flags.get("recompute-activations") or granularity == "selective":
+        return {"recompute": "selective"}
+    if granularity is None:
+        return {"recompute": "none"}
+    if granularity != "full":
+        raise SpecError("--recompute-granularity", granularity, "full or selective is expected")
+    if flags.get("recompute-method") == "block":
+        layers = number(flags, "recompute-num-layers", 1) * virtual
+        return {"recompute": "full", "recompute_layers": layers}
+    return {"recompute": "full"}

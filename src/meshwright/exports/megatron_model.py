@@ -1,0 +1,271 @@
+"""A model as Megatron-LM's architecture flags, and back."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from meshwright.exports.limits import Problem
+from meshwright.specs.errors import SpecError
+from meshwright.specs.model import Model
+
+Flags = dict[str, str | bool]
+"""Flag (without dashes) → its value; True for a flag that takes none."""
+
+_POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
+
+
+def model_problems(model: Model) -> Iterator[Problem]:
+    """Parts of an architecture that Megatron-LM's flags cannot describe."""
+    checks: list[tuple[str, object, bool, str]] = [
+        ("positions", model.positions, model.positions == "alibi", "has no ALiBi positions"),
+        ("embedding_norm", True, model.embedding_norm, "has no norm after the embedding"),
+        ("parallel_block", True, model.parallel_block, "puts attention and FFN in sequence"),
+        ("norms_per_layer", model.norms_per_layer, model.norms_per_layer != 2, "has two norms a layer"),
+        ("final_norm", False, not model.final_norm, "always ends with a norm"),
+        ("norm", model.norm, model.norm == "none", "needs a norm"),
+        ("qk_norm", model.qk_norm, model.qk_norm == "full", "normalises queries and keys per head only"),
+        ("head_bias", True, model.head_bias, "has no bias in the LM head"),
+        ("ffn_bias", model.ffn_bias, model.ffn_bias != model.attention_out_bias,
+         "gives biases to all linear layers or none"),
+        ("qkv_bias", False, model.ffn_bias and not model.qkv_bias, "gives biases to all linear layers"),
+        ("extra_parameters", model.extra_parameters, bool(model.extra_parameters),
+         "has no flag for extra parameters"),
+    ]  # fmt: skip
+    for name, value, wrong, lacks in checks:
+        if wrong:
+            yield Problem(f"model.{name}", value, lacks)
+
+
+def model_flags(model: Model, seq_len: int) -> Flags:
+    """Architecture flags of a model; vocabulary is that of the null tokenizer, unpadded."""
+    flags: Flags = {
+        "num-layers": str(model.layers),
+        "hidden-size": str(model.hidden),
+        "ffn-hidden-size": str(model.ffn),
+        "num-attention-heads": str(model.heads),
+        "seq-length": str(seq_len),
+        "max-position-embeddings": str(max(seq_len, model.max_positions)),
+        "position-embedding-type": _POSITIONS[model.positions],
+        "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "attention-dropout": "0.0",
+        "hidden-dropout": "0.0",
+    }
+    if model.latent_attention is None:
+        flags["kv-channels"] = str(model.head_dim)
+    if model.kv_heads != model.heads and model.latent_attention is None:
+        flags |= {"group-query-attention": True, "num-query-groups": str(model.kv_heads)}
+    if model.gated:
+        flags["swiglu"] = True
+    if not model.tied_embeddings:
+        flags["untie-embeddings-and-output-weights"] = True
+    if not model.ffn_bias:
+        flags["disable-bias-linear"] = True
+        if model.qkv_bias:
+            flags["add-qkv-bias"] = True
+    if model.qk_norm == "head":
+        flags["qk-layernorm"] = True
+    if model.window:
+        flags["window-size"] = f"{model.window - 1},0"
+        if model.window_period > 1:
+            flags["window-attn-skip-freq"] = str(model.window_period)
+    return flags | _latent(model) | _experts(model)
+
+
+def _latent(model: Model) -> Flags:
+    latent = model.latent_attention
+    if latent is None:
+        return {}
+    flags: Flags = {
+        "multi-latent-attention": True,
+        "kv-lora-rank": str(latent.kv_rank),
+        "qk-head-dim": str(latent.nope_head_dim),
+        "qk-pos-emb-head-dim": str(latent.rope_head_dim),
+        "v-head-dim": str(latent.v_head_dim),
+    }
+    if latent.q_rank:
+        flags["q-lora-rank"] = str(latent.q_rank)
+    return flags
+
+
+def _experts(model: Model) -> Flags:
+    experts = model.experts
+    if experts is None:
+        return {}
+    flags: Flags = {
+        "num-experts": str(experts.experts),
+        "moe-router-topk": str(experts.top_k),
+        "moe-ffn-hidden-size": str(experts.ffn),
+        "moe-token-dispatcher-type": "alltoall",
+        "moe-grouped-gemm": True,
+        "moe-router-load-balancing-type": "aux_loss",
+        "moe-aux-loss-coeff": "1e-2",
+    }
+    if experts.shared_ffn:
+        flags["moe-shared-expert-intermediate-size"] = str(experts.shared_ffn)
+        if experts.shared_gate:
+            flags["moe-shared-expert-gate"] = True
+    if experts.router_bias:
+        flags |= {"moe-router-enable-expert-bias": True, "moe-router-score-function": "sigmoid"}
+    if experts.dense_layers or experts.period > 1:
+        flags["moe-layer-freq"] = _pattern([model.is_moe_layer(i) for i in range(model.layers)])
+    return flags
+
+
+def _pattern(kinds: list[bool]) -> str:
+    return "+".join(f"[{int(kind)}]*{len(list(run))}" for kind, run in groupby(kinds))
+
+
+def read_model(flags: Flags, name: str = "imported") -> Model:
+    """Return the architecture that Megatron-LM flags describe, with its defaults for the rest.
+
+    Raises:
+        SpecError: a needed flag is missing or has an impossible value.
+    """
+    hidden, heads = _needed(flags, "hidden-size"), _needed(flags, "num-attention-heads")
+    biased = not flags.get("disable-bias-linear")
+    positions = str(flags.get("position-embedding-type", "learned_absolute"))
+    if flags.get("use-rotary-position-embeddings"):
+        positions = "rope"
+    if positions not in ("rope", "yarn", "mrope", "learned_absolute", "none"):
+        raise SpecError("--position-embedding-type", positions, "rope, learned_absolute or none")
+    latent = _read_latent(flags)
+    gated = bool(flags.get("swiglu"))
+    ffn = number(flags, "ffn-hidden-size", int(hidden * 8 / 3) // 64 * 64 if gated else 4 * hidden)
+    rms = flags.get("normalization", "LayerNorm") == "RMSNorm"
+    window = str(flags.get("window-size", ""))
+    return Model.parse(
+        {
+            "name": name,
+            "family": "gpt" if positions == "learned_absolute" else "llama",
+            "layers": _needed(flags, "num-layers"),
+            "hidden": hidden,
+            "heads": heads,
+            "kv_heads": number(flags, "num-query-groups", heads)
+            if flags.get("group-query-attention")
+            else heads,
+            "head_dim": (latent["nope_head_dim"] + latent["rope_head_dim"])
+            if latent
+            else number(flags, "kv-channels", hidden // heads),
+            "ffn": ffn,
+            "vocab": vocabulary(flags),
+            "gated": gated,
+            "tied_embeddings": not flags.get("untie-embeddings-and-output-weights"),
+            "norm": "rmsnorm" if rms else "layernorm",
+            "norm_bias": not rms,
+            "qk_norm": "head" if flags.get("qk-layernorm") else "none",
+            "qkv_bias": biased or bool(flags.get("add-qkv-bias")),
+            "attention_out_bias": biased,
+            "ffn_bias": biased,
+            "positions": {"learned_absolute": "learned", "none": "none"}.get(positions, "rope"),
+            "max_positions": number(flags, "max-position-embeddings", 0)
+            if positions == "learned_absolute"
+            else 0,
+            "window": int(window.strip("()").split(",")[0]) + 1 if window else 0,
+            "window_period": number(flags, "window-attn-skip-freq", 1),
+            "latent_attention": latent,
+            "experts": _read_experts(flags, ffn),
+        },
+        "model",
+    )
+
+
+def vocabulary(flags: Flags) -> int:
+    """Rows of the embedding before padding; 128,000 where only a tokenizer file would tell."""
+    for name in ("padded-vocab-size", "vocab-size"):
+        if name in flags:
+            return number(flags, name, 1)
+    return 50257 if flags.get("tokenizer-type") == "GPT2BPETokenizer" else 128_000
+
+
+def number(flags: Flags, name: str, default: int) -> int:
+    """A whole-number flag.
+
+    Raises:
+        SpecError: its value is not a whole number.
+    """
+    value = flags.get(name)
+    if value is None:
+        return default
+    try:
+        return int(str(value).replace("_", ""))
+    except ValueError:
+        raise SpecError(f"--{name}", value, "a whole number is expected") from None
+
+
+def _needed(flags: Flags, name: str) -> int:
+    if name not in flags:
+        raise SpecError(f"--{name}", None, "Megatron-LM needs this flag to describe the model")
+    return number(flags, name, 0)
+
+
+def _read_latent(flags: Flags) -> dict[str, int] | None:
+    if not flags.get("multi-latent-attention"):
+        return None
+    return {
+        "q_rank": number(flags, "q-lora-rank", 0),
+        "kv_rank": number(flags, "kv-lora-rank", 32),
+        "nope_head_dim": number(flags, "qk-head-dim", 128),
+        "rope_head_dim": number(flags, "qk-pos-emb-head-dim", 64),
+        "v_head_dim": number(flags, "v-head-dim", 128),
+    }
+
+
+def _read_experts(flags: Flags, ffn: int) -> dict[str, Any] | None:
+    if "num-experts" not in flags:
+        return None
+    kinds = read_pattern(str(flags.get("moe-layer-freq", "1")), _needed(flags, "num-layers"))
+    dense = kinds.index(1) if 1 in kinds else len(kinds)
+    later = [i for i, kind in enumerate(kinds) if kind]
+    period = later[1] - later[0] if len(later) > 1 else 1
+    return {
+        "experts": number(flags, "num-experts", 1),
+        "top_k": number(flags, "moe-router-topk", 2),
+        "ffn": number(flags, "moe-ffn-hidden-size", ffn),
+        "shared_ffn": number(flags, "moe-shared-expert-intermediate-size", 0),
+        "shared_gate": bool(flags.get("moe-shared-expert-gate")),
+        "dense_layers": dense,
+        "period": period,
+        "router_bias": bool(flags.get("moe-router-enable-expert-bias")),
+        "expert_bias": not flags.get("disable-bias-linear"),
+    }
+
+
+def read_pattern(text: str, layers: int) -> list[int]:
+    """Expand Megatron's layer frequency: `2`, or a list expression such as `[0]*3+[1]*58`.
+
+    The expression is read as data (lists, + and * only), never evaluated as a program.
+
+    Raises:
+        SpecError: neither a number nor such an expression of the right length.
+    """
+    field = "--moe-layer-freq"
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        value = _expand(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SpecError(field, text, "a number or a list such as [0]*3+[1]*58") from None
+    if isinstance(value, int):
+        return [int(i % max(value, 1) == 0) for i in range(layers)]
+    if len(value) != layers:
+        raise SpecError(field, text, f"one entry for each of the {layers} layers is expected")
+    return value
+
+
+def _expand(node: ast.expr) -> int | list[int]:
+    if isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value <= 10_000:
+        return node.value
+    if isinstance(node, ast.List):
+        items = [_expand(item) for item in node.elts]
+        return [item for item in items if isinstance(item, int)]
+    if isinstance(node, ast.BinOp):
+        left, right = _expand(node.left), _expand(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
+            if len(left) * right > 100_000:
+                raise ValueError("too long")
+            return left * right
+    raise ValueError("not a layer pattern")
