@@ -33,6 +33,8 @@ _register("collective", "collective", "Price a collective, or watch it step by s
 _register("schema", "schema", "The JSON Schema of a plan.")
 _register("predict", "predict", "Price every run of a table.")
 _register("scorecard", "scorecard", "Predictions against published measurements.")
+_register("export", "export_plan", "A plan as the files of a framework or a launcher.")
+_register("import", "import_plan", "A run of another tool as a plan, priced and criticised.")
 
 
 def main(arguments: list[str] | None = None) -> None:

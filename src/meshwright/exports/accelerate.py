@@ -50,6 +50,10 @@ def _problems(plan: Plan) -> Iterator[Problem]:
     if layout.shard_degree % layout.cp and layout.zero:
         yield Problem("shard", layout.shard, "shards over whole context-parallel groups",
                       {"shard": 0})  # fmt: skip
+    groups = layout.dp * layout.cp // layout.shard_degree
+    if layout.zero and groups > 1 and layout.shard_degree <= layout.cp and (layout.tp > 1 or layout.cp > 1):
+        yield Problem("shard", layout.shard, "shards over two data-parallel ranks at least when "
+                      "tensor or context parallelism is on", {"shard": 0})  # fmt: skip
     if layout.zero == 0 and layout.dp * layout.cp > 1 and (layout.tp > 1 or layout.cp > 1):
         yield Problem("zero", 0, "combines tensor or context parallelism with FSDP only",
                       {"zero": 3})  # fmt: skip
@@ -162,7 +166,9 @@ def read(data: dict[str, Any], seq_len: int, micro: int, batch: int | None) -> t
         for key in part:
             if key not in known:
                 where = f"{table}.{key}" if table else str(key)
-                raise SpecError(where, part[key], f"accelerate has no such key; {nearest(str(key), known)}")
+                raise SpecError(
+                    where, part[key], f"accelerate has no such key; {nearest(str(key), known)}"
+                )
     if data.get("deepspeed_config") or data.get("megatron_lm_config"):
         raise SpecError(
             "distributed_type", data.get("distributed_type"),
@@ -173,7 +179,9 @@ def read(data: dict[str, Any], seq_len: int, micro: int, batch: int | None) -> t
     names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
     replicate, shard, tp, cp, sp = (_size(sizes, f"parallelism_config_{n}", 1) for n in names)
     if sp > 1:
-        raise SpecError("parallelism_config_sp_size", sp, "Ulysses sequence parallelism is not modelled")
+        raise SpecError(
+            "parallelism_config_sp_size", sp, "Ulysses sequence parallelism is not modelled"
+        )
     fsdp = data.get("fsdp_config") or {}
     sharded = data.get("distributed_type") == "FSDP"
     if not sizes:
@@ -186,7 +194,9 @@ def read(data: dict[str, Any], seq_len: int, micro: int, batch: int | None) -> t
         )  # fmt: skip
     zero = 0
     if sharded:
-        zero = 3 if fsdp.get("fsdp_reshard_after_forward", True) in (True, "true", "FULL_SHARD") else 2
+        zero = (
+            3 if fsdp.get("fsdp_reshard_after_forward", True) in (True, "true", "FULL_SHARD") else 2
+        )
     dp = replicate * shard
     layout = Layout.parse(
         {

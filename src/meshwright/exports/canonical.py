@@ -37,9 +37,10 @@ def canonical(layout: Layout, model: Model | None = None) -> Layout:
         change["schedule"] = "1f1b"
     elif layout.schedule == "1f1b" and layout.virtual_stages > 1:
         change["schedule"] = "interleaved"
-    if model is not None and layout.stage_layers is not None and layout.pp > 1:
-        if layout.stage_layers == even_split(model.layers, layout.pp, layout.virtual_stages):
-            change["stage_layers"] = None
+    if model is not None and layout.stage_layers == even_split(
+        model.layers, layout.pp, layout.virtual_stages
+    ):
+        change["stage_layers"] = None
     if layout.dp * layout.cp == 1:
         change |= {"zero": 0, "shard": 0}
     if layout.zero == 0 or layout.shard == layout.dp * layout.cp:
@@ -50,9 +51,7 @@ def canonical(layout: Layout, model: Model | None = None) -> Layout:
         change["sequence_parallel"] = False
     if model is not None and model.experts is None:
         change |= {"ep": 1, "etp": 1}
-    if layout.recompute != "full":
-        change["recompute_layers"] = 0
-    elif model is not None and layout.recompute_layers >= -(-model.layers // layout.pp):
+    if layout.recompute != "full" or (model is not None and layout.recompute_layers >= -(-model.layers // layout.pp)):
         change["recompute_layers"] = 0
     change["rank_order"] = _order(layout)
     return layout.but(**change)

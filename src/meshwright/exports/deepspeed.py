@@ -79,6 +79,8 @@ def config(plan: Plan, command: str = "") -> dict[str, Any]:
             "params": {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.1, "torch_adam": True},
         },
     }
+    if layout.recompute == "full":
+        data["activation_checkpointing"] = {"partition_activations": False}
     if layout.tp > 1:
         data["tensor_parallel"] = {"autotp_size": layout.tp}
     if job.precision.compute in ("bf16", "fp16"):
@@ -114,10 +116,8 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     """`ds_config.json`, the model's `config.json` and the script that uses them."""
     source = resources.files("meshwright.exports").joinpath("templates/train_deepspeed.py.txt")
     script = source.read_text("utf-8")
-    recompute = canonical(plan.layout, plan.model).recompute == "full"
     script = script.replace("{{STAMP}}", comment(plan, command, f"DeepSpeed {VERSION}").rstrip())
     script = script.replace("{{SEQ_LEN}}", str(plan.job.seq_len))
-    script = script.replace("{{RECOMPUTE}}", str(recompute))
     model = hf_config(plan.model, plan.job.seq_len)
     model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
     return {
@@ -137,7 +137,9 @@ def read(data: dict[str, Any], world: int, seq_len: int) -> tuple[Job, Layout]:
     """
     for key in data:
         if key not in KNOWN_KEYS:
-            raise SpecError(key, data[key], f"DeepSpeed has no such key; {nearest(key, KNOWN_KEYS)}")
+            raise SpecError(
+                key, data[key], f"DeepSpeed has no such key; {nearest(key, KNOWN_KEYS)}"
+            )
     tensor = _table(data, "tensor_parallel")
     tp = _count(tensor.get("autotp_size"), "tensor_parallel.autotp_size", 0) or 1
     cp = _count(data.get("sequence_parallel_size"), "sequence_parallel_size", 1)

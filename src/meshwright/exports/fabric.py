@@ -81,3 +81,37 @@ def check_hosts(plan: Plan) -> tuple[int, int]:
             f"({plan.cluster.gpus} devices)",
         )
     return world // per_host, per_host
+
+
+def resize(cluster: Cluster, devices: int) -> Cluster:
+    """The same hosts and links with as many hosts as a run of so many devices fills.
+
+    Raises:
+        SpecError: the devices do not fill whole hosts.
+    """
+    if devices == cluster.gpus:
+        return cluster
+    per_host = min(cluster.gpus_per_node, devices)
+    if devices % per_host:
+        raise SpecError(
+            "--cluster",
+            cluster.name,
+            f"the run starts {devices} devices, not whole hosts of {per_host}",
+        )
+    levels = []
+    for level in cluster.levels:
+        domain = min(level.domain, devices) if devices < cluster.gpus else level.domain
+        levels.append(level.but(domain=domain))
+    levels[-1] = levels[-1].but(domain=max(levels[-1].domain, devices))
+    # A domain that the run does not fill evenly is cut to what it reaches.
+    fitted = [levels[0]]
+    for level in levels[1:]:
+        inner = fitted[-1].domain
+        fitted.append(level.but(domain=-(-level.domain // inner) * inner))
+    name = cluster.name.split(":")[0]
+    return cluster.but(
+        name=f"{name}:{devices // per_host}x{per_host}",
+        nodes=devices // per_host,
+        gpus_per_node=per_host,
+        levels=[level.model_dump() for level in fitted],
+    )

@@ -72,9 +72,7 @@ def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
     """An sbatch script: one task a host, host numbers from SLURM's own order."""
     hosts, per_host = check_hosts(plan)
     launcher = torchrun_words(plan, '"$SLURM_NODEID"', '"$MASTER_ADDR"', '"$MASTER_PORT"')
-    inner = " \\\n  ".join(
-        [" ".join(launcher[:5]), " ".join(launcher[5:]), *command.lines()]
-    )
+    inner = " \\\n  ".join([" ".join(launcher[:5]), " ".join(launcher[5:]), *command.lines()])
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.model.name)
     return (
         "#!/usr/bin/env bash\n"

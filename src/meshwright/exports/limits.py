@@ -7,7 +7,8 @@ lacks, and the layout or job fields that would remove it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as default_of
 from typing import Any
 
 from meshwright.exports.canonical import DEFAULT_ORDER, canonical
@@ -23,7 +24,7 @@ class Problem:
     field: str
     value: object
     lacks: str
-    change: dict[str, Any] = field(default_factory=dict)
+    change: dict[str, Any] = default_of(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from meshwright.specs.errors import SpecError
 
 MAX_BYTES = 4_000_000
-_ASSIGN = re.compile(r"^(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{#?([A-Za-z_]\w*)(?:\[[@*]\])?(?::?([-=+?])([^{}]*))?\}|\$([A-Za-z_]\w*)")
+_ASSIGN = re.compile(
+    r"^(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL
+)
+_VARIABLE = re.compile(
+    r"\$\{#?([A-Za-z_]\w*)(?:\[[@*]\])?(?::?([-=+?])([^{}]*))?\}|\$([A-Za-z_]\w*)"
+)
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 
 

@@ -1,0 +1,150 @@
+"""The targets by name, and the front door: a plan and a target in, a bundle of files out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwright.exports import accelerate, deepspeed, megatron
+from meshwright.exports.bundle import Bundle, comment
+from meshwright.exports.fabric import check_hosts
+from meshwright.exports.launch import Command, slurm_script, torchrun_script
+from meshwright.exports.limits import Limits, require
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A training framework: what it can express, its files, and what each rank runs."""
+
+    title: str
+    version: str
+    limits: Limits
+    files: Callable[[Plan, str], dict[str, str]]
+    words: Callable[[Plan], tuple[str, ...]]
+    own_launcher: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A way to start processes: the name of its file and what it holds."""
+
+    title: str
+    file: str
+    text: Callable[[Plan, Command, str], str]
+    start: str
+
+
+def _no_files(plan: Plan, command: str) -> dict[str, str]:
+    return {}
+
+
+def _megatron_words(plan: Plan) -> tuple[str, ...]:
+    return ('"${MEGATRON:-.}/pretrain_gpt.py"', *megatron.words(megatron.all_flags(plan)))
+
+
+FRAMEWORKS: dict[str, Framework] = {
+    "megatron": Framework(
+        "Megatron-LM", megatron.VERSION, megatron.LIMITS, _no_files, _megatron_words
+    ),
+    "deepspeed": Framework(
+        "DeepSpeed", deepspeed.VERSION, deepspeed.LIMITS, deepspeed.files,
+        lambda plan: ("train.py",),
+    ),
+    "accelerate": Framework(
+        "accelerate", accelerate.VERSION, accelerate.LIMITS, accelerate.files,
+        lambda plan: ("train.py",), "accelerate",
+    ),
+}  # fmt: skip
+
+LAUNCHERS: dict[str, Launcher] = {
+    "torchrun": Launcher("torchrun", "run.sh", torchrun_script, "bash run.sh"),
+    "slurm": Launcher("SLURM", "train.sbatch", slurm_script, "sbatch train.sbatch"),
+}
+
+TARGETS = (*FRAMEWORKS, *LAUNCHERS)
+
+
+def export(plan: Plan, target: str, *, launches: str | None = None, command: str = "") -> Bundle:
+    """Write a plan in the language of a target.
+
+    Args:
+        plan: what to run.
+        target: a framework or a launcher of `TARGETS`.
+        launches: for a launcher, the framework that it starts; default: the plan's own if it is
+            a target, else Megatron-LM.
+        command: the command line to stamp the files with.
+
+    Raises:
+        SpecError: unknown target, or a plan that the target cannot express.
+    """
+    if target in FRAMEWORKS:
+        if launches is not None:
+            raise SpecError(
+                "--for", launches, f"{target} is itself a framework; use --for with a launcher"
+            )
+        return _framework(plan, target, command)
+    if target not in LAUNCHERS:
+        raise SpecError("--to", target, nearest(target, TARGETS))
+    name = launches or default_framework(plan)
+    if name not in FRAMEWORKS:
+        raise SpecError("--for", name, nearest(name, FRAMEWORKS))
+    return _launcher(plan, target, name, command)
+
+
+def default_framework(plan: Plan) -> str:
+    """The framework a plan was made for, where it is a target; else Megatron-LM."""
+    wanted = plan.job.framework
+    if wanted in FRAMEWORKS:
+        return wanted
+    return {"nemo": "megatron-bridge"}.get(wanted, "megatron")
+
+
+def _framework(plan: Plan, name: str, command: str) -> Bundle:
+    framework = FRAMEWORKS[name]
+    require(plan, framework.limits)
+    files = framework.files(plan, command)
+    if framework.own_launcher:
+        return Bundle(name, files, _accelerate_start(plan))
+    stamp = comment(plan, command, f"{framework.title} {framework.version}")
+    script = torchrun_script(plan, Command(framework.words(plan), name), stamp)
+    return Bundle(name, files | {"run.sh": script}, "bash run.sh")
+
+
+def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundle:
+    framework, launcher = FRAMEWORKS[framework_name], LAUNCHERS[name]
+    require(plan, framework.limits)
+    stamp = comment(plan, command, f"{launcher.title}, {framework.title} {framework.version}")
+    words = framework.words(plan)
+    text = launcher.text(plan, Command(words, framework_name), stamp)
+    files = {launcher.file: text} | framework.files(plan, command)
+    return Bundle(name, files, launcher.start)
+
+
+def _accelerate_start(plan: Plan) -> str:
+    hosts, _ = check_hosts(plan)
+    start = "accelerate launch --config_file accelerate.yaml"
+    if hosts > 1:
+        start += ' --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR"'
+        start += ' --main_process_port "${MASTER_PORT:-29500}"'
+    return start + " train.py"
+
+
+def export_all(plan: Plan, *, command: str = "") -> tuple[dict[str, Bundle], dict[str, str]]:
+    """Write a plan for every target: (bundles by target, why not by target)."""
+    made: dict[str, Bundle] = {}
+    refused: dict[str, str] = {}
+    for name in FRAMEWORKS:
+        try:
+            made[name] = export(plan, name, command=command)
+        except SpecError as error:
+            refused[name] = str(error)
+    first = default_framework(plan)
+    started = first if first in made else next(iter(made), None)
+    for name in LAUNCHERS:
+        if started is None:
+            refused[name] = "no framework can express this plan"
+            continue
+        made[name] = export(plan, name, launches=started, command=command)
+    return made, refused

@@ -1,0 +1,191 @@
+"""Exports go through the parsers of the tools themselves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from plans import make_plan, plans
+
+from meshwright.exports import accelerate, deepspeed, megatron
+from meshwright.exports.fabric import environment
+from meshwright.exports.megatron_read import known_flags
+from meshwright.exports.targets import FRAMEWORKS, LAUNCHERS, export
+
+MEGATRON = Path(sys.prefix) / "validate" / "megatron-core-0.19.2"
+HARNESS = Path(__file__).parent / "validators" / "megatron_arguments.py"
+
+
+def sample(strategy, count):
+    """A fixed number of random plans, the same ones on every run."""
+    found = []
+
+    @settings(max_examples=count, deadline=None, derandomize=True, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(strategy)
+    def collect(plan):
+        found.append(plan)
+
+    collect()
+    return found
+
+
+def ask_megatron(questions):
+    assert MEGATRON.is_dir(), "megatron-core 0.19.2 is missing: `make test` installs it"
+    lines = "\n".join(json.dumps(q) for q in questions) + "\n"
+    done = subprocess.run(
+        [sys.executable, str(HARNESS), str(MEGATRON)], input=lines, capture_output=True, text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=200, check=True,
+    )  # fmt: skip
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def question(plan, extra=()):
+    words = megatron.words(megatron.all_flags(plan))
+    connections = environment(plan, "megatron").get("CUDA_DEVICE_MAX_CONNECTIONS", ("", ""))[0]
+    return {"world": plan.layout.world, "words": [*words, *extra], "connections": connections}
+
+
+def test_megatron_accepts_our_flags_and_refuses_wrong_ones():
+    good = sample(plans(megatron.LIMITS), 40)
+    base = make_plan("llama3-70b", tp=8, pp=4, dp=2, zero=1, sequence_parallel=True)
+    wrong = [
+        base.but(layout=base.layout.but(tp=3, dp=2).model_dump()),
+        base.but(model=base.model.but(layers=82).model_dump()),
+        base.but(job=base.job.but(global_batch=17).model_dump()),
+    ]
+    flags, *answers = ask_megatron(
+        [question(p) for p in [*good, *wrong]] + [question(base, ["--nonsense"])]
+    )
+    assert flags == known_flags()
+    for plan, answer in zip(good, answers, strict=False):
+        assert answer["error"] is None, (plan.model.name, plan.layout.label(), answer["error"])
+        assert answer["dp"] == plan.layout.dp
+        assert (answer["virtual"] or 1) == megatron.canonical(plan.layout, plan.model).virtual_stages
+        if answer["split"] is not None and plan.layout.stage_layers:
+            assert tuple(answer["split"]) == plan.layout.stage_layers
+    assert "multiple of tensor_model_parallel_size" in answers[len(good)]["error"]
+    for answer in answers[len(good) + 2 :]:
+        assert answer["error"] is not None
+    # 82 layers in 4 stages: we write the uneven split out, Megatron takes it.
+    assert answers[len(good) + 1]["split"] == [20, 21, 21, 20]
+
+
+def deepspeed_config(data, ranks):
+    import deepspeed.runtime.config as runtime
+
+    units = SimpleNamespace(get_data_parallel_world_size=lambda: ranks)
+    rank, runtime.dist.get_rank = runtime.dist.get_rank, lambda *a, **k: 0
+    try:
+        return runtime.DeepSpeedConfig(data, mpu=units)
+    finally:
+        runtime.dist.get_rank = rank
+
+
+def test_deepspeed_accepts_our_json():
+    for plan in sample(plans(deepspeed.LIMITS), 25):
+        layout = plan.layout
+        parsed = deepspeed_config(deepspeed.config(plan), layout.dp)
+        assert parsed.zero_config.stage == deepspeed.canonical(layout, plan.model).zero
+        assert parsed.train_batch_size == plan.job.global_batch
+        assert parsed.train_micro_batch_size_per_gpu == layout.micro_batch
+        assert parsed.gradient_accumulation_steps == layout.micro_batches(plan.job.global_batch)
+        assert parsed.tensor_parallel_config.autotp_size == (layout.tp if layout.tp > 1 else 0)
+        assert parsed.bfloat16_config.enabled == (plan.job.precision.compute == "bf16")
+
+
+def test_deepspeed_refuses_what_we_would_refuse():
+    data = deepspeed.config(make_plan(dp=8, zero=2))
+    with pytest.raises(Exception, match="(?i)extra|no_such"):
+        deepspeed_config(data | {"zero_optimization": {"stage": 2, "no_such": 1}}, 8)
+    with pytest.raises(AssertionError, match="train_batch_size"):
+        deepspeed_config(data, 4)
+
+
+def accelerate_settings(path, monkeypatch):
+    """What a launched process gets: accelerate's own objects, built from its environment."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    parser = launch_command_parser()
+    arguments = parser.parse_args(["--config_file", str(path), "train.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    for name, value in prepare_multi_gpu_env(arguments).items():
+        monkeypatch.setenv(name, value)
+    return arguments, parser
+
+
+def test_accelerate_accepts_our_yaml(tmp_path, monkeypatch):
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    for number, plan in enumerate(sample(plans(accelerate.LIMITS, ("llama3-8b", "mixtral-8x7b")), 12)):
+        with monkeypatch.context() as patch:
+            path = tmp_path / f"{number}.yaml"
+            path.write_text(yaml.safe_dump(accelerate.config(plan)))
+            arguments, parser = accelerate_settings(path, patch)
+            layout = accelerate.canonical(plan.layout, plan.model)
+            assert arguments.num_processes == layout.world
+            if layout.zero:
+                plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+                assert plugin.reshard_after_forward is (layout.zero == 3)
+                assert plugin.activation_checkpointing is (layout.recompute == "full")
+            if layout.zero or layout.tp > 1:
+                sizes = ParallelismConfig()
+                assert sizes.total_size == layout.world
+                assert (sizes.tp_size, sizes.cp_size) == (layout.tp, layout.cp)
+                assert sizes.dp_shard_size * layout.cp == (layout.shard_degree if layout.zero else layout.cp)
+            options = {action.dest for action in parser._actions}
+            for table in ("fsdp_config", "parallelism_config"):
+                for key in accelerate.config(plan).get(table, {}):
+                    assert key in options, key
+
+
+def test_our_tables_of_accelerate_keys_are_those_of_its_parser():
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.launch import launch_command_parser
+
+    options = {action.dest for action in launch_command_parser()._actions}
+    assert set(ClusterConfig.__dataclass_fields__) == accelerate.KNOWN_KEYS[""]
+    for table, prefix in (("fsdp_config", "fsdp_"), ("parallelism_config", "parallelism_config_")):
+        theirs = {option for option in options if option.startswith(prefix)} - {table}
+        assert theirs - accelerate.KNOWN_KEYS[table] == set(), table
+        assert accelerate.KNOWN_KEYS[table] - theirs <= {"fsdp_ignored_modules"}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+@pytest.mark.parametrize("framework", list(FRAMEWORKS))
+def test_scripts_are_valid_shell_and_torchrun_accepts_their_words(launcher, framework, tmp_path):
+    from torch.distributed.run import config_from_args, parse_args
+
+    plan = make_plan(dp=16, zero=0, micro_batch=2)
+    bundle = export(plan, launcher, launches=framework)
+    bundle.write(tmp_path)
+    script = tmp_path / LAUNCHERS[launcher].file
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    # Let bash itself say what would be run.
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "torchrun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (fake / "srun").write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    (fake / "scontrol").write_text("#!/bin/sh\necho host7\n")
+    for tool in fake.iterdir():
+        tool.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(script)], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={"PATH": f"{fake}:{os.environ['PATH']}", "SLURM_NODEID": "1", "NODE_RANK": "1",
+             "SLURM_JOB_NODELIST": "host[7-8]", "MASTER_ADDR": "host7"},
+    )  # fmt: skip
+    words = parse_args(done.stdout.splitlines())
+    config, _, rest = config_from_args(words)
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 8)
+    assert words.node_rank == 1
+    assert words.master_addr == "host7"
+    assert len(rest) > 1 or framework != "megatron"

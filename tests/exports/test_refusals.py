@@ -1,0 +1,144 @@
+"""What a target cannot express, and files that cannot be read: one sentence, exit code 2."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plans import make_plan
+
+from meshwright.cli import run
+from meshwright.exports import limits as limits_module
+from meshwright.exports.imports import Given, import_text
+from meshwright.exports.shell import read_script
+from meshwright.exports.targets import FRAMEWORKS, export
+from meshwright.specs import SpecError, load_cluster, load_model
+from meshwright.specs.plan import save_plan
+
+GIVEN = Given(model=load_model("llama3-8b"), cluster=load_cluster("h100:8x8"))
+
+
+@pytest.mark.parametrize(
+    ("target", "layout", "field"),
+    [
+        ("deepspeed", {"pp": 4, "dp": 2}, "pp"),
+        ("deepspeed", {"cp": 2, "dp": 4}, "cp"),
+        ("accelerate", {"pp": 2, "dp": 4}, "pp"),
+        ("accelerate", {"dp": 8, "zero": 1}, "zero"),
+        ("megatron", {"pp": 4, "dp": 2, "schedule": "zb-h1"}, "schedule"),
+        ("megatron", {"dp": 8, "tp": 2, "rank_order": "dp-tp-cp-ep-pp"}, "rank_order"),
+        ("megatron", {"pp": 2, "dp": 4, "zero": 3}, "zero"),
+    ],
+)
+def test_a_plan_beyond_a_target_is_refused_with_the_nearest_it_can(target, layout, field):
+    plan = make_plan(**layout)
+    with pytest.raises(SpecError) as caught:
+        export(plan, target)
+    assert caught.value.field == f"layout.{field}"
+    closest = limits_module.nearest_layout(plan, FRAMEWORKS[target].limits)
+    assert closest is not None
+    assert closest.label() in str(caught.value)
+    assert closest.world == plan.layout.world
+    # The offer is real: it exports.
+    export(plan.but(layout=closest.model_dump()), target)
+
+
+def test_architectures_beyond_a_target_are_named():
+    bloom = make_plan(dp=8).but(model=load_model("llama3-8b").but(positions="alibi").model_dump())
+    with pytest.raises(SpecError, match="ALiBi"):
+        export(bloom, "megatron")
+    with pytest.raises(SpecError, match="Hugging Face"):
+        export(make_plan("deepseek-v3", dp=8), "deepspeed")
+
+
+BAD = {
+    "empty.sh": b"",
+    "blank.yaml": b"  \n\n",
+    "binary.sh": bytes(range(256)),
+    "nul.json": b'{"a": "\x00"}',
+    "list.json": b"[1, 2]",
+    "broken.json": b'{"train_batch_size": ',
+    "deep.json": b"[" * 100_000,
+    "broken.yaml": b"a: [1\nb: }",
+    "scalar.yaml": b"just words",
+    "quote.sh": b"torchrun train.py --num-layers '8\n",
+    "nothing.sh": b"#!/bin/bash\necho hello\n",
+    "unknown.txt": b"hello there",
+    "typo.sh": b"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layer 8\n",
+    "degree.sh": b"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 64 "
+    b"--num-attention-heads 4 --seq-length 128 --tensor-model-parallel-size 3\n",
+    "word.sh": b"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers eight --hidden-size 64 "
+    b"--num-attention-heads 4 --seq-length 128\n",
+    "key.json": b'{"train_batch_size": 64, "zero_optimisation": {"stage": 2}}',
+    "batch.json": b'{"train_batch_size": 65, "train_micro_batch_size_per_gpu": 2, '
+    b'"gradient_accumulation_steps": 3}',
+    "stage.json": b'{"train_batch_size": 64, "zero_optimization": {"stage": 5}}',
+    "nested.yaml": b"distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_verion: 2}\n",
+    "product.yaml": b"distributed_type: FSDP\nnum_processes: 8\n"
+    b"parallelism_config: {parallelism_config_dp_shard_size: 3}\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_one_sentence_and_exit_2(name, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_bytes(BAD[name])
+    code = run(["import", str(path), "--model", "llama3-8b", "--cluster", "h100:8x8"])
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err
+
+
+def test_unknown_keys_name_the_nearest():
+    with pytest.raises(SpecError, match="did you mean num-layers"):
+        import_text("torchrun pretrain_gpt.py --num-layer 8", "a.sh", GIVEN)
+    with pytest.raises(SpecError, match="zero_optimization"):
+        import_text('{"zero_optimisation": {}}', "a.json", GIVEN)
+
+
+def test_missing_model_and_cluster_are_asked_for():
+    data = json.dumps({"train_batch_size": 64, "zero_optimization": {"stage": 2}})
+    with pytest.raises(SpecError, match="--model"):
+        import_text(data, "a.json", Given(cluster=GIVEN.cluster))
+    with pytest.raises(SpecError, match="--cluster"):
+        import_text(data, "a.json", Given(model=GIVEN.model))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.text(max_size=300), st.sampled_from(["a.sh", "a.json", "a.yaml", "a.log", "a.py", "a"]))
+def test_any_text_is_read_or_refused_in_one_sentence(text, name):
+    try:
+        import_text(text, name, GIVEN)
+    except SpecError as error:
+        assert "\n" not in str(error)
+
+
+def test_scripts_are_read_and_never_run(tmp_path):
+    trap = tmp_path / "trap"
+    text = f"X=$(touch {trap})\n`touch {trap}`\nA=(--num-layers 4)\ntrain.py \"${{A[@]}}\" $((2*4))\n"
+    script = read_script(text)
+    assert not trap.exists()
+    assert script.variables["A"] == "--num-layers 4"
+    assert script.commands[-1] == ["train.py", "--num-layers 4", "8"]
+
+
+def test_cli_writes_a_folder_and_lists_what_it_cannot(tmp_path, capsys):
+    path = tmp_path / "plan.toml"
+    save_plan(make_plan(dp=2, pp=4), path)
+    assert run(["export", str(path), "--all", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert (tmp_path / "out/megatron/run.sh").stat().st_mode & 0o111
+    assert not (tmp_path / "out/deepspeed").exists()
+    assert "DeepSpeed has no pipeline parallelism" in said
+    assert run(["export", str(path), "--to", "nowhere"]) == 2
+    assert run(["export", str(path)]) == 2
+
+
+@pytest.mark.parametrize("target", list(FRAMEWORKS))
+def test_every_file_says_who_made_it_and_how(target):
+    bundle = export(make_plan(dp=8), target, command="meshwright export plan.toml --to x")
+    for name, text in bundle.files.items():
+        assert "made by meshwright 0.1.0" in text, name
+        assert "meshwright export plan.toml --to x" in text, name

@@ -1,0 +1,57 @@
+"""Export, then import: the same layout, job and model, for every target that can be read back."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plans import plans
+
+from meshwright.exports.canonical import canonical
+from meshwright.exports.imports import Given, import_file
+from meshwright.exports.targets import FRAMEWORKS, export
+
+READABLE = {
+    "megatron": "run.sh",
+    "deepspeed": "ds_config.json",
+    "accelerate": "accelerate.yaml",
+}
+
+
+@pytest.mark.parametrize("target", READABLE)
+def test_the_layout_survives_export_and_import(target, tmp_path):
+    limits = FRAMEWORKS[target].limits
+
+    @settings(
+        max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
+    @given(plan=plans(limits))
+    def check(plan):
+        export(plan, target).write(tmp_path)
+        back = import_file(tmp_path / READABLE[target])
+        assert back.layout == canonical(plan.layout, plan.model)
+        assert (back.job.seq_len, back.job.global_batch) == (plan.job.seq_len, plan.job.global_batch)
+        assert back.job.precision.compute == plan.job.precision.compute
+        assert back.model == plan.model
+        assert back.cluster == plan.cluster
+
+    check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=plans(FRAMEWORKS["megatron"].limits), slurm=st.booleans())
+def test_megatron_flags_alone_describe_the_model(plan, slurm, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flags")
+    bundle = export(plan, "slurm" if slurm else "torchrun", launches="megatron")
+    text = next(iter(bundle.files.values()))
+    bare = "\n".join(line for line in text.split("\n") if not line.startswith("# model "))
+    path = folder / "run.sh"
+    path.write_text(bare)
+    back = import_file(path, Given(cluster=plan.cluster))
+    same = ("layers", "hidden", "heads", "ffn", "gated", "tied_embeddings", "vocab", "positions",
+            "qkv_bias", "ffn_bias", "qk_norm", "norm", "window", "latent_attention")  # fmt: skip
+    for name in same:
+        assert getattr(back.model, name) == getattr(plan.model, name), name
+    if plan.model.experts:
+        assert [back.model.is_moe_layer(i) for i in range(back.model.layers)] == [
+            plan.model.is_moe_layer(i) for i in range(plan.model.layers)
+        ]
+    assert back.layout == canonical(plan.layout, plan.model)

@@ -1,0 +1,118 @@
+"""Run Megatron-LM's own argument parser and validation, on a CPU and Python 3.11.
+
+Usage: megatron_arguments.py FOLDER            reads JSON lines {"world": n, "words": [...]},
+                                               answers with all flags on the first line,
+                                               then JSON lines {"error": text or null, ...}
+       megatron_arguments.py FOLDER --flags    prints every flag and how many values it takes
+
+FOLDER holds megatron-core 0.19.2 unpacked (its wheel asks for Python 3.12 only for
+`typing.override`). What needs a GPU is answered as an H100 would.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+import types
+import typing
+
+
+class _Stub(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *a, **k: None
+
+
+def _prepare(folder):
+    if not hasattr(typing, "override"):
+        typing.override = lambda function: function
+    # The one module that imports triton without a guard.
+    name = "megatron.core.transformer.moe.ops.paged_stash"
+    sys.modules[name] = _Stub(name)
+    sys.path.insert(0, folder)
+    import torch
+
+    class Properties:
+        major, minor, name, total_memory, multi_processor_count = 9, 0, "H100", 80 << 30, 132
+
+    from packaging.version import Version
+
+    import megatron.core.utils
+
+    megatron.core.utils._te_version = Version("2.8.0")
+    torch.cuda.get_device_capability = lambda *a, **k: (9, 0)
+    torch.cuda.get_device_properties = lambda *a, **k: Properties()
+
+
+def _flags():
+    from megatron.training.arguments import add_megatron_arguments
+
+    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    found = {}
+    for action in parser._actions:
+        for option in action.option_strings:
+            if option.startswith("--"):
+                takes = "1" if action.nargs is None else str(action.nargs)
+                found[option[2:]] = takes
+    found.pop("help", None)
+    return dict(sorted(found.items()))
+
+
+def _check(words, world, connections):
+    from megatron.training.arguments import (
+        core_transformer_config_from_args,
+        parse_args,
+        validate_args,
+    )
+
+    os.environ["WORLD_SIZE"], os.environ["RANK"] = str(world), "0"
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    if connections:
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = connections
+    # Fusions that Transformer Engine or Apex bring are not installed here; they change no layout.
+    sys.argv = ["pretrain_gpt.py", *words, "--no-rope-fusion", "--no-gradient-accumulation-fusion"]
+    arguments = parse_args()
+    validate_args(arguments)
+    config = core_transformer_config_from_args(arguments)
+    layout = config.pipeline_model_parallel_layout
+    split = None
+    if layout is not None:
+        layout.validate_layer_layout(arguments.num_layers, arguments.mtp_num_layers)
+        split = [
+            sum(kind.name == "decoder" for kind in layout.layout[rank][chunk])
+            for chunk in range(layout.virtual_pipeline_model_parallel_size)
+            for rank in range(layout.pipeline_model_parallel_size)
+        ]
+    return {
+        "dp": arguments.data_parallel_size,
+        "virtual": arguments.virtual_pipeline_model_parallel_size,
+        "split": split,
+        "moe": getattr(arguments, "moe_layer_freq", None),
+    }
+
+
+def main():
+    folder = sys.argv[1]
+    _prepare(folder)
+    if "--flags" in sys.argv[2:]:
+        print(json.dumps({"version": "0.19.2", "flags": _flags()}, indent=0))
+        return
+    print(json.dumps(_flags()))
+    for line in sys.stdin:
+        question = json.loads(line)
+        answer = {"error": None}
+        noise = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
+                answer |= _check(question["words"], question["world"], question["connections"])
+        except (Exception, SystemExit) as error:
+            text = str(error) if not isinstance(error, SystemExit) else noise.getvalue()
+            answer["error"] = f"{type(error).__name__}: {text}"[-400:] or repr(error)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
