@@ -30,6 +30,11 @@ $(VENV)/full.done: $(VENV)/core.done
 	@echo "meshwright: adding what the tests need (two minutes)"
 	$(BIN)/pip install -c constraints.txt "torch==2.13.0"
 	$(BIN)/pip install -c constraints.txt -e ".[engine,studio,fast]" --group test --group lint --group browser --group docs --group build
+	@echo "meshwright: adding the parsers that check exports (one minute)"
+	$(BIN)/pip install -c constraints.txt "setuptools>=77" "wheel>=0.45"
+	$(BIN)/pip install -c constraints.txt --no-build-isolation --group validate
+	$(BIN)/pip install -c constraints.txt --no-deps --ignore-requires-python \
+	  --target $(VENV)/validate/megatron-core-0.19.2 megatron-core==0.19.2
 	@touch $@
 
 clean:
