@@ -66,7 +66,9 @@ def test_megatron_accepts_our_flags_and_refuses_wrong_ones():
     for plan, answer in zip(good, answers, strict=False):
         assert answer["error"] is None, (plan.model.name, plan.layout.label(), answer["error"])
         assert answer["dp"] == plan.layout.dp
-        assert (answer["virtual"] or 1) == megatron.canonical(plan.layout, plan.model).virtual_stages
+        assert (answer["virtual"] or 1) == megatron.canonical(
+            plan.layout, plan.model
+        ).virtual_stages
         if answer["split"] is not None and plan.layout.stage_layers:
             assert tuple(answer["split"]) == plan.layout.stage_layers
     assert "multiple of tensor_model_parallel_size" in answers[len(good)]["error"]
@@ -101,7 +103,7 @@ def test_deepspeed_accepts_our_json():
 
 def test_deepspeed_refuses_what_we_would_refuse():
     data = deepspeed.config(make_plan(dp=8, zero=2))
-    with pytest.raises(Exception, match="(?i)extra|no_such"):
+    with pytest.raises(Exception, match=r"(?i)extra|no_such"):
         deepspeed_config(data | {"zero_optimization": {"stage": 2, "no_such": 1}}, 8)
     with pytest.raises(AssertionError, match="train_batch_size"):
         deepspeed_config(data, 4)
@@ -126,7 +128,9 @@ def test_accelerate_accepts_our_yaml(tmp_path, monkeypatch):
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    for number, plan in enumerate(sample(plans(accelerate.LIMITS, ("llama3-8b", "mixtral-8x7b")), 12)):
+    for number, plan in enumerate(
+        sample(plans(accelerate.LIMITS, ("llama3-8b", "mixtral-8x7b")), 12)
+    ):
         with monkeypatch.context() as patch:
             path = tmp_path / f"{number}.yaml"
             path.write_text(yaml.safe_dump(accelerate.config(plan)))
@@ -141,7 +145,9 @@ def test_accelerate_accepts_our_yaml(tmp_path, monkeypatch):
                 sizes = ParallelismConfig()
                 assert sizes.total_size == layout.world
                 assert (sizes.tp_size, sizes.cp_size) == (layout.tp, layout.cp)
-                assert sizes.dp_shard_size * layout.cp == (layout.shard_degree if layout.zero else layout.cp)
+                assert sizes.dp_shard_size * layout.cp == (
+                    layout.shard_degree if layout.zero else layout.cp
+                )
             options = {action.dest for action in parser._actions}
             for table in ("fsdp_config", "parallelism_config"):
                 for key in accelerate.config(plan).get(table, {}):

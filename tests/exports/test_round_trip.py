@@ -28,7 +28,10 @@ def test_the_layout_survives_export_and_import(target, tmp_path):
         export(plan, target).write(tmp_path)
         back = import_file(tmp_path / READABLE[target])
         assert back.layout == canonical(plan.layout, plan.model)
-        assert (back.job.seq_len, back.job.global_batch) == (plan.job.seq_len, plan.job.global_batch)
+        assert (back.job.seq_len, back.job.global_batch) == (
+            plan.job.seq_len,
+            plan.job.global_batch,
+        )
         assert back.job.precision.compute == plan.job.precision.compute
         assert back.model == plan.model
         assert back.cluster == plan.cluster

@@ -51,7 +51,12 @@ def _problems(plan: Plan) -> Iterator[Problem]:
         yield Problem("shard", layout.shard, "shards over whole context-parallel groups",
                       {"shard": 0})  # fmt: skip
     groups = layout.dp * layout.cp // layout.shard_degree
-    if layout.zero and groups > 1 and layout.shard_degree <= layout.cp and (layout.tp > 1 or layout.cp > 1):
+    if (
+        layout.zero
+        and groups > 1
+        and layout.shard_degree <= layout.cp
+        and (layout.tp > 1 or layout.cp > 1)
+    ):
         yield Problem("shard", layout.shard, "shards over two data-parallel ranks at least when "
                       "tensor or context parallelism is on", {"shard": 0})  # fmt: skip
     if layout.zero == 0 and layout.dp * layout.cp > 1 and (layout.tp > 1 or layout.cp > 1):

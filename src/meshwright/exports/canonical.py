@@ -51,7 +51,9 @@ def canonical(layout: Layout, model: Model | None = None) -> Layout:
         change["sequence_parallel"] = False
     if model is not None and model.experts is None:
         change |= {"ep": 1, "etp": 1}
-    if layout.recompute != "full" or (model is not None and layout.recompute_layers >= -(-model.layers // layout.pp)):
+    if layout.recompute != "full" or (
+        model is not None and layout.recompute_layers >= -(-model.layers // layout.pp)
+    ):
         change["recompute_layers"] = 0
     change["rank_order"] = _order(layout)
     return layout.but(**change)

@@ -192,10 +192,8 @@ def _shell(text: str, name: str, given: Given, stamp: Stamp, folder: Path | None
     world = _world(script, words)
     launcher, training = _at_program(words)
     joined = " ".join(words)
-    if (
-        "--deepspeed_config" in training
-        or ("--deepspeed" in training
-        and "--tensor-model" not in joined)
+    if "--deepspeed_config" in training or (
+        "--deepspeed" in training and "--tensor-model" not in joined
     ):
         option = "--deepspeed_config" if "--deepspeed_config" in training else "--deepspeed"
         return _named_file(training, option, folder, given, world)

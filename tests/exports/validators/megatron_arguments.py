@@ -38,9 +38,8 @@ def _prepare(folder):
     class Properties:
         major, minor, name, total_memory, multi_processor_count = 9, 0, "H100", 80 << 30, 132
 
-    from packaging.version import Version
-
     import megatron.core.utils
+    from packaging.version import Version
 
     megatron.core.utils._te_version = Version("2.8.0")
     torch.cuda.get_device_capability = lambda *a, **k: (9, 0)
