@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from meshwright.version import __version__
+
 if TYPE_CHECKING:
     from meshwright.costs.step import estimate
     from meshwright.planner.legality import why_illegal
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
         save_plan,
     )
 
-__version__ = "0.1.0"
 
 _HOME = {
     "estimate": "costs.step",

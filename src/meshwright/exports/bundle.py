@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshwright import __version__
+from meshwright.version import __version__
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Plan, write_atomically
 
