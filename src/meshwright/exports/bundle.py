@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshwright.version import __version__
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Plan, write_atomically
+from meshwright.version import __version__
 
 STAMP_KEY = "_meshwright"
 """Key under which formats without comments (JSON) carry the stamp."""
