@@ -20,7 +20,10 @@ class SpecError(ValueError):
         shown = repr(value)
         if len(shown) > 80:
             shown = shown[:77] + "..."
-        super().__init__(f"{field} = {shown}: {remedy}")
+        sentence = f"{field} = {shown}: {remedy}"
+        if not sentence.isprintable():  # a field name from a file may hold a line break
+            sentence = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
+        super().__init__(sentence)
 
 
 class DoesNotFitError(Exception):

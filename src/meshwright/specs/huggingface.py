@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshwright.specs.errors import SpecError, nearest
-from meshwright.specs.model import Experts, LatentAttention, Model
+from meshwright.specs.model import Experts, Model
 
 _LIMIT = 10**9
 
@@ -130,6 +130,10 @@ def _grouped(config: Config, kv_default: int | None = None) -> dict[str, Any]:
     }
 
 
+def _experts(**fields: Any) -> Experts:
+    return Experts.parse(fields, "config.experts")
+
+
 def _llama(config: Config) -> dict[str, Any]:
     bias = config.flag("attention_bias", default=False)
     return {
@@ -148,7 +152,7 @@ def _mistral(config: Config) -> dict[str, Any]:
 
 def _mixtral(config: Config) -> dict[str, Any]:
     fields = _mistral(config)
-    experts = Experts(
+    experts = _experts(
         experts=config.whole("num_local_experts", "num_experts", default=8),
         top_k=config.whole("num_experts_per_tok", default=2),
         ffn=fields["ffn"],
@@ -191,7 +195,7 @@ def _qwen_experts(config: Config, fields: dict[str, Any], **shared: Any) -> dict
     leading = step - 1
     while leading in dense and leading < fields["layers"]:
         leading += step
-    experts = Experts(
+    experts = _experts(
         experts=config.whole("num_experts", "num_local_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn=config.whole("moe_intermediate_size"),
@@ -250,7 +254,7 @@ def _deepseek(config: Config) -> dict[str, Any]:
     rope = config.whole("qk_rope_head_dim", default=64)
     # An explicit null means no query compression; an absent key is the class's default.
     compressed = "q_lora_rank" not in config.data
-    latent = LatentAttention(
+    latent = dict(
         q_rank=config.whole("q_lora_rank", default=1536 if compressed else 0, least=0),
         kv_rank=config.whole("kv_lora_rank", default=512),
         nope_head_dim=nope,
@@ -262,7 +266,7 @@ def _deepseek(config: Config) -> dict[str, Any]:
         raise SpecError("config.attention_bias", True, "biased latent attention is not supported")
     width = config.whole("moe_intermediate_size")
     shared = 2 if config.data.get("model_type") == "deepseek_v2" else 1
-    experts = Experts(
+    experts = _experts(
         experts=config.whole("n_routed_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn=width,
@@ -276,7 +280,7 @@ def _deepseek(config: Config) -> dict[str, Any]:
 def _glm4_moe(config: Config) -> dict[str, Any]:
     fields = _llama(config)
     width = config.whole("moe_intermediate_size")
-    experts = Experts(
+    experts = _experts(
         experts=config.whole("n_routed_experts", "num_local_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn=width,
@@ -290,7 +294,7 @@ def _glm4_moe(config: Config) -> dict[str, Any]:
 def _gpt_oss(config: Config) -> dict[str, Any]:
     fields = _llama(config)
     bias = config.flag("attention_bias", default=True)
-    experts = Experts(
+    experts = _experts(
         experts=config.whole("num_local_experts", "num_experts", default=128),
         top_k=config.whole("num_experts_per_tok", "experts_per_token", default=4),
         ffn=fields["ffn"],
@@ -319,7 +323,7 @@ def _llama4(config: Config) -> dict[str, Any]:
     if listed and listed != list(range(step - 1, fields["layers"], step)):
         raise SpecError("config.moe_layers", listed, "every n-th layer is expected")
     width = config.whole("intermediate_size")
-    experts = Experts(
+    experts = _experts(
         experts=config.whole("num_local_experts", default=16),
         top_k=config.whole("num_experts_per_tok", default=1),
         ffn=width,
@@ -353,7 +357,7 @@ def _olmo3(config: Config) -> dict[str, Any]:
 
 def _olmoe(config: Config) -> dict[str, Any]:
     fields = _olmo2(config)
-    experts = Experts(
+    experts = _experts(
         experts=config.whole("num_experts", "num_local_experts", default=64),
         top_k=config.whole("num_experts_per_tok", default=8),
         ffn=fields["ffn"],
