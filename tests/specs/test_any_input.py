@@ -41,10 +41,11 @@ def answers(parse, *arguments):
     """Call a parser; returns its answer, or None after a SpecError that reads as one sentence."""
     try:
         return parse(*arguments)
-    except SpecError as error:
-        assert str(error).isprintable()
-        assert error.field and len(str(error)) < 1500
-        return None
+    except SpecError as raised:
+        error = raised
+    assert str(error).isprintable()
+    assert error.field and len(str(error)) < 1500
+    return None
 
 
 @settings(max_examples=400)
@@ -59,20 +60,17 @@ def test_quantities(value):
 
 
 @settings(max_examples=300)
-@given(st.from_regex(r"[0-9]{0,3}\.?[0-9]{0,3}(e[+-]?[0-9]{1,4})? ?[kKMGTib]{0,3}(/s|ps)?\n?", fullmatch=True))
+@given(
+    st.from_regex(
+        r"[0-9]{0,3}\.?[0-9]{0,3}(e[+-]?[0-9]{1,4})? ?[kKMGTib]{0,3}(/s|ps)?\n?", fullmatch=True
+    )
+)
 def test_quantities_that_look_right(text):
     test_quantities.hypothesis.inner_test(text)
 
 
 KEYS = st.sampled_from(
-    """hidden_size n_embd d_model num_hidden_layers n_layer n_layers num_attention_heads n_head
-    num_key_value_heads head_dim intermediate_size vocab_size tie_word_embeddings attention_bias
-    mlp_bias sliding_window use_sliding_window layer_types num_experts num_local_experts
-    num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size decoder_sparse_step
-    mlp_only_layers n_routed_experts n_shared_experts first_k_dense_replace moe_layer_freq
-    q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim n_inner n_positions
-    ffn_dim word_embed_proj_dim expansion_ratio no_bias moe_layers interleave_moe_layer_step
-    text_config _name_or_path torch_dtype rope_scaling""".split()
+    ["hidden_size", "n_embd", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "tie_word_embeddings", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "layer_types", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step", "mlp_only_layers", "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "moe_layer_freq", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_inner", "n_positions", "ffn_dim", "word_embed_proj_dim", "expansion_ratio", "no_bias", "moe_layers", "interleave_moe_layer_step", "text_config", "_name_or_path", "torch_dtype", "rope_scaling"]
 )
 SMALL = st.integers(1, 64)
 SOUND = {
@@ -121,11 +119,11 @@ def test_cluster_and_device_texts(text):
 
 
 CLUSTER_KEYS = st.sampled_from(
-    "name device nodes gpus_per_node levels reserve host_memory mtbf_node topology source x".split()
+    ["name", "device", "nodes", "gpus_per_node", "levels", "reserve", "host_memory", "mtbf_node", "topology", "source", "x"]
 )
 LEVELS = st.lists(
     st.dictionaries(
-        st.sampled_from("name domain bandwidth latency kind p2p oversubscription".split()),
+        st.sampled_from(["name", "domain", "bandwidth", "latency", "kind", "p2p", "oversubscription"]),
         st.one_of(SCALARS, st.sampled_from([1, 2, 4, 8, "all", "host", "50GB/s", "5us", "pcie"])),
         max_size=7,
     ),
@@ -134,7 +132,7 @@ LEVELS = st.lists(
 DEVICES = st.one_of(
     st.sampled_from(["h100", "cpu"]),
     st.dictionaries(
-        st.sampled_from("base name memory memory_bandwidth peak_tflops launch sms vendor".split()),
+        st.sampled_from(["base", "name", "memory", "memory_bandwidth", "peak_tflops", "launch", "sms", "vendor"]),
         st.one_of(VALUES, st.just("h100"), st.just({"bf16": 300})),
         max_size=6,
     ),
@@ -161,8 +159,7 @@ def test_cluster_files(fields, levels, device, nodes):
 @given(
     st.dictionaries(
         st.sampled_from(
-            "seq_len global_batch precision optimizer attention_kernel framework token_budget job "
-            "lora_rank framework_options x".split()
+            ["seq_len", "global_batch", "precision", "optimizer", "attention_kernel", "framework", "token_budget", "job", "lora_rank", "framework_options", "x"]
         ),
         st.one_of(VALUES, st.dictionaries(st.sampled_from(["base", "name"]), VALUES)),
         max_size=5,

@@ -9,7 +9,7 @@ from meshwright.specs.jobs import load_job
 
 FILE = """
 seq_len = "8Ki"
-global_batch = "4M-tokens"
+global_batch = "500-sequences"
 precision = "bf16-fp32-grads"
 token_budget = "15T"
 framework = "megatron"
@@ -24,11 +24,12 @@ def test_a_job_file(tmp_path):
     path.write_text(FILE)
     job = load_job(path)
     assert job.seq_len == 8192
-    assert job.global_batch == 488  # 4,000,000 / 8192 = 488.3
+    assert job.global_batch == 500
     assert job.precision == RECIPES["bf16-fp32-grads"]
     assert job.optimizer.state_bytes == 6 and job.optimizer.flops_per_parameter == 15
     assert job.token_budget == 15e12
     assert load_job(str(path)) == job
+    assert load_job({"seq_len": "8k", "global_batch": "4M-tokens"}).tokens == 4_000_000
     assert load_job({"job": job.plain()}) == job
 
 

@@ -254,13 +254,13 @@ def _deepseek(config: Config) -> dict[str, Any]:
     rope = config.whole("qk_rope_head_dim", default=64)
     # An explicit null means no query compression; an absent key is the class's default.
     compressed = "q_lora_rank" not in config.data
-    latent = dict(
-        q_rank=config.whole("q_lora_rank", default=1536 if compressed else 0, least=0),
-        kv_rank=config.whole("kv_lora_rank", default=512),
-        nope_head_dim=nope,
-        rope_head_dim=rope,
-        v_head_dim=config.whole("v_head_dim", default=128),
-    )
+    latent = {
+        "q_rank": config.whole("q_lora_rank", default=1536 if compressed else 0, least=0),
+        "kv_rank": config.whole("kv_lora_rank", default=512),
+        "nope_head_dim": nope,
+        "rope_head_dim": rope,
+        "v_head_dim": config.whole("v_head_dim", default=128),
+    }
     fields.update(head_dim=nope + rope, kv_heads=fields["heads"], latent_attention=latent, window=0)
     if config.flag("attention_bias", default=False):
         raise SpecError("config.attention_bias", True, "biased latent attention is not supported")
