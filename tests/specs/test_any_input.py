@@ -70,7 +70,54 @@ def test_quantities_that_look_right(text):
 
 
 KEYS = st.sampled_from(
-    ["hidden_size", "n_embd", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "tie_word_embeddings", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "layer_types", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step", "mlp_only_layers", "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "moe_layer_freq", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_inner", "n_positions", "ffn_dim", "word_embed_proj_dim", "expansion_ratio", "no_bias", "moe_layers", "interleave_moe_layer_step", "text_config", "_name_or_path", "torch_dtype", "rope_scaling"]
+    [
+        "hidden_size",
+        "n_embd",
+        "d_model",
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_attention_heads",
+        "n_head",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "vocab_size",
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "sliding_window",
+        "use_sliding_window",
+        "layer_types",
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "n_routed_experts",
+        "n_shared_experts",
+        "first_k_dense_replace",
+        "moe_layer_freq",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "n_inner",
+        "n_positions",
+        "ffn_dim",
+        "word_embed_proj_dim",
+        "expansion_ratio",
+        "no_bias",
+        "moe_layers",
+        "interleave_moe_layer_step",
+        "text_config",
+        "_name_or_path",
+        "torch_dtype",
+        "rope_scaling",
+    ]
 )
 SMALL = st.integers(1, 64)
 SOUND = {
@@ -119,11 +166,25 @@ def test_cluster_and_device_texts(text):
 
 
 CLUSTER_KEYS = st.sampled_from(
-    ["name", "device", "nodes", "gpus_per_node", "levels", "reserve", "host_memory", "mtbf_node", "topology", "source", "x"]
+    [
+        "name",
+        "device",
+        "nodes",
+        "gpus_per_node",
+        "levels",
+        "reserve",
+        "host_memory",
+        "mtbf_node",
+        "topology",
+        "source",
+        "x",
+    ]
 )
 LEVELS = st.lists(
     st.dictionaries(
-        st.sampled_from(["name", "domain", "bandwidth", "latency", "kind", "p2p", "oversubscription"]),
+        st.sampled_from(
+            ["name", "domain", "bandwidth", "latency", "kind", "p2p", "oversubscription"]
+        ),
         st.one_of(SCALARS, st.sampled_from([1, 2, 4, 8, "all", "host", "50GB/s", "5us", "pcie"])),
         max_size=7,
     ),
@@ -159,7 +220,19 @@ def test_cluster_files(fields, levels, device, nodes):
 @given(
     st.dictionaries(
         st.sampled_from(
-            ["seq_len", "global_batch", "precision", "optimizer", "attention_kernel", "framework", "token_budget", "job", "lora_rank", "framework_options", "x"]
+            [
+                "seq_len",
+                "global_batch",
+                "precision",
+                "optimizer",
+                "attention_kernel",
+                "framework",
+                "token_budget",
+                "job",
+                "lora_rank",
+                "framework_options",
+                "x",
+            ]
         ),
         st.one_of(VALUES, st.dictionaries(st.sampled_from(["base", "name"]), VALUES)),
         max_size=5,
