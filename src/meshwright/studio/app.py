@@ -28,8 +28,11 @@ from meshwright.studio.answers import (
     refusal,
 )
 from meshwright.studio.guard import Guard
+from meshwright.studio.sims.all_reduce import AllReduceData, all_reduce
 from meshwright.studio.sims.data_parallel import DataParallelData, data_parallel
+from meshwright.studio.sims.pipeline import PipelineData, pipeline
 from meshwright.studio.sims.tensor import TensorData, tensor
+from meshwright.studio.sims.zero import ZeroData, zero
 from meshwright.studio.views import Refusal, View
 
 
@@ -48,6 +51,11 @@ SIMULATIONS = (
                data_parallel, View[DataParallelData]),
     Simulation("tensor", "Tensor-parallel matrix split", "Who needs to add, who to concatenate?",
                tensor, View[TensorData]),
+    Simulation("all-reduce", "All-reduce, chunk by chunk", "How does every rank get the sum?",
+               all_reduce, View[AllReduceData]),
+    Simulation("pipeline", "Pipeline schedules", "Where does the bubble come from?",
+               pipeline, View[PipelineData]),
+    Simulation("zero", "ZeRO calculator", "What does each device keep?", zero, View[ZeroData]),
 )  # fmt: skip
 
 
