@@ -139,12 +139,7 @@ def all_reduce(
         "table": {
             "caption": "Every transfer",
             "columns": ["step", "phase", "from", "to", "chunks", "what", "bytes"],
-            "rows": [
-                [i + 1, s["phase"], t["source"], t["target"],
-                 ", ".join(_letter(c) for c in t["chunks"]), "adds" if t["adds"] else "copies",
-                 decimal_bytes(t["bytes"])]
-                for i, s in enumerate(steps) for t in s["transfers"]
-            ][:600],
+            "rows": _rows(steps),
         },
         "steps": [_told(i, s, ranks, want) for i, s in enumerate(steps)],
         "cli": f"meshwright allreduce --ranks {ranks} --size {size} --bandwidth {bandwidth} "
@@ -231,6 +226,19 @@ def _told(index: int, step: AllReduceStep, ranks: int, want: Array) -> Step:
         "check": f"{whole} of {cells} cells hold the whole sum",
         "holds": bool(right),
     }
+
+
+def _rows(steps: list[AllReduceStep]) -> list[list[str | float | int | None]]:
+    rows: list[list[str | float | int | None]] = [
+        [
+            i + 1, s["phase"], t["source"], t["target"],
+            ", ".join(_letter(c) for c in t["chunks"]), "adds" if t["adds"] else "copies",
+            decimal_bytes(t["bytes"]),
+        ]
+        for i, s in enumerate(steps)
+        for t in s["transfers"]
+    ]  # fmt: skip
+    return rows[:600]
 
 
 def _letter(chunk: int) -> str:

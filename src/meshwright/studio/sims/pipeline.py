@@ -176,8 +176,7 @@ def pipeline(
 
 def _chunks(name: str, pp: int, m: int, v: int) -> int:
     """The reader's chunks where the schedule takes them, else the schedule's own number."""
-    fixed = family(name).default_virtual_stages == 1
-    if fixed or refusal(name, Shape(pp, m, v)):
+    if refusal(name, Shape(pp, m, v)):
         return resolve(name, Shape(pp, m)).virtual_stages
     return v
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated
 
 from fastapi import Query
@@ -79,7 +80,7 @@ def zero(
         [float(model_state_bytes(count, precision, rule, z, n).total) for n in SHARDS]
         for z in range(4)
     ]
-    states = [sum(s["parts"].values()) for s in stages]  # type: ignore[arg-type]
+    states = [_states(s) for s in stages]
     fitting = [NAMES[s["zero"]] for s in stages if s["fits"]]
     each = _bytes_each(precision, rule)
     return {
@@ -89,10 +90,10 @@ def zero(
         + (f"{_among(fitting)} fit {held.name}." if fitting else f"nothing fits {held.name}."),
         "checks": [
             check("the parts add up to the total", all(
-                abs(sum(s["parts"].values()) + s["transient_bytes"] - s["total_bytes"]) < 1  # type: ignore[arg-type]
+                abs(_states(s) + s["transient_bytes"] - s["total_bytes"]) < 1
                 for s in stages)),
             check("each stage keeps no more states than the one before",
-                  all(a >= b for a, b in zip(states, states[1:], strict=False))),
+                  all(a >= b for a, b in pairwise(states))),
             check("all shards of stage 3 together are the unsharded states",
                   abs(states[3] * shards - states[0]) <= 1e-6 * states[0]),
         ],
@@ -103,7 +104,7 @@ def zero(
             "columns": ["stage", "parameters", "gradients", "master copy", "optimizer state",
                         "gathered, transient", "total", "sent a step", "fits"],
             "rows": [
-                [NAMES[s["zero"]], *(decimal_bytes(float(b)) for b in s["parts"].values()),  # type: ignore[arg-type]
+                [NAMES[s["zero"]], *(decimal_bytes(b) for b in _parts(s)),
                  decimal_bytes(s["transient_bytes"]), decimal_bytes(s["total_bytes"]),
                  decimal_bytes(s["traffic_bytes"]), "yes" if s["fits"] else "no"]
                 for s in stages
@@ -147,6 +148,15 @@ def _stage(
         "fits": total <= capacity,
         "traffic_bytes": float(traffic),
     }  # fmt: skip
+
+
+def _parts(stage: ZeroStage) -> list[float]:
+    parts = stage["parts"]
+    return [parts["parameters"], parts["gradients"], parts["master"], parts["optimizer"]]
+
+
+def _states(stage: ZeroStage) -> float:
+    return sum(_parts(stage))
 
 
 def _bytes_each(precision: PrecisionRecipe, rule: OptimizerRecipe) -> tuple[float, ...]:
