@@ -19,6 +19,12 @@ import numpy as np
 
 from meshwright.costs.collectives import bus_factor, collective_cost
 from meshwright.costs.fabric import Fabric, place
+from meshwright.costs.link_fit import (
+    MeasuredCollective,
+    constant_names,
+    fit_shared,
+    with_constants,
+)
 from meshwright.specs.cluster import Cluster, Device, LinkLevel
 from meshwright.specs.quantities import parse_bytes
 
@@ -101,6 +107,59 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
+def measured(rows: list[Row]) -> list[MeasuredCollective]:
+    """Rows of one fabric, as the fit takes them."""
+    return [
+        MeasuredCollective(r.collective, r.ranks, r.size_bytes, r.time_s, nvls="Ring" not in r.algo)
+        for r in rows
+    ]
+
+
+LINK = ("ring_fraction", "small_group", "nvls_fraction", "base_s", "step_s", "nvls_base_s",
+        "nvls_fill_s", "nvls_half_bytes", "fill_base_s", "fill_step_s", "fill_half_bytes")  # fmt: skip
+NETWORK = ("reduce_fraction", "gather_fraction", "hop_latencies", "fill_latencies",
+           "fill_half_bytes", "nvls_tree_fraction")  # fmt: skip
+
+
+def fit(rows: list[Row]) -> None:
+    """Fit each generation of links on its single hosts, then the network on all larger runs."""
+    rows = [r for r in rows if r.size_bytes >= 65536 and "not st" not in r.table]
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    fabrics = {id(r): Fabric.of(r.cluster) for r in rows}
+    for name in sorted({f.link.name for f in fabrics.values()}):
+        sets = grouped([r for r in rows if fabrics[id(r)].link.name == name
+                        and len(r.cluster.levels) == 1], {})  # fmt: skip
+        if not sets:
+            continue
+        known = [c for c in constant_names(sets[0][0]) if c.startswith("link.")]
+        values, spread = fit_shared(sets, known)
+        found[name] = values
+        print(f"[{name}] {sum(len(m) for _, m in sets)} rows")
+        for key, value in values.items():
+            print(f"  {key:24} {value:.4g}   (log sd {spread[key]:.2f})")
+    sets = grouped([r for r in rows if len(r.cluster.levels) > 1], found)
+    known = [f"network.{n}" for n in NETWORK]
+    values, spread = fit_shared(sets, known)
+    print(f"[network] {sum(len(m) for _, m in sets)} rows")
+    for key, value in values.items():
+        print(f"  {key:24} {value:.4g}   (log sd {spread[key]:.2f})")
+
+
+def grouped(
+    rows: list[Row], constants: dict[str, dict[str, float]]
+) -> list[tuple[Fabric, list[MeasuredCollective]]]:
+    """Rows by table, each with its fabric."""
+    tables: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        tables[row.table].append(row)
+    sets = []
+    for members in tables.values():
+        fabric = Fabric.of(members[0].cluster)
+        fabric = with_constants(fabric, constants.get(fabric.link.name, {}))
+        sets.append((fabric, measured(members)))
+    return sets
+
+
 def predict(row: Row) -> float:
     """Our time of a row; "Ring (NVLS off)" rows are priced with the switch's reduction off."""
     fabric = Fabric.of(row.cluster)
@@ -116,7 +175,11 @@ def main() -> None:
     parser.add_argument("csv", type=Path)
     parser.add_argument("--above", default="1MiB")
     parser.add_argument("--by", choices=("table", "row"), default="table")
+    parser.add_argument("--fit", action="store_true", help="fit the constants of links.toml")
     arguments = parser.parse_args()
+    if arguments.fit:
+        fit(read(arguments.csv))
+        return
     floor = parse_bytes(arguments.above)
     rows = [row for row in read(arguments.csv) if row.size_bytes > floor]
     if not rows:

@@ -65,14 +65,16 @@ def ceil_log2(count: Numbers) -> Column:
 def ring_bandwidth(fabric: Fabric, members: Column) -> Column:
     """Bus bandwidth in bytes/s of a ring of `members` devices inside one innermost domain.
 
-    A switch gives every ring the whole link. Point-to-point links (AMD) add up with the number
-    of peers; on a torus a group uses the axes it spans; on the V100 hybrid cube mesh the number
+    A switch gives every ring the whole link, PCIe what a pair gets. Point-to-point links (AMD)
+    add up with the number of peers; on a torus a group uses the axes it spans; on the V100 hybrid cube mesh the number
     of rings depends on the group's size.
     """
     level, link = fabric.levels[0], fabric.link
     full = level.bandwidth_bytes_s * link.ring_fraction
     if level.kind == "mesh":
-        return np.asarray(full / max(level.domain - 1, 1) * np.maximum(members - 1.0, 1.0))
+        pair = level.pair_bytes_s or level.bandwidth_bytes_s / max(level.domain - 1, 1)
+        together = pair * link.ring_fraction * np.maximum(members - 1.0, 1.0)
+        return np.asarray(np.minimum(full, together))
     if level.kind == "torus":
         side, axes = fabric.torus_side, fabric.torus_axes
         spanned = 1.0 + (members > side)
@@ -82,6 +84,8 @@ def ring_bandwidth(fabric: Fabric, members: Column) -> Column:
         rings = np.asarray(link.mesh_rings, dtype=np.float64)
         index = np.minimum(members, len(rings) - 1).astype(np.int64)
         return np.asarray(full * (np.maximum(rings[index], 1.0) / rings.max()))
+    if level.kind == "pcie" and level.pair_bytes_s > 0.0:
+        full = min(full, level.pair_bytes_s * link.ring_fraction)
     return np.asarray(full * (members / (members + link.small_group)))
 
 

@@ -103,6 +103,8 @@ class Level:
     latency_s: float
     kind: str
     devices_per_nic: float = 1.0
+    pair_bytes_s: float = 0.0
+    """Between one pair of devices, where that is less; 0: the same."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +143,11 @@ class Fabric:
         if first.kind == "network":
             # One device a host: the network is the only level, and nothing is crossed inside it.
             levels = (Level("device", 1, first.bandwidth_bytes_s, 1e-6, "pcie"), *levels)
-        name = cluster.device.name
-        two_axes = any(word in name.lower() for word in ("v2", "v3", "v5e", "v6e"))
-        return cls(
-            levels, link_constants(levels[0].kind, name), network_constants(), 2 if two_axes else 3
-        )
+        inner = levels[0]
+        # A torus joins neighbours along each axis by two links of the pair's rate.
+        axes = round(inner.bandwidth_bytes_s / inner.pair_bytes_s / 2) if inner.pair_bytes_s else 3
+        link = link_constants(inner.kind, cluster.device.name)
+        return cls(levels, link, network_constants(), min(max(axes, 1), 3))
 
 
 def _level(level: LinkLevel, gpus_per_node: int) -> Level:
@@ -157,6 +159,7 @@ def _level(level: LinkLevel, gpus_per_node: int) -> Level:
         level.latency_s,
         level.kind,
         max(1.0, per_nic),
+        level.p2p_bytes_s,
     )
 
 

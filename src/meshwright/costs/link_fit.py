@@ -1,0 +1,200 @@
+"""Fit the constants of links to measured collectives, as far as the measurements identify them.
+
+Constants are fitted in logarithms, towards their current values: each starts with a prior of a
+factor e either way, and a measurement counts as right within a tenth. What the data do not
+speak about therefore stays where it was, and is reported as not identified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from meshwright.costs.collectives import collective_cost
+from meshwright.costs.fabric import Column, Fabric, Link, Network, place
+from meshwright.specs.errors import SpecError
+
+PRIOR_SD, NOISE_SD = 1.0, 0.1
+IDENTIFIED_SD = 0.5
+"""A constant is identified if the data narrow its prior at least to half."""
+
+WHOLE = ("nvls_members_max", "mesh_rings", "name")
+"""Constants that are facts of the hardware, not rates: never fitted."""
+
+
+@dataclass(frozen=True)
+class MeasuredCollective:
+    """One measured time; sizes as in nccl-tests, `stride` between members in global ranks."""
+
+    collective: str
+    ranks: int
+    size_bytes: float
+    time_s: float
+    stride: int = 1
+    nvls: bool = True
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """Constants that the measurements identify, and how much better they predict."""
+
+    constants: dict[str, float]
+    """`link.step_s` and the like → fitted value, identified ones only."""
+    before: dict[str, float]
+    not_identified: tuple[str, ...]
+    error_before: float
+    """Median of |predicted / measured - 1|."""
+    error_after: float
+    measurements: int
+
+
+def constant_names(fabric: Fabric) -> list[str]:
+    """Constants that can be fitted: positive rates, times and sizes."""
+    found = []
+    for part, kind in (("link", Link), ("network", Network)):
+        for field in fields(kind):
+            value = getattr(getattr(fabric, part), field.name)
+            if field.name not in WHOLE and value > 0:
+                found.append(f"{part}.{field.name}")
+    return found
+
+
+def with_constants(fabric: Fabric, constants: Mapping[str, float]) -> Fabric:
+    """Return a fabric with some constants replaced, by dotted name.
+
+    Raises:
+        SpecError: no such constant, or a value that is not positive.
+    """
+    parts: dict[str, dict[str, float]] = {"link": {}, "network": {}}
+    known = set(constant_names(fabric))
+    for name, value in constants.items():
+        if name not in known:
+            raise SpecError("link_constants", name, f"known: {', '.join(sorted(known))}")
+        if not (np.isfinite(value) and value > 0):
+            raise SpecError(f"link_constants.{name}", value, "more than 0 is expected")
+        part, field = name.split(".")
+        parts[part][field] = value
+    # mypy cannot check keywords that are data; the names were checked above.
+    link = replace(fabric.link, **parts["link"])  # type: ignore[arg-type]
+    network = replace(fabric.network, **parts["network"])  # type: ignore[arg-type]
+    return replace(fabric, link=link, network=network)
+
+
+def _predicted(fabric: Fabric, rows: Sequence[MeasuredCollective]) -> Column:
+    times = np.empty(len(rows))
+    keys = [(r.collective, r.nvls) for r in rows]
+    for key in sorted(set(keys)):
+        index = [i for i, k in enumerate(keys) if k == key]
+        chosen = [rows[i] for i in index]
+        on = fabric if key[1] else fabric.without_nvls()
+        group = place(on, [r.ranks for r in chosen], stride=[r.stride for r in chosen])
+        sizes = np.array([r.size_bytes for r in chosen])
+        times[index] = collective_cost(key[0], on, sizes, group).total_s
+    return times
+
+
+def fit_shared(
+    sets: Sequence[tuple[Fabric, Sequence[MeasuredCollective]]],
+    names: Sequence[str],
+    rounds: int = 40,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Fit constants that several fabrics share, by damped Gauss-Newton on log ratios.
+
+    Outliers count by their logarithm's absolute value (iteratively reweighted), so that one
+    odd row does not move a constant.
+
+    Returns:
+        Fitted values, and the posterior standard deviation of each one's logarithm.
+
+    Raises:
+        SpecError: there is nothing to fit to.
+    """
+    sets = [(fabric, rows) for fabric, rows in sets if rows]
+    if not sets or any(r.time_s <= 0 for _, rows in sets for r in rows):
+        raise SpecError("measurements", len(sets), "positive measured times are expected")
+    measured = np.log(np.concatenate([[r.time_s for r in rows] for _, rows in sets]))
+    first = np.log([_value(sets[0][0], name) for name in names])
+
+    def residual(theta: Column) -> Column:
+        values = dict(zip(names, np.exp(theta).tolist(), strict=True))
+        got = [
+            _predicted(with_constants(f, {n: v for n, v in values.items() if n in known[i]}), rows)
+            for i, (f, rows) in enumerate(sets)
+        ]
+        return np.asarray(np.log(np.concatenate(got)) - measured)
+
+    known = [set(constant_names(fabric)) for fabric, _ in sets]
+
+    def objective(theta: Column, error: Column) -> float:
+        return float(np.abs(error).sum() / NOISE_SD + ((theta - first) ** 2).sum() / 2)
+
+    theta, damping = first.copy(), 1e-2
+    error = residual(theta)
+    jacobian = np.empty((len(measured), len(names)))
+    for _ in range(rounds):
+        for j in range(len(names)):
+            moved = theta.copy()
+            moved[j] += 1e-4
+            jacobian[:, j] = (residual(moved) - error) / 1e-4
+        weight = 1 / (NOISE_SD * np.maximum(np.abs(error), 0.02))
+        normal = (jacobian.T * weight) @ jacobian + np.eye(len(names)) / PRIOR_SD**2
+        gradient = (jacobian.T * weight) @ error + (theta - first) / PRIOR_SD**2
+        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -gradient)
+        trial = theta + np.clip(step, -0.5, 0.5)
+        trial_error = residual(trial)
+        if objective(trial, trial_error) < objective(theta, error):
+            theta, error, damping = trial, trial_error, damping / 3
+            if np.abs(step).max() < 1e-5:
+                break
+        else:
+            damping *= 4
+            if damping > 1e6:
+                break
+    precision = jacobian.T @ jacobian / NOISE_SD**2 + np.eye(len(names)) / PRIOR_SD**2
+    spread = np.sqrt(np.diag(np.linalg.inv(precision)))
+    return (
+        dict(zip(names, np.exp(theta).tolist(), strict=True)),
+        dict(zip(names, spread.tolist(), strict=True)),
+    )
+
+
+def _value(fabric: Fabric, name: str) -> float:
+    part, field = name.split(".")
+    return float(getattr(getattr(fabric, part), field))
+
+
+def fit_links(fabric: Fabric, measurements: Sequence[MeasuredCollective]) -> LinkFit:
+    """Fit one cluster's constants to its own measurements.
+
+    Args:
+        fabric: the cluster's links with their shipped constants.
+        measurements: times of one or more collectives, sizes and group shapes.
+
+    Returns:
+        The identified constants, for `Cluster.link_constants`; the others stay as shipped.
+
+    Raises:
+        SpecError: no measurement, or a time that is not positive.
+    """
+    every = constant_names(fabric)
+    _, spread = fit_shared([(fabric, measurements)], every, rounds=1)
+    names = [n for n in every if spread[n] < IDENTIFIED_SD]
+    before = _errors(fabric, measurements)
+    values, spread = fit_shared([(fabric, measurements)], names) if names else ({}, {})
+    kept = {n: v for n, v in values.items() if spread[n] < IDENTIFIED_SD}
+    after = _errors(with_constants(fabric, kept), measurements)
+    return LinkFit(
+        kept,
+        {n: _value(fabric, n) for n in kept},
+        tuple(n for n in every if n not in kept),
+        float(np.median(before)),
+        float(np.median(after)),
+        len(measurements),
+    )
+
+
+def _errors(fabric: Fabric, rows: Sequence[MeasuredCollective]) -> Column:
+    measured = np.array([r.time_s for r in rows])
+    return np.abs(_predicted(fabric, rows) / measured - 1.0)
