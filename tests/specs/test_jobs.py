@@ -29,7 +29,7 @@ def test_a_job_file(tmp_path):
     assert job.optimizer.state_bytes == 6 and job.optimizer.flops_per_parameter == 15
     assert job.token_budget == 15e12
     assert load_job(str(path)) == job
-    assert load_job({"seq_len": "8k", "global_batch": "4M-tokens"}).tokens == 4_000_000
+    assert load_job({"seq_len": "8k", "global_batch": "4M-tokens"}).global_batch == 512
     assert load_job({"job": job.plain()}) == job
 
 

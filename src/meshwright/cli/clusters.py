@@ -18,6 +18,7 @@ def command(
     from meshwright.cli.output import print_json, print_table
     from meshwright.specs.cluster import LinkLevel
     from meshwright.specs.clusters import cluster_names, load_cluster
+    from meshwright.specs.presets import spelled_out
     from meshwright.specs.quantities import format_bytes
 
     def rate(level: LinkLevel) -> str:
@@ -39,7 +40,8 @@ def command(
                 for level in cluster.levels
             ],
             right=(1,),
-            note=f"Memory {format_bytes(cluster.device.memory_bytes)} per device. {cluster.source}.",
+            note=f"Memory {format_bytes(cluster.device.memory_bytes)} per device. {cluster.source}.\n"
+            + "\n".join(spelled_out([cluster.source, *(level.source for level in cluster.levels)])),
         )  # fmt: skip
         return
     every = [(known, load_cluster(known)) for known in cluster_names()]

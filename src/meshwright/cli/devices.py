@@ -16,6 +16,7 @@ def command(
     """
     from meshwright.cli.output import print_json, print_table
     from meshwright.specs.devices import device_names, load_device
+    from meshwright.specs.presets import spelled_out
     from meshwright.specs.quantities import format_bytes
 
     if name is not None:
@@ -47,6 +48,7 @@ def command(
                 ("kernel launch", f"{device.launch_s * 1e6:g} µs", "assumed"),
                 ("price", f"${device.price_per_hour:g}/h", "assumed: give your own"),
             ],
+            note="\n".join(spelled_out([*source.values(), "data sheet"])),
         )
         return
     devices = [load_device(known) for known in device_names()]

@@ -107,6 +107,8 @@ def model_from_config(data: Mapping[str, Any], name: str = "", source: str = "")
     known = data.get("_name_or_path")
     fields["name"] = name or (known if isinstance(known, str) and known else given_type)
     fields["source"] = source or "a Hugging Face config.json"
+    if data.get("num_nextn_predict_layers"):
+        fields["source"] += "; its multi-token-prediction layers are not counted"
     return Model.parse(fields, "config")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -11,9 +12,15 @@ from meshwright.specs.errors import SpecError, nearest
 
 
 @cache
-def table(name: str) -> dict[str, dict[str, Any]]:
-    """Return one data file as tables by preset name (`devices`, `clusters` or `models`)."""
+def table(name: str) -> dict[str, Any]:
+    """Return one data file: `devices`, `clusters` or `models` by preset name, or `sources`."""
     return tomllib.loads(files(__name__).joinpath(f"{name}.toml").read_text("utf-8"))
+
+
+def spelled_out(sources: Iterable[str]) -> list[str]:
+    """Return "name: what it stands for" for the short source names that occur in some texts."""
+    texts = " ".join(sources)
+    return [f"{name}: {full}" for name, full in table("sources").items() if name in texts]
 
 
 def normalise(name: str) -> str:
