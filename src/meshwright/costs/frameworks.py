@@ -58,6 +58,10 @@ class Behaviour(Spec):
     loss_bytes: float = Field(
         ge=0, description="moved per logit by the loss and its gradient, beyond the head's products"
     )
+    keeps_gathered_inputs: bool = Field(
+        description="sequence parallel: the gathered inputs of one micro-batch's column-parallel "
+        "products stay allocated until its backward, instead of being gathered again"
+    )
     optimizer_fused: bool = Field(description="one multi-tensor kernel updates all states")
     zero: int = Field(ge=0, le=3, description="ZeRO stage when a run names none")
     recompute: Recompute = Field(description="recomputation when a run names none")
@@ -78,6 +82,11 @@ class Behaviour(Spec):
         ge=0,
         description="host time that one tensor-parallel collective takes more per member of its "
         "group in a job of several hosts",
+    )
+    blocking_message_s: float = Field(
+        ge=0,
+        description="time that a stage-to-stage message between hosts blocks its rank, whatever "
+        "its size",
     )
     host_micro_batch_s: float = Field(
         ge=0, description="host time per micro-batch outside the layers: data, embedding, loss"

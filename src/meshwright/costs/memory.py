@@ -263,6 +263,9 @@ def _role_parts(
     known = constants()
     buffers = groups * float(known["nccl"]["bytes_per_group"])
     buffers = buffers + _bucket_bytes(behaviour, columns, state)
+    if behaviour.keeps_gathered_inputs:
+        whole_inputs = 2.0 * tokens * float(model.hidden) * element * (1.0 - 1.0 / split)
+        working = working + layers.total(role) * whole_inputs
     moving = activations + working + logits + gathered
     return {
         "parameters": state.parameters,

@@ -111,7 +111,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     times = _stage_times(columns, stage_parts)
     hop = _p2p_time_s(setting, columns, distances)
     parts = _pace_parts(columns, stage_parts, times, micro_batches)
-    parts["pipeline_p2p"] = _p2p_exposed_s(setting, columns, hop, micro_batches)
+    parts["pipeline_p2p"] = _p2p_exposed_s(setting, columns, distances, hop, micro_batches)
     parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
     parts["data_parallel"] = data_parallel_s(
         job,
@@ -314,7 +314,11 @@ def _p2p_time_s(setting: Setting, columns: LayoutColumns, distances: dict[str, I
 
 
 def _p2p_exposed_s(
-    setting: Setting, columns: LayoutColumns, hop: Floats, micro_batches: Ints
+    setting: Setting,
+    columns: LayoutColumns,
+    distances: dict[str, Ints],
+    hop: Floats,
+    micro_batches: Ints,
 ) -> Floats:
     """Stage-to-stage time on the critical path.
 
@@ -329,7 +333,13 @@ def _p2p_exposed_s(
     if setting.behaviour.p2p_overlapped:
         steady = np.where(v > 1, 0.0, steady)
     issue = messages * 2.0 * setting.behaviour.host_kernel_s
-    return np.where(columns.pp > 1, fill + steady + issue, 0.0)
+    # A rank in between sends and receives in both directions, one at an end in half as many.
+    neighbours = np.where(columns.pp > 2, 2.0, 1.0)
+    between_hosts = columns.pp * distances["pp"] > setting.cluster.gpus_per_node
+    blocked = np.where(
+        between_hosts, messages * neighbours * setting.behaviour.blocking_message_s, 0.0
+    )
+    return np.where(columns.pp > 1, fill + steady + issue + blocked, 0.0)
 
 
 def _optimizer_s(setting: Setting, columns: LayoutColumns, used: MemoryColumns) -> Floats:

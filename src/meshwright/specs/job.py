@@ -11,7 +11,7 @@ from meshwright.specs.base import Spec
 AttentionKernel = Literal["flash", "unfused", "memory-efficient"]
 Framework = Literal[
     "any", "megatron", "megatron-2021", "megatron-2022", "nemo", "megatron-deepspeed", "deepspeed",
-    "torchtitan", "fsdp", "nanotron", "maxtext", "meshwright",
+    "torchtitan", "fsdp", "nanotron", "nanotron-before-pp-fix", "maxtext", "meshwright",
 ]  # fmt: skip
 
 
