@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from meshwright import __version__
 from meshwright.specs.errors import DoesNotFitError, SpecError
-from meshwright.studio import teaching
+from meshwright.studio import planning, teaching
 from meshwright.studio.answers import (
     as_json,
     encode,
@@ -100,6 +100,7 @@ def routes() -> list[Route]:
     ]
     return (
         fixed
+        + list(planning.ROUTES)
         + _lesson_routes()
         + [("GET", f"/api/sim/{s.id}", s.answer, s.data) for s in SIMULATIONS]
     )

@@ -64,6 +64,7 @@ async function fromServer(path: string, init: RequestInit): Promise<unknown> {
   const said = body?.error ?? body?.detail
   const sentence =
     typeof said === 'string' ? said
+    : response.status === 409 ? said?.remedy // an answer (nothing fits), not a slip of the reader
     : said?.sentence ?? (Array.isArray(said) ? `${said[0]?.loc?.slice(1).join('.')}: ${said[0]?.msg}` : '')
   throw new Refusal(sentence || `The server answered ${response.status} for ${path}.`, said?.field ?? '', response.status)
 }

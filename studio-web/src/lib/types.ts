@@ -184,8 +184,8 @@ export interface Plan {
 
 export interface Candidates {
   label: string[]
-  dp: number[]; tp: number[]; pp: number[]; virtual_stages: number[]; zero: number[]
-  micro_batch: number[]; recompute: string[]
+  dp: number[]; tp: number[]; pp: number[]; cp: number[]; ep: number[]; virtual_stages: number[]; zero: number[]; shard: number[]
+  micro_batch: number[]; recompute: string[]; schedule: string[]; sequence_parallel: boolean[]
   step_time_s: number[]; peak_memory_bytes: number[]; bubble_fraction: number[]; mfu: number[]
   fits: boolean[]; pareto: boolean[]
 }
