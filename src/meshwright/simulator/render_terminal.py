@@ -1,0 +1,115 @@
+"""A timeline as coloured text that fits the terminal's width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from meshwright.schedules.ops import Kind
+from meshwright.simulator.timeline import Timeline
+
+STYLES: dict[Kind, tuple[str, str]] = {
+    Kind.F: ("black on #7db7f0", "black on #5b9bdd"),
+    Kind.B: ("black on #8fd18b", "black on #6cba68"),
+    Kind.I: ("black on #6fd3c3", "black on #4dbbaa"),
+    Kind.W: ("black on #f2c46d", "black on #dca94a"),
+}
+"""Two tones per kind; neighbouring micro-batches alternate, so that their border shows."""
+HATCH: dict[Kind, tuple[str, str]] = {
+    Kind.F: ("▒", "░"), Kind.B: ("█", "▓"), Kind.I: ("▙", "▚"), Kind.W: ("╳", "╱"),
+}  # fmt: skip
+"""The same without colour."""
+IDLE = "·"
+NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input grad", Kind.W: "weight grad"}
+MOST_ROWS = 32
+
+
+def terminal_timeline(
+    timeline: Timeline,
+    width: int,
+    *,
+    colour: bool = True,
+    format_time: Callable[[float], str] = lambda t: f"{t:g}",
+) -> RenderableType:
+    """Draw one row per rank, a legend, and a time axis.
+
+    Args:
+        timeline: what to draw.
+        width: columns to fill at most; at least 40 are used.
+        colour: whether to colour; without, kinds are told apart by hatching.
+        format_time: how to print a time.
+    """
+    schedule = timeline.schedule
+    label = len(f"rank {schedule.pp - 1} ")
+    columns = max(width, 40) - label - len(" 100.0%")
+    makespan = timeline.makespan_s or 1.0
+    rows: list[Text] = []
+    shown, left_out = _ranks_to_show(schedule.pp)
+    for rank in shown:
+        if rank < 0:
+            rows.append(Text(f"  ⋮   {left_out} ranks between", style="dim"))
+            continue
+        line = Text(f"rank {rank}".ljust(label), style="bold" if colour else "")
+        line.append_text(_rank_row(timeline, rank, columns, makespan, colour))
+        line.append(f"{timeline.busy_s[rank] / makespan:>6.1%}", style="dim" if colour else "")
+        rows.append(line)
+    rows.append(_axis(label, columns, makespan, format_time))
+    rows.append(_legend(timeline, colour))
+    return Group(*rows)
+
+
+def _ranks_to_show(pp: int) -> tuple[list[int], int]:
+    if pp <= MOST_ROWS:
+        return list(range(pp)), 0
+    half = MOST_ROWS // 2
+    return [*range(half), -1, *range(pp - half, pp)], pp - 2 * half
+
+
+def _rank_row(timeline: Timeline, rank: int, columns: int, makespan: float, colour: bool) -> Text:
+    """Fill each column with the operation that runs at its middle."""
+    schedule = timeline.schedule
+    first, last = int(schedule.offsets[rank]), int(schedule.offsets[rank + 1])
+    start, end = timeline.start[first:last], timeline.end[first:last]
+    middles = (np.arange(columns) + 0.5) * makespan / columns
+    running = np.searchsorted(start, middles, side="right") - 1
+    owner = np.where((running >= 0) & (middles < end[np.maximum(running, 0)]), running, -1)
+    text = Text()
+    borders = np.flatnonzero(np.diff(owner, prepend=-2, append=-2))
+    for a, b in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+        if owner[a] < 0:
+            text.append(IDLE * (b - a), style="dim" if colour else "")
+            continue
+        op = timeline.op(first + int(owner[a]))
+        tone = op.unit % 2
+        name = str(op.unit)
+        fill = " " if colour else HATCH[op.kind][tone]
+        body = name.center(b - a, fill) if len(name) < b - a or (b - a == len(name)) else None
+        text.append(body or fill * (b - a), style=STYLES[op.kind][tone] if colour else "")
+    return text
+
+
+def _axis(label: int, columns: int, makespan: float, format_time: Callable[[float], str]) -> Text:
+    marks = [" "] * columns
+    for part in range(5):
+        word = format_time(makespan * part / 4)
+        at = min(round(columns * part / 4), columns - len(word))
+        at = max(at if part in (0, 4) else at - len(word) // 2, 0)
+        marks[at : at + len(word)] = word
+    return Text(" " * label + "".join(marks)[:columns], style="dim")
+
+
+def _legend(timeline: Timeline, colour: bool) -> Text:
+    line = Text()
+    present = set(np.unique(timeline.schedule.kind).tolist())
+    for kind in Kind:
+        if int(kind) in present:
+            sample = f" {kind.name} " if colour else HATCH[kind][0] * 2
+            line.append(sample, style=STYLES[kind][0] if colour else "")
+            line.append(f" {NAMES[kind]}   ")
+    line.append(f"{IDLE * 2} idle   numbers: ")
+    line.append("micro-batch · slices + slice" if timeline.schedule.slices > 1 else "micro-batch")
+    line.append("   right: busy share")
+    return line
