@@ -83,7 +83,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class EstimateColumns:
-    """A table of estimates; arrays of shape (rows,)."""
+    """A table of estimates; arrays of shape (rows,).
+
+    `hop_s` is the time of one message between neighbouring ranks of the pipeline.
+    """
 
     step_time_s: Floats
     time_parts: dict[str, Floats]
@@ -91,6 +94,7 @@ class EstimateColumns:
     bubble_fraction: Floats
     micro_batches: Ints
     stage_times: pipeline.StageTimes
+    hop_s: Floats
 
 
 def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> EstimateColumns:
@@ -136,6 +140,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
         bubble_fraction=parts["pipeline_bubble"] / total,
         micro_batches=micro_batches,
         stage_times=times,
+        hop_s=hop,
     )
 
 

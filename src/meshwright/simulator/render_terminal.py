@@ -86,8 +86,10 @@ def _rank_row(timeline: Timeline, rank: int, columns: int, makespan: float, colo
         tone = op.unit % 2
         name = str(op.unit)
         fill = " " if colour else HATCH[op.kind][tone]
-        body = name.center(b - a, fill) if len(name) < b - a or (b - a == len(name)) else None
-        text.append(body or fill * (b - a), style=STYLES[op.kind][tone] if colour else "")
+        # Without colour a label that fills its box would run into its neighbour's.
+        fits = len(name) <= b - a - (0 if colour else 1)
+        body = name.center(b - a, fill) if fits else fill * (b - a)
+        text.append(body, style=STYLES[op.kind][tone] if colour else "")
     return text
 
 

@@ -1,0 +1,303 @@
+"""`meshwright simulate`: one training step as a timeline."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from meshwright.schedules import Schedule
+    from meshwright.simulator import StageTimes, Timeline
+    from meshwright.simulator.memory import RankMemory
+
+
+@dataclass
+class _Result:
+    """What was simulated, and how to print its times."""
+
+    timeline: Timeline
+    memory: list[RankMemory] | None
+    seconds: bool
+    extra: dict[str, Any]
+
+
+def command(
+    plan: str | None = typer.Argument(None, help="A plan file; or give --schedule."),
+    schedule: str | None = typer.Option(
+        None, "--schedule", "-s", help="A schedule's name, or a torch schedule file (.csv)."
+    ),
+    pp: int | None = typer.Option(None, "--pp", help="Pipeline ranks."),
+    micro_batches: int | None = typer.Option(
+        None, "--microbatches", "--micro-batches", "-m", help="Micro-batches per step."
+    ),
+    virtual_stages: int = typer.Option(
+        0, "--virtual-stages", "-v", help="Model chunks per rank; 0: the schedule's default."
+    ),
+    group: int = typer.Option(0, "--group", help="Micro-batch group of interleaved schedules."),
+    slices: int = typer.Option(0, "--slices", help="Pieces per sequence, for seq-1f1b."),
+    memory_limit: float = typer.Option(
+        0.0, "--memory-limit", help="Micro-batches a rank may hold, for zb-auto; 0: pp."
+    ),
+    times: str = typer.Option(
+        "1,1,1", "--times", help="Forward, input gradient, weight gradient of one micro-batch."
+    ),
+    comm: float = typer.Option(0.0, "--comm", help="Time of one message between stages."),
+    stage_times: Path | None = typer.Option(
+        None, "--stage-times", help="File with forward, backward_input, backward_weight per stage."
+    ),
+    pair_ratio: float | None = typer.Option(
+        None, "--pair-ratio", help="Time of an overlapped F and B over their sum, for DualPipe."
+    ),
+    trace: Path | None = typer.Option(None, "--trace", help="Write a trace for Perfetto."),
+    svg: Path | None = typer.Option(None, "--svg", help="Write a picture."),
+    csv: Path | None = typer.Option(None, "--csv", help="Write the schedule for torch."),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", help="Write the timeline as columnar JSON."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the numbers as JSON."),
+    width: int = typer.Option(0, "--width", help="Columns of the timeline; 0: the terminal's."),
+) -> None:
+    """Simulate one training step: a coloured timeline, the bubble and its causes, the memory.
+
+    With a plan, times and memory are those that the cost model gives its layout. With --schedule,
+    time is in abstract units: --times 1,1,1 is one micro-batch through one rank's whole share.
+    """
+    from meshwright.schedules import Shape, refusal
+    from meshwright.specs.errors import SpecError
+
+    if (plan is None) == (schedule is None):
+        raise SpecError("plan", plan, "give either a plan file or --schedule")
+    if plan is not None:
+        result = _from_plan(plan)
+    else:
+        assert schedule is not None
+        triple = _triple(times)
+        if not schedule.endswith(".csv"):
+            if pp is None or micro_batches is None:
+                raise SpecError("--pp", pp, "give --pp and --microbatches with --schedule")
+            shape = Shape(
+                pp, micro_batches, virtual_stages, group, slices, memory_limit, triple, comm
+            )
+            reason = refusal(schedule, shape)
+            if reason and as_json:
+                from meshwright.cli.output import print_json
+
+                print_json({"schedule": schedule, "legal": False, "reason": reason})
+                raise typer.Exit(2)
+            built = _build(schedule, shape)
+        else:
+            built = _read_csv(Path(schedule))
+        result = _abstract(built, stage_times, triple, comm, pair_ratio)
+    _write(result, trace, svg, csv, output)
+    if as_json:
+        _print_json(result)
+    else:
+        _print(result, width)
+
+
+def _build(name: str, shape: Any) -> Schedule:
+    from meshwright.schedules import build
+
+    return build(name, **vars(shape))
+
+
+def _read_csv(path: Path) -> Schedule:
+    from meshwright.schedules import read_torch_csv
+    from meshwright.specs.errors import SpecError
+
+    try:
+        return read_torch_csv(path.read_text("utf-8"), path.name)
+    except OSError as error:
+        raise SpecError("--schedule", str(path), f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise SpecError("--schedule", str(path), "is not text") from None
+
+
+def _triple(text: str) -> tuple[float, float, float]:
+    from meshwright.specs.errors import SpecError
+
+    try:
+        forward, backward_input, backward_weight = (float(part) for part in text.split(","))
+    except ValueError:
+        raise SpecError("--times", text, "three numbers F,I,W are expected, as 1,1,1") from None
+    return forward, backward_input, backward_weight
+
+
+def _stage_times(path: Path) -> StageTimes:
+    """Read per-stage times; `backward` alone is split into two equal halves."""
+    from meshwright.simulator import StageTimes
+    from meshwright.specs.errors import SpecError
+    from meshwright.specs.plan import read_data
+
+    data = read_data(path, "--stage-times")
+    if "backward" in data and "forward" in data:
+        half = [value / 2 for value in data["backward"]]
+        columns: list[Any] = [data["forward"], half, half]
+    else:
+        names = ("forward", "backward_input", "backward_weight")
+        missing = [name for name in names if name not in data]
+        if missing:
+            raise SpecError("--stage-times", str(path), f"it has no list named {missing[0]}")
+        columns = [data[name] for name in names]
+    try:
+        return StageTimes.of(*columns)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError("--stage-times", str(path), "lists of numbers are expected") from None
+
+
+def _abstract(
+    schedule: Schedule, stage_times: Path | None, times: tuple[float, float, float], comm: float,
+    pair_ratio: float | None,
+) -> _Result:  # fmt: skip
+    from meshwright.simulator import Simulator
+
+    given = _stage_times(stage_times) if stage_times else times
+    timeline = Simulator(schedule, pair_ratio=pair_ratio).run(given, comm)
+    return _Result(timeline, None, False, {})
+
+
+def _from_plan(path: str) -> _Result:
+    from meshwright.cli import inputs
+    from meshwright.simulator.memory import memory_over_time
+    from meshwright.simulator.plan_step import plan_step
+
+    plan = inputs.read_plan(path)
+    step = plan_step(plan.model, plan.cluster, plan.job, plan.layout)
+    timeline = step.run()
+    extra = {
+        "layout": plan.layout.label(),
+        "tail": step.tail_s,
+        "closed_form_step": step.closed_form.step_time_s,
+        "capacity_bytes": step.closed_form.capacity_bytes,
+    }
+    return _Result(timeline, memory_over_time(timeline, step.memory), True, extra)
+
+
+def _write(
+    result: _Result, trace: Path | None, svg: Path | None, csv: Path | None, output: Path | None
+) -> None:
+    import json
+
+    from meshwright.specs.plan import write_atomically
+
+    if trace is not None:
+        from meshwright.simulator.render_trace import perfetto_trace
+
+        unit_s = 1.0 if result.seconds else 1e-3
+        write_atomically(trace, perfetto_trace(result.timeline, result.memory, unit_s=unit_s))
+    if svg is not None:
+        from meshwright.simulator.render_svg import svg_timeline
+
+        write_atomically(svg, svg_timeline(result.timeline, format_time=_format(result)))
+    if csv is not None:
+        from meshwright.schedules import write_torch_csv
+
+        write_atomically(csv, write_torch_csv(result.timeline.schedule))
+    if output is not None:
+        from meshwright.simulator.columnar import columnar
+
+        write_atomically(output, json.dumps(columnar(result.timeline, result.memory)))
+
+
+def _format(result: _Result) -> Any:
+    from meshwright.specs.quantities import format_seconds
+
+    return format_seconds if result.seconds else lambda time: f"{time:.6g}"
+
+
+def _print_json(result: _Result) -> None:
+    from meshwright.cli.output import print_json
+    from meshwright.simulator.columnar import schedule_facts, summary
+
+    memory = [
+        {"rank": rank, "peak_bytes": m.peak_bytes, "peak_at": m.peak_s, "cause": str(m.cause),
+         "parts_bytes": m.parts_at_peak}
+        for rank, m in enumerate(result.memory or [])
+    ]  # fmt: skip
+    print_json(
+        {
+            "legal": True,
+            "reason": None,
+            "schedule": schedule_facts(result.timeline.schedule),
+            **summary(result.timeline),
+            "unit": "s" if result.seconds else "abstract",
+            "memory": memory,
+            **result.extra,
+        }
+    )
+
+
+CAUSES = {
+    "warm_up": "filling the pipeline", "drain": "draining it", "imbalance": "unequal stages",
+    "communication": "waiting for messages", "order": "the order of operations",
+}  # fmt: skip
+
+
+def _print(result: _Result, width: int) -> None:
+    from rich.console import Console
+
+    from meshwright.simulator.render_terminal import terminal_timeline
+
+    console = Console(width=width or None)
+    timeline, form = result.timeline, _format(result)
+    s, bubble = timeline.schedule, timeline.bubble
+    chunks = f", {s.virtual_stages} virtual stages per rank" if s.virtual_stages > 1 else ""
+    layout = f" · {result.extra['layout']}" if result.seconds else ""
+    console.print(
+        f"[bold]{s.name}[/]: {s.pp} ranks, {s.micro_batches} micro-batches{chunks}{layout}",
+        highlight=False,
+    )
+    colour = console.color_system is not None
+    console.print(terminal_timeline(timeline, console.width, colour=colour, format_time=form))
+    lines = [f"makespan {form(timeline.makespan_s)}"]
+    if result.seconds:
+        tail, closed = result.extra["tail"], result.extra["closed_form_step"]
+        lines[0] += (
+            f", and {form(tail)} of gradient reduction and optimizer after it: step "
+            f"{form(timeline.step_s)} (closed forms: {form(closed)})"
+        )
+    lines.append(
+        f"bubble {bubble.makespan:.2%} of the makespan (every rank waits for the last before the "
+        f"optimizer), {bubble.span:.2%} of the longest span"
+    )
+    causes = sorted(bubble.attribution.items(), key=lambda part: -abs(part[1]))
+    named = [f"{CAUSES[name]} {share:.2%}" for name, share in causes if abs(share) >= 5e-5]
+    if named:
+        lines.append("  of which " + ", ".join(named))
+    peaks = timeline.peak_in_flight
+    shown = " ".join(f"{peak:g}" for peak in peaks[:16]) + (" …" if len(peaks) > 16 else "")
+    lines.append(f"micro-batches in flight at the peak, by rank: {shown}")
+    lines += list(s.notes)
+    for line in lines:
+        console.print(line, highlight=False)
+    if result.memory:
+        _print_memory(result)
+    if not sys.stdout.isatty():
+        sys.stdout.flush()
+
+
+def _print_memory(result: _Result) -> None:
+    from meshwright.cli.output import print_table
+    from meshwright.specs.quantities import format_bytes, format_seconds
+
+    rows = []
+    for rank, memory in enumerate(result.memory or []):
+        parts = sorted(memory.parts_at_peak.items(), key=lambda part: -part[1])
+        named = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in parts[:3]]
+        rows.append(
+            [str(rank), format_bytes(memory.peak_bytes), format_seconds(memory.peak_s),
+             str(memory.cause), ", ".join(named)]
+        )  # fmt: skip
+    capacity = format_bytes(result.extra["capacity_bytes"])
+    print_table(
+        f"Memory at each rank's peak (a device offers {capacity})",
+        ["rank", "peak", "reached at", "by", "largest parts"],
+        rows,
+        right={0, 1, 2},
+    )
