@@ -49,7 +49,9 @@ def test_torchs_own_1f1b_listing_is_refused_with_the_operation():
     visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
     listing = visualizer.get_schedule_ops("1F1B", 4, 8)
     text = "\n".join(",".join("" if a is None else str(a) for a in row) for row in listing)
-    with pytest.raises(SpecError, match="stage 3.*forwards micro-batches 1…8, but stage 0 forwards 0…7"):
+    with pytest.raises(
+        SpecError, match=r"stage 3.*forwards micro-batches 1…8, but stage 0 forwards 0…7"
+    ):
         read_torch_csv(text)
 
 

@@ -60,8 +60,10 @@ def svg_timeline(
         f"{escape(title or _title(timeline, format_time))}</text>",
     ]
     for rank in range(schedule.pp):
-        parts += _row(timeline, rank, scale, plot)
+        parts.append(_lane(rank, plot))
     parts += _axis(timeline, plot, height, format_time)
+    for rank in range(schedule.pp):
+        parts += _row(timeline, rank, scale, plot)
     parts += _legend(timeline, height)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -86,6 +88,11 @@ def _patterns() -> str:
     )
 
 
+def _lane(rank: int, plot: float) -> str:
+    top = TOP + rank * (ROW + GAP)
+    return f"<rect x='{LEFT}' y='{top}' width='{plot:.1f}' height='{ROW}' fill='#eef0f3'/>"
+
+
 def _row(timeline: Timeline, rank: int, scale: float, plot: float) -> list[str]:
     schedule = timeline.schedule
     top = TOP + rank * (ROW + GAP)
@@ -93,7 +100,6 @@ def _row(timeline: Timeline, rank: int, scale: float, plot: float) -> list[str]:
     parts = [
         f"<text x='{LEFT - 10}' y='{top + 17}' font-size='13' text-anchor='end' fill='#1b1f24'>"
         f"rank {rank}</text>",
-        f"<rect x='{LEFT}' y='{top}' width='{plot:.1f}' height='{ROW}' fill='#eef0f3'/>",
         f"<text x='{LEFT + plot + 8:.1f}' y='{top + 17}' font-size='12' fill='#57606a'>"
         f"{share:.1%}</text>",
     ]
@@ -159,7 +165,9 @@ def _legend(timeline: Timeline, height: int) -> list[str]:
         parts.append(f"<text x='{x + 24}' y='{y + 11}' font-size='12' fill='#1b1f24'>{text}</text>")
         x += 40 + 7 * len(text)
     tail = "numbers: micro-batch · right: busy share"
-    if timeline.schedule.virtual_stages * timeline.schedule.chains > 1:
+    if timeline.schedule.chains > 1:
+        tail = "darker: the opposite pipeline · " + tail
+    elif timeline.schedule.virtual_stages > 1:
         tail = "darker: odd chunks · " + tail
     parts.append(f"<text x='{x}' y='{y + 11}' font-size='12' fill='#57606a'>{tail}</text>")
     return parts

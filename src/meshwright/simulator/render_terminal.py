@@ -86,8 +86,8 @@ def _rank_row(timeline: Timeline, rank: int, columns: int, makespan: float, colo
         tone = op.unit % 2
         name = str(op.unit)
         fill = " " if colour else HATCH[op.kind][tone]
-        # Without colour a label that fills its box would run into its neighbour's.
-        fits = len(name) <= b - a - (0 if colour else 1)
+        # A label that fills its box runs into its neighbour's, unless colour parts two digits.
+        fits = len(name) <= b - a - (0 if colour and len(name) == 1 else 1)
         body = name.center(b - a, fill) if fits else fill * (b - a)
         text.append(body, style=STYLES[op.kind][tone] if colour else "")
     return text
