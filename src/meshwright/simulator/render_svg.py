@@ -59,8 +59,7 @@ def svg_timeline(
         f"<text x='{LEFT}' y='24' font-size='16' font-weight='600' fill='#1b1f24'>"
         f"{escape(title or _title(timeline, format_time))}</text>",
     ]
-    for rank in range(schedule.pp):
-        parts.append(_lane(rank, plot))
+    parts += [_lane(rank, plot) for rank in range(schedule.pp)]
     parts += _axis(timeline, plot, height, format_time)
     for rank in range(schedule.pp):
         parts += _row(timeline, rank, scale, plot)
