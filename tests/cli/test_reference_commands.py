@@ -86,3 +86,18 @@ def test_errors_are_one_sentence_and_exit_2(capsys, arguments, words):
     code, text, error = output(capsys, *arguments)
     assert (code, text) == (2, "")
     assert error.count("\n") == 1 and words in error
+
+
+def test_narrow_terminals_lose_columns_never_names(capsys, monkeypatch):
+    import rich.console
+
+    from meshwright.cli import output as module
+
+    monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True, raising=False)
+    narrow = rich.console.Console
+    monkeypatch.setattr(rich.console, "Console", lambda **_: narrow(width=70, no_color=True, color_system=None))
+    for command, names in (("devices", device_names()), ("clusters", cluster_names())):
+        _, text, _ = output(capsys, command)
+        assert [name for name in names if f" {name} " not in text] == []
+        assert "Left out in this width" in text and "…" not in text
+        assert max(map(len, text.splitlines())) <= 70

@@ -40,6 +40,7 @@ def command(
                 for level in cluster.levels
             ],
             right=(1,),
+            optional=(2, 4),
             note=f"Memory {format_bytes(cluster.device.memory_bytes)} per device. {cluster.source}.\n"
             + "\n".join(spelled_out([cluster.source, *(level.source for level in cluster.levels)])),
         )  # fmt: skip
@@ -53,14 +54,24 @@ def command(
         two = load_cluster(f"{known}:{max(2, 2 * host.levels[0].domain // host.gpus_per_node)}")
         inner, outer = two.levels[0], two.levels[-1]
         rows.append(
-            (known, host.device.preset, str(host.gpus_per_node), f"{inner.name} ({inner.kind})",
-             rate(inner), f"{outer.bandwidth_bytes_s / 1e9:g} GB/s", two.source.partition(": ")[2])
-        )  # fmt: skip
+            (
+                known,
+                host.device.preset,
+                str(host.gpus_per_node),
+                inner.name,
+                f"{inner.bandwidth_bytes_s / 1e9:.4g}",
+                f"{(inner.p2p_bytes_s or inner.bandwidth_bytes_s) / 1e9:.4g}",
+                f"{outer.bandwidth_bytes_s / 1e9:.3g}",
+                two.source.partition(": ")[2],
+            )
+        )
     print_table(
         "Clusters",
-        ("name", "device", "per host", "fast link", "fast, one way", "network", "source"),
+        ("name", "device", "per host", "fast link", "GB/s", "a pair", "network", "source"),
         rows,
-        right=(2, 5),
-        note="Rates per device, one direction. `NAME:NODES` sizes a preset; `device:NODESxGPUS` "
-        "takes the device's usual host; any hierarchy: a TOML file (docs/clusters.md).",
+        right=(2, 4, 5, 6),
+        note="GB/s per device, one direction: over the fast link, between one pair of it, and over "
+        "the network.\n`NAME:NODES` sizes a preset; `device:NODESxGPUS` takes the device's usual "
+        "host; any hierarchy: a TOML file (docs/clusters.md).",
+        optional=(7, 2, 5),
     )

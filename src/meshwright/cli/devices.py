@@ -57,21 +57,23 @@ def command(
         return
     print_table(
         "Devices",
-        ("name", "device", "memory", "bandwidth", "bf16 peak", "fp8 peak", "measured", "$/h"),
+        ("name", "GiB", "TB/s", "bf16", "fp8", "measured", "$/h", "device"),
         [
             (
                 device.preset,
-                device.name,
-                format_bytes(device.memory_bytes),
-                f"{device.memory_bandwidth_bytes_s / 1e12:g} TB/s",
+                f"{device.memory_bytes / 2**30:.1f}",
+                f"{device.memory_bandwidth_bytes_s / 1e12:g}",
                 f"{device.peak('bf16') / 1e12:g}",
                 f"{device.peak_flops['fp8'] / 1e12:g}" if "fp8" in device.peak_flops else "–",
                 f"{device.matmul_efficiency['bf16']:.0%}" if device.matmul_efficiency else "–",
                 f"{device.price_per_hour:g}",
+                device.name,
             )
             for device in devices
         ],
-        right=range(2, 8),
-        note="Peaks in dense TFLOP/s (fp16 where a device has no bf16); measured: best bf16 matrix "
-        "multiply over peak; price: assumed. `meshwright devices NAME` shows each number's source.",
+        right=range(1, 7),
+        note="GiB that a program sees; TB/s of memory; dense peaks in TFLOP/s (fp16 where there is "
+        "no bf16); measured: best bf16 matrix multiply over peak; price: assumed.\n"
+        "`meshwright devices NAME` shows each number's source.",
+        optional=(7, 6, 5),
     )

@@ -32,11 +32,11 @@ def command(
 
     Sizes are in GB (1e9 bytes) and GiB (2**30). Activations and what else a step needs come on top.
     """
-    from meshwright.cli.output import print_json, print_table
+    from meshwright.cli.output import print_json, print_lines, print_table
     from meshwright.specs.devices import load_device
     from meshwright.specs.job import RECIPES
     from meshwright.specs.jobs import optimizer_recipe, precision_recipe
-    from meshwright.specs.quantities import format_bytes, format_count
+    from meshwright.specs.quantities import format_count
 
     chosen = [*RECIPES.values()] if recipe == "all" else [precision_recipe(recipe, "--recipe")]
     update = optimizer_recipe(optimizer, "--optimizer")
@@ -69,7 +69,7 @@ def command(
             f"{format_count(parameters)} parameters, {table['recipe']} with {update.name}: "
             f"{split} = {sum(each.values()):g} bytes each, on {gpus} devices",
             (
-                "stage", "parameters", "gradients", "optimizer", "GB each", "GiB each", "smaller",
+                "stage", "parameters", "gradients", "optimizer", "GB", "GiB", "smaller",
                 "sent per step", accelerator.preset,
             ),
             [
@@ -80,31 +80,22 @@ def command(
                     f"{row['total_bytes'] / 2**30:.2f}",
                     f"{row['reduction']:.2f}x",
                     f"{row['traffic_bytes'] / 1e9:.2f} GB",
-                    "fits" if row["fits"] else "too large",
+                    "fits" if row["fits"] else "too big",
                 )
                 for row in table["stages"]
             ],
             right=range(1, 8),
+            optional=(7, 6),
         )  # fmt: skip
-    gathered = tables[0]["gathered_bytes"]
-    print_table(
-        "Not in the table",
-        ("what", "how much"),
-        [
-            (
-                f"{accelerator.name} offers",
-                f"{format_bytes(accelerator.memory_bytes)} = "
-                f"{accelerator.memory_bytes / 1e9:.1f} GB to all of it",
-            ),
-            (
-                "ZeRO-3's gathered layers",
-                f"{gathered / 1e9:.2f} GB: one layer in use, one on its way, of a typical shape"
-                if source != "exact"
-                else f"{gathered / 1e9:.2f} GB: one layer in use, one on its way",
-            ),
-            (", ".join(OMITTED), "depends on the layout: `meshwright estimate`"),
-        ],
-        note=f"Parameters: {source}. Sent per step: what one device sends for data parallelism.",
+    gathered = tables[0]["gathered_bytes"] / 1e9
+    shape = "" if source == "exact" else " of a typical shape"
+    print_lines(
+        f"Parameters: {source}. Sizes are GB (1e9 bytes) on each device; sent per step is what one "
+        "device sends for data parallelism.",
+        f"{accelerator.name} offers {accelerator.memory_bytes / 2**30:.1f} GiB = "
+        f"{accelerator.memory_bytes / 1e9:.1f} GB, and not to model states alone. Not in the table:",
+        f"· the layers that ZeRO-3 gathers, {gathered:.2f} GB: one in use and one on its way{shape};",
+        f"· {', '.join(OMITTED)}: these depend on the layout, see `meshwright estimate`.",
     )
 
 

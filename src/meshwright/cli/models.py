@@ -92,6 +92,7 @@ def command(
             for model, counts in every
         ],
         right=range(1, 8),
+        optional=(8, 7, 6),
         note="`meshwright models NAME` opens one up. Also accepted wherever a model is: a "
         "config.json, a size (30B), or fields (layers=32,hidden=4096,heads=32).",
     )
