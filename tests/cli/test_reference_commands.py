@@ -95,7 +95,9 @@ def test_narrow_terminals_lose_columns_never_names(capsys, monkeypatch):
 
     monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True, raising=False)
     narrow = rich.console.Console
-    monkeypatch.setattr(rich.console, "Console", lambda **_: narrow(width=70, no_color=True, color_system=None))
+    monkeypatch.setattr(
+        rich.console, "Console", lambda **_: narrow(width=70, no_color=True, color_system=None)
+    )
     for command, names in (("devices", device_names()), ("clusters", cluster_names())):
         _, text, _ = output(capsys, command)
         assert [name for name in names if f" {name} " not in text] == []
