@@ -92,7 +92,8 @@ def _sensible(question: content.Question, names: dict[str, Any]) -> bool:
         return False
     wrong = [float(evaluate(w.value, names)) for w in question.wrong]
     # A number that a misconception gives too would let it pass unnoticed.
-    return right > 0 and not any(_close(right, value, 2 * TOLERANCE) for value in wrong)
+    unit = question.unit
+    return right > 0 and not any(_close(right, value, unit, 2 * TOLERANCE) for value in wrong)
 
 
 def _whole(number: float) -> float | int:
@@ -152,13 +153,13 @@ def _judge_number(question: content.Question, given: str, names: dict[str, Any])
     right = float(evaluate(question.answer, names))
     value = parse_answer(given, question.unit)
     expected = show_answer(right, question.unit)
-    if _close(value, right):
+    if _close(value, right, question.unit):
         return _verdict(question, names, True, expected, "")
     why = next(
         (
             _told(wrong.says, names)
             for wrong in question.wrong
-            if _close(value, float(evaluate(wrong.value, names)))
+            if _close(value, float(evaluate(wrong.value, names)), question.unit)
         ),
         "",
     )
@@ -169,9 +170,9 @@ def _judge_number(question: content.Question, given: str, names: dict[str, Any])
 
 def _unit_slip(value: float, right: float, unit: str) -> str:
     ratio = value / right if right else 0.0
-    if unit == "GB" and _close(ratio, 2**30 / 1e9, 0.004):
+    if unit == "GB" and _close(ratio, 2**30 / 1e9, tolerance=0.004):
         return "That number in GB, not GiB: a GiB is 2^30 bytes, 7.4 % more than a GB."
-    if unit == "GB" and _close(ratio, 1e9 / 2**30, 0.004):
+    if unit == "GB" and _close(ratio, 1e9 / 2**30, tolerance=0.004):
         return "That is the number of GiB; in GB (10^9 bytes) it is 7.4 % larger."
     if unit in ("GB", "s") and _close(ratio, 8):
         return "Eight times too much: bits, not bytes."
@@ -254,5 +255,7 @@ def show_answer(value: float, unit: str) -> str:
     return f"{value:g}"
 
 
-def _close(value: float, right: float, tolerance: float = TOLERANCE) -> bool:
-    return math.isclose(value, right, rel_tol=tolerance, abs_tol=1e-12)
+def _close(value: float, right: float, unit: str = "", tolerance: float = TOLERANCE) -> bool:
+    # A percentage is shown with one decimal place, so half of that is always near enough.
+    rounding = 0.00051 if unit == "%" else 1e-12
+    return math.isclose(value, right, rel_tol=tolerance, abs_tol=rounding)

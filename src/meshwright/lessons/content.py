@@ -221,7 +221,6 @@ class Drill(Spec):
     recipe: str = "bf16"
     start: dict[str, int | str | bool]
     editable: dict[str, tuple[int | str | bool, ...]]
-    fixed: dict[str, int | str | bool] = Field(default_factory=dict)
     evidence: tuple[Panel, ...]
     cause: str = Field("", description="the finding that the evidence supports")
     findings: tuple[str, ...] = Field((), description="what one may conclude; one is the cause")

@@ -25,6 +25,7 @@ from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
+from meshwright.specs.plan import Estimate
 from meshwright.specs.quantities import parse_bandwidth, parse_bytes, parse_count, parse_seconds
 
 PARTS = ("parameters", "gradients", "optimizer")
@@ -132,9 +133,9 @@ def _timeline(schedule: str, pp: int, m: int, v: int) -> Any:
     )
 
 
-def in_flight(pp: int, m: int, stage: int = 0, schedule: str = "1f1b") -> float:
-    """Micro-batches whose activations a stage holds at its peak, from the simulator."""
-    return float(_timeline(schedule, int(pp), int(m), 1).peak_in_flight[int(stage)])
+def in_flight(pp: int, m: int, stage: int = 0, v: int = 1, schedule: str = "1f1b") -> float:
+    """Micro-batches whose activations a rank holds at its peak, from the simulator."""
+    return float(_timeline(schedule, int(pp), int(m), int(v)).peak_in_flight[int(stage)])
 
 
 def pace(fast: float, slow: float, pp: int = 4, m: int = 64) -> float:
@@ -238,10 +239,41 @@ def activations(
     model: str, seq: int = 4096, micro_batch: int = 1, recompute: str = "none", tp: int = 1
 ) -> float:
     """Bytes of activations that one micro-batch of a model preset keeps on a device."""
-    job = Job(seq_len=seq, global_batch=micro_batch)
-    layout = Layout.parse({"tp": tp, "micro_batch": micro_batch, "recompute": recompute})
-    priced = estimate(load_model(model), load_cluster("a100-80g:1x8"), job, layout)
-    return priced.memory_parts["activations"]
+    return run(
+        model, "a100-80g:1x8", seq, micro_batch, "activations", tp=tp, micro_batch=micro_batch,
+        recompute=recompute,
+    )  # fmt: skip
+
+
+def run(model: str, cluster: str, seq: int, batch: int, want: str, **layout: Any) -> float:
+    """One number of the estimate of a layout.
+
+    `want` is `peak`, `step`, `tokens` (per second and device), `idle` (bubble fraction), or the
+    name of a memory or time part.
+
+    Raises:
+        SpecError: no such number, or the layout is not accepted.
+    """
+    priced = _priced(model, cluster, seq, batch, tuple(sorted(layout.items())))
+    named = {
+        "peak": priced.peak_memory_bytes,
+        "step": priced.step_time_s,
+        "tokens": priced.tokens_per_s_per_gpu,
+        "idle": priced.bubble_fraction,
+        **priced.memory_parts,
+        **priced.time_parts,
+    }
+    if want not in named:
+        raise SpecError("want", want, nearest(want, named))
+    return named[want]
+
+
+@lru_cache(maxsize=256)
+def _priced(
+    model: str, cluster: str, seq: int, batch: int, layout: tuple[tuple[str, Any], ...]
+) -> Estimate:
+    job = Job(seq_len=seq, global_batch=batch)
+    return estimate(load_model(model), load_cluster(cluster), job, Layout.parse(dict(layout)))
 
 
 def gap(growth: float, factor: float, years: float) -> float:
@@ -255,7 +287,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         states, part, optimizer_part, weights, bytes_per_parameter, devices_needed, memory, bubble,
         bubble_of_ideal, in_flight, pace, ring_s, ring_bytes, ring_steps, naive_bytes, tree_s,
         tp_all_reduces, effective_batch, world, zero_traffic, checkpoint_segments,
-        checkpoint_layers, recompute_share, activations, gap,
+        checkpoint_layers, recompute_share, activations, run, gap,
     )
 }  # fmt: skip
 """What content may call, by name."""

@@ -43,7 +43,7 @@ def evaluate(expression: str, names: Mapping[str, Any] | None = None) -> Any:
 
 def _value(node: ast.expr, names: Mapping[str, Any], whole: str) -> Any:
     match node:
-        case ast.Constant(value=int() | float() | str() as constant):
+        case ast.Constant(value=bool() | int() | float() | str() as constant):
             return constant
         case ast.Name(id=name) if name in names:
             return names[name]

@@ -12,6 +12,7 @@ import numpy as np
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 
+from meshwright.specs.base import Spec
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.studio.views import Refusal
 
@@ -26,6 +27,8 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Spec):
+        return value.plain()
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from meshwright import __version__
 from meshwright.specs.errors import DoesNotFitError, SpecError
-from meshwright.studio import planning, teaching
+from meshwright.studio import planning, practice, teaching
 from meshwright.studio.answers import (
     as_json,
     encode,
@@ -123,6 +123,9 @@ def _lesson_routes() -> list[Route]:
         ("GET", "/api/rules", teaching.rules, list[teaching.RuleView]),
         ("GET", "/api/papers", teaching.papers, list[teaching.PaperView]),
         ("GET", "/api/tables", teaching.tables, list[teaching.TableView]),
+        ("GET", "/api/drills", practice.drill_list, list[practice.DrillEntry]),
+        ("GET", "/api/drills/{drill_id}", practice.drill, practice.DrillView),
+        ("POST", "/api/drills/{drill_id}/grade", practice.grade, practice.GradeView),
     ]
 
 
