@@ -93,7 +93,7 @@ def _sensible(question: content.Question, names: dict[str, Any]) -> bool:
     wrong = [float(evaluate(w.value, names)) for w in question.wrong]
     # A number that a misconception gives too would let it pass unnoticed.
     unit = question.unit
-    return right > 0 and not any(_close(right, value, unit, 2 * TOLERANCE) for value in wrong)
+    return right > 0 and not any(_close(right, value, unit, 3 * TOLERANCE) for value in wrong)
 
 
 def _whole(number: float) -> float | int:
@@ -256,6 +256,6 @@ def show_answer(value: float, unit: str) -> str:
 
 
 def _close(value: float, right: float, unit: str = "", tolerance: float = TOLERANCE) -> bool:
-    # A percentage is shown with one decimal place, so half of that is always near enough.
-    rounding = 0.00051 if unit == "%" else 1e-12
+    # A percentage is shown with one decimal place, so half of that is near enough.
+    rounding = 0.051 * tolerance if unit == "%" else 1e-12
     return math.isclose(value, right, rel_tol=tolerance, abs_tol=rounding)
