@@ -87,7 +87,7 @@ def gradient_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
         for name, parameter in stage.named_parameters():
             if counts_here(name, parameter, stage, world):
                 total += local_gradient(parameter).double().square().sum()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=world.control)
     return total.sqrt()
 
 

@@ -41,6 +41,8 @@ class World:
     dp_rank: int
     tied: Axis
     """First and last stage of this rank's pipeline, which hold one tied embedding."""
+    control: Any
+    """All ranks once more: losses and norms travel here, apart from every axis."""
     names: dict[str, str]
     """Process group name to axis, for the ledger."""
     mutant: str = ""
@@ -86,7 +88,11 @@ def make_world(
     expert_mesh, ep = None, Axis(name="ep")
     if has_experts and layout.dp * layout.cp * layout.tp > 1:
         expert_ranks = stage_ranks.reshape(layout.pp, -1, layout.ep)
-        expert_mesh = DeviceMesh(device.type, expert_ranks, mesh_dim_names=("pp", "edp", "ep"))
+        # Groups of its own, also where one spans all ranks: the ledger tells axes by group.
+        own = ((dist.get_backend(), None),) * 3
+        expert_mesh = DeviceMesh(
+            device.type, expert_ranks, mesh_dim_names=("pp", "edp", "ep"), backend_override=own
+        )
         group = expert_mesh.get_group("ep")
         ep = Axis(name="ep", size=layout.ep, rank=dist.get_rank(group), group=group)
     tied = Axis(name="tied")
@@ -102,9 +108,11 @@ def make_world(
         sequence_parallel=layout.sequence_parallel and layout.tp > 1,
     )
     pp = Axis(name="pp", size=layout.pp, rank=pp_rank, group=dense.get_group("pp"))
+    control = dist.new_group(list(range(layout.world)))
     return World(
         layout=layout, device=device, rank=rank, dense=dense, experts=expert_mesh, axes=axes,
-        pp=pp, dp_rank=dp_rank, tied=tied, names=_group_names(dense, expert_mesh, cp, tied),
+        pp=pp, dp_rank=dp_rank, tied=tied, control=control,
+        names=_group_names(dense, expert_mesh, cp, tied) | {control.group_name: "control"},
         mutant=mutant,
     )  # fmt: skip
 
@@ -124,13 +132,10 @@ def _own_group(lines: torch.Tensor, rank: int) -> Any:
 def _group_names(
     dense: DeviceMesh, experts: DeviceMesh | None, cp: Axis, tied: Axis
 ) -> dict[str, str]:
-    named = {dense.get_group(name).group_name: name for name in dense.mesh_dim_names or ()}
-    for name in ("replicate", "shard"):
-        named[dense.get_group(name).group_name] = "dp"
+    """A mesh dimension as large as the world *is* the default group, so only real ones count."""
+    labels = {"pp": "pp", "replicate": "dp", "shard": "dp", "alone": "dp", "tp": "tp"}
+    found = [(dense.get_group(name), labels[name]) for name in dense.mesh_dim_names or ()]
     if experts is not None:
-        named[experts.get_group("edp").group_name] = "edp"
-        named[experts.get_group("ep").group_name] = "ep"
-    for axis in (cp, tied):
-        if axis.group is not None:
-            named[axis.group.group_name] = axis.name
-    return named
+        found += [(experts.get_group(name), name) for name in ("edp", "ep")]
+    found += [(axis.group, axis.name) for axis in (cp, tied) if axis.group is not None]
+    return {group.group_name: label for group, label in found if group.size() > 1}

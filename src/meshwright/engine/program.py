@@ -141,7 +141,7 @@ class Program:
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         if self.holds_loss and self.world.axes.tp.rank == 0:
             total += torch.stack(losses).detach().double().sum()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.world.control)
         return float(total)
 
     def step(
