@@ -84,8 +84,10 @@ class Ledger(TorchDispatchMode):
             payload = sum(_bytes(t) for t in args[0])
         elif kind == "all_gather":
             output = args[0]
-            payload = _bytes(output) if isinstance(output, torch.Tensor) else sum(
-                _bytes(t) for row in output for t in row
+            payload = (
+                _bytes(output)
+                if isinstance(output, torch.Tensor)
+                else sum(_bytes(t) for row in output for t in row)
             )
         elif kind in ("send", "receive"):
             payload = sum(_bytes(t) for t in args[0])

@@ -92,7 +92,10 @@ def _data(
             continue
         shape[0] = -(-shape[0] // shard) * shard
         elements = torch.Size(shape).numel()
-        gradient, weight = elements * precision.reduce.itemsize, elements * precision.compute.itemsize
+        gradient, weight = (
+            elements * precision.reduce.itemsize,
+            elements * precision.compute.itemsize,
+        )
         reductions, gathers = _data_calls(layout, micro_batches)
         if layout.zero == 0:
             yield axis, gradient * float(bus_factor("all_reduce", ranks))
@@ -118,9 +121,7 @@ def _data_calls(layout: Layout, micro_batches: int) -> tuple[int, int]:
     return (micro_batches if layout.zero == 2 else 1), 1
 
 
-def _tensor_passes(
-    model: Model, layout: Layout, layers: range, first: bool, last: bool
-) -> float:
+def _tensor_passes(model: Model, layout: Layout, layers: range, first: bool, last: bool) -> float:
     """All-reduces per micro-batch; a reduce-scatter or an all-gather counts as half of one.
 
     The embedding adds one forward and the head one backward (without sequence parallelism), or
