@@ -50,6 +50,18 @@ class Behaviour(Spec):
     fused_wgrad_accumulation: bool = Field(
         description="weight gradients are added inside the GEMM, without a copy"
     )
+    copied_widths: float = Field(
+        ge=0,
+        description="tensors of the hidden width that eager attention copies and keeps per layer",
+    )
+    full_width_buffers: float = Field(
+        ge=0,
+        description="whole-sequence tensors of the hidden width alive at once around the "
+        "tensor-parallel collectives",
+    )
+    placeholder_gradients: bool = Field(
+        description="autograd is given one 16-bit placeholder gradient per distinct weight shape"
+    )
     accumulate_bytes: float = Field(
         ge=0,
         description="moved per parameter and micro-batch to add a fresh gradient to the resident "
@@ -80,8 +92,12 @@ class Behaviour(Spec):
     )
     host_member_s: float = Field(
         ge=0,
-        description="host time that one tensor-parallel collective takes more per member of its "
-        "group in a job of several hosts",
+        description="more host time per collective and member of a tensor-parallel group that "
+        "spans hosts",
+    )
+    host_member_local_s: float = Field(
+        ge=0,
+        description="the same for a group inside one host, in a job of several hosts",
     )
     blocking_message_s: float = Field(
         ge=0,

@@ -25,7 +25,7 @@ from meshwright.specs.model import Model
 
 PARTS = (
     "parameters", "gradients", "optimizer", "gathered_parameters", "activations", "recompute_peak",
-    "logits", "buffers", "context", "fragmentation",
+    "logits", "buffers", "communicators", "context", "fragmentation",
 )  # fmt: skip
 
 
@@ -127,6 +127,7 @@ def activation_bytes_per_layer(
         shared += 2.0 * hidden
     per_token = shared / split
     per_token = per_token + _attention_bytes(model, element, tp)
+    per_token = per_token + behaviour.copied_widths * hidden * element / tp
     width = float(model.ffn)
     if moe:
         assert model.experts is not None
@@ -261,11 +262,19 @@ def _role_parts(
         (columns.tp > 1) * 1.0 + (columns.pp > 1) + (columns.dp * columns.cp > 1) + (columns.ep > 1)
     )
     known = constants()
-    buffers = groups * float(known["nccl"]["bytes_per_group"])
-    buffers = buffers + _bucket_bytes(behaviour, columns, state)
+    buffers = _bucket_bytes(behaviour, columns, state)
+    whole_width = behaviour.full_width_buffers * tokens * model.hidden * element
+    buffers = buffers + np.where(columns.tp > 1, whole_width, 0.0)
     if behaviour.keeps_gathered_inputs:
         whole_inputs = 2.0 * tokens * float(model.hidden) * element * (1.0 - 1.0 / split)
         working = working + layers.total(role) * whole_inputs
+    if behaviour.placeholder_gradients:
+        layer = np.maximum(
+            local.dense_layer * (layers.dense[role] > 0), local.moe_layer * (layers.moe[role] > 0)
+        )
+        expert = local.experts_layer * (layers.moe[role] > 0)
+        head = np.where(has_head, local.embedding_matrix, 0.0)
+        buffers = buffers + job.precision.parameter_bytes * (layer + expert + head)
     moving = activations + working + logits + gathered
     return {
         "parameters": state.parameters,
@@ -276,6 +285,7 @@ def _role_parts(
         "recompute_peak": working,
         "logits": logits,
         "buffers": buffers,
+        "communicators": groups * float(known["nccl"]["bytes_per_group"]),
         "context": np.full(columns.rows, float(known["context"]["bytes"])),
         "fragmentation": moving * float(known["allocator"]["fragmentation"]),
     }

@@ -219,8 +219,10 @@ def _launch(
     moe = (framework.kernels_per_layer + MOE_KERNELS) * framework.host_kernel_s
     host = layers.dense[role] * one + layers.moe[role] * moe
     # Two pairs of tensor-parallel collectives a layer, and one more gather each in backward.
-    several = setting.cluster.nodes > 1
-    collective = framework.host_collective_s + several * framework.host_member_s * columns.tp
+    inside = columns.tp <= setting.fabric.levels[0].domain
+    several = framework.host_member_local_s if setting.cluster.nodes > 1 else 0.0
+    member = np.where(inside, several, framework.host_member_s)
+    collective = framework.host_collective_s + member * columns.tp
     collective = np.where(columns.tp > 1, 4.0 * collective, 0.0)
     host = host + layers.total(role) * collective
     fixed = framework.host_micro_batch_s

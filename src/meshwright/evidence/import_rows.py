@@ -38,6 +38,7 @@ class Run:
     job: Job
     layout: Layout
     memory_convention: str
+    memory_rank: str
     assumed: tuple[str, ...]
 
     @property
@@ -93,6 +94,7 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
         job=job,
         layout=layout,
         memory_convention=_convention(row, known),
+        memory_rank="last" if "LAST rank" in row["setup"] else rule.default("memory_rank") or "heaviest",
         assumed=tuple(assumed),
     )
 
@@ -153,7 +155,9 @@ def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> _Degrees:
         ep = row.count("ep") or 1
         if dp is None:
             experts_need = max(1, -(-ep // max(1, (cp or 1))))
-            dp = max(experts_need, 8 // (tp * pp * (cp or 1)), 1)
+            # Its release tests are jobs of eight hosts, the others of one.
+            usual = 64 if "release" in row["model"] else 8
+            dp = max(experts_need, usual // (tp * pp * (cp or 1)), 1)
             world = tp * pp * (cp or 1) * dp
             assumed.append(f"gpus={world}")
         gpus = tp * pp * (cp or 1) * dp

@@ -154,6 +154,4 @@ def stated_network_bytes_s(interconnect: str, host: int) -> float | None:
             if match:
                 cards = int(match.groupdict().get("cards") or 1)
                 return cards * parse_bandwidth(f"{match['rate']}Gb/s") / host
-    if re.search(r"200 ?Gb/s HDR", interconnect):
-        return 25e9  # one card per device, as DGX A100 has
     return None

@@ -8,8 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.evidence.import_rows import Run, import_row
@@ -25,12 +23,12 @@ COLUMNS = (
 """Columns of a table of predictions."""
 
 NOT_IN_CONVENTION: dict[str, tuple[str, ...]] = {
-    "allocated": ("context", "fragmentation"),
-    "reserved": ("context",),
+    "allocated": ("context", "communicators", "fragmentation"),
+    "reserved": ("context", "communicators"),
     "device": (),
 }
-"""Parts of the modelled memory that a way of measuring does not see: the CUDA context is outside
-PyTorch's allocator, and its fragmentation is reserved but not allocated."""
+"""Parts of the modelled memory that a way of measuring does not see: the CUDA context and NCCL's
+buffers are outside PyTorch's allocator, whose fragmentation is reserved but not allocated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +98,26 @@ def _prediction(run: Run, table: EstimateColumns, index: int, capacity: float) -
         run=run,
         iter_time_s=time,
         tokens_per_s_per_gpu=run.job.tokens / (time * run.gpus),
-        peak_memory_bytes=memory_in_convention(table, index, run.memory_convention),
+        peak_memory_bytes=memory_in_convention(
+            table, index, run.memory_convention, run.memory_rank
+        ),
         device_memory_bytes=device,
         fits=device <= capacity,
     )
 
 
-def memory_in_convention(table: EstimateColumns, index: int, convention: str) -> float:
-    """Peak bytes of the heaviest rank as a convention counts them."""
+def memory_in_convention(
+    table: EstimateColumns, index: int, convention: str, rank: str = "heaviest"
+) -> float:
+    """Peak bytes of a rank (`first`, `last` or the `heaviest`) as a convention counts them."""
     hidden = NOT_IN_CONVENTION[convention]
-    totals = [
-        float(table.memory.total[role][index]) - sum(float(parts[name][index]) for name in hidden)
+    totals = {
+        role: float(table.memory.total[role][index])
+        - sum(float(parts[name][index]) for name in hidden)
         for role, parts in table.memory.parts.items()
         if table.memory.total[role][index] > 0
-    ]
-    return float(np.max(totals))
+    }
+    return totals["first"] if len(totals) == 1 else totals.get(rank, max(totals.values()))
 
 
 def predictions_csv(predictions: Iterable[Prediction]) -> str:

@@ -95,19 +95,15 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     if arguments:
         options["reduce_overlapped"] = bool(arguments.get("overlap-grad-reduce"))
         options["gather_overlapped"] = bool(arguments.get("overlap-param-gather"))
-        options["fused_wgrad_accumulation"] = not arguments.get("no-gradient-accumulation-fusion")
+        fused = not arguments.get("no-gradient-accumulation-fusion")
+        options |= {"fused_wgrad_accumulation": fused, "placeholder_gradients": fused}
         options["dropout"] = True  # the functional tests keep Megatron's default of 0.1
         if "make-vocab-size-divisible-by" in arguments:
             options["vocab_multiple"] = int(arguments["make-vocab-size-divisible-by"])
         if arguments.get("cross-entropy-loss-fusion"):
             options |= {"fused_cross_entropy": True, "logits_bytes": 4.0}
-        backend = arguments.get("attention-backend")
-        deterministic = arguments.get("deterministic-mode")
-        if (
-            backend == "unfused"
-            or (backend is None and deterministic)
-            or (arguments.get("transformer-impl") == "local")
-        ):
+        local = arguments.get("transformer-impl") == "local"
+        if arguments.get("attention-backend") == "unfused" or local:
             options["attention_kernel"] = "unfused"
     if re.search(r"no overlap of gradient all-reduce", row["setup"]):
         options["reduce_overlapped"] = False
