@@ -112,7 +112,9 @@ def put(where: str, name: str, field: str, value: float) -> None:
     frameworks.framework.cache_clear()
 
 
-def improve(fit: Fit, where: str, name: str, field: str, bounds: tuple[float, float], step: float) -> bool:
+def improve(
+    fit: Fit, where: str, name: str, field: str, bounds: tuple[float, float], step: float
+) -> bool:
     value = get(where, name, field)
     keys = fit.touched(where, name)
     if value is None or not keys:
@@ -137,7 +139,10 @@ def improve(fit: Fit, where: str, name: str, field: str, bounds: tuple[float, fl
     put(where, name, field, best_value)
     fit.cost.update(costs)
     if best < start - 1e-6:
-        print(f"  {name}.{field}: {value:.4g} -> {best_value:.4g}  ({start:.3f} -> {best:.3f})", flush=True)
+        print(
+            f"  {name}.{field}: {value:.4g} -> {best_value:.4g}  ({start:.3f} -> {best:.3f})",
+            flush=True,
+        )
         return True
     return False
 
@@ -151,12 +156,16 @@ def write() -> None:
             end = text.find("\n[", start + 2)
             end = len(text) if end < 0 else end
             body = text[start:end]
-            for field in {f.partition(".")[0] for f in (KERNEL_BOUNDS if where == "kernels" else FRAMEWORK_BOUNDS)}:
+            for field in {
+                f.partition(".")[0]
+                for f in (KERNEL_BOUNDS if where == "kernels" else FRAMEWORK_BOUNDS)
+            }:
                 value = names[name].get(field)
                 if value is None:
                     continue
                 shown = (
-                    "[" + ", ".join(f"{v:.3g}" for v in value) + "]" if isinstance(value, list)
+                    "[" + ", ".join(f"{v:.3g}" for v in value) + "]"
+                    if isinstance(value, list)
                     else _number(float(value))
                 )
                 body = re.sub(rf"^{field} = .*$", f"{field} = {shown}", body, flags=re.M)

@@ -94,7 +94,9 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
         job=job,
         layout=layout,
         memory_convention=_convention(row, known),
-        memory_rank="last" if "LAST rank" in row["setup"] else rule.default("memory_rank") or "heaviest",
+        memory_rank="last"
+        if "LAST rank" in row["setup"]
+        else rule.default("memory_rank") or "heaviest",
         assumed=tuple(assumed),
     )
 
