@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.costs.collectives import collective_cost
-from meshwright.costs.fabric import Fabric, place
-from meshwright.costs.link_fit import MeasuredCollective, constant_names, fit_links, with_constants
+from meshwright.costs.fabric import Fabric, constant_names, place, with_constants
+from meshwright.costs.link_fit import MeasuredCollective, fit_links
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 
@@ -70,3 +70,12 @@ def test_bad_constants_and_empty_measurements_are_refused():
     with pytest.raises(SpecError, match="positive"):
         fit_links(fabric(), [])
     assert "link.nvls_fraction" not in constant_names(fabric("a100-80g:1x8"))
+
+
+def test_a_clusters_own_constants_replace_the_shipped_ones():
+    cluster = load_cluster("h100:2x8")
+    fitted = cluster.but(link_constants={"network.reduce_fraction": 0.5})
+    assert Fabric.of(fitted).network.reduce_fraction == 0.5
+    assert Fabric.of(fitted).link == Fabric.of(cluster).link
+    with pytest.raises(SpecError, match="known"):
+        Fabric.of(cluster.but(link_constants={"network.nonsense": 1.0}))

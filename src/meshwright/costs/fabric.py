@@ -8,7 +8,8 @@ level. `meshwright.costs.collectives` prices collectives from the two.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -21,6 +22,10 @@ from meshwright.specs.errors import SpecError
 
 Column = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
+
+
+WHOLE = ("nvls_members_max", "mesh_rings", "name")
+"""Constants that are facts of the hardware, not rates: never fitted."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,12 @@ class Fabric:
     def of(cls, cluster: Cluster) -> Fabric:
         """Read the levels of a cluster and look up what its links achieve.
 
+        Constants that were fitted to the cluster itself (`Cluster.link_constants`) replace
+        the shipped ones.
+
         Raises:
-            SpecError: the innermost level is of a kind without constants.
+            SpecError: the innermost level is of a kind without constants, or a fitted constant
+                does not exist.
         """
         levels = tuple(_level(level, cluster.gpus_per_node) for level in cluster.levels)
         first = cluster.levels[0]
@@ -147,7 +156,8 @@ class Fabric:
         # A torus joins neighbours along each axis by two links of the pair's rate.
         axes = round(inner.bandwidth_bytes_s / inner.pair_bytes_s / 2) if inner.pair_bytes_s else 3
         link = link_constants(inner.kind, cluster.device.name)
-        return cls(levels, link, network_constants(), min(max(axes, 1), 3))
+        fabric = cls(levels, link, network_constants(), min(max(axes, 1), 3))
+        return with_constants(fabric, cluster.link_constants)
 
 
 def _level(level: LinkLevel, gpus_per_node: int) -> Level:
@@ -161,6 +171,38 @@ def _level(level: LinkLevel, gpus_per_node: int) -> Level:
         max(1.0, per_nic),
         level.p2p_bytes_s,
     )
+
+
+def constant_names(fabric: Fabric) -> list[str]:
+    """Constants that can be fitted: positive rates, times and sizes."""
+    found = []
+    for part, kind in (("link", Link), ("network", Network)):
+        for field in fields(kind):
+            value = getattr(getattr(fabric, part), field.name)
+            if field.name not in WHOLE and value > 0:
+                found.append(f"{part}.{field.name}")
+    return found
+
+
+def with_constants(fabric: Fabric, constants: Mapping[str, float]) -> Fabric:
+    """Return a fabric with some constants replaced, by dotted name.
+
+    Raises:
+        SpecError: no such constant, or a value that is not positive.
+    """
+    parts: dict[str, dict[str, float]] = {"link": {}, "network": {}}
+    known = set(constant_names(fabric))
+    for name, value in constants.items():
+        if name not in known:
+            raise SpecError("link_constants", name, f"known: {', '.join(sorted(known))}")
+        if not (np.isfinite(value) and value > 0):
+            raise SpecError(f"link_constants.{name}", value, "more than 0 is expected")
+        part, field = name.split(".")
+        parts[part][field] = value
+    # mypy cannot check keywords that are data; the names were checked above.
+    link = replace(fabric.link, **parts["link"])  # type: ignore[arg-type]
+    network = replace(fabric.network, **parts["network"])  # type: ignore[arg-type]
+    return replace(fabric, link=link, network=network)
 
 
 @dataclass(frozen=True)

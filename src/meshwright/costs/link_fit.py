@@ -1,27 +1,25 @@
 """Fit the constants of links to measured collectives, as far as the measurements identify them.
 
 Constants are fitted in logarithms, towards their current values: each starts with a prior of a
-factor e either way, and a measurement counts as right within a tenth. What the data do not
-speak about therefore stays where it was, and is reported as not identified.
+factor e either way, and a measurement counts as right within a tenth. Constants on which the
+measurements do not depend stay as they were and are reported so; those on which they depend
+are fitted together, so that two that cannot be told apart share a change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from meshwright.costs.collectives import collective_cost
-from meshwright.costs.fabric import Column, Fabric, Link, Network, place
+from meshwright.costs.fabric import Column, Fabric, constant_names, place, with_constants
 from meshwright.specs.errors import SpecError
 
 PRIOR_SD, NOISE_SD = 1.0, 0.1
 IDENTIFIED_SD = 0.5
-"""A constant is identified if the data narrow its prior at least to half."""
-
-WHOLE = ("nvls_members_max", "mesh_rings", "name")
-"""Constants that are facts of the hardware, not rates: never fitted."""
+"""A constant is fitted if, the others being known, the data narrow its prior to half."""
 
 
 @dataclass(frozen=True)
@@ -41,45 +39,13 @@ class LinkFit:
     """Constants that the measurements identify, and how much better they predict."""
 
     constants: dict[str, float]
-    """`link.step_s` and the like → fitted value, identified ones only."""
+    """`link.step_s` and the like → fitted value."""
     before: dict[str, float]
     not_identified: tuple[str, ...]
     error_before: float
     """Median of |predicted / measured - 1|."""
     error_after: float
     measurements: int
-
-
-def constant_names(fabric: Fabric) -> list[str]:
-    """Constants that can be fitted: positive rates, times and sizes."""
-    found = []
-    for part, kind in (("link", Link), ("network", Network)):
-        for field in fields(kind):
-            value = getattr(getattr(fabric, part), field.name)
-            if field.name not in WHOLE and value > 0:
-                found.append(f"{part}.{field.name}")
-    return found
-
-
-def with_constants(fabric: Fabric, constants: Mapping[str, float]) -> Fabric:
-    """Return a fabric with some constants replaced, by dotted name.
-
-    Raises:
-        SpecError: no such constant, or a value that is not positive.
-    """
-    parts: dict[str, dict[str, float]] = {"link": {}, "network": {}}
-    known = set(constant_names(fabric))
-    for name, value in constants.items():
-        if name not in known:
-            raise SpecError("link_constants", name, f"known: {', '.join(sorted(known))}")
-        if not (np.isfinite(value) and value > 0):
-            raise SpecError(f"link_constants.{name}", value, "more than 0 is expected")
-        part, field = name.split(".")
-        parts[part][field] = value
-    # mypy cannot check keywords that are data; the names were checked above.
-    link = replace(fabric.link, **parts["link"])  # type: ignore[arg-type]
-    network = replace(fabric.network, **parts["network"])  # type: ignore[arg-type]
-    return replace(fabric, link=link, network=network)
 
 
 def _predicted(fabric: Fabric, rows: Sequence[MeasuredCollective]) -> Column:
@@ -106,7 +72,7 @@ def fit_shared(
     odd row does not move a constant.
 
     Returns:
-        Fitted values, and the posterior standard deviation of each one's logarithm.
+        Fitted values, and the standard deviation of each one's logarithm, the others known.
 
     Raises:
         SpecError: there is nothing to fit to.
@@ -152,8 +118,8 @@ def fit_shared(
             damping *= 4
             if damping > 1e6:
                 break
-    precision = jacobian.T @ jacobian / NOISE_SD**2 + np.eye(len(names)) / PRIOR_SD**2
-    spread = np.sqrt(np.diag(np.linalg.inv(precision)))
+    precision = (jacobian**2).sum(axis=0) / NOISE_SD**2 + 1 / PRIOR_SD**2
+    spread = 1 / np.sqrt(precision)
     return (
         dict(zip(names, np.exp(theta).tolist(), strict=True)),
         dict(zip(names, spread.tolist(), strict=True)),
@@ -173,7 +139,7 @@ def fit_links(fabric: Fabric, measurements: Sequence[MeasuredCollective]) -> Lin
         measurements: times of one or more collectives, sizes and group shapes.
 
     Returns:
-        The identified constants, for `Cluster.link_constants`; the others stay as shipped.
+        The fitted constants, for `Cluster.link_constants`; the others stay as shipped.
 
     Raises:
         SpecError: no measurement, or a time that is not positive.
@@ -182,8 +148,7 @@ def fit_links(fabric: Fabric, measurements: Sequence[MeasuredCollective]) -> Lin
     _, spread = fit_shared([(fabric, measurements)], every, rounds=1)
     names = [n for n in every if spread[n] < IDENTIFIED_SD]
     before = _errors(fabric, measurements)
-    values, spread = fit_shared([(fabric, measurements)], names) if names else ({}, {})
-    kept = {n: v for n, v in values.items() if spread[n] < IDENTIFIED_SD}
+    kept = fit_shared([(fabric, measurements)], names)[0] if names else {}
     after = _errors(with_constants(fabric, kept), measurements)
     return LinkFit(
         kept,

@@ -91,6 +91,11 @@ class Cluster(Spec):
         "of 2,048 hosts in 54 days (Llama 3, arXiv 2407.21783 §3.3.4)",
     )
     host_memory_bytes: float = Field(0.0, ge=0, description="RAM of one host; 0: unknown")
+    link_constants: dict[str, float] = Field(
+        default_factory=dict,
+        description="constants of its links fitted to its own measurements, such as link.base_s; "
+        "see costs/data/links.toml and `meshwright calibrate`",
+    )
     source: str = ""
 
     @model_validator(mode="after")

@@ -1,0 +1,126 @@
+"""Reader of nccl-tests output: `all_reduce_perf` and its sisters, as they print to stdout.
+
+The columns are `size count type redop root time algbw busbw #wrong` out of place, then
+`time algbw busbw #wrong` in place; sizes in bytes, times in microseconds. The list of ranks
+above them says how many there are and on which hosts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from meshwright.costs.collectives import bus_factor
+from meshwright.costs.link_fit import MeasuredCollective
+from meshwright.specs.errors import SpecError
+
+_PROGRAMS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+}
+_PROGRAM = re.compile(r"\b(" + "|".join(_PROGRAMS) + r")_perf\b")
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\S+(?:\s+\[[^\]]*\])?\s*(.*)"
+)
+_ROW = re.compile(r"^\s*\d+\s+\d+\s+\w+\s+\w+\s+-?\d+\s")
+
+
+@dataclass(frozen=True)
+class NcclRow:
+    """One size: bytes, and the out-of-place time and bus bandwidth as printed."""
+
+    size_bytes: float
+    time_s: float
+    busbw_bytes_s: float
+
+
+@dataclass(frozen=True)
+class NcclTable:
+    """One run of an nccl-tests program."""
+
+    collective: str
+    ranks: int
+    hosts: int
+    device: str
+    rows: tuple[NcclRow, ...]
+
+    def measurements(self) -> list[MeasuredCollective]:
+        """Rows as the fit of links takes them; sizes of zero bytes are left out."""
+        return [
+            MeasuredCollective(self.collective, self.ranks, row.size_bytes, row.time_s)
+            for row in self.rows
+            if row.size_bytes > 0 and row.time_s > 0
+        ]
+
+
+def parse_nccl_tests(text: str, collective: str | None = None) -> list[NcclTable]:
+    """Read one or more runs from the text that nccl-tests printed.
+
+    Args:
+        text: everything from standard output; other programs' lines are passed over.
+        collective: what was run, where the output does not name the program.
+
+    Raises:
+        SpecError: no rows, no ranks, or nothing says which collective it was.
+    """
+    tables: list[NcclTable] = []
+    ranks: dict[int, tuple[str, str]] = {}
+    rows: list[NcclRow] = []
+    named = collective
+
+    def close() -> None:
+        if rows:
+            tables.append(_table(named, ranks, rows))
+            rows.clear()
+
+    for line in text.splitlines():
+        program = _PROGRAM.search(line)
+        rank = _RANK.search(line)
+        if program or (rank and rows):
+            close()
+        if program:
+            named = _PROGRAMS[program.group(1)]
+        if rank:
+            if int(rank.group(1)) == 0:
+                ranks.clear()
+            ranks[int(rank.group(1))] = (rank.group(2), rank.group(3).strip())
+        elif _ROW.match(line):
+            rows.append(_row(line))
+    close()
+    if not tables:
+        raise SpecError(
+            "nccl-tests", text[:40], "rows of size, count, type, redop, root, time are expected"
+        )
+    return tables
+
+
+def _row(line: str) -> NcclRow:
+    cells = line.split()
+    try:
+        size, time_us, bus = float(cells[0]), float(cells[5]), float(cells[7])
+    except (IndexError, ValueError):
+        raise SpecError("nccl-tests", line.strip(), "a row of numbers is expected") from None
+    return NcclRow(size, time_us * 1e-6, bus * 1e9)
+
+
+def _table(named: str | None, ranks: dict[int, tuple[str, str]], rows: list[NcclRow]) -> NcclTable:
+    if not ranks:
+        raise SpecError("nccl-tests", None, "its lines '# Rank 0 … on HOST device' are expected")
+    n = max(ranks) + 1
+    found = named or _by_bus_factor(n, rows)
+    hosts = {host for host, _ in ranks.values()}
+    return NcclTable(found, n, len(hosts), ranks[min(ranks)][1], tuple(rows))
+
+
+def _by_bus_factor(ranks: int, rows: list[NcclRow]) -> str:
+    """All-reduce shows itself by bus bandwidth over size / time; the others look alike."""
+    large = rows[-1]
+    if ranks > 2 and large.time_s > 0 and large.size_bytes > 0:
+        factor = large.busbw_bytes_s / (large.size_bytes / large.time_s)
+        if abs(factor / float(bus_factor("all_reduce", ranks)) - 1) < 0.02:
+            return "all_reduce"
+    raise SpecError("collective", None, f"name it, one of {', '.join(_PROGRAMS.values())}")
