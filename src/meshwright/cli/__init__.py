@@ -30,6 +30,8 @@ _register("studio", "studio", "Plan, simulate and learn in the browser, all loca
 _register("train", "train", "Run a plan for real, on processes of this machine.")
 _register("verify", "verify", "Prove that a plan trains as one device would.")
 _register("simulate", "simulate", "One training step as a timeline: bubble, causes, memory.")
+_register("schedules", "schedules", "Every pipeline schedule side by side.")
+_register("goodput", "goodput", "What failures and checkpoints leave of a run.")
 _register("collective", "collective", "Price a collective, or watch it step by step.")
 _register("schema", "schema", "The JSON Schema of a plan.")
 _register("predict", "predict", "Price every run of a table.")

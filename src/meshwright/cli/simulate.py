@@ -75,7 +75,7 @@ def command(
         result = _from_plan(plan)
     else:
         assert schedule is not None
-        triple = _triple(times)
+        triple = parse_times(times)
         if not schedule.endswith(".csv"):
             if pp is None or micro_batches is None:
                 raise SpecError("--pp", pp, "give --pp and --microbatches with --schedule")
@@ -117,7 +117,8 @@ def _read_csv(path: Path) -> Schedule:
         raise SpecError("--schedule", str(path), "is not text") from None
 
 
-def _triple(text: str) -> tuple[float, float, float]:
+def parse_times(text: str) -> tuple[float, float, float]:
+    """Parse F,I,W."""
     from meshwright.specs.errors import SpecError
 
     try:

@@ -1,0 +1,101 @@
+"""`meshwright schedules`: every pipeline schedule side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from meshwright.simulator.comparison import Row
+
+
+def command(
+    pp: int = typer.Option(..., "--pp", help="Pipeline ranks."),
+    micro_batches: int = typer.Option(
+        ..., "--microbatches", "--micro-batches", "-m", help="Micro-batches per step."
+    ),
+    virtual_stages: str = typer.Option(
+        "2,4", "--virtual-stages", "-v", help="Chunks per rank to try, where any number is allowed."
+    ),
+    times: str = typer.Option(
+        "1,1,1", "--times", help="Forward, input gradient, weight gradient of one micro-batch."
+    ),
+    comm: float = typer.Option(0.0, "--comm", help="Time of one message between stages."),
+    memory_limit: float = typer.Option(
+        0.0, "--memory-limit", help="Micro-batches a rank may hold, for zb-auto."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Compare all schedules: bubble, memory, messages, and why one is not legal.
+
+    The bubble of the makespan is what a step with a global gradient norm pays; that of the span is
+    what the zero-bubble papers report. Peak in flight counts micro-batches of one rank's share.
+    """
+    from meshwright.cli.output import print_json
+    from meshwright.cli.simulate import parse_times
+    from meshwright.schedules import Shape
+    from meshwright.simulator.comparison import compare_schedules
+    from meshwright.specs.errors import SpecError
+
+    try:
+        counts = [int(part) for part in virtual_stages.split(",")]
+    except ValueError:
+        raise SpecError("--virtual-stages", virtual_stages, "numbers, as 2,4") from None
+    shape = Shape(pp, micro_batches, memory_limit=memory_limit, times=parse_times(times), comm=comm)
+    rows = compare_schedules(shape, counts)
+    if as_json:
+        print_json(
+            {
+                "pp": pp,
+                "micro_batches": micro_batches,
+                "times": list(shape.times),
+                "comm": comm,
+                "schedules": [{"legal": row.legal, **asdict(row)} for row in rows],
+            }
+        )
+        return
+    _print(rows, f"pp {pp}, {micro_batches} micro-batches, F,I,W = {times}, comm {comm:g}")
+
+
+def _print(rows: list[Row], title: str) -> None:
+    from meshwright.cli.output import print_table
+
+    table = []
+    legal = sorted((r for r in rows if r.legal), key=lambda r: (r.makespan or 0, r.schedule))
+    for row in legal:
+        peaks = row.peak_in_flight
+        assert row.bubble_makespan is not None and row.bubble_span is not None
+        table.append(
+            [
+                row.schedule + (f" ({row.variant})" if row.variant else ""),
+                str(row.virtual_stages),
+                f"{row.bubble_makespan:.1%}",
+                f"{row.bubble_span:.1%}",
+                f"{row.speedup:+.0%}",
+                f"{max(peaks):g}",
+                f"{peaks[0]:g}/{peaks[-1]:g}",
+                f"{row.parameters}x",
+                str(row.messages),
+                "I+W" if row.split_backward else "B",
+                row.note,
+            ]
+        )
+    print_table(
+        title,
+        ["schedule", "v", "bubble", "of span", "vs 1F1B", "peak", "first/last", "params",
+         "messages", "backward", "note"],
+        table,
+        right={1, 2, 3, 4, 5, 6, 7, 8},
+        note="bubble: idle share of the makespan; of span: as in the zero-bubble papers; peak: "
+        "micro-batches in flight",
+    )  # fmt: skip
+    refused = [row for row in rows if not row.legal]
+    if refused:
+        print_table(
+            "Not legal here",
+            ["schedule", "v", "why"],
+            [[row.schedule, str(row.virtual_stages), row.reason or ""] for row in refused],
+            right={1},
+        )
