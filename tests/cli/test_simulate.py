@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -75,7 +76,7 @@ def check_trace(events, slices, messages):
             by_thread.setdefault((event["pid"], event["tid"]), []).append(event)
     for thread in by_thread.values():
         thread.sort(key=lambda e: e["ts"])
-        for before, after in zip(thread, thread[1:], strict=False):
+        for before, after in itertools.pairwise(thread):
             assert before["ts"] + before["dur"] <= after["ts"] + 1e-6
     assert sum(len(t) for (_, tid), t in by_thread.items() if tid == 0) == slices
     starts = {e["id"]: e for e in events if e["ph"] == "s"}

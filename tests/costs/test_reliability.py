@@ -66,9 +66,7 @@ def test_daly_is_the_optimum_and_young_is_near(checkpoint, mtbf, restart):
     assert daly_interval_s(checkpoint, mtbf) == pytest.approx(best, rel=0.005)
 
     def useful(interval):
-        return goodput(
-            interval, checkpoint_s=checkpoint, mtbf_s=mtbf, restart_s=restart
-        ).useful
+        return goodput(interval, checkpoint_s=checkpoint, mtbf_s=mtbf, restart_s=restart).useful
 
     assert useful(best) >= max(useful(best * 0.8), useful(best * 1.25)) - 1e-12
     assert useful(young_interval_s(checkpoint, mtbf)) >= 0.985 * useful(best)

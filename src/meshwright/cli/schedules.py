@@ -66,7 +66,8 @@ def _print(rows: list[Row], title: str) -> None:
     legal = sorted((r for r in rows if r.legal), key=lambda r: (r.makespan or 0, r.schedule))
     for row in legal:
         peaks = row.peak_in_flight
-        assert row.bubble_makespan is not None and row.bubble_span is not None
+        assert row.bubble_makespan is not None
+        assert row.bubble_span is not None
         table.append(
             [
                 row.schedule + (f" ({row.variant})" if row.variant else ""),

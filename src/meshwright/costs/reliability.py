@@ -61,9 +61,7 @@ def daly_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
     return math.sqrt(2.0 * checkpoint_s * mtbf_s) * series - checkpoint_s
 
 
-def goodput(
-    interval_s: float, *, checkpoint_s: float, mtbf_s: float, restart_s: float
-) -> Goodput:
+def goodput(interval_s: float, *, checkpoint_s: float, mtbf_s: float, restart_s: float) -> Goodput:
     """Return the shares of wall time for failures that arrive as a Poisson process.
 
     The expected wall time of one interval T with its checkpoint C, started again after every
