@@ -12,6 +12,9 @@ def command(
     by: str = typer.Option("source", "--by", help="Group by source, gpu or framework."),
     as_json: bool = typer.Option(False, "--json", help="Print the scores as JSON."),
     html: str = typer.Option("", "--html", help="Write a self-contained page with scatter plots."),
+    confidence: str = typer.Option(
+        "", "--confidence", help="Write the ranges of each kind of run (TOML)."
+    ),
     markdown: str = typer.Option("", "--markdown", help="Write the accuracy page (Markdown)."),
 ) -> None:
     """Score the cost model on published measurements, next to two baselines.
@@ -24,6 +27,7 @@ def command(
 
     from rich.console import Console
 
+    from meshwright.evidence.confidence import confidence_toml
     from meshwright.evidence.predict import predict
     from meshwright.evidence.report import accuracy_page, html_page, print_scores
     from meshwright.evidence.rows import Row, published_rows, read_rows
@@ -40,6 +44,8 @@ def command(
     with Console(stderr=True).status(f"pricing {len(table)} rows"):
         predictions = predict(table)
         scores, scored = scorecard(table, predictions, by)
+    if confidence:
+        write_atomically(confidence, confidence_toml(scored))
     if html:
         write_atomically(html, html_page(scores, scored))
     if markdown:
@@ -48,5 +54,5 @@ def command(
         print(json.dumps({"by": by, "scores": [score.plain() for score in scores]}, indent=2))
         return
     print_scores(scores, by)
-    for path in filter(None, (html, markdown)):
+    for path in filter(None, (confidence, html, markdown)):
         print(f"written: {path}")

@@ -24,6 +24,7 @@ from meshwright.costs.columns import (
     from_layouts,
     strides,
 )
+from meshwright.costs.confidence import memory_range, time_range
 from meshwright.costs.data_parallel import data_parallel_s
 from meshwright.costs.fabric import Fabric, place
 from meshwright.costs.frameworks import Behaviour, behaviour
@@ -444,4 +445,6 @@ def estimate_of(
         memory_parts=heaviest.parts,
         time_parts={name: float(table.time_parts[name][row]) for name in TIME_PARTS},
         stages=tuple(stages),
+        step_time_range=time_range(cluster, job, gpus, step),
+        peak_memory_range=memory_range(cluster, job, gpus, heaviest.total_bytes),
     )
