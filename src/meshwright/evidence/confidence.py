@@ -55,9 +55,7 @@ def coverage(scored: Sequence[Scored], fitted_on: Sequence[Scored]) -> float:
     The narrowest kind that `fitted_on` knows speaks for each row.
     """
     pairs = [(one, one.measured_s / one.predicted_s) for one in fitted_on if one.absolute]
-    known = {
-        (str(k["generation"]), str(k["framework"]), str(k["scale"])): k for k in _kinds(pairs)
-    }
+    known = {(str(k["generation"]), str(k["framework"]), str(k["scale"])): k for k in _kinds(pairs)}
     inside = total = 0
     for one in scored:
         ratio = one.measured_s / one.predicted_s
