@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import DoesNotFitError, SpecError
@@ -74,3 +75,13 @@ async def on_invalid_request(_: Request, error: Exception) -> Response:
     message = str(first["msg"]).removeprefix("Value error, ")
     body = refusal(path, first.get("input"), message[:1].lower() + message[1:])
     return Response(encode(body), status_code=422, media_type="application/json")
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Answer the framework's own refusals (405 and the like) in our shape."""
+    assert isinstance(error, HTTPException)
+    body = refusal("request", f"{request.method} {request.url.path}"[:80], str(error.detail))
+    return Response(
+        encode(body), status_code=error.status_code, media_type="application/json",
+        headers=dict(error.headers or {}),
+    )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from typing_extensions import TypedDict
 
@@ -23,6 +24,7 @@ from meshwright.studio.answers import (
     as_json,
     encode,
     on_does_not_fit,
+    on_http_error,
     on_invalid_request,
     on_spec_error,
     refusal,
@@ -154,6 +156,7 @@ def create_app() -> Any:
     app.add_exception_handler(SpecError, on_spec_error)
     app.add_exception_handler(DoesNotFitError, on_does_not_fit)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
+    app.add_exception_handler(HTTPException, on_http_error)
     for method in ("GET", "POST"):
         app.add_api_route("/api/{rest:path}", _unknown, methods=[method], include_in_schema=False)
     _mount_page(app)
