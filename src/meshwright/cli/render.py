@@ -55,7 +55,7 @@ def _show_head(console: Console, plan: Plan) -> None:
     console.print(
         Text.assemble(
             (plan.model.name, "bold"), f" on {cluster.gpus} × {cluster.device.name} ",
-            (f"({cluster.nodes} nodes of {cluster.gpus_per_node})", "dim"),
+            (f"({cluster.nodes} node{'s' * (cluster.nodes > 1)} of {cluster.gpus_per_node})", "dim"),
             f" · {job.global_batch} × {job.seq_len} = {tokens} tokens a step · "
             f"{job.precision.name}, {job.optimizer.name}",
         )

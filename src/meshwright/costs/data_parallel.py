@@ -17,6 +17,10 @@ from meshwright.costs.memory import MemoryColumns, expert_shard_degree
 from meshwright.costs.stages import StageLayers
 from meshwright.specs.job import Job
 
+PESSIMISTIC_TRAFFIC = 1.35
+"""How much slower data-parallel traffic may be than modelled, for ranking: the 90th percentile of
+the collective model's error between nodes (docs/collectives.md) and a busy network."""
+
 
 def data_parallel_s(
     job: Job,
@@ -28,8 +32,11 @@ def data_parallel_s(
     times: pipeline.StageTimes,
     layers: StageLayers,
     micro_batches: Ints,
-) -> Floats:
+) -> tuple[Floats, Floats]:
     """Exposed time of gradient reduction and parameter gathering for the heaviest rank.
+
+    Returns it as modelled, and with all this traffic slower by `PESSIMISTIC_TRAFFIC`: what hides
+    today may then stick out, which a factor on the exposed time would miss.
 
     ZeRO-0 all-reduces gradients; ZeRO-1 reduce-scatters them and all-gathers parameters; ZeRO-2
     keeps only its shard of the gradients, so every micro-batch reduces all of them; ZeRO-3 also
@@ -44,14 +51,14 @@ def data_parallel_s(
     few = columns.take(rows)
     stride = np.where(few.cp > 1, np.minimum(distances["dp"][rows], distances["cp"][rows]),
                       distances["dp"][rows])  # fmt: skip
-    exposed = np.zeros(columns.rows)
+    exposed, worst = np.zeros(columns.rows), np.zeros(columns.rows)
     for role, forward, backward in (
         ("first", times.first_forward, times.first_backward),
         ("middle", times.middle_forward, times.middle_backward),
         ("last", times.last_forward, times.last_backward),
     ):
         state = used.states[role]
-        total = np.zeros(columns.rows)
+        total, slower = np.zeros(columns.rows), np.zeros(columns.rows)
         for parameters, group, near in (
             (state.dense_parameters, few.dp * few.cp, stride),
             (state.expert_parameters, expert_shard_degree(few), few.ep * few.etp),
@@ -61,11 +68,12 @@ def data_parallel_s(
             pieces = _pieces(framework, few, parameters[rows], layers.total(role)[rows])
             traffic = _traffic(job, framework, fabric, few, parameters[rows], pieces, group, near)
             here = {name: time[inverse] for name, time in traffic.items()}
-            total = total + _exposed_of_group(
-                framework, columns, here, pieces[inverse], forward, backward, micro_batches
-            )
-        exposed = np.maximum(exposed, total)
-    return exposed
+            hidden = (pieces[inverse], forward, backward, micro_batches)
+            total = total + _exposed_of_group(framework, columns, here, *hidden)
+            slow = {name: PESSIMISTIC_TRAFFIC * time for name, time in here.items()}
+            slower = slower + _exposed_of_group(framework, columns, slow, *hidden)
+        exposed, worst = np.maximum(exposed, total), np.maximum(worst, slower)
+    return exposed, worst
 
 
 def _pieces(framework: Behaviour, few: LayoutColumns, parameters: Floats, layers: Floats) -> Floats:

@@ -95,6 +95,8 @@ class EstimateColumns:
     bubble_fraction: Floats
     micro_batches: Ints
     stage_times: pipeline.StageTimes
+    data_parallel_worst_s: Floats
+    """`data_parallel` if its traffic is slower than modelled; the search ranks by it."""
     hop_s: Floats
 
 
@@ -118,7 +120,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     parts = _pace_parts(columns, stage_parts, times, micro_batches)
     parts["pipeline_p2p"] = _p2p_exposed_s(setting, columns, distances, hop, micro_batches)
     parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
-    parts["data_parallel"] = data_parallel_s(
+    parts["data_parallel"], data_parallel_worst = data_parallel_s(
         job,
         setting.behaviour,
         setting.fabric,
@@ -142,6 +144,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
         micro_batches=micro_batches,
         stage_times=times,
         hop_s=hop,
+        data_parallel_worst_s=data_parallel_worst,
     )
 
 

@@ -181,6 +181,8 @@ def _verdict(sharded: Walk, tensor: Walk) -> str:
     assert slower.estimate is not None
     assert faster.layout is not None
     gain = slower.estimate.step_time_s / faster.estimate.step_time_s - 1
+    if gain < 0.005:
+        return "the trees disagree, but their answers are equally fast here"
     return (
         f"the trees disagree; here {faster.layout.label()} ({faster.tree.split(':')[0]}) is "
         f"{gain:.0%} faster"

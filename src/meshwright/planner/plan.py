@@ -7,12 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from meshwright import __version__
+from meshwright.costs.columns import from_layouts
 from meshwright.costs.step import estimate, estimates
 from meshwright.planner.flips import flip_points
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import neighbours, why_lost
 from meshwright.planner.rescue import ways_out
-from meshwright.planner.search import Candidates, SearchResult, pareto, search
+from meshwright.planner.search import Candidates, SearchResult, pareto, reprice, search
 from meshwright.planner.space import MEMORY_MARGIN, Constraints
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
@@ -60,7 +61,7 @@ def plan(
     result = search(question, constraints, objective=objective, progress=progress)
     if not result.ranked.columns.rows:
         raise DoesNotFitError("; ".join(ways_out(question, constraints, result)))
-    chosen = result.ranked.columns.layout(0)
+    chosen = balanced(question, result.ranked.columns.layout(0))
     best = estimate(model, cluster, job, chosen)
     alternatives = list(_runners_up(question, result, chosen, best, top))
     if defend:
@@ -80,6 +81,29 @@ def plan(
         searched=result.searched,
         notes=tuple(_notes(question, result)),
     )
+
+
+def balanced(question: Question, layout: Layout) -> Layout:
+    """Move layers away from the stages that hold embedding and head, if that makes a step faster.
+
+    Every contiguous split that gives the first and the last rank up to four layers fewer than the
+    even one is priced; the even one wins ties.
+    """
+    even, surplus = divmod(question.model.layers, layout.pp)
+    if layout.pp < 3 or layout.virtual_stages > 1 or even < 2:
+        return layout
+    splits = [layout]
+    for first in range(max(even - 4, 1), even + 1):
+        for last in range(max(even - 4, 1), even + 1):
+            rest = question.model.layers - first - last
+            inner = layout.pp - 2
+            middle = [rest // inner + (i < rest % inner) for i in range(inner)]
+            if (first, last) != (even, even) or surplus:
+                splits.append(layout.but(stage_layers=(first, *middle, last)))
+    candidates = reprice(question, from_layouts(splits))
+    times = np.where(candidates.fits, candidates.pessimistic_s, np.inf)
+    best = int(np.argmin(times))
+    return splits[best] if times[best] < times[0] * 0.998 else layout
 
 
 def price_layout(
@@ -110,7 +134,7 @@ def pareto_front(question: Question, result: SearchResult) -> list[tuple[Layout,
 
 
 def _shape(layout: Layout) -> tuple[int, ...]:
-    return (layout.tp, layout.pp, layout.cp, layout.ep, layout.zero)
+    return (layout.tp, layout.pp, layout.ep, layout.zero)
 
 
 def _runners_up(
@@ -166,7 +190,7 @@ def _too_close(ranked: Candidates) -> str | None:
         layout = ranked.columns.layout(row)
         if ranked.pessimistic_s[row] > ranked.pessimistic_s[0] * 1.02:
             return None
-        if _shape(layout)[:4] != _shape(first)[:4]:
+        if _shape(layout)[:3] != _shape(first)[:3]:
             gap = ranked.pessimistic_s[row] / ranked.pessimistic_s[0] - 1
             return (
                 f"too close to call: {layout.label()} is within {gap:.1%}; a ten-step run of both "

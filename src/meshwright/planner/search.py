@@ -24,7 +24,7 @@ OBJECTIVES = ("time", "memory", "cost")
 CHUNK = 16_384
 PESSIMISM = {
     "tensor_parallel": 0.25, "context_parallel": 0.25, "expert_parallel": 0.35,
-    "pipeline_p2p": 0.50, "pipeline_bubble": 0.15, "data_parallel": 0.35,
+    "pipeline_p2p": 0.50, "pipeline_bubble": 0.15,
     "launch": 0.25, "elementwise": 0.10, "recompute": 0.0, "step_overhead": 0.5,
 }  # fmt: skip
 """How much worse each part may be than modelled when ranking: communication most, products least."""
@@ -106,7 +106,8 @@ def _price(question: Question, table: LayoutColumns, capacity: float) -> Candida
 
 def pessimistic_s(estimates: EstimateColumns) -> Floats:
     """Step time with every part that is hard to predict at the bad end of its range."""
-    total = estimates.step_time_s.copy()
+    total = estimates.step_time_s - estimates.time_parts["data_parallel"]
+    total = total + estimates.data_parallel_worst_s
     for name, extra in PESSIMISM.items():
         total = total + extra * estimates.time_parts[name]
     return total
