@@ -32,7 +32,13 @@ from meshwright.studio.answers import (
 from meshwright.studio.guard import Guard
 from meshwright.studio.sims.all_reduce import AllReduceData, all_reduce
 from meshwright.studio.sims.data_parallel import DataParallelData, data_parallel
+from meshwright.studio.sims.decision import DecisionData, decision
+from meshwright.studio.sims.failures import FailuresData, failures
+from meshwright.studio.sims.grid import GridData, grid
+from meshwright.studio.sims.ledger import LedgerData, ledger
 from meshwright.studio.sims.pipeline import PipelineData, pipeline
+from meshwright.studio.sims.placement import PlacementData, placement
+from meshwright.studio.sims.scaling_gap import ScalingGapData, scaling_gap
 from meshwright.studio.sims.tensor import TensorData, tensor
 from meshwright.studio.sims.zero import ZeroData, zero
 from meshwright.studio.views import Refusal, View
@@ -58,6 +64,16 @@ SIMULATIONS = (
     Simulation("pipeline", "Pipeline schedules", "Where does the bubble come from?",
                pipeline, View[PipelineData]),
     Simulation("zero", "ZeRO calculator", "What does each device keep?", zero, View[ZeroData]),
+    Simulation("grid", "The three-axis grid", "Which rank is where?", grid, View[GridData]),
+    Simulation("ledger", "Bytes per device", "Who holds what?", ledger, View[LedgerData]),
+    Simulation("placement", "Placement on the wires", "What if tensor parallelism leaves the node?",
+               placement, View[PlacementData]),
+    Simulation("decision", "A decision tree, with evidence", "Does the engine agree?",
+               decision, View[DecisionData]),
+    Simulation("failures", "Failures and checkpoints", "How often to save?",
+               failures, View[FailuresData]),
+    Simulation("scaling-gap", "The scaling gap", "Why can a bigger device not save us?",
+               scaling_gap, View[ScalingGapData]),
 )  # fmt: skip
 
 

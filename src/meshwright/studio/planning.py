@@ -573,6 +573,24 @@ def export_plan(
     }
 
 
+def question_of(model: str, cluster: str, seq: str = "4096", batch: str = "512") -> Question:
+    """Return the question that a simulation's texts ask, with the default recipes.
+
+    Raises:
+        SpecError: a name or quantity is not accepted.
+    """
+    return _question(_read_model(model), cluster, seq, batch, "bf16", "adamw")
+
+
+def best_plan(question: Question) -> Plan:
+    """Return the plan for a question, remembered.
+
+    Raises:
+        DoesNotFitError: nothing fits.
+    """
+    return _plan(question, "time", "")
+
+
 def _question(
     model: Model, cluster: str, seq: str, batch: str, recipe: str, optimizer: str
 ) -> Question:

@@ -130,6 +130,7 @@ export interface Placement {
     order: string; title: string; step_time_s: number; time_parts: Parts
     axes: { axis: string; crosses_nodes: boolean; link: string; bandwidth_bytes_s: number }[]
     map: number[][]
+    tensor_group: number[]
   }[]
 }
 
@@ -235,7 +236,7 @@ export interface Verdict {
 export type Block =
   | { kind: 'prose' | 'note'; html: string }
   | { kind: 'steer'; sentence: string; sim: string; query: Record<string, string> | string; step?: number }
-  | { kind: 'example'; title: string; formula: Formula; vary?: { name: string; label: string; stops: number[] } | null }
+  | { kind: 'example'; id?: string; html?: string; title: string; formula: Formula; vary?: { name: string; label: string; stops: number[] } | null }
   | { kind: 'check'; check: Question }
   | { kind: 'table'; table: TableData }
 
