@@ -45,10 +45,10 @@ class FailuresData(TypedDict):
 
 
 def failures(
-    nodes: Annotated[int, Query(ge=1, le=100_000)] = 128,
+    nodes: Annotated[int, Query(ge=1, le=100_000)] = 2048,
     mtbf_node: Annotated[
         str, Query(max_length=20, description="mean time between failures of one node")
-    ] = "50000h",
+    ] = "6300h",
     checkpoint: Annotated[str, Query(max_length=20, description="time one save takes")] = "60s",
     restart: Annotated[str, Query(max_length=20, description="from failure to work")] = "5min",
     interval: Annotated[
@@ -87,7 +87,7 @@ def failures(
         "formulas": [
             {"name": "Time between failures of the job", "symbolic": "M_node/nodes",
              "substituted": f"{format_seconds(node_s)}/{nodes}", "value": format_seconds(mtbf),
-             "source": "independent failures of nodes"},
+             "source": "failures of nodes are independent; 6300 h is Llama 3's: 419 unexpected interruptions in 54 days on 2,048 nodes (arXiv 2407.21783, section 3.3.4)"},
             {"name": "Best work between checkpoints, first order", "symbolic": "√(2*δ*M)",
              "substituted": f"√(2*{format_seconds(save)}*{format_seconds(mtbf)})",
              "value": f"about {format_seconds(best)}",
@@ -116,9 +116,7 @@ def failures(
 
 
 def _useful(intervals: list[float], save: float, again: float, mtbf: float) -> list[float]:
-    return [
-        goodput(t, checkpoint_s=save, mtbf_s=mtbf, restart_s=again).useful for t in intervals
-    ]
+    return [goodput(t, checkpoint_s=save, mtbf_s=mtbf, restart_s=again).useful for t in intervals]
 
 
 def _live(

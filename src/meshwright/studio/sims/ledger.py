@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Query
 from typing_extensions import TypedDict
 
+from meshwright.costs.parameters import count_parameters
 from meshwright.costs.step import capacity_bytes, estimate
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.specs.clusters import load_cluster
@@ -68,6 +69,7 @@ def ledger(
     heavy = max(regimes, key=lambda r: r["total_bytes"])
     light = min(regimes, key=lambda r: r["total_bytes"])
     capacity = capacity_bytes(devices)
+    whole = count_parameters(shape).total * job.precision.parameter_bytes
     return {
         "summary": f"On {gpus} devices {heavy['name']} holds {decimal_bytes(heavy['total_bytes'])} on "
         f"each, {light['name']} {decimal_bytes(light['total_bytes'])}."
@@ -75,8 +77,7 @@ def ledger(
         "checks": [
             check("the parts add up to the total", all(
                 abs(sum(r["parts"].values()) - r["total_bytes"]) < 2 for r in regimes)),
-            check("splitting the model never makes a device hold more parameters", all(
-                r["parts"]["parameters"] <= regimes[0]["parts"]["parameters"] + 1 for r in regimes)),
+            check("no device holds more parameters than a whole replica", all(r["parts"]["parameters"] <= whole + 1 for r in regimes)),
         ],
         "formulas": [
             {"name": f"{r['name']} ({r['layout']})",
@@ -88,11 +89,7 @@ def ledger(
         "table": {
             "caption": "Bytes on the heaviest device, by part",
             "columns": ["part", *(r["name"] for r in regimes)],
-            "rows": [
-                *([part.replace("_", " "), *(decimal_bytes(r["parts"][part]) for r in regimes)]
-                  for part in regimes[0]["parts"]),
-                ["sent a step", *(decimal_bytes(r["sent_bytes_per_step"]) for r in regimes)],
-            ],
+            "rows": _rows(regimes),
         },
         "steps": [],
         "cli": f"meshwright memory {TOY if model == 'toy-4' else model} --cluster {DEVICE}:{gpus} "
@@ -101,6 +98,15 @@ def ledger(
         f'print(ledger("{model}", {gpus}, "{recipe}", {zero})["table"])',
         "data": {"capacity_bytes": capacity, "regimes": regimes},
     }  # fmt: skip
+
+
+def _rows(regimes: list[Regime]) -> list[list[str | float | int | None]]:
+    rows: list[list[str | float | int | None]] = [
+        [part.replace("_", " "), *(decimal_bytes(r["parts"][part]) for r in regimes)]
+        for part in regimes[0]["parts"]
+    ]
+    sent = [decimal_bytes(r["sent_bytes_per_step"]) for r in regimes]
+    return [*rows, ["sent a step", *sent]]
 
 
 def _model(name: str) -> Model:
