@@ -1,0 +1,67 @@
+"""A parsed Hugging Face config.json, read with checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshwright.specs.errors import SpecError
+
+_LIMIT = 10**9
+
+
+class Config:
+    """A parsed config.json whose values are checked when read; each may have several spellings."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = data
+
+    def _find(self, names: Sequence[str]) -> tuple[str, Any]:
+        for name in names:
+            if self.data.get(name) is not None:
+                return name, self.data[name]
+        return names[0], None
+
+    def whole(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """Return a whole number.
+
+        Raises:
+            SpecError: absent without a default, not whole, or out of range.
+        """
+        name, value = self._find(names)
+        if value is None:
+            if default is None:
+                spellings = " or ".join(names)
+                raise SpecError(f"config.{name}", None, f"this key is required ({spellings})")
+            return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LIMIT:
+            raise SpecError(f"config.{name}", value, f"a whole number of at least {least} expected")
+        return value
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """Return a true or false.
+
+        Raises:
+            SpecError: anything else.
+        """
+        name, value = self._find(names)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise SpecError(f"config.{name}", value, "true or false is expected")
+        return value
+
+    def layers_named(self, name: str) -> list[Any]:
+        """Return a list, or an empty one where the key is absent.
+
+        Raises:
+            SpecError: not a list.
+        """
+        value = self.data.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise SpecError(f"config.{name}", value, "a list is expected")
+        return value
