@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +42,13 @@ class Subject:
     layout: Layout
     job: Job
     plan: Plan | None
+
+
+def progress(line: str) -> None:
+    """Show what is going on in one line that the next replaces; "" clears it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[2K{line}")
+        sys.stderr.flush()
 
 
 def need_torch() -> None:

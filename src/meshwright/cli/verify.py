@@ -54,25 +54,19 @@ def command(
     try:
         verdict = verify(
             subject.model, subject.layout, precision=precision, steps=steps, mutants=mutants,
-            max_ranks=max_ranks, csv=csv, on_progress=_progress,
+            max_ranks=max_ranks, csv=csv, on_progress=running.progress,
         )  # fmt: skip
     except RankError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     finally:
-        _progress("")
+        running.progress("")
     if as_json:
         print_json(verdict.plain())
     else:
         _show(verdict, subject.model.name)
     if not verdict.passed:
         raise typer.Exit(1)
-
-
-def _progress(line: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[2K{line}")
-        sys.stderr.flush()
 
 
 def _show(verdict: Any, name: str) -> None:

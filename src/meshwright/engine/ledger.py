@@ -34,7 +34,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One call on one rank."""
+    """One call on one rank, or (kind `forward`, `backward`; no axis) the start of a layer's work."""
 
     kind: str
     axis: str
@@ -62,7 +62,7 @@ class Ledger(TorchDispatchMode):
 
     def __init__(self, world: World) -> None:
         super().__init__()
-        self.entries: list[Entry] = []
+        self.timeline: list[Entry] = []
         self.where = "step"
         self._names = world.names
 
@@ -94,13 +94,18 @@ class Ledger(TorchDispatchMode):
             peer = dist.get_global_rank(group, args[2])
         else:
             payload = _bytes(args[1])
-        self.entries.append(
+        self.timeline.append(
             Entry(
                 kind=kind, axis=self._names.get(group.group_name, "other"), ranks=ranks,
                 payload_bytes=payload, sent_bytes=_sent(kind, payload, ranks, args, group),
                 where=self.where, peer=peer,
             )
         )  # fmt: skip
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The collectives, without the marks of compute."""
+        return [entry for entry in self.timeline if entry.axis]
 
     def watch(self, stages: Iterable[Decoder]) -> None:
         """Note which layer the program is in, forward and backward, for `Entry.where`."""
@@ -115,17 +120,23 @@ class Ledger(TorchDispatchMode):
 
     def _watch(self, name: str, module: torch.nn.Module) -> None:
         def before(_module: Any, _inputs: Any) -> None:
-            self.where = f"{name} forward"
+            self._enter(name, "forward")
 
         def after(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
             if output.requires_grad:
-                output.register_hook(lambda _gradient: self._enter_backward(name))
+                output.register_hook(lambda _gradient: self._enter(name, "backward"))
 
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
 
-    def _enter_backward(self, name: str) -> None:
-        self.where = f"{name} backward"
+    def _enter(self, name: str, kind: str) -> None:
+        self.where = f"{name} {kind}"
+        self.timeline.append(
+            Entry(
+                kind=kind, axis="", ranks=1, payload_bytes=0, sent_bytes=0.0, where=self.where,
+                peer=-1,
+            )
+        )  # fmt: skip
 
     def sent_by_axis(self) -> dict[str, float]:
         """Bytes this rank sent, per axis."""
