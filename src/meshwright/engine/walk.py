@@ -145,8 +145,8 @@ def _holds(program: Program) -> str:
     for stage in program.stages:
         numbers = [int(number) for number in stage.layers]
         ends = [name for name in ("embed", "head") if hasattr(stage, name)]
-        layers = f"layers {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else (
-            f"layer {numbers[0]}"
+        layers = (
+            f"layers {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else (f"layer {numbers[0]}")
         )
         parts.append(" + ".join([*ends[:1], layers, *ends[1:]] if len(ends) == 2 else (
             ["embed", layers] if ends == ["embed"] else [layers, *ends]

@@ -36,7 +36,12 @@ def story(regimes: list[Regime], lines_per_rank: int = 40) -> str:
 
 
 def _regime(regime: Regime, limit: int) -> str:
-    lines = [f"## {regime.title[0].upper()}{regime.title[1:]}: {regime.layout.label()}", "", _IDEA[regime.key], ""]
+    lines = [
+        f"## {regime.title[0].upper()}{regime.title[1:]}: {regime.layout.label()}",
+        "",
+        _IDEA[regime.key],
+        "",
+    ]
     lines += ["| rank | data | pipeline | tensor | holds |", "|---:|---:|---:|---:|---|"]
     lines += [f"| {r.rank} | {r.dp} | {r.pp} | {r.tp} | {r.holds} |" for r in regime.ranks]
     shown = [0] if regime.layout.pp == 1 else [0, regime.ranks[-1].rank]
@@ -112,13 +117,16 @@ def _sent(by_axis: dict[str, float]) -> float:
 
 
 def _proofs(regimes: list[Regime]) -> str:
-    lines = ["## Proof", "", "| regime | ranks | largest difference in fp64 | |", "|---|---:|---:|---|"]
+    lines = [
+        "## Proof",
+        "",
+        "| regime | ranks | largest difference in fp64 | |",
+        "|---|---:|---:|---|",
+    ]
     for regime in regimes:
         proof = regime.proof
         verdict = "equal to one device" if proof.passed else "DIFFERENT"
-        lines.append(
-            f"| {regime.title} | {proof.ranks} | {proof.max_abs_error:.1e} | {verdict} |"
-        )
+        lines.append(f"| {regime.title} | {proof.ranks} | {proof.max_abs_error:.1e} | {verdict} |")
     return "\n".join([*lines, ""])
 
 
