@@ -61,7 +61,8 @@ def test_every_seed_gives_a_question_that_its_own_answer_solves(question, seed):
     assert judge(question.id, asking.show_answer(right * 1.1, question.unit), seed).correct is False
     for wrong in question.wrong:
         value = float(evaluate(wrong.value, names))
-        if seed and value > 0:
+        # Where a wrong way lands within the tolerance, as 2.34 % and 2.30 %, nobody can tell.
+        if seed and value > 0 and abs(value / right - 1) > 2 * asking.TOLERANCE:
             assert not judge(question.id, asking.show_answer(value, question.unit), seed).correct
 
 
