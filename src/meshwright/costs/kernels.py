@@ -69,7 +69,9 @@ def kernels_for(device: Device, precision: str) -> Kernels:
         attention_peak_flops=device.peak(attention),
         bandwidth_bytes_s=device.memory_bandwidth_bytes_s * number["bandwidth_reach"],
         sms=device.sms,
-        gemm_sustained=number["gemm_sustained_8bit" if eight else "gemm_sustained"],
+        gemm_sustained=device.matmul_efficiency.get(
+            f"sustained_{precision}", number["gemm_sustained_8bit" if eight else "gemm_sustained"]
+        ),
         tile_overhead_s=number["tile_overhead_s"],
         kernel_gap_s=number["kernel_gap_s"],
         flash_forward=_three(table["flash_forward"]),

@@ -26,7 +26,8 @@ class Device(Spec):
     memory_bandwidth_bytes_s: float = Field(gt=0)
     matmul_efficiency: dict[str, float] = Field(
         default_factory=dict,
-        description="measured best matmul rate over peak, per precision; see costs/data/kernels",
+        description="measured best matmul rate over peak, per precision; `sustained_bf16` and the "
+        "like, which `calibrate` writes, replace what costs/data/kernels.toml has of training steps",
     )
     sms: int = Field(108, ge=1, description="streaming multiprocessors (or their like)")
     l2_bytes: float = Field(40e6, ge=0)

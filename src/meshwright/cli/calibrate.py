@@ -1,0 +1,83 @@
+"""`meshwright calibrate`: fit a cluster's constants to measurements."""
+
+from __future__ import annotations
+
+import typer
+
+
+def command(
+    cluster: str = typer.Option(
+        ..., "--cluster", help="The cluster to start from: a preset such as h100:4x8, or a file."
+    ),
+    sources: list[str] = typer.Option(
+        ..., "--from", help="nccl-tests output (text) or a CSV of runs; may be given several times."
+    ),
+    output: str = typer.Option("", "-o", "--output", help="Write the calibrated cluster here."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Fit your own cluster to your own measurements.
+
+    Reads nccl-tests output and tables of runs in the evidence schema (with their measured
+    columns), fits only the constants that these data identify, says which, and by how much the
+    error fell. The result is a cluster file that every command accepts.
+    """
+    import json
+    from dataclasses import asdict
+    from pathlib import Path
+
+    import tomli_w
+    from rich.console import Console
+    from rich.table import Table
+
+    from meshwright.evidence.calibrate import calibrate
+    from meshwright.evidence.nccl_text import CollectiveTime, parse_nccl_tests
+    from meshwright.evidence.rows import Row, read_rows
+    from meshwright.specs.clusters import load_cluster
+    from meshwright.specs.errors import SpecError
+    from meshwright.specs.plan import write_atomically
+
+    timings: list[CollectiveTime] = []
+    rows: list[Row] = []
+    for source in sources:
+        if source.endswith(".csv"):
+            rows += read_rows(source)
+            continue
+        try:
+            text = Path(source).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise SpecError("from", source, f"cannot be read ({error.strerror})") from None
+        timings += parse_nccl_tests(text, source)
+    with Console(stderr=True).status("fitting"):
+        result = calibrate(load_cluster(cluster), timings, rows)
+    if output:
+        write_atomically(output, tomli_w.dumps(result.cluster.plain()))
+    if as_json:
+        plain = {
+            "measurements": result.measurements,
+            "median_error_before": result.error_before,
+            "median_error_after": result.error_after,
+            "constants": [asdict(constant) for constant in result.constants],
+            "skipped": list(result.skipped),
+        }
+        print(json.dumps(plain, indent=2))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("constant", "before", "after", "unit", ""):
+        justify = "right" if column in ("before", "after") else "left"
+        table.add_column(column, justify=justify, overflow="fold")
+    for constant in result.constants:
+        note = "" if constant.identified else "not in these data"
+        table.add_row(
+            constant.name.removeprefix("levels.").replace("_bytes_s", "").replace("_s", ""), f"{constant.before:.4g}", f"{constant.after:.4g}", constant.unit, note
+        )
+    Console().print(table)
+    print(
+        f"\nmedian error over {result.measurements} measurements: "
+        f"{100 * result.error_before:.1f} % before, {100 * result.error_after:.1f} % after"
+    )
+    for line in result.skipped[:5]:
+        print(f"skipped {line}")
+    if len(result.skipped) > 5:
+        print(f"… and {len(result.skipped) - 5} more")
+    if output:
+        print(f"written to {output}")

@@ -1,0 +1,236 @@
+"""Fit the constants of the user's own cluster to the user's own measurements.
+
+Only constants that the data identify are touched: one whose change moves no prediction is left as
+it was, and said to be. Each has one meaning: the sustained matrix-product rate and the memory
+bandwidth of the device, the bandwidth and latency of each link level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.costs import collectives
+from meshwright.costs.fabric import Fabric, place
+from meshwright.costs.kernels import kernels_for
+from meshwright.evidence.import_rows import Run, import_row
+from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.measured import measured_step_time_s
+from meshwright.evidence.nccl_text import CollectiveTime
+from meshwright.evidence.predict import predict_runs
+from meshwright.evidence.rows import Row
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.errors import SpecError
+
+IDENTIFIED = 0.03
+"""A constant is identified where changing it by 10 % moves some prediction by this share of 10 %."""
+
+_COLLECTIVES: dict[str, Callable[..., object]] = {
+    "all_reduce": collectives.all_reduce,
+    "all_gather": collectives.all_gather,
+    "reduce_scatter": collectives.reduce_scatter,
+    "alltoall": collectives.all_to_all,
+    "sendrecv": collectives.send_recv,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A fitted constant: what it was and what it became; `identified` if the data speak of it."""
+
+    name: str
+    before: float
+    after: float
+    unit: str
+    identified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A calibrated cluster and how much its predictions improved (median relative errors)."""
+
+    cluster: Cluster
+    constants: tuple[Constant, ...]
+    measurements: int
+    error_before: float
+    error_after: float
+    skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Knob:
+    name: str
+    unit: str
+    read: Callable[[Cluster], float]
+    write: Callable[[Cluster, float], Cluster]
+
+
+def _device_knobs(cluster: Cluster, precisions: Sequence[str]) -> list[_Knob]:
+    knobs = []
+    for precision in precisions:
+        key = f"sustained_{precision}"
+
+        def read(c: Cluster, precision: str = precision) -> float:
+            return kernels_for(c.device, precision).gemm_sustained
+
+        def write(c: Cluster, value: float, key: str = key) -> Cluster:
+            rates = {**c.device.matmul_efficiency, key: min(value, 1.0)}
+            return c.but(device=c.device.but(matmul_efficiency=rates).model_dump())
+
+        knobs.append(_Knob(f"device.{key}", "of peak", read, write))
+    knobs.append(
+        _Knob(
+            "device.memory_bandwidth_bytes_s",
+            "bytes/s",
+            lambda c: c.device.memory_bandwidth_bytes_s,
+            lambda c, v: c.but(device=c.device.but(memory_bandwidth_bytes_s=v).model_dump()),
+        )
+    )
+    return knobs
+
+
+def _link_knobs(cluster: Cluster) -> list[_Knob]:
+    knobs = []
+    for index, level in enumerate(cluster.levels):
+        for field, unit in (("bandwidth_bytes_s", "bytes/s"), ("latency_s", "s")):
+
+            def read(c: Cluster, index: int = index, field: str = field) -> float:
+                return float(getattr(c.levels[index], field))
+
+            def write(c: Cluster, value: float, index: int = index, field: str = field) -> Cluster:
+                levels = list(c.levels)
+                levels[index] = levels[index].but(**{field: value})
+                return c.but(levels=[one.model_dump() for one in levels])
+
+            knobs.append(_Knob(f"levels.{level.name}.{field}", unit, read, write))
+    return knobs
+
+
+def calibrate(
+    cluster: Cluster, timings: Sequence[CollectiveTime] = (), rows: Sequence[Row] = ()
+) -> Calibration:
+    """Fit a cluster's constants to collective timings and to runs measured on it.
+
+    Runs are priced on `cluster` scaled to their own number of devices, whatever their table says of
+    the machine.
+
+    Raises:
+        SpecError: nothing can be compared with the model, or a timing needs more devices than the
+            cluster has.
+    """
+    for timing in timings:
+        if timing.ranks > cluster.gpus:
+            raise SpecError(
+                "from", timing.ranks, f"the cluster has {cluster.gpus} devices; name a larger one"
+            )
+    runs, measured, skipped = _measured_runs(rows, cluster)
+    if not timings and not runs:
+        raise SpecError("from", "nothing", "no timing and no run with a measured step time")
+    knobs = _link_knobs(cluster)
+    if runs:
+        knobs += _device_knobs(cluster, sorted({run.job.precision.compute for run in runs}))
+    target = np.log([*(t.time_s for t in timings), *measured])
+
+    def predict(candidate: Cluster) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.log([*_collective_times(candidate, timings), *_run_times(candidate, runs)])
+
+    def cost(candidate: Cluster) -> float:
+        return float(np.mean(np.abs(predict(candidate) - target)))
+
+    start = predict(cluster)
+    speaking = []
+    for knob in knobs:
+        moved = predict(knob.write(cluster, knob.read(cluster) * 1.1))
+        speaking.append(float(np.max(np.abs(moved - start))) / math.log(1.1) >= IDENTIFIED)
+    fitted = _descend(cluster, [k for k, yes in zip(knobs, speaking, strict=True) if yes], cost)
+    constants = tuple(
+        Constant(knob.name, knob.read(cluster), knob.read(fitted), knob.unit, yes)
+        for knob, yes in zip(knobs, speaking, strict=True)
+    )
+    return Calibration(
+        cluster=fitted.but(source=f"calibrated on {len(target)} measurements; {cluster.source}"),
+        constants=constants,
+        measurements=len(target),
+        error_before=_median_error(start, target),
+        error_after=_median_error(predict(fitted), target),
+        skipped=tuple(skipped),
+    )
+
+
+def _median_error(predicted: np.ndarray, target: np.ndarray) -> float:  # type: ignore[type-arg]
+    return float(np.median(np.abs(np.exp(predicted - target) - 1.0)))
+
+
+def _descend(
+    cluster: Cluster, knobs: Sequence[_Knob], cost: Callable[[Cluster], float]
+) -> Cluster:
+    """Coordinate descent in the logarithm of each constant, with shrinking steps."""
+    best = cost(cluster)
+    for step in (1.5, 1.2, 1.07, 1.02):
+        improved = True
+        rounds = 0
+        while improved and rounds < 6:
+            improved, rounds = False, rounds + 1
+            for knob in knobs:
+                for factor in (step, 1.0 / step):
+                    candidate = knob.write(cluster, knob.read(cluster) * factor)
+                    value = cost(candidate)
+                    if value < best - 1e-6:
+                        cluster, best, improved = candidate, value, True
+                        break
+    return cluster
+
+
+def _collective_times(cluster: Cluster, timings: Sequence[CollectiveTime]) -> list[float]:
+    fabric = Fabric.of(cluster)
+    result = []
+    for timing in timings:
+        group = place(fabric, np.array([timing.ranks]))
+        time = _COLLECTIVES[timing.operation](fabric, np.array([timing.size_bytes]), group)
+        result.append(float(np.asarray(time).reshape(-1)[0]))
+    return result
+
+
+def _measured_runs(
+    rows: Sequence[Row], cluster: Cluster
+) -> tuple[list[Run], list[float], list[str]]:
+    runs, measured, skipped = [], [], []
+    for row in rows:
+        try:
+            run = import_row(row)
+        except SkipRow as skip:
+            skipped.append(f"{row.id}: {skip}")
+            continue
+        time = measured_step_time_s(row, run)
+        if math.isnan(time):
+            skipped.append(f"{row.id}: no step time")
+            continue
+        runs.append(run)
+        measured.append(time)
+    return runs, measured, skipped
+
+
+def _run_times(cluster: Cluster, runs: Sequence[Run]) -> list[float]:
+    """Step times of runs, each on as many devices of the cluster as it used."""
+    return [
+        predict_runs([replace(run, cluster=resized(cluster, run.gpus))])[0].iter_time_s
+        for run in runs
+    ]
+
+
+def resized(cluster: Cluster, gpus: int) -> Cluster:
+    """The same machines, `gpus` devices of them: whole hosts, or a part of one."""
+    host = min(cluster.gpus_per_node, gpus)
+    nodes = -(-gpus // host)
+    levels = []
+    for level in cluster.levels:
+        domain = min(level.domain, nodes * host)
+        levels.append(level.but(domain=domain).model_dump())
+        if domain == nodes * host:
+            break
+    if levels[-1]["domain"] < nodes * host:
+        levels[-1]["domain"] = nodes * host
+    return cluster.but(nodes=nodes, gpus_per_node=host, levels=levels)
