@@ -49,7 +49,9 @@ def timings(cluster, sizes=(2**22, 2**26, 2**30), ranks=(8, 32)):
     out = []
     for n in ranks:
         for size in sizes:
-            time = collectives.all_gather(fabric, np.array([float(size)]), place(fabric, np.array([n])))
+            time = collectives.all_gather(
+                fabric, np.array([float(size)]), place(fabric, np.array([n]))
+            )
             out.append(CollectiveTime("all_gather", n, float(size), float(time[0])))
     return out
 

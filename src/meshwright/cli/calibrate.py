@@ -68,7 +68,11 @@ def command(
     for constant in result.constants:
         note = "" if constant.identified else "not in these data"
         table.add_row(
-            constant.name.removeprefix("levels.").replace("_bytes_s", "").replace("_s", ""), f"{constant.before:.4g}", f"{constant.after:.4g}", constant.unit, note
+            constant.name.removeprefix("levels.").replace("_bytes_s", "").replace("_s", ""),
+            f"{constant.before:.4g}",
+            f"{constant.after:.4g}",
+            constant.unit,
+            note,
         )
     Console().print(table)
     print(

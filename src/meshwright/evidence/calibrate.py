@@ -164,9 +164,7 @@ def _median_error(predicted: np.ndarray, target: np.ndarray) -> float:  # type: 
     return float(np.median(np.abs(np.exp(predicted - target) - 1.0)))
 
 
-def _descend(
-    cluster: Cluster, knobs: Sequence[_Knob], cost: Callable[[Cluster], float]
-) -> Cluster:
+def _descend(cluster: Cluster, knobs: Sequence[_Knob], cost: Callable[[Cluster], float]) -> Cluster:
     """Coordinate descent in the logarithm of each constant, with shrinking steps."""
     best = cost(cluster)
     for step in (1.5, 1.2, 1.07, 1.02):
