@@ -62,9 +62,11 @@ def command(
         print(json.dumps(plain, indent=2))
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("constant", "before", "after", "unit", ""):
-        justify = "right" if column in ("before", "after") else "left"
-        table.add_column(column, justify=justify, overflow="fold")
+    table.add_column("constant", overflow="fold")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    table.add_column("unit")
+    table.add_column("")
     for constant in result.constants:
         note = "" if constant.identified else "not in these data"
         table.add_row(

@@ -160,7 +160,7 @@ def calibrate(
     )
 
 
-def _median_error(predicted: np.ndarray, target: np.ndarray) -> float:  # type: ignore[type-arg]
+def _median_error(predicted: np.ndarray, target: np.ndarray) -> float:
     return float(np.median(np.abs(np.exp(predicted - target) - 1.0)))
 
 
