@@ -168,3 +168,10 @@ def test_a_wrong_file_names_the_field(tmp_path, change, field):
     with pytest.raises(SpecError) as error:
         load_cluster(path)
     assert error.value.field.startswith(field), str(error.value)
+
+
+def test_a_plan_file_is_a_cluster_file(tmp_path):
+    cluster = load_cluster("mi300x:2x8")
+    assert load_cluster({"schema_version": 1, "cluster": cluster.plain()}) == cluster
+    (tmp_path / "without-suffix").write_text('device = "h100"\nnodes = 3\n')
+    assert load_cluster(str(tmp_path / "without-suffix")).gpus == 24

@@ -45,12 +45,19 @@ def load_cluster(what: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     if not isinstance(what, str) or not what.strip():
         raise SpecError("cluster", what, "a cluster is expected, such as h100:8x8")
     text = what.strip()
-    if text == "-" or text.lower().endswith(_FILE_SUFFIXES):
+    if text == "-" or text.lower().endswith(_FILE_SUFFIXES) or _is_file(text):
         return _from_file(Path(text))
     name, _, size = text.partition(":")
     if size.lower().endswith(_TOPOLOGY_SUFFIXES):
         return _from_topology(name, size)
     return _from_preset(name, size)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _from_preset(name: str, size: str) -> Cluster:
@@ -133,6 +140,8 @@ def _from_file(path: Path) -> Cluster:
 
 def _from_table(data: dict[str, Any], folder: Path) -> Cluster:
     """A cluster from a parsed file; a plan file's `[cluster]` table is accepted as it is."""
+    if "device" not in data and isinstance(data.get("cluster"), Mapping):
+        data = data["cluster"]
     data = dict(data)
     template: dict[str, Any] = {}
     if "device" not in data:

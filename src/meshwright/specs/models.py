@@ -49,14 +49,14 @@ def load_model(what: str | Path | Mapping[str, Any] | Model) -> Model:
     preset = _spellings().get(_compress(text))
     if preset is not None:
         return _from_preset(preset)
-    if text == "-" or text.lower().endswith(_FILE_SUFFIXES) or _is_folder(text):
+    if text == "-" or text.lower().endswith(_FILE_SUFFIXES) or _exists(text):
         return _from_path(Path(text))
     if "=" in text:
         return _from_fields(text)
     if is_size(text):
         return typical_model(parse_count(text, "model"))
     short = text.rsplit("/", 1)[-1]
-    raise SpecError("model", what, f"no such preset; {nearest(short, model_names())}")
+    raise SpecError("model", what, f"no such preset or file; {nearest(short, model_names())}")
 
 
 def is_size(text: str) -> bool:
@@ -64,9 +64,9 @@ def is_size(text: str) -> bool:
     return _SIZE.fullmatch(text.strip()) is not None
 
 
-def _is_folder(text: str) -> bool:
+def _exists(text: str) -> bool:
     try:
-        return Path(text).is_dir()
+        return Path(text).exists()
     except (OSError, ValueError):
         return False
 
@@ -99,10 +99,12 @@ def _from_preset(name: str) -> Model:
 def _from_path(path: Path) -> Model:
     from meshwright.specs.plan import read_data
 
-    if str(path) != "-" and _is_folder(str(path)):
+    if str(path) != "-" and path.is_dir():
         path = path / "config.json"
     data = read_data(path, "model")
-    name = path.parent.name if path.name == "config.json" else path.stem
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    if str(path) == "-":
+        name = ""
     return _from_data(data, name, str(path))
 
 
