@@ -7,6 +7,7 @@
     python benchmarks/collectives.py --torch         # side by side with torch._inductor
     python benchmarks/collectives.py --fit           # how links.toml was fitted
     python benchmarks/collectives.py --speed         # a million layouts
+    python benchmarks/collectives.py --write docs/collectives.md   # all of it, into the page
 
 A file may be named; it has the columns of the shipped `nccl.csv`.
 """
@@ -27,6 +28,7 @@ from meshwright.costs.fabric import Fabric, constant_names, place, with_constant
 from meshwright.costs.link_fit import MeasuredCollective, fit_links, fit_shared
 from meshwright.evidence.collective_rows import CollectiveRow, predicted_s, read_collective_rows
 from meshwright.specs.clusters import load_cluster
+from meshwright.specs.plan import write_atomically
 from meshwright.specs.quantities import parse_bytes
 
 NETWORK = ("reduce_fraction", "gather_fraction", "hop_latencies", "fill_latencies",
@@ -178,6 +180,47 @@ def side_by_side(rows: list[CollectiveRow]) -> None:
     print(f"  torch / ours {medians[1] / medians[0]:.1f}x, told {medians[2] / medians[0]:.1f}x")
 
 
+def write(path: Path, rows: list[CollectiveRow], every: list[CollectiveRow], floor: float) -> None:
+    """Put one table of all comparisons between the page's two marks."""
+    ours = {t: [predicted_s(r) / r.time_s - 1 for r in m] for t, m in tables_of(rows).items()}
+    others = kept_above(holdout(every), every, floor)
+    half = calibrated(every, floor)
+    plain, told = torch_errors(rows, False), torch_errors(rows, True)
+    columns = (ours, others, half, plain, told)
+    lines = [
+        "| table | rows | shipped | held out | calibrated | torch | torch, told |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for table, members in tables_of(rows).items():
+        if len(members) > 1:
+            lines.append(f"| {table} | {len(members)} | {cells(columns, [table])} |")
+    single = [t for t, m in tables_of(rows).items() if len(m) == 1]
+    lines.append(f"| single rows together | {len(single)} | {cells(columns, single)} |")
+    lines.append(f"| **all, median** | {len(rows)} | {cells(columns, list(ours))} |")
+    lines.append(f"| all, 90th percentile | | {cells(columns, list(ours), 0.9)} |")
+    text = path.read_text(encoding="utf-8")
+    start, end = "<!-- accuracy:start -->", "<!-- accuracy:end -->"
+    before, rest = text.split(start)
+    after = rest.split(end)[1]
+    write_atomically(path, f"{before}{start}\n" + "\n".join(lines) + f"\n{end}{after}")
+
+
+def cells(columns, tables: list[str], quantile: float = 0.5) -> str:
+    found = []
+    for errors in columns:
+        every = [abs(e) for t in tables for e in errors.get(t, ())]
+        found.append(f"{100 * np.quantile(every, quantile):.1f} %" if every else "–")
+    return " | ".join(found)
+
+
+def kept_above(errors, every: list[CollectiveRow], floor: float) -> dict[str, list[float]]:
+    """Errors of the rows above a size, of errors listed for all rows."""
+    return {
+        table: [e for e, r in zip(errors[table], m, strict=True) if r.size_bytes > floor]
+        for table, m in tables_of(every).items()
+    }
+
+
 def speed(layouts: int = 1_000_000) -> None:
     """Seconds to price one collective for every layout of a column."""
     random = np.random.default_rng(0)
@@ -200,6 +243,7 @@ def main() -> None:
     parser.add_argument("--above", default="1MiB", help="smallest size that is scored")
     for flag in ("rows", "holdout", "calibrate", "torch", "fit", "speed"):
         parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument("--write", type=Path, help="a page with the two accuracy marks")
     arguments = parser.parse_args()
     if arguments.speed:
         speed()
@@ -210,14 +254,12 @@ def main() -> None:
     rows = [row for row in every if row.size_bytes > floor]
     if not rows:
         sys.exit("no rows above that size")
-    if arguments.fit:
+    if arguments.write:
+        write(arguments.write, rows, every, floor)
+    elif arguments.fit:
         fit(every, print)
     elif arguments.holdout:
-        errors = holdout(every)
-        kept = {
-            t: [e for e, r in zip(errors[t], m, strict=True) if r.size_bytes > floor]
-            for t, m in tables_of(every).items()
-        }
+        kept = kept_above(holdout(every), every, floor)
         show(kept, f"above {arguments.above}, each table under the fit of all the others")
     elif arguments.calibrate:
         show(calibrated(every, floor), f"above {arguments.above}, fitted on every other size")

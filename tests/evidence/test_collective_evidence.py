@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 
 from meshwright.costs.fabric import Fabric
 from meshwright.costs.link_fit import fit_links, with_constants
@@ -18,7 +19,7 @@ from meshwright.evidence.collective_rows import (
     read_collective_rows,
     relative_errors,
 )
-from meshwright.evidence.nccl_tests import parse_nccl_tests
+from meshwright.evidence.nccl_tests import calibrate_links, parse_nccl_tests
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 
@@ -66,6 +67,18 @@ def test_calibration_on_a_cluster_that_no_constant_saw():
     on = with_constants(fabric, fit.constants)
     rest = fit_links(on, measured[1::2])
     assert rest.error_before < 0.10, "sizes that the fit did not see"
+
+
+def test_a_calibrated_cluster_carries_its_constants(tmp_path):
+    tables = parse_nccl_tests(DATA.read_text())
+    cluster, fit = calibrate_links(load_cluster("h100:2x8"), tables)
+    assert cluster.link_constants == fit.constants
+    path = tmp_path / "mine.toml"
+    path.write_text(tomli_w.dumps(cluster.plain()))
+    assert Fabric.of(load_cluster(path)) == Fabric.of(cluster)
+    assert Fabric.of(cluster) != Fabric.of(load_cluster("h100:2x8"))
+    with pytest.raises(SpecError, match="8 devices"):
+        calibrate_links(load_cluster("h100:1x8"), tables)
 
 
 def test_two_runs_in_one_text_and_new_headers():

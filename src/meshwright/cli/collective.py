@@ -303,7 +303,7 @@ def _print(report: dict[str, Any]) -> None:
     if "nccl" in report:
         found = report["nccl"]["candidates"]
         if not found:
-            print(f"NCCL's tuning model: {report['nccl']['why'] or 'nothing to send'}.")
+            print(f"NCCL: {report['nccl']['why'] or 'nothing to send'}.")
             return
         print_table(
             "What NCCL's tuning model says",

@@ -134,10 +134,10 @@ def _saturating(fill_s: Column | float, x: Column, half: float) -> Column:
 
 
 def _ring(
-    fabric: Fabric, group: Group, size: Column, trips: float, fraction: float
+    fabric: Fabric, group: Group, up: _Crossing, size: Column, trips: float, fraction: float
 ) -> CollectiveCost:
     """A ring over all members, `trips` times round (all-reduce 2, all-gather 1)."""
-    link, net, up = fabric.link, fabric.network, _Crossing.of(fabric, group)
+    link, net = fabric.link, fabric.network
     inner_hops = trips * (group.ranks - group.domains[0])
     outer_hops_s = trips * up.ring_hops_s
     share = size / group.ranks
@@ -154,13 +154,13 @@ def _ring(
     return _cost(group, latency, intra, sent * up.ring_s_per_byte / fraction, sent, 1)
 
 
-def _tree(fabric: Fabric, group: Group, size: Column) -> CollectiveCost:
+def _tree(fabric: Fabric, group: Group, up: _Crossing, size: Column) -> CollectiveCost:
     """All-reduce by NVLS or a chain inside a domain, by a double binary tree between domains.
 
     With two domains every byte crosses once each way; with more, a domain sends twice the
     tensor (as a parent in one tree, a leaf in the other).
     """
-    link, net, up = fabric.link, fabric.network, _Crossing.of(fabric, group)
+    link, net = fabric.link, fabric.network
     members, domains = group.members[0], group.domains[0]
     switch = (link.nvls_fraction > 0.0) & (members > 2.0) & (members <= net.nvls_members_max)
     single = domains <= 1.0
@@ -196,10 +196,11 @@ def _tree(fabric: Fabric, group: Group, size: Column) -> CollectiveCost:
 def all_reduce_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> CollectiveCost:
     """Parts of an all-reduce: the faster of a ring and of NVLS or a tree."""
     size = np.asarray(size_bytes, dtype=np.float64)
-    ring = _ring(fabric, group, size, 2.0, fabric.network.reduce_fraction)
+    up = _Crossing.of(fabric, group)
+    ring = _ring(fabric, group, up, size, 2.0, fabric.network.reduce_fraction)
     if fabric.levels[0].kind in ("torus", "mesh") and len(fabric.levels) == 1:
         return ring
-    tree = _tree(fabric, group, size)
+    tree = _tree(fabric, group, up, size)
     better = tree.total_s < ring.total_s
     return CollectiveCost(
         np.where(better, tree.latency_s, ring.latency_s),
@@ -213,7 +214,8 @@ def all_reduce_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> Collec
 def all_gather_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> CollectiveCost:
     """Parts of an all-gather of `size_bytes` gathered bytes, by ring."""
     size = np.asarray(size_bytes, dtype=np.float64)
-    return _ring(fabric, group, size, 1.0, fabric.network.gather_fraction)
+    up = _Crossing.of(fabric, group)
+    return _ring(fabric, group, up, size, 1.0, fabric.network.gather_fraction)
 
 
 def reduce_scatter_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> CollectiveCost:
@@ -224,7 +226,8 @@ def reduce_scatter_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> Co
 def broadcast_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> CollectiveCost:
     """Parts of a broadcast: chunks pipelined round a ring, every rank forwards the tensor."""
     size = np.asarray(size_bytes, dtype=np.float64)
-    ring = _ring(fabric, group, size, 1.0, fabric.network.gather_fraction)
+    up = _Crossing.of(fabric, group)
+    ring = _ring(fabric, group, up, size, 1.0, fabric.network.gather_fraction)
     # The ring above moves (n-1)/n of the tensor through each link; a broadcast moves all of it.
     whole = group.ranks / np.maximum(group.ranks - 1.0, 1.0)
     return CollectiveCost(

@@ -19,7 +19,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from meshwright.costs.fabric import Fabric, Group
+from meshwright.costs.fabric import Fabric, Group, network_constants
 from meshwright.specs.errors import SpecError
 
 VERSION = "2.30"
@@ -62,10 +62,10 @@ def candidates(collective: str, fabric: Fabric, size_bytes: float, group: Group)
     generation = _data()["generation"].get(fabric.link.name)
     if generation is None and fabric.link.name != "pcie":
         raise SpecError(
-            "algorithm", "auto", f"NCCL's model has no constants for {fabric.link.name}"
+            "algorithm", "auto", f"its tuning model has no constants for {fabric.link.name}"
         )
     if collective not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
-        raise SpecError("collective", collective, "NCCL has one way to do it: pairwise sends")
+        raise SpecError("collective", collective, "there is one way to do it: pairwise sends")
     size = _Size(float(group.ranks), float(group.domains[0]), float(group.members[0]))
     found = [
         _priced(collective, algorithm, index, fabric, generation, size_bytes, size)
@@ -143,6 +143,8 @@ def _possible(
     if algorithm == "tree":
         return True
     switch = generation is not None and generation["nvls_efficiency"] > 0 and group.local > 2
+    # A larger NVLink domain is more than the switch's reduction is set up for.
+    switch = switch and group.local <= network_constants().nvls_members_max
     return switch and ((algorithm == "nvls") == (group.nodes <= 1))
 
 

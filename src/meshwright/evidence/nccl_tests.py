@@ -8,10 +8,13 @@ above them says how many there are and on which hosts.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.costs.collectives import bus_factor
-from meshwright.costs.link_fit import MeasuredCollective
+from meshwright.costs.fabric import Fabric
+from meshwright.costs.link_fit import LinkFit, MeasuredCollective, fit_links
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 
 _PROGRAMS = {
@@ -96,6 +99,24 @@ def parse_nccl_tests(text: str, collective: str | None = None) -> list[NcclTable
             "nccl-tests", text[:40], "rows of size, count, type, redop, root, time are expected"
         )
     return tables
+
+
+def calibrate_links(cluster: Cluster, tables: Sequence[NcclTable]) -> tuple[Cluster, LinkFit]:
+    """Fit a cluster's link constants to its own nccl-tests runs.
+
+    Returns:
+        The cluster with the fitted constants, which every command that reads it then uses, and
+        what was fitted, what was not, and the error before and after.
+
+    Raises:
+        SpecError: a run has more ranks than the cluster, or there is nothing to fit to.
+    """
+    for table in tables:
+        if table.ranks > cluster.gpus:
+            raise SpecError("ranks", table.ranks, f"{cluster.name} has {cluster.gpus} devices")
+    fit = fit_links(Fabric.of(cluster), [m for table in tables for m in table.measurements()])
+    constants = {**cluster.link_constants, **fit.constants}
+    return cluster.but(link_constants=constants), fit
 
 
 def _row(line: str) -> NcclRow:
