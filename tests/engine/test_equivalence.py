@@ -9,6 +9,8 @@ import torch
 from meshwright.engine import verify as proof
 from meshwright.engine.processes import run_ranks
 from meshwright.engine.shrink import Case
+from meshwright.schedules import build, write_torch_csv
+from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -51,6 +53,11 @@ CASES = {
     "pp2-zb-interleaved": (LLAMA, {"pp": 2, **V, "schedule": "zb-h1"}),
     "pp2-zb-v": (LLAMA, {"pp": 2, **V, "schedule": "zb-v"}),
     "pp2-dualpipe-v": (LLAMA, {"pp": 2, **V, "schedule": "dualpipe-v"}),
+    "pp4-zb-h2": (LLAMA, {"pp": 4, "schedule": "zb-h2"}),
+    "pp2-zb-auto-zero2": (LLAMA, {"pp": 2, "dp": 2, "zero": 2, "schedule": "zb-auto"}),
+    "pp2-v-half": (LLAMA, {"pp": 2, **V, "schedule": "v-half"}),
+    "pp2-v-min-tp2": (TIED, {"pp": 2, "tp": 2, **V, "schedule": "v-min", **SP}),
+    "pp2-hanayo": (LLAMA, {"pp": 2, **V, "schedule": "hanayo"}),
     "pp2-tied": (TIED, {"pp": 2}),
     "pp2-tied-zb-v": (TIED, {"pp": 2, **V, "schedule": "zb-v"}),
     "pp2-gpt2-zero3": (GPT2, {"pp": 2, "dp": 2, "zero": 3}),
@@ -136,6 +143,17 @@ def test_plan_equals_one_device(name, oracles):
             assert error <= proof.FP64_BOUND, (optimizer, where)
         seen |= set(rank["sgd"].gradients[0])
     assert seen == set(wanted["sgd"].gradients[0])  # no parameter escaped the comparison
+
+
+def test_any_schedule_file_runs_and_equals_one_device(tmp_path):
+    file = tmp_path / "order.csv"
+    order = build("interleaved", pp=2, micro_batches=6, virtual_stages=2, group=3)
+    file.write_text(write_torch_csv(order))
+    layout = Layout(pp=2, virtual_stages=2, schedule="interleaved")
+    verdict = proof.verify(LLAMA, layout, steps=1, mutants=False, csv=str(file))
+    assert verdict.passed
+    with pytest.raises(SpecError, match="its pp is 2, the layout's 4"):
+        proof.verify(LLAMA, Layout(pp=4), csv=str(file))
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from math import lcm
 
-from meshwright.engine.pipeline import NATIVE, SPLIT_BACKWARD, V_SHAPED
+from meshwright.engine.orders import check_order, splits_backward
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
 
 def check(
-    model: Model, layout: Layout, *, global_batch: int, seq_len: int, csv: bool = False
+    model: Model, layout: Layout, *, global_batch: int, seq_len: int, csv: str = ""
 ) -> None:
     """Refuse what the engine cannot run exactly.
 
@@ -123,11 +123,11 @@ def _check_experts(model: Model, layout: Layout) -> None:
         )
 
 
-def _check_data(layout: Layout, csv: bool) -> None:
+def _check_data(layout: Layout, csv: str) -> None:
     if layout.shard and layout.zero == 0:
         raise SpecError("shard", layout.shard, "nothing is sharded at zero = 0; use zero = 1, 2, 3")
-    splits = csv or layout.schedule in SPLIT_BACKWARD
-    if layout.zero == 3 and layout.pp > 1 and splits and layout.dp * layout.cp > 1:
+    resharded = layout.zero == 3 and layout.pp > 1 and layout.dp * layout.cp > 1
+    if resharded and splits_backward(layout, csv):
         # Weight gradients are looked up on parameters that resharding has swapped away: they come
         # out as None or too small, without an error (torch 2.13, measured).
         raise SpecError(
@@ -138,7 +138,7 @@ def _check_data(layout: Layout, csv: bool) -> None:
         )
 
 
-def _check_pipeline(model: Model, layout: Layout, micro_batches: int, csv: bool) -> None:
+def _check_pipeline(model: Model, layout: Layout, micro_batches: int, csv: str) -> None:
     stages = layout.pp * layout.virtual_stages
     if model.layers < stages:
         raise SpecError(
@@ -152,32 +152,4 @@ def _check_pipeline(model: Model, layout: Layout, micro_batches: int, csv: bool)
             layout.stage_layers,
             f"positive numbers that add up to {model.layers} layers are expected",
         )
-    if csv:
-        return
-    schedule, chunks = layout.schedule, layout.virtual_stages
-    if schedule not in NATIVE:
-        raise SpecError("schedule", schedule, f"the engine runs {', '.join(NATIVE)}")
-    if schedule in V_SHAPED and chunks != 2:
-        raise SpecError("virtual_stages", chunks, f"{schedule} has exactly 2 chunks per rank")
-    if schedule in ("gpipe", "1f1b") and chunks != 1:
-        raise SpecError(
-            "virtual_stages", chunks, f"{schedule} has 1 chunk per rank; use schedule = interleaved"
-        )
-    if schedule in ("interleaved", "looped-bfs") and chunks < 2:
-        raise SpecError("virtual_stages", chunks, f"{schedule} needs at least 2 chunks per rank")
-    least = {"1f1b": layout.pp, "dualpipe-v": 2 * layout.pp}.get(schedule, 1)
-    if micro_batches < least:
-        raise SpecError(
-            "micro_batches",
-            micro_batches,
-            f"{schedule} over pp = {layout.pp} needs at least {least}; raise global_batch or lower "
-            "dp or micro_batch",
-        )
-    rounds = max(1, micro_batches // layout.pp)
-    if schedule in ("interleaved", "zb-h1") and micro_batches % rounds:
-        raise SpecError(
-            "micro_batches",
-            micro_batches,
-            f"{schedule} over pp = {layout.pp} runs {rounds} equal rounds; use a multiple of "
-            f"{layout.pp}",
-        )
+    check_order(layout, micro_batches, csv)

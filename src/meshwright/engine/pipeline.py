@@ -7,6 +7,7 @@ number of tokens.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -29,14 +30,10 @@ from torch.distributed.pipelining.schedules import (
 
 from meshwright.engine.decoder import Decoder
 from meshwright.engine.mesh import World
+from meshwright.engine.orders import GENERATED, generated_order, read_csv
+from meshwright.schedules import Schedule, write_torch_csv
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
-
-V_SHAPED = ("zb-v", "dualpipe-v")
-"""Schedules in which rank r holds stages r and 2·pp-1-r, so the loss is on rank 0."""
-
-SPLIT_BACKWARD = ("zb-h1", "zb-v", "dualpipe-v")
-"""Schedules that compute input and weight gradients separately."""
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MULTI = {
@@ -46,10 +43,6 @@ _MULTI = {
     "zb-v": ScheduleZBVZeroBubble,
     "dualpipe-v": ScheduleDualPipeV,
 }
-NATIVE = (*_SINGLE, *_MULTI)
-"""Schedules that torch itself generates."""
-
-
 def stage_ranges(model: Model, layout: Layout) -> list[range]:
     """The layers of each virtual stage, in order.
 
@@ -62,20 +55,6 @@ def stage_ranges(model: Model, layout: Layout) -> list[range]:
     counts = layout.stage_layers or tuple(base + (index in takers) for index in range(stages))
     starts = [sum(counts[:index]) for index in range(stages)]
     return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
-
-
-def stages_of(pp_rank: int, layout: Layout) -> list[int]:
-    """The virtual stages that a pipeline rank holds."""
-    if layout.schedule in V_SHAPED:
-        return [pp_rank, 2 * layout.pp - 1 - pp_rank]
-    return [pp_rank + chunk * layout.pp for chunk in range(layout.virtual_stages)]
-
-
-def rank_of_stage(stage: int, layout: Layout) -> int:
-    """The pipeline rank that holds a virtual stage."""
-    if layout.schedule in V_SHAPED and stage >= layout.pp:
-        return 2 * layout.pp - 1 - stage
-    return stage % layout.pp
 
 
 def make_schedule(
@@ -102,15 +81,24 @@ def make_schedule(
     common: dict[str, Any] = {
         "n_microbatches": micro_batches, "loss_fn": loss, "scale_grads": False,
     }  # fmt: skip
-    if csv:
-        runtime = _PipelineScheduleRuntime(stages, **common)
-        runtime._load_csv(csv)
-        return runtime
+    if csv or layout.schedule in GENERATED:
+        order = read_csv(csv) if csv else generated_order(layout, micro_batches)
+        return _runtime(stages, order, common)
     if layout.schedule in _SINGLE:
         single: type[PipelineScheduleSingle] = _SINGLE[layout.schedule]
         return single(stages[0], **common)
     multi: type[PipelineScheduleMulti] = _MULTI[layout.schedule]
     return multi(stages, **common)
+
+
+def _runtime(stages: list[PipelineStage], order: Schedule, common: dict[str, Any]) -> Any:
+    """torch's schedule runtime over an order of ours; it adds the messages itself."""
+    runtime = _PipelineScheduleRuntime(stages, **common)
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        file.write(write_torch_csv(order))
+        file.flush()
+        runtime._load_csv(file.name)
+    return runtime
 
 
 def _stage(

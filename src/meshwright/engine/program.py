@@ -25,7 +25,8 @@ from meshwright.engine.parallelize import (
     new_stage,
     parallelize,
 )
-from meshwright.engine.pipeline import make_schedule, stage_ranges, stages_of
+from meshwright.engine.orders import placement
+from meshwright.engine.pipeline import make_schedule, stage_ranges
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -69,7 +70,9 @@ class Program:
         source = values or initial
         ranges = stage_ranges(model, layout)
         self.modules: dict[int, Decoder] = {}
-        for index in stages_of(self.world.pp.rank, layout):
+        for index, holder in enumerate(placement(layout, csv)):
+            if holder != self.world.pp.rank:
+                continue
             first, last = index == 0, index == len(ranges) - 1
             stage = new_stage(model, numerics, self.world, ranges[index], first, last)
             stage.lose_input_gradient = mutant == "pp" and index == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.engine.pipeline import NATIVE
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Experts, Model
 
@@ -23,11 +22,12 @@ class Case:
     shrunk: tuple[str, ...]
 
 
-def shrink(model: Model, layout: Layout, max_ranks: int) -> Case:
+def shrink(model: Model, layout: Layout, max_ranks: int, micro_batches: int = 0) -> Case:
     """Scale a plan down to `max_ranks` processes and a model of a few layers.
 
     Kept: every active axis, the schedule, ZeRO stage, recomputation, uneven splits, grouping of
     key heads (also fewer than tp), biases, norms, tying, routing. Changed sizes are listed.
+    `micro_batches` fixes their number (a schedule file has its own); 0 takes two per stage.
     """
     notes: list[str] = []
     small_layout = _small_layout(layout, max_ranks)
@@ -44,7 +44,7 @@ def shrink(model: Model, layout: Layout, max_ranks: int) -> Case:
         notes.append(f"{model.experts.experts} experts to {small_model.experts.experts}")
     if layout.stage_layers is not None:
         small_layout = small_layout.but(stage_layers=_small_split(layout, small_layout))
-    micro_batches = max(2, 2 * small_layout.pp) if small_layout.pp > 1 else 2
+    micro_batches = micro_batches or (2 * small_layout.pp if small_layout.pp > 1 else 2)
     return Case(
         model=small_model,
         layout=small_layout,
@@ -78,7 +78,7 @@ def _small_split(layout: Layout, small: Layout) -> tuple[int, ...]:
 
 
 def _small_model(model: Model, layout: Layout, small: Layout) -> Model:
-    stages = small.pp * small.virtual_stages if small.schedule in NATIVE else small.pp * 2
+    stages = small.pp * small.virtual_stages
     if parameters(model) <= SMALL_PARAMETERS and small.world == layout.world:
         return model
     if layout.stage_layers is not None:

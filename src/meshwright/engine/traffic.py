@@ -16,7 +16,8 @@ from meshwright.costs.closed_forms import pipeline_traffic_bytes, tensor_paralle
 from meshwright.costs.collectives import bus_factor
 from meshwright.engine.decoder import Decoder
 from meshwright.engine.parallelize import Precision, needs_tensor_sum, tensor_split
-from meshwright.engine.pipeline import rank_of_stage, stage_ranges, stages_of
+from meshwright.engine.orders import placement
+from meshwright.engine.pipeline import stage_ranges
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -37,7 +38,8 @@ def expected_sent_bytes(
     Axes: dp (over dp · cp), edp (experts' data parallelism), tp, cp, pp, tied, control.
     """
     micro_batches = layout.micro_batches(global_batch)
-    ranges = stage_ranges(model, layout)
+    ranges, holders = stage_ranges(model, layout), placement(layout)
+    mine = [index for index, holder in enumerate(holders) if holder == pp_rank]
     totals: dict[str, float] = {}
 
     def add(axis: str, sent: float) -> None:
@@ -46,7 +48,7 @@ def expected_sent_bytes(
 
     element = precision.compute.itemsize
     tokens = layout.micro_batch * seq_len // layout.cp
-    for index in stages_of(pp_rank, layout):
+    for index in mine:
         first, last = index == 0, index == len(ranges) - 1
         with torch.device("meta"):
             stage = Decoder(model, layers=ranges[index], embedding=first, head=last)
@@ -61,10 +63,9 @@ def expected_sent_bytes(
             add("tp", micro_batches * _LOSS_ALL_REDUCES * scalars)
         add("cp", micro_batches * _context(model, layout, len(ranges[index]), tokens, element))
         add("pp", _boundaries(layout, index, len(ranges), model, seq_len, micro_batches, element))
-    add("tp", _partial_gradients(model, layout, ranges, pp_rank, precision))
-    ends = pp_rank in {rank_of_stage(0, layout), rank_of_stage(len(ranges) - 1, layout)}
-    split = rank_of_stage(0, layout) != rank_of_stage(len(ranges) - 1, layout)
-    if model.tied_embeddings and ends and split:
+    add("tp", _partial_gradients(model, layout, ranges, mine, precision))
+    ends = holders[0], holders[-1]
+    if model.tied_embeddings and pp_rank in ends and ends[0] != ends[1]:
         shard = layout.shard_degree if layout.zero else 1
         rows = -(-model.vocab // layout.tp // shard)
         add("tied", rows * model.hidden * precision.master.itemsize)
@@ -164,17 +165,17 @@ def _boundaries(
     one, _ = pipeline_traffic_bytes(
         length, layout.micro_batch, micro_batches, model.hidden, element
     )
-    here = rank_of_stage(index, layout)
+    holders = placement(layout)
     neighbours = [other for other in (index - 1, index + 1) if 0 <= other < stages]
-    return one * sum(rank_of_stage(other, layout) != here for other in neighbours)
+    return one * sum(holders[other] != holders[index] for other in neighbours)
 
 
 def _partial_gradients(
-    model: Model, layout: Layout, ranges: list[range], pp_rank: int, precision: Precision
+    model: Model, layout: Layout, ranges: list[range], mine: list[int], precision: Precision
 ) -> float:
     """The one all-reduce over tp of replicated parameters' partial gradients."""
     elements = 0
-    for index in stages_of(pp_rank, layout):
+    for index in mine:
         with torch.device("meta"):
             stage = Decoder(
                 model, layers=ranges[index], embedding=index == 0, head=index == len(ranges) - 1

@@ -76,7 +76,7 @@ def check_run(run: Run, ranks: int | None = None) -> None:
     """
     check(
         run.model, run.layout, global_batch=run.job.global_batch, seq_len=run.job.seq_len,
-        csv=bool(run.csv),
+        csv=run.csv,
     )  # fmt: skip
     if ranks is not None and ranks != run.layout.world:
         raise SpecError(

@@ -21,11 +21,13 @@ from meshwright.engine.decoder import Decoder
 from meshwright.engine.guards import check
 from meshwright.engine.init import canonical, initial_value
 from meshwright.engine.loss import IGNORED, summed_cross_entropy
+from meshwright.engine.orders import read_csv
 from meshwright.engine.numerics import Numerics, default_numerics
 from meshwright.engine.parallelize import Precision
 from meshwright.engine.processes import run_ranks
 from meshwright.engine.program import Program
 from meshwright.engine.shrink import Case, shrink
+from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -127,15 +129,19 @@ def verify(
         SpecError: the combination is one that the engine refuses.
         RankError: a rank failed.
     """
+    fixed = read_csv(csv).micro_batches if csv else 0
     # The plan itself must be one the engine runs, not only its small likeness.
     check(
-        model, layout, global_batch=layout.dp * layout.micro_batch * 2 * layout.pp,
-        seq_len=2 * layout.cp * layout.tp, csv=bool(csv),
+        model, layout,
+        global_batch=layout.dp * layout.micro_batch * (fixed or 2 * layout.pp),
+        seq_len=2 * layout.cp * layout.tp, csv=csv,
     )  # fmt: skip
-    case = shrink(model, layout, max_ranks)
+    case = shrink(model, layout, max_ranks, fixed)
+    if csv and case.layout.pp != layout.pp:
+        raise SpecError("max_ranks", max_ranks, f"a schedule file needs all {layout.world} ranks")
     check(
         case.model, case.layout, global_batch=case.global_batch, seq_len=case.seq_len,
-        csv=bool(csv),
+        csv=csv,
     )  # fmt: skip
     numbers = numerics or default_numerics(case.model)
     job = (case, numbers, steps, seed)
