@@ -13,9 +13,7 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
 
-def check(
-    model: Model, layout: Layout, *, global_batch: int, seq_len: int, csv: str = ""
-) -> None:
+def check(model: Model, layout: Layout, *, global_batch: int, seq_len: int, csv: str = "") -> None:
     """Refuse what the engine cannot run exactly.
 
     Raises:

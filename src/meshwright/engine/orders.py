@@ -85,9 +85,7 @@ def check_order(layout: Layout, micro_batches: int, csv: str = "") -> None:
     if not fewest <= chunks <= most:
         wanted = f"exactly {fewest}" if fewest == most else f"at least {fewest}"
         way_out = "; use schedule = interleaved" if most == 1 else ""
-        raise SpecError(
-            "virtual_stages", chunks, f"{name} has {wanted} chunks per rank{way_out}"
-        )
+        raise SpecError("virtual_stages", chunks, f"{name} has {wanted} chunks per rank{way_out}")
     least = {"1f1b": layout.pp, "dualpipe-v": 2 * layout.pp}.get(name, 1)
     if micro_batches < least:
         raise SpecError(

@@ -43,6 +43,8 @@ _MULTI = {
     "zb-v": ScheduleZBVZeroBubble,
     "dualpipe-v": ScheduleDualPipeV,
 }
+
+
 def stage_ranges(model: Model, layout: Layout) -> list[range]:
     """The layers of each virtual stage, in order.
 

@@ -18,6 +18,7 @@ from meshwright.engine.init import canonical, initial_value
 from meshwright.engine.loss import IGNORED, summed_cross_entropy
 from meshwright.engine.mesh import World, make_world
 from meshwright.engine.numerics import Numerics
+from meshwright.engine.orders import placement
 from meshwright.engine.parallelize import (
     Precision,
     Values,
@@ -25,7 +26,6 @@ from meshwright.engine.parallelize import (
     new_stage,
     parallelize,
 )
-from meshwright.engine.orders import placement
 from meshwright.engine.pipeline import make_schedule, stage_ranges
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model

@@ -15,8 +15,8 @@ import torch
 from meshwright.costs.closed_forms import pipeline_traffic_bytes, tensor_parallel_all_reduces
 from meshwright.costs.collectives import bus_factor
 from meshwright.engine.decoder import Decoder
-from meshwright.engine.parallelize import Precision, needs_tensor_sum, tensor_split
 from meshwright.engine.orders import placement
+from meshwright.engine.parallelize import Precision, needs_tensor_sum, tensor_split
 from meshwright.engine.pipeline import stage_ranges
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model

@@ -21,8 +21,8 @@ from meshwright.engine.decoder import Decoder
 from meshwright.engine.guards import check
 from meshwright.engine.init import canonical, initial_value
 from meshwright.engine.loss import IGNORED, summed_cross_entropy
-from meshwright.engine.orders import read_csv
 from meshwright.engine.numerics import Numerics, default_numerics
+from meshwright.engine.orders import read_csv
 from meshwright.engine.parallelize import Precision
 from meshwright.engine.processes import run_ranks
 from meshwright.engine.program import Program
