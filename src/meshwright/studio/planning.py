@@ -364,7 +364,17 @@ def _planned_before(model: str, cluster: str, job: str, objective: str) -> Plan:
 
 
 def _candidates(question: Question, objective: str) -> CandidateTable:
-    """The best of each shape and the whole front: what a person can look through."""
+    """The best layouts and the whole front: what a person can look through."""
+    key = tuple(noun.model_dump_json() for noun in (question.model, question.cluster, question.job))
+    return _candidates_before(*key, objective)
+
+
+@lru_cache(maxsize=64)
+def _candidates_before(model: str, cluster: str, job: str, objective: str) -> CandidateTable:
+    question = Question(
+        Model.model_validate_json(model), Cluster.model_validate_json(cluster),
+        Job.model_validate_json(job),
+    )  # fmt: skip
     result = search(question, objective=objective)
     ranked = result.ranked
     front = {int(row) for row in pareto(ranked)}

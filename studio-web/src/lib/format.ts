@@ -26,7 +26,8 @@ export const gigabytes = (bytes: number) => scaled(bytes, 1000, ['B', 'kB', 'MB'
 /** Binary bytes, as allocators count: `38.5 GiB`. */
 export const gibibytes = (bytes: number) => scaled(bytes, 1024, ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'])
 
-export const count = (value: number) => scaled(value, 1000, ['', 'k', 'M', 'B', 'T']).trim()
+export const count = (value: number) =>
+  value >= 1e15 ? value.toExponential(0).replace('e+', '·10^') : scaled(value, 1000, ['', 'k', 'M', 'B', 'T']).trim()
 
 export function seconds(value: number): string {
   const size = Math.abs(value)

@@ -2,7 +2,7 @@
 
 type Token = { kind: 'word' | 'number' | 'sign' | 'text'; text: string }
 
-const LEXEME = /\s*(?:(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)|([A-Za-zα-ωΑ-Ωµ%](?:(?=_[A-Za-z0-9]+_)[\w]*|[A-Za-z0-9α-ωΑ-Ω%]*(?:(?<=[A-Za-z]{2,})_\w+)?)(?:[ ](?=[A-Za-z])[A-Za-z]+)*)|(<=|>=|[-+−*×·/^_()=≤≥,|≈:√∞…;'<>→]))/uy
+const LEXEME = /\s*(?:(\d[\d,]*\.?\d*(?:e[+-]?\d+)?(?: ?(?:[kMGTP]i?B(?:\/s)?|[kMBT]|B|ms|µs|us|ns|s|min|h|days|×)(?![A-Za-z\d_(]))?)|([A-Za-zα-ωΑ-Ωµ%](?:(?=_[A-Za-z0-9]+_)[\w]*|[A-Za-z0-9α-ωΑ-Ω%]*(?:(?<=[A-Za-z]{2,})_\w+)?)(?:[ ](?=[A-Za-z])[A-Za-z]+)*)|(<=|>=|[-+−*×·/^_()=≤≥,|≈:√∞…;'<>→]))/uy
 
 function lex(source: string): Token[] | null {
   const tokens: Token[] = []
@@ -69,7 +69,7 @@ class Parser {
     const token = this.peek()
     if (!token) throw new Error('unexpected end')
     this.at += 1
-    if (token.kind === 'number') return `<mn>${token.text}</mn>`
+    if (token.kind === 'number') return `<mn>${safe(token.text)}</mn>`
     if (token.kind === 'word') return `<mi>${safe(token.text)}</mi>`
     if (token.kind === 'text') return `<mtext>${safe(token.text.replace(/_/g, ' '))}</mtext>`
     if (token.text === '√') return `<msqrt>${row(bare(this.atom()))}</msqrt>`

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fastapi import Query
 from typing_extensions import TypedDict
 
+from meshwright.costs.parameters import count_parameters
 from meshwright.planner.decision_trees import Walk, walk_trees
+from meshwright.planner.legality import Question
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Plan
-from meshwright.specs.quantities import format_bytes, format_seconds
-from meshwright.studio.views import View, check
+from meshwright.specs.quantities import format_bytes, format_count, format_seconds
+from meshwright.studio.views import Formula, View, check
 
 
 class TreeNode(TypedDict):
@@ -135,7 +137,7 @@ def decision(
                   not (best and walk.estimate and walk.estimate.fits)
                   or best.estimate.step_time_s <= walk.estimate.step_time_s * 1.1),
         ],
-        "formulas": [],
+        "formulas": [_states(question)],
         "table": {
             "caption": "The questions asked",
             "columns": ["question", "evidence", "answer"],
@@ -159,6 +161,17 @@ def decision(
     }  # fmt: skip
 
 
+def _states(question: Question) -> Formula:
+    each, count = question.job.state_bytes, count_parameters(question.model).total
+    return {
+        "name": "Model states, which must fit before anything else",
+        "symbolic": "bytes_each*P",
+        "substituted": f"{each:g}*{format_count(count)}",
+        "value": format_bytes(each * count),
+        "source": "bf16 with AdamW",
+    }
+
+
 def _nodes(rule: str, walk: Walk) -> tuple[list[TreeNode], str]:
     """The tree's questions with the walk's evidence, and the outcome that it reaches."""
     asked = {step.question: step for step in walk.steps}
@@ -179,7 +192,7 @@ def _nodes(rule: str, walk: Walk) -> tuple[list[TreeNode], str]:
 
 
 def _shape(layout: Layout) -> tuple[int, ...]:
-    return (layout.dp, layout.tp, layout.pp, layout.cp, min(layout.zero, 1))
+    return (layout.dp, layout.tp, layout.pp, layout.cp, layout.zero)
 
 
 def _engine(best: Plan | None) -> EngineAnswer | None:

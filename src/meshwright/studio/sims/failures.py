@@ -54,7 +54,7 @@ def failures(
     interval: Annotated[
         str, Query(max_length=20, description="work between saves; 0: the best")
     ] = "0",
-    days: Annotated[float, Query(gt=0, le=365, description="length of the simulated run")] = 30,
+    days: Annotated[float, Query(gt=0, le=365, description="length of the simulated run")] = 3,
     seed: Annotated[int, Query(ge=0, le=9999)] = 0,
 ) -> View[FailuresData]:
     """Find the best time between checkpoints, and live through one run.
