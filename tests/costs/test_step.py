@@ -157,3 +157,21 @@ def test_korthikanti_activation_formula(job):
 def test_batch_that_does_not_divide_is_refused(llama70b, h100_64):
     with pytest.raises(SpecError, match=r"multiple of dp · micro_batch"):
         estimate(llama70b, h100_64, Job(global_batch=10), Layout(dp=8, tp=8))
+
+
+def test_a_pipeline_that_turns_back_has_embedding_and_head_on_its_first_rank(
+    llama70b, h100_64, job
+):
+    straight = Layout(tp=8, pp=4, dp=2, zero=1, sequence_parallel=True)
+    turning = straight.but(schedule="zb-v", virtual_stages=2)
+    priced = estimate(llama70b, h100_64, job, straight), estimate(llama70b, h100_64, job, turning)
+    first, last = ([stages[i].parts for stages in (e.stages for e in priced)] for i in (0, -1))
+    assert last[0]["logits"] > 0 == first[0]["logits"]
+    assert first[1]["logits"] > 0 == last[1]["logits"]
+    total = [
+        2 * stages[1].parts["parameters"]
+        + stages[0].parts["parameters"]
+        + stages[-1].parts["parameters"]
+        for stages in (e.stages for e in priced)
+    ]
+    assert total[0] == pytest.approx(total[1])

@@ -47,6 +47,7 @@ def data_parallel_s(
         columns.dp, columns.tp, columns.pp, columns.cp, columns.ep, columns.etp, columns.zero,
         columns.shard, columns.rank_order, columns.first_layers, columns.last_layers,
         pipeline.copies_of_parameters(columns),
+        pipeline.head_on_first_rank(columns).astype(np.int64),
     )  # fmt: skip
     few = columns.take(rows)
     stride = np.where(few.cp > 1, np.minimum(distances["dp"][rows], distances["cp"][rows]),

@@ -51,14 +51,15 @@ def role_parameters(
     local: LocalParameters, layers: StageLayers, columns: LayoutColumns, role: str
 ) -> tuple[Floats, Floats]:
     """Dense and expert parameters that one rank of a role holds under tp and ep, unsharded by ZeRO."""
-    single = columns.pp == 1
+    with_head = pipeline.head_on_first_rank(columns)
     exists = _exists(columns, role)
     dense = layers.dense[role] * local.dense_layer + layers.moe[role] * local.moe_layer
     if role == "first":
-        dense = dense + local.embedding + np.where(single, local.head, 0.0)
+        dense = dense + local.embedding + np.where(with_head, local.head, 0.0)
     if role == "last":
         # A tied head is a second copy of the embedding on the last rank.
-        dense = dense + (local.embedding_matrix + local.head if local.tied else local.head)
+        head = local.embedding_matrix + local.head if local.tied else local.head
+        dense = dense + np.where(with_head, 0.0, head)
     copies = pipeline.copies_of_parameters(columns)
     dense = np.where(exists, dense * copies, 0.0)
     expert = np.where(exists, layers.moe[role] * local.experts_layer * copies, 0.0)
@@ -254,7 +255,8 @@ def _role_parts(
     split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
     tokens = columns.micro_batch * ceil_div(job.seq_len, columns.cp)
     activations = activations + flight * tokens * model.hidden * element / split
-    has_head = np.where(columns.pp == 1, role == "first", role == "last")
+    on_first = pipeline.head_on_first_rank(columns)
+    has_head = {"first": on_first, "middle": on_first & False, "last": ~on_first}[role]
     logits = tokens * (local.vocab / columns.tp) * behaviour.logits_bytes
     logits = np.where(has_head, logits, 0.0)
     gathered = _gathered(job, columns, local, state, layers, role)

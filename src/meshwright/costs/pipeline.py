@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs.columns import Floats, Ints, LayoutColumns
+from meshwright.costs.columns import V_SCHEDULES, Bools, Floats, Ints, LayoutColumns
 from meshwright.specs.layout import SCHEDULES
 
 CODE = {name: SCHEDULES.index(name) for name in SCHEDULES}
@@ -118,6 +118,14 @@ def in_flight(columns: LayoutColumns, micro_batches: Ints, stage: Ints) -> Float
     result = _choose(columns, result, np.minimum(p / 3.0 + 2.0, m), ("v-min",))
     result = _choose(columns, result, np.minimum(p / 2.0 + 1.0, m), ("chimera",))
     return np.where(p > 1, result, 1.0)
+
+
+def head_on_first_rank(columns: LayoutColumns) -> Bools:
+    """Rows whose first rank also holds the head: no pipeline, or one that turns back (a V)."""
+    turns = columns.schedule == CODE["zb-v"]
+    for name in sorted(V_SCHEDULES):
+        turns = turns | (columns.schedule == CODE[name])
+    return (columns.pp == 1) | turns
 
 
 def messages_per_micro_batch(columns: LayoutColumns) -> Ints:

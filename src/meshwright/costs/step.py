@@ -248,7 +248,8 @@ def _ends(setting: Setting, columns: LayoutColumns, role: str) -> tuple[Floats, 
         return nothing, nothing
     rows, inverse = distinct(columns.tp, columns.cp, columns.micro_batch)
     few = columns.take(rows)
-    has_head = columns.pp == 1 if role == "first" else columns.pp > 1
+    on_first = pipeline.head_on_first_rank(columns)
+    has_head = on_first if role == "first" else ~on_first
     head_forward, head_backward = _head_times(setting, few)
     forward = np.where(has_head, head_forward[inverse], 0.0)
     backward = np.where(has_head, head_backward[inverse], 0.0)

@@ -112,6 +112,9 @@ def spread_over_stages(
                 inner = max(stage_layers[1:-1])
                 stage = middle * np.array(stage_layers, dtype=np.float64) / inner
                 stage[0], stage[-1] = first, last
+            elif schedule.stage_rank[chain - 1] == 0:
+                # A V ends where it began; of what that rank has beyond the others, the head weighs.
+                stage[-1] += first - middle
             else:
                 stage[0] += first - middle
                 stage[-1] += last - middle
