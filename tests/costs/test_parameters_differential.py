@@ -1,6 +1,8 @@
 """Parameter counts against transformers' own models on the meta device: equal to the last one."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.costs import parameters
 from meshwright.specs import presets
@@ -132,3 +134,25 @@ def test_families_with_their_own_keys(config):
 def test_every_supported_family_is_tested():
     tested = {family for family, _ in VARIANTS} | {config["model_type"] for config in OWN_KEYS}
     assert tested == set(families())
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_random_shapes_of_random_families(data):
+    """Any sound shape of any family that shares Llama's keys, with optional keys left out."""
+    family, change = data.draw(st.sampled_from(VARIANTS))
+    kv_heads = data.draw(st.integers(1, 3))
+    heads = kv_heads * data.draw(st.integers(1, 3))
+    shape = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": heads * 2 * data.draw(st.integers(4, 12)),
+        "intermediate_size": data.draw(st.integers(1, 300)),
+        "num_hidden_layers": data.draw(st.integers(4, 6)),
+        "vocab_size": data.draw(st.integers(10, 999)),
+        "tie_word_embeddings": data.draw(st.booleans()),
+    }
+    if data.draw(st.booleans()):
+        del shape["tie_word_embeddings"]
+    config = {"model_type": family, **BASE, **change, **shape}
+    assert parameters.count_parameters(model_from_config(config)).total == built(config)

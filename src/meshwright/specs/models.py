@@ -16,6 +16,8 @@ from meshwright.specs.model import Model
 from meshwright.specs.quantities import format_count, parse_count
 
 _SIZE = re.compile(r"\d*\.?\d+\s*[MBT]", re.IGNORECASE)
+_STEPS = ((1e8, 128), (8e8, 256), (6e9, 512), (math.inf, 1024))
+"""Hidden widths of typical shapes are multiples of the second number, below the first in size."""
 _VARIANT = re.compile(r"-(instruct|hf|base|chat|it|pt|text|v0\.1)$")
 _FILE_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
@@ -176,9 +178,9 @@ def typical_model(parameters: int) -> Model:
             "model", parameters, "a size from 10M to 100T is expected; otherwise give fields"
         )
     best: tuple[float, dict[str, Any]] | None = None
-    small = parameters < 3_000_000_000
+    small = parameters < 6_000_000_000
     vocab = 32_000 if small else 128_256
-    step = 64 if parameters < 300_000_000 else 256 if small else 1024
+    step = next(step for limit, step in _STEPS if parameters < limit)
     guess = (parameters / 0.1) ** (1 / 3)
     for width in range(max(1, round(0.5 * guess / step)), round(2.2 * guess / step) + 2):
         hidden = width * step
@@ -198,7 +200,9 @@ def typical_model(parameters: int) -> Model:
             if error > 0.015:
                 continue
             aspect = abs(math.log(hidden / layers / min(130, 70 + hidden / 128)))
+            # Counts that degrees of parallelism divide.
             divides = 0.0 if layers % 8 == 0 else 0.05
+            divides += 0.0 if heads % 8 == 0 else 0.05 if heads % 4 == 0 else 0.3
             score = 3 * abs(math.log(ffn / hidden / 3.5)) + aspect + divides + error
             if best is None or score < best[0]:
                 best = score, {
