@@ -1,4 +1,5 @@
 import { svelte } from '@sveltejs/vite-plugin-svelte'
+import { readFileSync } from 'node:fs'
 import { defineConfig, type Plugin } from 'vite'
 
 // One classic script: a module script does not load from a `file:` address, and the exported
@@ -13,9 +14,17 @@ const classicScript: Plugin = {
   },
 }
 
+// `meshwright studio export` reads which answers a static site holds.
+const requests: Plugin = {
+  name: 'requests',
+  generateBundle() {
+    this.emitFile({ type: 'asset', fileName: 'requests.json', source: readFileSync('src/requests.json') })
+  },
+}
+
 export default defineConfig({
   base: './',
-  plugins: [svelte(), classicScript],
+  plugins: [svelte(), classicScript, requests],
   server: { proxy: { '/api': 'http://127.0.0.1:8765' } },
   build: {
     outDir: '../src/meshwright/studio/static',

@@ -8,6 +8,8 @@ import typer
 
 
 def command(
+    action: str = typer.Argument("", help="`export` writes the studio as static files."),
+    folder: Path = typer.Argument(Path("site"), help="Where `export` writes."),
     port: int = typer.Option(0, "--port", help="Port on 127.0.0.1; 0 takes a free one."),
     no_browser: bool = typer.Option(False, "--no-browser", help="Do not open a browser."),
     openapi: bool = typer.Option(False, "--openapi", help="Print the OpenAPI document and stop."),
@@ -16,7 +18,8 @@ def command(
     """Open the studio: planner, simulations, lessons and drills in the browser, all local.
 
     `meshwright studio` serves on 127.0.0.1 until Ctrl-C. `meshwright studio --openapi` prints the
-    API's OpenAPI document.
+    API's OpenAPI document. `meshwright studio export site/` writes static files that need no
+    server: every lesson, and the simulations at the settings that the page offers.
     """
     from meshwright.specs.errors import SpecError
 
@@ -26,10 +29,29 @@ def command(
         raise SpecError("studio", None, "pip install 'meshwright[studio]' is needed") from None
     if openapi:
         _write_openapi(output)
+    elif action == "export":
+        _export(folder)
+    elif action:
+        raise SpecError("action", action, "export, or nothing to serve, is expected")
     else:
         from meshwright.studio.server import serve
 
         serve(port, not no_browser, _announce)
+
+
+def _export(folder: Path) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from meshwright.studio.site import export_site
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("answers", total=None)
+        made = export_site(folder, lambda done, of: bar.update(task, completed=done, total=of))
+    print(
+        f"{folder}: {made['files']} files, {made['bytes'] / 1e6:.1f} MB; open "
+        f"{folder / 'index.html'}"
+    )
 
 
 def _announce(url: str) -> None:

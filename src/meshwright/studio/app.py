@@ -40,6 +40,7 @@ from meshwright.studio.sims.pipeline import PipelineData, pipeline
 from meshwright.studio.sims.placement import PlacementData, placement
 from meshwright.studio.sims.scaling_gap import ScalingGapData, scaling_gap
 from meshwright.studio.sims.tensor import TensorData, tensor
+from meshwright.studio.sims.walk import WalkData, walk
 from meshwright.studio.sims.zero import ZeroData, zero
 from meshwright.studio.views import Refusal, View
 
@@ -64,6 +65,8 @@ SIMULATIONS = (
     Simulation("pipeline", "Pipeline schedules", "Where does the bubble come from?",
                pipeline, View[PipelineData]),
     Simulation("zero", "ZeRO calculator", "What does each device keep?", zero, View[ZeroData]),
+    Simulation("walk", "A toy model on real ranks", "Who sends what to whom, and when?",
+               walk, View[WalkData]),
     Simulation("grid", "The three-axis grid", "Which rank is where?", grid, View[GridData]),
     Simulation("ledger", "Bytes per device", "Who holds what?", ledger, View[LedgerData]),
     Simulation("placement", "Placement on the wires", "What if tensor parallelism leaves the node?",

@@ -220,14 +220,28 @@ def examples() -> list[ExampleView]:
     return [_example(example, None) for example in content.examples()]
 
 
+Stop = Annotated[
+    float | None, Query(ge=1e-9, le=1e15, description="if this is what the example may vary")
+]
+
+
 def example(
     example_id: Id,
-    value: Annotated[
-        float | None, Query(ge=1e-9, le=1e15, description="of the quantity that may vary")
-    ] = None,
+    parameters: Stop = None,
+    micro: Stop = None,
+    ranks: Stop = None,
+    pp: Stop = None,
+    m: Stop = None,
+    dp: Stop = None,
+    shards: Stop = None,
 ) -> ExampleView:
     """Return a worked example, recomputed for another value of its moving quantity."""
-    return _example(content.example(example_id), value)
+    record = content.example(example_id)
+    given = {
+        "parameters": parameters, "micro": micro, "ranks": ranks, "pp": pp, "m": m, "dp": dp,
+        "shards": shards,
+    }  # fmt: skip
+    return _example(record, given[record.vary.name] if record.vary else None)
 
 
 def checks() -> list[AskedCheck]:
@@ -388,7 +402,7 @@ def _within(value: float, vary: content.Vary) -> float | int:
     counts = all(isinstance(stop, int) for stop in vary.stops)
     if not low <= value <= high or (counts and value != int(value)):
         kind = "a whole number" if counts else "a number"
-        raise SpecError("value", value, f"{kind} from {low:g} to {high:g} is expected")
+        raise SpecError(vary.name, value, f"{kind} from {low:g} to {high:g} is expected")
     return int(value) if counts else value
 
 

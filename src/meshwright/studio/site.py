@@ -1,0 +1,172 @@
+"""The studio as static files: the built page, and every answer that it may ask for.
+
+The page of an exported site loads an answer as a script, `data/<slug>.js`, because a page opened
+from a file may not fetch. Which answers: every endpoint without parameters, every lesson, example
+and question, every setting that a lesson steers to, and for each simulation the product of the
+values that `requests.json` (delivered with the page) marks as static.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from meshwright.lessons import content
+from meshwright.specs.errors import SpecError
+from meshwright.specs.plan import write_atomically
+from meshwright.studio.app import create_app, routes, static_folder
+
+Request = tuple[str, dict[str, str]]
+
+
+def export_site(folder: Path, progress: Callable[[int, int], None] | None = None) -> dict[str, int]:
+    """Write the studio into a folder; returns the number of files and bytes, and refusals.
+
+    Args:
+        folder: is created; must be empty or hold an earlier export.
+        progress: called with (answers written, answers in all).
+
+    Raises:
+        SpecError: the page is not built, or the folder holds something else.
+    """
+    page = static_folder()
+    if not (page / "index.html").exists():
+        raise SpecError("studio", str(page), "the page is not built: npm run build in studio-web/")
+    if folder.exists() and any(folder.iterdir()) and not (folder / "static.js").exists():
+        raise SpecError("folder", str(folder), "an empty folder, or an earlier export, is expected")
+    if folder.exists():
+        shutil.rmtree(folder)
+    (folder / "data").mkdir(parents=True)
+    for source in sorted(page.iterdir()):
+        if source.is_file() and source.name != "requests.json":
+            shutil.copyfile(source, folder / source.name)
+    index = (folder / "index.html").read_text("utf-8")
+    loader = '<script src="./static.js"></script>\n    '
+    write_atomically(folder / "index.html", _before_first_script(index, loader))
+    write_atomically(folder / "static.js", "window.meshwright_static = true\n")
+    wanted = sorted({slug(*request): request for request in requests()}.items())
+    refused = 0
+    ask = _Asker()
+    for done, (name, (path, query)) in enumerate(wanted, 1):
+        answer = ask(path, query)
+        if answer is None:
+            refused += 1
+        else:
+            text = f"meshwright_data({json.dumps(name)}, {answer})\n"
+            write_atomically(folder / "data" / f"{name}.js", text)
+        if progress:
+            progress(done, len(wanted))
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    return {
+        "files": len(files),
+        "bytes": size,
+        "answers": len(wanted) - refused,
+        "refused": refused,
+    }
+
+
+def _before_first_script(index: str, loader: str) -> str:
+    place = index.index("<script")
+    return index[:place] + loader + index[place:]
+
+
+def slug(path: str, query: dict[str, str]) -> str:
+    """Return the file name of an answer, as the page builds it (studio-web/src/lib/api.ts)."""
+    name = path.removeprefix("/api/").replace("/", "_")
+    parts = [name, *(f"{key}={query[key]}" for key in sorted(query))]
+    return re.sub(
+        r"[^A-Za-z0-9.=,_-]",
+        lambda match: "".join(f"~{byte:02x}" for byte in match.group().encode()),
+        ",".join(parts),
+    )
+
+
+def requests() -> Iterator[Request]:
+    """Yield every request whose answer an exported site holds."""
+    for method, path, *_ in routes():
+        if method == "GET" and "{" not in path and not path.startswith("/api/sim/"):
+            yield path, {}
+    for step in content.steps():
+        yield f"/api/lessons/{step.id}", {}
+    for drill in content.drills():
+        yield f"/api/drills/{drill.id}", {}
+    for example in content.examples():
+        yield f"/api/examples/{example.id}", {}
+        if example.vary:
+            for stop in example.vary.stops:
+                yield f"/api/examples/{example.id}", {example.vary.name: f"{stop:.15g}"}
+    for question in content.questions():
+        yield f"/api/checks/{question.id}", {"seed": "0"}
+        for number in range(len(question.choices)):
+            given = {"seed": "0", "given": str(number + 1)}
+            yield f"/api/checks/{question.id}/answer", given
+    controls = _controls()
+    for sim, query in _steered():
+        if sim in controls:
+            usual = {control["name"]: control["default"] for control in controls[sim]}
+            yield f"/api/sim/{sim}", {**usual, **query}
+    for sim, parameters in controls.items():
+        values = [control.get("static", control["values"]) for control in parameters]
+        for chosen in itertools.product(*values):
+            names = (control["name"] for control in parameters)
+            yield f"/api/sim/{sim}", dict(zip(names, chosen, strict=True))
+
+
+def _controls() -> dict[str, list[dict[str, Any]]]:
+    file = static_folder() / "requests.json"
+    found: dict[str, list[dict[str, Any]]] = json.loads(file.read_text("utf-8"))
+    return found
+
+
+def _steered() -> Iterator[tuple[str, dict[str, str]]]:
+    """Every setting of a simulation that the lessons point to."""
+    pairs = [(s.sim, s.query) for s in content.steps()]
+    pairs += [(b.sim, b.query) for s in content.steps() for b in s.blocks if b.kind == "steer"]
+    pairs += [(c.sim, c.query) for c in content.concepts()]
+    pairs += [(q.sim, q.query) for q in content.questions()]
+    pairs += [(f.sim, f.query) for f in content.faqs()]
+    pairs += [(p.sim, p.query) for d in content.drills() for p in d.evidence if p.kind == "sim"]
+    for sim, query in pairs:
+        if sim:
+            yield sim, dict(parse_qsl(query))
+
+
+class _Asker:
+    """Calls the application in this process, without a server."""
+
+    def __init__(self) -> None:
+        self.app = create_app()
+
+    def __call__(self, path: str, query: dict[str, str]) -> str | None:
+        """Return the JSON text of an answer, or None where the engine refuses the question."""
+        return asyncio.run(self._ask(path, query))
+
+    async def _ask(self, path: str, query: dict[str, str]) -> str | None:
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
+            "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "",
+            "query_string": urlencode(query).encode(), "headers": [(b"host", b"127.0.0.1")],
+            "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
+        }  # fmt: skip
+        await self.app(scope, receive, send)
+        if sent[0]["status"] in (409, 422):
+            return None
+        if sent[0]["status"] != 200:
+            raise AssertionError(f"{path}?{urlencode(query)} answers {sent[0]['status']}")
+        return b"".join(message.get("body", b"") for message in sent[1:]).decode()
