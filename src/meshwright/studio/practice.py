@@ -10,7 +10,6 @@ from typing_extensions import TypedDict
 
 from meshwright.lessons import content, drills
 from meshwright.lessons.expressions import fill
-from meshwright.lessons.prose import to_text
 from meshwright.specs.base import Spec
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate
@@ -128,7 +127,7 @@ def drill(drill_id: Id) -> DrillView:
             "estimate": start.estimate,
         },
         "editable": {name: list(choices) for name, choices in found.editable.items()},
-        "findings": list(found.findings),
+        "findings": sorted(found.findings),
     }  # fmt: skip
 
 
@@ -159,7 +158,7 @@ def grade(drill_id: Id, attempt: Annotated[Attempt, Body()]) -> GradeView:
 def _entry(found: content.Drill) -> DrillEntry:
     return {
         "id": found.id, "number": found.number, "title": found.title,
-        "story": to_text(fill(found.story)), "minutes": found.minutes,
+        "story": fill(found.story).strip(), "minutes": found.minutes,
     }  # fmt: skip
 
 

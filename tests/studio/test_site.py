@@ -1,0 +1,56 @@
+"""The static export: the page, its answers under the names that it asks for, nothing from outside."""
+
+import json
+import re
+
+import pytest
+
+from meshwright.specs.errors import SpecError
+from meshwright.studio import site
+
+
+def test_slugs_are_the_page_s():
+    # The same cases as studio-web's unit test of `slug`: sorted names, escaped bytes.
+    assert site.slug("/api/lessons/axes", {}) == "lessons_axes"
+    assert site.slug("/api/sim/pipeline", {"pp": "4", "m": "8"}) == "sim_pipeline,m=8,pp=4"
+    assert site.slug("/api/sim/zero", {"a": "25GB/s", "b": "µ"}) == "sim_zero,a=25GB~2fs,b=~c2~b5"
+
+
+def test_requests_cover_what_lessons_steer_to():
+    wanted = {site.slug(*request) for request in site.requests()}
+    assert {
+        "lessons",
+        "cards",
+        "catalog",
+        "lessons_axes",
+        "drills_D14",
+        "checks_Q4,seed=0",
+    } <= wanted
+    assert "examples_W8,m=16" in wanted
+    assert any(w.startswith("sim_pipeline") and "m=13" in w and "pp=8" in w for w in wanted)
+    assert 400 < len(wanted) < 3000
+
+
+def test_a_small_export(tmp_path, monkeypatch):
+    chosen = [
+        ("/api/health", {}),
+        ("/api/lessons/filling", {}),
+        ("/api/examples/W8", {"m": "16"}),
+        ("/api/sim/tensor", {"split": "row", "tp": "3", "seed": "0"}),
+    ]
+    monkeypatch.setattr(site, "requests", lambda: iter(chosen))
+    made = site.export_site(tmp_path / "site")
+    assert made["answers"] == 3 and made["refused"] == 1
+    index = (tmp_path / "site" / "index.html").read_text()
+    assert index.index("static.js") < index.index("app.js")
+    script = (tmp_path / "site" / "data" / "examples_W8,m=16.js").read_text()
+    match = re.fullmatch(r'meshwright_data\("examples_W8,m=16", (\{.*\})\)\n', script)
+    assert "15.8 %" in json.loads(match[1])["formula"]["value"]
+    site.export_site(tmp_path / "site")  # over an earlier export
+
+
+def test_other_folders_are_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(SpecError, match="empty folder"):
+        site.export_site(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
