@@ -162,9 +162,7 @@ def balance(
     limits = _per_stage(memory_bytes, stages, "memory_bytes")
     flights = _per_stage(in_flight, stages, "in_flight")
     table = _Segments(layers)
-    times = [
-        [[math.inf] * (count + 1) for _ in range(count + 1)] for _ in range(stages)
-    ]
+    times = [[[math.inf] * (count + 1) for _ in range(count + 1)] for _ in range(stages)]
     for s in range(stages):
         for i in range(s, count - (stages - s) + 1):
             for j in range(i + 1, count - (stages - s - 1) + 1):
