@@ -79,3 +79,15 @@ def test_bad_input_is_one_sentence_and_exit_2(change, match, capsys):
     assert run([*LESSON, *change]) == 2
     error = capsys.readouterr().err
     assert match in error and len(error.strip().splitlines()) == 1
+
+
+def test_all_groups_at_once_share_the_cards_of_their_hosts(capsys):
+    arguments = ["collective", "all-reduce", "--size", "64MiB", "--stride", "8", "--everyone"]
+    times = {}
+    for cluster in ("aws-p4de:4", "h100:4x8"):
+        assert run([*arguments, "--cluster", cluster, "--algorithm", "ring", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["simulated"]
+        assert found["groups_at_once"] == 8
+        times[cluster] = found["time_at_once_s"] / found["time_s"]
+    assert times["aws-p4de:4"] == pytest.approx(2, rel=0.1), "four cards serve eight devices"
+    assert times["h100:4x8"] == pytest.approx(1), "eight cards serve eight devices"

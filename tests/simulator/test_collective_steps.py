@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from meshwright.costs.fabric import Fabric
 from meshwright.simulator.collective_algorithms import ALGORITHMS, build, double_binary_trees
 from meshwright.simulator.collective_events import (
     cluster_wires,
+    concurrent,
     fair_rates,
     simulate,
+    strided_groups,
     uniform_wires,
 )
 from meshwright.simulator.collective_steps import execute
@@ -71,9 +74,10 @@ def test_final_arrays_are_right_under_any_timing(pair, n, seed, data):
     want = expected(collective, inputs, n)
     np.testing.assert_array_equal(execute(program, inputs), want)
     # Unequal links: messages overtake each other; only their dependencies keep the sums right.
-    wires = uniform_wires(n, 1e9, 1e-6, program.switches)
+    wires = uniform_wires(n, 1e9, 1e-6)
+    simulate(program, 1e6, wires)
     random = np.random.default_rng(seed + 1)
-    wires.capacity_bytes_s[:] *= random.uniform(0.05, 1.0, len(wires.capacity_bytes_s))
+    wires.scale({name: random.uniform(0.05, 1.0) for name in wires.names})
     run = simulate(program, 1e6, wires)
     np.testing.assert_array_equal(execute(program, inputs, run.start_s, run.end_s), want)
     for i, message in enumerate(program.messages):
@@ -155,7 +159,7 @@ def test_in_switch_reduction_sends_the_tensor_once_and_a_share():
     n, size = 8, 8e9
     program = build("all_reduce", "nvls", n)
     assert program.sent_bytes(size) == pytest.approx([size * (1 + 1 / n)] * n)
-    run = simulate(program, size, uniform_wires(n, 1e9, 0.0, switches=1))
+    run = simulate(program, size, uniform_wires(n, 1e9, 0.0))
     bound_s = size * (1 + 1 / n) / 1e9
     assert bound_s <= run.time_s * 1.001 <= 1.15 * bound_s
 
@@ -185,6 +189,33 @@ def test_hierarchy_beats_a_flat_exchange_where_uplinks_are_shared():
     assert simulate(ring, 64e6, thin).time_s < 1.05 * simulate(ring, 64e6, wide).time_s
     hierarchy = build("all_reduce", "hierarchical", 64, local=4)
     assert simulate(hierarchy, 64e8, wide).time_s < simulate(ring, 64e8, wide).time_s
+
+
+def test_groups_at_once_share_cards_and_uplinks():
+    shared = fabric()
+    ring = build("all_reduce", "ring", 4)
+    wires = cluster_wires(shared, 64)
+    alone = simulate(concurrent(ring, [[0, 4, 8, 12]]), 1e9, wires).time_s
+    groups = strided_groups(16, 4, 4)
+    assert sorted(r for g in groups for r in g) == list(range(16))
+    own_cards = simulate(concurrent(ring, groups), 1e9, wires).time_s
+    assert own_cards == pytest.approx(alone, rel=1e-6), "each device has a card of its own"
+    # Half as many cards: two groups share each one.
+    half = shared.levels[1]
+    halved = replace(half, bandwidth_bytes_s=half.bandwidth_bytes_s / 2, devices_per_nic=2.0)
+    few = replace(shared, levels=(shared.levels[0], halved, shared.levels[2]))
+    wires = cluster_wires(few, 64)
+    assert simulate(concurrent(ring, [[0, 4, 8, 12]]), 1e9, wires).time_s == pytest.approx(alone)
+    both = simulate(concurrent(ring, groups), 1e9, wires).time_s
+    assert both == pytest.approx(2 * alone, rel=0.01)
+
+
+def test_one_slow_link_slows_the_whole_ring():
+    ring = build("all_reduce", "ring", 8)
+    wires = uniform_wires(8, 1e9, 0.0)
+    before = simulate(ring, 1e9, wires).time_s
+    wires.scale({"out 3": 0.5})
+    assert simulate(ring, 1e9, wires).time_s == pytest.approx(2 * before)
 
 
 def test_no_link_carries_more_than_it_can():

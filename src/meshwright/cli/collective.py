@@ -34,6 +34,9 @@ def command(
     local: int | None = typer.Option(None, "--local", help="Ranks per node, for hierarchical."),
     dims: str | None = typer.Option(None, "--dims", help="Sizes of a torus: 4x4x2."),
     pipeline: int = typer.Option(8, "--pipeline", help="Chunks in flight, for trees."),
+    everyone: bool = typer.Option(
+        False, "--everyone", help="Time all groups of this stride at once, sharing the links."
+    ),
     steps: bool = typer.Option(False, "--steps", help="List who sends which chunk to whom, when."),
     trace: Path | None = typer.Option(None, "--trace", help="Write the steps for Perfetto."),
     output: Path | None = typer.Option(
@@ -60,8 +63,9 @@ def command(
     wanted = steps or trace is not None or output is not None
     if cluster is not None:
         report, run = _on_cluster(
-            name, size_bytes, ranks, cluster, stride, algorithm, local, torus, pipeline, wanted
-        )
+            name, size_bytes, ranks, cluster, stride, algorithm, local, torus, pipeline,
+            wanted or everyone, everyone,
+        )  # fmt: skip
     else:
         assert bandwidth is not None
         report, run = _on_links(
@@ -115,8 +119,7 @@ def _on_links(
 
     def timed(which: str) -> Run:
         program = build(name, which, ranks, local=local, dims=dims, pipeline=pipeline)
-        wires = uniform_wires(ranks, rate, delay, program.switches)
-        return simulate(program, size_bytes, wires)
+        return simulate(program, size_bytes, uniform_wires(ranks, rate, delay))
 
     chosen = algorithm
     others: dict[str, Run] = {}
@@ -164,13 +167,19 @@ def _on_cluster(
     dims: tuple[int, ...] | None,
     pipeline: int,
     wanted: bool,
+    everyone: bool,
 ) -> tuple[dict[str, Any], Run | None]:
     """A group on a cluster: the calibrated time by parts, NCCL's choice, and the messages."""
     from meshwright.costs.collectives import ALGORITHMS, collective_cost
     from meshwright.costs.fabric import Fabric, place
     from meshwright.costs.nccl import candidates, reason
-    from meshwright.simulator.collective_algorithms import build
-    from meshwright.simulator.collective_events import cluster_wires, simulate
+    from meshwright.simulator.collective_algorithms import MAX_MESSAGES, build
+    from meshwright.simulator.collective_events import (
+        cluster_wires,
+        concurrent,
+        simulate,
+        strided_groups,
+    )
     from meshwright.specs.clusters import load_cluster
     from meshwright.specs.errors import SpecError
 
@@ -222,13 +231,24 @@ def _on_cluster(
     listed = {"nvls-tree": "hierarchical", "pat": "ring"}.get(chosen, chosen)
     inside = local or max(int(group.members[0]), 1)
     program = build(name, listed, n, local=inside, dims=dims, pipeline=pipeline)
-    run = simulate(program, size_bytes, cluster_wires(fabric, n, stride, program.switches))
+    run = simulate(program, size_bytes, cluster_wires(fabric, n, stride))
     report["simulated"] = {
         "algorithm": listed,
         "time_s": run.time_s,
         "steps_in_sequence": program.steps,
         "busiest_link": max(run.busy_fraction().items(), key=lambda item: item[1]),
     }
+    if everyone:
+        groups = strided_groups(where.gpus, n, stride)
+        if len(groups) * len(program.messages) > MAX_MESSAGES:
+            raise SpecError("ranks", n, "too many messages in all groups to time them at once")
+        together = simulate(concurrent(program, groups), size_bytes, cluster_wires(fabric, 0))
+        link, busy = max(together.busy_fraction().items(), key=lambda item: item[1])
+        report["simulated"] |= {
+            "groups_at_once": len(groups),
+            "time_at_once_s": together.time_s,
+            "busiest_link_at_once": (link, busy),
+        }
     return report, run
 
 
@@ -289,6 +309,13 @@ def _print(report: dict[str, Any]) -> None:
             ("message by message",
              f"{format_seconds(report['simulated']['time_s'])} as "
              f"{report['simulated']['algorithm']}; busiest link: {link}, {100 * busy:.0f} %")
+        )  # fmt: skip
+    if "groups_at_once" in report.get("simulated", {}):
+        link, busy = report["simulated"]["busiest_link_at_once"]
+        rows.append(
+            (f"all {report['simulated']['groups_at_once']} groups at once",
+             f"{format_seconds(report['simulated']['time_at_once_s'])}; busiest link: {link}, "
+             f"{100 * busy:.0f} %")
         )  # fmt: skip
     heading = f"{title} of {_decimal(report['size_bytes'])} over {report['ranks']} ranks"
     print_table("", (heading, ""), rows)

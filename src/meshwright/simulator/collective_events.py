@@ -7,7 +7,8 @@ port and uplink on its way leaves it; rates change whenever a flow starts or end
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +18,21 @@ from meshwright.simulator.collective_steps import Array, Program
 from meshwright.specs.errors import SpecError
 
 
-@dataclass(frozen=True)
 class Wires:
-    """Links between ranks as shared resources with capacities in bytes/s.
+    """Links as shared resources with capacities in bytes/s, found as messages need them."""
 
-    `route(src, dst)` names the resources of a message and its latency. Resources appear in the
-    order in which `capacity_bytes_s` lists them.
-    """
+    def __init__(self, way: Callable[[Wires, int, int], tuple[list[int], float]]) -> None:
+        self._way = way
+        self._capacity: list[float] = []
+        self._index: dict[str, int] = {}
+        self._routes: dict[tuple[int, int], tuple[tuple[int, ...], float]] = {}
 
-    capacity_bytes_s: Array
-    names: tuple[str, ...]
-    routes: dict[tuple[int, int], tuple[tuple[int, ...], float]]
+    def resource(self, name: str, capacity_bytes_s: float) -> int:
+        """Index of a resource, which is made on first use."""
+        if name not in self._index:
+            self._index[name] = len(self._capacity)
+            self._capacity.append(capacity_bytes_s)
+        return self._index[name]
 
     def route(self, src: int, dst: int) -> tuple[tuple[int, ...], float]:
         """Resources and latency of a message.
@@ -35,87 +40,80 @@ class Wires:
         Raises:
             SpecError: no link joins the two.
         """
-        if (src, dst) not in self.routes:
-            raise SpecError("route", (src, dst), "no link joins these ranks")
-        return self.routes[src, dst]
+        if (src, dst) not in self._routes:
+            way, latency = self._way(self, src, dst)
+            self._routes[src, dst] = (tuple(way), latency)
+        return self._routes[src, dst]
+
+    def scale(self, factors: Mapping[str, float]) -> None:
+        """Slow some resources down (or speed them up): a failing card, a busy uplink."""
+        for name, factor in factors.items():
+            self._capacity[self._index[name]] *= factor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the resources used so far."""
+        return tuple(self._index)
+
+    @property
+    def capacity_bytes_s(self) -> Array:
+        """Capacities, in the order of the names."""
+        return np.asarray(self._capacity)
 
 
-class _Builder:
-    def __init__(self) -> None:
-        self.capacity: list[float] = []
-        self.index: dict[str, int] = {}
-        self.routes: dict[tuple[int, int], tuple[tuple[int, ...], float]] = {}
+def uniform_wires(ranks: int, bandwidth_bytes_s: float, latency_s: float) -> Wires:
+    """Every rank sends and receives at one rate through a switch that never blocks.
 
-    def resource(self, name: str, capacity: float) -> int:
-        if name not in self.index:
-            self.index[name] = len(self.capacity)
-            self.capacity.append(capacity)
-        return self.index[name]
+    Numbers from `ranks` on are reducers inside that switch, whose own ports do not limit.
+    """
 
-    def done(self) -> Wires:
-        return Wires(np.asarray(self.capacity), tuple(self.index), self.routes)
+    def way(wires: Wires, src: int, dst: int) -> tuple[list[int], float]:
+        ports = [("out", src), ("in", dst)]
+        found = [wires.resource(f"{k} {r}", bandwidth_bytes_s) for k, r in ports if r < ranks]
+        return found, latency_s
+
+    return Wires(way)
 
 
-def uniform_wires(
-    ranks: int, bandwidth_bytes_s: float, latency_s: float, switches: int = 0
-) -> Wires:
-    """Every rank sends and receives at one rate through a switch that never blocks."""
-    wires = _Builder()
-    everyone = range(ranks + switches)
-    for src in everyone:
-        for dst in everyone:
-            if src == dst:
-                continue
-            way = [wires.resource(f"out {r}", bandwidth_bytes_s) for r in (src,) if r < ranks]
-            way += [wires.resource(f"in {r}", bandwidth_bytes_s) for r in (dst,) if r < ranks]
-            wires.routes[src, dst] = (tuple(way), latency_s)
-    return wires.done()
-
-
-def cluster_wires(fabric: Fabric, ranks: int, stride: int = 1, switches: int = 0) -> Wires:
+def cluster_wires(fabric: Fabric, ranks: int, stride: int = 1) -> Wires:
     """The links of a cluster under a group of `ranks` members, `stride` apart.
 
     Inside the innermost domain each device has a port in and out (one for each peer, where
     links are point to point); a network level adds the device's share of its host's cards; an
     outer level adds the uplink of each domain below it, shared by the devices in it.
-    Rates are what links achieve (`costs/data/links.toml`), not what they state.
+    Rates are what links achieve (`costs/data/links.toml`), not what they state. Numbers from
+    `ranks` on are reducers in the innermost switch, unless `ranks` is 0: then there are none.
     """
-    wires, inner, net = _Builder(), fabric.levels[0], fabric.network
-    for src in range(ranks):
-        for dst in range(ranks):
-            if src != dst:
-                wires.routes[src, dst] = _way(wires, fabric, src, dst, stride)
-    rate = inner.bandwidth_bytes_s * (fabric.link.nvls_fraction or fabric.link.ring_fraction)
-    if switches and ranks * stride > inner.domain:
-        raise SpecError("algorithm", "nvls", f"one domain of {inner.domain} devices is expected")
-    for switch in range(ranks, ranks + switches):
-        for r in range(ranks):
-            out = wires.resource(f"nvls out {r}", rate)
-            back = wires.resource(f"nvls in {r}", rate)
-            latency = fabric.link.nvls_base_s / 4 or net.hop_latencies * inner.latency_s
-            wires.routes[r, switch] = ((out,), latency)
-            wires.routes[switch, r] = ((back,), latency)
-    return wires.done()
+    inner, link = fabric.levels[0], fabric.link
+
+    def way(wires: Wires, src: int, dst: int) -> tuple[list[int], float]:
+        if ranks == 0 or (src < ranks and dst < ranks):
+            return _way(wires, fabric, src * stride, dst * stride)
+        if ranks * stride > inner.domain or link.nvls_fraction == 0:
+            raise SpecError("algorithm", "nvls", "one domain with reducing switches is expected")
+        rate = inner.bandwidth_bytes_s * link.nvls_fraction
+        name = f"nvls out {src}" if src < ranks else f"nvls in {dst}"
+        # A chunk passes the switch four times: in, out, in again, and out to all.
+        return [wires.resource(name, rate)], link.nvls_base_s / 4
+
+    return Wires(way)
 
 
-def _way(
-    wires: _Builder, fabric: Fabric, src: int, dst: int, stride: int
-) -> tuple[tuple[int, ...], float]:
+def _way(wires: Wires, fabric: Fabric, here: int, there: int) -> tuple[list[int], float]:
+    """Resources between two devices, by their global numbers."""
     inner, link, net = fabric.levels[0], fabric.link, fabric.network
-    here, there = src * stride, dst * stride
     if here // inner.domain == there // inner.domain:
         rate = inner.bandwidth_bytes_s * link.ring_fraction
         if inner.kind == "mesh":
-            pair = wires.resource(f"{src} to {dst}", rate / max(inner.domain - 1, 1))
-            return (pair,), link.step_s
-        out = wires.resource(f"{inner.name} out {src}", rate)
-        back = wires.resource(f"{inner.name} in {dst}", rate)
-        return (out, back), link.step_s
+            pair = inner.pair_bytes_s or inner.bandwidth_bytes_s / max(inner.domain - 1, 1)
+            return [wires.resource(f"{here} to {there}", pair * link.ring_fraction)], link.step_s
+        out = wires.resource(f"{inner.name} out {here}", rate)
+        return [out, wires.resource(f"{inner.name} in {there}", rate)], link.step_s
     level = next(
         (i for i, x in enumerate(fabric.levels) if here // x.domain == there // x.domain), None
     )
     if level is None:
-        raise SpecError("ranks", (src, dst), "the outermost level does not join these devices")
+        raise SpecError("ranks", (here, there), "the outermost level does not join these devices")
     card = fabric.levels[1]
     rate = card.bandwidth_bytes_s * net.reduce_fraction * card.devices_per_nic
     share = round(card.devices_per_nic)
@@ -125,10 +123,42 @@ def _way(
     ]
     for i in range(2, level + 1):
         below, uplink = fabric.levels[i - 1].domain, fabric.levels[i]
-        rate = uplink.bandwidth_bytes_s * net.reduce_fraction * max(1, below // stride)
+        rate = uplink.bandwidth_bytes_s * net.reduce_fraction * below
         way.append(wires.resource(f"{uplink.name} up {here // below}", rate))
         way.append(wires.resource(f"{uplink.name} down {there // below}", rate))
-    return tuple(way), net.hop_latencies * fabric.levels[level].latency_s
+    return way, net.hop_latencies * fabric.levels[level].latency_s
+
+
+def concurrent(program: Program, groups: Sequence[Sequence[int]]) -> Program:
+    """The same collective in many groups at once, over global device numbers.
+
+    For timing only: chunks of different groups have the same names.
+
+    Raises:
+        SpecError: a group has another size than the program, or reducers in a switch.
+    """
+    if program.switches or any(len(g) != program.ranks for g in groups):
+        raise SpecError(
+            "groups", len(groups), f"groups of {program.ranks} without switches are expected"
+        )
+    top = 1 + max(max(g) for g in groups)
+    many = Program(program.collective, program.algorithm, top, program.per_tensor)
+    for index, members in enumerate(groups):
+        offset = index * len(program.messages)
+        for m in program.messages:
+            after = tuple(before + offset for before in m.after)
+            many.messages.append(replace(m, src=members[m.src], dst=members[m.dst], after=after))
+    return many
+
+
+def strided_groups(devices: int, ranks: int, stride: int) -> list[list[int]]:
+    """All groups of `ranks` members `stride` apart that tile the devices."""
+    block = ranks * stride
+    return [
+        [start + offset + i * stride for i in range(ranks)]
+        for start in range(0, devices - block + 1, block)
+        for offset in range(stride)
+    ]
 
 
 @dataclass(frozen=True)
@@ -195,6 +225,7 @@ def simulate(program: Program, size_bytes: float, wires: Wires) -> Run:
     messages = program.messages
     count = len(messages)
     routes = [wires.route(m.src, m.dst) for m in messages]
+    capacity = wires.capacity_bytes_s
     width = max((len(way) for way, _ in routes), default=1) or 1
     ways = np.full((count, width), -1, dtype=np.int64)
     for i, (way, _) in enumerate(routes):
@@ -229,5 +260,5 @@ def simulate(program: Program, size_bytes: float, wires: Wires) -> Run:
         while launches and launches[0][0] <= now * (1 + 1e-12):
             begun.append(heapq.heappop(launches)[1])
         flowing = np.concatenate([flowing, np.asarray(begun, dtype=np.int64)])
-        rates = fair_rates(ways[flowing], wires.capacity_bytes_s)
+        rates = fair_rates(ways[flowing], capacity)
     return Run(program, size_bytes, start, end, wires)

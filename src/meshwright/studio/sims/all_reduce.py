@@ -178,7 +178,7 @@ def _walk(
     place = list(program.position)
     initial = np.array([[10.0 * (r + 1) + c + 1 for c in range(chunks)] for r in range(n)])
     values, parts = initial.copy(), np.ones((n, chunks), dtype=np.int64)
-    ends = simulate(program, size_bytes, uniform_wires(n, rate, delay, program.switches)).end_s
+    ends = simulate(program, size_bytes, uniform_wires(n, rate, delay)).end_s
     sent, until, found = [0.0] * n, 0.0, []
     each = size_bytes / chunks
     for step in range(program.steps):
