@@ -180,6 +180,24 @@ def _notes(question: Question, result: SearchResult) -> list[str]:
         notes.append(close)
     if question.model.source and "assumed" in question.model.source:
         notes.append(question.model.source)
+    return notes + _mismatches(question)
+
+
+def _mismatches(question: Question) -> list[str]:
+    """What the model, the job and the device do not agree on, and what was assumed about it."""
+    model, job, device = question.model, question.job, question.cluster.device
+    notes = []
+    if model.positions == "learned" and job.seq_len > model.max_positions:
+        notes.append(
+            f"{model.name} has a table of {model.max_positions:,} positions: sequences of "
+            f"{job.seq_len:,} need a longer one, which is not counted"
+        )
+    if job.precision.compute not in device.peak_flops:
+        rate = device.peak(job.precision.compute)
+        used = next(name for name, peak in device.peak_flops.items() if peak == rate)
+        notes.append(
+            f"{device.name} has no {job.precision.compute} matrix units: priced at its {used} rate"
+        )
     return notes
 
 
