@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from meshwright.costs.columns import LayoutColumns
+from meshwright.costs.columns import LayoutColumns, from_layouts
 from meshwright.planner.legality import Question, legal
 from meshwright.planner.search import (
     Candidates,
@@ -28,8 +28,10 @@ POOL = 1500
 def flip_points(question: Question, result: SearchResult, chosen: Layout) -> tuple[FlipPoint, ...]:
     """Find what would change the choice: network, memory, global batch, one at a time."""
     pool = _pool(result)
-    found = [*_network_flips(question, pool, chosen), *_memory_flips(question, result, chosen)]
-    found += _batch_flips(question, pool, chosen)
+    # Circumstances are judged by the closed forms, so the choice to compare with is theirs too.
+    today = _winner(question, pool) or chosen
+    found = [*_network_flips(question, pool, today), *_memory_flips(question, result, chosen)]
+    found += _batch_flips(question, pool, today)
     return tuple(found)
 
 
@@ -140,9 +142,10 @@ def _memory_flips(question: Question, result: SearchResult, chosen: Layout) -> l
     found = []
     current = question.cluster.device.memory_bytes
     ranked, over = result.ranked, result.over_memory
-    best = float(ranked.pessimistic_s[0])
-    need = float(ranked.peak_bytes[0]) * (1 + MEMORY_MARGIN) + question.cluster.reserve_bytes
-    lighter = _first_lighter(ranked, chosen)
+    winner = reprice(question, from_layouts([chosen]))
+    best, peak = float(winner.pessimistic_s[0]), float(winner.peak_bytes[0])
+    need = peak * (1 + MEMORY_MARGIN) + question.cluster.reserve_bytes
+    lighter = _first_lighter(ranked, chosen, peak)
     text = "nothing priced here would fit"
     label = "none"
     if lighter is not None:
@@ -183,11 +186,9 @@ def _memory_flips(question: Question, result: SearchResult, chosen: Layout) -> l
     return found
 
 
-def _first_lighter(ranked: Candidates, chosen: Layout) -> int | None:
-    for row in range(1, ranked.columns.rows):
-        if ranked.peak_bytes[row] < ranked.peak_bytes[0] * 0.98 and _differs(
-            ranked.columns.layout(row), chosen
-        ):
+def _first_lighter(ranked: Candidates, chosen: Layout, peak: float) -> int | None:
+    for row in range(ranked.columns.rows):
+        if ranked.peak_bytes[row] < peak * 0.98 and _differs(ranked.columns.layout(row), chosen):
             return row
     return None
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from meshwright import __version__
-from meshwright.costs.columns import from_layouts
 from meshwright.costs.step import estimate, estimates
+from meshwright.planner.finalists import Choice, choose
 from meshwright.planner.flips import flip_points
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import neighbours, why_lost
 from meshwright.planner.rescue import ways_out
-from meshwright.planner.search import Candidates, SearchResult, pareto, reprice, search
+from meshwright.planner.search import Candidates, SearchResult, pareto, search
 from meshwright.planner.space import MEMORY_MARGIN, Constraints
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
@@ -21,6 +21,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Alternative, Estimate, Plan, Searched
+from meshwright.specs.quantities import format_seconds
 
 RUNNER_UP = "another shape"
 """The `axis` of alternatives that differ in more than one choice."""
@@ -61,7 +62,8 @@ def plan(
     result = search(question, constraints, objective=objective, progress=progress)
     if not result.ranked.columns.rows:
         raise DoesNotFitError("; ".join(ways_out(question, constraints, result)))
-    chosen = balanced(question, result.ranked.columns.layout(0))
+    choice = choose(question, result.ranked) if objective == "time" else None
+    chosen = choice.layout if choice else result.ranked.columns.layout(0)
     best = estimate(model, cluster, job, chosen)
     alternatives = list(_runners_up(question, result, chosen, best, top))
     if defend:
@@ -79,31 +81,8 @@ def plan(
         alternatives=tuple(alternatives),
         flip_points=flip_points(question, result, chosen) if defend else (),
         searched=result.searched,
-        notes=tuple(_notes(question, result)),
+        notes=(*_notes(question, result), *_simulated(choice)),
     )
-
-
-def balanced(question: Question, layout: Layout) -> Layout:
-    """Move layers away from the stages that hold embedding and head, if that makes a step faster.
-
-    Every contiguous split that gives the first and the last rank up to four layers fewer than the
-    even one is priced; the even one wins ties.
-    """
-    even, surplus = divmod(question.model.layers, layout.pp)
-    if layout.pp < 3 or layout.virtual_stages > 1 or even < 2:
-        return layout
-    splits = [layout]
-    for first in range(max(even - 4, 1), even + 1):
-        for last in range(max(even - 4, 1), even + 1):
-            rest = question.model.layers - first - last
-            inner = layout.pp - 2
-            middle = [rest // inner + (i < rest % inner) for i in range(inner)]
-            if (first, last) != (even, even) or surplus:
-                splits.append(layout.but(stage_layers=(first, *middle, last)))
-    candidates = reprice(question, from_layouts(splits))
-    times = np.where(candidates.fits, candidates.pessimistic_s, np.inf)
-    best = int(np.argmin(times))
-    return splits[best] if times[best] < times[0] * 0.998 else layout
 
 
 def price_layout(
@@ -199,6 +178,16 @@ def _mismatches(question: Question) -> list[str]:
             f"{device.name} has no {job.precision.compute} matrix units: priced at its {used} rate"
         )
     return notes
+
+
+def _simulated(choice: Choice | None) -> list[str]:
+    if choice is None or choice.simulated_s is None:
+        return []
+    moved = choice.simulated_s / choice.closed_form_s - 1
+    return [
+        f"simulated operation by operation, the step takes {format_seconds(choice.simulated_s)} "
+        f"({moved:+.1%} against the closed forms)"
+    ]
 
 
 def _too_close(ranked: Candidates) -> str | None:

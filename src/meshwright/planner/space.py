@@ -186,8 +186,6 @@ def _schedules(
     options = [("1f1b", 1)] + [("interleaved", v) for v in chunks]
     if question.job.framework in ("any", "torchtitan", "meshwright"):
         options += [("zb-v", 2)] if layers >= 2 * pp else []
-    if question.job.framework == "any":
-        options += [("zb-h1", 1)]
     if constraints.schedule is not None:
         options = [o for o in options if o[0] == constraints.schedule] or [
             (constraints.schedule, constraints.virtual_stages or 1)
