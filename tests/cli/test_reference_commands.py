@@ -56,6 +56,18 @@ def test_memory_as_json(capsys):
     assert [stage["fits"] for stage in mixed["stages"]] == [False, True, True, True]
 
 
+@pytest.mark.parametrize(
+    ("size", "gpus", "tp", "pp", "plain", "sharded"),
+    [("30B", 32, 8, 1, 60, 26.25), ("30B", 8, 4, 1, 120, 75), ("200B", 64, 8, 4, 100, 62.5),
+     ("70B", 64, 8, 2, 70, 30.625)],
+)  # fmt: skip
+def test_memory_with_tensor_and_pipeline_parallelism(capsys, size, gpus, tp, pp, plain, sharded):
+    arguments = ("--gpus", str(gpus), "--tp", str(tp), "--pp", str(pp), "--json")
+    _, text, _ = output(capsys, "memory", size, *arguments)
+    stages = json.loads(text)["recipes"][0]["stages"]
+    assert [stages[zero]["total_bytes"] / 1e9 for zero in (0, 1)] == [plain, sharded]
+
+
 def test_memory_of_a_preset_counts_exactly(capsys):
     _, text, _ = output(capsys, "memory", "llama3-8b", "--json")
     assert json.loads(text)["parameters"] == 8_030_261_248
@@ -79,6 +91,7 @@ def test_schema_is_a_json_schema_of_the_plan(capsys, tmp_path):
         (("clusters", "h100:3y"), "h100:4x8"),
         (("memory", "7B", "--recipe", "bf15"), "bf16"),
         (("memory", "7B", "--gpus", "0"), "--gpus"),
+        (("memory", "7B", "--gpus", "8", "--tp", "3"), "multiple of tp"),
         (("memory", "7Q"), "model"),
     ],
 )

@@ -20,7 +20,11 @@ def command(
     model: str = typer.Argument(
         ..., help="A size such as 7B (taken as it is), a preset, or a file."
     ),
-    gpus: int = typer.Option(8, "--gpus", min=1, help="Devices that ZeRO shards over."),
+    gpus: int = typer.Option(
+        8, "--gpus", min=1, help="Devices in all; ZeRO shards over gpus / (tp · pp) of them."
+    ),
+    tp: int = typer.Option(1, "--tp", min=1, help="Tensor parallel degree."),
+    pp: int = typer.Option(1, "--pp", min=1, help="Pipeline parallel degree."),
     recipe: str = typer.Option(
         "bf16", "--recipe", help="Precision recipe by name, or all of them: all."
     ),
@@ -34,6 +38,7 @@ def command(
     """
     from meshwright.cli.output import print_json, print_lines, print_table
     from meshwright.specs.devices import load_device
+    from meshwright.specs.errors import SpecError
     from meshwright.specs.job import RECIPES
     from meshwright.specs.jobs import optimizer_recipe, precision_recipe
     from meshwright.specs.quantities import format_count
@@ -41,9 +46,12 @@ def command(
     chosen = [*RECIPES.values()] if recipe == "all" else [precision_recipe(recipe, "--recipe")]
     update = optimizer_recipe(optimizer, "--optimizer")
     accelerator = load_device(device, "--device")
+    if gpus % (tp * pp):
+        raise SpecError("--gpus", gpus, f"a multiple of tp · pp = {tp * pp} is expected")
+    dp = gpus // (tp * pp)
     parameters, layer, source = _parameters(model)
     tables = [
-        _table(parameters, layer, gpus, one, update, accelerator.memory_bytes) for one in chosen
+        _table(parameters / (tp * pp), layer / tp, dp, one, update, accelerator.memory_bytes) for one in chosen
     ]
     if as_json:
         print_json(
@@ -52,6 +60,9 @@ def command(
                 "parameters": parameters,
                 "parameters_source": source,
                 "gpus": gpus,
+                "dp": dp,
+                "tp": tp,
+                "pp": pp,
                 "device": {
                     "name": accelerator.preset,
                     "memory_bytes": accelerator.memory_bytes,
@@ -62,12 +73,13 @@ def command(
             }
         )
         return
+    layout = f"{gpus} devices" + (f" (dp {dp}, tp {tp}, pp {pp})" if dp < gpus else "")
     for table in tables:
         each = table["bytes_per_parameter"]
         split = " + ".join(f"{each[part]:g}" for part in ("parameters", "gradients", "optimizer"))
         print_table(
             f"{format_count(parameters)} parameters, {table['recipe']} with {update.name}: "
-            f"{split} = {sum(each.values()):g} bytes each, on {gpus} devices",
+            f"{split} = {sum(each.values()):g} bytes each, on {layout}",
             (
                 "stage", "parameters", "gradients", "optimizer", "GB", "GiB", "smaller",
                 "sent per step", accelerator.preset,
@@ -94,6 +106,11 @@ def command(
         "device sends for data parallelism.",
         f"{accelerator.name} offers {accelerator.memory_bytes / 2**30:.1f} GiB = "
         f"{accelerator.memory_bytes / 1e9:.1f} GB, and not to model states alone. Not in the table:",
+        *(
+            ["· what tensor and pipeline parallelism replicate: norms, the ends of the pipeline;"]
+            if dp < gpus
+            else []
+        ),
         f"· the layers that ZeRO-3 gathers, {gathered:.2f} GB: one in use and one on its way{shape};",
         f"· {', '.join(OMITTED)}: these depend on the layout, see `meshwright estimate`.",
     )
@@ -118,7 +135,7 @@ def _parameters(text: str) -> tuple[int, int, str]:
 
 
 def _table(
-    parameters: int, layer: int, gpus: int, recipe: Any, optimizer: Any, capacity_bytes: float
+    parameters: float, layer: float, dp: int, recipe: Any, optimizer: Any, capacity_bytes: float
 ) -> dict[str, Any]:
     from meshwright.costs.closed_forms import (
         gathered_bytes,
@@ -129,9 +146,9 @@ def _table(
     whole = model_state_bytes(parameters, recipe, optimizer).total
     stages = []
     for zero in range(4):
-        held = model_state_bytes(parameters, recipe, optimizer, zero, gpus)
+        held = model_state_bytes(parameters, recipe, optimizer, zero, dp)
         traffic = zero_traffic_bytes(
-            parameters, zero, gpus, recipe.parameter_bytes, recipe.gradient_reduce_bytes
+            parameters, zero, dp, recipe.parameter_bytes, recipe.gradient_reduce_bytes
         )
         stages.append(
             {
