@@ -51,7 +51,8 @@ def command(
     dp = gpus // (tp * pp)
     parameters, layer, source = _parameters(model)
     tables = [
-        _table(parameters / (tp * pp), layer / tp, dp, one, update, accelerator.memory_bytes) for one in chosen
+        _table(parameters / (tp * pp), layer / tp, dp, one, update, accelerator.memory_bytes)
+        for one in chosen
     ]
     if as_json:
         print_json(
