@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,38 @@ import typer
 if TYPE_CHECKING:
     from meshwright.schedules import Schedule
     from meshwright.simulator import StageTimes, Timeline
-    from meshwright.simulator.memory import RankMemory
+    from meshwright.simulator.memory import MemoryModel, RankMemory
+    from meshwright.simulator.whatif import Spread
+
+
+@dataclass
+class _Question:
+    """What to simulate. Times are seconds for a plan, abstract units otherwise."""
+
+    schedule: Schedule
+    times: StageTimes
+    comm: float
+    tail: float = 0.0
+    pair_ratio: float | None = None
+    memory: MemoryModel | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> bool:
+        """Whether times are seconds."""
+        return bool(self.facts)
 
 
 @dataclass
 class _Result:
-    """What was simulated, and how to print its times."""
+    """What came out, and how to print its times."""
 
     timeline: Timeline
     memory: list[RankMemory] | None
     seconds: bool
-    extra: dict[str, Any]
+    facts: dict[str, Any]
+    spread: Spread | None
+    undisturbed: float | None
 
 
 def command(
@@ -52,6 +73,15 @@ def command(
     pair_ratio: float | None = typer.Option(
         None, "--pair-ratio", help="Time of an overlapped F and B over their sum, for DualPipe."
     ),
+    overlap_slowdown: float = typer.Option(
+        1.0, "--overlap-slowdown", help="How much slower a rank computes while it communicates."
+    ),
+    slow: str | None = typer.Option(
+        None, "--slow-rank", help="What if a rank were slower: 2:1.5 is rank 2, 1.5 times."
+    ),
+    jitter: float = typer.Option(
+        0.0, "--jitter", help="What if operations varied: relative deviation, as 0.1."
+    ),
     trace: Path | None = typer.Option(None, "--trace", help="Write a trace for Perfetto."),
     svg: Path | None = typer.Option(None, "--svg", help="Write a picture."),
     csv: Path | None = typer.Option(None, "--csv", help="Write the schedule for torch."),
@@ -72,11 +102,13 @@ def command(
     if (plan is None) == (schedule is None):
         raise SpecError("plan", plan, "give either a plan file or --schedule")
     if plan is not None:
-        result = _from_plan(plan)
+        question = _from_plan(plan)
     else:
         assert schedule is not None
         triple = parse_times(times)
-        if not schedule.endswith(".csv"):
+        if schedule.endswith(".csv"):
+            built = _read_csv(Path(schedule))
+        else:
             if pp is None or micro_batches is None:
                 raise SpecError("--pp", pp, "give --pp and --microbatches with --schedule")
             shape = Shape(
@@ -89,14 +121,40 @@ def command(
                 print_json({"schedule": schedule, "legal": False, "reason": reason})
                 raise typer.Exit(2)
             built = _build(schedule, shape)
-        else:
-            built = _read_csv(Path(schedule))
-        result = _abstract(built, stage_times, triple, comm, pair_ratio)
+        question = _abstract(built, stage_times, triple, comm, pair_ratio)
+    result = _run(question, slow, jitter, overlap_slowdown)
     _write(result, trace, svg, csv, output)
     if as_json:
         _print_json(result)
     else:
         _print(result, width)
+
+
+def _run(question: _Question, slow: str | None, jitter: float, overlap_slowdown: float) -> _Result:
+    from meshwright.simulator import Simulator, slow_rank, spread
+    from meshwright.simulator.memory import memory_over_time
+
+    simulator = Simulator(question.schedule, pair_ratio=question.pair_ratio)
+    times, undisturbed = question.times, None
+    if slow is not None:
+        undisturbed = simulator.makespan_s(times, question.comm)
+        times = slow_rank(question.schedule, times, *_slow(slow))
+    timeline = simulator.run(
+        times, question.comm, optimizer_s=question.tail, overlap_slowdown=overlap_slowdown
+    )
+    memory = memory_over_time(timeline, question.memory) if question.memory else None
+    varied = spread(simulator, times, jitter, comm_s=question.comm) if jitter else None
+    return _Result(timeline, memory, question.seconds, question.facts, varied, undisturbed)
+
+
+def _slow(text: str) -> tuple[int, float]:
+    from meshwright.specs.errors import SpecError
+
+    rank, _, factor = text.partition(":")
+    try:
+        return int(rank), float(factor)
+    except ValueError:
+        raise SpecError("--slow-rank", text, "a rank and a factor are expected, as 2:1.5") from None
 
 
 def _build(name: str, shape: Any) -> Schedule:
@@ -135,49 +193,49 @@ def _stage_times(path: Path) -> StageTimes:
     from meshwright.specs.plan import read_data
 
     data = read_data(path, "--stage-times")
-    if "backward" in data and "forward" in data:
-        half = [value / 2 for value in data["backward"]]
-        columns: list[Any] = [data["forward"], half, half]
-    else:
-        names = ("forward", "backward_input", "backward_weight")
-        missing = [name for name in names if name not in data]
-        if missing:
-            raise SpecError("--stage-times", str(path), f"it has no list named {missing[0]}")
-        columns = [data[name] for name in names]
+    names = ("forward", "backward") if "backward" in data else (
+        "forward", "backward_input", "backward_weight"
+    )  # fmt: skip
+    missing = [name for name in names if name not in data]
+    if missing:
+        raise SpecError("--stage-times", str(path), f"it has no list named {missing[0]}")
     try:
-        return StageTimes.of(*columns)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, SpecError):
-            raise
+        columns = [[float(value) for value in data[name]] for name in names]
+    except (TypeError, ValueError):
         raise SpecError("--stage-times", str(path), "lists of numbers are expected") from None
+    if len(names) == 2:
+        half = [value / 2 for value in columns[1]]
+        columns = [columns[0], half, half]
+    return StageTimes.of(*columns)
 
 
 def _abstract(
     schedule: Schedule, stage_times: Path | None, times: tuple[float, float, float], comm: float,
     pair_ratio: float | None,
-) -> _Result:  # fmt: skip
-    from meshwright.simulator import Simulator
+) -> _Question:  # fmt: skip
+    from meshwright.simulator import StageTimes
 
-    given = _stage_times(stage_times) if stage_times else times
-    timeline = Simulator(schedule, pair_ratio=pair_ratio).run(given, comm)
-    return _Result(timeline, None, False, {})
+    given = StageTimes.per_rank(schedule, *times)
+    if stage_times is not None:
+        given = _stage_times(stage_times)
+    return _Question(schedule, given, comm, pair_ratio=pair_ratio)
 
 
-def _from_plan(path: str) -> _Result:
+def _from_plan(path: str) -> _Question:
     from meshwright.cli import inputs
-    from meshwright.simulator.memory import memory_over_time
     from meshwright.simulator.plan_step import plan_step
 
     plan = inputs.read_plan(path)
     step = plan_step(plan.model, plan.cluster, plan.job, plan.layout)
-    timeline = step.run()
-    extra = {
+    facts = {
         "layout": plan.layout.label(),
         "tail": step.tail_s,
         "closed_form_step": step.closed_form.step_time_s,
         "capacity_bytes": step.closed_form.capacity_bytes,
     }
-    return _Result(timeline, memory_over_time(timeline, step.memory), True, extra)
+    return _Question(
+        step.schedule, step.times, step.comm_s, step.tail_s, memory=step.memory, facts=facts
+    )
 
 
 def _write(
@@ -229,7 +287,9 @@ def _print_json(result: _Result) -> None:
             **summary(result.timeline),
             "unit": "s" if result.seconds else "abstract",
             "memory": memory,
-            **result.extra,
+            "jitter": asdict(result.spread) if result.spread else None,
+            "undisturbed_makespan": result.undisturbed,
+            **result.facts,
         }
     )
 
@@ -249,7 +309,7 @@ def _print(result: _Result, width: int) -> None:
     timeline, form = result.timeline, _format(result)
     s, bubble = timeline.schedule, timeline.bubble
     chunks = f", {s.virtual_stages} virtual stages per rank" if s.virtual_stages > 1 else ""
-    layout = f" · {result.extra['layout']}" if result.seconds else ""
+    layout = f" · {result.facts['layout']}" if result.seconds else ""
     console.print(
         f"[bold]{s.name}[/]: {s.pp} ranks, {s.micro_batches} micro-batches{chunks}{layout}",
         highlight=False,
@@ -258,7 +318,7 @@ def _print(result: _Result, width: int) -> None:
     console.print(terminal_timeline(timeline, console.width, colour=colour, format_time=form))
     lines = [f"makespan {form(timeline.makespan_s)}"]
     if result.seconds:
-        tail, closed = result.extra["tail"], result.extra["closed_form_step"]
+        tail, closed = result.facts["tail"], result.facts["closed_form_step"]
         lines[0] += (
             f", and {form(tail)} of gradient reduction and optimizer after it: step "
             f"{form(timeline.step_s)} (closed forms: {form(closed)})"
@@ -274,6 +334,16 @@ def _print(result: _Result, width: int) -> None:
     peaks = timeline.peak_in_flight
     shown = " ".join(f"{peak:g}" for peak in peaks[:16]) + (" …" if len(peaks) > 16 else "")
     lines.append(f"micro-batches in flight at the peak, by rank: {shown}")
+    if result.undisturbed:
+        slower = timeline.makespan_s / result.undisturbed
+        lines.append(f"without the slow rank {form(result.undisturbed)}: it costs {slower - 1:.1%}")
+    if result.spread:
+        varied = result.spread
+        lines.append(
+            f"under jitter, {varied.count} draws: mean {form(varied.mean)} "
+            f"({varied.mean / varied.even - 1:+.1%}), 5 % to 95 % "
+            f"{form(varied.p5)} to {form(varied.p95)}"
+        )
     lines += list(s.notes)
     for line in lines:
         console.print(line, highlight=False)
@@ -295,7 +365,7 @@ def _print_memory(result: _Result) -> None:
             [str(rank), format_bytes(memory.peak_bytes), format_seconds(memory.peak_s),
              str(memory.cause), ", ".join(named)]
         )  # fmt: skip
-    capacity = format_bytes(result.extra["capacity_bytes"])
+    capacity = format_bytes(result.facts["capacity_bytes"])
     print_table(
         f"Memory at each rank's peak (a device offers {capacity})",
         ["rank", "peak", "reached at", "by", "largest parts"],

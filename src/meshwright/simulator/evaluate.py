@@ -65,6 +65,7 @@ class Simulator:
         *,
         gradient_s: ArrayLike = 0.0,
         optimizer_s: float = 0.0,
+        overlap_slowdown: float = 1.0,
         attribute: bool = True,
     ) -> Timeline:
         """Evaluate one step.
@@ -77,15 +78,21 @@ class Simulator:
                 starts when the stage's last weight gradient is there, on a stream of its own.
             optimizer_s: time of the optimizer, which starts when all ranks are done (one global
                 gradient norm).
+            overlap_slowdown: how much slower a rank computes while it sends or receives, 1 being
+                not at all; found by iteration, as slower operations shift the messages.
             attribute: whether to attribute the bubble (two more evaluations).
 
         Raises:
-            SpecError: times of the wrong shape, negative, or not finite.
+            SpecError: times of the wrong shape, negative, or not finite, or a slowdown below 1.
         """
+        if not 1.0 <= overlap_slowdown < np.inf:
+            raise SpecError("overlap_slowdown", overlap_slowdown, "a factor of at least 1")
         comm = _per_stage(self.schedule, comm_s, "comm")
         path = self.path(bool(comm.any()))
         graph, n = path.graph, len(self.schedule)
         durations = self.durations(graph, times, comm)
+        if overlap_slowdown != 1.0 and len(graph.message_from):
+            durations = slowed_by_messages(path, durations, overlap_slowdown)
         node_end = path.ends(durations)
         node_start = starts(graph, node_end)
         start, end = node_start[:n].copy(), node_end[:n].copy()
@@ -161,6 +168,7 @@ def evaluate(
     *,
     gradient_s: ArrayLike = 0.0,
     optimizer_s: float = 0.0,
+    overlap_slowdown: float = 1.0,
     pair_ratio: float | None = None,
     engine: Engine = "auto",
 ) -> Timeline:
@@ -176,7 +184,51 @@ def evaluate(
         SpecError: the schedule deadlocks or misses an operation, or times make no sense.
     """
     simulator = Simulator(schedule, engine=engine, pair_ratio=pair_ratio)
-    return simulator.run(times, comm_s, gradient_s=gradient_s, optimizer_s=optimizer_s)
+    return simulator.run(
+        times,
+        comm_s,
+        gradient_s=gradient_s,
+        optimizer_s=optimizer_s,
+        overlap_slowdown=overlap_slowdown,
+    )
+
+
+def slowed_by_messages(path: LongestPath, durations: FloatArray, slowdown: float) -> FloatArray:
+    """Return durations with operations stretched where they overlap messages of their rank.
+
+    While a message comes or goes, a rank computes 1 / slowdown as fast, so an overlap of length o
+    adds o (1 - 1/slowdown). Iterates until the makespan settles (at most 50 rounds).
+    """
+    graph = path.graph
+    n = len(graph.schedule)
+    rank = graph.schedule.rank
+    stretched, before = durations, -1.0
+    for _ in range(50):
+        ends = path.ends(stretched)
+        if abs(ends.max() - before) <= 1e-9 * ends.max():
+            break
+        before = float(ends.max())
+        begins = starts(graph, ends)
+        stretched = durations.copy()
+        for r in range(graph.schedule.pp):
+            mine = (rank[graph.message_from] == r) | (rank[graph.message_to] == r)
+            ops = slice(int(graph.schedule.offsets[r]), int(graph.schedule.offsets[r + 1]))
+            covered = _covered_until(begins[n:][mine], ends[n:][mine])
+            overlap = np.interp(ends[ops], *covered) - np.interp(begins[ops], *covered)
+            stretched[ops] += overlap * (1.0 - 1.0 / slowdown)
+    return stretched
+
+
+def _covered_until(begin: FloatArray, end: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return moments, and how much of the time before each is covered by some interval."""
+    moments = np.concatenate([begin, end])
+    change = np.concatenate([np.ones(len(begin)), -np.ones(len(end))])
+    order = np.argsort(moments, kind="stable")
+    moments, active = moments[order], np.cumsum(change[order]) > 0
+    lengths = np.diff(moments) * active[:-1]
+    if not len(moments):
+        return np.zeros(1), np.zeros(1)
+    return moments, np.concatenate([[0.0], np.cumsum(lengths)])
 
 
 def as_times(schedule: Schedule, times: Times) -> StageTimes:
