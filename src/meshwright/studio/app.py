@@ -143,6 +143,7 @@ def _lesson_routes() -> list[Route]:
         ("GET", "/api/mistakes", teaching.mistakes, list[teaching.MistakeView]),
         ("GET", "/api/rules", teaching.rules, list[teaching.RuleView]),
         ("GET", "/api/papers", teaching.papers, list[teaching.PaperView]),
+        ("GET", "/api/formulas", teaching.formulas, list[teaching.FormulaEntry]),
         ("GET", "/api/tables", teaching.tables, list[teaching.TableView]),
         ("GET", "/api/drills", practice.drill_list, list[practice.DrillEntry]),
         ("GET", "/api/drills/{drill_id}", practice.drill, practice.DrillView),

@@ -189,6 +189,13 @@ class PaperView(TypedDict):
     note: str
 
 
+class FormulaEntry(Formula):
+    """A formula of the lessons, with what to keep in mind."""
+
+    id: str
+    note: str
+
+
 class TableView(TypedDict):
     """A table of the lessons."""
 
@@ -334,6 +341,14 @@ def papers() -> list[PaperView]:
         }
         for p in content.papers()
     ]  # fmt: skip
+
+
+def formulas() -> list[FormulaEntry]:
+    """Return the formulas with an example's numbers put in."""
+    return [
+        {"id": f.id, **_formula(f.id, dict(f.variables)), "note": f.note}
+        for f in content.formulas()
+    ]
 
 
 def tables() -> list[TableView]:

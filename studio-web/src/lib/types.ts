@@ -223,7 +223,7 @@ export interface LessonStep {
   id: string; number: number; phase: string; title: string; minutes: number
   question: string; sim: string; sim_query: Record<string, string> | string; takeaway: string
 }
-export interface LessonIndex { phases: { id: string; title: string }[]; steps: LessonStep[] }
+export interface LessonIndex { phases: { id: string; title: string }[]; steps: LessonStep[]; objectives?: Objective[] }
 
 export interface Question {
   id: string; prompt: string; kind: 'number' | 'choice' | 'layout'; unit: string; choices: string[]; seed: number; group?: string
@@ -263,3 +263,11 @@ export interface Grade {
   best: { label: string; layout: Layout; estimate: Estimate } | null
   defence: string
 }
+
+export interface Objective { id: string; text: string; steps: string[] }
+export interface Concept { id: string; number: number; title: string; html: string; sim: string; sim_query: string }
+export interface FormulaEntry extends Formula { id: string; note: string }
+export interface Rule { id: string; title: string; html: string }
+export interface Mistake { id: string; claim: string; right: string; shown: string }
+export interface Paper { title: string; authors: string; year: number; gave: string; url: string; note: string }
+export interface NamedTable extends TableData { id: string }
