@@ -9,9 +9,10 @@ import pytest
 from meshwright.cli import run
 from meshwright.costs import collectives
 from meshwright.costs.fabric import Fabric, place
+from meshwright.costs.link_fit import MeasuredCollective
 from meshwright.evidence.calibrate import calibrate, resized
 from meshwright.evidence.import_rows import import_row
-from meshwright.evidence.nccl_text import CollectiveTime, parse_nccl_tests
+from meshwright.evidence.nccl_tests import parse_nccl_tests
 from meshwright.evidence.predict import predict_runs
 from meshwright.evidence.rows import DESCRIBING, published_rows
 from meshwright.specs.clusters import load_cluster
@@ -28,8 +29,9 @@ LOG = """# nThread 1 nGpus 8 minBytes 1048576 maxBytes 1073741824 step: 4(factor
 
 
 def test_an_nccl_log_is_read():
-    small, large = parse_nccl_tests(LOG)
-    assert (small.operation, small.ranks) == ("all_reduce", 2)
+    (table,) = parse_nccl_tests(LOG)
+    small, large = table.measurements()
+    assert (small.collective, small.ranks) == ("all_reduce", 2)
     assert small.time_s == pytest.approx(38.10e-6)
     assert large.size_bytes == 2**30
 
@@ -52,7 +54,7 @@ def timings(cluster, sizes=(2**22, 2**26, 2**30), ranks=(8, 32)):
             time = collectives.all_gather(
                 fabric, np.array([float(size)]), place(fabric, np.array([n]))
             )
-            out.append(CollectiveTime("all_gather", n, float(size), float(time[0])))
+            out.append(MeasuredCollective("all_gather", n, float(size), float(time[0])))
     return out
 
 
@@ -67,9 +69,10 @@ def test_a_slower_network_is_found_and_compute_is_left_alone():
     preset = load_cluster("h100:4x8")
     result = calibrate(preset, timings(slower(preset, 1, 0.6)))
     found = {c.name: c for c in result.constants}
-    network = found[f"levels.{preset.levels[1].name}.bandwidth_bytes_s"]
+    network = found["network.gather_fraction"]
     assert network.identified
     assert network.after == pytest.approx(0.6 * network.before, rel=0.05)
+    assert not found["network.alltoall_fraction"].identified, "no all-to-all was timed"
     assert not any(name.startswith("device") for name in found)
     assert result.error_after < 0.01 < result.error_before
 
@@ -78,7 +81,7 @@ def test_inner_timings_say_nothing_of_the_network():
     preset = load_cluster("h100:4x8")
     result = calibrate(preset, timings(slower(preset, 0, 0.7), ranks=(8,)))
     found = {c.name: c for c in result.constants}
-    network = found[f"levels.{preset.levels[1].name}.bandwidth_bytes_s"]
+    network = found["network.gather_fraction"]
     assert not network.identified and network.after == network.before
 
 

@@ -94,8 +94,16 @@ def test_two_runs_in_one_text_and_new_headers():
 
 
 def test_text_that_is_not_nccl_tests_output_is_refused():
-    with pytest.raises(SpecError, match="rows"):
+    with pytest.raises(SpecError, match="no result lines"):
         parse_nccl_tests("hello")
     rows = "\n".join(line for line in DATA.read_text().splitlines() if "Rank" not in line)
+    assert parse_nccl_tests(rows)[0].ranks == 16, "from the bus factor, where no rank is listed"
+    broadcast = rows.replace("all_reduce_perf", "broadcast_perf")
     with pytest.raises(SpecError, match="Rank"):
-        parse_nccl_tests(rows)
+        parse_nccl_tests(broadcast)
+
+
+def test_rows_of_old_versions_have_no_root_column():
+    old = "all_reduce_perf\n  1073741824 268435456 float sum 4100.0 261.89 458.31 1e-06\n"
+    (table,) = parse_nccl_tests(old)
+    assert (table.ranks, table.rows[0].time_s) == (8, pytest.approx(4.1e-3))

@@ -29,14 +29,15 @@ def command(
     from rich.console import Console
     from rich.table import Table
 
+    from meshwright.costs.link_fit import MeasuredCollective
     from meshwright.evidence.calibrate import calibrate
-    from meshwright.evidence.nccl_text import CollectiveTime, parse_nccl_tests
+    from meshwright.evidence.nccl_tests import parse_nccl_tests
     from meshwright.evidence.rows import Row, read_rows
     from meshwright.specs.clusters import load_cluster
     from meshwright.specs.errors import SpecError
     from meshwright.specs.plan import write_atomically
 
-    timings: list[CollectiveTime] = []
+    timings: list[MeasuredCollective] = []
     rows: list[Row] = []
     for source in sources:
         if source.endswith(".csv"):
@@ -46,7 +47,8 @@ def command(
             text = Path(source).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise SpecError("from", source, f"cannot be read ({error.strerror})") from None
-        timings += parse_nccl_tests(text, source)
+        for run in parse_nccl_tests(text, where=source):
+            timings += run.measurements()
     with Console(stderr=True).status("fitting"):
         result = calibrate(load_cluster(cluster), timings, rows)
     if output:

@@ -41,14 +41,16 @@ class LinkFit:
     constants: dict[str, float]
     """`link.step_s` and the like → fitted value."""
     before: dict[str, float]
-    not_identified: tuple[str, ...]
+    not_identified: dict[str, float]
+    """Constants on which the measurements do not depend, as they were and stay."""
     error_before: float
     """Median of |predicted / measured - 1|."""
     error_after: float
     measurements: int
 
 
-def _predicted(fabric: Fabric, rows: Sequence[MeasuredCollective]) -> Column:
+def predicted_times(fabric: Fabric, rows: Sequence[MeasuredCollective]) -> Column:
+    """Seconds that the model gives for each measurement."""
     times = np.empty(len(rows))
     keys = [(r.collective, r.nvls) for r in rows]
     for key in sorted(set(keys)):
@@ -86,7 +88,9 @@ def fit_shared(
     def residual(theta: Column) -> Column:
         values = dict(zip(names, np.exp(theta).tolist(), strict=True))
         got = [
-            _predicted(with_constants(f, {n: v for n, v in values.items() if n in known[i]}), rows)
+            predicted_times(
+                with_constants(f, {n: v for n, v in values.items() if n in known[i]}), rows
+            )
             for i, (f, rows) in enumerate(sets)
         ]
         return np.asarray(np.log(np.concatenate(got)) - measured)
@@ -153,7 +157,7 @@ def fit_links(fabric: Fabric, measurements: Sequence[MeasuredCollective]) -> Lin
     return LinkFit(
         kept,
         {n: _value(fabric, n) for n in kept},
-        tuple(n for n in every if n not in kept),
+        {n: _value(fabric, n) for n in every if n not in kept},
         float(np.median(before)),
         float(np.median(after)),
         len(measurements),
@@ -162,4 +166,4 @@ def fit_links(fabric: Fabric, measurements: Sequence[MeasuredCollective]) -> Lin
 
 def _errors(fabric: Fabric, rows: Sequence[MeasuredCollective]) -> Column:
     measured = np.array([r.time_s for r in rows])
-    return np.abs(_predicted(fabric, rows) / measured - 1.0)
+    return np.abs(predicted_times(fabric, rows) / measured - 1.0)

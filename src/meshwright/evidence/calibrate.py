@@ -2,7 +2,8 @@
 
 Only constants that the data identify are touched: one whose change moves no prediction is left as
 it was, and said to be. Each has one meaning: the sustained matrix-product rate and the memory
-bandwidth of the device, the bandwidth and latency of each link level.
+bandwidth of the device, and the constants of its links: those of `costs/data/links.toml` from timed
+collectives, the bandwidth and latency of each level from whole runs.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.costs import collectives
-from meshwright.costs.fabric import Fabric, place
+from meshwright.costs.fabric import Fabric
 from meshwright.costs.kernels import kernels_for
+from meshwright.costs.link_fit import MeasuredCollective, fit_links, predicted_times
 from meshwright.evidence.import_rows import Run, import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.measured import measured_step_time_s
-from meshwright.evidence.nccl_text import CollectiveTime
 from meshwright.evidence.predict import predict_runs
 from meshwright.evidence.rows import Row
 from meshwright.specs.cluster import Cluster
@@ -27,14 +27,6 @@ from meshwright.specs.errors import SpecError
 
 IDENTIFIED = 0.03
 """A constant is identified where changing it by 10 % moves some prediction by this share of 10 %."""
-
-_COLLECTIVES: dict[str, Callable[..., object]] = {
-    "all_reduce": collectives.all_reduce,
-    "all_gather": collectives.all_gather,
-    "reduce_scatter": collectives.reduce_scatter,
-    "alltoall": collectives.all_to_all,
-    "sendrecv": collectives.send_recv,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +102,7 @@ def _link_knobs(cluster: Cluster) -> list[_Knob]:
 
 
 def calibrate(
-    cluster: Cluster, timings: Sequence[CollectiveTime] = (), rows: Sequence[Row] = ()
+    cluster: Cluster, timings: Sequence[MeasuredCollective] = (), rows: Sequence[Row] = ()
 ) -> Calibration:
     """Fit a cluster's constants to collective timings and to runs measured on it.
 
@@ -129,38 +121,80 @@ def calibrate(
     runs, measured, skipped = _measured_runs(rows, cluster)
     if not timings and not runs:
         raise SpecError("from", "nothing", "no timing and no run with a measured step time")
-    knobs = _link_knobs(cluster)
-    if runs:
-        knobs += _device_knobs(cluster, sorted({run.job.precision.compute for run in runs}))
     target = np.log([*(t.time_s for t in timings), *measured])
+    start = _predicted(cluster, timings, runs)
+    constants: list[Constant] = []
+    if timings:
+        cluster, constants = _fit_timings(cluster, timings)
+    fitted = cluster
+    if runs:
+        precisions = sorted({run.job.precision.compute for run in runs})
+        # Timed collectives say more of the links than whole runs do.
+        knobs = ([] if timings else _link_knobs(cluster)) + _device_knobs(cluster, precisions)
+        fitted, found = _fit_runs(cluster, runs, np.log(measured), knobs)
+        constants += found
+    return Calibration(
+        cluster=fitted.but(source=f"calibrated on {len(target)} measurements; {cluster.source}"),
+        constants=tuple(constants),
+        measurements=len(target),
+        error_before=_median_error(start, target),
+        error_after=_median_error(_predicted(fitted, timings, runs), target),
+        skipped=tuple(skipped),
+    )
 
-    def predict(candidate: Cluster) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.log([*_collective_times(candidate, timings), *_run_times(candidate, runs)])
 
-    def cost(candidate: Cluster) -> float:
-        return float(np.mean(np.abs(predict(candidate) - target)))
+Logs = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def _predicted(
+    cluster: Cluster, timings: Sequence[MeasuredCollective], runs: Sequence[Run]
+) -> Logs:
+    times = predicted_times(Fabric.of(cluster), timings).tolist() if timings else []
+    return np.log([*times, *_run_times(cluster, runs)])
+
+
+def _fit_timings(
+    cluster: Cluster, timings: Sequence[MeasuredCollective]
+) -> tuple[Cluster, list[Constant]]:
+    """Fit the constants of the links to timed collectives."""
+    fit = fit_links(Fabric.of(cluster), timings)
+    constants = [
+        Constant(name, fit.before[name], value, "s" if name.endswith("_s") else "", True)
+        for name, value in fit.constants.items()
+    ]
+    constants += [
+        Constant(name, value, value, "s" if name.endswith("_s") else "", False)
+        for name, value in fit.not_identified.items()
+    ]
+    fitted = cluster.but(link_constants={**cluster.link_constants, **fit.constants})
+    return fitted, constants
+
+
+def _fit_runs(
+    cluster: Cluster, runs: Sequence[Run], target: Logs, knobs: Sequence[_Knob]
+) -> tuple[Cluster, list[Constant]]:
+    """Fit device (and level) constants to the step times of whole runs."""
+
+    def predict(candidate: Cluster) -> Logs:
+        return np.log(_run_times(candidate, runs))
 
     start = predict(cluster)
     speaking = []
     for knob in knobs:
         moved = predict(knob.write(cluster, knob.read(cluster) * 1.1))
         speaking.append(float(np.max(np.abs(moved - start))) / math.log(1.1) >= IDENTIFIED)
-    fitted = _descend(cluster, [k for k, yes in zip(knobs, speaking, strict=True) if yes], cost)
-    constants = tuple(
+    fitted = _descend(
+        cluster,
+        [k for k, yes in zip(knobs, speaking, strict=True) if yes],
+        lambda candidate: float(np.mean(np.abs(predict(candidate) - target))),
+    )
+    return fitted, [
         Constant(knob.name, knob.read(cluster), knob.read(fitted), knob.unit, yes)
         for knob, yes in zip(knobs, speaking, strict=True)
-    )
-    return Calibration(
-        cluster=fitted.but(source=f"calibrated on {len(target)} measurements; {cluster.source}"),
-        constants=constants,
-        measurements=len(target),
-        error_before=_median_error(start, target),
-        error_after=_median_error(predict(fitted), target),
-        skipped=tuple(skipped),
-    )
+    ]
 
 
-def _median_error(predicted: np.ndarray, target: np.ndarray) -> float:
+def _median_error(predicted: Logs, target: Logs) -> float:
     return float(np.median(np.abs(np.exp(predicted - target) - 1.0)))
 
 
@@ -180,16 +214,6 @@ def _descend(cluster: Cluster, knobs: Sequence[_Knob], cost: Callable[[Cluster],
                         cluster, best, improved = candidate, value, True
                         break
     return cluster
-
-
-def _collective_times(cluster: Cluster, timings: Sequence[CollectiveTime]) -> list[float]:
-    fabric = Fabric.of(cluster)
-    result = []
-    for timing in timings:
-        group = place(fabric, np.array([timing.ranks]))
-        time = _COLLECTIVES[timing.operation](fabric, np.array([timing.size_bytes]), group)
-        result.append(float(np.asarray(time).reshape(-1)[0]))
-    return result
 
 
 def _measured_runs(

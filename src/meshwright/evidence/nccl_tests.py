@@ -1,8 +1,9 @@
 """Reader of nccl-tests output: `all_reduce_perf` and its sisters, as they print to stdout.
 
-The columns are `size count type redop root time algbw busbw #wrong` out of place, then
-`time algbw busbw #wrong` in place; sizes in bytes, times in microseconds. The list of ranks
-above them says how many there are and on which hosts.
+The columns are `size count type redop root time algbw busbw #wrong` out of place (old versions
+print no root), then `time algbw busbw #wrong` in place; sizes in bytes, times in microseconds.
+The list of ranks above them says how many there are and on which hosts; without it, the ranks
+follow from bus bandwidth over size / time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PROGRAM = re.compile(r"\b(" + "|".join(_PROGRAMS) + r")_perf\b")
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\S+(?:\s+\[[^\]]*\])?\s*(.*)"
 )
-_ROW = re.compile(r"^\s*\d+\s+\d+\s+\w+\s+\w+\s+-?\d+\s")
+_ROW = re.compile(r"^\s*\d+\s+\d+\s+\w+\s+\w+\s+-?\d+")
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,15 @@ class NcclTable:
         ]
 
 
-def parse_nccl_tests(text: str, collective: str | None = None) -> list[NcclTable]:
+def parse_nccl_tests(
+    text: str, collective: str | None = None, where: str = "nccl-tests"
+) -> list[NcclTable]:
     """Read one or more runs from the text that nccl-tests printed.
 
     Args:
         text: everything from standard output; other programs' lines are passed over.
         collective: what was run, where the output does not name the program.
+        where: what to call the text in an error: its file.
 
     Raises:
         SpecError: no rows, no ranks, or nothing says which collective it was.
@@ -77,7 +81,7 @@ def parse_nccl_tests(text: str, collective: str | None = None) -> list[NcclTable
 
     def close() -> None:
         if rows:
-            tables.append(_table(named, ranks, rows))
+            tables.append(_table(named, ranks, rows, where))
             rows.clear()
 
     for line in text.splitlines():
@@ -96,7 +100,7 @@ def parse_nccl_tests(text: str, collective: str | None = None) -> list[NcclTable
     close()
     if not tables:
         raise SpecError(
-            "nccl-tests", text[:40], "rows of size, count, type, redop, root, time are expected"
+            where, text[:40], "no result lines: size, count, type, redop, root, time are expected"
         )
     return tables
 
@@ -121,27 +125,36 @@ def calibrate_links(cluster: Cluster, tables: Sequence[NcclTable]) -> tuple[Clus
 
 def _row(line: str) -> NcclRow:
     cells = line.split()
+    first = 5 if len(cells) % 4 == 1 else 4
     try:
-        size, time_us, bus = float(cells[0]), float(cells[5]), float(cells[7])
+        size, time_us, bus = float(cells[0]), float(cells[first]), float(cells[first + 2])
     except (IndexError, ValueError):
         raise SpecError("nccl-tests", line.strip(), "a row of numbers is expected") from None
     return NcclRow(size, time_us * 1e-6, bus * 1e9)
 
 
-def _table(named: str | None, ranks: dict[int, tuple[str, str]], rows: list[NcclRow]) -> NcclTable:
-    if not ranks:
-        raise SpecError("nccl-tests", None, "its lines '# Rank 0 … on HOST device' are expected")
-    n = max(ranks) + 1
-    found = named or _by_bus_factor(n, rows)
-    hosts = {host for host, _ in ranks.values()}
-    return NcclTable(found, n, len(hosts), ranks[min(ranks)][1], tuple(rows))
+def _table(
+    named: str | None, ranks: dict[int, tuple[str, str]], rows: list[NcclRow], where: str
+) -> NcclTable:
+    largest = max(rows, key=lambda row: row.size_bytes)
+    factor = largest.busbw_bytes_s * largest.time_s / max(largest.size_bytes, 1.0)
+    n = max(ranks) + 1 if ranks else _ranks(named, factor, where)
+    if named is None:
+        # An all-reduce shows itself by its factor; the others look alike.
+        if n > 2 and abs(factor / float(bus_factor("all_reduce", n)) - 1) < 0.02:
+            named = "all_reduce"
+        else:
+            raise SpecError(
+                where, None, f"the collective is not named; one of {', '.join(_PROGRAMS.values())}"
+            )
+    device = ranks[min(ranks)][1] if ranks else ""
+    return NcclTable(named, n, len({host for host, _ in ranks.values()}), device, tuple(rows))
 
 
-def _by_bus_factor(ranks: int, rows: list[NcclRow]) -> str:
-    """All-reduce shows itself by bus bandwidth over size / time; the others look alike."""
-    large = rows[-1]
-    if ranks > 2 and large.time_s > 0 and large.size_bytes > 0:
-        factor = large.busbw_bytes_s / (large.size_bytes / large.time_s)
-        if abs(factor / float(bus_factor("all_reduce", ranks)) - 1) < 0.02:
-            return "all_reduce"
-    raise SpecError("collective", None, f"name it, one of {', '.join(_PROGRAMS.values())}")
+def _ranks(named: str | None, factor: float, where: str) -> int:
+    """Ranks from busbw / algbw: 2(n-1)/n for all-reduce, (n-1)/n for the others."""
+    share = factor / (2.0 if named == "all_reduce" else 1.0)
+    scattered = named in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    if not (scattered and 0.4 < share < 0.9995):
+        raise SpecError(where, None, "its lines '# Rank 0 … on HOST device' are expected")
+    return round(1.0 / (1.0 - share))
