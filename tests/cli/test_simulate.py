@@ -147,3 +147,14 @@ def test_goodput_table_and_json(capsys):
     assert small["useful"] > large["useful"] > 0.8
     assert large["interval_s"] < small["interval_s"]
     assert "2,048" in output(capsys, "goodput", "--nodes", "128,2048")
+
+
+def test_a_long_step_shows_its_beginning_and_its_end(capsys):
+    arguments = ["simulate", "-s", "1f1b", "--pp", "4", "-m", "500", "--width", "100"]
+    lines = output(capsys, *arguments).splitlines()
+    rows = [line for line in lines if re.match(r"rank \d", line)]
+    assert len(rows) == 4
+    assert all("⋯" in row and len(row) <= 100 for row in rows)
+    # Rank 3 idles while the pipeline fills and drains; both ends are in view.
+    assert re.match(r"rank 3 ·{4,}\S", rows[3])
+    assert re.search(r"·{4,} +99\.4%$", rows[3])

@@ -267,7 +267,9 @@ def _write(
 def _format(result: _Result) -> Any:
     from meshwright.specs.quantities import format_seconds
 
-    return format_seconds if result.seconds else lambda time: f"{time:.6g}"
+    if result.seconds:
+        return lambda time: format_seconds(time) if time else "0 s"
+    return lambda time: f"{time:.6g}"
 
 
 def _print_json(result: _Result) -> None:
