@@ -103,6 +103,17 @@ GPU3    NV18    NV18    NV18
         56-111  1
 """
 
+UNEVEN = """\
+$ nvidia-smi topo -m
+        GPU0    GPU1    GPU2    GPU3    GPU4    mlx4_0  CPU Affinity    NUMA Affinity
+GPU0     X      SYS     SYS     SYS     SYS     PHB     8-15,24-31      1
+GPU1    SYS      X      PHB     NODE    NODE    SYS     0-7,16-23       0
+GPU2    SYS     PHB      X      NODE    NODE    SYS     0-7,16-23       0
+GPU3    SYS     NODE    NODE     X      PHB     SYS     0-7,16-23       0
+GPU4    SYS     NODE    NODE    PHB      X      SYS     0-7,16-23       0
+mlx4_0  PHB     SYS     SYS     SYS     SYS      X
+"""
+
 CPUS_ONLY_TWO = """\
 \tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
 GPU0\t X \tPHB\t0-31\t0\t\tN/A
@@ -129,6 +140,7 @@ def shown(text, device):
         (BRIDGED_PAIRS, "rtx3090", [("nvlink", 2, 56.25, "nvlink"), ("phb", 4, 31, "pcie")]),
         (MESH_OF_FOUR, "a100-40g", [("nvlink", 4, 300, "nvlink")]),
         (WRAPPED, "h100", [("nvlink", 4, 450, "nvswitch")]),
+        (UNEVEN, "rtx4090", [("sys", 5, 15.5, "pcie")]),
         (CPUS_ONLY_TWO, "rtx5090", [("phb", 2, 63, "pcie")]),
     ],
 )
