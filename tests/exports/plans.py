@@ -8,6 +8,7 @@ from meshwright.specs import Estimate, Job, Layout, Plan, load_cluster, load_mod
 from meshwright.specs.job import RECIPES
 
 MODELS = ("llama3-8b", "llama3-70b", "mixtral-8x7b", "qwen2.5-7b", "gpt2-xl", "deepseek-v3")
+TITAN = ("llama3.1-8b", "llama3.1-70b", "qwen3-4b", "qwen3-30b-a3b", "deepseek-v3")
 NO_ESTIMATE = Estimate(
     step_time_s=1, tokens_per_s_per_gpu=1, mfu=0.5, hfu=0.5, bubble_fraction=0, peak_memory_bytes=1,
     capacity_bytes=2, fits=True, memory_parts={"all": 1.0}, time_parts={"all": 1.0},

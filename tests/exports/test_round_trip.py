@@ -3,13 +3,18 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import plans
+from plans import MODELS, TITAN, plans
 
 from meshwright.exports.canonical import canonical
 from meshwright.exports.imports import Given, import_file
 from meshwright.exports.targets import FRAMEWORKS, export
 
 READABLE = {
+    "torchtitan": "recipe.py",
+    "nanotron": "nanotron.yaml",
+    "megatron-bridge": "run.sh",
+    "fsdp": "train_fsdp.py",
+    "lightning": "train_lightning.py",
     "megatron": "run.sh",
     "deepspeed": "ds_config.json",
     "accelerate": "accelerate.yaml",
@@ -23,7 +28,7 @@ def test_the_layout_survives_export_and_import(target, tmp_path):
     @settings(
         max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
-    @given(plan=plans(limits))
+    @given(plan=plans(limits, TITAN if target == "torchtitan" else MODELS))
     def check(plan):
         export(plan, target).write(tmp_path)
         back = import_file(tmp_path / READABLE[target])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,7 +11,15 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports import accelerate, deepspeed, megatron
+from meshwright.exports import (
+    accelerate,
+    deepspeed,
+    fsdp,
+    megatron,
+    megatron_bridge,
+    nanotron,
+    torchtitan,
+)
 from meshwright.exports.bundle import STAMP_KEY
 from meshwright.exports.canonical import canonical
 from meshwright.exports.megatron_model import Flags
@@ -93,6 +102,8 @@ def import_text(text: str, name: str, given: Given, folder: Path | None = None) 
         flags, world = logged
         return _megatron(flags, world, given, stamp, "Megatron-LM log", [])
     suffix = Path(name).suffix.lower()
+    if suffix == ".py":
+        return _python(text, name, given, stamp, folder)
     if suffix == ".json" or text.lstrip()[:1] == "{":
         return _json(text, name, given, stamp)
     if suffix in (".yaml", ".yml"):
@@ -101,8 +112,8 @@ def import_text(text: str, name: str, given: Given, folder: Path | None = None) 
         return _shell(text, name, given, stamp, folder)
     raise SpecError(
         "file", name,
-        "no known format; a shell script, a Megatron-LM log, a DeepSpeed JSON or an accelerate YAML "
-        "is expected",
+        "no known format; a script, a recipe, a Megatron-LM log, a JSON or a YAML configuration is "
+        "expected",
     )  # fmt: skip
 
 
@@ -112,14 +123,14 @@ def _looks_like_shell(text: str, suffix: str) -> bool:
     return text.startswith("#!") or "--tensor-model-parallel-size" in text or "#SBATCH" in text
 
 
-def _json(text: str, name: str, given: Given, stamp: Stamp) -> Imported:
+def _json(text: str, name: str, given: Given, stamp: Stamp, world: int = 0) -> Imported:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SpecError("file", name, f"is not valid JSON ({str(error)[:100]})") from None
     if not isinstance(data, dict):
         raise SpecError("file", name, "a JSON object is expected")
-    return _deepspeed(data, given, stamp, 0, [])
+    return _deepspeed(data, given, stamp, world, [])
 
 
 def _yaml(text: str, name: str, given: Given, stamp: Stamp, folder: Path | None) -> Imported:
@@ -131,7 +142,76 @@ def _yaml(text: str, name: str, given: Given, stamp: Stamp, folder: Path | None)
         ) from None
     if not isinstance(data, dict):
         raise SpecError("file", name, "a table of named fields is expected")
+    if "parallelism" in data or "tokens" in data:
+        return _nanotron(data, given, stamp)
+    if "apiVersion" in data or "run" in data:
+        return _cloud(data, name, given, stamp, folder)
     return _accelerate(data, given, stamp)
+
+
+def _cloud(
+    data: dict[str, Any], name: str, given: Given, stamp: Stamp, folder: Path | None
+) -> Imported:
+    """The command inside a Kubernetes object or a SkyPilot task."""
+    if "run" in data:
+        script = str(data["run"])
+    else:
+        found = _command(data)
+        if found is None:
+            raise SpecError("file", name, "no container with a command was found")
+        script = found
+    return _shell(script, name, given, stamp, folder)
+
+
+def _command(data: Any, depth: int = 0) -> str | None:
+    """The last word of the first `command` list, depth first."""
+    if depth > 24:
+        return None
+    if isinstance(data, dict):
+        words = data.get("command")
+        if isinstance(words, list) and words:
+            return str(words[-1])
+    inner = (
+        list(data.values()) if isinstance(data, dict) else data if isinstance(data, list) else []
+    )
+    for value in inner:
+        found = _command(value, depth + 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _nanotron(data: dict[str, Any], given: Given, stamp: Stamp) -> Imported:
+    model, job, layout = nanotron.read(data)
+    model = given.model or _named_alike(model, stamp) or model
+    cluster = _cluster(given, stamp, layout.world)
+    return Imported("nanotron YAML", model, cluster, job, canonical(layout, model))
+
+
+def _python(text: str, name: str, given: Given, stamp: Stamp, folder: Path | None) -> Imported:
+    """A recipe, a script of ours, or a driver: its syntax tree is read, nothing is imported."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SpecError("file", name, "is not valid Python") from None
+    found = fsdp.literals(tree, ("MODEL", "LAYOUT", "JOB", "WORDS"))
+    if isinstance(found.get("WORDS"), list):
+        return _words([str(word) for word in found["WORDS"]], 0, given, stamp, folder)
+    if "LAYOUT" in found:
+        model, job, layout = fsdp.read(tree)
+        model = given.model or _named_alike(model, stamp) or model
+        cluster = _cluster(given, stamp, layout.world)
+        return Imported("PyTorch script", model, cluster, job, canonical(layout, model))
+    if "train_fsdp" in text and folder is not None and Path(name).name != "train_fsdp.py":
+        return import_file(folder / "train_fsdp.py", given)
+    if "ParallelismConfig" in text:
+        cluster = _cluster(given, stamp, 0)
+        preset, job, layout = torchtitan.read(tree, cluster.gpus)
+        named = Stamp(model=preset or stamp.model)
+        stamped = _named_alike(_model(given, named), stamp)
+        model = given.model or stamped or _model(given, named)
+        return Imported("torchtitan recipe", model, cluster, job, canonical(layout, model))
+    raise SpecError("file", name, "no torchtitan recipe and no script with a LAYOUT table")
 
 
 def _deepspeed(
@@ -190,38 +270,46 @@ def _shell(text: str, name: str, given: Given, stamp: Stamp, folder: Path | None
     script = read_script(text)
     words = _training_words(script, name)
     world = _world(script, words)
-    launcher, training = _at_program(words)
-    joined = " ".join(words)
-    if "--deepspeed_config" in training or (
-        "--deepspeed" in training and "--tensor-model" not in joined
-    ):
-        option = "--deepspeed_config" if "--deepspeed_config" in training else "--deepspeed"
-        return _named_file(training, option, folder, given, world)
-    if "--config_file" in launcher:
-        return _named_file(launcher, "--config_file", folder, given, world)
-    program = next((word for word in training[:1]), "")
-    if folder is not None and program.endswith("train.py") and (folder / "ds_config.json").exists():
-        return _named_file(["--c", "ds_config.json"], "--c", folder, given, world)
+    return _words(words, world, given, stamp, folder)
+
+
+_BESIDE = {
+    # Program → the configuration that lies beside it.
+    "train_fsdp.py": "train_fsdp.py", "train_lightning.py": "train_fsdp.py",
+    "train.py": "ds_config.json", "torchtitan.train": "recipe.py",
+}  # fmt: skip
+
+
+def _words(
+    words: list[str], world: int, given: Given, stamp: Stamp, folder: Path | None
+) -> Imported:
+    """What the words of one command run: flags of their own, or a configuration they name."""
+    _launcher, training = _at_program(words)
+    if not any("tensor-model-parallel" in word for word in training):
+        for index, word in enumerate(words):
+            follows = words[index + 1] if index + 1 < len(words) else ""
+            if word in ("--deepspeed_config", "--deepspeed", "--config_file", "--config-file"):
+                return _beside(follows, folder, given, world)
+        for word in training[:2]:
+            beside = _BESIDE.get(Path(word).name, "")
+            if beside and folder is not None and (folder / beside).exists():
+                return _beside(beside, folder, given, world)
+    if any("run_recipe" in word for word in training):
+        flags, unknown = megatron_bridge.flags_of(training, given.allow_unknown)
+        notes = [f"overrides that are not known: {', '.join(unknown)}"] if unknown else []
+        flags = megatron_bridge.finished(flags)
+        return _megatron(flags, world, given, stamp, "Megatron-Bridge overrides", notes)
     flags, unknown = flags_of(training, allow_unknown=given.allow_unknown)
     notes = [f"flags that Megatron-LM does not have: {', '.join(unknown)}"] if unknown else []
     return _megatron(flags, world, given, stamp, "Megatron-LM script", notes)
 
 
-def _named_file(
-    words: list[str], option: str, folder: Path | None, given: Given, world: int
-) -> Imported:
-    """Follow a script to the configuration it names, beside it."""
-    target = words[words.index(option) + 1] if words.index(option) + 1 < len(words) else ""
+def _beside(target: str, folder: Path | None, given: Given, world: int) -> Imported:
+    """Follow a script to the configuration it names, in the script's own folder."""
     path = (folder or Path()) / Path(target).name
     text = _read(path)
-    stamp = read_stamp(text)
     if path.suffix == ".json":
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError):
-            raise SpecError("file", str(path), "is not valid JSON") from None
-        if isinstance(data, dict):
-            return _deepspeed(data, given, stamp, world, [])
+        return _json(text, str(path), given, read_stamp(text), world)
     return import_text(text, str(path), given, folder)
 
 

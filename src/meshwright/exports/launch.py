@@ -42,13 +42,22 @@ def exports(plan: Plan, framework: str) -> str:
     )
 
 
-def torchrun_words(plan: Plan, node_rank: str, address: str, port: str) -> list[str]:
-    """torchrun's own words for a fixed numbering of hosts.
+def launch_words(
+    plan: Plan, command: Command, node_rank: str, address: str, port: str
+) -> list[str]:
+    """The launcher's own words for a fixed numbering of hosts: torchrun's, or accelerate's.
 
     Raises:
         SpecError: the layout does not fill whole hosts.
     """
     hosts, per_host = check_hosts(plan)
+    if command.framework == "accelerate":
+        return [
+            "accelerate launch", "--config_file", "accelerate.yaml",
+            "--num_machines", str(hosts), "--num_processes", str(hosts * per_host),
+            "--machine_rank", node_rank, "--main_process_ip", address,
+            "--main_process_port", port,
+        ]  # fmt: skip
     return [
         "torchrun", "--nnodes", str(hosts), "--nproc-per-node", str(per_host),
         "--node-rank", node_rank, "--master-addr", address, "--master-port", port,
@@ -57,7 +66,7 @@ def torchrun_words(plan: Plan, node_rank: str, address: str, port: str) -> list[
 
 def torchrun_script(plan: Plan, command: Command, stamp: str) -> str:
     """A script for one host: run it on each with its own NODE_RANK."""
-    launcher = torchrun_words(plan, '"${NODE_RANK:-0}"', '"${MASTER_ADDR:-127.0.0.1}"',
+    launcher = launch_words(plan, command, '"${NODE_RANK:-0}"', '"${MASTER_ADDR:-127.0.0.1}"',
                               '"${MASTER_PORT:-29500}"')  # fmt: skip
     head = " ".join(launcher[:5]) + " \\\n  " + " ".join(launcher[5:])
     return (
@@ -71,7 +80,7 @@ def torchrun_script(plan: Plan, command: Command, stamp: str) -> str:
 def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
     """An sbatch script: one task a host, host numbers from SLURM's own order."""
     hosts, per_host = check_hosts(plan)
-    launcher = torchrun_words(plan, '"$SLURM_NODEID"', '"$MASTER_ADDR"', '"$MASTER_PORT"')
+    launcher = launch_words(plan, command, '"$SLURM_NODEID"', '"$MASTER_ADDR"', '"$MASTER_PORT"')
     inner = " \\\n  ".join([" ".join(launcher[:5]), " ".join(launcher[5:]), *command.lines()])
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.model.name)
     return (

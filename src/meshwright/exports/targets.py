@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.exports import accelerate, deepspeed, megatron
+from meshwright.exports import (
+    accelerate,
+    clouds,
+    deepspeed,
+    fsdp,
+    lightning,
+    megatron,
+    megatron_bridge,
+    nanotron,
+    torchtitan,
+)
 from meshwright.exports.bundle import Bundle, comment
-from meshwright.exports.fabric import check_hosts
 from meshwright.exports.launch import Command, slurm_script, torchrun_script
 from meshwright.exports.limits import Limits, require
 from meshwright.specs.errors import SpecError, nearest
@@ -23,7 +32,6 @@ class Framework:
     limits: Limits
     files: Callable[[Plan, str], dict[str, str]]
     words: Callable[[Plan], tuple[str, ...]]
-    own_launcher: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +62,46 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "accelerate": Framework(
         "accelerate", accelerate.VERSION, accelerate.LIMITS, accelerate.files,
-        lambda plan: ("train.py",), "accelerate",
+        lambda plan: ("train.py",),
+    ),
+    "torchtitan": Framework(
+        "torchtitan", torchtitan.VERSION, torchtitan.LIMITS, torchtitan.files,
+        lambda plan: ("-m", "torchtitan.train", "--module", "recipe", "--config", "recipe"),
+    ),
+    "nanotron": Framework(
+        "nanotron", nanotron.VERSION, nanotron.LIMITS, nanotron.files,
+        lambda plan: ('"${NANOTRON:-.}/run_train.py"', "--config-file", "nanotron.yaml"),
+    ),
+    "megatron-bridge": Framework(
+        "Megatron-Bridge", megatron_bridge.VERSION, megatron_bridge.LIMITS, _no_files,
+        megatron_bridge.words,
+    ),
+    "fsdp": Framework(
+        "PyTorch", fsdp.VERSION, fsdp.LIMITS, fsdp.files, lambda plan: ("train_fsdp.py",)
+    ),
+    "lightning": Framework(
+        "Lightning", lightning.VERSION, lightning.LIMITS, lightning.files,
+        lambda plan: ("train_lightning.py",),
     ),
 }  # fmt: skip
 
 LAUNCHERS: dict[str, Launcher] = {
     "torchrun": Launcher("torchrun", "run.sh", torchrun_script, "bash run.sh"),
     "slurm": Launcher("SLURM", "train.sbatch", slurm_script, "sbatch train.sbatch"),
+    "kubernetes": Launcher(
+        "Kubernetes TrainJob", "trainjob.yaml", clouds.trainjob, "kubectl apply -f trainjob.yaml"
+    ),
+    "jobset": Launcher(
+        "Kubernetes JobSet", "jobset.yaml", clouds.jobset, "kubectl apply -f jobset.yaml"
+    ),
+    "pytorchjob": Launcher(
+        "Kubernetes PyTorchJob",
+        "pytorchjob.yaml",
+        clouds.pytorchjob,
+        "kubectl apply -f pytorchjob.yaml",
+    ),
+    "skypilot": Launcher("SkyPilot", "sky.yaml", clouds.skypilot, "sky launch sky.yaml"),
+    "ray": Launcher("Ray Train", "ray_train.py", clouds.ray_script, "python ray_train.py"),
 }
 
 TARGETS = (*FRAMEWORKS, *LAUNCHERS)
@@ -105,8 +146,6 @@ def _framework(plan: Plan, name: str, command: str) -> Bundle:
     framework = FRAMEWORKS[name]
     require(plan, framework.limits)
     files = framework.files(plan, command)
-    if framework.own_launcher:
-        return Bundle(name, files, _accelerate_start(plan))
     stamp = comment(plan, command, f"{framework.title} {framework.version}")
     script = torchrun_script(plan, Command(framework.words(plan), name), stamp)
     return Bundle(name, files | {"run.sh": script}, "bash run.sh")
@@ -115,20 +154,13 @@ def _framework(plan: Plan, name: str, command: str) -> Bundle:
 def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundle:
     framework, launcher = FRAMEWORKS[framework_name], LAUNCHERS[name]
     require(plan, framework.limits)
+    if name == "ray" and framework_name == "accelerate":
+        raise SpecError("--for", framework_name, "accelerate starts its own processes, not Ray's")
     stamp = comment(plan, command, f"{launcher.title}, {framework.title} {framework.version}")
     words = framework.words(plan)
     text = launcher.text(plan, Command(words, framework_name), stamp)
     files = {launcher.file: text} | framework.files(plan, command)
     return Bundle(name, files, launcher.start)
-
-
-def _accelerate_start(plan: Plan) -> str:
-    hosts, _ = check_hosts(plan)
-    start = "accelerate launch --config_file accelerate.yaml"
-    if hosts > 1:
-        start += ' --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR"'
-        start += ' --main_process_port "${MASTER_PORT:-29500}"'
-    return start + " train.py"
 
 
 def export_all(plan: Plan, *, command: str = "") -> tuple[dict[str, Bundle], dict[str, str]]:

@@ -1,0 +1,168 @@
+"""Plain PyTorch: a plan as one script with FSDP2 and DTensor that runs as it is, and back.
+
+The script holds the plan in three literal tables (MODEL, LAYOUT, JOB); reading it back reads those
+literals and nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import pprint
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+from meshwright.exports.bundle import comment
+from meshwright.exports.canonical import canonical
+from meshwright.exports.limits import Limits, Problem
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Plan
+
+VERSION = "2.13.0"
+
+_MODEL = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gated",
+    "tied_embeddings", "norm", "qkv_bias", "attention_out_bias", "ffn_bias", "positions",
+    "max_positions",
+)  # fmt: skip
+
+
+def _problems(plan: Plan) -> Iterator[Problem]:
+    layout, job, model = canonical(plan.layout, plan.model), plan.job, plan.model
+    wrong = any((
+        model.experts, model.latent_attention, model.parallel_block, model.window,
+        model.embedding_norm, model.head_bias, model.qk_norm != "none", model.extra_parameters,
+        model.norms_per_layer != 2, not model.final_norm,
+    ))  # fmt: skip
+    if wrong or model.positions in ("alibi", "none") or model.norm == "none":
+        yield Problem(
+            "model.family", model.family,
+            "script builds dense decoders with rotary or learned positions",
+        )  # fmt: skip
+    if layout.tp > 1 and model.kv_heads % layout.tp:
+        yield Problem("tp", layout.tp, f"script splits whole key-value heads ({model.kv_heads})",
+                      {"tp": _divisor(model.kv_heads, layout.tp)})  # fmt: skip
+    if layout.tp > 1 and model.tied_embeddings:
+        yield Problem("tp", layout.tp, "script splits the embedding only where the head has its own",
+                      {"tp": 1, "sequence_parallel": False})  # fmt: skip
+    if layout.tp > 1 and layout.zero == 0 and layout.dp > 1:
+        yield Problem("zero", 0, "script combines tensor parallelism with FSDP2 (DDP over DTensor "
+                      "silently scales gradients)", {"zero": 2})  # fmt: skip
+    if job.precision.compute not in ("bf16", "fp16", "fp32") or job.precision.name == "pure-bf16":
+        yield Problem("job.precision", job.precision.name, "script runs in bf16, fp16 or fp32 with "
+                      "fp32 weights")  # fmt: skip
+    if job.precision.compute == "fp16":
+        yield Problem("job.precision", "fp16", "script has no loss scaling; use bf16")
+    if job.optimizer.name != "adamw":
+        yield Problem("job.optimizer", job.optimizer.name, "script uses AdamW")
+    if job.global_batch % (layout.dp * layout.micro_batch):
+        yield Problem(
+            "micro_batch", layout.micro_batch, "script needs whole micro-batches per rank"
+        )
+
+
+def _divisor(number: int, most: int) -> int:
+    return max(n for n in range(1, most + 1) if number % n == 0 and most % n == 0)
+
+
+LIMITS = Limits(
+    title="the PyTorch",
+    framework="fsdp",
+    without=("pp", "virtual_stages", "cp", "ep", "etp"),
+    zero=(0, 2, 3),
+    recompute=("none", "full"),
+    recompute_layers=True,
+    extra=_problems,
+)
+
+
+def tables(plan: Plan) -> dict[str, dict[str, Any]]:
+    """The three literal tables of the script."""
+    layout, job, model = canonical(plan.layout, plan.model), plan.job, plan.model
+    full = layout.recompute == "full"
+    steps = round(job.token_budget / job.tokens) if job.token_budget else 1000
+    return {
+        "MODEL": {name: getattr(model, name) for name in _MODEL},
+        "LAYOUT": {
+            "dp": layout.dp, "tp": layout.tp, "zero": layout.zero,
+            "shard": layout.shard_degree,
+            "sequence_parallel": layout.sequence_parallel,
+            "recompute_layers": (layout.recompute_layers or model.layers) if full else 0,
+        },
+        "JOB": {
+            "seq_len": job.seq_len, "global_batch": job.global_batch,
+            "micro_batch": layout.micro_batch, "compute": job.precision.compute,
+            "reduce_fp32": job.precision.gradient_reduce_bytes >= 4, "steps": max(1, steps),
+        },
+    }  # fmt: skip
+
+
+def files(plan: Plan, command: str) -> dict[str, str]:
+    """`train_fsdp.py`."""
+    source = resources.files("meshwright.exports").joinpath("templates/train_fsdp.py.txt")
+    text = source.read_text("utf-8")
+    text = text.replace("{{STAMP}}", comment(plan, command, f"PyTorch {VERSION}", "").rstrip())
+    for name, table in tables(plan).items():
+        shown = pprint.pformat(table, sort_dicts=False, compact=True, width=90)
+        text = text.replace("{{" + name + "}}", shown)
+    return {"train_fsdp.py": text}
+
+
+def read(tree: ast.Module) -> tuple[Model, Job, Layout]:
+    """Return what such a script runs, from its literal tables.
+
+    Raises:
+        SpecError: a table is missing or holds other than literals.
+    """
+    found = literals(tree, ("MODEL", "LAYOUT", "JOB"))
+    for name in ("MODEL", "LAYOUT", "JOB"):
+        if not isinstance(found.get(name), dict):
+            raise SpecError(name, found.get(name), "a literal table is expected in the script")
+    model_data, split, job_data = found["MODEL"], found["LAYOUT"], found["JOB"]
+    model = Model.parse(
+        {**model_data, "norm_bias": model_data.get("norm") == "layernorm", "name": "imported"},
+        "MODEL",
+    )
+    compute = str(job_data.get("compute", "bf16"))
+    if compute not in RECIPES:
+        raise SpecError("JOB.compute", compute, "bf16 or fp32 is expected")
+    wide = bool(job_data.get("reduce_fp32"))
+    recipe = RECIPES["bf16-fp32-grads" if compute == "bf16" and wide else compute]
+    job = Job.parse(
+        {
+            "seq_len": job_data.get("seq_len"), "global_batch": job_data.get("global_batch"),
+            "framework": "fsdp", "precision": recipe.model_dump(),
+        },
+        "JOB",
+    )  # fmt: skip
+    layers = split.get("recompute_layers", 0)
+    layout = Layout.parse(
+        {
+            "dp": split.get("dp", 1), "tp": split.get("tp", 1), "zero": split.get("zero", 0),
+            "shard": split.get("shard", 0) if split.get("zero") else 0,
+            "sequence_parallel": split.get("sequence_parallel", False),
+            "micro_batch": job_data.get("micro_batch", 1),
+            "recompute": "full" if layers else "none",
+            "recompute_layers": layers,
+        },
+        "LAYOUT",
+    )  # fmt: skip
+    return model, job, canonical(layout, model)
+
+
+def literals(tree: ast.Module, names: tuple[str, ...]) -> dict[str, Any]:
+    """Values of top-level assignments of literals, by name; others are left out."""
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target = node.targets[0]
+        if isinstance(target, ast.Name) and target.id in names:
+            try:
+                found[target.id] = ast.literal_eval(node.value)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                continue
+    return found

@@ -1,0 +1,184 @@
+"""Megatron-Bridge: a plan as overrides of a recipe (`run_recipe.py --recipe R model.x=y …`), and back.
+
+Its configuration objects are Megatron-Core's own, so the overrides are the flags of Megatron-LM
+under the names of the fields. The base recipe sets nothing but defaults (`vanilla_gpt`), except for
+multi-head latent attention, which only the DeepSeek-V3 recipe's model provider has.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from meshwright.exports import megatron
+from meshwright.exports.canonical import canonical
+from meshwright.exports.megatron_model import Flags, read_pattern
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.plan import Plan
+
+VERSION = "0.4 (overrides)"
+RECIPES = {False: "vanilla_gpt_pretrain_config", True: "deepseek_v3_pretrain_config"}
+"""Base recipe by whether the model has latent attention."""
+
+LIMITS = replace(megatron.LIMITS, title="Megatron-Bridge")
+
+_SAME = {
+    "model": (
+        "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "seq-length",
+        "position-embedding-type", "normalization", "attention-dropout", "hidden-dropout",
+        "kv-channels", "add-qkv-bias", "qk-layernorm", "window-size", "window-attn-skip-freq",
+        "multi-latent-attention", "kv-lora-rank", "q-lora-rank", "qk-head-dim",
+        "qk-pos-emb-head-dim", "v-head-dim", "moe-router-topk", "moe-ffn-hidden-size",
+        "moe-token-dispatcher-type", "moe-grouped-gemm", "moe-router-load-balancing-type",
+        "moe-aux-loss-coeff", "moe-shared-expert-intermediate-size", "moe-shared-expert-gate",
+        "moe-router-enable-expert-bias", "moe-router-score-function", "moe-layer-freq",
+        "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+        "expert-model-parallel-size", "expert-tensor-parallel-size", "sequence-parallel",
+        "pipeline-model-parallel-layout", "recompute-granularity", "recompute-method",
+        "recompute-num-layers", "attention-backend", "vocab-size",
+    ),
+    "train": ("micro-batch-size", "global-batch-size", "train-iters"),
+    "ddp": (
+        "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather",
+        "use-megatron-fsdp", "data-parallel-sharding-strategy",
+        "num-distributed-optimizer-instances",
+    ),
+    "dist": ("use-tp-pp-dp-mapping",),
+    "checkpoint": ("ckpt-format",),
+    "optimizer": ("optimizer", "lr", "clip-grad", "weight-decay", "sgd-momentum"),
+}  # fmt: skip
+_RENAMED = {
+    "num-query-groups": "model.num_query_groups",
+    "num-experts": "model.num_moe_experts",
+    "num-virtual-stages-per-pipeline-rank": "model.virtual_pipeline_model_parallel_size",
+    "recompute-modules": "model.recompute_modules",
+}
+_FIELD = {
+    flag: f"{table}.{flag.replace('-', '_')}" for table, flags in _SAME.items() for flag in flags
+}
+_FIELD |= _RENAMED
+_FLAG = {field: flag for flag, field in _FIELD.items()}
+_IGNORED = frozenset(
+    {"dataset.seq_length", "optimizer.use_distributed_optimizer", "model.gradient_accumulation_fusion",
+     "tokenizer.vocab_size", "logger.log_interval", "validation.eval_iters", "dataset.blend"}
+)  # fmt: skip
+_MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed",
+          "fp4": "bf16_with_nvfp4_mixed"}  # fmt: skip
+
+
+def words(plan: Plan) -> tuple[str, ...]:
+    """The words after torchrun's: the recipe runner, the recipe, and the overrides."""
+    recipe = RECIPES[plan.model.latent_attention is not None]
+    given = [f"{field}={value}" for field, value in overrides(plan).items()]
+    runner = '"${MEGATRON_BRIDGE:-.}/scripts/training/run_recipe.py"'
+    return (runner, "--recipe", recipe, *given)
+
+
+def overrides(plan: Plan) -> dict[str, str]:
+    """Field of the configuration → value as Hydra reads it."""
+    flags = megatron.all_flags(plan)
+    found: dict[str, str] = {}
+    for flag, value in flags.items():
+        if flag in _FIELD:
+            found[_FIELD[flag]] = _hydra(flag, value, plan)
+    model, job = plan.model, plan.job
+    found["model.add_bias_linear"] = _bool(model.ffn_bias)
+    found["model.share_embeddings_and_output_weights"] = _bool(model.tied_embeddings)
+    found["model.gated_linear_unit"] = _bool(model.gated)
+    found["model.activation_func"] = "silu" if model.gated else "gelu"
+    found["model.max_position_embeddings"] = str(max(model.max_positions, job.seq_len))
+    found["tokenizer.vocab_size"] = str(model.vocab)
+    found["dataset.seq_length"] = str(job.seq_len)
+    sharded = canonical(plan.layout, model).zero > 0
+    found["optimizer.use_distributed_optimizer"] = _bool(sharded)
+    found["ddp.use_distributed_optimizer"] = _bool(sharded)
+    found["ddp.grad_reduce_in_fp32"] = _bool(job.precision.gradient_reduce_bytes >= 4)
+    found["mixed_precision"] = _MIXED.get(job.precision.compute, "null")
+    found["logger.log_interval"], found["validation.eval_iters"] = "1", "0"
+    return found
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _hydra(flag: str, value: str | bool, plan: Plan) -> str:
+    if value is True:
+        return "true"
+    if flag == "moe-layer-freq":
+        return json.dumps(read_pattern(str(value), plan.model.layers), separators=(",", ":"))
+    if flag == "recompute-modules":
+        return f"[{value}]"
+    if flag == "window-size":
+        return f"[{value}]"
+    if flag == "pipeline-model-parallel-layout":
+        return f'"{value}"'
+    return str(value)
+
+
+def flags_of(words_given: list[str], allow_unknown: bool) -> tuple[Flags, list[str]]:
+    """Return the Megatron-LM flags that a recipe's overrides amount to, and unknown overrides.
+
+    Raises:
+        SpecError: an override of a field that is not known, unless allowed.
+    """
+    flags: Flags = {}
+    unknown: list[str] = []
+    for word in words_given:
+        field, equals, value = word.lstrip("+").partition("=")
+        if word.startswith("--") or not equals or ("." not in field and field != "mixed_precision"):
+            continue
+        value = value.strip().strip("\"'")
+        if field in _FLAG:
+            _set(flags, _FLAG[field], value)
+        elif not _special(flags, field, value) and field not in _IGNORED:
+            if not allow_unknown:
+                known = [*_FLAG, *_IGNORED, "mixed_precision"]
+                raise SpecError(field, value, f"not a known override; {nearest(field, known)}")
+            unknown.append(field)
+    return flags, unknown
+
+
+def _set(flags: Flags, flag: str, value: str) -> None:
+    if value == "true":
+        flags[flag] = True
+    elif value not in ("false", "null", "None"):
+        listed = value.startswith("[") and flag != "moe-layer-freq"
+        flags[flag] = value.strip("[]") if listed else value
+
+
+def _special(flags: Flags, field: str, value: str) -> bool:
+    """Overrides whose sense or values differ from the flag's."""
+    on = value == "true"
+    if field == "model.add_bias_linear":
+        _set(flags, "disable-bias-linear", _bool(not on))
+    elif field == "model.share_embeddings_and_output_weights":
+        _set(flags, "untie-embeddings-and-output-weights", _bool(not on))
+    elif field == "model.gated_linear_unit":
+        _set(flags, "swiglu", value)
+    elif field == "ddp.grad_reduce_in_fp32":
+        _set(flags, "grad-reduce-in-bf16", _bool(not on))
+    elif field == "model.max_position_embeddings":
+        flags["max-position-embeddings"] = value
+    elif field == "mixed_precision":
+        if value == "fp16_mixed":
+            flags["fp16"] = True
+        elif value not in ("null", "None"):
+            flags["bf16"] = True
+        if "fp8" in value:
+            flags["fp8-format"] = "hybrid"
+        if "fp4" in value:
+            flags["fp4-format"] = "e2m1"
+    else:
+        return field == "model.activation_func"
+    return True
+
+
+def finished(flags: Flags) -> Flags:
+    """Flags with what overrides leave implicit: grouped heads, fp16's wide gradients."""
+    flags = dict(flags)
+    if "num-query-groups" in flags:
+        flags["group-query-attention"] = True
+    if flags.get("fp16") and not flags.pop("grad-reduce-in-bf16", False):
+        flags["accumulate-allreduce-grads-in-fp32"] = True
+    return flags

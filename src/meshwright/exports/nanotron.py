@@ -1,0 +1,214 @@
+"""nanotron: a plan as its YAML, and back.
+
+Follows `src/nanotron/config/config.py` and `parallelism_config.py` of huggingface/nanotron (main,
+2025); mesh order pp, dp, tp from the outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from meshwright.exports.bundle import comment
+from meshwright.exports.canonical import canonical
+from meshwright.exports.hf import hf_family
+from meshwright.exports.limits import Limits, Problem
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Plan
+
+VERSION = "main (2025)"
+
+ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
+_TOP = frozenset({"checkpoints", "data_stages", "general", "lighteval", "logging", "model",
+                  "optimizer", "parallelism", "profiler", "tokenizer", "tokens", "s3_upload",
+                  "metrics_logging"})  # fmt: skip
+_PARALLEL = frozenset({"dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication",
+                       "recompute_layer", "tp_recompute_allgather", "expert_parallel_size",
+                       "context_parallel_size", "moe_layer_recompute"})  # fmt: skip
+_TOKENS = frozenset({"batch_accumulation_per_replica", "limit_test_batches", "limit_val_batches",
+                     "micro_batch_size", "sequence_length", "train_steps",
+                     "val_check_interval"})  # fmt: skip
+
+
+def _problems(plan: Plan) -> Iterator[Problem]:
+    layout, job = canonical(plan.layout, plan.model), plan.job
+    if hf_family(plan.model) != "llama" or plan.model.qkv_bias:
+        yield Problem("model.family", plan.model.family, "is exported with its Llama architecture")
+    if job.precision.compute != "bf16":
+        yield Problem("job.precision", job.precision.name, "is exported in bf16")
+    if job.optimizer.name != "adamw":
+        yield Problem("job.optimizer", job.optimizer.name, "is exported with AdamW")
+    if job.global_batch % (layout.dp * layout.micro_batch):
+        yield Problem("micro_batch", layout.micro_batch, "needs whole micro-batches per rank")
+
+
+LIMITS = Limits(
+    title="nanotron",
+    framework="nanotron",
+    without=("cp", "virtual_stages", "ep", "etp"),
+    zero=(0, 1),
+    hybrid_shard=False,
+    schedules=tuple(ENGINES),
+    recompute=("none", "full"),
+    extra=_problems,
+)
+
+
+def config(plan: Plan) -> dict[str, Any]:
+    """The content of the YAML file; the data set is the one of nanotron's own examples."""
+    layout, job, model = canonical(plan.layout, plan.model), plan.job, plan.model
+    steps = max(1, round(job.token_budget / job.tokens)) if job.token_budget else 1000
+    return {
+        "checkpoints": {
+            "checkpoint_interval": 1000, "checkpoints_path": "checkpoints",
+            "checkpoints_path_is_shared_file_system": True, "resume_checkpoint_path": None,
+            "save_initial_state": False,
+        },
+        "data_stages": [{
+            "name": "Training", "start_training_step": 1,
+            "data": {
+                "dataset": {
+                    "dataset_overwrite_cache": False, "dataset_processing_num_proc_per_process": 1,
+                    "hf_dataset_config_name": None, "hf_dataset_splits": "train",
+                    "hf_dataset_or_datasets": "stas/openwebtext-10k", "text_column_name": "text",
+                },
+                "num_loading_workers": 1, "seed": 42,
+            },
+        }],
+        "general": {
+            "benchmark_csv_path": None, "consumed_train_samples": None,
+            "ignore_sanity_checks": True, "project": "meshwright", "run": "plan", "seed": 42,
+            "step": None,
+        },
+        "lighteval": None,
+        "logging": {
+            "iteration_step_info_interval": 1, "log_level": "info", "log_level_replica": "info",
+        },
+        "model": {
+            "ddp_bucket_cap_mb": 25, "dtype": "bfloat16", "init_method": {"std": 0.02},
+            "make_vocab_size_divisible_by": 1,
+            "model_config": {
+                "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+                "hidden_size": model.hidden, "initializer_range": 0.02,
+                "intermediate_size": model.ffn, "is_llama_config": True,
+                "max_position_embeddings": job.seq_len, "num_attention_heads": model.heads,
+                "num_hidden_layers": model.layers, "num_key_value_heads": model.kv_heads,
+                "pad_token_id": None, "pretraining_tp": 1, "rms_norm_eps": 1e-5,
+                "rope_scaling": None, "tie_word_embeddings": model.tied_embeddings,
+                "use_cache": True, "vocab_size": model.vocab,
+            },
+        },
+        "optimizer": {
+            "accumulate_grad_in_fp32": job.precision.gradient_bytes >= 4, "clip_grad": 1.0,
+            "learning_rate_scheduler": {
+                "learning_rate": 3e-4, "lr_decay_starting_step": None, "lr_decay_steps": None,
+                "lr_decay_style": "cosine", "lr_warmup_steps": 2, "lr_warmup_style": "linear",
+                "min_decay_lr": 3e-5,
+            },
+            "optimizer_factory": {
+                "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "name": "adamW",
+                "torch_adam_is_fused": True,
+            },
+            "weight_decay": 0.1, "zero_stage": layout.zero,
+        },
+        "parallelism": {
+            "dp": layout.dp, "pp": layout.pp, "tp": layout.tp,
+            "pp_engine": ENGINES[layout.schedule],
+            "tp_mode": "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE",
+            "tp_linear_async_communication": layout.sequence_parallel,
+            "recompute_layer": layout.recompute == "full", "expert_parallel_size": 1,
+        },
+        "profiler": None,
+        "tokenizer": {
+            "tokenizer_max_length": None, "tokenizer_name_or_path": "gpt2",
+            "tokenizer_revision": None,
+        },
+        "tokens": {
+            "batch_accumulation_per_replica": layout.micro_batches(job.global_batch),
+            "limit_test_batches": 0, "limit_val_batches": 0,
+            "micro_batch_size": layout.micro_batch, "sequence_length": job.seq_len,
+            "train_steps": steps, "val_check_interval": -1,
+        },
+    }  # fmt: skip
+
+
+def files(plan: Plan, command: str) -> dict[str, str]:
+    """`nanotron.yaml`."""
+    text = comment(plan, command, f"nanotron {VERSION}") + yaml.safe_dump(
+        config(plan), sort_keys=False
+    )
+    return {"nanotron.yaml": text}
+
+
+def read(data: dict[str, Any]) -> tuple[Model, Job, Layout]:
+    """Return what a nanotron configuration runs.
+
+    Raises:
+        SpecError: an unknown key, a missing table, or a value that cannot be.
+    """
+    _known(data, _TOP, "")
+    split, tokens = _table(data, "parallelism"), _table(data, "tokens")
+    optimizer = _table(data, "optimizer")
+    shape = _table(_table(data, "model"), "model_config")
+    _known(split, _PARALLEL, "parallelism.")
+    _known(tokens, _TOKENS, "tokens.")
+    engines = {ours: theirs for theirs, ours in ENGINES.items()}
+    engine = str(split.get("pp_engine", "1f1b")).lower()
+    if engine not in engines:
+        raise SpecError("parallelism.pp_engine", engine, "1f1b or afab is expected")
+    hidden, heads = shape.get("hidden_size"), shape.get("num_attention_heads")
+    whole = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
+    model = Model.parse(
+        {
+            "name": "imported", "layers": shape.get("num_hidden_layers"), "hidden": hidden,
+            "heads": heads, "kv_heads": shape.get("num_key_value_heads", heads),
+            "head_dim": int(hidden or 0) // int(heads or 1) if whole else None,
+            "ffn": shape.get("intermediate_size"), "vocab": shape.get("vocab_size"),
+            "tied_embeddings": shape.get("tie_word_embeddings", False),
+        },
+        "model.model_config",
+    )  # fmt: skip
+    layout = Layout.parse(
+        {
+            "dp": split.get("dp", 1), "tp": split.get("tp", 1), "pp": split.get("pp", 1),
+            "cp": split.get("context_parallel_size", 1), "schedule": engines[engine],
+            "sequence_parallel": split.get("tp_mode") == "REDUCE_SCATTER",
+            "recompute": "full" if split.get("recompute_layer") else "none",
+            "zero": optimizer.get("zero_stage", 0),
+            "micro_batch": tokens.get("micro_batch_size", 1),
+        },
+        "parallelism",
+    )  # fmt: skip
+    steps = tokens.get("batch_accumulation_per_replica", 1)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise SpecError("tokens.batch_accumulation_per_replica", steps, "at least 1 is expected")
+    wide = optimizer.get("accumulate_grad_in_fp32", True)
+    job = Job.parse(
+        {
+            "seq_len": tokens.get("sequence_length"), "framework": "nanotron",
+            "global_batch": layout.dp * layout.micro_batch * steps,
+            "precision": RECIPES["bf16-fp32-grads" if wide else "bf16"].model_dump(),
+        },
+        "tokens",
+    )  # fmt: skip
+    return model, job, canonical(layout, model)
+
+
+def _known(table: dict[str, Any], known: frozenset[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise SpecError(
+                f"{where}{key}", table[key], f"nanotron has no such key; {nearest(str(key), known)}"
+            )
+
+
+def _table(data: dict[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key)
+    if not isinstance(value, dict):
+        raise SpecError(key, value, "nanotron needs this table")
+    return value
