@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
-from plans import make_plan, plans
+from plans import TITAN, make_plan, plans
 
-from meshwright.exports import accelerate, deepspeed, megatron
+from meshwright.exports import accelerate, deepspeed, megatron, torchtitan
 from meshwright.exports.fabric import environment
 from meshwright.exports.megatron_read import known_flags
 from meshwright.exports.targets import FRAMEWORKS, LAUNCHERS, export
@@ -166,32 +166,117 @@ def test_our_tables_of_accelerate_keys_are_those_of_its_parser():
         assert accelerate.KNOWN_KEYS[table] - theirs <= {"fsdp_ignored_modules"}
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
-@pytest.mark.parametrize("framework", list(FRAMEWORKS))
-def test_scripts_are_valid_shell_and_torchrun_accepts_their_words(launcher, framework, tmp_path):
-    from torch.distributed.run import config_from_args, parse_args
+FAKE = {
+    # Stand-ins that print the words they are started with, or what the real tool would answer.
+    "torchrun": 'printf "%s\\n" "$@"',
+    "accelerate": 'shift\nprintf "%s\\n" "$@"',
+    "srun": 'shift\nexec "$@"',
+    "scontrol": "echo host7",
+}
 
-    plan = make_plan(dp=16, zero=0, micro_batch=2)
-    bundle = export(plan, launcher, launches=framework)
-    bundle.write(tmp_path)
-    script = tmp_path / LAUNCHERS[launcher].file
+
+def started_words(text, tmp_path):
+    """Let bash itself say with which words a script would start torchrun on the second host."""
+    script, fake = tmp_path / "script.sh", tmp_path / "bin"
+    script.write_text(text)
     subprocess.run(["bash", "-n", str(script)], check=True)
-    # Let bash itself say what would be run.
-    fake = tmp_path / "bin"
     fake.mkdir()
-    (fake / "torchrun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (fake / "srun").write_text('#!/bin/sh\nshift\nexec "$@"\n')
-    (fake / "scontrol").write_text("#!/bin/sh\necho host7\n")
-    for tool in fake.iterdir():
-        tool.chmod(0o755)
+    for name, body in FAKE.items():
+        (fake / name).write_text(f"#!/bin/sh\n{body}\n")
+        (fake / name).chmod(0o755)
+    second = dict.fromkeys(
+        ("NODE_RANK", "SLURM_NODEID", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK"), "1"
+    )  # fmt: skip
     done = subprocess.run(
         ["bash", str(script)], capture_output=True, text=True, check=True, cwd=tmp_path,
-        env={"PATH": f"{fake}:{os.environ['PATH']}", "SLURM_NODEID": "1", "NODE_RANK": "1",
-             "SLURM_JOB_NODELIST": "host[7-8]", "MASTER_ADDR": "host7"},
+        env={"PATH": f"{fake}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "host[7-8]",
+             "MASTER_ADDR": "host7", "PET_MASTER_ADDR": "host7", "PET_MASTER_PORT": "1234",
+             "SKYPILOT_NODE_IPS": "host7\nhost8", **second},
     )  # fmt: skip
-    words = parse_args(done.stdout.splitlines())
-    config, _, rest = config_from_args(words)
+    return done.stdout.splitlines()
+
+
+def command_of(bundle, launcher):
+    text = bundle.files[LAUNCHERS[launcher].file]
+    if launcher == "skypilot":
+        return yaml.safe_load(text)["run"]
+    if launcher in ("kubernetes", "jobset", "pytorchjob"):
+        return find(yaml.safe_load(text), "command")[2]
+    return text
+
+
+def find(data, key):
+    """The first value of a key, anywhere."""
+    if isinstance(data, dict):
+        if key in data:
+            return data[key]
+        data = list(data.values())
+    for value in data if isinstance(data, list) else ():
+        found = find(value, key)
+        if found is not None:
+            return found
+    return None
+
+
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "ray"])
+@pytest.mark.parametrize("framework", list(FRAMEWORKS))
+def test_launchers_start_two_hosts_with_words_that_torchrun_accepts(launcher, framework, tmp_path):
+    from torch.distributed.run import config_from_args, parse_args
+
+    plan = make_plan("llama3.1-8b", dp=16, zero=0, micro_batch=2)
+    bundle = export(plan, launcher, launches=framework)
+    words = started_words(command_of(bundle, launcher), tmp_path)
+    if framework == "accelerate":
+        from accelerate.commands.launch import launch_command_parser
+
+        started = launch_command_parser().parse_args(words)
+        assert (started.num_machines, started.num_processes, started.machine_rank) == (2, 16, 1)
+        return
+    started = parse_args(words)
+    config, _, rest = config_from_args(started)
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 8)
-    assert words.node_rank == 1
-    assert words.master_addr == "host7"
-    assert len(rest) > 1 or framework != "megatron"
+    assert started.node_rank == 1
+    assert started.master_addr in ("host7", "llama3-1-8b-host-0-0.llama3-1-8b")
+    assert rest[-1]
+
+
+@pytest.mark.parametrize("launcher", ["kubernetes", "jobset", "pytorchjob", "skypilot"])
+def test_cluster_files_ask_for_every_device(launcher):
+    plan = make_plan("llama3-8b", tp=8, dp=3)
+    text = export(plan, launcher, launches="megatron").files[LAUNCHERS[launcher].file]
+    data = yaml.safe_load(text)
+    if launcher == "skypilot":
+        assert (data["num_nodes"], data["resources"]["accelerators"]) == (3, "H100:8")
+        return
+    limits = find(data, "limits")
+    pods = {
+        "kubernetes": lambda: data["spec"]["trainer"]["numNodes"],
+        "jobset": lambda: find(data, "parallelism"),
+        "pytorchjob": lambda: sum(
+            one["replicas"] for one in data["spec"]["pytorchReplicaSpecs"].values()
+        ),
+    }[launcher]()
+    assert pods * limits["nvidia.com/gpu"] == plan.layout.world
+
+
+def test_ray_starts_every_rank_with_the_same_words():
+    import ast
+
+    plan = make_plan("llama3-8b", tp=2, dp=4, zero=1)
+    text = export(plan, "ray", launches="megatron").files["ray_train.py"]
+    tree = ast.parse(text)
+    words = next(ast.literal_eval(n.value) for n in tree.body
+                 if isinstance(n, ast.Assign) and n.targets[0].id == "WORDS")  # fmt: skip
+    assert words[1:] == megatron.words(megatron.all_flags(plan))
+    assert "num_workers=8" in text
+
+
+def test_torchtitan_recipes_use_fields_that_its_configuration_has(tmp_path):
+    import ast
+
+    for plan in sample(plans(torchtitan.LIMITS, TITAN), 15):
+        text = torchtitan.files(plan, "x")["recipe.py"]
+        compile(text, "recipe.py", "exec")
+        preset, _, layout = torchtitan.read(ast.parse(text), plan.layout.world)
+        assert preset == plan.model.name
+        assert layout.world == plan.layout.world

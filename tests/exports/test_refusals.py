@@ -28,10 +28,17 @@ GIVEN = Given(model=load_model("llama3-8b"), cluster=load_cluster("h100:8x8"))
         ("megatron", {"pp": 4, "dp": 2, "schedule": "zb-h1"}, "schedule"),
         ("megatron", {"dp": 8, "tp": 2, "rank_order": "dp-tp-cp-ep-pp"}, "rank_order"),
         ("megatron", {"pp": 2, "dp": 4, "zero": 3}, "zero"),
+        ("nanotron", {"cp": 2, "dp": 4}, "cp"),
+        ("nanotron", {"dp": 8, "zero": 3}, "zero"),
+        ("fsdp", {"pp": 2, "dp": 4}, "pp"),
+        ("fsdp", {"tp": 2, "dp": 4}, "zero"),
+        ("lightning", {"dp": 8, "zero": 3, "shard": 4}, "shard"),
+        ("torchtitan", {"dp": 8, "zero": 1}, "zero"),
+        ("megatron-bridge", {"pp": 4, "dp": 2, "schedule": "dualpipe"}, "schedule"),
     ],
 )
 def test_a_plan_beyond_a_target_is_refused_with_the_nearest_it_can(target, layout, field):
-    plan = make_plan(**layout)
+    plan = make_plan("llama3.1-8b", **layout)
     with pytest.raises(SpecError) as caught:
         export(plan, target)
     assert caught.value.field == f"layout.{field}"
@@ -74,6 +81,15 @@ BAD = {
     b'"gradient_accumulation_steps": 3}',
     "stage.json": b'{"train_batch_size": 64, "zero_optimization": {"stage": 5}}',
     "nested.yaml": b"distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_verion: 2}\n",
+    "engine.yaml": b"parallelism: {pp_engine: fast}\ntokens: {}\noptimizer: {}\n"
+    b"model: {model_config: {}}\n",
+    "nanotron.yaml": b"parallelism: {dq: 2}\ntokens: {}\noptimizer: {}\nmodel: {model_config: {}}\n",
+    "pod.yaml": b"apiVersion: v1\nkind: Pod\nspec: {}\n",
+    "syntax.py": b"def broken(:\n",
+    "other.py": b"import os\nprint(os.getcwd())\n",
+    "field.py": b"ParallelismConfig(tensor_paralel_degree=2)\nTrainingConfig(seq_len=8)\n",
+    "computed.py": b"ParallelismConfig(tensor_parallel_degree=int('2'))\nTrainingConfig()\n",
+    "override.sh": b"torchrun --nproc-per-node 8 run_recipe.py model.num_layer=3\n",
     "product.yaml": b"distributed_type: FSDP\nnum_processes: 8\n"
     b"parallelism_config: {parallelism_config_dp_shard_size: 3}\n",
 }
@@ -138,7 +154,9 @@ def test_cli_writes_a_folder_and_lists_what_it_cannot(tmp_path, capsys):
 
 @pytest.mark.parametrize("target", list(FRAMEWORKS))
 def test_every_file_says_who_made_it_and_how(target):
-    bundle = export(make_plan(dp=8), target, command="meshwright export plan.toml --to x")
+    bundle = export(
+        make_plan("llama3.1-8b", dp=8), target, command="meshwright export plan.toml --to x"
+    )
     for name, text in bundle.files.items():
         assert "made by meshwright 0.1.0" in text, name
         assert "meshwright export plan.toml --to x" in text, name

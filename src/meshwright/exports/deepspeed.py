@@ -82,6 +82,9 @@ def config(plan: Plan, command: str = "") -> dict[str, Any]:
     if layout.recompute == "full":
         data["activation_checkpointing"] = {"partition_activations": False}
     if layout.tp > 1:
+        # DeepSpeed multiplies by all ranks here, tensor-parallel ones too, so its product would
+        # contradict the true batch; two of the three numbers are enough.
+        del data["train_batch_size"]
         data["tensor_parallel"] = {"autotp_size": layout.tp}
     if job.precision.compute in ("bf16", "fp16"):
         data[job.precision.compute] = {"enabled": True}

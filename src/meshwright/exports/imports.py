@@ -262,7 +262,11 @@ def _named_alike(model: Model, stamp: Stamp) -> Model | None:
         known = load_model(stamp.model)
     except SpecError:
         return None
-    same = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated", "tied_embeddings")
+    same = (
+        "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gated", "norm",
+        "tied_embeddings", "qkv_bias", "attention_out_bias", "qk_norm", "positions", "window",
+        "window_period", "latent_attention", "experts",
+    )  # fmt: skip
     return known if all(getattr(known, f) == getattr(model, f) for f in same) else None
 
 

@@ -82,7 +82,7 @@ def overrides(plan: Plan) -> dict[str, str]:
         if flag in _FIELD:
             found[_FIELD[flag]] = _hydra(flag, value, plan)
     model, job = plan.model, plan.job
-    found["model.add_bias_linear"] = _bool(model.ffn_bias)
+    found["model.add_bias_linear"] = _bool(model.attention_out_bias)
     found["model.share_embeddings_and_output_weights"] = _bool(model.tied_embeddings)
     found["model.gated_linear_unit"] = _bool(model.gated)
     found["model.activation_func"] = "silu" if model.gated else "gelu"

@@ -19,6 +19,7 @@ _POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 
 def model_problems(model: Model) -> Iterator[Problem]:
     """Parts of an architecture that Megatron-LM's flags cannot describe."""
+    dense = model.moe_layers < model.layers
     checks: list[tuple[str, object, bool, str]] = [
         ("positions", model.positions, model.positions == "alibi", "has no ALiBi positions"),
         ("embedding_norm", True, model.embedding_norm, "has no norm after the embedding"),
@@ -28,9 +29,9 @@ def model_problems(model: Model) -> Iterator[Problem]:
         ("norm", model.norm, model.norm == "none", "needs a norm"),
         ("qk_norm", model.qk_norm, model.qk_norm == "full", "normalises queries and keys per head only"),
         ("head_bias", True, model.head_bias, "has no bias in the LM head"),
-        ("ffn_bias", model.ffn_bias, model.ffn_bias != model.attention_out_bias,
+        ("ffn_bias", model.ffn_bias, dense and model.ffn_bias != model.attention_out_bias,
          "gives biases to all linear layers or none"),
-        ("qkv_bias", False, model.ffn_bias and not model.qkv_bias, "gives biases to all linear layers"),
+        ("qkv_bias", False, model.attention_out_bias and not model.qkv_bias, "gives biases to all linear layers"),
         ("extra_parameters", model.extra_parameters, bool(model.extra_parameters),
          "has no flag for extra parameters"),
     ]  # fmt: skip
@@ -61,7 +62,7 @@ def model_flags(model: Model, seq_len: int) -> Flags:
         flags["swiglu"] = True
     if not model.tied_embeddings:
         flags["untie-embeddings-and-output-weights"] = True
-    if not model.ffn_bias:
+    if not model.attention_out_bias:
         flags["disable-bias-linear"] = True
         if model.qkv_bias:
             flags["add-qkv-bias"] = True

@@ -1,0 +1,107 @@
+"""Exported scripts run on CPU for three steps, and lose exactly what one process loses."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plans import make_plan
+
+from meshwright.exports.targets import export
+from meshwright.specs import Job, Model
+from meshwright.specs.job import RECIPES
+
+pytestmark = pytest.mark.dist
+VALIDATORS = Path(__file__).parent / "validators"
+LLAMA = Model(
+    name="tiny", layers=2, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=96, vocab=160
+)  # fmt: skip
+GPT = Model(
+    name="tiny-gpt", layers=2, hidden=64, heads=8, kv_heads=8, head_dim=8, ffn=128, vocab=96,
+    gated=False, norm="layernorm", norm_bias=True, qkv_bias=True, attention_out_bias=True,
+    ffn_bias=True, positions="learned", max_positions=64, tied_embeddings=True,
+)  # fmt: skip
+
+
+def tiny_plan(model, **layout):
+    world = layout.get("dp", 1) * layout.get("tp", 1)
+    job = Job(seq_len=32, global_batch=8, precision=RECIPES["fp32"])
+    plan = make_plan(cluster=f"cpu:1x{world}", job=job, micro_batch=2, **layout)
+    return plan.but(model=model.model_dump())
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(folder, words, world=0, **environment):
+    """The losses that a script writes; `world` ranks under torchrun, or one plain process."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-addr",
+                "127.0.0.1", "--master-port", str(free_port())]  # fmt: skip
+    losses = folder / f"losses-{world}.json"
+    done = subprocess.run(
+        [sys.executable, *(launcher if world else []), *words, "--steps", "3", "--losses", losses],
+        cwd=folder, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return json.loads(losses.read_text())
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        (LLAMA, {"dp": 2, "tp": 2, "zero": 2, "sequence_parallel": True, "recompute": "full"}),
+        (GPT, {"dp": 2, "zero": 3}),
+    ],
+    ids=["fsdp2-tp2-sp", "zero3-gpt-tied"],
+)
+def test_the_pytorch_script_runs_and_equals_one_process(model, layout, tmp_path):
+    plan = tiny_plan(model, **layout)
+    export(plan, "fsdp").write(tmp_path)
+    split = run(tmp_path, ["train_fsdp.py"], plan.layout.world)
+    single = run(tmp_path, ["train_fsdp.py", "--single"])
+    assert split == pytest.approx(single, abs=3e-6)
+    assert abs(single[0] - single[2]) > 1e-3  # it does learn
+
+
+def plain_losses(folder):
+    """Three steps of the same model and data in plain transformers, in this process."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("_meshwright")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    generator = torch.Generator().manual_seed(1234)
+    losses = []
+    for _ in range(3):
+        rows = torch.cat([torch.randint(160, (4, 32), generator=generator) for _ in range(2)])
+        loss = model(input_ids=rows, labels=rows).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_deepspeed_export_runs_and_equals_plain_training(tmp_path):
+    plan = tiny_plan(LLAMA, dp=2, zero=3, recompute="full")
+    export(plan, "deepspeed").write(tmp_path)
+    words = [str(VALIDATORS / "deepspeed_cpu.py"), "train.py", "--backend", "gloo"]
+    losses = run(tmp_path, words, 2, DS_ACCELERATOR="cpu")
+    assert losses == pytest.approx(plain_losses(tmp_path), abs=3e-6)
+
+
+def test_the_accelerate_export_runs_and_equals_plain_training(tmp_path):
+    export(tiny_plan(LLAMA, dp=2), "accelerate").write(tmp_path)
+    losses = run(tmp_path, ["train.py"], 2, ACCELERATE_USE_CPU="true")
+    assert losses == pytest.approx(plain_losses(tmp_path), abs=3e-6)
