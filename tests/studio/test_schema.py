@@ -30,6 +30,6 @@ SOUND = (
 
 @pytest.mark.slow
 @schema.parametrize()
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_request_breaks_the_server_or_its_contract(case):
     case.call_and_validate(checks=SOUND)

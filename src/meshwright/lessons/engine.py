@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.costs import alpha_beta
+from meshwright.costs import alpha_beta, closed_forms
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.memory import state_bytes
 from meshwright.costs.step import estimate
@@ -189,50 +189,33 @@ def tree_s(
 
 def tp_all_reduces(layers: int) -> int:
     """All-reduces of tensor parallelism in one forward and backward: two a layer, each way."""
-    return 4 * layers
+    return sum(closed_forms.tensor_parallel_all_reduces(layers))
 
 
-def effective_batch(dp: int, micro_batch: int, accumulate: int = 1) -> int:
+def effective_batch(dp: float, micro_batch: int, accumulate: int = 1) -> int:
     """Sequences in one optimizer step."""
-    job_batch = dp * micro_batch * accumulate
-    layout = Layout(dp=int(dp), micro_batch=int(micro_batch))
-    if layout.micro_batches(int(job_batch)) != accumulate:
-        raise SpecError("accumulate", accumulate, "a whole number of micro-batches is expected")
-    return int(job_batch)
+    return int(closed_forms.effective_batch(dp, micro_batch, accumulate))
 
 
 def world(dp: int, tp: int, pp: int) -> int:
     """Devices that a layout uses."""
-    return Layout(dp=int(dp), tp=int(tp), pp=int(pp)).world
+    return closed_forms.devices(dp, tp, pp)
 
 
 def zero_traffic(parameters: float | str, shards: int, zero: int) -> float:
-    """Bytes that one rank sends per step for gradients and parameters, two bytes each.
-
-    A ring all-reduce, or reduce-scatter and all-gather (the same), for stages 0 to 2; one more
-    all-gather, of the parameters again for the backward pass, for stage 3.
-    """
-    size = weights(parameters)
-    each = float(alpha_beta.ring_all_gather(size, shards, 1.0).sent_bytes)
-    return each * (3 if zero == 3 else 2)
+    """Bytes that one rank sends per step for gradients and parameters, two bytes each."""
+    count = parse_count(parameters, "parameters")
+    return float(closed_forms.zero_traffic_bytes(count, zero, shards))
 
 
-def checkpoint_segments(layers: int) -> int:
-    """Checkpoints that minimise kept layers, segments + layers / segments: √L (Chen et al. 2016)."""
-    return min(range(1, layers + 1), key=lambda k: (k + math.ceil(layers / k), k))
-
-
-def checkpoint_layers(layers: int) -> int:
+def checkpoint_layers(layers: int) -> float:
     """Layers' worth of activations alive at once with √L checkpoints."""
-    segments = checkpoint_segments(layers)
-    return segments + math.ceil(layers / segments)
+    return closed_forms.sqrt_checkpointing(layers).layers_kept
 
 
 def recompute_share() -> float:
-    """Extra compute of recomputing every forward once: 1 F on top of 1 F + 2 F."""
-    timeline = _timeline("1f1b", 1, 1, 1)
-    forward = float(timeline.durations[0])
-    return forward / float(timeline.makespan_s)
+    """Extra compute of recomputing every forward once: one forward on top of a forward and two."""
+    return closed_forms.sqrt_checkpointing(1).extra_compute
 
 
 def activations(
@@ -276,9 +259,9 @@ def _priced(
     return estimate(load_model(model), load_cluster(cluster), job, Layout.parse(dict(layout)))
 
 
-def gap(growth: float, factor: float, years: float) -> float:
-    """By how much a demand that grows `growth`× a year outruns a supply of `factor`× in `years`."""
-    return float(growth / factor ** (1 / years))
+def gap(growth: float, doubling_years: float) -> float:
+    """By how much a demand that grows `growth`× a year outruns a supply, a year."""
+    return closed_forms.growth_gap(growth, doubling_years)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -286,8 +269,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for f in (
         states, part, optimizer_part, weights, bytes_per_parameter, devices_needed, memory, bubble,
         bubble_of_ideal, in_flight, pace, ring_s, ring_bytes, ring_steps, naive_bytes, tree_s,
-        tp_all_reduces, effective_batch, world, zero_traffic, checkpoint_segments,
-        checkpoint_layers, recompute_share, activations, run, gap,
+        tp_all_reduces, effective_batch, world, zero_traffic, checkpoint_layers, recompute_share, activations, run, gap,
     )
 }  # fmt: skip
 """What content may call, by name."""

@@ -96,9 +96,9 @@ def _slope(records: list[tuple[float, float]]) -> float:
 
 
 def scaling_gap(
-    growth: Annotated[float, Query(gt=0, le=100, description="of models, times a year")] = 10.0,
+    growth: Annotated[float, Query(ge=1.01, le=100, description="of models, times a year")] = 10.0,
     doubling_years: Annotated[
-        float, Query(gt=0, le=50, description="in which device memory doubles")
+        float, Query(ge=0.5, le=50, description="in which device memory doubles")
     ] = 2.5,
     from_: Annotated[int, Query(alias="from", ge=2018, le=2025)] = 2020,
     to: Annotated[int, Query(ge=2019, le=2040)] = 2026,
