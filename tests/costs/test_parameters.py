@@ -109,3 +109,31 @@ def test_padded_vocabulary():
     assert int(parameters.embedding_parameters(model)) == 50257 * 12288
     with pytest.raises(SpecError):
         parameters.padded_vocab(100, 1, 0)
+
+
+PUBLISHED_BILLIONS = {
+    # As printed on model cards and in papers, which round or cut; hence 2 %.
+    "llama3-8b": 8.03, "llama3.1-405b": 405, "llama3.2-1b": 1.23, "llama3.2-3b": 3.21,
+    "mistral-7b": 7.24, "mistral-nemo-12b": 12.2, "mistral-small-24b": 23.6,
+    "mistral-large-123b": 123, "mixtral-8x22b": 141, "qwen2.5-0.5b": 0.49, "qwen2.5-1.5b": 1.54,
+    "qwen2.5-3b": 3.09, "qwen2.5-7b": 7.61, "qwen2.5-14b": 14.7, "qwen2.5-32b": 32.5,
+    "qwen2.5-72b": 72.7, "qwen1.5-moe-a2.7b": 14.3, "qwen2-57b-a14b": 57.4, "qwen3-0.6b": 0.6,
+    "qwen3-1.7b": 1.7, "qwen3-4b": 4.0, "qwen3-8b": 8.2, "qwen3-14b": 14.8, "qwen3-32b": 32.8,
+    "qwen3-30b-a3b": 30.5, "qwen3-235b-a22b": 235, "gemma-2b": 2.51, "gemma-7b": 8.54,
+    "gemma2-2b": 2.61, "gemma2-9b": 9.24, "gemma2-27b": 27.2, "gemma3-1b": 1.0,
+    "deepseek-v2": 236, "deepseek-v2-lite": 15.7, "deepseek-v3": 671, "kimi-k2": 1026,
+    "glm-4.5-air": 106, "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8, "grok-1": 314, "olmo-7b": 6.89,
+    "olmoe-1b-7b": 6.92, "olmo2-7b": 7.3, "olmo2-13b": 13.7, "olmo2-32b": 32.2, "olmo3-7b": 7.3,
+    "phi-1.5": 1.42, "phi-2": 2.78, "phi-3-mini": 3.82, "phi-3-medium": 14, "phi-3.5-moe": 41.9,
+    "phi-4": 14.7, "phi-4-mini": 3.84, "gpt-neox-20b": 20.6, "pythia-6.9b": 6.86,
+    "pythia-12b": 11.8, "bloom-176b": 176.2, "bloom-7b1": 7.07, "bloom-560m": 0.559, "mpt-7b": 6.65,
+    "mpt-30b": 30, "nemotron-4-15b": 15.6, "nemotron-4-340b": 341, "opt-66b": 65.7, "gpt2-xl": 1.56,
+    "gpt3-175b": 174.6, "starcoder2-15b": 15.96, "smollm3-3b": 3.08, "granite-3.3-8b": 8.17,
+    "command-r-35b": 35, "seed-oss-36b": 36.2, "minimax-m2": 229,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "billions"), PUBLISHED_BILLIONS.items())
+def test_presets_have_their_published_size(name, billions):
+    held = parameters.count_parameters(load_model(name)).total / 1e9
+    assert held == pytest.approx(billions, rel=0.02)
