@@ -105,7 +105,7 @@ def test_padded_vocabulary():
     assert int(parameters.padded_vocab(50257)) == 50304
     assert parameters.padded_vocab(50257, np.array([1, 8])).tolist() == [50304, 51200]
     model = load_model("gpt3-175b")
-    assert int(parameters.embedding_parameters(model, 8, pad=True)) == 51200 // 8 * 12288
+    assert int(parameters.embedding_parameters(model, 8, 128)) == 51200 // 8 * 12288
     assert int(parameters.embedding_parameters(model)) == 50257 * 12288
     with pytest.raises(SpecError):
         parameters.padded_vocab(100, 1, 0)

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.costs.columns import Floats, Ints, LayoutColumns
 from meshwright.specs.errors import SpecError
-from meshwright.specs.model import Model
+from meshwright.specs.model import LatentAttention, Model
 
 Degree = int | Ints | Floats
 """A degree of parallelism: one integer, or a column of them."""
@@ -110,7 +110,7 @@ def count_parameters(model: Model) -> ParameterCounts:
     head += model.vocab if model.head_bias else 0
     one_norm = _norm(model, model.hidden)
     embedding_norm = one_norm if model.embedding_norm else 0
-    final_norm = one_norm if model.final_norm else 0
+    final_norm = final_norm_parameters(model)
     extra = sum(model.extra_parameters.values())
     outside = embedding + positions + embedding_norm + final_norm + head + extra
     total = outside + dense_layers * int(dense.total)
@@ -159,26 +159,29 @@ def padded_vocab(vocab: int, tp: Degree = 1, multiple: int = 128) -> Floats:
     return np.asarray(np.ceil(vocab / unit) * unit)
 
 
-def embedding_parameters(model: Model, tp: Degree = 1, pad: bool = False) -> Floats:
+def embedding_parameters(model: Model, tp: Degree = 1, vocab_multiple: int = 0) -> Floats:
     """Token-embedding parameters on one rank of a vocabulary-parallel group of `tp`.
 
-    With `pad` the vocabulary is padded first; without, a rank holds the larger share of rows.
+    With `vocab_multiple` the vocabulary is padded first (`padded_vocab`); without, a rank holds the
+    larger share of rows.
     """
-    degree = np.asarray(tp, dtype=np.float64)
-    rows = padded_vocab(model.vocab, degree) if pad else np.float64(model.vocab)
-    return np.asarray(_share(rows, degree) * model.hidden)
+    return _rows(model, tp, vocab_multiple) * model.hidden
 
 
-def head_parameters(model: Model, tp: Degree = 1, pad: bool = False) -> Floats:
+def head_parameters(model: Model, tp: Degree = 1, vocab_multiple: int = 0) -> Floats:
     """LM-head parameters on one rank of the last stage, vocabulary-parallel over `tp`.
 
     A tied head is counted in full: on a pipeline with more than one stage the last stage keeps its
     own copy of the embedding (and the gradients of both are all-reduced).
     """
+    return _rows(model, tp, vocab_multiple) * (model.hidden + int(model.head_bias))
+
+
+def _rows(model: Model, tp: Degree, vocab_multiple: int) -> Floats:
+    """Vocabulary rows that one rank holds."""
     degree = np.asarray(tp, dtype=np.float64)
-    rows = padded_vocab(model.vocab, degree) if pad else np.float64(model.vocab)
-    bias = _share(rows, degree) if model.head_bias else 0
-    return np.asarray(_share(rows, degree) * model.hidden + bias)
+    whole = padded_vocab(model.vocab, degree, vocab_multiple) if vocab_multiple else model.vocab
+    return _share(whole, degree)
 
 
 def position_parameters(model: Model) -> int:
@@ -224,9 +227,10 @@ def layer_parameters(
     else:
         ffn = _ffn(model, model.ffn, width, model.ffn_bias)
     norms = zero + model.norms_per_layer * _norm(model, model.hidden)
-    attention = _latent_attention(model, width) if model.latent_attention else None
-    if attention is None:
+    if model.latent_attention is None:
         attention = _attention(model, width)
+    else:
+        attention = _latent_attention(model, model.latent_attention, width)
     return LayerParameters(attention, norms, ffn, router, shared, experts)
 
 
@@ -258,7 +262,8 @@ def local_parameters(model: Model, columns: LayoutColumns, vocab_multiple: int) 
     vocab = np.full(columns.rows, float(model.vocab))
     if vocab_multiple:
         vocab = padded_vocab(model.vocab, columns.tp, vocab_multiple)
-    matrix = vocab * float(model.hidden) / columns.tp
+    matrix = embedding_parameters(model, columns.tp, vocab_multiple)
+    head = head_parameters(model, columns.tp, vocab_multiple)
     norm = float(_norm(model, model.hidden))
     dense = layer_parameters(model, False, columns.tp).dense
     zeros = np.zeros(columns.rows)
@@ -266,8 +271,6 @@ def local_parameters(model: Model, columns: LayoutColumns, vocab_multiple: int) 
     if model.experts is not None:
         moe = layer_parameters(model, True, columns.tp, columns.ep, columns.etp)
         moe_layer, experts_layer = moe.dense, moe.experts
-    head = np.where(model.tied_embeddings, 0.0, matrix) + float(final_norm_parameters(model))
-    head = head + (vocab / columns.tp if model.head_bias else 0.0)
     extra = sum(model.extra_parameters.values()) / max(model.layers, 1)
     return LocalParameters(
         dense_layer=dense + extra,
@@ -275,7 +278,7 @@ def local_parameters(model: Model, columns: LayoutColumns, vocab_multiple: int) 
         experts_layer=experts_layer,
         embedding=matrix + position_parameters(model) + (norm if model.embedding_norm else 0.0),
         embedding_matrix=matrix,
-        head=head,
+        head=head - (matrix if model.tied_embeddings else 0.0) + final_norm_parameters(model),
         tied=model.tied_embeddings,
         vocab=vocab,
     )
@@ -319,11 +322,8 @@ def _attention(model: Model, tp: Floats) -> Floats:
     return np.asarray(held)
 
 
-def _latent_attention(model: Model, tp: Floats) -> Floats | None:
+def _latent_attention(model: Model, latent: LatentAttention, tp: Floats) -> Floats:
     """MLA (arXiv 2405.04434 §2.1): compressions and their norms replicated, expansions split."""
-    latent = model.latent_attention
-    if latent is None:
-        return None
     heads = _share(model.heads, tp)
     query_width = latent.nope_head_dim + latent.rope_head_dim
     if latent.q_rank:
