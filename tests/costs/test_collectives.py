@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from meshwright.costs.collectives import COSTS, bus_factor, ceil_log2, collective_cost
 from meshwright.costs.fabric import Fabric, place
 from meshwright.specs.cluster import Cluster, Device, LinkLevel
+from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 
 
@@ -156,3 +157,21 @@ def test_point_to_point_links_add_up_with_the_group():
 def test_unknown_collective_is_refused_with_the_nearest_name():
     with pytest.raises(SpecError, match="all_reduce"):
         collective_cost("all-reduse", FABRICS["h100"], 1.0, place(FABRICS["h100"], 8))
+
+
+def test_links_between_domains_of_a_host_are_not_network_cards():
+    fabric = Fabric.of(load_cluster("frontier:2"))
+    assert [level.kind for level in fabric.levels] == ["mesh", "mesh", "network"]
+    small = [seconds(fabric, "all_gather", 1024, 2, stride=s) for s in (1, 2, 8)]
+    assert small[0] < small[1] < small[2]
+    assert small[1] - small[0] < 5e-6 < small[2] - small[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "constants"),
+    [("h100", "nvlink4"), ("h200", "nvlink4"), ("a100-80g", "nvlink3"), ("b200", "nvlink5"),
+     ("gb200", "nvlink5"), ("v100-32g", "nvlink2"), ("mi300x", "infinity-fabric"),
+     ("tpu-v5p", "ici-torus"), ("l40s", "pcie")],
+)  # fmt: skip
+def test_presets_find_the_constants_of_their_links(name, constants):
+    assert Fabric.of(load_cluster(name)).link.name == constants

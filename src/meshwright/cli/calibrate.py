@@ -72,7 +72,7 @@ def command(
     for constant in result.constants:
         note = "" if constant.identified else "not in these data"
         table.add_row(
-            constant.name.removeprefix("levels.").replace("_bytes_s", "").replace("_s", ""),
+            constant.name.removeprefix("levels.").removesuffix("_bytes_s").removesuffix("_s"),
             f"{constant.before:.4g}",
             f"{constant.after:.4g}",
             constant.unit,

@@ -354,6 +354,17 @@ def _decimal(size_bytes: float) -> str:
 SHOWN_RANKS, SHOWN_STEPS = 16, 64
 
 
+def _fitting(cell: int) -> int:
+    """Columns of ranks that fit beside the step and its times."""
+    import shutil
+    import sys
+
+    if not sys.stdout.isatty():
+        return SHOWN_RANKS
+    width = shutil.get_terminal_size().columns
+    return max(1, min(SHOWN_RANKS, (width - 28) // max(cell + 1, 9)))
+
+
 def _print_steps(run: Run) -> None:
     """A row a step, a column a sender: `c3>1 +` adds chunk 3 into rank 1, `=` overwrites."""
     from meshwright.cli.output import print_table
@@ -371,7 +382,9 @@ def _print_steps(run: Run) -> None:
         )
         starts[m.step] = min(starts.get(m.step, float("inf")), float(run.start_s[index]))
         ends[m.step] = max(ends.get(m.step, 0.0), float(run.end_s[index]))
-    senders = range(min(program.ranks + program.switches, SHOWN_RANKS))
+    widest = max(len(_some(texts)) for texts in cells.values())
+    shown = min(program.ranks + program.switches, _fitting(widest + 2))
+    senders = range(shown)
     heads = [f"rank {r}" if r < program.ranks else "switch" for r in senders]
     rows = []
     for step in range(min(program.steps, SHOWN_STEPS)):
@@ -379,8 +392,8 @@ def _print_steps(run: Run) -> None:
         at = (_clock(starts[step]), _clock(ends[step]))
         rows.append((str(step + 1), *at, *sent))
     left_out = []
-    if program.ranks + program.switches > SHOWN_RANKS:
-        left_out.append(f"{program.ranks + program.switches - SHOWN_RANKS} more ranks")
+    if program.ranks + program.switches > shown:
+        left_out.append(f"{program.ranks + program.switches - shown} more ranks")
     if program.steps > SHOWN_STEPS:
         left_out.append(f"{program.steps - SHOWN_STEPS} more steps")
     more = f" Not shown: {' and '.join(left_out)}; -o FILE has all." if left_out else ""
@@ -390,7 +403,8 @@ def _print_steps(run: Run) -> None:
         ("step", "from", "to", *heads),
         rows,
         right=(0, 1, 2),
-        note=f"c3>1 +: chunk 3 goes to rank 1 and is added there; =: it replaces.{more}",
+        note="c3>1 +: chunk 3 goes to rank 1 and is added there; =: it replaces; "
+        f"… 2: two messages in the step.{more}",
     )
 
 

@@ -147,7 +147,7 @@ class Fabric:
             SpecError: the innermost level is of a kind without constants, or a fitted constant
                 does not exist.
         """
-        levels = tuple(_level(level, cluster.gpus_per_node) for level in cluster.levels)
+        levels = tuple(_level(i, x, cluster.gpus_per_node) for i, x in enumerate(cluster.levels))
         first = cluster.levels[0]
         if first.kind == "network":
             # One device a host: the network is the only level, and nothing is crossed inside it.
@@ -160,13 +160,18 @@ class Fabric:
         return with_constants(fabric, cluster.link_constants)
 
 
-def _level(level: LinkLevel, gpus_per_node: int) -> Level:
+def _level(index: int, level: LinkLevel, gpus_per_node: int) -> Level:
     per_nic = gpus_per_node / level.nics_per_node if level.nics_per_node else 1.0
+    bandwidth, latency = level.bandwidth_bytes_s / level.oversubscription, level.latency_s
+    if index > 0 and level.kind != "network":
+        # Links between domains of one host: no cards, so a hop costs one latency, not several.
+        bandwidth *= link_constants(level.kind).ring_fraction
+        latency /= network_constants().hop_latencies
     return Level(
         level.name,
         level.domain,
-        level.bandwidth_bytes_s / level.oversubscription,
-        level.latency_s,
+        bandwidth,
+        latency,
         level.kind,
         max(1.0, per_nic),
         level.p2p_bytes_s,
