@@ -79,7 +79,9 @@ def data_parallel_s(
 
 def _pieces(framework: Behaviour, few: LayoutColumns, parameters: Floats, layers: Floats) -> Floats:
     """Communication goes in pieces: a bucket at a time, or under ZeRO-3 a layer at a time."""
-    buckets = np.maximum(np.ceil(parameters / max(framework.bucket_parameters, 1.0)), 1.0)
+    least = framework.bucket_parameters_per_rank * few.dp * few.cp
+    bucket = np.maximum(np.maximum(framework.bucket_parameters, least), 1.0)
+    buckets = np.maximum(np.ceil(parameters / bucket), 1.0)
     if framework.bucket_parameters == 0:
         buckets = np.maximum(layers, 1.0)
     return np.where(few.zero == 3, np.maximum(layers, 1.0), buckets)

@@ -43,9 +43,16 @@ class Behaviour(Spec):
     reduce_overlapped: bool = Field(description="gradient reduction runs beside the last backward")
     gather_overlapped: bool = Field(description="parameter gather runs beside the forward")
     tensor_overlapped: bool = Field(description="tensor-parallel collectives hide behind GEMMs")
+    p2p_scattered: bool = Field(
+        description="each tensor-parallel rank sends its share of the activations to the next "
+        "stage, which gathers them"
+    )
     p2p_overlapped: bool = Field(description="stage-to-stage sends hide behind compute")
     bucket_parameters: float = Field(
         ge=0, description="parameters per gradient bucket; 0: one unit (layer) a bucket"
+    )
+    bucket_parameters_per_rank: float = Field(
+        ge=0, description="a bucket holds at least this many parameters per data-parallel rank"
     )
     fused_wgrad_accumulation: bool = Field(
         description="weight gradients are added inside the GEMM, without a copy"

@@ -315,7 +315,8 @@ def _pace_parts(
 def _p2p_time_s(setting: Setting, columns: LayoutColumns, distances: dict[str, Ints]) -> Floats:
     """Time of sending one micro-batch's activations to the next rank, over the slowest hop."""
     tokens = columns.micro_batch * ceil_div(setting.job.seq_len, columns.cp)
-    split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
+    shares = (columns.sequence_parallel > 0) | setting.behaviour.p2p_scattered
+    split = np.where(shares, columns.tp, 1)
     size = tokens * float(setting.model.hidden) * setting.job.precision.activation_bytes / split
     # The slowest hop counts: a pipeline that leaves a link domain anywhere pays for leaving it.
     leaves = columns.pp * distances["pp"] > setting.fabric.levels[0].domain

@@ -280,7 +280,12 @@ def _layout(
     replicas = degrees.dp * degrees.cp
     if shard >= replicas or (shard and replicas % shard):
         shard = 0
-    vpp = row.count("vpp") or 1
+    titled = re.search(r"\bVP=(\d+)", row["setup"])
+    vpp = row.count("vpp") or (int(titled.group(1)) if titled else 0)
+    if not vpp and degrees.pp > 1 and rule.default("vpp"):
+        vpp = int(rule.default("vpp"))
+        assumed.append(f"vpp={vpp}")
+    vpp = max(vpp, 1)
     by_size = rule.default("vpp_by_params_b")
     if not row["vpp"] and by_size is not None and degrees.pp > 1 and row.number("params_b"):
         vpp = next(v for k, v in by_size.items() if (row.number("params_b") or 0) <= float(k))
