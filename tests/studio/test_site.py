@@ -54,3 +54,19 @@ def test_other_folders_are_left_alone(tmp_path):
     with pytest.raises(SpecError, match="empty folder"):
         site.export_site(tmp_path)
     assert (tmp_path / "thesis.tex").exists()
+
+
+def test_every_setting_that_a_lesson_steers_to_is_answered():
+    from starlette.testclient import TestClient
+
+    from meshwright.studio.app import SIMULATIONS, create_app
+
+    client = TestClient(create_app(), base_url="http://127.0.0.1:8000")
+    operations = client.get("/api/openapi.json").json()["paths"]
+    for sim, query in {(s, tuple(sorted(q.items()))) for s, q in site._steered()}:
+        assert sim in {known.id for known in SIMULATIONS}
+        known = {p["name"] for p in operations[f"/api/sim/{sim}"]["get"].get("parameters", [])}
+        assert {name for name, _ in query} <= known, (sim, query, known)
+        answer = client.get(f"/api/sim/{sim}", params=dict(query))
+        assert answer.status_code == 200, (sim, query, answer.text)
+        assert all(check["holds"] for check in answer.json()["checks"]), (sim, query)

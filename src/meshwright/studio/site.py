@@ -134,6 +134,12 @@ def _steered() -> Iterator[tuple[str, dict[str, str]]]:
     pairs += [(q.sim, q.query) for q in content.questions()]
     pairs += [(f.sim, f.query) for f in content.faqs()]
     pairs += [(p.sim, p.query) for d in content.drills() for p in d.evidence if p.kind == "sim"]
+    shown = [m.shown for m in content.mistakes()] + [t.href for t in content.terms()]
+    pairs += [
+        (place.removeprefix("#/sim/").partition("?")[0], place.partition("?")[2])
+        for place in shown
+        if place.startswith("#/sim/")
+    ]
     for sim, query in pairs:
         if sim:
             yield sim, dict(parse_qsl(query))

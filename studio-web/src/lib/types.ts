@@ -271,3 +271,4 @@ export interface Rule { id: string; title: string; html: string }
 export interface Mistake { id: string; claim: string; right: string; shown: string }
 export interface Paper { title: string; authors: string; year: number; gave: string; url: string; note: string }
 export interface NamedTable extends TableData { id: string }
+export type WorkedExample = Omit<Extract<Block, { kind: 'example' }>, 'kind'> & { id: string }
