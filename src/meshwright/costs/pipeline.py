@@ -110,13 +110,12 @@ def in_flight(columns: LayoutColumns, micro_batches: Ints, stage: Ints) -> Float
     result = _choose(columns, result, m, ("gpipe", "looped-bfs"))
     full = np.minimum(p.astype(np.float64), m)
     result = _choose(columns, result, full, ("zb-h1", "zb-v", "zb-auto"))
-    result = _choose(
-        columns, result, np.minimum(2.0 * depth - 1.0 + 2.0 * stage / 3.0, m), ("zb-h2",)
-    )
-    result = _choose(columns, result, np.minimum(p + 0.5, m), ("dualpipe-v", "dualpipe"))
+    result = _choose(columns, result, np.minimum(2.0 * p - 1.0, m), ("zb-h2",))
+    result = _choose(columns, result, np.minimum(p + 0.5, m), ("dualpipe-v",))
+    result = _choose(columns, result, np.minimum(p + 1.0, m), ("dualpipe", "chimera"))
+    result = _choose(columns, result, np.minimum(1.5 * p, m), ("hanayo",))
     result = _choose(columns, result, np.minimum(p / 2.0 + 1.0, m), ("v-half",))
     result = _choose(columns, result, np.minimum(p / 3.0 + 2.0, m), ("v-min",))
-    result = _choose(columns, result, np.minimum(p / 2.0 + 1.0, m), ("chimera",))
     return np.where(p > 1, result, 1.0)
 
 

@@ -20,6 +20,7 @@ class Rules:
         micro_batches: over all chains.
         forward, backward: time of one stage.
         cap: forwards that a stage may have without their backward.
+        forward_first: of what can start at once, run forwards before backwards.
     """
 
     stage_rank: IntArray
@@ -28,10 +29,12 @@ class Rules:
     forward: float
     backward: float
     cap: Callable[[int], int]
+    forward_first: bool = False
 
 
 def dispatch(rules: Rules, pp: int) -> Order:
-    """Run all ranks over time: what can start first; of those, what has come furthest.
+    """Run all ranks over time: what can start first; of those, what has come furthest
+    (with `forward_first`: the forward that has come furthest).
 
     A rank never waits while it has something to run, so the order cannot deadlock.
     """
@@ -59,7 +62,8 @@ def dispatch(rules: Rules, pp: int) -> Order:
             for s in local[r]:
                 if done_b[s] < len(ready_b[s]):
                     at = max(clock[r], ready_b[s][done_b[s]])
-                    options.append((at, s % chain - 2 * chain, done_b[s], s, r, Kind.B))
+                    priority = s % chain if rules.forward_first else s % chain - 2 * chain
+                    options.append((at, priority, done_b[s], s, r, Kind.B))
                 if done_f[s] < len(ready_f[s]) and done_f[s] - done_b[s] < rules.cap(s):
                     at = max(clock[r], ready_f[s][done_f[s]])
                     options.append((at, -(s % chain), done_f[s], s, r, Kind.F))
