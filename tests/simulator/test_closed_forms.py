@@ -53,9 +53,7 @@ def test_micro_batches_in_flight_are_the_same_or_not_underestimated(name):
             float(pipeline.in_flight(columns, np.array([m]), np.array([rank]))[0])
             for rank in range(pp)
         ]
-        simulated = evaluate(
-            build(name, pp=pp, micro_batches=m, virtual_stages=v)
-        ).peak_in_flight
+        simulated = evaluate(build(name, pp=pp, micro_batches=m, virtual_stages=v)).peak_in_flight
         if name in EXACT_FLIGHT:
             assert closed == pytest.approx(simulated), (pp, m, v)
         else:
