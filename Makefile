@@ -37,5 +37,23 @@ $(VENV)/full.done: $(VENV)/core.done
 	  --target $(VENV)/validate/megatron-core-0.19.2 megatron-core==0.19.2
 	@touch $@
 
+# The page of the studio, from studio-web/ (Node 20.19 or newer; nothing else here needs Node).
+page:
+	cd studio-web && npm ci && npm run check && npm test && npm run build
+
+# The committed page must be what its source builds, byte for byte.
+page-check: page
+	git diff --exit-code -- src/meshwright/studio/static
+
+# Chromium for the browser tests: the system's, else Debian's package as root, else Playwright's own.
+browser: $(VENV)/full.done
+	@for name in "$$MESHWRIGHT_CHROMIUM" chromium chromium-browser google-chrome; do \
+	  if [ -n "$$name" ] && command -v "$$name" >/dev/null; then exit 0; fi; done; \
+	if $(BIN)/python -c "import pathlib, sys; from playwright.sync_api import sync_playwright; \
+	p = sync_playwright().start(); sys.exit(not pathlib.Path(p.chromium.executable_path).exists())"; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update && \
+	  apt-get install -y --no-install-recommends chromium fonts-dejavu-core; then exit 0; fi; \
+	$(BIN)/playwright install chromium
+
 clean:
 	rm -rf $(VENV) dist docs/_build

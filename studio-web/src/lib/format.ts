@@ -13,7 +13,7 @@ function digits(value: number, significant = 3): string {
 function scaled(value: number, base: number, units: string[], significant = 3): string {
   let size = Math.abs(value)
   let index = 0
-  while (size >= base * 0.9995 && index < units.length - 1) {
+  while (size >= base * (1 - 0.5 / 10 ** significant) && index < units.length - 1) {
     size /= base
     index += 1
   }

@@ -1,0 +1,400 @@
+"""The studio in a real Chromium: every page clean, every number the engine's, every key working."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect, sync_playwright
+from starlette.testclient import TestClient
+
+from meshwright.studio.app import SIMULATIONS, create_app, static_folder
+
+pytestmark = pytest.mark.browser
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = (
+    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+MISSING = (
+    "No Chromium was found: run `make browser`, which installs Debian's package as root and "
+    "Playwright's own otherwise, or set MESHWRIGHT_CHROMIUM to an executable."
+)
+WIDTHS = ((360, 740), (1280, 800), (3840, 2160))
+PAGES = (
+    "/",
+    "/plan",
+    "/lessons",
+    "/checks",
+    "/drills",
+    "/cards",
+    "/glossary",
+    "/progress",
+    "/nowhere",
+)
+SIM_IDS = [sim.id for sim in SIMULATIONS]
+
+
+def find_chromium(playwright) -> str:
+    """Return the path of a Chromium: named, the system's, or Playwright's own; fail if none."""
+    wanted = os.environ.get("MESHWRIGHT_CHROMIUM")
+    found = [wanted] if wanted else [shutil.which(name) for name in NAMES]
+    for path in (*found, playwright.chromium.executable_path):
+        if path and Path(path).exists():
+            return path
+    pytest.fail(MISSING)
+
+
+@pytest.fixture(scope="module")
+def api():
+    return TestClient(create_app(), base_url="http://127.0.0.1:8000")
+
+
+@pytest.fixture(scope="module")
+def base():
+    import uvicorn
+
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def chrome():
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path=find_chromium(playwright), args=list(QUIET)
+        )
+        yield launched
+        launched.close()
+
+
+class Visit:
+    """A page that fails on console errors and on requests off loopback."""
+
+    def __init__(self, chrome, base: str, **options) -> None:
+        self.base, self.wrong = base, []
+        self.context = chrome.new_context(
+            reduced_motion="reduce", viewport={"width": 1280, "height": 800}, **options
+        )
+        self.context.set_default_timeout(10_000)
+        self.context.route("**/*", self._guard)
+        self.page = self.context.new_page()
+        self.page.on("pageerror", lambda error: self.wrong.append(f"page error: {error}"))
+        self.page.on("console", self._heard)
+
+    def _guard(self, route) -> None:
+        url = route.request.url
+        if url.startswith((self.base, "data:", "blob:")):
+            route.continue_()
+        else:
+            self.wrong.append(f"request off loopback: {url}")
+            route.abort()
+
+    def _heard(self, message) -> None:
+        if message.type in ("error", "warning"):
+            self.wrong.append(f"console: {message.text}")
+
+    def go(self, path: str, **query):
+        """Open a page by its address and wait until the engine has answered."""
+        address = f"{self.base}/#{path}" + (f"?{urlencode(query)}" if query else "")
+        if self.page.url.startswith(self.base):
+            self.page.evaluate("where => { location.hash = where }", address.split("#", 1)[1])
+        else:
+            self.page.goto(address)
+        expect(self.page.get_by_text("Asking the engine…")).to_have_count(0)
+        expect(self.page.get_by_text("Searching layouts…")).to_have_count(0)
+        expect(self.page.locator("[aria-busy=true]")).to_have_count(0)
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def shared(chrome, base):
+    """One page for all tests that only read: a fresh context costs a second."""
+    visit = Visit(chrome, base)
+    yield visit
+    visit.context.close()
+
+
+@pytest.fixture
+def visit(shared):
+    shared.wrong.clear()
+    shared.page.set_viewport_size({"width": 1280, "height": 800})
+    yield shared
+    assert not shared.wrong
+
+
+@pytest.fixture
+def fresh(chrome, base):
+    """A page with its own storage, for tests that leave traces."""
+    one = Visit(chrome, base)
+    yield one
+    one.context.close()
+    assert not one.wrong
+
+
+def violations(page) -> list[str]:
+    found = Axe().run(page).response["violations"]
+    return [f"{v['id']}: {v['nodes'][0]['html'][:160]}" for v in found]
+
+
+def fact(page, name: str) -> str:
+    return page.locator(f'[data-fact="{name}"]').first.inner_text().replace("−", "-")
+
+
+def leading_number(text: str) -> float:
+    return float(re.match(r"-?[\d.]+", text.replace(",", ""))[0])
+
+
+def check_page(visit: Visit, path: str) -> None:
+    page = visit.go(path)
+    for width, height in WIDTHS:
+        page.set_viewport_size({"width": width, "height": height})
+        # Pictures measure their room: two frames later they are drawn anew.
+        page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 60)))")
+        spill = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert spill <= 0, f"{path} is {spill} px too wide at {width} px"
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert page.locator("h1").count() == 1
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_is_accessible_and_fits_three_widths(visit, path):
+    check_page(visit, path)
+
+
+@pytest.mark.parametrize("sim", SIM_IDS)
+def test_simulation_is_accessible_and_shows_the_engines_words(visit, api, sim):
+    check_page(visit, f"/sim/{sim}")
+    page = visit.page
+    answer = api.get(f"/api/sim/{sim}").json()
+    expect(page.locator(".summary")).to_have_text(answer["summary"])
+    shown = page.locator(".simulation ul li:has(span.unseen)").all_inner_texts()
+    for check in answer["checks"]:
+        assert any(check["text"] in text for text in shown)
+        assert check["holds"]
+    page.get_by_text("The same as a table").click()
+    first = page.locator("details table tbody tr").first
+    assert len(first.locator("td").all()) == len(answer["table"]["columns"])
+
+
+def test_dark_theme_is_accessible(chrome, base):
+    visit = Visit(chrome, base, color_scheme="dark")
+    for path in ("/", "/plan", "/sim/pipeline", "/sim/grid", "/lessons/axes"):
+        assert violations(visit.go(path)) == []
+    visit.context.close()
+    assert not visit.wrong
+
+
+@pytest.mark.parametrize(
+    ("pp", "m", "bubble"),
+    [(4, 4, "42.86 %"), (4, 8, "27.27 %"), (4, 16, "15.79 %"), (4, 1, "75.00 %")],
+)
+def test_one_f_one_b_has_the_bubble_of_gpipe(visit, api, pp, m, bubble):
+    for schedule in ("gpipe", "1f1b"):
+        page = visit.go("/sim/pipeline", schedule=schedule, pp=pp, m=m)
+        data = api.get("/api/sim/pipeline", params={"schedule": schedule, "pp": pp, "m": m}).json()[
+            "data"
+        ]
+        expect(page.locator('[data-fact="bubble"]')).to_have_text(bubble)
+        assert leading_number(bubble) == pytest.approx(data["bubble_fraction"] * 100, abs=0.005)
+        peaks = [int(text) for text in page.locator("[data-peak]").all_inner_texts()]
+        assert peaks == data["peak_in_flight"]
+
+
+def test_pipeline_by_keyboard_only(visit, api):
+    page = visit.go("/sim/pipeline", pp=4, m=8)
+    slider = page.locator('input[aria-valuetext="8"]')
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator('[data-fact="bubble"]')).to_have_text(
+        f"{api.get('/api/sim/pipeline', params={'m': 12}).json()['data']['bubble_fraction']:.2%}".replace(
+            "%", " %"
+        )
+    )
+    assert "m=12" in page.url
+    page.locator("h1").click()
+    page.keyboard.press("Home")
+    assert "at=0" in page.url
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    assert "at=2" in page.url, "with reduced motion, Space steps"
+    page.keyboard.press("End")
+    counter = page.locator(".transport output").inner_text().split(" / ")
+    assert counter[0] == counter[1]
+
+
+def test_ring_ends_with_the_sum_in_every_cell(visit, api):
+    page = visit.go("/sim/all-reduce", ranks=4, at=6)
+    data = api.get("/api/sim/all-reduce").json()["data"]
+    for rank in range(4):
+        for chunk in range(4):
+            total = sum(row[chunk] for row in data["initial"])
+            expect(page.locator(f'[data-cell="{rank}.{chunk}"]')).to_have_text(f"{total:g}")
+    assert page.locator('[data-steps="ring"]').inner_text() == "6"
+
+
+def test_zero_shows_the_lessons_numbers(visit, api):
+    page = visit.go("/sim/zero", parameters="7B", shards=8)
+    stages = api.get("/api/sim/zero").json()["data"]["stages"]
+    for stage in stages:
+        shown = page.locator(f'[data-zero="{stage["zero"]}"]').get_attribute("data-bytes")
+        assert float(shown) == stage["total_bytes"]
+    assert [sum(s["parts"].values()) / 1e9 for s in stages] == pytest.approx([112, 38.5, 26.25, 14])
+
+
+def test_grid_moves_by_arrows(visit, api):
+    page = visit.go("/sim/grid")
+    page.locator("#rank-0").focus()
+    page.keyboard.press("ArrowRight")
+    rank = api.get("/api/sim/grid").json()["data"]["rank"]
+    expect(page.locator("#rank-1")).to_be_focused()
+    expect(page.locator("#rank-1")).to_have_attribute(
+        "aria-label",
+        f"rank 1: data {rank['dp'][1]}, pipeline {rank['pp'][1]}, tensor {rank['tp'][1]}",
+    )
+
+
+def test_refusal_is_one_sentence_beside_the_last_picture(visit):
+    page = visit.page
+    visit.go("/sim/pipeline")
+    page.evaluate("location.hash = '/sim/pipeline?schedule=nonsense'")
+    alert = page.locator('[role="alert"]').first
+    expect(alert).to_contain_text("schedule")
+    visit.wrong[:] = [w for w in visit.wrong if "422" not in w]  # the browser reports the status
+
+
+def test_planner_shows_the_engines_plan_and_prices_a_change(visit, api):
+    question = {"model": "llama3-8b", "cluster": "h100:2x8", "seq": "4096", "batch": "512"}
+    page = visit.go("/plan", **question)
+    answer = api.get("/api/plan", params=question).json()
+    expect(page.locator('[data-fact="label"]')).to_have_text(answer["label"])
+    estimate = answer["plan"]["estimate"]
+    assert leading_number(fact(page, "mfu")) == pytest.approx(estimate["mfu"] * 100, abs=0.06)
+    step = estimate["step_time_s"]
+    assert leading_number(fact(page, "step")) == pytest.approx(step, rel=0.01)
+    rows = page.locator('[data-table="candidates"] tbody tr')
+    assert rows.first.locator("code").inner_text() == answer["candidates"]["label"][0]
+
+    layout = answer["plan"]["layout"]
+    new = "3" if layout["zero"] != 3 else "1"
+    page.locator('[data-name="axis-zero"]').select_option(new)
+    fields = {k: layout[k] for k in ("dp", "tp", "pp", "cp", "ep", "shard", "micro_batch", "recompute", "schedule", "sequence_parallel")}  # fmt: skip
+    price = api.get(
+        "/api/price", params={**question, **fields, "v": layout["virtual_stages"], "zero": new}
+    ).json()
+    if price["accepted"]:
+        expect(page.locator('[data-fact="label"]')).to_have_text(price["label"])
+        expect(page.locator(".cost li").first).to_have_text(price["against"]["sentences"][0])
+    else:
+        expect(page.locator(".cost")).to_contain_text(price["problem"]["sentence"])
+    assert f"zero={new}" in page.url, "the change is part of the address"
+
+
+def test_planner_takes_a_pasted_config_and_exports(fresh, api):
+    config = (
+        '{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, '
+        '"num_attention_heads": 16, "intermediate_size": 5504, "vocab_size": 32000}'
+    )
+    page = fresh.go("/plan", model="llama3-8b", cluster="h100:1x8", seq="4096", batch="256")
+    page.get_by_text("Bring your own model").click()
+    page.get_by_label("config.json of a model").fill(config)
+    page.get_by_role("button", name="Use it").click()
+    expect(page.get_by_text("16 layers of width 2048")).to_be_visible()
+    expect(page.locator('[data-fact="label"]')).to_be_visible()
+    with page.expect_download() as caught:
+        page.get_by_role("button", name="Plan as JSON").click()
+    assert '"model"' in Path(caught.value.path()).read_text("utf-8")
+
+
+def test_every_step_of_the_path_steers_a_simulation(visit, api):
+    steps = api.get("/api/lessons").json()["steps"]
+    assert len(steps) == 14
+    for step in steps:
+        page = visit.go(f"/lessons/{step['id']}")
+        expect(page.locator("h1")).to_have_text(step["title"])
+        lesson = api.get(f"/api/lessons/{step['id']}").json()
+        steers = [b for b in lesson["blocks"] if b["kind"] == "steer" and b["sim"] in SIM_IDS]
+        if steers:
+            page.locator(".steer").first.click()
+            expect(page.locator(".simulation .summary")).to_be_visible()
+        assert page.locator(".ask").count() == sum(b["kind"] == "check" for b in lesson["blocks"])
+    assert violations(page) == []
+
+
+def test_a_wrong_and_a_right_answer(fresh, api):
+    page = fresh.go("/checks")
+    question = next(q for q in api.get("/api/checks").json() if q["kind"] == "number")
+    form = page.locator(f'[data-question="{question["id"]}"]')
+    for given in (
+        "1",
+        api.get(f"/api/checks/{question['id']}/answer", params={"seed": 0, "given": "1"}).json()[
+            "expected"
+        ],
+    ):
+        verdict = api.get(
+            f"/api/checks/{question['id']}/answer", params={"seed": 0, "given": given}
+        ).json()
+        form.get_by_role("textbox").fill(given)
+        form.get_by_role("textbox").press("Enter")
+        expect(form.locator(".said p").first).to_contain_text(verdict["sentence"])
+    page.reload()
+    expect(form.locator(".eyebrow")).to_contain_text("answered")
+
+
+def test_cards_flip_by_key_and_print_one_a_page(fresh, api):
+    cards = api.get("/api/cards").json()
+    page = fresh.go("/cards")
+    face = page.locator(".flash .face")
+    expect(face).to_have_text(cards[0]["front"])
+    page.keyboard.press("Space")
+    expect(face).to_have_text(cards[0]["back"])
+    page.keyboard.press("ArrowRight")
+    expect(face).to_have_text(cards[1]["front"])
+    printed = page.pdf()
+    assert len(re.findall(rb"/Type\s*/Page[^s]", printed)) == len(cards)
+
+
+def test_drill_is_graded_by_the_engine(fresh, api):
+    drills = api.get("/api/drills")
+    assert drills.status_code == 200
+    head = drills.json()[0]
+    drill = api.get(f"/api/drills/{head['id']}").json()
+    page = fresh.go(f"/drills/{head['id']}")
+    evidence = drill["evidence"][0]["id"]
+    page.locator(f'[data-ask="{evidence}"]').click()
+    expect(page.locator(f'[data-evidence="{evidence}"]')).to_be_visible()
+    page.get_by_role("button", name="Hand in").click()
+    layout = {name: drill["start"]["layout"][name] for name in drill["editable"]}
+    grade = api.post(
+        f"/api/drills/{head['id']}/grade",
+        json={"layout": layout, "opened": [evidence], "finding": "", "argument": ""},
+    ).json()
+    expect(page.locator('[data-fact="total"]')).to_have_text(str(round(grade["total"])))
+    assert violations(page) == []
+
+
+def test_first_view_is_small():
+    folder = static_folder()
+    sent = sum(
+        len(gzip.compress((folder / name).read_bytes()))
+        for name in ("index.html", "app.js", "app.css", "icon.svg")
+    )
+    assert sent < 150 * 1024
+    page = (folder / "index.html").read_text("utf-8")
+    assert not re.search(r"https?://", page), "no address outside"
