@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from meshwright.cli import run
 from meshwright.specs.clusters import cluster_names
@@ -116,3 +118,25 @@ def test_narrow_terminals_lose_columns_never_names(capsys, monkeypatch):
         assert [name for name in names if f" {name} " not in text] == []
         assert "Left out in this width" in text and "…" not in text
         assert max(map(len, text.splitlines())) <= 70
+
+
+ARGUMENTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["--json", "--gpus", "--tp", "3", "0", "-1", "7B", "llama3-8b", "h100", "h100:2x8", "bf16",
+         "--recipe", "all", "--device", "/", ".", "", "a=b", "layers=2,hidden=8,heads=2", "\x00",
+         "--family", "--optimizer", "muon", "--help"]
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    command=st.sampled_from(["models", "clusters", "devices", "memory"]),
+    arguments=st.lists(ARGUMENTS, max_size=4).filter(lambda words: "-" not in words),
+)
+def test_any_arguments_end_in_an_exit_code(capsys, command, arguments):
+    code, _, error = output(capsys, command, *arguments)
+    assert code in (0, 2)
+    assert "Traceback" not in error
+    assert (code == 0) == (error == "")
