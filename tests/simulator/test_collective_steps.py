@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.costs import alpha_beta as ab
-from meshwright.costs.fabric import Fabric
+from meshwright.costs.collectives import collective_cost
+from meshwright.costs.fabric import Fabric, place, with_constants
 from meshwright.simulator.collective_algorithms import ALGORITHMS, build, double_binary_trees
 from meshwright.simulator.collective_events import (
     cluster_wires,
@@ -23,6 +24,7 @@ from meshwright.simulator.collective_events import (
 )
 from meshwright.simulator.collective_steps import execute
 from meshwright.specs.cluster import Cluster, Device, LinkLevel
+from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 
 PAIRS = [(c, a) for c, found in ALGORITHMS.items() for a in found]
@@ -54,7 +56,7 @@ def inputs_for(collective, n, per_tensor, seed):
 def group(algorithm, n, data):
     divisors = [d for d in range(1, n + 1) if n % d == 0]
     local = data.draw(st.sampled_from(divisors))
-    if algorithm == "hierarchical":
+    if algorithm in ("hierarchical", "rail-rings"):
         return {"local": local}
     if algorithm == "torus":
         rest = n // local
@@ -265,3 +267,17 @@ def test_bad_groups_are_refused_in_one_sentence():
 def test_pairs_cover_every_collective():
     assert {c for c, _ in PAIRS} == set(ALGORITHMS)
     assert all(len(list(g)) >= 1 for _, g in itertools.groupby(PAIRS, key=lambda p: p[0]))
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_rings_over_all_cards_reach_the_bandwidth_that_is_priced(collective):
+    on = Fabric.of(load_cluster("h100:4x8")).without_nvls()
+    # The wires have one network fraction for all, and ports that do not know the ring's length.
+    same = {"network.gather_fraction": on.network.reduce_fraction, "link.small_group": 1e-9}
+    on = with_constants(on, same)
+    size = 2.0**36
+    rings = simulate(build(collective, "rail-rings", 32, local=8), size, cluster_wires(on, 32))
+    priced = collective_cost(collective, on, size, place(on, 32))
+    assert rings.time_s == pytest.approx(float(priced.total_s), rel=0.01)
+    flat = simulate(build(collective, "ring", 32), size, cluster_wires(on, 32))
+    assert flat.time_s > 7 * rings.time_s, "one ring leaves seven of eight cards idle"

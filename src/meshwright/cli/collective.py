@@ -173,7 +173,7 @@ def _on_cluster(
     from meshwright.costs.collectives import ALGORITHMS, collective_cost
     from meshwright.costs.fabric import Fabric, place
     from meshwright.costs.nccl import candidates, reason
-    from meshwright.simulator.collective_algorithms import MAX_MESSAGES, build
+    from meshwright.simulator.collective_algorithms import MAX_MESSAGES, RINGS, build
     from meshwright.simulator.collective_events import (
         cluster_wires,
         concurrent,
@@ -227,9 +227,12 @@ def _on_cluster(
         wanted = True
     if not wanted:
         return report, None
-    # In messages, NCCL's combined tree of switches is the hierarchy, its PAT a plain ring.
-    listed = {"nvls-tree": "hierarchical", "pat": "ring"}.get(chosen, chosen)
+    # In messages, NCCL's combined tree of switches is the hierarchy, its PAT a plain ring, and
+    # its ring one for each card of a host.
     inside = local or max(int(group.members[0]), 1)
+    listed = {"nvls-tree": "hierarchical", "pat": "ring"}.get(chosen, chosen)
+    if algorithm == "auto" and listed == "ring" and name in RINGS and 1 < inside < n:
+        listed = "rail-rings"
     program = build(name, listed, n, local=inside, dims=dims, pipeline=pipeline)
     run = simulate(program, size_bytes, cluster_wires(fabric, n, stride))
     report["simulated"] = {

@@ -14,6 +14,8 @@ from meshwright.simulator.collective_steps import Op, Program
 from meshwright.specs.errors import SpecError, nearest
 
 MAX_MESSAGES = 400_000
+RINGS = ("all_reduce", "all_gather", "reduce_scatter")
+"""Collectives that can run on a ring for each network card."""
 
 
 def build(
@@ -31,7 +33,7 @@ def build(
         collective: all_reduce, reduce_scatter, all_gather, broadcast, all_to_all or send_recv.
         algorithm: one of `ALGORITHMS[collective]`.
         ranks: members of the group, at least 2.
-        local: ranks per node, for `hierarchical`.
+        local: ranks per node, for `hierarchical` and `rail-rings`.
         dims: sizes of the torus, innermost first, for `torus`.
         pipeline: chunks that follow each other, for trees and broadcasts.
 
@@ -47,7 +49,8 @@ def build(
         raise SpecError("ranks", ranks, "at least two ranks are needed to communicate")
     if pipeline < 1:
         raise SpecError("pipeline", pipeline, "at least one chunk is expected")
-    if 2 * ranks * max(ranks, pipeline) * (pipeline if algorithm == "nvls" else 1) > MAX_MESSAGES:
+    lanes = {"nvls": pipeline, "rail-rings": local or 1}.get(algorithm, 1)
+    if 2 * ranks * max(ranks, pipeline) * lanes > MAX_MESSAGES:
         raise SpecError("ranks", ranks, "too many messages to list; price it without --steps")
     sizes = _sizes(algorithm, ranks, local, dims)
     return ALGORITHMS[name][algorithm](name, ranks, sizes, pipeline)
@@ -56,7 +59,7 @@ def build(
 def _sizes(
     algorithm: str, ranks: int, local: int | None, dims: Sequence[int] | None
 ) -> tuple[int, ...]:
-    if algorithm == "hierarchical":
+    if algorithm in ("hierarchical", "rail-rings"):
         if local is None or local < 1 or ranks % local:
             raise SpecError("local", local, f"a divisor of the {ranks} ranks is expected")
         return (local, ranks // local)
@@ -120,6 +123,33 @@ def _torus(collective: str, ranks: int, sizes: tuple[int, ...], pipeline: int) -
     if collective != "reduce_scatter":
         for axis in reversed(range(len(sizes))):
             step = _rings(program, step, sizes, axis, "copy")
+    return program
+
+
+def _rail_rings(collective: str, ranks: int, sizes: tuple[int, ...], pipeline: int) -> Program:
+    """A ring for each rank of a node, entering and leaving the node by a card of its own.
+
+    Every rank's share is cut into as many slices; slice j goes round ring j, which visits the
+    local ranks from j on.
+    """
+    local, nodes = sizes
+    program = Program(collective, "rail-rings", ranks, ranks * local)
+    rings = [
+        [node * local + (j + i) % local for node in range(nodes) for i in range(local)]
+        for j in range(local)
+    ]
+    step = 0
+    passes: list[Op] = ["reduce"] if collective != "all_gather" else []
+    for op in [*passes, *(["copy"] if collective != "reduce_scatter" else [])]:
+        for s in range(ranks - 1):
+            for j, order in enumerate(rings):
+                for i, rank in enumerate(order):
+                    owner = order[(i - s - (op == "reduce")) % ranks]
+                    ahead = order[(i + 1) % ranks]
+                    chunk = owner * local + j
+                    kind: Op = "reduce" if op == "reduce" else "copy"
+                    program.send(step + s, rank, ahead, chunk, kind, lane=j, ordered=False)
+        step += ranks - 1
     return program
 
 
@@ -283,6 +313,7 @@ _REDUCING: dict[str, Builder] = {
     "halving-doubling": _torus,
     "hierarchical": _torus,
     "torus": _torus,
+    "rail-rings": _rail_rings,
 }
 ALGORITHMS: dict[str, dict[str, Builder]] = {
     "all_reduce": {**_REDUCING, "tree": _double_tree, "nvls": _nvls},
