@@ -25,6 +25,11 @@ from meshwright.evidence.rows import Row
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 
+HUBER = 0.1
+"""Logarithmic error beyond which a measurement counts linearly, not squared."""
+
+ITERATIONS = 25
+
 IDENTIFIED = 0.03
 """A constant is identified where changing it by 10 % moves some prediction by this share of 10 %."""
 
@@ -183,11 +188,8 @@ def _fit_runs(
     for knob in knobs:
         moved = predict(knob.write(cluster, knob.read(cluster) * 1.1))
         speaking.append(float(np.max(np.abs(moved - start))) / math.log(1.1) >= IDENTIFIED)
-    fitted = _descend(
-        cluster,
-        [k for k, yes in zip(knobs, speaking, strict=True) if yes],
-        lambda candidate: float(np.mean(np.abs(predict(candidate) - target))),
-    )
+    heard = [knob for knob, yes in zip(knobs, speaking, strict=True) if yes]
+    fitted = _fit(cluster, heard, lambda candidate: predict(candidate) - target)
     return fitted, [
         Constant(knob.name, knob.read(cluster), knob.read(fitted), knob.unit, yes)
         for knob, yes in zip(knobs, speaking, strict=True)
@@ -198,21 +200,37 @@ def _median_error(predicted: Logs, target: Logs) -> float:
     return float(np.median(np.abs(np.exp(predicted - target) - 1.0)))
 
 
-def _descend(cluster: Cluster, knobs: Sequence[_Knob], cost: Callable[[Cluster], float]) -> Cluster:
-    """Coordinate descent in the logarithm of each constant, with shrinking steps."""
-    best = cost(cluster)
-    for step in (1.5, 1.2, 1.07, 1.02):
-        improved = True
-        rounds = 0
-        while improved and rounds < 6:
-            improved, rounds = False, rounds + 1
-            for knob in knobs:
-                for factor in (step, 1.0 / step):
-                    candidate = knob.write(cluster, knob.read(cluster) * factor)
-                    value = cost(candidate)
-                    if value < best - 1e-6:
-                        cluster, best, improved = candidate, value, True
-                        break
+def _fit(cluster: Cluster, knobs: Sequence[_Knob], residuals: Callable[[Cluster], Logs]) -> Cluster:
+    """Damped least squares in the logarithm of the constants; outliers weigh less (Huber)."""
+    if not knobs:
+        return cluster
+
+    def cost(errors: Logs) -> float:
+        size = np.abs(errors)
+        return float(np.sum(np.where(size < HUBER, size**2, HUBER * (2.0 * size - HUBER))))
+
+    errors, damping = residuals(cluster), 1e-3
+    for _ in range(ITERATIONS):
+        slopes = np.stack(
+            [(residuals(k.write(cluster, k.read(cluster) * 1.02)) - errors) for k in knobs], axis=1
+        ) / math.log(1.02)
+        weight = np.minimum(1.0, HUBER / np.maximum(np.abs(errors), 1e-12))
+        normal = slopes.T @ (weight[:, None] * slopes)
+        damped = normal + damping * np.diag(np.diag(normal) + 1e-9)
+        step = np.linalg.solve(damped, -slopes.T @ (weight * errors))
+        candidate = cluster
+        for knob, change in zip(knobs, np.clip(step, -0.7, 0.7), strict=True):
+            candidate = knob.write(candidate, knob.read(cluster) * math.exp(float(change)))
+        tried = residuals(candidate)
+        gained = cost(errors) - cost(tried)
+        if gained > 0:
+            cluster, errors, damping = candidate, tried, damping / 4.0
+            if gained < 1e-7 * len(errors):
+                break
+        else:
+            damping *= 8.0
+            if damping > 1e6:
+                break
     return cluster
 
 
