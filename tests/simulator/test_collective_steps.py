@@ -278,6 +278,6 @@ def test_rings_over_all_cards_reach_the_bandwidth_that_is_priced(collective):
     size = 2.0**36
     rings = simulate(build(collective, "rail-rings", 32, local=8), size, cluster_wires(on, 32))
     priced = collective_cost(collective, on, size, place(on, 32))
-    assert rings.time_s == pytest.approx(float(priced.total_s), rel=0.01)
+    assert rings.time_s == pytest.approx(float(priced.total_s), rel=0.02)
     flat = simulate(build(collective, "ring", 32), size, cluster_wires(on, 32))
     assert flat.time_s > 7 * rings.time_s, "one ring leaves seven of eight cards idle"
