@@ -158,3 +158,42 @@ def test_a_long_step_shows_its_beginning_and_its_end(capsys):
     # Rank 3 idles while the pipeline fills and drains; both ends are in view.
     assert re.match(r"rank 3 ·{4,}\S", rows[3])
     assert re.search(r"·{4,} +99\.4%$", rows[3])
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
+    from meshwright.costs.step import estimate
+    from meshwright.specs import load_cluster, load_model
+    from meshwright.specs.job import Job
+    from meshwright.specs.layout import Layout
+    from meshwright.specs.plan import Plan, save_plan
+
+    model, cluster = load_model("llama3-70b"), load_cluster("h100:8x8")
+    job = Job(seq_len=4096, global_batch=128)
+    layout = Layout(tp=8, pp=4, dp=2, zero=1, sequence_parallel=True)
+    priced = estimate(model, cluster, job, layout)
+    plan = Plan(model=model, cluster=cluster, job=job, layout=layout, estimate=priced, fits=True)
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    save_plan(plan, path)
+    return str(path)
+
+
+def test_a_plan_is_simulated_in_seconds_and_bytes(capsys, plan_file):
+    data = json.loads(output(capsys, "simulate", plan_file, "--balance", "--json"))
+    assert data["unit"] == "s"
+    assert data["step"] == pytest.approx(data["closed_form_step"], rel=0.05)
+    assert len(data["memory"]) == 4
+    assert data["memory"][0]["cause"] == "0F3"
+    assert sum(data["memory"][0]["parts_bytes"].values()) == data["memory"][0]["peak_bytes"]
+    assert data["balanced"]["step"] <= data["step"] * 1.001
+    assert sum(data["balanced"]["stage_layers"]) == 80
+    text = output(capsys, "simulate", plan_file, "--balance")
+    assert "Memory at each rank's peak" in text
+    assert "--pipeline-model-parallel-layout 'Et*" in text
+
+
+def test_goodput_of_a_plan(capsys, plan_file):
+    data = json.loads(output(capsys, "goodput", plan_file, "--mtbf-node", "50000h", "--json"))
+    own = [row for row in data["sizes"] if row.get("is_plan")]
+    assert [row["nodes"] for row in own] == [8]
+    assert own[0]["tokens_per_s_useful"] > 0

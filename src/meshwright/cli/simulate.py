@@ -82,6 +82,9 @@ def command(
     jitter: float = typer.Option(
         0.0, "--jitter", help="What if operations varied: relative deviation, as 0.1."
     ),
+    balance: bool = typer.Option(
+        False, "--balance", help="Also cut the plan's layers into stages of equal time."
+    ),
     trace: Path | None = typer.Option(None, "--trace", help="Write a trace for Perfetto."),
     svg: Path | None = typer.Option(None, "--svg", help="Write a picture."),
     csv: Path | None = typer.Option(None, "--csv", help="Write the schedule for torch."),
@@ -102,8 +105,12 @@ def command(
     if (plan is None) == (schedule is None):
         raise SpecError("plan", plan, "give either a plan file or --schedule")
     if plan is not None:
-        question = _from_plan(plan)
+        question = _from_plan(plan, balance)
     else:
+        if balance:
+            raise SpecError(
+                "--balance", schedule, "it needs a plan file, whose layers it can price"
+            )
         assert schedule is not None
         triple = parse_times(times)
         if schedule.endswith(".csv"):
@@ -221,18 +228,29 @@ def _abstract(
     return _Question(schedule, given, comm, pair_ratio=pair_ratio)
 
 
-def _from_plan(path: str) -> _Question:
+def _from_plan(path: str, balance: bool) -> _Question:
     from meshwright.cli import inputs
     from meshwright.simulator.plan_step import plan_step
 
     plan = inputs.read_plan(path)
     step = plan_step(plan.model, plan.cluster, plan.job, plan.layout)
-    facts = {
+    facts: dict[str, Any] = {
         "layout": plan.layout.label(),
         "tail": step.tail_s,
         "closed_form_step": step.closed_form.step_time_s,
         "capacity_bytes": step.closed_form.capacity_bytes,
     }
+    if balance:
+        from meshwright.simulator.plan_balance import balance_plan
+
+        found = balance_plan(plan.model, plan.cluster, plan.job, plan.layout)
+        facts["balanced"] = {
+            "step": found.step_s,
+            "stage_layers": list(found.partition.stage_layers()),
+            "recomputed_layers": [len(stage.recomputed) for stage in found.partition.stages],
+            "megatron_layout": found.partition.megatron_layout(),
+            "torch_split_points": found.partition.torch_split_points(),
+        }
     return _Question(
         step.schedule, step.times, step.comm_s, step.tail_s, memory=step.memory, facts=facts
     )
@@ -346,6 +364,16 @@ def _print(result: _Result, width: int) -> None:
             f"({varied.mean / varied.even - 1:+.1%}), 5 % to 95 % "
             f"{form(varied.p5)} to {form(varied.p95)}"
         )
+    if "balanced" in result.facts:
+        found = result.facts["balanced"]
+        again = found["recomputed_layers"]
+        lines.append(
+            f"balanced stages: {' '.join(map(str, found['stage_layers']))} layers"
+            + (f", of which recomputed {' '.join(map(str, again))}" if any(again) else "")
+            + f": step {form(found['step'])} ({found['step'] / timeline.step_s - 1:+.2%})"
+        )
+        lines.append(f"  --pipeline-model-parallel-layout '{found['megatron_layout']}'")
+        lines.append(f"  split points: {' '.join(found['torch_split_points'])}")
     lines += list(s.notes)
     for line in lines:
         console.print(line, highlight=False)
