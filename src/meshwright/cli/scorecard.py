@@ -24,9 +24,11 @@ def command(
     slower than the best measured layout of a sweep the one is that meshwright ranks first.
     """
     import json
+    from dataclasses import asdict
 
     from rich.console import Console
 
+    from meshwright.evidence.collective_rows import collective_score
     from meshwright.evidence.confidence import confidence_toml
     from meshwright.evidence.predict import predict
     from meshwright.evidence.report import accuracy_page, html_page, print_scores
@@ -51,8 +53,17 @@ def command(
     if markdown:
         write_atomically(markdown, accuracy_page(scores, scored))
     if as_json:
-        print(json.dumps({"by": by, "scores": [score.plain() for score in scores]}, indent=2))
+        report: dict[str, object] = {"by": by, "scores": [score.plain() for score in scores]}
+        if not rows:
+            report["collectives"] = asdict(collective_score())
+        print(json.dumps(report, indent=2))
         return
     print_scores(scores, by)
+    if not rows:
+        nccl = collective_score()
+        print(
+            f"Collectives above 1 MiB: {nccl.rows} rows, median error {nccl.median:.1f} %, "
+            f"90th percentile {nccl.p90:.1f} % (docs/collectives.md)"
+        )
     for path in filter(None, (confidence, html, markdown)):
         print(f"written: {path}")

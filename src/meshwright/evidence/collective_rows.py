@@ -143,3 +143,19 @@ def predicted_s(row: CollectiveRow, fabric: Fabric | None = None) -> float:
 def relative_errors(rows: list[CollectiveRow]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Predicted over measured, minus one, of each row."""
     return np.array([predicted_s(row) / row.time_s - 1.0 for row in rows])
+
+
+@dataclass(frozen=True)
+class CollectiveScore:
+    """Median and 90th percentile of |predicted / measured - 1| over some rows, in percent."""
+
+    rows: int
+    median: float
+    p90: float
+
+
+def collective_score(above_bytes: float = 2**20) -> CollectiveScore:
+    """Score the shipped tables above a size, by the shipped constants."""
+    rows = [row for row in read_collective_rows() if row.size_bytes > above_bytes]
+    errors = 100.0 * np.abs(relative_errors(rows))
+    return CollectiveScore(len(rows), float(np.median(errors)), float(np.quantile(errors, 0.9)))

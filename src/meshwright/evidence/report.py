@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from importlib import resources
 
+from meshwright.evidence.collective_rows import collective_score
 from meshwright.evidence.score import Score, Scored, worst
 
 HEAD = (
@@ -149,6 +150,11 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
             f"| {name} | {label} | {_number(value, digits)} | {sign} {bound:g} | "
             f"{'met' if good else 'missed'} |"
         )
+    nccl = collective_score()
+    lines.append(
+        f"| nccl above 1 MiB ({nccl.rows} rows, see collectives.md) | median error, % | "
+        f"{_number(nccl.median, 1)} | ≤ 10 | {'met' if nccl.median <= 10 else 'missed'} |"
+    )
     lines += ["", "## By source"]
     for title, columns in PANELS:
         lines += ["", f"{title}.", "", *_markdown_table(scores, columns)]
