@@ -30,6 +30,7 @@ _register("studio", "studio", "Plan, simulate and learn in the browser, all loca
 _register("train", "train", "Run a plan for real, on processes of this machine.")
 _register("walk", "walk", "The toy model through every axis, on real ranks.")
 _register("verify", "verify", "Prove that a plan trains as one device would.")
+_register("lab", "lab", "A plan on emulated nodes with slow links.")
 _register("simulate", "simulate", "One training step as a timeline: bubble, causes, memory.")
 _register("schedules", "schedules", "Every pipeline schedule side by side.")
 _register("goodput", "goodput", "What failures and checkpoints leave of a run.")

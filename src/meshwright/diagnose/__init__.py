@@ -1,1 +1,0 @@
-"""Finds what is wrong with a run from its traces, logs and error texts."""
