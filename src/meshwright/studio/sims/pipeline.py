@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from typing_extensions import TypedDict
 from meshwright.costs.closed_forms import bubble_fraction, bubble_overhead
 from meshwright.schedules.ops import Kind, Schedule
 from meshwright.schedules.registry import FAMILIES, Shape, build, family, refusal, resolve
-from meshwright.simulator.evaluate import evaluate
+from meshwright.simulator.evaluate import Simulator
 from meshwright.simulator.timeline import Timeline
 from meshwright.simulator.times import StageTimes
 from meshwright.specs.errors import SpecError
@@ -19,6 +20,10 @@ from meshwright.studio.views import Formula, View, check, percent
 
 MOST_OPERATIONS = 40_000
 MOST_TABLE_ROWS = 400
+MOST_COMPARED = 384
+"""Ranks times micro-batches above which schedules that are slow to construct are not compared."""
+SLOW_TO_CONSTRUCT = frozenset({"zb-auto", "v-half", "v-min", "chimera", "hanayo"})
+_UNIT_TIMES = (1.0, 1.0, 1.0)
 
 
 class Operations(TypedDict):
@@ -85,10 +90,17 @@ class _Costs:
 
     def run(self, name: str, pp: int, m: int, v: int) -> Timeline:
         half = self.backward / 2
-        schedule = build(
-            name, pp=pp, micro_batches=m, virtual_stages=v, times=(1.0, half, half), comm=self.p2p
-        )
-        return evaluate(schedule, self.times(schedule), self.p2p)
+        # Only the automatic search looks at times when it builds an order.
+        times, comm = ((1.0, half, half), self.p2p) if name == "zb-auto" else (_UNIT_TIMES, 0.0)
+        schedule = _built(name, pp, m, v, times, comm)
+        return Simulator(schedule).run(self.times(schedule), self.p2p, attribute=False)
+
+
+@lru_cache(maxsize=512)
+def _built(
+    name: str, pp: int, m: int, v: int, times: tuple[float, float, float], comm: float
+) -> Schedule:
+    return build(name, pp=pp, micro_batches=m, virtual_stages=v, times=times, comm=comm)
 
 
 def pipeline(
@@ -117,7 +129,7 @@ def pipeline(
     chunks = _chunks(schedule, pp, m, v)
     timeline = costs.run(schedule, pp, m, chunks)
     drawn = timeline.schedule
-    rivals = [_rival(name, pp, m, v, costs) for name in FAMILIES]
+    rivals = [_rival(name, pp, m, v, costs, shown=name == schedule) for name in FAMILIES]
     share = timeline.bubble.makespan
     plain = slow_rank < 0 and p2p == 0
     classic = plain and schedule in ("gpipe", "1f1b", "interleaved", "looped-bfs")
@@ -181,10 +193,12 @@ def _chunks(name: str, pp: int, m: int, v: int) -> int:
     return v
 
 
-def _rival(name: str, pp: int, m: int, v: int, costs: _Costs) -> Rival:
+def _rival(name: str, pp: int, m: int, v: int, costs: _Costs, shown: bool) -> Rival:
     chunks = _chunks(name, pp, m, v)
     title = family(name).title + (f", {chunks} chunks" if chunks > 1 else "")
     why = refusal(name, Shape(pp, m, chunks))
+    if why is None and pp * m > MOST_COMPARED and name in SLOW_TO_CONSTRUCT and not shown:
+        why = f"not compared above {MOST_COMPARED:,} slots, as it takes long to find: choose it"
     if why is None:
         try:
             timeline = costs.run(name, pp, m, chunks)
