@@ -33,6 +33,9 @@ class Behaviour(Spec):
     fused_rotary: bool = Field(description="rotary embedding of queries and keys in one kernel")
     fused_cross_entropy: bool = Field(description="loss and its gradient without an fp32 copy")
     logits_bytes: float = Field(gt=0, description="live bytes per logit at the loss's peak")
+    logits_sharded: bool = Field(
+        description="the loss works on vocabulary shards, not on gathered logits"
+    )
     dropout: bool = Field(description="hidden and attention dropout, with their masks")
     gradient_bytes: float = Field(gt=0, description="of the resident gradient, per parameter")
     gradient_reduce_bytes: float = Field(gt=0, description="of a gradient on the wire")

@@ -121,7 +121,8 @@ def activation_bytes_per_layer(
     tp = columns.tp.astype(np.float64)
     split = np.where(columns.sequence_parallel > 0, tp, 1.0)
     hidden = float(model.hidden)
-    norm_inputs = 2.0 * hidden * (1.0 if behaviour.fused_norm else 2.0)
+    # A norm written out keeps its input in fp32, the normalised fp32 values and their 16-bit copy.
+    norm_inputs = 2.0 * hidden * (1.0 if behaviour.fused_norm else 5.0)
     matmul_inputs = 2.0 * hidden
     shared = (norm_inputs + matmul_inputs) * element
     if behaviour.dropout:
@@ -257,7 +258,8 @@ def _role_parts(
     activations = activations + flight * tokens * model.hidden * element / split
     on_first = pipeline.head_on_first_rank(columns)
     has_head = {"first": on_first, "middle": on_first & False, "last": ~on_first}[role]
-    logits = tokens * (local.vocab / columns.tp) * behaviour.logits_bytes
+    shards = columns.tp if behaviour.logits_sharded else 1
+    logits = tokens * (local.vocab / shards) * behaviour.logits_bytes
     logits = np.where(has_head, logits, 0.0)
     gathered = _gathered(job, columns, local, state, layers, role)
     groups = (
