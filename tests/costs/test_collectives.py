@@ -175,3 +175,30 @@ def test_links_between_domains_of_a_host_are_not_network_cards():
 )  # fmt: skip
 def test_presets_find_the_constants_of_their_links(name, constants):
     assert Fabric.of(load_cluster(name)).link.name == constants
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(sorted(FABRICS)), st.sampled_from(sorted(COSTS)), st.integers(2, 256),
+    st.sampled_from([1, 2, 4, 8]), st.floats(1e3, 1e11),
+)  # fmt: skip
+def test_no_collective_beats_the_links_it_crosses(name, collective, ranks, stride, size):
+    fabric = FABRICS[name]
+    ranks = min(ranks, fabric.levels[-1].domain // stride)
+    group = place(fabric, ranks, stride=stride)
+    cost = collective_cost(collective, fabric, size, group)
+    inner = fabric.levels[0].bandwidth_bytes_s
+    crossing = float(group.domains[0]) > 1
+    # A device sends at most at its fastest link's rate, and a whole domain at its cards' rate.
+    if not crossing and fabric.levels[0].kind != "torus":
+        assert float(cost.total_s) >= float(cost.sent_bytes) / inner
+    if crossing and collective in ("all_gather", "reduce_scatter"):
+        members = float(group.members[0])
+        leaving = size * (1 - members / ranks)
+        assert float(cost.total_s) >= leaving / (members * fabric.levels[1].bandwidth_bytes_s)
+
+
+def test_a_torus_is_crossed_axis_by_axis():
+    pod = FABRICS["torus"]
+    small = seconds(pod, "all_gather", 1024, 512)
+    assert small < 30e-6, "three axes of eight: 21 hops, not 511"

@@ -66,8 +66,8 @@ def ring_bandwidth(fabric: Fabric, members: Column) -> Column:
     """Bus bandwidth in bytes/s of a ring of `members` devices inside one innermost domain.
 
     A switch gives every ring the whole link, PCIe what a pair gets. Point-to-point links (AMD)
-    add up with the number of peers; on a torus a group uses the axes it spans; on the V100 hybrid cube mesh the number
-    of rings depends on the group's size.
+    add up with the number of peers; on a torus a group uses the axes it spans; on the V100 hybrid
+    cube mesh the number of rings depends on the group's size.
     """
     level, link = fabric.levels[0], fabric.link
     full = level.bandwidth_bytes_s * link.ring_fraction
@@ -138,7 +138,11 @@ def _ring(
 ) -> CollectiveCost:
     """A ring over all members, `trips` times round (all-reduce 2, all-gather 1)."""
     link, net = fabric.link, fabric.network
-    inner_hops = trips * (group.ranks - group.domains[0])
+    inside = group.members[0] - 1.0
+    if fabric.levels[0].kind == "torus":
+        # Dimension by dimension: no chunk travels further than along each axis once.
+        inside = np.minimum(inside, float(fabric.torus_axes * (fabric.torus_side - 1)))
+    inner_hops = trips * group.domains[0] * inside
     outer_hops_s = trips * up.ring_hops_s
     share = size / group.ranks
     latency = (

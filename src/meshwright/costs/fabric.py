@@ -233,7 +233,7 @@ def place(
     local: Numbers | None = None,
     sharing: Numbers | None = None,
 ) -> Group:
-    """Place groups of `ranks` members on a fabric.
+    """Place groups of `ranks` members on a fabric that holds them (`ranks * stride` devices).
 
     Args:
         fabric: the cluster's links.
