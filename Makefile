@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs setup clean
+.PHONY: demo test lint docs setup web clean
 
 demo: $(VENV)/core.done
 	@$(BIN)/meshwright plan llama3-70b --cluster h100:8x8 --seq 8192 --global-batch 4M-tokens
@@ -26,7 +26,20 @@ $(VENV)/core.done: pyproject.toml constraints.txt
 	$(BIN)/pip install -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/full.done: $(VENV)/core.done
+# What the tests drive besides Python packages: a browser, a shell linter, emulated networks.
+$(VENV)/system.done: $(VENV)/core.done
+	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  command -v chromium >/dev/null && command -v shellcheck >/dev/null && command -v ip >/dev/null || { \
+	    echo "meshwright: installing chromium, shellcheck and iproute2 (one minute)"; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends \
+	      chromium fonts-dejavu-core shellcheck iproute2 >/dev/null; }; \
+	else \
+	  command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	    { $(BIN)/pip install -q -c constraints.txt playwright && $(BIN)/playwright install chromium; }; \
+	fi
+	@touch $@
+
+$(VENV)/full.done: $(VENV)/system.done
 	@echo "meshwright: adding what the tests need (two minutes)"
 	$(BIN)/pip install -c constraints.txt "torch==2.13.0"
 	$(BIN)/pip install -c constraints.txt -e ".[engine,studio,fast]" --group test --group lint --group browser --group docs --group build
@@ -54,6 +67,10 @@ browser: $(VENV)/full.done
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update && \
 	  apt-get install -y --no-install-recommends chromium fonts-dejavu-core; then exit 0; fi; \
 	$(BIN)/playwright install chromium
+
+# The studio's page from its source; needs Node. The result is committed, and CI compares.
+web:
+	cd studio-web && npm ci --no-audit --no-fund && npm run build
 
 clean:
 	rm -rf $(VENV) dist docs/_build
