@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.schedules.ops import IntArray, Kind
 
 Order = list[list[tuple[int, int, int]]]
+Option = tuple[float, int, int, int, int, Kind]
+"""Start, priority, number, stage, rank and kind of something a rank could run."""
+NOTHING: Option = (math.inf, 0, 0, 0, 0, Kind.F)
 
 
 @dataclass(frozen=True)
@@ -56,27 +60,38 @@ def dispatch(rules: Rules, pp: int) -> Order:
     clock = [0.0] * pp
     order: Order = [[] for _ in range(pp)]
     left = 2 * sum(len(u) for u in units)
+
+    def best(r: int) -> Option:
+        """Return what a rank would run next: what can start first, then by priority."""
+        options: list[Option] = []
+        for s in local[r]:
+            if done_b[s] < len(ready_b[s]):
+                at = max(clock[r], ready_b[s][done_b[s]])
+                priority = s % chain if rules.forward_first else s % chain - 2 * chain
+                options.append((at, priority, done_b[s], s, r, Kind.B))
+            if done_f[s] < len(ready_f[s]) and done_f[s] - done_b[s] < rules.cap(s):
+                at = max(clock[r], ready_f[s][done_f[s]])
+                options.append((at, -(s % chain), done_f[s], s, r, Kind.F))
+        return min(options, default=NOTHING)
+
+    candidates = [best(r) for r in range(pp)]
     while left:
-        options = []
-        for r in range(pp):
-            for s in local[r]:
-                if done_b[s] < len(ready_b[s]):
-                    at = max(clock[r], ready_b[s][done_b[s]])
-                    priority = s % chain if rules.forward_first else s % chain - 2 * chain
-                    options.append((at, priority, done_b[s], s, r, Kind.B))
-                if done_f[s] < len(ready_f[s]) and done_f[s] - done_b[s] < rules.cap(s):
-                    at = max(clock[r], ready_f[s][done_f[s]])
-                    options.append((at, -(s % chain), done_f[s], s, r, Kind.F))
-        at, _, n, s, r, kind = min(options)
+        at, _, n, s, r, kind = min(candidates)
         order[r].append((kind, s, units[s][n]))
         clock[r] = at + (rules.forward if kind == Kind.F else rules.backward)
         last = s % chain == chain - 1
+        served = s
         if kind == Kind.F:
             done_f[s] += 1
+            served = s if last else s + 1
             (ready_b[s] if last else ready_f[s + 1]).append(clock[r])
         else:
             done_b[s] += 1
             if s % chain:
+                served = s - 1
                 ready_b[s - 1].append(clock[r])
+        candidates[r] = best(r)
+        if rank_of[served] != r:
+            candidates[rank_of[served]] = best(rank_of[served])
         left -= 1
     return order

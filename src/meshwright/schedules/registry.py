@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,8 @@ class Family:
     parameters: int = 1
 
 
+MAX_OPERATIONS = 30_000_000
+"""More than a step can have; a mistyped number is refused instead of filling the memory."""
 ANY = 1_000_000
 """No bound on the virtual stages."""
 
@@ -253,10 +256,15 @@ def resolve(name: str, shape: Shape) -> Shape:
         if getattr(shape, field) < 1:
             raise SpecError(field, getattr(shape, field), "at least 1 is expected")
     for field in ("virtual_stages", "group", "slices", "memory_limit", "comm"):
-        if getattr(shape, field) < 0:
-            raise SpecError(field, getattr(shape, field), "must not be negative")
-    if any(time < 0 for time in shape.times):
-        raise SpecError("times", shape.times, "must not be negative")
+        if not 0 <= getattr(shape, field) < math.inf:
+            raise SpecError(field, getattr(shape, field), "must be finite and not negative")
+    if any(not 0 <= time < math.inf for time in shape.times):
+        raise SpecError("times", shape.times, "must be finite and not negative")
+    units = shape.micro_batches * max(shape.slices, 1)
+    if 3 * shape.pp * max(shape.virtual_stages, 1) * units > MAX_OPERATIONS:
+        raise SpecError(
+            "micro_batches", shape.micro_batches, f"more than {MAX_OPERATIONS:,} operations"
+        )
     return shape if shape.virtual_stages else replace(shape, virtual_stages=kind.chunks[0])
 
 

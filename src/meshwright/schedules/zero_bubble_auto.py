@@ -6,6 +6,7 @@ with a few yes-or-no policies, run for every combination of them, and the best r
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -110,26 +111,32 @@ def dispatch(problem: Problem, policy: Policy) -> list[list[tuple[int, int, int]
     ranks = [_Rank(stage) for stage in range(problem.pp)]
     forward_end: list[list[float]] = [[] for _ in ranks]
     input_end: list[list[float]] = [[] for _ in ranks]
-    remaining = set(range(problem.pp))
-    while remaining:
-        for rank in sorted((ranks[i] for i in remaining), key=lambda r: (r.clock, -r.stage)):
-            step = _decide(problem, policy, rank, forward_end, input_end)
-            if step is not None:
-                _run(problem, rank, step, forward_end, input_end)
-                break
+    waiting = [(0.0, -stage) for stage in range(problem.pp)]  # deeper stages first in a tie
+    heapq.heapify(waiting)
+    blocked: set[int] = set()
+    while waiting:
+        _, negative = heapq.heappop(waiting)
+        rank = ranks[-negative]
+        kind = _decide(problem, policy, rank, forward_end, input_end)
+        if kind is None:
             coming = [
                 arrival
                 for arrival in _arrivals(problem, rank, forward_end, input_end)
                 if arrival is not None and arrival > rank.clock + _ROUND
             ]
-            if coming:
-                rank.clock = min(coming)
-                break
+            if not coming:
+                blocked.add(rank.stage)  # until a neighbour produces what it waits for
+                continue
+            rank.clock = min(coming)
         else:
-            return None  # every rank waits for memory that nobody will free
-        if rank.weights == problem.micro_batches:
-            remaining.discard(rank.stage)
-    return [rank.ops for rank in ranks]
+            _run(problem, rank, kind, forward_end, input_end)
+            served = rank.stage + {Kind.F: 1, Kind.I: -1}.get(kind, 0)
+            if served in blocked:
+                blocked.discard(served)
+                heapq.heappush(waiting, (ranks[served].clock, -served))
+        if rank.weights < problem.micro_batches:
+            heapq.heappush(waiting, (rank.clock, -rank.stage))
+    return None if blocked else [rank.ops for rank in ranks]
 
 
 def _run(
