@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs setup web clean
+.PHONY: demo test lint docs setup page page-check browser clean
 
 demo: $(VENV)/core.done
 	@$(BIN)/meshwright plan llama3-70b --cluster h100:8x8 --seq 8192 --global-batch 4M-tokens
 
 setup: $(VENV)/full.done
 
-test: $(VENV)/full.done lint docs
+test: $(VENV)/full.done browser lint docs
 	$(BIN)/pytest -n 2
 
 docs: $(VENV)/full.done
@@ -26,16 +26,12 @@ $(VENV)/core.done: pyproject.toml constraints.txt
 	$(BIN)/pip install -c constraints.txt -e .
 	@touch $@
 
-# What the tests drive besides Python packages: a browser, a shell linter, emulated networks.
+# Small system tools that some tests drive; without root those tests say what they miss.
 $(VENV)/system.done: $(VENV)/core.done
-	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	  command -v chromium >/dev/null && command -v shellcheck >/dev/null && command -v ip >/dev/null || { \
-	    echo "meshwright: installing chromium, shellcheck and iproute2 (one minute)"; \
-	    apt-get update -qq && apt-get install -y -qq --no-install-recommends \
-	      chromium fonts-dejavu-core shellcheck iproute2 >/dev/null; }; \
-	else \
-	  command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
-	    { $(BIN)/pip install -q -c constraints.txt playwright && $(BIN)/playwright install chromium; }; \
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  command -v shellcheck >/dev/null && command -v ip >/dev/null || { \
+	    echo "meshwright: installing shellcheck and iproute2"; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends shellcheck iproute2 >/dev/null; }; \
 	fi
 	@touch $@
 
@@ -67,10 +63,6 @@ browser: $(VENV)/full.done
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update && \
 	  apt-get install -y --no-install-recommends chromium fonts-dejavu-core; then exit 0; fi; \
 	$(BIN)/playwright install chromium
-
-# The studio's page from its source; needs Node. The result is committed, and CI compares.
-web:
-	cd studio-web && npm ci --no-audit --no-fund && npm run build
 
 clean:
 	rm -rf $(VENV) dist docs/_build
