@@ -57,6 +57,13 @@ def test_trace_and_columns_are_written(tmp_path, capsys):
         track = (event["pid"], event["tid"])
         assert event["ts"] >= ends.get(track, 0.0) * (1 - 1e-9), "slices of a track overlap"
         ends[track] = event["ts"] + event["dur"]
+    spans = {}
+    for event in slices:
+        spans.setdefault((event["pid"], event["tid"]), []).append(event)
+    for arrow in (e for e in events if e["ph"] in "sf"):
+        on = spans[arrow["pid"], arrow["tid"]]
+        assert any(e["ts"] <= arrow["ts"] < e["ts"] + e["dur"] for e in on), "an arrow to nowhere"
+    assert all(e["pid"] > 0 and e.get("tid", 1) > 0 for e in events)
     assert {e["id"] for e in events if e["ph"] == "s"} == {
         e["id"] for e in events if e["ph"] == "f"
     }

@@ -83,22 +83,36 @@ def perfetto(run: Run) -> dict[str, Any]:
             "args": {"step": m.step, "chunks": chunks, "op": m.op, "src": m.src, "dst": m.dst,
                      "bytes": m.count * run.size_bytes / program.per_tensor},
         }  # fmt: skip
-        out, into = track(m.src, 0, start, end), track(m.dst, 1, start, end)
+        # Perfetto keeps process and thread 0 for the idle task, so both count from 1.
+        out, into = track(m.src, 0, start, end) + 1, track(m.dst, 1, start, end) + 1
+        sender, receiver = m.src + 1, m.dst + 1
+        # An arrow must end inside the slice it points to.
+        arrival = end - 1e-3 * (end - start)
         verb = "add" if m.op == "reduce" else "copy"
-        events.append({**common, "name": f"{chunks} → {m.dst}", "pid": m.src, "tid": out})
-        events.append({**common, "name": f"{verb} {chunks} ← {m.src}", "pid": m.dst, "tid": into})
+        events.append({**common, "name": f"{chunks} → {m.dst}", "pid": sender, "tid": out})
+        name = f"{verb} {chunks} ← {m.src}"
+        events.append({**common, "name": name, "pid": receiver, "tid": into})
         flow = {"cat": "message", "name": "message", "id": index}
-        events.append({**flow, "ph": "s", "ts": start * 1e6, "pid": m.src, "tid": out})
-        events.append({**flow, "ph": "f", "bp": "e", "ts": end * 1e6, "pid": m.dst, "tid": into})
+        events.append({**flow, "ph": "s", "ts": start * 1e6, "pid": sender, "tid": out})
+        events.append(
+            {**flow, "ph": "f", "bp": "e", "ts": arrival * 1e6, "pid": receiver, "tid": into}
+        )
     heads: list[dict[str, Any]] = []
     for rank in range(program.ranks + program.switches):
         label = f"rank {rank}" if rank < program.ranks else "switch"
-        heads.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": label}})
+        pid = rank + 1
+        heads.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": label}})
         heads.append(
-            {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+            {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": rank}}
         )
     for (rank, lane), name in sorted(names.items()):
         heads.append(
-            {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}}
+            {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": rank + 1,
+                "tid": lane + 1,
+                "args": {"name": name},
+            }
         )
     return {"displayTimeUnit": "ns", "traceEvents": heads + events}
