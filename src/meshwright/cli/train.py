@@ -14,7 +14,7 @@ from meshwright.cli import running
 
 def command(
     what: str = running.WHAT,
-    data: str = typer.Option(..., "--data", help="A text file, or a folder of them."),
+    data: str = typer.Option("demo", "--data", help="A text file or a folder of them; demo ships."),
     out: str = typer.Option(..., "--out", "-o", help="Folder for metrics and checkpoints."),
     cluster: str | None = running.CLUSTER,
     tp: int | None = running.TP,

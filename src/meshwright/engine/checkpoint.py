@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ from meshwright.specs.plan import write_atomically
 
 
 def save(
-    folder: str | Path, step: int, program: Program, optimizer: torch.optim.Optimizer, keep: int
+    folder: str | Path,
+    step: int,
+    program: Program,
+    optimizer: torch.optim.Optimizer,
+    keep: int,
+    before_commit: Callable[[], None] = lambda: None,
 ) -> Path:
     """Write `folder/step-N` together, point LATEST at it and drop all but the `keep` newest.
 
-    Every rank calls this.
+    Every rank calls this. `before_commit` runs when the files are written but not yet in force.
     """
     root = Path(folder)
     target, partial = root / f"step-{step:08d}", root / f".step-{step:08d}.partial"
@@ -38,6 +44,8 @@ def save(
         partial.mkdir(parents=True)
     dist.barrier()
     dcp.save(_state(program, optimizer), checkpoint_id=str(partial))
+    before_commit()
+    dist.barrier()
     if dist.get_rank() == 0:
         manifest = {"step": step, "model": program.model.plain(), "layout": program.layout.plain()}
         write_atomically(partial / "manifest.json", json.dumps(manifest, indent=1))
@@ -66,6 +74,11 @@ def latest(folder: str | Path) -> Path:
         if _complete(candidate):
             return candidate
     raise SpecError("resume", str(folder), "holds no complete checkpoint (step-N with .metadata)")
+
+
+def step_of(path: str | Path) -> int:
+    """The steps done in a complete checkpoint."""
+    return int(json.loads((Path(path) / "manifest.json").read_text())["step"])
 
 
 def _complete(path: Path) -> bool:

@@ -15,6 +15,8 @@ import torch
 from meshwright.specs.errors import SpecError
 
 BYTE_VOCABULARY = 256
+DEMO = Path(__file__).parent / "texts" / "demo.txt"
+"""A few public-domain texts, for demonstrations: `--data demo`."""
 
 
 class ByteCorpus:
@@ -25,7 +27,8 @@ class ByteCorpus:
     """
 
     def __init__(self, path: str | Path, seq_len: int, seed: int = 0) -> None:
-        self.path, self.seq_len, self.seed = Path(path), seq_len, seed
+        self.path = DEMO if str(path) == "demo" else Path(path)
+        self.seq_len, self.seed = seq_len, seed
         self._parts = [_open(file) for file in _files(self.path)]
         self._ends = np.cumsum([len(part) for part in self._parts])
         # A window is S inputs and the S next bytes; the last byte is only ever a target.

@@ -8,11 +8,13 @@ stage are divided anew for the experts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from meshwright.engine.collectives import Axis
 from meshwright.engine.decoder import Axes
@@ -108,7 +110,11 @@ def make_world(
         sequence_parallel=layout.sequence_parallel and layout.tp > 1,
     )
     pp = Axis(name="pp", size=layout.pp, rank=pp_rank, group=dense.get_group("pp"))
-    control = dist.new_group(list(range(layout.world)))
+    control = dist.new_group(list(range(layout.world)), timeout=_timeout(dist.group.WORLD))
+    for mesh in (dense, expert_mesh):
+        for group in mesh.get_all_groups() if mesh is not None else ():
+            # Mesh groups would wait for half an hour, whatever the job's own limit.
+            _set_pg_timeout(_timeout(dist.group.WORLD), group)
     return World(
         layout=layout, device=device, rank=rank, dense=dense, experts=expert_mesh, axes=axes,
         pp=pp, dp_rank=dp_rank, tied=tied, control=control,
@@ -117,13 +123,19 @@ def make_world(
     )  # fmt: skip
 
 
+def _timeout(group: Any) -> timedelta:
+    """How long a group's collectives wait for a silent rank."""
+    kind = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    return group._get_backend(kind).options._timeout
+
+
 def _own_group(lines: torch.Tensor, rank: int) -> Any:
     """A process group per row of `lines` (made by all ranks); return the one with this rank."""
     own = None
     if lines.shape[1] == 1:
         return None
     for line in lines.tolist():
-        group = dist.new_group(line)
+        group = dist.new_group(line, timeout=_timeout(dist.group.WORLD))
         if rank in line:
             own = group
     return own

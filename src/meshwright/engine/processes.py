@@ -22,7 +22,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-_PEER_LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out")
+_DIED = "the process ended"
+_PEER_LOST = ("remote worker", "Connection", "closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out")
 
 
 class RankError(RuntimeError):
@@ -93,7 +94,7 @@ def _collect(
     while open_pipes:
         # After a first failure the others get a moment to say what they know: the rank that was
         # first to *report* may only have lost its peer.
-        left = min(deadline - time.monotonic(), 1.0 if failures else 60.0)
+        left = min(deadline - time.monotonic(), 2.0 if failures else 60.0)
         ready = wait(list(open_pipes), timeout=max(left, 0.0))
         if not ready:
             if failures:
@@ -111,7 +112,7 @@ def _collect(
                 if rank not in results and not any(f.rank == rank for f in failures):
                     children[rank].join(1.0)
                     code = children[rank].exitcode
-                    failures.append(RankError(rank, f"the process ended with exit code {code}"))
+                    failures.append(RankError(rank, f"{_DIED} with exit code {code}"))
                 continue
             if kind == "message" and on_message is not None:
                 on_message(rank, payload)
@@ -121,13 +122,39 @@ def _collect(
                 message, details = payload
                 failures.append(RankError(rank, message, details))
     if failures:
-        raise min(failures, key=_blame)
+        raise _culprit(failures, results, children)
     return [results[rank] for rank in range(len(pipes))]
 
 
-def _blame(failure: RankError) -> tuple[bool, int]:
-    """Real errors before lost peers, then by rank."""
-    return any(sign in failure.reason for sign in _PEER_LOST), failure.rank
+def _culprit(
+    failures: list[RankError], results: dict[int, Any], children: list[Any]
+) -> RankError:
+    """The failure to report: a real error if there is one, else the one rank that said nothing."""
+    worst = min(failures, key=_blame)
+    spoke = {failure.rank for failure in failures} | set(results)
+    silent = [rank for rank in range(len(children)) if rank not in spoke]
+    frozen = [rank for rank in silent if _is_stopped(children[rank].pid)]
+    silent = frozen or silent
+    if _blame(worst)[0] == 2 and len(silent) == 1:
+        heard = f"rank {worst.rank} waited in vain: {worst.reason}"
+        return RankError(silent[0], f"stopped answering ({heard})", worst.details)
+    return worst
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the process is stopped by a signal, where the system tells (Linux)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state == "T"
+
+
+def _blame(failure: RankError) -> tuple[int, int]:
+    """Dead processes first, then real errors, then lost peers; within each by rank."""
+    if failure.reason.startswith(_DIED):
+        return 0, failure.rank
+    return 1 + any(sign in failure.reason for sign in _PEER_LOST), failure.rank
 
 
 def _rank_main(
@@ -169,7 +196,10 @@ def _rank_main(
         dist.barrier()
     except BaseException as error:
         code = 1
-        message = " ".join(str(error).split())[:400] or type(error).__name__
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # torch's pipeline wraps what really happened
+            cause = cause.__cause__
+        message = " ".join(str(cause).split())[:400] or type(cause).__name__
         send("error", (message, traceback.format_exc()))
     # A normal interpreter exit now and then aborts in gloo's threads after all work is done.
     pipe.close()

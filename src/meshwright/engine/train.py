@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from meshwright.engine import checkpoint
 from meshwright.engine.data import BYTE_VOCABULARY, ByteCorpus
+from meshwright.engine.faults import Fault, Injector
 from meshwright.engine.guards import check
 from meshwright.engine.numerics import Numerics
 from meshwright.engine.parallelize import Precision
@@ -49,6 +52,8 @@ class Run:
     save_every: int = 0
     keep: int = 3
     csv: str = ""
+    fault: Fault | None = None
+    generation: int = 0
 
 
 def precision_of(job: Job) -> Precision:
@@ -132,6 +137,8 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         Last loss, tokens per second and this rank's peak memory.
     """
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    injector = Injector(run.fault, dist.get_rank(), run.generation, report)
+    injector.at_start()
     source = Checkpoint(run.init) if run.init else None
     program = Program(
         run.model, run.numerics, run.layout, global_batch=run.job.global_batch,
@@ -148,6 +155,7 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
     summary: dict[str, Any] = {"step": start}
     for step in range(start, run.steps):
         began = time.perf_counter()
+        injector.at_step(step + 1)
         rate = learning_rate(run, step)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -164,12 +172,26 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         if dist.get_rank() == 0:
             report(summary)
         if run.save_every and ((step + 1) % run.save_every == 0 or step + 1 == run.steps):
-            where = checkpoint.save(run.out, step + 1, program, optimizer, run.keep)
+            injector.before_save(step + 1)
+            where = checkpoint.save(
+                run.out, step + 1, program, optimizer, run.keep,
+                before_commit=lambda at=step + 1: injector.while_saving(at),  # type: ignore[misc]
+            )  # fmt: skip
             if dist.get_rank() == 0:
                 report({"kind": "saved", "step": step + 1, "path": str(where)})
     if run.export:
         export(run, program)
-    return summary | {"peak_memory_bytes": peak_memory_bytes()}
+    return summary | {"peak_memory_bytes": peak_memory_bytes(), "digest": digest(program)}
+
+
+def digest(program: Program) -> str:
+    """A hash of this rank's parameters, to tell whether two runs ended bit for bit alike."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, parameter in program.parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        found.update(name.encode())
+        found.update(local.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def peak_memory_bytes() -> int:

@@ -1,0 +1,77 @@
+"""Runs that are broken on purpose end bit for bit where an undisturbed run does."""
+
+import pytest
+
+from meshwright.engine.drill import drill
+from meshwright.engine.faults import Fault
+from meshwright.engine.numerics import default_numerics
+from meshwright.engine.processes import RankError
+from meshwright.engine.supervise import supervise
+from meshwright.engine.toy import TOY
+from meshwright.engine.train import Run
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
+from meshwright.specs.layout import Layout
+
+SMALL = TOY.but(layers=2)
+FAULTS = [
+    Fault(kind="kill", rank=1, step=6),
+    Fault(kind="kill", rank=0, step=2),  # before any checkpoint: from the start
+    Fault(kind="stop", rank=2, step=7),
+    Fault(kind="raise", rank=3, step=5),
+    Fault(kind="kill-save", rank=0, step=8),
+    Fault(kind="kill-save", rank=2, step=4),
+    Fault(kind="full-disk", rank=1, step=8),
+    Fault(kind="kill-restart", rank=3, step=6),
+]
+
+
+def _run(out, **changes):
+    job = Job(seq_len=16, global_batch=8, precision=RECIPES["fp32"], optimizer=OPTIMIZERS["adamw"])
+    base = {
+        "model": SMALL, "numerics": default_numerics(SMALL), "layout": Layout(dp=2, pp=2, zero=1),
+        "job": job, "data": "demo", "out": str(out), "steps": 9, "warmup": 2, "save_every": 4,
+    }  # fmt: skip
+    return Run(**base | changes)
+
+
+@pytest.mark.dist
+def test_every_fault_is_recovered_bit_for_bit(tmp_path):
+    for result in drill(_run(tmp_path), FAULTS, freeze_s=6):
+        assert result.recovered, result
+        assert result.bitwise_equal, result
+        assert result.restarts == (2 if result.fault.kind == "kill-restart" else 1)
+        assert result.detection_s is not None
+        assert result.detection_s < (30 if result.fault.kind == "stop" else 10)
+        assert result.lost_steps <= 4
+        if result.fault.kind in ("kill", "stop", "raise", "kill-restart"):
+            assert result.blamed_rank == result.fault.rank, result
+
+
+@pytest.mark.dist
+def test_a_run_that_cannot_succeed_is_not_restarted_for_ever(tmp_path):
+    heard = []
+    with pytest.raises(RankError, match="loss became"):
+        supervise(
+            _run(tmp_path, learning_rate=1e30, clip=0.0, save_every=0),
+            max_restarts=2, on_message=lambda rank, message: heard.append(message),
+        )  # fmt: skip
+    assert len([m for m in heard if m["kind"] == "step" and m["step"] == 1]) == 3
+
+
+@pytest.mark.parametrize("text", ["1@10", "rank=1", "rank=1@step=0", "rank=x@step=1", ""])
+def test_a_fault_is_written_one_way(text):
+    with pytest.raises(SpecError, match="rank=1@step=10"):
+        Fault.parse("kill", text)
+    assert Fault.parse("kill", "rank=1@step=10") == Fault(kind="kill", rank=1, step=10)
+
+
+def test_faults_that_never_happen_are_refused(tmp_path):
+    for fault, field in (
+        (Fault(kind="kill", rank=4, step=1), "rank"),
+        (Fault(kind="kill", rank=0, step=10), "step"),
+        (Fault(kind="kill-save", rank=0, step=5), "step"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            drill(_run(tmp_path), [fault])
+        assert caught.value.field == field
