@@ -86,7 +86,9 @@ class Injector:
             self._announce()
             # Every further write fails with "File too large", as it would with "No space left".
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+            )
 
     def while_saving(self, step: int) -> None:
         """Called when the checkpoint's files are written but not yet in force."""

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 _DIED = "the process ended"
-_PEER_LOST = ("remote worker", "Connection", "closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out")
+_PEER_LOST = (
+    "remote worker",
+    "Connection",
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "timed out",
+    "Timed out",
+)
 
 
 class RankError(RuntimeError):
@@ -126,9 +134,7 @@ def _collect(
     return [results[rank] for rank in range(len(pipes))]
 
 
-def _culprit(
-    failures: list[RankError], results: dict[int, Any], children: list[Any]
-) -> RankError:
+def _culprit(failures: list[RankError], results: dict[int, Any], children: list[Any]) -> RankError:
     """The failure to report: a real error if there is one, else the one rank that said nothing."""
     worst = min(failures, key=_blame)
     spoke = {failure.rank for failure in failures} | set(results)
