@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import shutil
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -38,6 +40,7 @@ PAGES = (
     "/drills",
     "/cards",
     "/glossary",
+    "/reference",
     "/progress",
     "/nowhere",
 )
@@ -387,6 +390,45 @@ def test_drill_is_graded_by_the_engine(fresh, api):
     ).json()
     expect(page.locator('[data-fact="total"]')).to_have_text(str(round(grade["total"])))
     assert violations(page) == []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, api):
+    """A small exported site: the page, and the answers that the test opens."""
+    from meshwright.studio import site as export
+
+    folder = tmp_path_factory.mktemp("exported") / "site"
+    wanted = [
+        ("/api/sim/pipeline", {**defaults("pipeline"), "m": "16"}),
+        ("/api/sim/pipeline", defaults("pipeline")),
+        ("/api/cards", {}),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "requests", lambda: iter(wanted))
+        # In a thread of its own: Playwright keeps an event loop in this one.
+        with ThreadPoolExecutor(1) as worker:
+            worker.submit(export.export_site, folder).result()
+    return folder
+
+
+def defaults(sim: str) -> dict[str, str]:
+    controls = json.loads((static_folder() / "requests.json").read_text("utf-8"))[sim]
+    return {control["name"]: control["default"] for control in controls}
+
+
+def test_exported_site_opens_from_a_file(chrome, site, api):
+    visit = Visit(chrome, site.as_uri())
+    page = visit.page
+    page.goto(f"{site.as_uri()}/index.html#/sim/pipeline?m=16")
+    expect(page.locator('[data-fact="bubble"]')).to_have_text("15.79 %")
+    page.goto(f"{site.as_uri()}/index.html#/cards")
+    page.reload()
+    expect(page.locator(".flash .face")).to_have_text(api.get("/api/cards").json()[0]["front"])
+    visit.context.close()
+    assert not visit.wrong
+    for file in site.rglob("*"):
+        if file.suffix in (".html", ".css") or file.name == "static.js":
+            assert not re.search(r"https?://", file.read_text("utf-8")), file.name
 
 
 def test_first_view_is_small():

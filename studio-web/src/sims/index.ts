@@ -24,6 +24,8 @@ export interface Simulation {
   picture: Component<PictureProps>
   /** Frames to step through; by default one per step of the answer. */
   frames?: (view: View<any>) => number
+  /** Asked with the query when the server is live: what the picture fetches for itself later. */
+  extra?: Record<string, string>
   /** Milliseconds of one frame when playing. */
   pace?: number
 }
@@ -34,7 +36,7 @@ export const SIMULATIONS: Simulation[] = [
   { id: 'all-reduce', title: 'All-reduce, chunk by chunk', question: 'How does every rank get the sum without one rank doing all the work?', axis: 'data', picture: AllReduce, pace: 1000,
     frames: (view) => view.data.steps.length + 1 },
   { id: 'tensor', title: 'Splitting a matrix product', question: 'Which cut of a weight needs a sum, and which only needs glue?', axis: 'tensor', picture: Tensor, pace: 1600 },
-  { id: 'pipeline', title: 'Pipeline schedules', question: 'Where does the bubble come from, and what does a schedule buy?', axis: 'pipeline', picture: Pipeline, pace: 220,
+  { id: 'pipeline', title: 'Pipeline schedules', question: 'Where does the bubble come from, and what does a schedule buy?', axis: 'pipeline', picture: Pipeline, pace: 220, extra: { compare: '0' },
     frames: (view) => new Set(view.data.op.end).size + 1 },
   { id: 'zero', title: 'ZeRO calculator', question: 'What does each device keep when the states are sharded?', axis: 'data', picture: Zero },
   { id: 'grid', title: 'The three-axis grid', question: 'Which rank is where, and whom does it talk to?', axis: 'tensor', picture: Grid },

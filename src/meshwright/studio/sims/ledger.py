@@ -82,7 +82,7 @@ def ledger(
         "formulas": [
             {"name": f"{r['name']} ({r['layout']})",
              "symbolic": "+".join(n.replace("_", " ") for n, b in r["parts"].items() if b > 0),
-             "substituted": "", "value": decimal_bytes(r["total_bytes"]),
+             "substituted": "+".join(decimal_bytes(b) for b in r["parts"].values() if b > 0), "value": decimal_bytes(r["total_bytes"]),
              "source": "the cost model's named parts, of the heaviest stage"}
             for r in regimes
         ],

@@ -115,6 +115,9 @@ def pipeline(
     ] = 2.0,
     slow_rank: Annotated[int, Query(ge=-1, le=31, description="the slow rank; -1: none")] = -1,
     slow_factor: Annotated[float, Query(ge=1, le=10, description="how much slower it is")] = 2.0,
+    compare: Annotated[
+        bool, Query(description="compare all schedules, or only GPipe and 1F1B")
+    ] = True,
     p2p: Annotated[float, Query(ge=0, le=10, description="one transfer over one forward")] = 0.0,
 ) -> View[PipelineData]:
     """Simulate one pipeline schedule, and compare every schedule on the same ranks.
@@ -129,7 +132,10 @@ def pipeline(
     chunks = _chunks(schedule, pp, m, v)
     timeline = costs.run(schedule, pp, m, chunks)
     drawn = timeline.schedule
-    rivals = [_rival(name, pp, m, v, costs, shown=name == schedule) for name in FAMILIES]
+    rivals = [
+        _rival(name, pp, m, v, costs, shown=name == schedule)
+        for name in (FAMILIES if compare else ("gpipe", "1f1b"))
+    ]
     share = timeline.bubble.makespan
     plain = slow_rank < 0 and p2p == 0
     classic = plain and schedule in ("gpipe", "1f1b", "interleaved", "looped-bfs")
