@@ -64,6 +64,9 @@ class Behaviour(Spec):
         ge=0,
         description="tensors of the hidden width that eager attention copies and keeps per layer",
     )
+    moved_widths: float = Field(
+        ge=0, description="tensors of the hidden width copied per layer, kept or not"
+    )
     full_width_buffers: float = Field(
         ge=0,
         description="whole-sequence tensors of the hidden width alive at once around the "

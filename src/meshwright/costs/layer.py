@@ -271,7 +271,7 @@ def _elementwise(
     activation = tokens * (width / keys.tp) * (3.0 if model.gated else 2.0)
     activation = activation * (1.0 if behaviour.fused_activation else 2.0)
     moved = moved + activation * element * (1.6 if backward else 1.0)
-    copied = tokens * (model.hidden / keys.tp) * behaviour.copied_widths
+    copied = tokens * (model.hidden / keys.tp) * behaviour.moved_widths
     moved = moved + copied * 2.0 * element
     if model.positions == "rope":
         rotated = tokens * ((model.heads + model.kv_heads) / keys.tp) * model.head_dim

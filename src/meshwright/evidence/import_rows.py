@@ -297,7 +297,9 @@ def _layout(
         raise SkipRow(f"{model.experts.experts} experts over ep = {ep}")
     etp = re.search(r'"expert-tensor-parallel-size":(\d+)', row["setup"])
     schedule = _schedule(row, vpp)
-    stage_layers = None
+    stage_layers = _stated_split(row, model.layers, degrees.pp)
+    if "vocab" in row["schedule"].lower():
+        raise SkipRow("a vocabulary split over pipeline stages is not modelled")
     if degrees.pp > 1 and vpp == 1 and known.stage_split == "cost-balanced":
         later = "after_pp_fix=False" not in row["setup"]
         stage_layers = cost_balanced_layers(model, degrees.pp, inclusive=later)
@@ -323,6 +325,17 @@ def _layout(
         schedule=schedule,
         stage_layers=stage_layers,
     )
+
+
+def _stated_split(row: Row, layers: int, pp: int) -> tuple[int, ...] | None:
+    """Layers per stage where a row says how many the last one has: the others share the rest."""
+    stated = re.search(r"layers on last stage=(\d+)", row["setup"])
+    if stated is None or pp < 2:
+        return None
+    last = int(stated.group(1))
+    base, surplus = divmod(layers - last, pp - 1)
+    # The surplus goes to the later stages: the first also has the embedding.
+    return (*(base + (index >= pp - 1 - surplus) for index in range(pp - 1)), last)
 
 
 _SCHEDULES = (("zbv", "zb-v"), ("zbb", "zb-h1"), ("v-half", "v-half"), ("v-min", "v-min"),

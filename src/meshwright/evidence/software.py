@@ -128,6 +128,8 @@ def precision_of(
         base = RECIPES["fp16"]
     else:
         base = RECIPES["bf16"]
+    if rule.lora and base.name == "fp8":
+        base = base.but(parameter_bytes=1)  # frozen weights are kept in fp8
     return base.but(
         gradient_bytes=known.gradient_bytes, gradient_reduce_bytes=known.gradient_reduce_bytes
     )
