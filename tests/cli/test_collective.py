@@ -98,3 +98,30 @@ def test_all_groups_at_once_share_the_cards_of_their_hosts(capsys):
         times[cluster] = found["time_at_once_s"] / found["time_s"]
     assert times["aws-p4de:4"] == pytest.approx(2, rel=0.1), "four cards serve eight devices"
     assert times["h100:4x8"] == pytest.approx(1), "eight cards serve eight devices"
+
+
+def test_a_sweep_predicts_what_nccl_tests_would_print(capsys):
+    arguments = ["collective", "all-reduce", "--cluster", "h100:1x8", "--sweep"]
+    assert run([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = report["rows"]
+    assert [row["size_bytes"] for row in rows] == [2.0**p for p in range(13, 34)]
+    bus = [row["busbw_bytes_s"] for row in rows]
+    assert bus == sorted(bus) and 460e9 < bus[-1] < 490e9, "8 GiB measured: 480 GB/s"
+    assert rows[-1]["nccl_choice"] == "nvls/Simple"
+    assert run(arguments) == 0
+    assert "8.00 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--sweep"], "--cluster"),
+        (["--sweep", "--cluster", "h100:1x1"], "two ranks"),
+        (["--cluster", "h100:1x8"], "64MiB"),
+        (["--sweep", "--cluster", "h100:1x8", "--ranks", "16"], "8 devices"),
+    ],
+)
+def test_a_sweep_without_what_it_needs_is_one_sentence(arguments, match, capsys):
+    assert run(["collective", "all-reduce", *arguments]) == 2
+    assert match in capsys.readouterr().err

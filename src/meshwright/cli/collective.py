@@ -10,13 +10,17 @@ import typer
 if TYPE_CHECKING:
     from meshwright.costs.nccl import Candidate
     from meshwright.simulator.collective_events import Run
+    from meshwright.specs.cluster import Cluster
 
 
 def command(
     collective: str = typer.Argument(
         ..., help="all-reduce, all-gather, reduce-scatter, broadcast, all-to-all or send-recv."
     ),
-    size: str = typer.Option(..., "--size", help="Size of the whole tensor: 2GB, 64MiB."),
+    size: str | None = typer.Option(None, "--size", help="Size of the whole tensor: 2GB, 64MiB."),
+    sweep: bool = typer.Option(
+        False, "--sweep", help="With --cluster: sizes from 8 KiB to 8 GiB, as nccl-tests runs them."
+    ),
     ranks: int | None = typer.Option(None, "--ranks", help="Members of the group."),
     bandwidth: str | None = typer.Option(
         None, "--bandwidth", help="Of one rank, one direction: 25GB/s, 200Gb/s."
@@ -54,6 +58,13 @@ def command(
     from meshwright.specs.quantities import parse_bytes
 
     name = collective.replace("-", "_")
+    if sweep:
+        if cluster is None:
+            raise SpecError("cluster", cluster, "--sweep needs --cluster")
+        _sweep(name, cluster, ranks, stride, as_json)
+        return
+    if size is None:
+        raise SpecError("size", size, "the size of the tensor is expected, such as 64MiB")
     size_bytes = parse_bytes(size, "size")
     if size_bytes <= 0:
         raise SpecError("size", size, "more than nothing is expected, such as 64MiB")
@@ -78,9 +89,11 @@ def command(
 
         print_json(report | ({"steps": columnar(run)} if wanted and run else {}))
         return
-    _print(report)
+    from meshwright.cli.collective_view import print_report, print_steps
+
+    print_report(report)
     if steps and run is not None:
-        _print_steps(run)
+        print_steps(run)
 
 
 def _dims(text: str | None) -> tuple[int, ...] | None:
@@ -185,9 +198,7 @@ def _on_cluster(
 
     where = load_cluster(cluster)
     fabric = Fabric.of(where)
-    n = ranks if ranks is not None else max(where.gpus // max(stride, 1), 1)
-    if stride < 1 or n < 1 or n * stride > where.gpus + stride - 1:
-        raise SpecError("ranks", n, f"{stride} apart, they must fit the {where.gpus} devices")
+    n = _members(where, ranks, stride)
     group = place(fabric, n, stride=stride)
     cost = collective_cost(name, fabric, size_bytes, group)
     report = _summary(name, size_bytes, n, float(cost.total_s))
@@ -255,6 +266,54 @@ def _on_cluster(
     return report, run
 
 
+def _members(where: Cluster, ranks: int | None, stride: int) -> int:
+    """Members of the group: those asked for, or all that lie `stride` apart."""
+    from meshwright.specs.errors import SpecError
+
+    n = ranks if ranks is not None else max(where.gpus // max(stride, 1), 1)
+    if stride < 1 or n < 1 or n * stride > where.gpus + stride - 1:
+        raise SpecError("ranks", n, f"{stride} apart, they must fit the {where.gpus} devices")
+    return n
+
+
+def _sweep(name: str, cluster: str, ranks: int | None, stride: int, as_json: bool) -> None:
+    """Predict the table that nccl-tests would print on the cluster."""
+    from meshwright.cli.collective_view import print_sweep
+    from meshwright.cli.output import print_json
+    from meshwright.costs.collectives import ALGORITHMS, collective_cost
+    from meshwright.costs.fabric import Fabric, place
+    from meshwright.costs.nccl import candidates
+    from meshwright.specs.clusters import load_cluster
+    from meshwright.specs.errors import SpecError
+
+    where = load_cluster(cluster)
+    fabric = Fabric.of(where)
+    n = _members(where, ranks, stride)
+    if n < 2:
+        raise SpecError("ranks", n, "at least two ranks are needed to communicate")
+    group = place(fabric, n, stride=stride)
+    rows = []
+    for power in range(13, 34):
+        size_bytes = 2.0**power
+        cost = collective_cost(name, fabric, size_bytes, group)
+        try:
+            choice = candidates(name, fabric, size_bytes, group)[0].name
+        except SpecError:
+            choice = ""
+        row = _summary(name, size_bytes, n, float(cost.total_s))
+        row |= {"priced_as": ALGORITHMS[int(cost.algorithm)], "nccl_choice": choice}
+        rows.append({k: v for k, v in row.items() if k not in ("schema", "collective", "ranks")})
+    if as_json:
+        print_json(
+            {"schema": "meshwright/collective-sweep/1", "collective": name, "ranks": n,
+             "cluster": where.name, "stride": stride, "rows": rows}
+        )  # fmt: skip
+        return
+    title = name.replace("_", "-")
+    apart = f", {stride} apart" if stride > 1 else ""
+    print_sweep(f"{title} over {n} ranks of {where.name}{apart}", rows)
+
+
 def _summary(name: str, size_bytes: float, ranks: int, time_s: float) -> dict[str, Any]:
     from meshwright.costs.collectives import bus_factor
 
@@ -282,140 +341,3 @@ def _write(run: Run | None, trace: Path | None, output: Path | None) -> None:
         write_atomically(trace, json.dumps(perfetto(run), separators=(",", ":")))
     if output is not None:
         write_atomically(output, json.dumps(columnar(run), separators=(",", ":")))
-
-
-def _print(report: dict[str, Any]) -> None:
-    from meshwright.cli.output import print_table
-    from meshwright.specs.quantities import format_seconds
-
-    title = report["collective"].replace("_", "-")
-    rows = [
-        ("time", f"{report['time_s']:.3g} s ({format_seconds(report['time_s'])})"),
-        ("algorithm", report["algorithm"]),
-        ("sent by a rank", _decimal(report["sent_bytes_per_rank"])),
-        ("size / time", f"{report['algbw_bytes_s'] / 1e9:.4g} GB/s"),
-        ("bus bandwidth", f"{report['busbw_bytes_s'] / 1e9:.4g} GB/s"),
-    ]
-    if "steps_in_sequence" in report:
-        rows.insert(2, ("steps", str(report["steps_in_sequence"])))
-    if "parts" in report:
-        names = {"latency_s": "hops and filling", "intra_s": "bytes inside a domain",
-                 "inter_s": "bytes between domains"}  # fmt: skip
-        rows[1:1] = [(f"  {names[k]}", format_seconds(v)) for k, v in report["parts"].items() if v]
-        rows.append(
-            ("placement",
-             f"{report['domains']:g} x {report['members_per_domain']:g} on {report['cluster']}")
-        )  # fmt: skip
-    if "simulated" in report:
-        link, busy = report["simulated"]["busiest_link"]
-        rows.append(
-            ("message by message",
-             f"{format_seconds(report['simulated']['time_s'])} as "
-             f"{report['simulated']['algorithm']}; busiest link: {link}, {100 * busy:.0f} %")
-        )  # fmt: skip
-    if "groups_at_once" in report.get("simulated", {}):
-        link, busy = report["simulated"]["busiest_link_at_once"]
-        rows.append(
-            (f"all {report['simulated']['groups_at_once']} groups at once",
-             f"{format_seconds(report['simulated']['time_at_once_s'])}; busiest link: {link}, "
-             f"{100 * busy:.0f} %")
-        )  # fmt: skip
-    heading = f"{title} of {_decimal(report['size_bytes'])} over {report['ranks']} ranks"
-    print_table("", (heading, ""), rows)
-    if report.get("compared"):
-        print_table(
-            "Algorithms on these links",
-            ("algorithm", "time", "steps", "sent by the busiest rank"),
-            [(c["algorithm"], format_seconds(c["time_s"]), str(c["steps"]),
-              _decimal(c["sent_bytes"])) for c in report["compared"]],
-            right=(1, 2),
-        )  # fmt: skip
-    if "nccl" in report:
-        found = report["nccl"]["candidates"]
-        if not found:
-            print(f"NCCL: {report['nccl']['why'] or 'nothing to send'}.")
-            return
-        print_table(
-            "What NCCL's tuning model says",
-            ("algorithm/protocol", "its time", "latency", "bandwidth"),
-            [(f"{c['algorithm']}/{c['protocol']}", format_seconds(c["time_s"]),
-              format_seconds(c["latency_s"]), f"{c['bandwidth_bytes_s'] / 1e9:.1f} GB/s")
-             for c in found[:6]],
-            right=(1, 2),
-            note=f"{report['nccl']['why']}.",
-        )  # fmt: skip
-
-
-def _decimal(size_bytes: float) -> str:
-    """A size in decimal units, as link rates are."""
-    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.4g} {unit}"
-    return f"{size_bytes:.4g} B"
-
-
-SHOWN_RANKS, SHOWN_STEPS = 16, 64
-
-
-def _fitting(cell: int) -> int:
-    """Columns of ranks that fit beside the step and its times."""
-    import shutil
-    import sys
-
-    if not sys.stdout.isatty():
-        return SHOWN_RANKS
-    width = shutil.get_terminal_size().columns
-    return max(1, min(SHOWN_RANKS, (width - 28) // max(cell + 1, 9)))
-
-
-def _print_steps(run: Run) -> None:
-    """A row a step, a column a sender: `c3>1 +` adds chunk 3 into rank 1, `=` overwrites."""
-    from meshwright.cli.output import print_table
-    from meshwright.simulator.collective_export import chunk_names
-
-    program = run.program
-    cells: dict[tuple[int, int], list[str]] = {}
-    starts: dict[int, float] = {}
-    ends: dict[int, float] = {}
-    for index, m in enumerate(program.messages):
-        sign = "+" if m.op == "reduce" else "="
-        to = "switch" if m.dst >= program.ranks else str(m.dst)
-        cells.setdefault((m.step, m.src), []).append(
-            f"{chunk_names(m.chunk, m.count, m.stride)}>{to} {sign}"
-        )
-        starts[m.step] = min(starts.get(m.step, float("inf")), float(run.start_s[index]))
-        ends[m.step] = max(ends.get(m.step, 0.0), float(run.end_s[index]))
-    widest = max(len(_some(texts)) for texts in cells.values())
-    shown = min(program.ranks + program.switches, _fitting(widest + 2))
-    senders = range(shown)
-    heads = [f"rank {r}" if r < program.ranks else "switch" for r in senders]
-    rows = []
-    for step in range(min(program.steps, SHOWN_STEPS)):
-        sent = [_some(cells.get((step, r), ["·"])) for r in senders]
-        at = (_clock(starts[step]), _clock(ends[step]))
-        rows.append((str(step + 1), *at, *sent))
-    left_out = []
-    if program.ranks + program.switches > shown:
-        left_out.append(f"{program.ranks + program.switches - shown} more ranks")
-    if program.steps > SHOWN_STEPS:
-        left_out.append(f"{program.steps - SHOWN_STEPS} more steps")
-    more = f" Not shown: {' and '.join(left_out)}; -o FILE has all." if left_out else ""
-    print_table(
-        f"{program.algorithm}: {len(program.messages):,} messages of chunks of "
-        f"{_decimal(run.size_bytes / program.per_tensor)}",
-        ("step", "from", "to", *heads),
-        rows,
-        right=(0, 1, 2),
-        note="c3>1 +: chunk 3 goes to rank 1 and is added there; =: it replaces; "
-        f"… 2: two messages in the step.{more}",
-    )
-
-
-def _clock(time_s: float) -> str:
-    from meshwright.specs.quantities import format_seconds
-
-    return format_seconds(time_s) if time_s > 0 else "0"
-
-
-def _some(cells: list[str]) -> str:
-    return cells[0] if len(cells) == 1 else f"{cells[0]} … {len(cells)}"
