@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs setup page page-check browser clean
+.PHONY: demo test lint docs setup page page-check browser validate-more clean
 
 demo: $(VENV)/core.done
 	@$(BIN)/meshwright plan llama3-70b --cluster h100:8x8 --seq 8192 --global-batch 4M-tokens
@@ -63,6 +63,14 @@ browser: $(VENV)/full.done
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update && \
 	  apt-get install -y --no-install-recommends chromium fonts-dejavu-core; then exit 0; fi; \
 	$(BIN)/playwright install chromium
+
+# Parsers of exports that take minutes to install.
+validate-more: $(VENV)/full.done
+	$(BIN)/pip install --no-deps --target $(VENV)/validate/torchtitan-0.3.0 torchtitan==0.3.0
+	$(BIN)/pip install --no-deps --target $(VENV)/validate/lightning-2.6.6 \
+	  lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0
+	$(BIN)/pip install --target $(VENV)/validate/skypilot-0.14.1 skypilot==0.14.1
+	MESHWRIGHT_VALIDATE_MORE=1 $(BIN)/pytest tests/exports/test_more_parsers.py
 
 clean:
 	rm -rf $(VENV) dist docs/_build

@@ -14,6 +14,7 @@ from plans import TITAN, make_plan, plans
 
 from meshwright.exports import accelerate, deepspeed, megatron, torchtitan
 from meshwright.exports.fabric import environment
+from meshwright.exports.imports import Given, import_text
 from meshwright.exports.megatron_read import known_flags
 from meshwright.exports.targets import FRAMEWORKS, LAUNCHERS, export
 
@@ -60,9 +61,18 @@ def test_megatron_accepts_our_flags_and_refuses_wrong_ones():
         base.but(job=base.job.but(global_batch=17).model_dump()),
     ]
     flags, *answers = ask_megatron(
-        [question(p) for p in [*good, *wrong]] + [question(base, ["--nonsense"])]
+        [question(p) | {"log": True} for p in [*good, *wrong]] + [question(base, ["--nonsense"])]
     )
     assert flags == known_flags()
+    for plan, answer in zip(good[:20], answers, strict=False):
+        # Megatron's own print-out of its arguments is read back as the same plan.
+        back = import_text(answer["log"], "train.log", Given(cluster=plan.cluster))
+        assert back.format == "Megatron-LM log"
+        assert back.layout == megatron.canonical(plan.layout, plan.model), plan.model.name
+        assert back.job.global_batch == plan.job.global_batch
+        assert (back.model.layers, back.model.ffn, back.model.gated, back.model.kv_heads) == (
+            plan.model.layers, plan.model.ffn, plan.model.gated, plan.model.kv_heads,
+        )  # fmt: skip
     for plan, answer in zip(good, answers, strict=False):
         assert answer["error"] is None, (plan.model.name, plan.layout.label(), answer["error"])
         assert answer["dp"] == plan.layout.dp
@@ -280,3 +290,21 @@ def test_torchtitan_recipes_use_fields_that_its_configuration_has(tmp_path):
         preset, _, layout = torchtitan.read(ast.parse(text), plan.layout.world)
         assert preset == plan.model.name
         assert layout.world == plan.layout.world
+
+
+def test_a_torchtitan_log_is_read_back():
+    for plan in sample(plans(torchtitan.LIMITS, TITAN), 15):
+        module, flavor = torchtitan.flavor(plan.model)
+        kind = {"none": None, "full": {"preserve_rng_state": True}, "selective": {
+            "preserve_rng_state": True, "force_recompute_mm_shapes_by_fqns": []}}  # fmt: skip
+        config = {
+            "model_spec": {"name": module, "flavor": flavor},
+            "parallelism": torchtitan.parallelism(plan), "training": torchtitan.training(plan),
+            "activation_checkpoint": kind[torchtitan.canonical(plan.layout).recompute],
+        }  # fmt: skip
+        text = (
+            f"[titan] 2026 - INFO - Running with configs: {json.dumps(config, indent=2)}\nstep: 1\n"
+        )
+        back = import_text(text, "titan.log", Given(cluster=plan.cluster))
+        assert back.layout == torchtitan.canonical(plan.layout, plan.model)
+        assert back.model.name == plan.model.name

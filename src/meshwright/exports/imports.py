@@ -101,6 +101,10 @@ def import_text(text: str, name: str, given: Given, folder: Path | None = None) 
     if logged is not None:
         flags, world = logged
         return _megatron(flags, world, given, stamp, "Megatron-LM log", [])
+    if "Running with configs:" in text:
+        return _torchtitan(
+            torchtitan.read_log(text, _world_of(given)), given, stamp, "torchtitan log"
+        )
     suffix = Path(name).suffix.lower()
     if suffix == ".py":
         return _python(text, name, given, stamp, folder)
@@ -206,12 +210,25 @@ def _python(text: str, name: str, given: Given, stamp: Stamp, folder: Path | Non
         return import_file(folder / "train_fsdp.py", given)
     if "ParallelismConfig" in text:
         cluster = _cluster(given, stamp, 0)
-        preset, job, layout = torchtitan.read(tree, cluster.gpus)
-        named = Stamp(model=preset or stamp.model)
-        stamped = _named_alike(_model(given, named), stamp)
-        model = given.model or stamped or _model(given, named)
-        return Imported("torchtitan recipe", model, cluster, job, canonical(layout, model))
+        return _torchtitan(torchtitan.read(tree, cluster.gpus), given, stamp, "torchtitan recipe")
     raise SpecError("file", name, "no torchtitan recipe and no script with a LAYOUT table")
+
+
+def _world_of(given: Given) -> int:
+    return given.cluster.gpus if given.cluster is not None else 0
+
+
+def _torchtitan(
+    read: tuple[str, Job, Layout] | None, given: Given, stamp: Stamp, kind: str
+) -> Imported:
+    if read is None:
+        raise SpecError("log", None, "no configuration was found in this log")
+    preset, job, layout = read
+    model = _model(given, Stamp(model=preset or stamp.model))
+    if given.model is None and stamp.model:
+        model = _named_alike(model, stamp) or model
+    cluster = _cluster(given, stamp, layout.world)
+    return Imported(kind, model, cluster, job, canonical(layout, model))
 
 
 def _deepspeed(

@@ -10,7 +10,7 @@ from meshwright.exports.bundle import comment
 from meshwright.exports.fabric import check_hosts
 from meshwright.specs.plan import Plan
 
-VERSION = "2.5"
+VERSION = "2.6.6"
 
 LIMITS = replace(fsdp.LIMITS, title="the Lightning", hybrid_shard=False)
 

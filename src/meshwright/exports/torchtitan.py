@@ -7,6 +7,7 @@ The recipe starts from a registered model; reading one back reads literals from 
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -252,7 +253,42 @@ def read(tree: ast.Module, world: int) -> tuple[str, Job, Layout]:
         raise SpecError(
             "recipe", None, "calls of ParallelismConfig and TrainingConfig are expected"
         )
-    name = _registered(tree)
+    fp8 = "Float8LinearConverter" in ast.dump(tree)
+    return _read_fields(_registered(tree), split, train, _checkpoint(tree), fp8, world)
+
+
+def read_log(text: str, world: int) -> tuple[str, Job, Layout] | None:
+    """Return what a log says that `debug.print_config` wrote its configuration to, if it did.
+
+    Raises:
+        SpecError: values that contradict each other.
+    """
+    start = text.find(_LOGGED)
+    if start < 0:
+        return None
+    try:
+        data, _ = json.JSONDecoder().raw_decode(text[start + len(_LOGGED) :].lstrip())
+    except (ValueError, RecursionError):
+        raise SpecError("log", _LOGGED, "the configuration in this log is cut short") from None
+    split, train = data.get("parallelism"), data.get("training")
+    if not isinstance(split, dict) or not isinstance(train, dict):
+        raise SpecError("log", _LOGGED, "tables parallelism and training are expected")
+    spec = data.get("model_spec") or {}
+    names = {(module, size): ours for module, size, ours in FLAVORS.values()}
+    name = names.get((str(spec.get("name")), str(spec.get("flavor"))), "")
+    saved = data.get("activation_checkpoint")
+    kind = "none"
+    if isinstance(saved, dict):
+        kind = "selective" if "force_recompute_mm_shapes_by_fqns" in saved else "full"
+    return _read_fields(name, split, train, kind, "Float8" in text, world)
+
+
+_LOGGED = "Running with configs:"
+
+
+def _read_fields(
+    name: str, split: dict[str, Any], train: dict[str, Any], kind: str, fp8: bool, world: int
+) -> tuple[str, Job, Layout]:
     tp = _degree(split, "tensor_parallel_degree")
     pp = _degree(split, "pipeline_parallel_degree")
     cp = _degree(split, "context_parallel_degree")
@@ -266,13 +302,14 @@ def read(tree: ast.Module, world: int) -> tuple[str, Job, Layout]:
     shard = _degree({"data_parallel_shard_degree": shard}, "data_parallel_shard_degree")
     dp = replicate * shard
     sharded = shard * cp > 1
-    zero = 0 if not sharded else 2 if split.get("fsdp_reshard_after_forward") == "never" else 3
-    if split.get("fsdp_reshard_after_forward", "default") == "default" and pp > 1 and sharded:
+    policy = split.get("fsdp_reshard_after_forward", "default")
+    zero = 0 if not sharded else 2 if policy == "never" else 3
+    if policy == "default" and pp > 1 and sharded:
         zero = 2  # torchtitan's default keeps weights gathered under a pipeline
     schedule, virtual, stages = _stages(split, pp, name)
-    micro = _degree(split, "pipeline_parallel_microbatch_size") if pp > 1 else train.get(
-        "local_batch_size", 8
-    )  # fmt: skip
+    micro = train.get("local_batch_size", 8)
+    if pp > 1:
+        micro = _degree(split, "pipeline_parallel_microbatch_size")
     batch = train.get("global_batch_size", -1)
     if batch == -1:
         batch = train.get("local_batch_size", 8) * dp
@@ -282,11 +319,10 @@ def read(tree: ast.Module, world: int) -> tuple[str, Job, Layout]:
             "zero": zero, "shard": shard * cp if sharded else 0, "micro_batch": micro,
             "sequence_parallel": split.get("enable_sequence_parallel", True),
             "schedule": schedule, "virtual_stages": virtual, "stage_layers": stages,
-            "recompute": _checkpoint(tree),
+            "recompute": kind,
         },
         "parallelism",
     )  # fmt: skip
-    fp8 = "Float8LinearConverter" in ast.dump(tree)
     half = train.get("mixed_precision_param", "bfloat16") == "bfloat16"
     recipe = RECIPES["fp8" if fp8 else "bf16-fp32-grads" if half else "fp32"]
     job = Job.parse(

@@ -107,6 +107,8 @@ def main():
         try:
             with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
                 answer |= _check(question["words"], question["world"], question["connections"])
+            if question.get("log"):
+                answer["log"] = noise.getvalue()
         except (Exception, SystemExit) as error:
             text = str(error) if not isinstance(error, SystemExit) else noise.getvalue()
             answer["error"] = f"{type(error).__name__}: {text}"[-400:] or repr(error)

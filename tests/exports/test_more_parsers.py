@@ -1,0 +1,91 @@
+"""Parsers that take minutes to install: torchtitan, Lightning and SkyPilot.
+
+`make validate-more` installs them and runs this file; the default tests leave it out.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plans import TITAN, make_plan, plans
+from test_execution import LLAMA, free_port, tiny_plan
+from test_real_parsers import sample
+
+from meshwright.exports import torchtitan
+from meshwright.exports.targets import export
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("MESHWRIGHT_VALIDATE_MORE"), reason="run by make validate-more"
+)
+ROOT = Path(sys.prefix) / "validate"
+
+
+def test_torchtitan_accepts_our_fields():
+    """Its configuration dataclasses, loaded from the wheel without the rest of torchtitan."""
+    path = ROOT / "torchtitan-0.3.0/torchtitan/config/configs.py"
+    spec = importlib.util.spec_from_file_location("torchtitan_configs", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["torchtitan_configs"] = module
+    spec.loader.exec_module(module)
+    for plan in sample(plans(torchtitan.LIMITS, TITAN), 40):
+        split = module.ParallelismConfig(**torchtitan.parallelism(plan))
+        train = module.TrainingConfig(**torchtitan.training(plan))
+        degrees = (
+            split.data_parallel_replicate_degree * split.data_parallel_shard_degree
+            * split.tensor_parallel_degree * split.pipeline_parallel_degree
+            * split.context_parallel_degree
+        )  # fmt: skip
+        assert degrees == plan.layout.world
+        assert train.global_batch_size == plan.job.global_batch
+        if split.pipeline_parallel_degree > 1:
+            assert train.local_batch_size % split.pipeline_parallel_microbatch_size == 0
+    with pytest.raises(TypeError):
+        module.ParallelismConfig(tensor_paralel_degree=2)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("layout", [{"dp": 2, "zero": 3}, {"dp": 2}], ids=["fsdp2", "ddp"])
+def test_the_lightning_export_runs(layout, tmp_path):
+    export(tiny_plan(LLAMA, **layout), "lightning").write(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
+         str(free_port()), "train_lightning.py", "--steps", "3"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "lightning-2.6.6")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "max_steps=3" in done.stderr + done.stdout
+
+
+def test_skypilot_accepts_our_tasks(tmp_path):
+    texts = [
+        export(make_plan("llama3-8b", tp=8, dp=nodes), "skypilot", launches="megatron").files[
+            "sky.yaml"
+        ]
+        for nodes in (1, 4)
+    ]
+    for number, text in enumerate([*texts, texts[0] + "no_such_key: 1\n"]):
+        (tmp_path / f"{number}.yaml").write_text(text)
+    program = (
+        "import sys, json, sky\nanswers = []\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n        task = sky.Task.from_yaml(path)\n"
+        "        answers.append([task.num_nodes, str(task.resources)])\n"
+        "    except Exception as error:\n        answers.append(['error', str(error)])\n"
+        "print(json.dumps(answers))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *(str(tmp_path / f"{n}.yaml") for n in range(3))],
+        capture_output=True, text=True, timeout=200, cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "skypilot-0.14.1"),
+             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, four, wrong = json.loads(done.stdout.splitlines()[-1])
+    assert one[0] == 1 and "H100" in one[1]
+    assert four[0] == 4
+    assert wrong[0] == "error" and "no_such_key" in wrong[1]
