@@ -49,6 +49,8 @@ def command(
         _export_all(loaded, everything, stamp, as_json)
         return
     bundle = export(loaded, to, launches=launches, command=stamp)
+    for note in bundle.notes:
+        print(f"note: {note}", file=sys.stderr)
     if as_json:
         print_json({"target": bundle.target, "start": bundle.start, "files": dict(bundle.files)})
         return

@@ -59,7 +59,7 @@ def stamp_lines(plan: Plan, command: str, target: str) -> list[str]:
 
 def comment(plan: Plan, command: str, target: str, mark: str = "#") -> str:
     """The stamp as a block of comments, newline at its end."""
-    return "".join(f"{mark} {line}\n" for line in stamp_lines(plan, command, target))
+    return "".join(f"{mark} {line}".lstrip() + "\n" for line in stamp_lines(plan, command, target))
 
 
 def stamp_data(plan: Plan, command: str, target: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
     if cluster.device.vendor not in _GPU_VENDORS:
         return found
     fsdp = layout.zero >= 2 and layout.dp * layout.cp > 1
-    if framework == "megatron" and (layout.tp > 1 or layout.cp > 1) and not fsdp:
+    if framework.startswith("megatron") and (layout.tp > 1 or layout.cp > 1) and not fsdp:
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = (
             "1", "keeps tensor-parallel communication ahead of the matrix product it feeds",
         )  # fmt: skip

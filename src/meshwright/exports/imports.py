@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,8 @@ def _deepspeed(
         stamp = read_stamp("\n".join(str(value) for value in dict(data[STAMP_KEY]).values()))
     model, cluster = _model(given, stamp), _cluster(given, stamp, world)
     seq = _seq(given, stamp, notes)
-    job, layout = deepspeed.read(data, world or cluster.gpus, seq)
+    world = _started(given, world, notes) or cluster.gpus
+    job, layout = deepspeed.read(data, world, seq)
     return Imported("DeepSpeed JSON", model, cluster, job, canonical(layout, model), tuple(notes))
 
 
@@ -264,7 +265,10 @@ def _megatron(
     flags: Flags, world: int, given: Given, stamp: Stamp, kind: str, notes: list[str]
 ) -> Imported:
     cluster = _cluster(given, stamp, world)
-    model, job, layout = megatron.read_flags(flags, world or cluster.gpus)
+    world = _started(given, world, notes) or cluster.gpus
+    model, job, layout = megatron.read_flags(flags, world)
+    if given.model is None and not {"vocab-size", "padded-vocab-size"} & set(flags):
+        notes.append(f"the vocabulary is in a tokenizer's file; {model.vocab} is assumed (--model)")
     named = given.model or _named_alike(model, stamp)
     if named is not None:
         model = named
@@ -291,7 +295,11 @@ def _shell(text: str, name: str, given: Given, stamp: Stamp, folder: Path | None
     script = read_script(text)
     words = _training_words(script, name)
     world = _world(script, words)
-    return _words(words, world, given, stamp, folder)
+    imported = _words(words, world, given, stamp, folder)
+    if script.branches:
+        note = "conditions in the script are not evaluated: every branch is read as taken"
+        imported = replace(imported, notes=(*imported.notes, note))
+    return imported
 
 
 _BESIDE = {
@@ -390,6 +398,14 @@ def _launch_number(words: list[str], names: tuple[str, ...]) -> int:
             following = words[index + 1] if index + 1 < len(words) else ""
             return _whole((value or following).split(":")[-1])
     return 0
+
+
+def _started(given: Given, world: int, notes: list[str]) -> int:
+    """Devices of the run: what the user says it runs on, before what a script happens to start."""
+    if given.cluster is None or not world or given.cluster.gpus == world:
+        return world
+    notes.append(f"the script starts {world} devices; --cluster says {given.cluster.gpus}")
+    return given.cluster.gpus
 
 
 def _whole(text: str) -> int:

@@ -25,10 +25,11 @@ class Command:
         return f" \\\n{indent}".join(self.lines())
 
     def lines(self) -> list[str]:
-        """The words grouped: a flag and its values together, quoted for a shell."""
+        """The words grouped: a flag with its values, or an override, a line; quoted for a shell."""
         groups: list[list[str]] = []
         for word in self.words:
-            if word.startswith("--") or not groups or not groups[-1][0].startswith("--"):
+            joins = groups and groups[-1][0].startswith("-") and "=" not in word
+            if word.startswith("--") or not joins:
                 groups.append([])
             groups[-1].append(word if word.startswith('"$') else shlex.quote(word))
         return [" ".join(group) for group in groups]

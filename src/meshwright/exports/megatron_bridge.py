@@ -60,7 +60,8 @@ _FIELD |= _RENAMED
 _FLAG = {field: flag for flag, field in _FIELD.items()}
 _IGNORED = frozenset(
     {"dataset.seq_length", "optimizer.use_distributed_optimizer", "model.gradient_accumulation_fusion",
-     "tokenizer.vocab_size", "logger.log_interval", "validation.eval_iters", "dataset.blend"}
+     "tokenizer.vocab_size", "logger.log_interval", "validation.eval_iters", "dataset.blend",
+     "model.mtp_num_layers"}
 )  # fmt: skip
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed",
           "fp4": "bf16_with_nvfp4_mixed"}  # fmt: skip
@@ -94,6 +95,10 @@ def overrides(plan: Plan) -> dict[str, str]:
     found["ddp.use_distributed_optimizer"] = _bool(sharded)
     found["ddp.grad_reduce_in_fp32"] = _bool(job.precision.gradient_reduce_bytes >= 4)
     found["mixed_precision"] = _MIXED.get(job.precision.compute, "null")
+    if model.latent_attention is not None:
+        # The DeepSeek recipe brings a multi-token-prediction layer and a split of its own.
+        found["model.mtp_num_layers"] = "null"
+        found.setdefault("model.pipeline_model_parallel_layout", "null")
     found["logger.log_interval"], found["validation.eval_iters"] = "1", "0"
     return found
 

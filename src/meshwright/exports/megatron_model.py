@@ -161,7 +161,9 @@ def read_model(flags: Flags, name: str = "imported") -> Model:
             "attention_out_bias": biased,
             "ffn_bias": biased,
             "positions": {"learned_absolute": "learned", "none": "none"}.get(positions, "rope"),
-            "max_positions": number(flags, "max-position-embeddings", 0)
+            "max_positions": number(
+                flags, "max-position-embeddings", number(flags, "seq-length", 0)
+            )
             if positions == "learned_absolute"
             else 0,
             "window": int(window.strip("()").split(",")[0]) + 1 if window else 0,
@@ -178,7 +180,10 @@ def vocabulary(flags: Flags) -> int:
     for name in ("padded-vocab-size", "vocab-size"):
         if name in flags:
             return number(flags, name, 1)
-    return 50257 if flags.get("tokenizer-type") == "GPT2BPETokenizer" else 128_000
+    tokenizer = str(
+        flags.get("tokenizer-type", "GPT2BPETokenizer" if "merge-file" in flags else "")
+    )
+    return {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}.get(tokenizer, 128_000)
 
 
 def number(flags: Flags, name: str, default: int) -> int:

@@ -21,11 +21,15 @@ _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 
 @dataclass
 class Script:
-    """What a script says: its variables, its #SBATCH options and the words of its commands."""
+    """What a script says: its variables, its #SBATCH options and the words of its commands.
+
+    Conditions are not evaluated: every branch counts as taken, and `branches` says there are some.
+    """
 
     variables: dict[str, str] = field(default_factory=dict)
     sbatch: dict[str, str] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
+    branches: bool = False
 
 
 def read_script(text: str) -> Script:
@@ -48,6 +52,7 @@ def read_script(text: str) -> Script:
             old = script.variables.get(name, "") + " " if adds else ""
             script.variables[name] = old + words
             continue
+        script.branches |= statement.split(maxsplit=1)[0] in ("if", "elif", "else", "case")
         words = expand(statement, script.variables)
         found = _split(words, statement)
         if found:
@@ -57,25 +62,36 @@ def read_script(text: str) -> Script:
 
 def _statements(text: str, script: Script) -> list[str]:
     """Statements of a script: continued lines, arrays and open quotes joined, comments dropped."""
-    text = text.replace("\r\n", "\n")
-    joined = re.sub(r"\\[ \t]*\n", " ", text)
     found: list[str] = []
     pending = ""
-    for line in joined.split("\n"):
+    continued = False
+    for line in text.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
         option = re.match(r"#SBATCH\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?", stripped)
         if option and not pending:
             script.sbatch[option.group(1).lstrip("-")] = option.group(2) or ""
             continue
-        if not stripped or (stripped.startswith("#") and not _open_quote(pending)):
+        # A comment ends with its line, also where it ends in a backslash.
+        if stripped.startswith("#") and not _open_quote(pending):
             continue
-        pending = f"{pending}\n{_bare(line)}" if pending else _bare(stripped)
-        if _open_quote(pending) or _open_array(pending):
+        if not stripped and not continued and not pending:
             continue
-        found.append(pending.strip())
+        code = _bare(line) if pending else _bare(stripped)
+        whole = code.rstrip()
+        continued = whole.endswith("\\") and not whole.endswith("\\\\")
+        if continued:
+            code = whole[:-1]
+        joint = " " if pending else ""
+        pending = f"{pending}{joint}{code}" if pending else code
+        if continued or _open_quote(pending) or _open_array(pending):
+            continue
+        if pending.strip():
+            found.append(pending.strip())
         pending = ""
-    if pending:
-        raise SpecError("script", pending[:60], "a quote or bracket is never closed")
+    if pending.strip():
+        if not continued:
+            raise SpecError("script", pending[:60], "a quote or bracket is never closed")
+        found.append(pending.strip())
     return found
 
 
@@ -126,7 +142,7 @@ def expand(text: str, variables: dict[str, str]) -> str:
     for _ in range(8):
         before = text
         text = _VARIABLE.sub(lambda match: _value(match, variables), text)
-        text = _ARITHMETIC.sub(_arithmetic, text)
+        text = _ARITHMETIC.sub(lambda match: _arithmetic(match, variables), text)
         if text == before or len(text) > MAX_BYTES:
             break
     return text
@@ -142,9 +158,10 @@ def _value(match: re.Match[str], variables: dict[str, str]) -> str:
     return known if known is not None else match.group(0)
 
 
-def _arithmetic(match: re.Match[str]) -> str:
+def _arithmetic(match: re.Match[str], variables: dict[str, str]) -> str:
+    bare = re.sub(r"[A-Za-z_]\w*", lambda m: variables.get(m.group(), m.group()), match.group(1))
     try:
-        return str(_whole(ast.parse(match.group(1).strip(), mode="eval").body))
+        return str(_whole(ast.parse(bare.strip(), mode="eval").body))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return match.group(0)
 

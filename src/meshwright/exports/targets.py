@@ -32,6 +32,7 @@ class Framework:
     limits: Limits
     files: Callable[[Plan, str], dict[str, str]]
     words: Callable[[Plan], tuple[str, ...]]
+    notes: Callable[[Plan], tuple[str, ...]] = lambda plan: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "torchtitan": Framework(
         "torchtitan", torchtitan.VERSION, torchtitan.LIMITS, torchtitan.files,
         lambda plan: ("-m", "torchtitan.train", "--module", "recipe", "--config", "recipe"),
+        torchtitan.notes,
     ),
     "nanotron": Framework(
         "nanotron", nanotron.VERSION, nanotron.LIMITS, nanotron.files,
@@ -148,7 +150,7 @@ def _framework(plan: Plan, name: str, command: str) -> Bundle:
     files = framework.files(plan, command)
     stamp = comment(plan, command, f"{framework.title} {framework.version}")
     script = torchrun_script(plan, Command(framework.words(plan), name), stamp)
-    return Bundle(name, files | {"run.sh": script}, "bash run.sh")
+    return Bundle(name, files | {"run.sh": script}, "bash run.sh", framework.notes(plan))
 
 
 def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundle:
@@ -160,7 +162,7 @@ def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundl
     words = framework.words(plan)
     text = launcher.text(plan, Command(words, framework_name), stamp)
     files = {launcher.file: text} | framework.files(plan, command)
-    return Bundle(name, files, launcher.start)
+    return Bundle(name, files, launcher.start, framework.notes(plan))
 
 
 def export_all(plan: Plan, *, command: str = "") -> tuple[dict[str, Bundle], dict[str, str]]:

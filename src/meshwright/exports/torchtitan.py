@@ -169,6 +169,17 @@ def training(plan: Plan) -> dict[str, Any]:
     return fields
 
 
+def notes(plan: Plan) -> tuple[str, ...]:
+    """What torchtitan does otherwise than the plan priced, without changing the layout."""
+    precision = plan.job.precision
+    if precision.compute == "fp32" or precision.gradient_reduce_bytes >= 4:
+        return ()
+    return (
+        f"torchtitan reduces gradients in fp32, 4 bytes each; the plan priced "
+        f"{precision.gradient_reduce_bytes:g} (plan with --framework torchtitan)",
+    )
+
+
 _RECIPE = '''"""A torchtitan recipe: python -m torchtitan.train --module recipe --config recipe
 
 {stamp}

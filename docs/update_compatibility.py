@@ -1,0 +1,129 @@
+"""Write docs/compatibility.md from a run of the export tests: `python docs/update_compatibility.py`.
+
+Runs `tests/exports` (with the parsers of `make validate-more` if they are installed) and reports,
+for every target, the version it was checked against and which checks passed in that run.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from importlib import metadata
+from pathlib import Path
+
+from meshwright.exports.targets import FRAMEWORKS, LAUNCHERS
+
+ROOT = Path(__file__).parent.parent
+MORE = Path(sys.prefix) / "validate"
+
+# Target → (what a check shows, the tests that show it as a pattern of their names).
+COMMON = {
+    "comes back with the same layout": r"test_the_layout_survives_export_and_import\[{name}\]",
+    "two hosts started by every launcher": r"test_launchers_start_two_hosts.*\[{name}-",
+    "stamped": r"test_every_file_says_who_made_it_and_how\[{name}\]",
+}
+CHECKS = {
+    "megatron": {
+        "its argument validation, its flags, its log": r"test_megatron_accepts",
+        "published runs without loss": r"test_published_runs.*\[megatron-(?!bridge)",
+    },
+    "megatron-bridge": {"published runs without loss": r"test_published_runs.*\[megatron-bridge-"},
+    "deepspeed": {
+        "DeepSpeedConfig": r"test_deepspeed_accepts_our_json",
+        "trained 3 steps on CPU, loss equal": r"test_the_deepspeed_export_runs",
+    },
+    "accelerate": {
+        "its launcher and plugins": r"test_accelerate_accepts_our_yaml",
+        "its keys": r"test_our_tables_of_accelerate_keys",
+        "trained 3 steps on CPU, loss equal": r"test_the_accelerate_export_runs",
+    },
+    "torchtitan": {
+        "its configuration classes": r"test_torchtitan_accepts_our_fields",
+        "its log": r"test_a_torchtitan_log_is_read_back",
+    },
+    "fsdp": {"trained 3 steps on CPU, loss equal": r"test_the_pytorch_script_runs"},
+    "lightning": {"trained 3 steps on CPU": r"test_the_lightning_export_runs"},
+    "torchrun": {"bash, torchrun's parser": r"test_launchers_start_two_hosts.*-torchrun\]"},
+    "slurm": {"bash, torchrun's parser": r"test_launchers_start_two_hosts.*-slurm\]"},
+    "kubernetes": {"devices, bash, torchrun's parser": r"(start_two_hosts.*-|every_device\[)kubernetes\]"},
+    "jobset": {"devices, bash, torchrun's parser": r"(start_two_hosts.*-|every_device\[)jobset\]"},
+    "pytorchjob": {"devices, bash, torchrun's parser": r"(start_two_hosts.*-|every_device\[)pytorchjob\]"},
+    "skypilot": {"sky.Task.from_yaml": r"test_skypilot_accepts", "bash": r"start_two_hosts.*-skypilot\]"},
+    "ray": {"syntax and words": r"test_ray_starts_every_rank"},
+}  # fmt: skip
+# What no check here covers, said as plainly.
+NOT_RUN = {
+    "megatron": "training (needs a GPU)",
+    "megatron-bridge": "its parser (needs Transformer Engine) and training",
+    "nanotron": "its parser (flash-attn at import) and training",
+    "torchtitan": "its model registry and training (Triton at import)",
+    "accelerate": "FSDP2, TP and CP training (its FSDP needs an accelerator)",
+    "slurm": "sbatch", "kubernetes": "a cluster", "jobset": "a cluster", "pytorchjob": "a cluster",
+    "skypilot": "a cloud", "ray": "Ray",
+}  # fmt: skip
+
+
+def results() -> dict[str, str]:
+    """Name of each test → passed, failed or skipped."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    if all((MORE / f).is_dir() for f in ("torchtitan-0.3.0", "lightning-2.6.6", "skypilot-0.14.1")):
+        environment["MESHWRIGHT_VALIDATE_MORE"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "tests/exports", "-q", f"--junitxml={report}"],
+            cwd=ROOT, env=environment, check=False,
+        )  # fmt: skip
+        cases = ElementTree.parse(report).getroot().iter("testcase")
+        return {case.get("name", ""): _outcome(case) for case in cases}
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    return "skipped" if case.find("skipped") is not None else "passed"
+
+
+def cell(found: dict[str, str], pattern: str) -> str:
+    """How the tests of one check went: the number that passed, or what went wrong."""
+    outcomes = [outcome for name, outcome in found.items() if re.search(pattern, name)]
+    if not outcomes:
+        raise SystemExit(f"no test matches {pattern!r}: update the table in {__file__}")
+    if "failed" in outcomes:
+        return "**failed**"
+    return "not run" if set(outcomes) == {"skipped"} else f"passed ({outcomes.count('passed')})"
+
+
+def main() -> None:
+    found = results()
+    rows = []
+    targets = {name: (f.title, f.version) for name, f in FRAMEWORKS.items()}
+    targets |= {name: (launcher.title, "") for name, launcher in LAUNCHERS.items()}
+    versions = {
+        "torchrun": f"torch {metadata.version('torch').split('+')[0]}",
+        "skypilot": "0.14.1",
+    }
+    for name, (title, version) in targets.items():
+        checks = dict(CHECKS.get(name, {}))
+        if name in FRAMEWORKS:
+            checks |= {what: p.format(name=re.escape(name)) for what, p in COMMON.items()}
+        shown = "; ".join(f"{what}: {cell(found, p)}" for what, p in checks.items())
+        version = versions.get(name, version) or "-"
+        rows.append(f"| `{name}` | {title} | {version} | {shown} | {NOT_RUN.get(name, '-')} |")
+    counts = {kind: list(found.values()).count(kind) for kind in ("passed", "failed", "skipped")}
+    text = (
+        "# Compatibility\n\nWritten by `python docs/update_compatibility.py` from a run of the export "
+        f"tests: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped. "
+        "A number in brackets counts the tests behind a check.\n\n"
+        "| target | tool | version | checked in this run | not checked |\n|---|---|---|---|---|\n"
+        + "\n".join(rows) + "\n"
+    )  # fmt: skip
+    (ROOT / "docs/compatibility.md").write_text(text)
+    print(f"docs/compatibility.md written: {counts}")
+    sys.exit(1 if counts["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()
