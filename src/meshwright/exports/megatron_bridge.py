@@ -16,7 +16,7 @@ from meshwright.exports.megatron_model import Flags, read_pattern
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.plan import Plan
 
-VERSION = "0.4 (overrides)"
+VERSION = "main (2026)"
 RECIPES = {False: "vanilla_gpt_pretrain_config", True: "deepseek_v3_pretrain_config"}
 """Base recipe by whether the model has latent attention."""
 
