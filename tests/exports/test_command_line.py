@@ -9,7 +9,9 @@ from meshwright.specs.plan import load_plan, save_plan
 
 
 def test_import_prices_and_compares_and_writes_a_plan(tmp_path, capsys):
-    save_plan(make_plan("llama3-8b", tp=8, dp=1, zero=0, sequence_parallel=True), tmp_path / "a.toml")
+    save_plan(
+        make_plan("llama3-8b", tp=8, dp=1, zero=0, sequence_parallel=True), tmp_path / "a.toml"
+    )
     assert run(["export", str(tmp_path / "a.toml"), "--to", "megatron", "-o", str(tmp_path)]) == 0
     capsys.readouterr()
     out = tmp_path / "b.toml"
@@ -42,7 +44,9 @@ def test_export_prints_what_it_would_write(tmp_path, capsys):
     save_plan(make_plan("llama3-8b", dp=8, zero=2), tmp_path / "a.toml")
     assert run(["export", str(tmp_path / "a.toml"), "--to", "slurm", "--for", "nanotron"]) == 2
     assert "layout.zero = 2: nanotron expresses ZeRO stage 0, 1" in capsys.readouterr().err
-    assert run(["export", str(tmp_path / "a.toml"), "--to", "slurm", "--for", "fsdp", "--json"]) == 0
+    assert (
+        run(["export", str(tmp_path / "a.toml"), "--to", "slurm", "--for", "fsdp", "--json"]) == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert set(said["files"]) == {"train.sbatch", "train_fsdp.py"}
     assert said["start"] == "sbatch train.sbatch"
