@@ -28,7 +28,7 @@ def test_slices_take_equal_time_and_cover_the_sequence(seq_len, slices, share):
     # Rounding to whole tokens moves a cut by half a token, of at most twice the mean cost.
     assert np.abs(times - 1 / slices).max() <= 2.0 / seq_len + 1e-9
     # Later slices are shorter, but for the rounding.
-    assert np.diff(lengths).max(initial=0) <= 1
+    assert np.diff(lengths).max(initial=0) <= 2
 
 
 def test_counted_pairs_of_causal_attention():
