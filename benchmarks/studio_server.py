@@ -1,15 +1,16 @@
 """How fast the studio's server is: ready after the command, and each kind of answer over HTTP.
 
-    python benchmarks/studio_server.py [--rounds 15] [--browser]
+    python benchmarks/studio_server.py [--rounds 15]
 
 The server runs in its own process, as a user starts it. Every request of a series differs, so that
-nothing is answered from a cache of answers. `--browser` also moves sliders in a real Chromium and
-measures from the input event to the changed picture.
+nothing is answered from a cache of answers. Beside the time on the clock stands the processor time
+that the server spent on an answer, which a busy machine does not change.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import statistics
@@ -18,6 +19,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 SERIES = {
     "pipeline 1F1B, 4 × 8…": lambda i: f"/api/sim/pipeline?pp=4&m={8 + i}",
@@ -53,62 +55,28 @@ def start() -> tuple[subprocess.Popen[str], str, float]:
         return process, url[0].rstrip("/"), time.perf_counter() - began
 
 
-def measure(base: str, rounds: int) -> Iterator[tuple[str, list[float], int]]:
+def processor_s(pid: int) -> float:
+    """Processor seconds that a process has used (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(base: str, pid: int, rounds: int) -> Iterator[tuple[str, list[float], float, int]]:
     for name, path in SERIES.items():
-        times, size = [], 0
+        times, size, used = [], 0, 0.0
         for i in range(rounds + 2):
+            if i == 2:  # the first two load what is imported on use
+                used = processor_s(pid)
             began = time.perf_counter()
             with urllib.request.urlopen(base + path(i), timeout=60) as answer:
                 size = len(answer.read())
             times.append(time.perf_counter() - began)
-        yield name, times[2:], size
-
-
-def browser(base: str, rounds: int) -> Iterator[tuple[str, list[float]]]:
-    """From a slider's input event to the next changed picture, in a real Chromium."""
-    from playwright.sync_api import sync_playwright
-
-    places = {
-        "pipeline 4 × 8": ("/#/sim/pipeline?pp=4&m=8", "m"),
-        "pipeline 16 × 128": ("/#/sim/pipeline?pp=16&m=96", "m"),
-        "ZeRO calculator": ("/#/sim/zero", "shards"),
-        "data-parallel step": ("/#/sim/data-parallel", "seed"),
-    }
-    with sync_playwright() as driver:
-        chromium = driver.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--disable-gpu"]
-        )
-        page = chromium.new_context(reduced_motion="reduce").new_page()
-        for name, (place, control) in places.items():
-            page.goto("about:blank")
-            page.goto(base + place)
-            page.wait_for_selector("main svg")
-            yield name, [page.evaluate(MOVE, [control, i]) for i in range(rounds)]
-        chromium.close()
-
-
-MOVE = """async ([name, i]) => {
-  const slider = document.querySelector(`main input[type=range][data-name="${name}"]`)
-  const main = document.querySelector('main')
-  const picture = () => [...main.querySelectorAll('svg[role=img], canvas')].map((s) => s.outerHTML).join()
-  const before = picture()
-  const began = performance.now()
-  const high = Number(slider.max), at = Number(slider.value)
-  slider.value = String(at < high ? at + 1 : Number(slider.min))
-  slider.dispatchEvent(new Event('input', { bubbles: true }))
-  for (;;) {
-    await new Promise((done) => requestAnimationFrame(done))
-    if (picture() !== before) break
-    if (performance.now() - began > 5000) return NaN
-  }
-  return (performance.now() - began) / 1000
-}"""
+        yield name, times[2:], (processor_s(pid) - used) / rounds, size
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--browser", action="store_true")
     chosen = parser.parse_args()
     readies = []
     for _ in range(2):
@@ -119,15 +87,12 @@ def main() -> None:
     process, base, ready = start()
     readies.append(ready)
     print(f"ready after {min(readies):.2f} s (best of 3; worst {max(readies):.2f} s)\n")
-    print(f"{'answer':34}{'median ms':>10}{'worst ms':>10}{'KiB':>9}")
-    for name, times, size in measure(base, chosen.rounds):
+    print(f"{'answer':34}{'median ms':>10}{'worst ms':>10}{'cpu ms':>8}{'KiB':>8}")
+    for name, times, used, size in measure(base, process.pid, chosen.rounds):
+        middle, worst = statistics.median(times), max(times)
         print(
-            f"{name:34}{1e3 * statistics.median(times):10.1f}{1e3 * max(times):10.1f}{size / 1024:9.1f}"
+            f"{name:34}{1e3 * middle:10.1f}{1e3 * worst:10.1f}{1e3 * used:8.1f}{size / 1024:8.1f}"
         )
-    if chosen.browser:
-        print(f"\n{'slider to picture':34}{'median ms':>10}{'worst ms':>10}")
-        for name, times in browser(base, chosen.rounds):
-            print(f"{name:34}{1e3 * statistics.median(times):10.1f}{1e3 * max(times):10.1f}")
     process.send_signal(signal.SIGINT)
     process.wait(10)
 

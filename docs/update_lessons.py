@@ -36,6 +36,8 @@ meshwright learn                              the path; in a terminal, a walk th
 meshwright learn --step 7                     a step and its question
 meshwright learn --step 7 --answer 27.3%      judged, with the misconception behind a wrong answer
 meshwright learn --question N1 --seed 5       a question with other numbers
+meshwright learn --drill D13                  a case: evidence, what may be set
+meshwright learn --drill D13 --set tp=4 --argument "…" -o defence.md
 meshwright cards --print cards.pdf            the flashcards, one a page
 meshwright cards --anki cards.tsv             … for Anki
 ```

@@ -39,6 +39,22 @@ def test_json_of_a_step(capsys):
     assert data["number"] == 9 and "112 GB" in json.dumps(data)
 
 
+def test_a_drill_is_told_and_graded(tmp_path, capsys):
+    assert run(["learn", "--drill", "D11"]) == 0
+    told = capsys.readouterr().out
+    assert "--open layout" in told and "--set tp=8" in told
+    right = next(line for line in told.splitlines() if "fewer micro-batches" in line).split()[1]
+    file = tmp_path / "defence.md"
+    words = ["--open", "layout", "--finding", right, "--set", "pp=4", "-o", str(file)]
+    assert run(["learn", "--drill", "D11", *words]) == 0
+    out = capsys.readouterr().out
+    assert "of 100" in out and "micro-batches per pipeline" in out
+    assert file.read_text().startswith("# Forty per cent slower")
+    assert run(["learn", "--drill", "D11", "--set", "tp=3"]) == 2
+    assert run(["learn", "--drill", "D11", "--finding", "9"]) == 2
+    assert run(["learn", "--drill", "D11", "--open", "nothing"]) == 2
+
+
 def test_cards_are_written(tmp_path, capsys):
     pdf, tsv = tmp_path / "cards.pdf", tmp_path / "cards.tsv"
     assert run(["cards", "--print", str(pdf), "--anki", str(tsv)]) == 0

@@ -18,16 +18,27 @@ def command(
     answer: str = typer.Option("", "--answer", help="Your answer, such as 27.3%, 13GB or 2."),
     seed: int = typer.Option(0, "--seed", help="Other numbers in the question; 0: the lessons'."),
     everything: bool = typer.Option(False, "--questions", help="List all questions."),
+    drill: str = typer.Option("", "--drill", help="A drill, D10 to D14; alone: its story."),
+    opened: list[str] = typer.Option([], "--open", help="Evidence of the drill to look at."),
+    choices: list[str] = typer.Option([], "--set", help="A choice of the plan, such as tp=4."),
+    finding: int = typer.Option(0, "--finding", help="The number of what you conclude."),
+    argument: str = typer.Option("", "--argument", help="Why this plan: goes into the defence."),
+    output: str = typer.Option("", "-o", help="File for the drill's defence, as Markdown."),
     as_json: bool = typer.Option(False, "--json", help="Plain data instead of text."),
 ) -> None:
     """Learn parallel training step by step: 14 steps, 100 minutes, every number computed.
 
     Without options: the path, and in a terminal a walk through it. `--step 7` shows a step and
-    asks its question; with `--answer` it is judged (exit code 1 if it is wrong).
+    asks its question; with `--answer` it is judged (exit code 1 if it is wrong). `--drill D13` tells
+    a case; with `--set`, `--open`, `--finding` or `-o` the plan is graded.
     """
     from meshwright.lessons import asking, content
 
-    if everything:
+    if drill and (choices or opened or finding or argument or output):
+        _grade(content.drill(drill), choices, opened, finding, argument, output, as_json)
+    elif drill:
+        _show(_drill_data(content.drill(drill)), as_json, _drill_text)
+    elif everything:
         _list_questions(as_json)
     elif question or (step and answer):
         wanted = question or _question_of(content.step(step))
@@ -170,6 +181,101 @@ def _question_text(console: Any, asked: dict[str, Any], step: int | None = None)
         example = "DP,TP,PP"
     seed = f" --seed {asked['seed']}" if asked["seed"] else ""
     console.print(f"[dim]  meshwright learn {where}{seed} --answer {example!r}[/]")
+
+
+def _drill_data(drill: Any) -> dict[str, Any]:
+    from meshwright.lessons.drills import price_choice
+    from meshwright.lessons.expressions import fill
+
+    start = price_choice(drill, {})
+    return {
+        "id": drill.id, "title": drill.title, "minutes": drill.minutes,
+        "story": fill(drill.story).strip(),
+        "evidence": [
+            {"id": p.id, "title": p.title, "cost_minutes": p.cost_minutes} for p in drill.evidence
+        ],
+        "findings": sorted(drill.findings),
+        "start": start.layout.plain(),
+        "editable": {name: list(values) for name, values in drill.editable.items()},
+    }  # fmt: skip
+
+
+def _drill_text(console: Any, data: dict[str, Any]) -> None:
+    console.print(f"[bold]{data['title']}[/]  [dim]{data['id']}, {data['minutes']} min[/]\n")
+    console.print(escape(data["story"]), end="\n\n")
+    console.print("[bold]Evidence[/]  [dim]each costs minutes[/]")
+    for panel in data["evidence"]:
+        console.print(f"  --open {panel['id']:<12} {panel['cost_minutes']} min  {panel['title']}")
+    if data["findings"]:
+        console.print("\n[bold]What happened?[/]")
+        for number, text in enumerate(data["findings"], 1):
+            console.print(f"  --finding {number}  {text}")
+    console.print("\n[bold]The plan[/]  [dim]data parallelism takes the devices that are left[/]")
+    for name, values in data["editable"].items():
+        now = data["start"].get(name)
+        others = ", ".join(str(value) for value in values if value != now)
+        console.print(f"  --set {name}={now}  [dim]or {others}[/]")
+
+
+def _grade(
+    drill: Any, choices: list[str], opened: list[str], finding: int, argument: str, output: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from meshwright.lessons import content
+    from meshwright.lessons.drills import grade
+    from meshwright.lessons.expressions import fill
+    from meshwright.specs.errors import SpecError
+    from meshwright.specs.plan import write_atomically
+
+    findings = sorted(drill.findings)
+    if finding and not 1 <= finding <= len(findings):
+        raise SpecError("finding", finding, f"a number from 1 to {len(findings)} is expected")
+    concluded = findings[finding - 1] if finding else ""
+    result = grade(drill.id, _chosen(drill, choices), opened, concluded, argument)
+    if output:
+        write_atomically(output, result.defence)
+    if as_json:
+        print(json.dumps(result.plain(), indent=2, ensure_ascii=False))
+        return
+    console = _console()
+    for panel_id in opened:
+        panel = content.pick("open", panel_id, drill.evidence)
+        _panel_text(console, panel, fill)
+    console.print(f"[bold]{result.layout.label()}[/]  {result.layout.schedule}")
+    for score in result.scores:
+        points = f"{score.points:g} of {score.of:g}"
+        console.print(f"  {score.name:<14} {points:>10}  {score.value}; {escape(score.sentence)}")
+    console.print(f"[bold]{result.total:g} of 100[/]")
+    if output:
+        console.print(f"[dim]{output}: the defence[/]")
+
+
+def _panel_text(console: Any, panel: Any, fill: Any) -> None:
+    if panel.kind == "table":
+        block = {
+            "kind": "table", "caption": panel.title, "columns": panel.columns,
+            "rows": [[fill(cell) for cell in row] for row in panel.rows],
+        }  # fmt: skip
+        _block_text(console, block, 0)
+    elif panel.kind == "text":
+        console.print(f"[bold]{panel.title}[/]\n{escape(fill(panel.text).strip())}\n")
+    else:
+        console.print(f"[bold]{panel.title}[/] [dim](studio: sim/{panel.sim}?{panel.query})[/]\n")
+
+
+def _chosen(drill: Any, choices: list[str]) -> dict[str, Any]:
+    from meshwright.specs.errors import SpecError, nearest
+
+    chosen: dict[str, Any] = {}
+    for choice in choices:
+        name, _, text = choice.partition("=")
+        if name not in drill.editable:
+            raise SpecError("set", choice, nearest(name, drill.editable))
+        named = {str(value).lower(): value for value in drill.editable[name]}
+        if text.lower() not in named:
+            raise SpecError(f"set.{name}", text, f"one of {', '.join(named)} is expected")
+        chosen[name] = named[text.lower()]
+    return chosen
 
 
 def _list_questions(as_json: bool) -> None:
