@@ -2,11 +2,18 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TEXT := LICENSE
 
 .PHONY: demo test lint docs setup page page-check browser validate-more clean
 
-demo: $(VENV)/core.done
+demo: $(VENV)/engine.done
 	@$(BIN)/meshwright plan llama3-70b --cluster h100:8x8 --seq 8192 --global-batch 4M-tokens
+	@echo; echo "── and for real: the lessons' four-layer model on four processes of this machine ──"; echo
+	@mkdir -p runs
+	@$(BIN)/meshwright plan toy --cluster cpu:1x4 --tp 2 --pp 2 --seq 128 --global-batch 16 \
+	  --framework meshwright --precision fp32 --brief -o runs/demo.toml
+	@$(BIN)/meshwright train runs/demo.toml --data $(TEXT) --out runs/demo --steps 40
+	@$(BIN)/meshwright verify runs/demo.toml
 
 setup: $(VENV)/full.done
 
@@ -26,8 +33,14 @@ $(VENV)/core.done: pyproject.toml constraints.txt
 	$(BIN)/pip install -c constraints.txt -e .
 	@touch $@
 
+$(VENV)/engine.done: $(VENV)/core.done
+	@echo "meshwright: adding PyTorch (one minute)"
+	$(BIN)/pip install -c constraints.txt "torch==2.13.0"
+	$(BIN)/pip install -c constraints.txt -e ".[engine]"
+	@touch $@
+
 # Small system tools that some tests drive; without root those tests say what they miss.
-$(VENV)/system.done: $(VENV)/core.done
+$(VENV)/system.done: $(VENV)/engine.done
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  command -v shellcheck >/dev/null && command -v ip >/dev/null || { \
 	    echo "meshwright: installing shellcheck and iproute2"; \
@@ -37,7 +50,6 @@ $(VENV)/system.done: $(VENV)/core.done
 
 $(VENV)/full.done: $(VENV)/system.done
 	@echo "meshwright: adding what the tests need (two minutes)"
-	$(BIN)/pip install -c constraints.txt "torch==2.13.0"
 	$(BIN)/pip install -c constraints.txt -e ".[engine,studio,fast]" --group test --group lint --group browser --group docs --group build
 	@echo "meshwright: adding the parsers that check exports (one minute)"
 	$(BIN)/pip install -c constraints.txt "setuptools>=77" "wheel>=0.45"
