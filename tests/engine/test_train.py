@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meshwright.engine import checkpoint
-from meshwright.engine.data import ByteCorpus
+from meshwright.engine.data import Corpus, tokenize
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.processes import run_ranks
 from meshwright.engine.shrink import parameters as parameters_of
@@ -47,14 +47,14 @@ def _train(run):
 
 
 def test_batches_depend_on_seed_and_step_only_and_an_epoch_visits_every_window(corpus):
-    text = ByteCorpus(corpus, 16, seed=3)
+    text = Corpus(corpus, 16, seed=3)
     assert text.windows == (1700 - 1) // 16
     seen = set()
     for step in range(text.windows):
         tokens, targets = text.batch(step, 1)
         assert torch.equal(tokens[0, 1:], targets[0, :-1])
         seen.add(bytes(tokens[0].tolist()))
-        again, _ = ByteCorpus(corpus, 16, seed=3).batch(step, 1)
+        again, _ = Corpus(corpus, 16, seed=3).batch(step, 1)
         assert torch.equal(tokens, again)
     windows = {TEXT[i * 16 : i * 16 + 16] for i in range(text.windows)}
     assert seen == windows
@@ -68,8 +68,34 @@ def test_a_folder_reads_as_one_text(tmp_path):
     (tmp_path / "c.txt").write_bytes(b"")
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "x.txt").write_bytes(b"")
-    one = ByteCorpus(tmp_path, 16)
-    assert bytes(one._bytes(690, 720).tolist()) == TEXT[690:720]
+    one = Corpus(tmp_path, 16)
+    assert bytes(one.span(690, 720).tolist()) == TEXT[690:720]
+
+
+def test_token_files_train_as_they_are_and_text_goes_through_a_tokenizer(tmp_path, corpus):
+    tokenizers = pytest.importorskip("tokenizers")
+    encoder = tokenizers.Tokenizer(tokenizers.models.BPE())
+    encoder.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    encoder.train_from_iterator([TEXT.decode()], trainer)
+    encoder.save(str(tmp_path / "tokenizer.json"))
+    count, size = tokenize(corpus, tmp_path / "tokenizer.json", tmp_path / "out" / "tokens.npy")
+    assert size == len(TEXT) > count
+    text = Corpus(tmp_path / "out" / "tokens.npy", 16)
+    assert encoder.decode(text.span(0, count - 1).tolist()) == TEXT.decode()
+    assert text.span(count - 1, count)[0] == encoder.token_to_id("<|endoftext|>")
+
+    text.span(0, count).astype("<u2").tofile(tmp_path / "tokens.bin")
+    other = Corpus(tmp_path / "tokens.bin", 16)
+    assert all(map(torch.equal, text.batch(1, 3), other.batch(1, 3)))
+    with pytest.raises(SpecError, match="mixed"):
+        Corpus(tmp_path, 16)
+    with pytest.raises(SpecError, match="tokenizer"):
+        tokenize(corpus, corpus, tmp_path / "x.npy")
 
 
 def test_bad_input_is_refused_before_any_process_starts(corpus, tmp_path):
@@ -77,7 +103,7 @@ def test_bad_input_is_refused_before_any_process_starts(corpus, tmp_path):
     with pytest.raises(SpecError, match="cannot be read"):
         check_run(_run(tmp_path / "absent.txt", tmp_path))
     (tmp_path / "short.txt").write_bytes(b"hi")
-    with pytest.raises(SpecError, match="17 bytes"):
+    with pytest.raises(SpecError, match="17 tokens"):
         check_run(_run(tmp_path / "short.txt", tmp_path))
     with pytest.raises(SpecError, match="256"):
         check_run(_run(corpus, tmp_path, model=SMALL.but(vocab=128)))
@@ -132,7 +158,7 @@ def test_weights_go_out_and_come_back_through_hugging_face_files(corpus, tmp_pat
     assert sum(p.numel() for p in theirs.parameters()) == parameters_of(SMALL)
     resumed = _run(corpus, tmp_path / "more", init=str(out), layout=Layout(pp=2), steps=7)
     first = _train(resumed)
-    tokens, targets = ByteCorpus(corpus, 16).batch(0, 8)
+    tokens, targets = Corpus(corpus, 16).batch(0, 8)
     with torch.no_grad():
         logits = theirs(tokens).logits
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -14,8 +14,9 @@ from meshwright.cli import running
 
 def command(
     what: str = running.WHAT,
-    data: str = typer.Option("demo", "--data", help="A text file or a folder of them; demo ships."),
+    data: str = typer.Option("demo", "--data", help="Text or token files (.npy, .bin); demo ships."),
     out: str = typer.Option(..., "--out", "-o", help="Folder for metrics and checkpoints."),
+    tokenizer: str = typer.Option("", help="A tokenizer.json for the text; default: bytes."),
     cluster: str | None = running.CLUSTER,
     tp: int | None = running.TP,
     pp: int | None = running.PP,
@@ -43,6 +44,7 @@ def command(
     resume: str = typer.Option("", help="A run's folder, of this or any other layout."),
     save_every: int = typer.Option(0, min=0, help="Steps between checkpoints; 0: none."),
     keep: int = typer.Option(3, min=1, help="Checkpoints to keep."),
+    max_restarts: int = typer.Option(3, min=0, help="Restarts from the newest checkpoint."),
     csv: str = typer.Option("", help="A schedule file in torch's CSV format, instead of a name."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
@@ -56,11 +58,16 @@ def command(
         "recompute": recompute, "sequence_parallel": sequence_parallel,
     }  # fmt: skip
     subject = running.read_subject(what, cluster, options)
+    from meshwright.engine.data import tokenize
     from meshwright.engine.numerics import default_numerics
     from meshwright.engine.train import Run, check_run, prepare_out
     from meshwright.engine.weights import Checkpoint
 
     job = running.run_job(subject, seq, global_batch, precision)
+    if tokenizer:
+        target = Path(out) / "tokens.npy"
+        tokenize(data, tokenizer, target)
+        data = str(target)
     numerics = Checkpoint(init).numerics if init else default_numerics(subject.model)
     run = Run(
         model=subject.model, numerics=numerics, layout=subject.layout, job=job, data=data, out=out,
@@ -69,7 +76,7 @@ def command(
     )  # fmt: skip
     check_run(run)
     folder = prepare_out(run)
-    summary = _run(run, folder)
+    summary = _run(run, folder, max_restarts)
     if subject.plan is not None:
         summary["predicted"] = {
             "step_time_s": subject.plan.estimate.step_time_s,
@@ -83,13 +90,13 @@ def command(
         _show(summary, run)
 
 
-def _run(run: Any, folder: Path) -> dict[str, Any]:
+def _run(run: Any, folder: Path, max_restarts: int) -> dict[str, Any]:
     """Start the ranks, draw their progress, write metrics.jsonl; returns the summary."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from meshwright.engine.processes import RankError, run_ranks
-    from meshwright.engine.train import train_rank
+    from meshwright.engine.processes import RankError
+    from meshwright.engine.supervise import supervise
 
     console = Console(stderr=True)
     rates: list[float] = []
@@ -115,18 +122,21 @@ def _run(run: Any, folder: Path) -> dict[str, Any]:
                 console.print(f"resumed at step {message['step']}", style="dim")
 
         try:
-            ranks = run_ranks(train_rank, run.layout.world, run, on_message=heard, timeout_s=1e9)
+            outcome = supervise(
+                run, max_restarts=max_restarts if run.save_every else 0, on_message=heard
+            )
         except RankError as error:
             progress.stop()
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
-    steady = sorted(rates[1:] or rates)
+    ranks, steady = outcome.ranks, sorted(rates[1:] or rates)
     return {
         "ranks": run.layout.world,
         "layout": run.layout.label(),
         "steps": ranks[0]["step"],
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
+        "restarts": len(outcome.recoveries),
         "tokens_s": steady[len(steady) // 2] if steady else None,
         "peak_memory_bytes": [rank["peak_memory_bytes"] for rank in ranks],
         "out": run.out,
@@ -143,6 +153,8 @@ def _show(summary: dict[str, Any], run: Any) -> None:
         f"({summary['layout']}): loss {summary['first_loss']:.3f} to {summary['last_loss']:.3f}, "
         f"{summary['tokens_s']:,.0f} tokens/s, at most {memory:,.0f} MiB resident per rank"
     )
+    if summary["restarts"]:
+        print(f"restarted {summary['restarts']} times from the newest checkpoint")
     if "predicted" in summary and summary["tokens_s"]:
         measured = run.job.tokens / summary["tokens_s"]
         predicted = summary["predicted"]["step_time_s"]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine import checkpoint
-from meshwright.engine.data import BYTE_VOCABULARY, ByteCorpus
+from meshwright.engine.data import BYTE_VOCABULARY, Corpus
 from meshwright.engine.faults import Fault, Injector
 from meshwright.engine.guards import check
 from meshwright.engine.numerics import Numerics
@@ -90,11 +90,11 @@ def check_run(run: Run, ranks: int | None = None) -> None:
     precision_of(run.job)
     if run.job.optimizer.name not in ("adamw", "sgd", "sgd-momentum"):
         raise SpecError("optimizer", run.job.optimizer.name, "one of adamw, sgd, sgd-momentum")
-    if run.model.vocab < BYTE_VOCABULARY:
+    corpus = Corpus(run.data, run.job.seq_len)
+    if corpus.is_text and run.model.vocab < BYTE_VOCABULARY:
         raise SpecError(
             "vocab", run.model.vocab, f"text is read as bytes, which needs {BYTE_VOCABULARY}"
         )
-    ByteCorpus(run.data, run.job.seq_len)
     if run.init:
         _check_init(run)
     if run.resume:
@@ -151,7 +151,7 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         start = checkpoint.load(run.resume, program, optimizer)
         if dist.get_rank() == 0:
             report({"kind": "resumed", "step": start})
-    corpus = ByteCorpus(run.data, run.job.seq_len, run.seed)
+    corpus = Corpus(run.data, run.job.seq_len, run.seed)
     summary: dict[str, Any] = {"step": start}
     for step in range(start, run.steps):
         began = time.perf_counter()
@@ -160,6 +160,8 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         for group in optimizer.param_groups:
             group["lr"] = rate
         tokens, targets = corpus.batch(step, run.job.global_batch)
+        if (largest := int(targets.max())) >= run.model.vocab:
+            raise RuntimeError(f"token {largest} is beyond the vocabulary of {run.model.vocab}")
         result = program.step(optimizer, tokens, targets, clip=run.clip)
         took = time.perf_counter() - began
         if not math.isfinite(result.loss):
