@@ -14,7 +14,9 @@ from meshwright.cli import running
 
 def command(
     what: str = running.WHAT,
-    data: str = typer.Option("demo", "--data", help="Text or token files (.npy, .bin); demo ships."),
+    data: str = typer.Option(
+        "demo", "--data", help="Text or token files (.npy, .bin); demo ships."
+    ),
     out: str = typer.Option(..., "--out", "-o", help="Folder for metrics and checkpoints."),
     tokenizer: str = typer.Option("", help="A tokenizer.json for the text; default: bytes."),
     cluster: str | None = running.CLUSTER,
