@@ -34,7 +34,9 @@ def time_balanced_slices(seq_len: int, slices: int, attention_share: float) -> t
     cuts = [0]
     for k in range(1, slices):
         target = k / slices
-        x = target if a == 0 else (math.hypot(1 - a, 2 * math.sqrt(a * target)) - (1 - a)) / (2 * a)
+        # The root in the form that does not cancel when a is small.
+        root = math.sqrt((1 - a) ** 2 + 4 * a * target)
+        x = 2 * target / ((1 - a) + root)
         least, most = cuts[-1] + 1, seq_len - (slices - k)
         cuts.append(min(max(round(x * seq_len), least), most))
     cuts.append(seq_len)
