@@ -310,10 +310,12 @@ def _walk() -> None:
 
     console = _console()
     for step in content.steps():
-        if typer.prompt(f"\nEnter for step {step.number}, q to stop", default="").strip() == "q":
+        if _prompt(f"\nEnter for step {step.number}, q to stop") == "q":
             return
         _step_text(console, _step_data(step, 0))
-        while given := typer.prompt("Your answer (Enter to go on)", default="").strip():
+        while given := _prompt("Your answer (Enter to go on, q to stop)"):
+            if given == "q":
+                return
             try:
                 verdict = asking.judge(_question_of(step), given)
             except SpecError as error:
@@ -323,3 +325,7 @@ def _walk() -> None:
             console.print(f"{mark} {escape(verdict.sentence)}")
             if verdict.correct:
                 break
+
+
+def _prompt(text: str) -> str:
+    return str(typer.prompt(text, default="", show_default=False)).strip()
