@@ -104,28 +104,32 @@ def _print(rows: list[dict[str, Any]], mtbf_node: str, checkpoint: str, restart:
     from meshwright.cli.output import print_table
     from meshwright.specs.quantities import format_count, format_seconds
 
-    table = []
-    for row in rows:
-        rate = row.get("tokens_per_s_useful")
-        table.append(
-            [
-                f"{row['nodes']:,}" + (" (plan)" if row.get("is_plan") else ""),
-                format_seconds(row["mtbf_s"]),
-                format_seconds(row["interval_s"]),
-                f"{format_seconds(row['young_interval_s'])} / "
-                f"{format_seconds(row['daly_interval_s'])}",
-                f"{row['useful']:.1%}",
-                f"{row['checkpointing']:.1%}",
-                f"{row['lost_work']:.1%}",
-                f"{row['restarting']:.1%}",
-                f"{format_count(rate)} tokens/s" if rate else "",
-            ]
-        )
+    table = [
+        [
+            f"{row['nodes']:,}",
+            format_seconds(row["mtbf_s"]),
+            format_seconds(row["interval_s"]),
+            format_seconds(row["young_interval_s"]),
+            format_seconds(row["daly_interval_s"]),
+            f"{row['useful']:.1%}",
+            f"{row['checkpointing']:.1%}",
+            f"{row['lost_work']:.1%}",
+            f"{row['restarting']:.1%}",
+        ]
+        for row in rows
+    ]
     print_table(
-        f"Goodput: a node fails every {mtbf_node}, a checkpoint blocks {checkpoint}, "
-        f"a restart takes {restart}",
-        ["nodes", "job fails every", "checkpoint every", "Young / Daly", "useful",
-         "checkpoints", "lost work", "restarts", "of the plan"],
+        "Goodput by cluster size",
+        ["nodes", "fails in", "interval", "Young", "Daly", "useful", "ckpts", "lost", "down"],
         table,
-        right=set(range(8)),
-    )  # fmt: skip
+        right=set(range(9)),
+        note=f"a node fails every {mtbf_node}, a checkpoint blocks {checkpoint}, a restart takes "
+        f"{restart}; interval: work between checkpoints, the optimum; lost: work done twice; "
+        "down: restarting",
+    )
+    for row in rows:
+        if row.get("is_plan"):
+            print(
+                f"the plan's {row['nodes']} nodes keep {row['useful']:.1%} of their speed: "
+                f"{format_count(row['tokens_per_s_useful'])} tokens/s"
+            )

@@ -63,40 +63,53 @@ def _print(rows: list[Row], title: str) -> None:
     from meshwright.cli.output import print_table
 
     table = []
+    notes: dict[str, list[str]] = {}
     legal = sorted((r for r in rows if r.legal), key=lambda r: (r.makespan or 0, r.schedule))
     for row in legal:
         peaks = row.peak_in_flight
         assert row.bubble_makespan is not None
         assert row.bubble_span is not None
+        twice = "two copies of the parameters" if row.parameters == 2 else ""
+        for note in filter(None, (row.note, twice)):
+            notes.setdefault(note, []).append(_name(row))
         table.append(
             [
-                row.schedule + (f" ({row.variant})" if row.variant else ""),
-                str(row.virtual_stages),
+                _name(row),
                 f"{row.bubble_makespan:.1%}",
                 f"{row.bubble_span:.1%}",
                 f"{row.speedup:+.0%}",
                 f"{max(peaks):g}",
-                f"{peaks[0]:g}/{peaks[-1]:g}",
-                f"{row.parameters}x",
                 str(row.messages),
                 "I+W" if row.split_backward else "B",
-                row.note,
             ]
         )
     print_table(
         title,
-        ["schedule", "v", "bubble", "of span", "vs 1F1B", "peak", "first/last", "params",
-         "messages", "backward", "note"],
+        ["schedule", "bubble", "of span", "vs 1F1B", "peak", "sends", "backward"],
         table,
-        right={1, 2, 3, 4, 5, 6, 7, 8},
-        note="bubble: idle share of the makespan; of span: as in the zero-bubble papers; peak: "
-        "micro-batches in flight",
-    )  # fmt: skip
+        right=set(range(1, 6)),
+        note=EXPLANATION,
+    )
+    for note, names in notes.items():
+        print(f"{', '.join(dict.fromkeys(names))}: {note}")
     refused = [row for row in rows if not row.legal]
     if refused:
+        print()
         print_table(
             "Not legal here",
-            ["schedule", "v", "why"],
-            [[row.schedule, str(row.virtual_stages), row.reason or ""] for row in refused],
-            right={1},
+            ["schedule", "why"],
+            [[_name(row), row.reason or ""] for row in refused],
         )
+
+
+EXPLANATION = (
+    "bubble: idle share of the makespan; of span: as in the zero-bubble papers; peak: most "
+    "micro-batches in flight on a rank; sends: messages of the busiest rank; v: chunks per rank; "
+    "backward I+W: needs the backward in two halves"
+)
+
+
+def _name(row: Row) -> str:
+    """Return a short name that tells rows apart: `interleaved v4`, `zb-auto limit 2 pp`."""
+    chunks = f" v{row.virtual_stages}" if row.virtual_stages > 1 else ""
+    return row.schedule + chunks + (f" {row.variant}" if row.variant else "")
