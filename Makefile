@@ -62,9 +62,15 @@ $(VENV)/full.done: $(VENV)/system.done
 page:
 	cd studio-web && npm ci && npm run check && npm test && npm run build
 
+# The page's types, from the server's OpenAPI document.
+types: $(VENV)/core.done
+	$(BIN)/pip install -q -c constraints.txt -e ".[studio]"
+	$(BIN)/meshwright studio --openapi -o studio-web/openapi.json
+	cd studio-web && node types.mjs openapi.json src/lib/openapi.ts && rm openapi.json
+
 # The committed page must be what its source builds, byte for byte.
-page-check: page
-	git diff --exit-code -- src/meshwright/studio/static
+page-check: types page
+	git diff --exit-code -- src/meshwright/studio/static studio-web/src/lib/openapi.ts
 
 # Chromium for the browser tests: the system's, else Debian's package as root, else Playwright's own.
 browser: $(VENV)/full.done
