@@ -218,6 +218,7 @@ def test_attribution_adds_up_and_slack_is_what_an_operation_may_grow(name, seed,
     path = timeline.critical_path
     assert timeline.node_end[path[-1]] == timeline.makespan_s
     assert timeline.durations[path].sum() == pytest.approx(timeline.makespan_s)
+    assert sum(timeline.critical_parts.values()) == pytest.approx(timeline.makespan_s)
     # Growing one operation by its slack leaves the makespan; by more, it moves it.
     slack = timeline.slack_s
     chosen = int(random.integers(len(schedule)))

@@ -351,6 +351,13 @@ def _print(result: _Result, width: int) -> None:
     named = [f"{CAUSES[name]} {share:.2%}" for name, share in causes if abs(share) >= 5e-5]
     if named:
         lines.append("  of which " + ", ".join(named))
+    names = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+    critical = [
+        f"{names.get(part, part)} {spent / (timeline.makespan_s or 1.0):.1%}"
+        for part, spent in timeline.critical_parts.items()
+    ]
+    free = float((timeline.slack_s > 1e-9 * timeline.makespan_s).mean())
+    lines.append(f"critical path: {', '.join(critical)}; {free:.0%} of the operations have slack")
     peaks = timeline.peak_in_flight
     shown = " ".join(f"{peak:g}" for peak in peaks[:16]) + (" …" if len(peaks) > 16 else "")
     lines.append(f"micro-batches in flight at the peak, by rank: {shown}")

@@ -70,6 +70,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
             "attribution": bubble.attribution,
         },
         "peak_in_flight": timeline.peak_in_flight,
+        "critical_path_parts": timeline.critical_parts,
         "busy": timeline.busy_s.tolist(),
         "idle": timeline.idle_s.tolist(),
     }

@@ -114,6 +114,23 @@ class Timeline:
             node = int(before[node])
         return path[::-1]
 
+    @property
+    def critical_parts(self) -> dict[str, float]:
+        """Time of the critical path by what it is spent on; adds up to the makespan."""
+        n = len(self.schedule)
+        path = np.array(self.critical_path, dtype=np.int64)
+        spent = self.durations[path]
+        ops = path[path < n]
+        kinds = self.schedule.kind[ops]
+        parts = {
+            kind.name: float(self.durations[ops][kinds == kind].sum())
+            for kind in Kind
+            if (kinds == kind).any()
+        }
+        if len(self.message_from):
+            parts["messages"] = float(spent[path >= n].sum())
+        return parts
+
     def op(self, index: int) -> Op:
         """Return the operation at a position of the columns."""
         s = self.schedule
