@@ -82,6 +82,8 @@ def _pieces(framework: Behaviour, few: LayoutColumns, parameters: Floats, layers
     least = framework.bucket_parameters_per_rank * few.dp * few.cp
     bucket = np.maximum(np.maximum(framework.bucket_parameters, least), 1.0)
     buckets = np.maximum(np.ceil(parameters / bucket), 1.0)
+    if not framework.zero1_bucketed:
+        buckets = np.where(few.zero == 1, np.maximum(2.0 * layers, 1.0), buckets)
     if framework.bucket_parameters == 0:
         buckets = np.maximum(layers, 1.0)
     return np.where(few.zero == 3, np.maximum(layers, 1.0), buckets)

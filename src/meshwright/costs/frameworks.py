@@ -40,6 +40,10 @@ class Behaviour(Spec):
     gradient_bytes: float = Field(gt=0, description="of the resident gradient, per parameter")
     gradient_reduce_bytes: float = Field(gt=0, description="of a gradient on the wire")
     parameter_gather_bytes: float = Field(gt=0, description="of a gathered parameter on the wire")
+    zero1_bucketed: bool = Field(
+        description="ZeRO-1 scatters gradients bucket by bucket, not tensor by tensor (the large "
+        "ones, two a layer, set the pace)"
+    )
     zero1_all_reduce: bool = Field(
         description="ZeRO-1 all-reduces whole gradients instead of scattering them"
     )
