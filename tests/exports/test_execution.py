@@ -27,7 +27,7 @@ GPT = Model(
 
 
 def tiny_plan(model, **layout):
-    world = layout.get("dp", 1) * layout.get("tp", 1)
+    world = layout.get("dp", 1) * layout.get("tp", 1) * layout.get("pp", 1)
     job = Job(seq_len=32, global_batch=8, precision=RECIPES["fp32"])
     plan = make_plan(cluster=f"cpu:1x{world}", job=job, micro_batch=2, **layout)
     return plan.but(model=model.model_dump())
@@ -70,7 +70,7 @@ def test_the_pytorch_script_runs_and_equals_one_process(model, layout, tmp_path)
     assert abs(single[0] - single[2]) > 1e-3  # it does learn
 
 
-def plain_losses(folder):
+def plain_losses(folder, ranks=2):
     """Three steps of the same model and data in plain transformers, in this process."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -83,7 +83,10 @@ def plain_losses(folder):
     generator = torch.Generator().manual_seed(1234)
     losses = []
     for _ in range(3):
-        rows = torch.cat([torch.randint(160, (4, 32), generator=generator) for _ in range(2)])
+        parts = [
+            torch.randint(160, (2 * ranks, 32), generator=generator) for _ in range(4 // ranks)
+        ]
+        rows = torch.cat(parts)
         loss = model(input_ids=rows, labels=rows).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -93,12 +96,13 @@ def plain_losses(folder):
     return losses
 
 
-def test_the_deepspeed_export_runs_and_equals_plain_training(tmp_path):
-    plan = tiny_plan(LLAMA, dp=2, zero=3, recompute="full")
+@pytest.mark.parametrize("layout", [{"dp": 2, "zero": 3}, {"pp": 2}], ids=["zero3", "pipeline"])
+def test_the_deepspeed_export_runs_and_equals_plain_training(layout, tmp_path):
+    plan = tiny_plan(LLAMA, recompute="full", **layout)
     export(plan, "deepspeed").write(tmp_path)
     words = [str(VALIDATORS / "deepspeed_cpu.py"), "train.py", "--backend", "gloo"]
     losses = run(tmp_path, words, 2, DS_ACCELERATOR="cpu")
-    assert losses == pytest.approx(plain_losses(tmp_path), abs=3e-6)
+    assert losses == pytest.approx(plain_losses(tmp_path, plan.layout.dp), abs=3e-6)
 
 
 def test_the_accelerate_export_runs_and_equals_plain_training(tmp_path):

@@ -21,7 +21,9 @@ GIVEN = Given(model=load_model("llama3-8b"), cluster=load_cluster("h100:8x8"))
 @pytest.mark.parametrize(
     ("target", "layout", "field"),
     [
-        ("deepspeed", {"pp": 4, "dp": 2}, "pp"),
+        ("deepspeed", {"pp": 4, "dp": 2, "virtual_stages": 2}, "virtual_stages"),
+        ("deepspeed", {"pp": 4, "dp": 2, "zero": 2}, "zero"),
+        ("deepspeed", {"pp": 2, "dp": 2, "tp": 2}, "tp"),
         ("deepspeed", {"cp": 2, "dp": 4}, "cp"),
         ("accelerate", {"pp": 2, "dp": 4}, "pp"),
         ("accelerate", {"dp": 8, "zero": 1}, "zero"),
@@ -142,12 +144,12 @@ def test_scripts_are_read_and_never_run(tmp_path):
 
 def test_cli_writes_a_folder_and_lists_what_it_cannot(tmp_path, capsys):
     path = tmp_path / "plan.toml"
-    save_plan(make_plan(dp=2, pp=4), path)
+    save_plan(make_plan(dp=2, pp=4, virtual_stages=2), path)
     assert run(["export", str(path), "--all", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert (tmp_path / "out/megatron/run.sh").stat().st_mode & 0o111
     assert not (tmp_path / "out/deepspeed").exists()
-    assert "DeepSpeed has no pipeline parallelism" in said
+    assert "DeepSpeed has no virtual pipeline stages" in said
     assert run(["export", str(path), "--to", "nowhere"]) == 2
     assert run(["export", str(path)]) == 2
 

@@ -1,7 +1,7 @@
 """DeepSpeed: a plan as `ds_config.json` (0.19.8) with a training script, and back.
 
-DeepSpeed does not fix the pipeline or Ulysses degree in its JSON: the script does, from variables
-that the launch command sets. The stamp in the JSON repeats them for people.
+Plans with a pipeline come with a script for its pipeline engine; the degree is in the JSON's
+`pipeline` table, which the script reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data
 from meshwright.exports.canonical import canonical
-from meshwright.exports.hf import hf_config, hf_problems
+from meshwright.exports.hf import hf_config, hf_family, hf_problems
 from meshwright.exports.limits import Limits, Problem
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
@@ -43,6 +43,8 @@ KNOWN_KEYS = frozenset({
 def _problems(plan: Plan) -> Iterator[Problem]:
     layout, job = canonical(plan.layout, plan.model), plan.job
     yield from hf_problems(plan.model)
+    if layout.pp > 1:
+        yield from _pipeline_problems(plan, layout)
     if job.precision.compute not in ("bf16", "fp16", "fp32"):
         yield Problem("job.precision", job.precision.name, "trains in bf16, fp16 or fp32")
     if job.optimizer.name != "adamw":
@@ -51,10 +53,26 @@ def _problems(plan: Plan) -> Iterator[Problem]:
         yield Problem("micro_batch", layout.micro_batch, "needs whole micro-batches per rank")
 
 
+def _pipeline_problems(plan: Plan, layout: Layout) -> Iterator[Problem]:
+    """What the pipeline engine lacks beyond the rest of DeepSpeed."""
+    flat = {"pp": 1, "schedule": "1f1b"}
+    if layout.tp > 1:
+        yield Problem("tp", layout.tp, "has no AutoTP inside its pipeline",
+                      {"tp": 1, "sequence_parallel": False})  # fmt: skip
+    if plan.model.layers % layout.pp:
+        yield Problem("pp", layout.pp, f"is exported with equal stages of the {plan.model.layers} "
+                      "layers", flat)  # fmt: skip
+    if plan.model.tied_embeddings or hf_family(plan.model) in ("gpt2", "mixtral"):
+        yield Problem("pp", layout.pp, "is exported as a pipeline for dense models with rotary "
+                      "positions and a head of their own", flat)  # fmt: skip
+
+
 LIMITS = Limits(
     title="DeepSpeed",
     framework="deepspeed",
-    without=("pp", "virtual_stages", "cp", "ep", "etp"),
+    without=("virtual_stages", "cp", "ep", "etp"),
+    zero_with_pipeline=(0, 1),
+    schedules=("1f1b",),
     zero_with_tensor=(0, 1, 2),
     hybrid_shard=False,
     recompute=("none", "full"),
@@ -79,7 +97,14 @@ def config(plan: Plan, command: str = "") -> dict[str, Any]:
             "params": {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.1, "torch_adam": True},
         },
     }
-    if layout.recompute == "full":
+    if layout.pp > 1:
+        data["pipeline"] = {
+            "stages": layout.pp,
+            "partition": "type:Layer",
+            "activation_checkpoint_interval": int(layout.recompute == "full"),
+            "use_reentrant": False,
+        }
+    elif layout.recompute == "full":
         data["activation_checkpointing"] = {"partition_activations": False}
     if layout.tp > 1:
         # DeepSpeed multiplies by all ranks here, tensor-parallel ones too, so its product would
@@ -117,7 +142,9 @@ def _zero(layout: Layout) -> dict[str, Any]:
 
 def files(plan: Plan, command: str) -> dict[str, str]:
     """`ds_config.json`, the model's `config.json` and the script that uses them."""
-    source = resources.files("meshwright.exports").joinpath("templates/train_deepspeed.py.txt")
+    pipelined = "_pipeline" if canonical(plan.layout, plan.model).pp > 1 else ""
+    name = f"templates/train_deepspeed{pipelined}.py.txt"
+    source = resources.files("meshwright.exports").joinpath(name)
     script = source.read_text("utf-8")
     script = script.replace("{{STAMP}}", comment(plan, command, f"DeepSpeed {VERSION}").rstrip())
     script = script.replace("{{SEQ_LEN}}", str(plan.job.seq_len))
@@ -146,7 +173,8 @@ def read(data: dict[str, Any], world: int, seq_len: int) -> tuple[Job, Layout]:
     tensor = _table(data, "tensor_parallel")
     tp = _count(tensor.get("autotp_size"), "tensor_parallel.autotp_size", 0) or 1
     cp = _count(data.get("sequence_parallel_size"), "sequence_parallel_size", 1)
-    pp = _count(_table(data, "pipeline").get("stages"), "pipeline.stages", 1)
+    pipeline = _table(data, "pipeline")
+    pp = _count(pipeline.get("stages"), "pipeline.stages", 1) or 1
     if world % (tp * cp * pp):
         raise SpecError("world", world, f"a multiple of {tp * cp * pp} devices is expected")
     dp = world // (tp * cp * pp)
@@ -155,7 +183,9 @@ def read(data: dict[str, Any], world: int, seq_len: int) -> tuple[Job, Layout]:
     stage = _count(zero.get("stage"), "zero_optimization.stage", 0)
     if stage > 3:
         raise SpecError("zero_optimization.stage", stage, "a stage from 0 to 3 is expected")
-    checkpointing = "activation_checkpointing" in data
+    checkpointing = "activation_checkpointing" in data or bool(
+        pipeline.get("activation_checkpoint_interval")
+    )
     shard = _count(zero.get("zero_hpz_partition_size"), "zero_hpz_partition_size", 1)
     job = Job.parse(
         {
