@@ -9,25 +9,12 @@ from rich.text import Text
 from meshwright.planner.comparison import Comparison
 from meshwright.planner.decision_trees import walk_trees
 from meshwright.planner.legality import Question
-from meshwright.planner.neighbours import PART_WORDS
 from meshwright.planner.plan import RUNNER_UP
+from meshwright.planner.words import MEMORY_WORDS, PART_WORDS
 from meshwright.specs.plan import Estimate, Plan
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
 
 BAR = 28
-MEMORY_WORDS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer states",
-    "gathered_parameters": "gathered layers (ZeRO-3)",
-    "activations": "activations",
-    "recompute_peak": "layer being recomputed",
-    "logits": "logits and loss",
-    "buffers": "communication buffers",
-    "context": "runtime context",
-    "fragmentation": "allocator fragmentation",
-}
-"""What a person calls each memory part."""
 
 
 def show_plan(plan: Plan, *, defence: bool, written: str | None) -> None:

@@ -7,27 +7,10 @@ from collections.abc import Iterator
 from meshwright.costs.step import estimates
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.space import MEMORY_MARGIN, divisors
+from meshwright.planner.words import PART_WORDS
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Alternative, Estimate
 from meshwright.specs.quantities import format_bytes
-
-PART_WORDS = {
-    "matmul": "matrix products",
-    "attention": "attention",
-    "elementwise": "memory-bound kernels",
-    "launch": "kernel launches",
-    "tensor_parallel": "tensor-parallel collectives",
-    "context_parallel": "context-parallel exchange",
-    "expert_parallel": "expert all-to-all",
-    "recompute": "recomputation",
-    "embedding_and_head": "embedding and head",
-    "pipeline_p2p": "stage-to-stage messages",
-    "pipeline_bubble": "the pipeline bubble",
-    "data_parallel": "exposed data-parallel traffic",
-    "optimizer": "the optimizer",
-    "step_overhead": "fixed overhead",
-}
-"""What a person calls each time part."""
 
 
 def neighbours(question: Question, chosen: Layout, best: Estimate) -> tuple[Alternative, ...]:

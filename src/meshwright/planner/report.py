@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.planner.decision_trees import walk_trees
 from meshwright.planner.legality import Question
-from meshwright.planner.neighbours import PART_WORDS
+from meshwright.planner.words import MEMORY_WORDS, PART_WORDS
 from meshwright.specs.plan import Plan
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
 
@@ -25,18 +25,20 @@ def markdown_report(plan: Plan) -> str:
 
 def _head(plan: Plan) -> list[str]:
     job, cluster, estimate = plan.job, plan.cluster, plan.estimate
+    schedule = f"{plan.layout.schedule} schedule, " if plan.layout.pp > 1 else ""
+    span = estimate.step_time_range
+    interval = f" ({format_seconds(span.low)} to {format_seconds(span.high)})" if span else ""
     lines = [
         f"# {plan.model.name} on {cluster.gpus} × {cluster.device.name}",
         "",
-        f"**{plan.layout.label()}** ({plan.layout.schedule} schedule, rank order "
-        f"{plan.layout.rank_order})",
+        f"**{plan.layout.label()}** ({schedule}rank order {plan.layout.rank_order})",
         "",
         f"{job.global_batch} sequences of {job.seq_len} tokens a step "
         f"({format_count(job.tokens)} tokens), {job.precision.name}, {job.optimizer.name}.",
         "",
         "| figure | value |",
         "|---|---|",
-        f"| step time | {format_seconds(estimate.step_time_s)} |",
+        f"| step time | {format_seconds(estimate.step_time_s)}{interval} |",
         f"| throughput | {estimate.tokens_per_s_per_gpu:,.0f} tokens/s per device |",
         f"| MFU / HFU | {estimate.mfu:.1%} / {estimate.hfu:.1%} |",
         f"| bubble | {estimate.bubble_fraction:.1%} |",
@@ -50,19 +52,30 @@ def _head(plan: Plan) -> list[str]:
 
 
 def _memory(plan: Plan) -> list[str]:
-    names = list(plan.estimate.memory_parts)
-    lines = ["", "## Memory per stage", "", "| stage | total | " + " | ".join(names) + " |"]
-    lines.append("|---|---|" + "---|" * len(names))
-    for stage in plan.estimate.stages:
-        cells = " | ".join(format_bytes(stage.parts[name]) for name in names)
-        lines.append(f"| {stage.stage} | {format_bytes(stage.total_bytes)} | {cells} |")
-    return lines
+    stages = plan.estimate.stages
+    header = " | ".join(f"stage {stage.stage}" for stage in stages)
+    lines = [
+        "",
+        "## Memory per stage",
+        "",
+        f"| part | {header} |",
+        "|---" * (len(stages) + 1) + "|",
+    ]
+    for name in plan.estimate.memory_parts:
+        sizes = [stage.parts[name] for stage in stages]
+        if any(sizes):
+            cells = " | ".join(format_bytes(size) for size in sizes)
+            lines.append(f"| {MEMORY_WORDS.get(name, name)} | {cells} |")
+    totals = " | ".join(f"**{format_bytes(stage.total_bytes)}**" for stage in stages)
+    return [*lines, f"| **total** | {totals} |"]
 
 
 def _time(plan: Plan) -> list[str]:
     lines = ["", "## Step time, opened up", "", "| part | time | share |", "|---|---|---|"]
     estimate = plan.estimate
     for name, value in sorted(estimate.time_parts.items(), key=lambda item: -item[1]):
+        if value == 0:
+            continue
         lines.append(
             f"| {PART_WORDS.get(name, name)} | {format_seconds(value)} | "
             f"{value / estimate.step_time_s:.1%} |"

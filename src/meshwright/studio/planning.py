@@ -17,9 +17,9 @@ from meshwright.costs.parameters import count_parameters
 from meshwright.costs.step import capacity_bytes, estimate, estimates
 from meshwright.exports.targets import FRAMEWORKS, LAUNCHERS, export
 from meshwright.planner.legality import Question, why_illegal
-from meshwright.planner.neighbours import PART_WORDS
 from meshwright.planner.plan import plan as make_plan
 from meshwright.planner.search import Candidates, pareto, search
+from meshwright.planner.words import PART_WORDS
 from meshwright.schedules.registry import FAMILIES
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.clusters import load_cluster
