@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tomli_w
 
+from meshwright.cli import run
 from meshwright.costs.fabric import Fabric
-from meshwright.costs.link_fit import fit_links, with_constants
+from meshwright.costs.link_fit import fit_links, predicted_times, with_constants
 from meshwright.evidence.collective_rows import (
     predicted_s,
     read_collective_rows,
     relative_errors,
 )
-from meshwright.evidence.nccl_tests import calibrate_links, parse_nccl_tests
+from meshwright.evidence.nccl_tests import parse_nccl_tests
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 
@@ -70,15 +70,21 @@ def test_calibration_on_a_cluster_that_no_constant_saw():
 
 
 def test_a_calibrated_cluster_carries_its_constants(tmp_path):
-    tables = parse_nccl_tests(DATA.read_text())
-    cluster, fit = calibrate_links(load_cluster("h100:2x8"), tables)
-    assert cluster.link_constants == fit.constants
     path = tmp_path / "mine.toml"
-    path.write_text(tomli_w.dumps(cluster.plain()))
-    assert Fabric.of(load_cluster(path)) == Fabric.of(cluster)
-    assert Fabric.of(cluster) != Fabric.of(load_cluster("h100:2x8"))
-    with pytest.raises(SpecError, match="8 devices"):
-        calibrate_links(load_cluster("h100:1x8"), tables)
+    arguments = ["calibrate", "--cluster", "h100:2x8", "--from", str(DATA), "-o", str(path)]
+    assert run(arguments) == 0
+    mine = load_cluster(path)
+    assert "network.fill_latencies" in mine.link_constants
+    rows = parse_nccl_tests(DATA.read_text())[0].measurements()
+    shipped = Fabric.of(load_cluster("h100:2x8"))
+    errors = [
+        np.median(
+            [abs(t / r.time_s - 1) for t, r in zip(predicted_times(f, rows), rows, strict=True)]
+        )
+        for f in (shipped, Fabric.of(mine))
+    ]
+    assert errors[1] < 0.3 * errors[0]
+    assert run([*arguments[:2], "h100:1x8", *arguments[3:]]) == 2
 
 
 def test_two_runs_in_one_text_and_new_headers():
@@ -107,3 +113,13 @@ def test_rows_of_old_versions_have_no_root_column():
     old = "all_reduce_perf\n  1073741824 268435456 float sum 4100.0 261.89 458.31 1e-06\n"
     (table,) = parse_nccl_tests(old)
     assert (table.ranks, table.rows[0].time_s) == (8, pytest.approx(4.1e-3))
+
+
+def test_a_run_on_one_device_of_each_host_is_placed_one_a_host():
+    lines = DATA.read_text().splitlines()
+    two = [line for line in lines if "Rank" not in line or "Rank  0" in line or "Rank  8" in line]
+    (table,) = parse_nccl_tests("\n".join(two).replace("Rank  8", "Rank  1"))
+    assert (table.ranks, table.hosts) == (2, 2)
+    assert {m.stride for m in table.measurements(8)} == {8}
+    (whole,) = parse_nccl_tests(DATA.read_text())
+    assert {m.stride for m in whole.measurements(8)} == {1}

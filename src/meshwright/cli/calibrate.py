@@ -37,6 +37,7 @@ def command(
     from meshwright.specs.errors import SpecError
     from meshwright.specs.plan import write_atomically
 
+    base = load_cluster(cluster)
     timings: list[MeasuredCollective] = []
     rows: list[Row] = []
     for source in sources:
@@ -48,9 +49,9 @@ def command(
         except OSError as error:
             raise SpecError("from", source, f"cannot be read ({error.strerror})") from None
         for run in parse_nccl_tests(text, where=source):
-            timings += run.measurements()
+            timings += run.measurements(base.gpus_per_node)
     with Console(stderr=True).status("fitting"):
-        result = calibrate(load_cluster(cluster), timings, rows)
+        result = calibrate(base, timings, rows)
     if output:
         write_atomically(output, tomli_w.dumps(result.cluster.plain()))
     if as_json:

@@ -3,7 +3,8 @@
 Constants are fitted in logarithms, towards their current values: each starts with a prior of a
 factor e either way, and a measurement counts as right within a tenth. Constants on which the
 measurements do not depend stay as they were and are reported so; those on which they depend
-are fitted together, so that two that cannot be told apart share a change.
+are fitted together, so that two that cannot be told apart share a change. Runs inside one
+innermost domain fit its links, runs across domains the network.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ from meshwright.specs.errors import SpecError
 PRIOR_SD, NOISE_SD = 1.0, 0.1
 IDENTIFIED_SD = 0.5
 """A constant is fitted if, the others being known, the data narrow its prior to half."""
+
+_RATE_OF = {
+    "all_reduce": "network.reduce_fraction",
+    "all_gather": "network.gather_fraction",
+    "reduce_scatter": "network.gather_fraction",
+    "broadcast": "network.gather_fraction",
+    "all_to_all": "network.alltoall_fraction",
+    "send_recv": "network.point_to_point_fraction",
+}
+"""The network rate that bounds each collective once it leaves a domain."""
+
+HOPS = ("network.hop_latencies", "network.fill_latencies")
+"""What every collective across a network depends on, even if little at the shipped values."""
 
 
 @dataclass(frozen=True)
@@ -100,28 +114,41 @@ def fit_shared(
     def objective(theta: Column, error: Column) -> float:
         return float(np.abs(error).sum() / NOISE_SD + ((theta - first) ** 2).sum() / 2)
 
-    theta, damping = first.copy(), 1e-2
-    error = residual(theta)
-    jacobian = np.empty((len(measured), len(names)))
-    for _ in range(rounds):
+    def differentiate(theta: Column, error: Column) -> Column:
+        columns = []
         for j in range(len(names)):
             moved = theta.copy()
             moved[j] += 1e-4
-            jacobian[:, j] = (residual(moved) - error) / 1e-4
-        weight = 1 / (NOISE_SD * np.maximum(np.abs(error), 0.02))
-        normal = (jacobian.T * weight) @ jacobian + np.eye(len(names)) / PRIOR_SD**2
-        gradient = (jacobian.T * weight) @ error + (theta - first) / PRIOR_SD**2
-        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -gradient)
-        trial = theta + np.clip(step, -0.5, 0.5)
-        trial_error = residual(trial)
-        if objective(trial, trial_error) < objective(theta, error):
-            theta, error, damping = trial, trial_error, damping / 3
-            if np.abs(step).max() < 1e-5:
-                break
-        else:
-            damping *= 4
-            if damping > 1e6:
-                break
+            columns.append((residual(moved) - error) / 1e-4)
+        return np.stack(columns, axis=1)
+
+    def descend(theta: Column) -> tuple[float, Column, Column]:
+        error, damping = residual(theta), 1e-2
+        jacobian = differentiate(theta, error)
+        for _ in range(rounds):
+            weight = 1 / (NOISE_SD * np.maximum(np.abs(error), 0.02))
+            normal = (jacobian.T * weight) @ jacobian + np.eye(len(names)) / PRIOR_SD**2
+            gradient = (jacobian.T * weight) @ error + (theta - first) / PRIOR_SD**2
+            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -gradient)
+            trial = theta + np.clip(step, -0.5, 0.5)
+            trial_error = residual(trial)
+            if objective(trial, trial_error) < objective(theta, error):
+                theta, error, damping = trial, trial_error, damping / 3
+                jacobian = differentiate(theta, error)
+                if np.abs(step).max() < 1e-5:
+                    break
+            else:
+                damping *= 4
+                if damping > 1e6:
+                    break
+        return objective(theta, error), theta, jacobian
+
+    # A link that does not bind has no slope, so the fit also starts from slow networks.
+    slow = np.array([n in _RATE_OF.values() for n in names])
+    starts = [first + np.where(slow, np.log(factor), 0.0) for factor in (1.0, 0.5, 0.25)]
+    if rounds == 0 or not slow.any():
+        starts = starts[:1]
+    _, theta, jacobian = min((descend(start) for start in starts), key=lambda found: found[0])
     precision = (jacobian**2).sum(axis=0) / NOISE_SD**2 + 1 / PRIOR_SD**2
     spread = 1 / np.sqrt(precision)
     return (
@@ -148,11 +175,25 @@ def fit_links(fabric: Fabric, measurements: Sequence[MeasuredCollective]) -> Lin
     Raises:
         SpecError: no measurement, or a time that is not positive.
     """
+    if not measurements or any(r.time_s <= 0 for r in measurements):
+        raise SpecError("measurements", len(measurements), "positive times are expected")
     every = constant_names(fabric)
-    _, spread = fit_shared([(fabric, measurements)], every, rounds=1)
-    names = [n for n in every if spread[n] < IDENTIFIED_SD]
     before = _errors(fabric, measurements)
-    kept = fit_shared([(fabric, measurements)], names)[0] if names else {}
+    domain = fabric.levels[0].domain
+    inside = [r for r in measurements if r.ranks * r.stride <= domain]
+    across = [r for r in measurements if r.ranks * r.stride > domain]
+    kept: dict[str, float] = {}
+    for rows, part in ((inside, "link."), (across, "network.")):
+        if not rows:
+            continue
+        # Where the network binds, a run across it says little of the links inside a domain.
+        now = with_constants(fabric, kept)
+        candidates = [n for n in every if n.startswith(part)]
+        _, spread = fit_shared([(now, rows)], candidates, rounds=0)
+        sure = {_RATE_OF[r.collective] for r in rows} | set(HOPS) if rows is across else set()
+        names = [n for n in candidates if spread[n] < IDENTIFIED_SD or n in sure]
+        if names:
+            kept |= fit_shared([(now, rows)], names)[0]
     after = _errors(with_constants(fabric, kept), measurements)
     return LinkFit(
         kept,

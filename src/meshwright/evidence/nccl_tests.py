@@ -9,13 +9,10 @@ follow from bus bandwidth over size / time.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.costs.collectives import bus_factor
-from meshwright.costs.fabric import Fabric
-from meshwright.costs.link_fit import LinkFit, MeasuredCollective, fit_links
-from meshwright.specs.cluster import Cluster
+from meshwright.costs.link_fit import MeasuredCollective
 from meshwright.specs.errors import SpecError
 
 _PROGRAMS = {
@@ -52,10 +49,17 @@ class NcclTable:
     device: str
     rows: tuple[NcclRow, ...]
 
-    def measurements(self) -> list[MeasuredCollective]:
-        """Rows as the fit of links takes them; sizes of zero bytes are left out."""
+    def measurements(self, gpus_per_node: int = 0) -> list[MeasuredCollective]:
+        """Rows as the fit of links takes them; sizes of zero bytes are left out.
+
+        With `gpus_per_node`, a run on fewer devices of each host than it has is spread over
+        the hosts as it was.
+        """
+        local = self.ranks // self.hosts if self.hosts else gpus_per_node
+        spread = self.hosts > 1 and 0 < local < gpus_per_node
+        stride = gpus_per_node // local if spread else 1
         return [
-            MeasuredCollective(self.collective, self.ranks, row.size_bytes, row.time_s)
+            MeasuredCollective(self.collective, self.ranks, row.size_bytes, row.time_s, stride)
             for row in self.rows
             if row.size_bytes > 0 and row.time_s > 0
         ]
@@ -103,24 +107,6 @@ def parse_nccl_tests(
             where, text[:40], "no result lines: size, count, type, redop, root, time are expected"
         )
     return tables
-
-
-def calibrate_links(cluster: Cluster, tables: Sequence[NcclTable]) -> tuple[Cluster, LinkFit]:
-    """Fit a cluster's link constants to its own nccl-tests runs.
-
-    Returns:
-        The cluster with the fitted constants, which every command that reads it then uses, and
-        what was fitted, what was not, and the error before and after.
-
-    Raises:
-        SpecError: a run has more ranks than the cluster, or there is nothing to fit to.
-    """
-    for table in tables:
-        if table.ranks > cluster.gpus:
-            raise SpecError("ranks", table.ranks, f"{cluster.name} has {cluster.gpus} devices")
-    fit = fit_links(Fabric.of(cluster), [m for table in tables for m in table.measurements()])
-    constants = {**cluster.link_constants, **fit.constants}
-    return cluster.but(link_constants=constants), fit
 
 
 def _row(line: str) -> NcclRow:
