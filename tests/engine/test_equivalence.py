@@ -63,6 +63,13 @@ CASES = {
     "pp2-gpt2-zero3": (GPT2, {"pp": 2, "dp": 2, "zero": 3}),
     "cp2": (LLAMA, {"cp": 2}),
     "cp4-window": (QWEN, {"cp": 4, "zero": 3}),
+    "cp4-ring": (LLAMA, {"cp": 4, "cp_method": "ring"}),
+    "cp2-ring-window-selective": (
+        QWEN, {"cp": 2, "tp": 2, **SP, "cp_method": "ring", "recompute": "selective"}
+    ),
+    "cp2-ring-pp2-zb-v": (
+        GPT2, {"cp": 2, "pp": 2, **V, "schedule": "zb-v", "cp_method": "ring", "zero": 1}
+    ),
     "cp2-gpt2": (GPT2, {"cp": 2}),
     "ep2": (MOE, {"dp": 2, "ep": 2}),
     "ep2-of-4-zero3": (MOE, {"dp": 4, "ep": 2, "zero": 3}),
@@ -97,6 +104,7 @@ MUTANTS = {
     "tp": (LLAMA, {"tp": 2}), "tp-sp": (LLAMA, {"tp": 2, **SP}), "sp": (LLAMA, {"tp": 2, **SP}),
     "sp-kv": (LLAMA, {"tp": 4}), "pp": (LLAMA, {"pp": 2}), "tied": (TIED, {"pp": 2}),
     "tied-v": (TIED, {"pp": 2, **V, "schedule": "zb-v"}), "cp": (LLAMA, {"cp": 2}),
+    "cp-ring": (LLAMA, {"cp": 2, "cp_method": "ring"}),
     "ep": (MOE, {"dp": 2, "ep": 2}),
 }  # fmt: skip
 
@@ -168,11 +176,13 @@ def test_a_missing_reduction_is_caught(name, oracles):
     assert max(proof.absolute_error(rank["sgd"], wanted)[0] for rank in ranks) > 1e-6
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_low_precision_stays_within_a_few_times_one_devices_own_error(precision):
-    verdict = proof.verify(
-        LLAMA, Layout(dp=2, tp=2, sequence_parallel=True, zero=1), precision=precision, steps=1
-    )
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    [("fp32", {"dp": 2, "tp": 2, **SP, "zero": 1}), ("bf16", {"dp": 2, "tp": 2, **SP, "zero": 1}),
+     ("bf16", {"cp": 2, "cp_method": "ring"})],
+)  # fmt: skip
+def test_low_precision_stays_within_a_few_times_one_devices_own_error(precision, options):
+    verdict = proof.verify(LLAMA, Layout(**options), precision=precision, steps=1)
     assert verdict.passed
     assert verdict.bound < (1e-4 if precision == "fp32" else 0.3)
 

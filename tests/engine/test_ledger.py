@@ -44,6 +44,8 @@ CASES = {
     "pp2-zero3": (TOY, {"pp": 2, "dp": 2, "zero": 3}, Precision()),
     "pp2-gpipe-zero3": (TOY, {"pp": 2, "dp": 2, "zero": 3, "schedule": "gpipe"}, Precision()),
     "cp2": (TOY, {"cp": 2}, Precision()),
+    "cp4-ring-full": (TOY, {"cp": 4, "cp_method": "ring", "recompute": "full"}, Precision()),
+    "cp2-ring-bf16": (TOY, {"cp": 2, "cp_method": "ring"}, BF16),
     "cp2-tp4-selective": (TOY, {"cp": 2, "tp": 4, **SP, "recompute": "selective"}, Precision()),
     "3d": (TOY, {"dp": 2, "tp": 2, "pp": 2, **SP}, Precision()),
     "3d-zero1-interleaved": (

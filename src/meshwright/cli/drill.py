@@ -30,6 +30,7 @@ def command(
     pp: int | None = running.PP,
     dp: int | None = running.DP,
     cp: int | None = running.CP,
+    cp_method: str | None = running.CP_METHOD,
     ep: int | None = running.EP,
     zero: int | None = running.ZERO,
     shard: int | None = running.SHARD,
@@ -53,7 +54,7 @@ def command(
     options = {
         "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "zero": zero, "shard": shard,
         "micro_batch": micro_batch, "virtual_stages": virtual_stages, "schedule": schedule,
-        "recompute": recompute, "sequence_parallel": sequence_parallel,
+        "recompute": recompute, "sequence_parallel": sequence_parallel, "cp_method": cp_method,
     }  # fmt: skip
     subject = running.read_subject(what, cluster, options)
     from meshwright.engine.drill import Drill, drill

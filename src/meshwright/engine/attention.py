@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from meshwright.engine.collectives import Axis, gather_tokens
 from meshwright.engine.numerics import Numerics
+from meshwright.engine.ring import ring_attention
 
 
 def local_positions(length: int, cp: Axis) -> torch.Tensor:
@@ -73,12 +74,18 @@ def rotate(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.T
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cp: Axis, window: int
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cp: Axis,
+    window: int,
+    ring: bool = False,
 ) -> torch.Tensor:
     """Causal attention of `[B, heads, S, d]` queries over `[B, kv heads, S, d]` keys and values.
 
     `S` is this rank's part of the sequence; keys and values of the others are all-gathered
-    (backward: their gradients reduce-scattered). `window` > 0 limits how far back a token looks.
+    (backward: their gradients reduce-scattered), or go round a `ring`. `window` > 0 limits how far
+    back a token looks.
     """
     if cp.size == 1:
         if window and window < query.shape[2]:
@@ -86,14 +93,15 @@ def attend(
             return _product(query, key, value, _mask(at, at, window))
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    everyone = [
+        local_positions(query.shape[2], Axis(name="cp", size=cp.size, rank=r))
+        for r in range(cp.size)
+    ]
+    if ring:
+        return ring_attention(query, key, value, everyone, cp, window)
     both = gather_tokens(torch.stack([key, value]), cp, dim=3)
-    order = torch.cat(
-        [
-            local_positions(query.shape[2], Axis(name="cp", size=cp.size, rank=r))
-            for r in range(cp.size)
-        ]
-    )
-    key, value = both.index_select(3, order.argsort().to(both.device)).unbind(0)
+    order = torch.cat(everyone).argsort().to(both.device)
+    key, value = both.index_select(3, order).unbind(0)
     chunk = query.shape[2] // 2
     outs = []
     for part, at in zip(

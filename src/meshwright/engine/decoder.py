@@ -36,6 +36,7 @@ class Axes:
     cp: Axis = field(default_factory=lambda: Axis(name="cp"))
     ep: Axis = field(default_factory=lambda: Axis(name="ep"))
     sequence_parallel: bool = False
+    ring: bool = False
 
 
 def local(parameter: Any) -> Any:
@@ -116,11 +117,11 @@ class Attention(nn.Module):
             query, key = rotate(query, rotary), rotate(key, rotary)
         if self.selective and torch.is_grad_enabled():
             out = checkpoint(
-                attend, query, key, value, self.axes.cp, self.window,
+                attend, query, key, value, self.axes.cp, self.window, self.axes.ring,
                 use_reentrant=False, preserve_rng_state=False,
             )  # fmt: skip
         else:
-            out = attend(query, key, value, self.axes.cp, self.window)
+            out = attend(query, key, value, self.axes.cp, self.window, self.axes.ring)
         return self.o.leaving(out.transpose(1, 2).flatten(2), self.axes)
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

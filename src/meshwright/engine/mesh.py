@@ -108,6 +108,7 @@ def make_world(
         cp=cp.mute() if mutant == "cp" else cp,
         ep=ep.mute() if mutant == "ep" else ep,
         sequence_parallel=layout.sequence_parallel and layout.tp > 1,
+        ring=layout.cp_method == "ring",
     )
     pp = Axis(name="pp", size=layout.pp, rank=pp_rank, group=dense.get_group("pp"))
     control = dist.new_group(list(range(layout.world)), timeout=_timeout(dist.group.WORLD))

@@ -146,13 +146,22 @@ def _tensor_passes(model: Model, layout: Layout, layers: range, first: bool, las
 
 
 def _context(model: Model, layout: Layout, layers: int, tokens: int, element: int) -> float:
-    """All-gather of keys and values forward, reduce-scatter of their gradients backward."""
+    """All-gather of keys and values forward, reduce-scatter of their gradients backward.
+
+    A ring sends as much forward; backward it sends keys and values once more, and their gradients
+    one hop further, home.
+    """
     heads = max(model.kv_heads // layout.tp, 1)
     payload = 2 * tokens * layout.cp * heads * model.head_dim * element
     again = 0
     if layout.recompute != "none":
         full = layout.recompute_layers or layers
         again = min(layers, full)
+    if layout.cp > 1 and layout.cp_method == "ring":
+        block = payload / layout.cp
+        once = (layout.cp - 1) * block
+        gradients = block / element * max(element, 4)  # summed up in fp32 on the way
+        return float((layers + again) * once + layers * (once + layout.cp * gradients))
     return float((2 * layers + again) * payload * bus_factor("all_gather", layout.cp))
 
 

@@ -10,6 +10,7 @@ from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError
 
 Recompute = Literal["none", "selective", "full"]
+ContextMethod = Literal["all-gather", "ring"]
 AXES = ("tp", "cp", "ep", "dp", "pp")
 
 SCHEDULES = (
@@ -46,6 +47,9 @@ class Layout(Spec):
     )
     sequence_parallel: bool = Field(
         False, description="Megatron's split of norms along the sequence"
+    )
+    cp_method: ContextMethod = Field(
+        "all-gather", description="how keys and values reach the other context-parallel ranks"
     )
     schedule: str = "1f1b"
     rank_order: str = Field(
