@@ -72,7 +72,9 @@ class _Ring(torch.autograd.Function):
         scale = query.shape[-1] ** -0.5
         shared = (gradient * out).sum(-1, keepdim=True)
         block = torch.stack([key, value])
-        travelling = torch.zeros_like(block, dtype=exact)  # gradients of the block's keys and values
+        travelling = torch.zeros_like(
+            block, dtype=exact
+        )  # gradients of the block's keys and values
         d_query = torch.zeros_like(grouped)
         for turn in range(cp.size):
             source = (cp.rank - turn) % cp.size
