@@ -269,6 +269,42 @@ def test_cluster_files_ask_for_every_device(launcher):
     assert pods * limits["nvidia.com/gpu"] == plan.layout.world
 
 
+FIELDS = {
+    # Every field we write, as the published definitions name it (validators/kubernetes_crds.py
+    # checks them against the definitions themselves).
+    "kubernetes": "apiVersion kind metadata metadata.name spec spec.runtimeRef spec.runtimeRef.apiGroup "
+    "spec.runtimeRef.kind spec.runtimeRef.name spec.trainer spec.trainer.image spec.trainer.numNodes "
+    "spec.trainer.command spec.trainer.env spec.trainer.resourcesPerNode",
+    "jobset": "apiVersion kind metadata metadata.name spec spec.network "
+    "spec.network.enableDNSHostnames spec.replicatedJobs",
+    "pytorchjob": "apiVersion kind metadata metadata.name spec spec.nprocPerNode "
+    "spec.pytorchReplicaSpecs spec.pytorchReplicaSpecs.Master spec.pytorchReplicaSpecs.Worker",
+}
+API = {
+    "kubernetes": "trainer.kubeflow.org/v1alpha1", "jobset": "jobset.x-k8s.io/v1alpha2",
+    "pytorchjob": "kubeflow.org/v1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", list(FIELDS))
+def test_kubernetes_objects_have_only_published_fields(launcher):
+    plan = make_plan("llama3-8b", tp=8, dp=3)
+    text = export(plan, launcher, launches="megatron").files[LAUNCHERS[launcher].file]
+    data = yaml.safe_load(text)
+    assert data["apiVersion"] == API[launcher]
+    known = FIELDS[launcher].split()
+
+    def walk(value, path):
+        for key, inner in value.items() if isinstance(value, dict) else ():
+            name = f"{path}{key}"
+            assert name in known, name
+            if any(other.startswith(f"{name}.") for other in known):
+                walk(inner, f"{name}.")
+
+    walk(data, "")
+    assert data["metadata"]["name"] == "llama3-8b"
+
+
 def test_ray_starts_every_rank_with_the_same_words():
     import ast
 
