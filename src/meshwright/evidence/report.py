@@ -125,7 +125,8 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
         "# Accuracy",
         "",
         "<!-- Written by `meshwright scorecard --markdown docs/accuracy.md`; the part under",
-        '"What limits it" is kept in evidence/data/limits.md. -->',
+        '"What limits it" is kept in evidence/data/limits.md, the ablations are written by',
+        "benchmarks/ablations.py. -->",
         "",
         f"{total.rows} published runs, {total.priced} priced "
         f"({100 * total.priced / total.rows:.1f} %), {timed.rows} with a step time that can be "
@@ -182,8 +183,10 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
 
 
 def _limits() -> str:
-    file = resources.files("meshwright.evidence").joinpath("data/limits.md")
-    return file.read_text(encoding="utf-8").strip()
+    """The parts of the page that are not figures of this run: limits by hand, ablations."""
+    folder = resources.files("meshwright.evidence").joinpath("data")
+    names = ("limits.md", "ablations.md")
+    return "\n\n".join(folder.joinpath(name).read_text("utf-8").strip() for name in names)
 
 
 def _markdown_table(scores: Sequence[Score], columns: tuple[int, ...]) -> list[str]:
