@@ -9,6 +9,8 @@ import numpy.typing as npt
 from fastapi import Query
 from typing_extensions import TypedDict
 
+from meshwright.simulator.collective_algorithms import build
+from meshwright.simulator.collective_steps import execute
 from meshwright.specs.errors import SpecError
 from meshwright.studio.sims.tensor import Exchange
 from meshwright.studio.views import Step, View, check
@@ -199,17 +201,16 @@ def _sizes(sizes: list[int]) -> str:
 def _all_reduce(gradients: list[Array], sizes: list[int]) -> list[Array]:
     """Return what each rank has after a ring all-reduce of the weighted gradients.
 
-    Rank r's chunk of the sum is added in ring order from rank r + 1 on, then copied to all: so
-    every rank gets the same bits, although floating-point sums depend on their order.
+    The ring's messages are carried out one by one on each rank's own array. Every chunk is added in
+    one order and then copied, so all ranks should get the same bits: the view checks it.
     """
-    dp, total = len(gradients), sum(sizes)
-    chunks = np.array_split(np.arange(FEATURES), dp)
-    result = np.zeros(FEATURES)
-    for owner, chunk in enumerate(chunks):
-        for hop in range(1, dp + 1):
-            rank = (owner + hop) % dp
-            result[chunk] += sizes[rank] / total * gradients[rank][chunk]
-    return [result.copy() for _ in range(dp)]
+    dp = len(gradients)
+    weighted = np.array(sizes)[:, None] / sum(sizes) * np.array(gradients)
+    if dp == 1:
+        return [weighted[0]]
+    padding = -FEATURES % dp  # a ring cuts the array into one chunk a rank
+    padded = np.pad(weighted, ((0, 0), (0, padding)))
+    return list(execute(build("all_reduce", "ring", dp), padded)[:, :FEATURES])
 
 
 def _loss(x: Array, y: Array, weights: Array) -> float:
