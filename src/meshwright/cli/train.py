@@ -104,6 +104,7 @@ def _run(run: Any, folder: Path, max_restarts: int) -> dict[str, Any]:
     console = Console(stderr=True)
     rates: list[float] = []
     losses: list[float] = []
+    traffic: dict[str, Any] = {}
     with (folder / "metrics.jsonl").open("a" if run.resume else "w") as metrics, Progress(
         TextColumn("step {task.completed:.0f}/{task.total:.0f}"), BarColumn(),
         TextColumn("loss {task.fields[loss]:.3f} · {task.fields[rate]:,.0f} tokens/s · ETA"),
@@ -121,6 +122,8 @@ def _run(run: Any, folder: Path, max_restarts: int) -> dict[str, Any]:
                     task, completed=message["step"], loss=losses[-1],
                     rate=sorted(rates[-20:])[len(rates[-20:]) // 2],
                 )  # fmt: skip
+            elif message["kind"] == "ledger":
+                traffic.update(sent=message["sent_bytes"], predicted=message["predicted_bytes"])
             elif message["kind"] == "resumed":
                 console.print(f"resumed at step {message['step']}", style="dim")
 
@@ -142,6 +145,8 @@ def _run(run: Any, folder: Path, max_restarts: int) -> dict[str, Any]:
         "restarts": len(outcome.recoveries),
         "tokens_s": steady[len(steady) // 2] if steady else None,
         "peak_memory_bytes": [rank["peak_memory_bytes"] for rank in ranks],
+        "rank0_sent_bytes_per_step": traffic.get("sent"),
+        "rank0_predicted_bytes_per_step": traffic.get("predicted"),
         "out": run.out,
     }
 
@@ -156,6 +161,7 @@ def _show(summary: dict[str, Any], run: Any) -> None:
         f"({summary['layout']}): loss {summary['first_loss']:.3f} to {summary['last_loss']:.3f}, "
         f"{summary['tokens_s']:,.0f} tokens/s, at most {memory:,.0f} MiB resident per rank"
     )
+    _show_traffic(summary)
     if summary["restarts"]:
         print(f"restarted {summary['restarts']} times from the newest checkpoint")
     if "predicted" in summary and summary["tokens_s"]:
@@ -163,3 +169,21 @@ def _show(summary: dict[str, Any], run: Any) -> None:
         predicted = summary["predicted"]["step_time_s"]
         print(f"step time: predicted {predicted:.3g} s, measured {measured:.3g} s")
     print(f"metrics: {Path(run.out) / 'metrics.jsonl'}")
+
+
+def _show_traffic(summary: dict[str, Any]) -> None:
+    """One line: what rank 0 sends per step on each axis, and whether the closed forms agree."""
+    sent = {k: v for k, v in (summary["rank0_sent_bytes_per_step"] or {}).items() if v}
+    sent.pop("control", None)  # losses and norms: a few bytes
+    if not sent:
+        return
+    predicted = summary["rank0_predicted_bytes_per_step"]
+    parts = []
+    for axis, count in sent.items():
+        known = predicted is not None and axis in predicted
+        agrees = known and abs(predicted[axis] - count) <= 1e-9 * count
+        verdict = " as predicted" if agrees else ""
+        if known and not agrees:
+            verdict = f" (predicted {predicted[axis] / 1e6:.3f} MB)"
+        parts.append(f"{axis} {count / 1e6:.3f} MB{verdict}")
+    print(f"rank 0 sends per step: {', '.join(parts)}")

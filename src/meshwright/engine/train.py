@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -18,9 +19,11 @@ from meshwright.engine import checkpoint
 from meshwright.engine.data import BYTE_VOCABULARY, Corpus
 from meshwright.engine.faults import Fault, Injector
 from meshwright.engine.guards import check
+from meshwright.engine.ledger import Ledger
 from meshwright.engine.numerics import Numerics
 from meshwright.engine.parallelize import Precision
 from meshwright.engine.program import Program
+from meshwright.engine.traffic import expected_sent_bytes
 from meshwright.engine.weights import Checkpoint, export_part, write_index
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
@@ -162,7 +165,13 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         tokens, targets = corpus.batch(step, run.job.global_batch)
         if (largest := int(targets.max())) >= run.model.vocab:
             raise RuntimeError(f"token {largest} is beyond the vocabulary of {run.model.vocab}")
-        result = program.step(optimizer, tokens, targets, clip=run.clip)
+        # Counting slows a step a little, so one step stands for all: the second, when every
+        # connection is up.
+        ledger: Any = contextlib.nullcontext()
+        if step == start + 1:
+            ledger = Ledger(program.world)
+        with ledger:
+            result = program.step(optimizer, tokens, targets, clip=run.clip)
         took = time.perf_counter() - began
         if not math.isfinite(result.loss):
             raise RuntimeError(f"the loss became {result.loss} in step {step}; lower the rate")
@@ -173,6 +182,8 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         }  # fmt: skip
         if dist.get_rank() == 0:
             report(summary)
+        if isinstance(ledger, Ledger) and dist.get_rank() == 0:
+            report({"kind": "ledger", "sent_bytes": ledger.sent_by_axis()} | _predicted(run))
         if run.save_every and ((step + 1) % run.save_every == 0 or step + 1 == run.steps):
             injector.before_save(step + 1)
             where = checkpoint.save(
@@ -184,6 +195,21 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
     if run.export:
         export(run, program)
     return summary | {"peak_memory_bytes": peak_memory_bytes(), "digest": digest(program)}
+
+
+def _predicted(run: Run) -> dict[str, Any]:
+    """Rank 0's bytes by the closed forms, for the layouts that have one."""
+    counted = not run.csv and (
+        run.layout.zero < 3 or run.layout.pp == 1 or run.layout.schedule in ("1f1b", "gpipe")
+    )
+    if not counted:
+        return {"predicted_bytes": None}
+    return {
+        "predicted_bytes": expected_sent_bytes(
+            run.model, run.layout, 0, global_batch=run.job.global_batch, seq_len=run.job.seq_len,
+            precision=precision_of(run.job),
+        )
+    }  # fmt: skip
 
 
 def digest(program: Program) -> str:
