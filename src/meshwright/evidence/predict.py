@@ -13,6 +13,7 @@ from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.evidence.import_rows import Run, import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import Row
+from meshwright.planner.space import MEMORY_MARGIN
 
 GIB = 2.0**30
 
@@ -43,6 +44,7 @@ class Prediction:
     peak_memory_bytes: float = math.nan
     device_memory_bytes: float = math.nan
     fits: bool = True
+    """The planner's verdict, with the margin that it keeps."""
 
     @property
     def priced(self) -> bool:
@@ -102,7 +104,7 @@ def _prediction(run: Run, table: EstimateColumns, index: int, capacity: float) -
             table, index, run.memory_convention, run.memory_rank
         ),
         device_memory_bytes=device,
-        fits=device <= capacity,
+        fits=device * (1 + MEMORY_MARGIN) <= capacity,
     )
 
 

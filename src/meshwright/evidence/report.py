@@ -131,7 +131,11 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
         f"{total.rows} published runs, {total.priced} priced "
         f"({100 * total.priced / total.rows:.1f} %), {timed.rows} with a step time that can be "
         f"scored, {total.memory.rows} with a peak memory, {total.verdicts.rows} judged for fit.",
-        "One set of constants prices them all: none belongs to a row, a source or a model.",
+        "Constants belong to devices, links, kernels and frameworks; none to a row or a model. What a "
+        "source documents of its software and cluster (evidence/data/sources.toml) says which apply. "
+        "Four such entries are inferred from the source's own times or memory, not documented: "
+        "nanotron's slow tensor-parallel collectives and the latency of its network, and in the A100 "
+        "layout sweep one network card a host and 16-bit gradients.",
         "A positive bias means predicted too slow (or too large).",
         "",
         "## Against the targets",
