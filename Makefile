@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TEXT := LICENSE
 
 .PHONY: demo test lint docs setup page page-check browser validate-more clean
 
@@ -12,7 +11,7 @@ demo: $(VENV)/engine.done
 	@mkdir -p runs
 	@$(BIN)/meshwright plan toy --cluster cpu:1x4 --tp 2 --pp 2 --seq 128 --global-batch 16 \
 	  --framework meshwright --precision fp32 --brief -o runs/demo.toml
-	@$(BIN)/meshwright train runs/demo.toml --data $(TEXT) --out runs/demo --steps 40
+	@$(BIN)/meshwright train runs/demo.toml --out runs/demo --steps 40
 	@$(BIN)/meshwright verify runs/demo.toml
 
 setup: $(VENV)/full.done
