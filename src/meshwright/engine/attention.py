@@ -104,10 +104,11 @@ def attend(
     key, value = both.index_select(3, order).unbind(0)
     chunk = query.shape[2] // 2
     outs = []
-    for part, at in zip(
-        query.split(chunk, 2), local_positions(2 * chunk, cp).split(chunk), strict=True
+    held = (cp.rank, 2 * cp.size - 1 - cp.rank)
+    for part, at, which in zip(
+        query.split(chunk, 2), local_positions(2 * chunk, cp).split(chunk), held, strict=True
     ):
-        end = int(at[-1]) + 1  # causal: nothing after this chunk's last token is visible
+        end = (which + 1) * chunk  # causal: nothing after this chunk's last token is visible
         mask = _mask(at.to(query.device), torch.arange(end, device=query.device), window)
         outs.append(_product(part, key[:, :, :end], value[:, :, :end], mask))
     return torch.cat(outs, dim=2)

@@ -1,0 +1,107 @@
+"""A dry run says of virtual ranks what real ranks measure."""
+
+import json
+
+import pytest
+import torch
+
+from meshwright.cli import run
+from meshwright.engine.dryrun import dry_run
+from meshwright.engine.ledger import Ledger
+from meshwright.engine.numerics import default_numerics
+from meshwright.engine.processes import run_ranks
+from meshwright.engine.program import Program
+from meshwright.engine.toy import TOY
+from meshwright.engine.train import precision_of
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Job
+from meshwright.specs.jobs import precision_recipe
+from meshwright.specs.layout import Layout
+
+pytestmark = pytest.mark.dist
+
+JOB = Job(seq_len=16, global_batch=8, precision=precision_recipe("bf16"))
+MOE = TOY.but(experts={"experts": 4, "top_k": 2, "ffn": 64})
+
+
+def _local(tensor):
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _measure(layout):
+    """Bytes of one real rank: parameters, gradients, optimizer states, and sent by axis."""
+    program = Program(
+        TOY, default_numerics(TOY), layout, global_batch=JOB.global_batch, seq_len=JOB.seq_len,
+        precision=precision_of(JOB),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(program.optimizer_groups(0.1), lr=1e-3)
+    batch = (torch.ones(JOB.global_batch, JOB.seq_len, dtype=torch.int64),) * 2
+    program.step(optimizer, *batch, clip=1.0)
+    ledger = Ledger(program.world)
+    with ledger:
+        program.step(optimizer, *batch, clip=1.0)
+    parameters = [p for _, p in program.parameters()]
+    states = [v for s in optimizer.state.values() for v in s.values()]
+    sizes = [
+        sum(_local(t).untyped_storage().nbytes() for t in tensors)
+        for tensors in (states,)
+    ]
+    return {
+        "rank": program.world.rank,
+        "parameters": sum(_local(p).numel() for p in parameters),
+        "gradient_bytes": sum(_local(p.grad).numel() * p.grad.element_size() for p in parameters),
+        "optimizer_bytes": sizes[0],
+        "sent_bytes": ledger.sent_by_axis(),
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dp": 2, "zero": 3},
+        {"dp": 2, "tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True},
+    ],
+    ids=["zero3", "3d-zero1"],
+)  # fmt: skip
+def test_virtual_ranks_hold_and_send_what_real_ones_do(options):
+    layout = Layout(**options)
+    real = {row["rank"]: row for row in run_ranks(_measure, layout.world, layout)}
+    result = dry_run(TOY, layout, JOB)
+    assert [report.pp_rank for report in result.traced] == list(range(layout.pp))
+    for report in result.traced:
+        for field, value in real[report.rank].items():
+            assert getattr(report, field) == pytest.approx(value, rel=1e-12), field
+        assert sum(report.peak_parts.values()) == report.peak_bytes
+        assert report.peak_parts["parameters"] == report.parameter_bytes
+        assert report.peak_parts["optimizer"] == report.optimizer_bytes
+    assert result.traffic_equal
+
+
+def test_stages_add_up_to_the_model_and_experts_are_traced():
+    layout = Layout(dp=2, tp=2, ep=2, pp=2, sequence_parallel=True)
+    result = dry_run(MOE, layout, JOB)
+    assert result.traffic_equal
+    rows = JOB.global_batch * JOB.seq_len * 2 // (layout.dp * layout.tp)  # this rank's, top-2
+    for report in result.traced:
+        payload = 2 * rows * MOE.hidden * 4 * (MOE.layers // 2)  # bf16, there and back, twice
+        counts = 8 * 4 * layout.micro_batches(JOB.global_batch) * (MOE.layers // 2)
+        assert report.sent_bytes["ep"] == (payload + counts) / 2  # half stays on the rank
+
+
+def test_recomputation_lowers_the_peak_and_more_in_flight_raises_it():
+    job = JOB.but(seq_len=128)
+    first, last = dry_run(TOY, Layout(pp=2), job).traced
+    recomputed = dry_run(TOY, Layout(pp=2, recompute="full"), job, stages=[0]).traced[0]
+    assert recomputed.peak_parts["activations"] < first.peak_parts["activations"]
+    gpipe = dry_run(TOY, Layout(pp=2, schedule="gpipe"), job, stages=[0]).traced[0]
+    assert gpipe.peak_parts["activations"] > first.peak_parts["activations"]
+
+
+def test_command_prints_json_and_refuses_a_stage_that_is_not_there(capsys):
+    flags = ["dryrun", "toy", "--pp", "2", "--seq", "16", "--stages", "1", "--json"]
+    assert run(flags) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["ranks"] == 2 and [row["pp_rank"] for row in data["traced"]] == [1]
+    assert data["traced"][0]["predicted_sent_bytes"] == data["traced"][0]["sent_bytes"]
+    with pytest.raises(SpecError, match="stages"):
+        dry_run(TOY, Layout(pp=2), JOB, stages=[2])
