@@ -129,9 +129,7 @@ def _show(result: Any) -> None:
     rows = []
     for r in result.traced:
         rows.append([str(r.pp_rank), "counted", *(_gb(r.sent_bytes.get(axis)) for axis in axes)])
-        rows.append(
-            ["", "predicted", *(_gb(r.predicted_sent_bytes.get(axis)) for axis in axes)]
-        )
+        rows.append(["", "predicted", *(_gb(r.predicted_sent_bytes.get(axis)) for axis in axes)])
     print_table(
         "Sent per rank and step, by axis (GB)", ["stage", "", *axes], rows,
         set(range(2, len(axes) + 2)),
