@@ -42,7 +42,6 @@ def _measure(layout):
         program.step(optimizer, *batch, clip=1.0)
     parameters = [p for _, p in program.parameters()]
     states = [v for s in optimizer.state.values() for v in s.values()]
-    sizes = [sum(_local(t).untyped_storage().nbytes() for t in tensors) for tensors in (states,)]
     return {
         "rank": program.world.rank,
         "parameters": sum(_local(p).numel() for p in parameters),
