@@ -66,7 +66,7 @@ def print_scores(scores: Sequence[Score], by: str) -> None:
     console = Console()
     for title, columns in PANELS:
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column(by, no_wrap=True, max_width=23, overflow="ellipsis")
+        table.add_column(by, no_wrap=True, max_width=21, overflow="ellipsis")
         for column in columns[1:]:
             table.add_column(HEAD[column], justify="right")
         for score in scores:
@@ -276,7 +276,7 @@ def _scatter(
         return size - bottom - (x(value) - left) * (size - bottom - top) / span
 
     parts = [
-        f'<svg viewBox="0 0 {size} {size}" width="{size}" role="img" aria-label="{title}: '
+        f'<svg viewBox="0 0 {size + 20} {size}" width="{size + 20}" role="img" aria-label="{title}: '
         f'predicted over measured"><text x="{left}" y="18" font-weight="600">{title}</text>'
     ]
     for power in range(low, high + 1):
