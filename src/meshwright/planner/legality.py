@@ -146,8 +146,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "interleaved batch",
-        "interleaving needs micro-batches divisible by pp",
-        lambda q, c: (c.pp > 1) & _is(c, ("interleaved",)) & (_micro_batches(q, c) % c.pp != 0),
+        # With m no multiple of pp, Megatron's only legal group is all m micro-batches: the memory
+        # model then holds them all in flight.
+        "interleaving needs at least pp micro-batches",
+        lambda q, c: (c.pp > 1) & _is(c, ("interleaved",)) & (_micro_batches(q, c) < c.pp),
     ),
     Rule(
         "v-schedule batch",
