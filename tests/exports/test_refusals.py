@@ -60,7 +60,20 @@ def test_architectures_beyond_a_target_are_named():
         export(make_plan("deepseek-v3", dp=8), "deepspeed")
 
 
+HUGE = b"torchrun --nproc-per-node 8 pretrain_gpt.py --hidden-size 64 --num-attention-heads 4 "
+ALIASES = b"".join(
+    b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 40)
+)  # fmt: skip
 BAD = {
+    "doubling.sh": b"A=xxxxxxxx\n" + b"A=$A$A\n" * 60 + b"run.py --num-layers $A\n",
+    "unclosed.sh": b"run.py '" + b"word\n" * 100_000,
+    "layers.sh": HUGE + b"--seq-length 8 --num-layers 999999999999 --num-experts 2\n",
+    "stages.sh": HUGE + b"--seq-length 8 --num-layers 4 --pipeline-model-parallel-size 8\n",
+    "digits.sh": HUGE + b"--seq-length 8 --num-layers " + b"9" * 5000 + b"\n",
+    "laughs.yaml": b"apiVersion: v1\na0: &a0 [1]\n" + ALIASES,
+    "stages.yaml": b"parallelism: {pp: 1000000000000}\ntokens: {sequence_length: 8}\noptimizer: {}\n"
+    b"model: {model_config: {hidden_size: 8, num_attention_heads: 1, num_hidden_layers: 2, "
+    b"intermediate_size: 8, vocab_size: 8}}\n",
     "empty.sh": b"",
     "blank.yaml": b"  \n\n",
     "binary.sh": bytes(range(256)),

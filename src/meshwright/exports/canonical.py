@@ -37,10 +37,10 @@ def canonical(layout: Layout, model: Model | None = None) -> Layout:
         change["schedule"] = "1f1b"
     elif layout.schedule == "1f1b" and layout.virtual_stages > 1:
         change["schedule"] = "interleaved"
-    if model is not None and layout.stage_layers == even_split(
-        model.layers, layout.pp, layout.virtual_stages
-    ):
-        change["stage_layers"] = None
+    explicit = layout.stage_layers if model is not None else None
+    if explicit is not None and model is not None:
+        even = even_split(model.layers, layout.pp, layout.virtual_stages)
+        change["stage_layers"] = None if explicit == even or layout.pp == 1 else explicit
     if layout.dp * layout.cp == 1:
         change |= {"zero": 0, "shard": 0}
     if layout.zero == 0 or layout.shard == layout.dp * layout.cp:

@@ -167,21 +167,18 @@ def _cloud(
     return _shell(script, name, given, stamp, folder)
 
 
-def _command(data: Any, depth: int = 0) -> str | None:
-    """The last word of the first `command` list, depth first."""
-    if depth > 24:
-        return None
-    if isinstance(data, dict):
-        words = data.get("command")
+def _command(data: Any) -> str | None:
+    """The last word of the first `command` list, depth first; aliases are looked at once."""
+    waiting, seen = [data], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or not isinstance(value, (dict, list)):
+            continue
+        seen.add(id(value))
+        words = value.get("command") if isinstance(value, dict) else None
         if isinstance(words, list) and words:
             return str(words[-1])
-    inner = (
-        list(data.values()) if isinstance(data, dict) else data if isinstance(data, list) else []
-    )
-    for value in inner:
-        found = _command(value, depth + 1)
-        if found is not None:
-            return found
+        waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
     return None
 
 

@@ -203,6 +203,10 @@ def read_flags(flags: Flags, world: int) -> tuple[Model, Job, Layout]:
         raise SpecError(
             "world", world, f"a multiple of tp · pp · cp = {tp} · {pp} · {cp} is expected"
         )
+    if pp > model.layers:
+        raise SpecError(
+            "--pipeline-model-parallel-size", pp, f"at most the {model.layers} layers are expected"
+        )
     dp = world // (tp * pp * cp)
     micro = number(flags, "micro-batch-size", 1)
     job = _read_job(flags, dp, micro)

@@ -222,7 +222,10 @@ def _read_latent(flags: Flags) -> dict[str, int] | None:
 def _read_experts(flags: Flags, ffn: int) -> dict[str, Any] | None:
     if "num-experts" not in flags:
         return None
-    kinds = read_pattern(str(flags.get("moe-layer-freq", "1")), _needed(flags, "num-layers"))
+    layers = _needed(flags, "num-layers")
+    if not 1 <= layers <= 10_000:
+        raise SpecError("--num-layers", layers, "between 1 and 10000 layers are expected")
+    kinds = read_pattern(str(flags.get("moe-layer-freq", "1")), layers)
     dense = kinds.index(1) if 1 in kinds else len(kinds)
     later = [i for i, kind in enumerate(kinds) if kind]
     period = later[1] - later[0] if len(later) > 1 else 1

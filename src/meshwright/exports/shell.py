@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from meshwright.specs.errors import SpecError
 
 MAX_BYTES = 4_000_000
+MAX_VALUE = 200_000
+MAX_LINES = 1_000
 _ASSIGN = re.compile(
     r"^(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL
 )
@@ -49,6 +51,8 @@ def read_script(text: str) -> Script:
             array = re.fullmatch(r"\((.*)\)", value, re.DOTALL)
             value = " ".join(_words(array.group(1))) if array else " ".join(_words(value))
             words = expand(value, script.variables)
+            if len(words) > MAX_VALUE:
+                raise SpecError(name, words[:40], f"grows beyond {MAX_VALUE} characters")
             old = script.variables.get(name, "") + " " if adds else ""
             script.variables[name] = old + words
             continue
@@ -64,7 +68,7 @@ def _statements(text: str, script: Script) -> list[str]:
     """Statements of a script: continued lines, arrays and open quotes joined, comments dropped."""
     found: list[str] = []
     pending = ""
-    continued = False
+    continued, lines = False, 0
     for line in text.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
         option = re.match(r"#SBATCH\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?", stripped)
@@ -83,6 +87,9 @@ def _statements(text: str, script: Script) -> list[str]:
             code = whole[:-1]
         joint = " " if pending else ""
         pending = f"{pending}{joint}{code}" if pending else code
+        lines = lines + 1 if joint else 1
+        if lines > MAX_LINES or len(pending) > MAX_VALUE:
+            raise SpecError("script", pending[:60], "a statement that long cannot be read")
         if continued or _open_quote(pending) or _open_array(pending):
             continue
         if pending.strip():
@@ -143,7 +150,7 @@ def expand(text: str, variables: dict[str, str]) -> str:
         before = text
         text = _VARIABLE.sub(lambda match: _value(match, variables), text)
         text = _ARITHMETIC.sub(lambda match: _arithmetic(match, variables), text)
-        if text == before or len(text) > MAX_BYTES:
+        if text == before or len(text) > MAX_VALUE:
             break
     return text
 
