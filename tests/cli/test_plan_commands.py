@@ -147,6 +147,10 @@ def test_explain_defends_a_plan_that_was_only_priced(plan_file, capsys):
     assert code == 0
     for heading in ("## Memory per stage", "## Step time", "## The decision trees", "## Why not"):
         assert heading in out
+    code, out, _ = call(capsys, "explain", plan_file, "--json")
+    cited = json.loads(out)["nearest_runs"]
+    assert len(cited) == 3
+    assert all(run["measured_s"] > 0 and run["predicted_s"] > 0 for run in cited)
 
 
 def test_help_imports_neither_numpy_nor_pydantic():

@@ -15,19 +15,30 @@ def command(
 ) -> None:
     """Print the defence of a plan in full: memory, time, neighbours, decision trees, flip points.
 
-    A plan that was only priced is defended against its neighbours now.
+    Ends with the published runs that are most like it: what they measured, and what is predicted for
+    them. A plan that was only priced is defended against its neighbours now.
     """
+    from meshwright.evidence.nearest import nearest_runs
     from meshwright.planner.defence import defend
     from meshwright.planner.report import markdown_report
 
     loaded = defend(inputs.read_plan(plan))
+    cited = nearest_runs(loaded.model, loaded.cluster, loaded.job, loaded.layout)
+    heading = "The published runs most like it"
+    lines = ["", f"## {heading}", "", *(f"- {run.sentence()}" for run in cited), ""]
     if output:
-        inputs.write_text(output, markdown_report(loaded))
+        inputs.write_text(output, markdown_report(loaded) + "\n".join(lines))
     if as_json:
-        inputs.print_json(loaded.plain())
+        inputs.print_json(loaded.plain() | {"nearest_runs": [run.plain() for run in cited]})
     elif markdown:
-        print(markdown_report(loaded))
+        print(markdown_report(loaded) + "\n".join(lines))
     elif not output:
+        from rich.console import Console
+
         from meshwright.cli.render import show_plan
 
         show_plan(loaded, defence=True, written=None)
+        console = Console(highlight=False)
+        console.print(f"\n[bold]{heading}[/bold]")
+        for run in cited:
+            console.print(f"  · {run.sentence()}", markup=False)
