@@ -108,7 +108,8 @@ def _show(result: Any) -> None:
     rows = [
         [
             str(r.pp_rank), f"{r.parameters / 1e6:,.2f} M", _gib(r.parameter_bytes),
-            _gib(r.gradient_bytes), _gib(r.optimizer_bytes), _gib(r.predicted_state_bytes),
+            _gib(r.gradient_bytes), _gib(r.optimizer_bytes),
+            _gib(r.peak_bytes - r.peak_parts["activations"]), _gib(r.predicted_state_bytes),
             _gib(r.peak_bytes), _gib(r.predicted_peak_bytes),
         ]
         for r in result.traced
@@ -116,11 +117,13 @@ def _show(result: Any) -> None:
     print_table(
         f"{result.model} under {result.layout}, {result.ranks} virtual ranks, "
         f"{result.global_batch} × {result.seq_len} tokens",
-        ["stage", "local params", "params", "grads", "optimizer", "states predicted", "peak",
-         "peak predicted"],
-        rows, set(range(8)),
-        "GiB per rank. Peak: all tensors alive at once in a step after the first. The cost model "
-        "prices the first, the second and the last stage.", optional=(1,),
+        ["stage", "local params", "params", "grads", "optimizer", "states at peak", "predicted",
+         "peak", "predicted"],
+        rows, set(range(9)),
+        "GiB per rank. Params, grads and optimizer are what stays between steps; states at peak add "
+        "gathered parameters and unsharded gradients. Peak: all tensors alive at once in a step "
+        "after the first. The cost model prices the first, the second and the last stage.",
+        optional=(1,),
     )  # fmt: skip
     parts = list(result.traced[0].peak_parts)
     rows = [[str(r.pp_rank), *(_gib(r.peak_parts.get(p, 0)) for p in parts)] for r in result.traced]
