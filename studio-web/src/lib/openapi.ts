@@ -401,6 +401,7 @@ export interface Layout {
   recompute: "none" | "selective" | "full"
   recompute_layers: number
   sequence_parallel: boolean
+  cp_method: "all-gather" | "ring"
   schedule: string
   rank_order: string
   stage_layers?: number[] | null
