@@ -172,3 +172,17 @@ def test_the_python_api_is_the_same():
     )  # fmt: skip
     again = mw.price_layout(made.model, made.cluster, made.job, made.layout)
     assert again.estimate == made.estimate
+
+
+def test_the_pareto_front_gets_slower_and_lighter(capsys):
+    code, out, _ = call(
+        capsys, "plan", "llama3-8b", "-c", "h100:1x8", "--seq", 4096, "--global-batch", 64,
+        "--brief", "--pareto", "--json",
+    )  # fmt: skip
+    assert code == 0
+    front = [point["estimate"] for point in json.loads(out)["pareto"]]
+    assert len(front) > 1
+    times = [point["step_time_s"] for point in front]
+    peaks = [point["peak_memory_bytes"] for point in front]
+    assert times == sorted(times)
+    assert peaks == sorted(peaks, reverse=True)

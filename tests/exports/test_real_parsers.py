@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,12 @@ def started_words(text, tmp_path):
     script, fake = tmp_path / "script.sh", tmp_path / "bin"
     script.write_text(text)
     subprocess.run(["bash", "-n", str(script)], check=True)
+    if shutil.which("shellcheck"):
+        linted = subprocess.run(
+            ["shellcheck", "--shell=bash", "--severity=warning", str(script)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert linted.returncode == 0, linted.stdout
     fake.mkdir()
     for name, body in FAKE.items():
         (fake / name).write_text(f"#!/bin/sh\n{body}\n")

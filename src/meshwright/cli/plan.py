@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from meshwright.cli import inputs
+
+if TYPE_CHECKING:
+    from meshwright.planner.space import Constraints
+    from meshwright.specs.layout import Layout
+    from meshwright.specs.plan import Estimate, Plan
 
 
 def command(
@@ -35,6 +42,7 @@ def command(
     no_recompute: bool = typer.Option(False, "--no-recompute", help="Never recompute."),
     brief: bool = typer.Option(False, help="Only the plan, not its defence."),
     markdown: bool = typer.Option(False, help="Print the defence as Markdown."),
+    pareto: bool = typer.Option(False, help="Also show the front of step time against memory."),
     as_json: bool = inputs.AS_JSON,
     output: str | None = inputs.OUTPUT,
 ) -> None:
@@ -64,8 +72,12 @@ def command(
         )  # fmt: skip
     if output:
         save_plan(made, output)
+    front = _front(made, constraints) if pareto else []
     if as_json:
-        inputs.print_json(made.plain())
+        points = [
+            {"layout": layout.plain(), "estimate": estimate.plain()} for layout, estimate in front
+        ]
+        inputs.print_json(made.plain() | ({"pareto": points} if pareto else {}))
     elif markdown:
         from meshwright.planner.report import markdown_report
 
@@ -74,3 +86,35 @@ def command(
         from meshwright.cli.render import show_plan
 
         show_plan(made, defence=not brief, written=output)
+        if front:
+            _show_front(front)
+
+
+def _front(made: Plan, constraints: Constraints) -> list[tuple[Layout, Estimate]]:
+    from meshwright.planner.legality import Question
+    from meshwright.planner.plan import pareto_front
+    from meshwright.planner.search import search
+
+    question = Question(made.model, made.cluster, made.job)
+    return pareto_front(question, search(question, constraints))
+
+
+def _show_front(front: list[tuple[Layout, Estimate]]) -> None:
+    from meshwright.cli.output import print_table
+    from meshwright.specs.quantities import format_bytes, format_seconds
+
+    rows = [
+        [
+            format_seconds(estimate.step_time_s),
+            format_bytes(estimate.peak_memory_bytes),
+            f"{estimate.mfu:.1%}",
+            layout.label(),
+        ]
+        for layout, estimate in front
+    ]
+    print_table(
+        "Faster or lighter: nothing beats these in both",
+        ["step", "memory", "MFU", "layout"],
+        rows,
+        right={0, 1, 2},
+    )
