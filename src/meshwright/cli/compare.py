@@ -14,8 +14,9 @@ def command(
 ) -> None:
     """Compare two plans: what differs in them, and what that costs in time and memory."""
     from meshwright.planner.comparison import compare
+    from meshwright.specs.plan import load_plan
 
-    result = compare(inputs.read_plan(first), inputs.read_plan(second))
+    result = compare(load_plan(first), load_plan(second))
     if as_json:
         inputs.print_json(result.plain())
     else:

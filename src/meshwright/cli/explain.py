@@ -21,8 +21,9 @@ def command(
     from meshwright.evidence.nearest import nearest_runs
     from meshwright.planner.defence import defend
     from meshwright.planner.report import markdown_report
+    from meshwright.specs.plan import load_plan
 
-    loaded = defend(inputs.read_plan(plan))
+    loaded = defend(load_plan(plan))
     cited = nearest_runs(loaded.model, loaded.cluster, loaded.job, loaded.layout)
     heading = "The published runs most like it"
     lines = ["", f"## {heading}", "", *(f"- {run.sentence()}" for run in cited), ""]

@@ -38,7 +38,6 @@ def command(
     Failures are independent and arrive at a constant rate, so a job of n nodes fails n times as
     often as one. The interval is the exact optimum; Young's and Daly's formulas stand beside it.
     """
-    from meshwright.cli import inputs
     from meshwright.costs.reliability import (
         best_interval_s,
         daly_interval_s,
@@ -47,9 +46,10 @@ def command(
         young_interval_s,
     )
     from meshwright.specs.errors import SpecError
+    from meshwright.specs.plan import load_plan
     from meshwright.specs.quantities import parse_seconds
 
-    loaded = inputs.read_plan(plan) if plan else None
+    loaded = load_plan(plan) if plan else None
     node_mtbf_s = parse_seconds(mtbf_node, "--mtbf-node")
     checkpoint_s = parse_seconds(checkpoint_cost, "--checkpoint-cost")
     restart_s = parse_seconds(restart, "--restart")

@@ -17,7 +17,7 @@ from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
-from meshwright.specs.plan import Plan, load_plan, write_atomically
+from meshwright.specs.plan import write_atomically
 from meshwright.specs.quantities import parse_batch, parse_bytes, parse_count
 
 MODEL = typer.Argument(..., help="Preset, size such as 30B, or a config.json / TOML file.")
@@ -118,11 +118,6 @@ def command_line() -> str:
 def print_json(data: Any) -> None:
     """Print indented JSON to standard output."""
     sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
-
-
-def read_plan(path: str) -> Plan:
-    """Load a plan file; `-` is standard input."""
-    return load_plan(path)
 
 
 def write_text(path: str, text: str) -> None:

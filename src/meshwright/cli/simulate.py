@@ -229,10 +229,10 @@ def _abstract(
 
 
 def _from_plan(path: str, balance: bool) -> _Question:
-    from meshwright.cli import inputs
     from meshwright.simulator.plan_step import plan_step
+    from meshwright.specs.plan import load_plan
 
-    plan = inputs.read_plan(path)
+    plan = load_plan(path)
     step = plan_step(plan.model, plan.cluster, plan.job, plan.layout)
     facts: dict[str, Any] = {
         "layout": plan.layout.label(),

@@ -16,8 +16,6 @@ from meshwright.costs.columns import V_SCHEDULES, Bools, Floats, Ints, LayoutCol
 from meshwright.specs.layout import SCHEDULES
 
 CODE = {name: SCHEDULES.index(name) for name in SCHEDULES}
-CHUNKED = ("interleaved", "looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v", "hanayo")
-"""Schedules whose ranks hold more than one model chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +123,6 @@ def head_on_first_rank(columns: LayoutColumns) -> Bools:
     for name in sorted(V_SCHEDULES):
         turns = turns | (columns.schedule == CODE[name])
     return (columns.pp == 1) | turns
-
-
-def messages_per_micro_batch(columns: LayoutColumns) -> Ints:
-    """Activations that one interior rank sends per micro-batch in one direction."""
-    return np.where(columns.pp > 1, np.maximum(columns.virtual_stages, 1), 0)
 
 
 def copies_of_parameters(columns: LayoutColumns) -> Ints:
