@@ -31,7 +31,6 @@ class Behaviour(Spec):
     fused_norm: bool = Field(description="one kernel per norm, forward and backward")
     fused_activation: bool = Field(description="bias, activation and gate product in one kernel")
     fused_rotary: bool = Field(description="rotary embedding of queries and keys in one kernel")
-    fused_cross_entropy: bool = Field(description="loss and its gradient without an fp32 copy")
     logits_bytes: float = Field(gt=0, description="live bytes per logit at the loss's peak")
     logits_sharded: bool = Field(
         description="the loss works on vocabulary shards, not on gathered logits"
@@ -39,7 +38,6 @@ class Behaviour(Spec):
     dropout: bool = Field(description="hidden and attention dropout, with their masks")
     gradient_bytes: float = Field(gt=0, description="of the resident gradient, per parameter")
     gradient_reduce_bytes: float = Field(gt=0, description="of a gradient on the wire")
-    parameter_gather_bytes: float = Field(gt=0, description="of a gathered parameter on the wire")
     zero1_bucketed: bool = Field(
         description="ZeRO-1 scatters gradients bucket by bucket, not tensor by tensor (the large "
         "ones, two a layer, set the pace)"
@@ -60,9 +58,6 @@ class Behaviour(Spec):
     )
     bucket_parameters_per_rank: float = Field(
         ge=0, description="a bucket holds at least this many parameters per data-parallel rank"
-    )
-    fused_wgrad_accumulation: bool = Field(
-        description="weight gradients are added inside the GEMM, without a copy"
     )
     copied_widths: float = Field(
         ge=0,

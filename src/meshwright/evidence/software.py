@@ -95,13 +95,12 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     if arguments:
         options["reduce_overlapped"] = bool(arguments.get("overlap-grad-reduce"))
         options["gather_overlapped"] = bool(arguments.get("overlap-param-gather"))
-        fused = not arguments.get("no-gradient-accumulation-fusion")
-        options |= {"fused_wgrad_accumulation": fused, "placeholder_gradients": fused}
+        options["placeholder_gradients"] = not arguments.get("no-gradient-accumulation-fusion")
         options["dropout"] = True  # the functional tests keep Megatron's default of 0.1
         if "make-vocab-size-divisible-by" in arguments:
             options["vocab_multiple"] = int(arguments["make-vocab-size-divisible-by"])
         if arguments.get("cross-entropy-loss-fusion"):
-            options |= {"fused_cross_entropy": True, "logits_bytes": 4.0}
+            options["logits_bytes"] = 4.0
         local = arguments.get("transformer-impl") == "local"
         if arguments.get("attention-backend") == "unfused" or local:
             options["attention_kernel"] = "unfused"
