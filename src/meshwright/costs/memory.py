@@ -238,16 +238,11 @@ def _role_parts(
     full = columns.recompute == 2
     activations = np.zeros(columns.rows)
     working = np.zeros(columns.rows)
+    share = layers.recomputed_share(role, columns)
     for moe, count in ((False, layers.dense[role]), (True, layers.moe[role])):
         if moe not in kept:
             continue
         whole, boundary = kept[moe]
-        total_layers = np.maximum(layers.total(role), 1.0)
-        share = np.where(
-            columns.recompute_layers > 0,
-            np.minimum(columns.recompute_layers / total_layers, 1.0),
-            1.0,
-        )
         recomputed = np.where(full, share, 0.0)
         activations = activations + flight * count * (
             recomputed * boundary + (1.0 - recomputed) * whole

@@ -27,6 +27,11 @@ class StageLayers:
         """Layers of both kinds."""
         return self.dense[role] + self.moe[role]
 
+    def recomputed_share(self, role: str, columns: LayoutColumns) -> Floats:
+        """Share of a rank's layers that recompute, where any do: all, unless a number is given."""
+        named = columns.recompute_layers / np.maximum(self.total(role), 1.0)
+        return np.where(columns.recompute_layers > 0, np.minimum(named, 1.0), 1.0)
+
 
 def stage_layers(model: Model, columns: LayoutColumns) -> StageLayers:
     """Return the layers of the first, the heaviest middle and the last rank.

@@ -187,13 +187,8 @@ def _stage_parts(
             backward = backward + counts[moe] * time.backward[name][inverse]
         parts[name] = (forward, backward)
     again = np.zeros(columns.rows)
+    share = layers.recomputed_share(role, columns)
     for moe, time in per_layer.items():
-        total_layers = np.maximum(layers.total(role), 1.0)
-        share = np.where(
-            columns.recompute_layers > 0,
-            np.minimum(columns.recompute_layers / total_layers, 1.0),
-            1.0,
-        )
         full = time.forward_s()[inverse] * share
         selective = time.core_attention[inverse]
         each = np.where(
