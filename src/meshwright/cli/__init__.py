@@ -114,7 +114,10 @@ def _build_app(chosen: str | None) -> Any:
     for name, (module, help_line) in COMMANDS.items():
         if chosen == name:
             loaded = importlib.import_module(f"meshwright.cli.{module}")
-            app.command(name, help=loaded.command.__doc__)(loaded.command)
+            # Imported here: `--help` of the whole needs no option.
+            from meshwright.cli.options import expand
+
+            app.command(name, help=loaded.command.__doc__)(expand(loaded.command))
         else:
             app.command(name, help=help_line, short_help=help_line)(_stub())
     return app

@@ -21,7 +21,6 @@ def command(
     columns), fits only the constants that these data identify, says which, and by how much the
     error fell. The result is a cluster file that every command accepts.
     """
-    import json
     from dataclasses import asdict
     from pathlib import Path
 
@@ -29,6 +28,7 @@ def command(
     from rich.console import Console
     from rich.table import Table
 
+    from meshwright.cli.output import print_json
     from meshwright.costs.link_fit import MeasuredCollective
     from meshwright.evidence.calibrate import calibrate
     from meshwright.evidence.nccl_tests import parse_nccl_tests
@@ -62,7 +62,7 @@ def command(
             "constants": [asdict(constant) for constant in result.constants],
             "skipped": list(result.skipped),
         }
-        print(json.dumps(plain, indent=2))
+        print_json(plain)
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("constant", overflow="fold")

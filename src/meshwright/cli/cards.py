@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
@@ -18,6 +17,7 @@ def command(
 
     Shown in the terminal, or written: `--print cards.pdf` (one card a page), `--anki cards.tsv`.
     """
+    from meshwright.cli.output import print_json
     from meshwright.lessons.print_cards import anki_text, cards_pdf, filled_cards
     from meshwright.specs.errors import SpecError, nearest
     from meshwright.specs.plan import write_atomically
@@ -37,7 +37,7 @@ def command(
     shown = [card for card in cards if group in ("", card[1])]
     if as_json:
         plain = [{"id": c[0], "group": c[1], "front": c[2], "back": c[3]} for c in shown]
-        print(json.dumps({"cards": plain}, indent=2, ensure_ascii=False))
+        print_json({"cards": plain})
         return
     from rich.console import Console
 

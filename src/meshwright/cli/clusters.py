@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from meshwright.cli import options
+
 
 def command(
     name: str | None = typer.Argument(
         None, help="One cluster: a preset, device:nodesxgpus, or a TOML file."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
 ) -> None:
     """List the cluster presets, or show one cluster in full.
 

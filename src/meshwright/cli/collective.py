@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from meshwright.cli import options
+
 if TYPE_CHECKING:
     from meshwright.costs.nccl import Candidate
     from meshwright.simulator.collective_events import Run
@@ -46,7 +48,7 @@ def command(
     output: Path | None = typer.Option(
         None, "-o", "--output", help="Write the steps as columnar JSON."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Price one collective, and watch it step by step.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from meshwright.cli import options
+
 
 def command(
     name: str | None = typer.Argument(None, help="One device: shows every number with its source."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
 ) -> None:
     """List the device presets, or show one in full.
 

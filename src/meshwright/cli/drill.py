@@ -7,13 +7,14 @@ from pathlib import Path
 
 import typer
 
-from meshwright.cli import running
+from meshwright.cli import options, running
 
 _FORM = "rank=1@step=10; may be given several times."
 
 
 def command(
-    what: str = running.WHAT,
+    *,
+    what: options.What,
     kill: list[str] = typer.Option([], help=f"Kill a rank: {_FORM}"),
     stop: list[str] = typer.Option([], help=f"Freeze a rank: {_FORM}"),
     throw: list[str] = typer.Option([], "--raise", help=f"Raise on a rank: {_FORM}"),
@@ -25,23 +26,11 @@ def command(
     save_every: int = typer.Option(4, min=1, help="Steps between checkpoints."),
     freeze: float = typer.Option(8.0, min=1.0, help="Seconds until a frozen rank is noticed."),
     out: str | None = typer.Option(None, "--out", "-o", help="Keep the runs in this folder."),
-    cluster: str | None = running.CLUSTER,
-    tp: int | None = running.TP,
-    pp: int | None = running.PP,
-    dp: int | None = running.DP,
-    cp: int | None = running.CP,
-    cp_method: str | None = running.CP_METHOD,
-    ep: int | None = running.EP,
-    zero: int | None = running.ZERO,
-    shard: int | None = running.SHARD,
-    micro_batch: int | None = running.MICRO_BATCH,
-    virtual_stages: int | None = running.VIRTUAL_STAGES,
-    schedule: str | None = running.SCHEDULE,
-    recompute: str | None = running.RECOMPUTE,
-    sequence_parallel: bool | None = running.SEQUENCE_PARALLEL,
+    cluster: options.RankCount = None,
+    layout: options.RunLayoutOptions,
     seq: int | None = typer.Option(None, "--seq", min=1, help="Tokens per sequence; default 32."),
     global_batch: int | None = typer.Option(None, "--global-batch", min=1, help="Default 8."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Run a plan undisturbed, then once per fault, and compare the final parameters bit by bit.
 
@@ -51,12 +40,7 @@ def command(
     """
     from meshwright.cli.output import print_json
 
-    options = {
-        "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "zero": zero, "shard": shard,
-        "micro_batch": micro_batch, "virtual_stages": virtual_stages, "schedule": schedule,
-        "recompute": recompute, "sequence_parallel": sequence_parallel, "cp_method": cp_method,
-    }  # fmt: skip
-    subject = running.read_subject(what, cluster, options)
+    subject = running.read_subject(what, cluster, layout)
     from meshwright.engine.drill import Drill, drill
     from meshwright.engine.faults import Fault
     from meshwright.engine.numerics import default_numerics

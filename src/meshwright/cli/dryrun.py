@@ -7,30 +7,20 @@ from typing import Any
 
 import typer
 
-from meshwright.cli import running
+from meshwright.cli import options, running
 
 
 def command(
-    what: str = running.WHAT,
-    cluster: str | None = running.CLUSTER,
+    *,
+    what: options.What,
+    cluster: options.RankCount = None,
     seq: int | None = typer.Option(None, min=1, help="Tokens per sequence; default: the plan's."),
     global_batch: int | None = typer.Option(None, min=1, help="Sequences per step."),
     precision: str | None = typer.Option(None, help="A precision recipe; default: the plan's."),
-    tp: int | None = running.TP,
-    pp: int | None = running.PP,
-    dp: int | None = running.DP,
-    cp: int | None = running.CP,
-    ep: int | None = running.EP,
-    zero: int | None = running.ZERO,
-    shard: int | None = running.SHARD,
-    micro_batch: int | None = running.MICRO_BATCH,
-    virtual_stages: int | None = running.VIRTUAL_STAGES,
-    schedule: str | None = running.SCHEDULE,
-    recompute: str | None = running.RECOMPUTE,
-    sequence_parallel: bool | None = running.SEQUENCE_PARALLEL,
+    layout: options.RunLayoutOptions,
     stages: str = typer.Option("", help="Pipeline ranks to trace, such as 0,1,7; default: all."),
     processes: int = typer.Option(2, min=1, max=64, help="Ranks traced at the same time."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
     output: Path | None = typer.Option(None, "-o", "--output", help="Also write the JSON here."),
 ) -> None:
     """Trace a plan of any size on this machine: memory and bytes of each rank, no GPU.
@@ -43,12 +33,7 @@ def command(
 
     from meshwright.cli.output import print_json
 
-    options = {
-        "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "zero": zero, "shard": shard,
-        "micro_batch": micro_batch, "virtual_stages": virtual_stages, "schedule": schedule,
-        "recompute": recompute, "sequence_parallel": sequence_parallel,
-    }  # fmt: skip
-    subject = running.read_subject(what, cluster, options)
+    subject = running.read_subject(what, cluster, layout)
     job = _job(subject, seq, global_batch, precision)
     wanted = _stages(stages)
     from meshwright.engine.dryrun import dry_run

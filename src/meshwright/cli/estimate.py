@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from meshwright.cli import inputs
+from meshwright.cli import inputs, options
 
 
 def command(
-    model: str = inputs.MODEL,
-    cluster: str = inputs.CLUSTER,
-    job: str | None = inputs.JOB,
-    seq: str | None = inputs.SEQ,
-    global_batch: str | None = inputs.BATCH,
-    precision: str | None = inputs.PRECISION,
-    optimizer: str | None = inputs.OPTIMIZER,
-    framework: str | None = inputs.FRAMEWORK,
-    tokens: str | None = inputs.TOKENS,
-    reserve: str | None = inputs.RESERVE,
+    *,
+    question: options.QuestionOptions,
     tp: int = typer.Option(1, min=1, help="Tensor-parallel degree."),
     pp: int = typer.Option(1, min=1, help="Pipeline-parallel degree."),
     dp: int | None = typer.Option(None, min=1, help="Data-parallel degree; default: what is left."),
@@ -37,19 +29,20 @@ def command(
         None, "--sequence-parallel/--no-sequence-parallel", help="Default: on when tp > 1."
     ),
     rank_order: str | None = typer.Option(None, help="Axes from the fastest rank digit outwards."),
-    as_json: bool = inputs.AS_JSON,
-    output: str | None = inputs.OUTPUT,
+    as_json: options.AsJson = False,
+    output: options.Output = None,
 ) -> None:
     """Price one layout: memory per stage against capacity, and step time opened up.
 
     Exits with 1 when the layout does not fit.
     """
+    from meshwright.cli.output import print_json
     from meshwright.planner.plan import price_layout
     from meshwright.specs.plan import save_plan
 
-    loaded_cluster = inputs.read_cluster(cluster, reserve)
+    model, cluster, job = inputs.read_question(question)
     layout = inputs.build_layout(
-        loaded_cluster,
+        cluster,
         {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "etp": etp},
         {
             "zero": zero, "shard": shard, "micro_batch": micro_batch, "schedule": schedule,
@@ -58,14 +51,11 @@ def command(
             "rank_order": rank_order,
         },
     )  # fmt: skip
-    loaded_job = inputs.read_job(job, seq, global_batch, precision, optimizer, framework, tokens)
-    priced = price_layout(
-        inputs.read_model(model), loaded_cluster, loaded_job, layout, command=inputs.command_line()
-    )
+    priced = price_layout(model, cluster, job, layout, command=inputs.command_line())
     if output:
         save_plan(priced, output)
     if as_json:
-        inputs.print_json(priced.plain())
+        print_json(priced.plain())
     else:
         from meshwright.cli.render import show_plan
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from meshwright.cli import inputs
+from meshwright.cli import inputs, options
 
 
 def command(
     plan: str = typer.Argument(..., help="A plan file, or - for standard input."),
     markdown: bool = typer.Option(False, help="Print Markdown."),
-    as_json: bool = inputs.AS_JSON,
-    output: str | None = inputs.OUTPUT,
+    as_json: options.AsJson = False,
+    output: options.Output = None,
 ) -> None:
     """Print the defence of a plan in full: memory, time, neighbours, decision trees, flip points.
 
     Ends with the published runs that are most like it: what they measured, and what is predicted for
     them. A plan that was only priced is defended against its neighbours now.
     """
+    from meshwright.cli.output import print_json
     from meshwright.evidence.nearest import nearest_runs
     from meshwright.planner.defence import defend
     from meshwright.planner.report import markdown_report
@@ -30,7 +31,7 @@ def command(
     if output:
         inputs.write_text(output, markdown_report(loaded) + "\n".join(lines))
     if as_json:
-        inputs.print_json(loaded.plain() | {"nearest_runs": [run.plain() for run in cited]})
+        print_json(loaded.plain() | {"nearest_runs": [run.plain() for run in cited]})
     elif markdown:
         print(markdown_report(loaded) + "\n".join(lines))
     elif not output:

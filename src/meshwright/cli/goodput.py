@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from meshwright.cli import options
+
 if TYPE_CHECKING:
     from meshwright.specs.plan import Plan
 
@@ -31,7 +33,7 @@ def command(
     nodes: str | None = typer.Option(
         None, "--nodes", help="Cluster sizes to tabulate, as 8,64,512; default: around the plan's."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the useful share of a run and the best checkpoint interval, by cluster size.
 

@@ -1,15 +1,13 @@
-"""What several commands take: a model, a cluster, a job, a layout; and how they print JSON."""
+"""What several commands take: a model, a cluster, a job, a layout."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-import typer
-
+from meshwright.cli.options import QuestionOptions
 from meshwright.costs.frameworks import framework as framework_behaviour
 from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster
@@ -20,51 +18,37 @@ from meshwright.specs.model import Model
 from meshwright.specs.plan import write_atomically
 from meshwright.specs.quantities import parse_batch, parse_bytes, parse_count
 
-MODEL = typer.Argument(..., help="Preset, size such as 30B, or a config.json / TOML file.")
-CLUSTER = typer.Option(
-    ..., "--cluster", "-c", help="device:nodesxgpus such as h100:8x8, or a file."
-)
-JOB = typer.Option(None, "--job", help="A TOML file with the job; other options override it.")
-SEQ = typer.Option(None, "--seq", help="Sequence length in tokens (4k = 4000, 8192).")
-BATCH = typer.Option(None, "--global-batch", help="Per step: 512 sequences or 4M-tokens.")
-PRECISION = typer.Option(None, "--precision", help=f"Recipe: {', '.join(RECIPES)}.")
-OPTIMIZER = typer.Option(None, "--optimizer", help=f"One of {', '.join(OPTIMIZERS)}.")
-FRAMEWORK = typer.Option(None, "--framework", help="Keep to what this framework can run.")
-TOKENS = typer.Option(None, "--tokens", help="Token budget of the whole run, as 15T.")
-RESERVE = typer.Option(None, "--reserve", help="Memory to leave free on every device, as 4GiB.")
-AS_JSON = typer.Option(False, "--json", help="Print JSON.")
-OUTPUT = typer.Option(None, "-o", "--output", help="Write to this file.")
+
+def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:
+    """Load the model, the cluster and the job that the options describe."""
+    return (
+        read_model(options.model), read_cluster(options.cluster, options.reserve),
+        read_job(options),
+    )  # fmt: skip
 
 
-def read_job(
-    job: str | None,
-    seq: str | None,
-    batch: str | None,
-    precision: str | None,
-    optimizer: str | None,
-    framework: str | None,
-    tokens: str | None,
-) -> Job:
+def read_job(options: QuestionOptions) -> Job:
     """Build a Job from a file and the options that override it."""
-    base = load_job(Path(job)) if job else Job()
+    base = load_job(Path(options.job)) if options.job else Job()
     changes: dict[str, Any] = {}
-    if seq is not None:
-        changes["seq_len"] = parse_count(seq, "--seq")
+    if options.seq is not None:
+        changes["seq_len"] = parse_count(options.seq, "--seq")
     length = changes.get("seq_len", base.seq_len)
-    if batch is not None:
-        changes["global_batch"] = parse_batch(batch, length, "--global-batch")
-    if framework is not None:
-        known = framework_behaviour(framework)
-        changes["framework"] = framework
+    if options.global_batch is not None:
+        changes["global_batch"] = parse_batch(options.global_batch, length, "--global-batch")
+    precision = options.precision
+    if options.framework is not None:
+        known = framework_behaviour(options.framework)
+        changes["framework"] = options.framework
         changes["attention_kernel"] = known.attention_kernel
         if precision is None and base.precision == PrecisionRecipe() and known.gradient_bytes == 4:
             precision = "bf16-fp32-grads"
     if precision is not None:
         changes["precision"] = _named(precision, RECIPES, "--precision")
-    if optimizer is not None:
-        changes["optimizer"] = _named(optimizer, OPTIMIZERS, "--optimizer")
-    if tokens is not None:
-        changes["token_budget"] = float(parse_count(tokens, "--tokens"))
+    if options.optimizer is not None:
+        changes["optimizer"] = _named(options.optimizer, OPTIMIZERS, "--optimizer")
+    if options.tokens is not None:
+        changes["token_budget"] = float(parse_count(options.tokens, "--tokens"))
     return base.but(**changes) if changes else base
 
 
@@ -113,11 +97,6 @@ def build_layout(cluster: Cluster, degrees: dict[str, Any], options: dict[str, A
 def command_line() -> str:
     """The command line as typed, for the record in a plan."""
     return "meshwright " + shlex.join(sys.argv[1:])
-
-
-def print_json(data: Any) -> None:
-    """Print indented JSON to standard output."""
-    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: str, text: str) -> None:

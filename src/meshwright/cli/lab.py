@@ -7,24 +7,24 @@ from typing import Any
 
 import typer
 
-from meshwright.cli import running
+from meshwright.cli import options, running
 
 
 def command(
-    what: str = running.WHAT,
+    what: options.What,
     nodes: int = typer.Option(2, min=2, help="Emulated nodes."),
     link: str = typer.Option("100Mbit", help="Rate of every node's cable, as 100Mbit or 20Mb/s."),
     compare: bool = typer.Option(False, help="Put each axis on the slow link in turn."),
     ranks_per_node: int = typer.Option(1, min=1, max=8, help="With --compare: ranks in a node."),
-    cluster: str | None = running.CLUSTER,
-    tp: int | None = running.TP,
-    pp: int | None = running.PP,
-    dp: int | None = running.DP,
-    zero: int | None = running.ZERO,
+    cluster: options.RankCount = None,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    dp: options.Dp = None,
+    zero: options.Zero = None,
     steps: int = typer.Option(6, min=3, max=1000, help="Optimizer steps of each run."),
     seq: int = typer.Option(256, min=8, help="Tokens per sequence."),
     global_batch: int = typer.Option(8, min=1, help="Sequences per step."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Run a plan on emulated nodes and measure tokens/s and bytes on every link.
 
@@ -39,8 +39,8 @@ def command(
     link_bit_s = 8.0 * parse_bandwidth(link, "--link")
     if link_bit_s < 1e6:
         raise SpecError("--link", link, "at least 1Mbit; slower cables time out")
-    options = {"tp": tp, "pp": pp, "dp": dp, "zero": zero}
-    subject = running.read_subject(what, cluster or f"cpu:1x{nodes}", options)
+    degrees = options.RunLayoutOptions(tp=tp, pp=pp, dp=dp, zero=zero)
+    subject = running.read_subject(what, cluster or f"cpu:1x{nodes}", degrees)
     from meshwright.engine.lab import LabError, placements
 
     runs = placements(nodes, ranks_per_node) if compare else [("this plan", subject.layout)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import typer
 from rich.markup import escape
+
+from meshwright.cli.output import print_json
 
 WIDTH = 84
 
@@ -99,7 +100,7 @@ def _step_data(step: Any, seed: int) -> dict[str, Any]:
 
 def _show(data: dict[str, Any], as_json: bool, text: Any) -> None:
     if as_json:
-        print(json.dumps(data, indent=2, ensure_ascii=False))
+        print_json(data)
     else:
         text(_console(), data)
 
@@ -235,7 +236,7 @@ def _grade(
     if output:
         write_atomically(output, result.defence)
     if as_json:
-        print(json.dumps(result.plain(), indent=2, ensure_ascii=False))
+        print_json(result.plain())
         return
     console = _console()
     for panel_id in opened:
@@ -283,7 +284,7 @@ def _list_questions(as_json: bool) -> None:
 
     asked = [asking.ask(question.id).model_dump() for question in content.questions()]
     if as_json:
-        print(json.dumps({"questions": asked}, indent=2, ensure_ascii=False))
+        print_json({"questions": asked})
         return
     console = _console()
     for entry in asked:
@@ -295,7 +296,7 @@ def _judge(question: str, answer: str, seed: int, as_json: bool) -> None:
 
     verdict = asking.judge(question, answer, seed)
     if as_json:
-        print(json.dumps(verdict.model_dump(), indent=2, ensure_ascii=False))
+        print_json(verdict.model_dump())
     else:
         mark = "[bold green]✔[/]" if verdict.correct else "[bold red]✘[/]"
         _console().print(f"{mark} {escape(verdict.sentence)}")

@@ -6,6 +6,8 @@ from typing import Any
 
 import typer
 
+from meshwright.cli import options
+
 OMITTED = (
     "activations",
     "logits and loss",
@@ -30,7 +32,7 @@ def command(
     ),
     optimizer: str = typer.Option("adamw", "--optimizer", help="Optimizer by name."),
     device: str = typer.Option("h100", "--device", help="Device to compare with."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Model states per device under ZeRO, by component: the table of the lessons.
 

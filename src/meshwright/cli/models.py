@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import typer
 
+from meshwright.cli import options
+
 
 def command(
     name: str | None = typer.Argument(
         None, help="One model: a preset, a config.json, fields, or a size such as 30B."
     ),
     family: str | None = typer.Option(None, "--family", help="Only names that contain this."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
 ) -> None:
     """List the model presets, or show one model in full.
 

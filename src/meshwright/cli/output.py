@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Container, Sequence
 from typing import Any
 
 
 def print_json(data: Any) -> None:
-    """Print JSON to standard output, one indented document."""
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    """Print JSON to standard output, one indented ASCII document that any parser reads.
+
+    Raises:
+        ValueError: a number is not finite; JSON has no word for it.
+    """
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def finite(data: Any) -> Any:
+    """Return the data with None for every number that is not finite, as a diverged run's loss."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def print_lines(*lines: str) -> None:

@@ -15,11 +15,11 @@ def command(
     Reads only the columns that describe a run; anything measured may be blank. Every row gets a
     price or a reason, and what the row left open is listed under `assumed`.
     """
-    import json
     from collections import Counter
 
     from rich.console import Console
 
+    from meshwright.cli.output import print_json
     from meshwright.evidence.predict import predict, predictions_csv
     from meshwright.evidence.rows import read_rows
     from meshwright.specs.plan import write_atomically
@@ -35,7 +35,7 @@ def command(
         write_atomically(output, text)
     if as_json:
         summary = {"rows": len(table), "priced": len(priced), "skipped": dict(reasons)}
-        print(json.dumps(summary, indent=2))
+        print_json(summary)
         return
     if not output:
         print(text, end="")

@@ -8,31 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import typer
-
+from meshwright.cli.options import RunLayoutOptions, chosen
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan, load_plan, read_data
-
-WHAT = typer.Argument(..., help="A plan file, or a model: toy, a preset, a config.json.")
-CLUSTER = typer.Option(None, "--cluster", "-c", help="Only to count ranks: cpu:1x8 has 8.")
-TP = typer.Option(None, min=1, help="Tensor-parallel degree.")
-PP = typer.Option(None, min=1, help="Pipeline-parallel degree.")
-DP = typer.Option(None, min=1, help="Data-parallel degree; default: what is left of --cluster.")
-CP = typer.Option(None, min=1, help="Context-parallel degree.")
-CP_METHOD = typer.Option(None, "--cp-method", help="all-gather or ring.")
-EP = typer.Option(None, min=1, help="Expert-parallel degree.")
-ZERO = typer.Option(None, min=0, max=3, help="ZeRO stage.")
-SHARD = typer.Option(None, min=0, help="ZeRO shard degree (HSDP); 0: all of dp · cp.")
-MICRO_BATCH = typer.Option(None, "--micro-batch", min=1, help="Sequences per micro-batch.")
-VIRTUAL_STAGES = typer.Option(None, "--virtual-stages", min=1, help="Model chunks per rank.")
-SCHEDULE = typer.Option(None, help="Pipeline schedule; default 1f1b or interleaved.")
-RECOMPUTE = typer.Option(None, help="none, selective or full.")
-SEQUENCE_PARALLEL = typer.Option(
-    None, "--sequence-parallel/--no-sequence-parallel", help="Default: on when tp > 1."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +43,7 @@ def need_torch() -> None:
         raise SpecError("torch", None, "is not installed; pip install 'meshwright[engine]'")
 
 
-def read_subject(what: str, cluster: str | None, options: dict[str, Any]) -> Subject:
+def read_subject(what: str, cluster: str | None, options: RunLayoutOptions) -> Subject:
     """Turn the argument and the options into a model, a layout and a job.
 
     Options override a plan's own layout, field by field.
@@ -71,7 +52,7 @@ def read_subject(what: str, cluster: str | None, options: dict[str, Any]) -> Sub
         SpecError: an unknown model, or a layout that does not fit the cluster.
     """
     need_torch()
-    given = {name: value for name, value in options.items() if value is not None}
+    given = chosen(options)
     if _is_plan(what):
         plan = load_plan(what)
         layout = plan.layout.but(**given) if given else plan.layout

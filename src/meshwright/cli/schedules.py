@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from meshwright.cli import options
+
 if TYPE_CHECKING:
     from meshwright.simulator.comparison import Row
 
@@ -26,7 +28,7 @@ def command(
     memory_limit: float = typer.Option(
         0.0, "--memory-limit", help="Micro-batches a rank may hold, for zb-auto."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare all schedules: bubble, memory, messages, and why one is not legal.
 

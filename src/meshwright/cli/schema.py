@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import typer
+from meshwright.cli import options
 
 
 def command(
-    output: str | None = typer.Option(None, "-o", "--output", help="Write to this file."),
+    output: options.Output = None,
 ) -> None:
     """Print the JSON Schema of a plan: what `plan -o` writes and every other command reads."""
     import json

@@ -23,11 +23,11 @@ def command(
     much. `false fits` are runs that ran out of memory but were said to fit. Regret is how much
     slower than the best measured layout of a sweep the one is that meshwright ranks first.
     """
-    import json
     from dataclasses import asdict
 
     from rich.console import Console
 
+    from meshwright.cli.output import print_json
     from meshwright.evidence.collective_rows import collective_score
     from meshwright.evidence.confidence import confidence_toml
     from meshwright.evidence.predict import predict
@@ -56,7 +56,7 @@ def command(
         report: dict[str, object] = {"by": by, "scores": [score.plain() for score in scores]}
         if not rows:
             report["collectives"] = asdict(collective_score())
-        print(json.dumps(report, indent=2))
+        print_json(report)
         return
     print_scores(scores, by)
     if not rows:

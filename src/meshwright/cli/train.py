@@ -9,30 +9,19 @@ from typing import Any
 
 import typer
 
-from meshwright.cli import running
+from meshwright.cli import options, running
 
 
 def command(
-    what: str = running.WHAT,
+    *,
+    what: options.What,
     data: str = typer.Option(
         "demo", "--data", help="Text or token files (.npy, .bin); demo ships."
     ),
     out: str = typer.Option(..., "--out", "-o", help="Folder for metrics and checkpoints."),
     tokenizer: str = typer.Option("", help="A tokenizer.json for the text; default: bytes."),
-    cluster: str | None = running.CLUSTER,
-    tp: int | None = running.TP,
-    pp: int | None = running.PP,
-    dp: int | None = running.DP,
-    cp: int | None = running.CP,
-    cp_method: str | None = running.CP_METHOD,
-    ep: int | None = running.EP,
-    zero: int | None = running.ZERO,
-    shard: int | None = running.SHARD,
-    micro_batch: int | None = running.MICRO_BATCH,
-    virtual_stages: int | None = running.VIRTUAL_STAGES,
-    schedule: str | None = running.SCHEDULE,
-    recompute: str | None = running.RECOMPUTE,
-    sequence_parallel: bool | None = running.SEQUENCE_PARALLEL,
+    cluster: options.RankCount = None,
+    layout: options.RunLayoutOptions,
     steps: int = typer.Option(100, min=1, help="Optimizer steps in all."),
     seq: int | None = typer.Option(None, "--seq", min=1, help="Tokens per sequence; default 128."),
     global_batch: int | None = typer.Option(
@@ -48,19 +37,14 @@ def command(
     save_every: int = typer.Option(0, min=0, help="Steps between checkpoints; 0: none."),
     keep: int = typer.Option(3, min=1, help="Checkpoints to keep."),
     max_restarts: int = typer.Option(3, min=0, help="Restarts from the newest checkpoint."),
-    csv: str = typer.Option("", help="A schedule file in torch's CSV format, instead of a name."),
+    csv: options.Csv = "",
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
     """Train a plan on real processes: one per rank, gloo on CPUs.
 
     Under torchrun or SLURM run `python -m meshwright.engine` with the same arguments instead.
     """
-    options = {
-        "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "zero": zero, "shard": shard,
-        "micro_batch": micro_batch, "virtual_stages": virtual_stages, "schedule": schedule,
-        "recompute": recompute, "sequence_parallel": sequence_parallel, "cp_method": cp_method,
-    }  # fmt: skip
-    subject = running.read_subject(what, cluster, options)
+    subject = running.read_subject(what, cluster, layout)
     from meshwright.engine.data import tokenize
     from meshwright.engine.numerics import default_numerics
     from meshwright.engine.train import Run, check_run, prepare_out
@@ -86,9 +70,9 @@ def command(
             "peak_memory_bytes": subject.plan.estimate.peak_memory_bytes,
         }
     if as_json:
-        from meshwright.cli.output import print_json
+        from meshwright.cli.output import finite, print_json
 
-        print_json(summary)
+        print_json(finite(summary))
     else:
         _show(summary, run)
 

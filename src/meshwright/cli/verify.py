@@ -7,46 +7,30 @@ from typing import Any
 
 import typer
 
-from meshwright.cli import running
+from meshwright.cli import options, running
 
 
 def command(
-    what: str = running.WHAT,
-    cluster: str | None = running.CLUSTER,
-    tp: int | None = running.TP,
-    pp: int | None = running.PP,
-    dp: int | None = running.DP,
-    cp: int | None = running.CP,
-    cp_method: str | None = running.CP_METHOD,
-    ep: int | None = running.EP,
-    zero: int | None = running.ZERO,
-    shard: int | None = running.SHARD,
-    micro_batch: int | None = running.MICRO_BATCH,
-    virtual_stages: int | None = running.VIRTUAL_STAGES,
-    schedule: str | None = running.SCHEDULE,
-    recompute: str | None = running.RECOMPUTE,
-    sequence_parallel: bool | None = running.SEQUENCE_PARALLEL,
+    *,
+    what: options.What,
+    cluster: options.RankCount = None,
+    layout: options.RunLayoutOptions,
     precision: str = typer.Option("fp64", help="fp64, fp32 or bf16."),
     steps: int = typer.Option(3, min=1, max=50, help="Steps of each optimizer."),
     max_ranks: int = typer.Option(16, min=1, max=64, help="Shrink layouts above this."),
     mutants: bool = typer.Option(True, help="Also run plans with one reduction left out."),
-    csv: str = typer.Option("", help="A schedule file in torch's CSV format, instead of a name."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    csv: options.Csv = "",
+    as_json: options.AsJson = False,
 ) -> None:
     """Prove that a plan's gradients equal single-device training, parameter by parameter.
 
     Real processes run the plan on a small model of the same structure. Exits with 1 if a
     difference exceeds the bound, or if a run with one reduction left out is not noticed.
     """
-    from meshwright.cli.output import print_json
+    from meshwright.cli.output import finite, print_json
     from meshwright.specs.errors import SpecError, nearest
 
-    options = {
-        "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "zero": zero, "shard": shard,
-        "micro_batch": micro_batch, "virtual_stages": virtual_stages, "schedule": schedule,
-        "recompute": recompute, "sequence_parallel": sequence_parallel, "cp_method": cp_method,
-    }  # fmt: skip
-    subject = running.read_subject(what, cluster, options)
+    subject = running.read_subject(what, cluster, layout)
     from meshwright.engine.processes import RankError
     from meshwright.engine.verify import PRECISIONS, verify
 
@@ -63,7 +47,7 @@ def command(
     finally:
         running.progress("")
     if as_json:
-        print_json(verdict.plain())
+        print_json(finite(verdict.plain()))
     else:
         _show(verdict, subject.model.name)
     if not verdict.passed:

@@ -6,12 +6,12 @@ import sys
 
 import typer
 
-from meshwright.cli import running
+from meshwright.cli import options, running
 
 
 def command(
     only: str = typer.Option("", help="One regime: dp4, tp4, pp4, zero3 or dp2tp2pp2."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: options.AsJson = False,
     markdown: bool = typer.Option(False, "--markdown", help="Print Markdown."),
     output: str | None = typer.Option(None, "-o", "--output", help="Write JSON or Markdown here."),
 ) -> None:
