@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,12 @@ def command(
     keep: int = typer.Option(3, min=1, help="Checkpoints to keep."),
     max_restarts: int = typer.Option(3, min=0, help="Restarts from the newest checkpoint."),
     csv: options.Csv = "",
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+    tensorboard: bool | None = typer.Option(
+        None, "--tensorboard/--no-tensorboard", help="Event files; default: if it is installed."
+    ),
+    as_json: bool = typer.Option(
+        False, "--json", help="Print every record as a line of JSON, the summary last."
+    ),
 ) -> None:
     """Train a plan on real processes: one per rank, gloo on CPUs.
 
@@ -56,118 +60,68 @@ def command(
         tokenize(data, tokenizer, target)
         data = str(target)
     numerics = Checkpoint(init).numerics if init else default_numerics(subject.model)
+    from meshwright.engine.meter import default_cluster
+    from meshwright.specs.clusters import load_cluster
+
+    hardware = subject.plan.cluster if subject.plan else default_cluster(subject.layout.world)
+    as_planned = subject.plan and (subject.layout, job) == (subject.plan.layout, subject.plan.job)
     run = Run(
         model=subject.model, numerics=numerics, layout=subject.layout, job=job, data=data, out=out,
         steps=steps, learning_rate=learning_rate, clip=clip, seed=seed, init=init, export=export,
         resume=resume, save_every=save_every, keep=keep, csv=csv, warmup=min(10, steps),
+        cluster=load_cluster(cluster) if cluster else hardware,
+        predicted=subject.plan.estimate if subject.plan and as_planned and not cluster else None,
     )  # fmt: skip
     check_run(run)
-    folder = prepare_out(run)
-    summary = _run(run, folder, max_restarts)
-    if subject.plan is not None:
-        summary["predicted"] = {
-            "step_time_s": subject.plan.estimate.step_time_s,
-            "peak_memory_bytes": subject.plan.estimate.peak_memory_bytes,
-        }
-    if as_json:
-        from meshwright.cli.output import finite, print_json
-
-        print_json(finite(summary))
-    else:
-        _show(summary, run)
+    prepare_out(run)
+    _run(run, max_restarts, tensorboard, as_json)
 
 
-def _run(run: Any, folder: Path, max_restarts: int) -> dict[str, Any]:
-    """Start the ranks, draw their progress, write metrics.jsonl; returns the summary."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
+def _run(run: Any, max_restarts: int, tensorboard: bool | None, as_json: bool) -> None:
+    """Start the ranks, show their progress, write the records."""
+    from meshwright.cli.watching import watching
     from meshwright.engine.processes import RankError
+    from meshwright.engine.recorder import Recorder
     from meshwright.engine.supervise import supervise
 
-    console = Console(stderr=True)
-    rates: list[float] = []
-    losses: list[float] = []
-    traffic: dict[str, Any] = {}
-    with (folder / "metrics.jsonl").open("a" if run.resume else "w") as metrics, Progress(
-        TextColumn("step {task.completed:.0f}/{task.total:.0f}"), BarColumn(),
-        TextColumn("loss {task.fields[loss]:.3f} · {task.fields[rate]:,.0f} tokens/s · ETA"),
-        TimeRemainingColumn(), console=console, disable=not sys.stderr.isatty(),
-    ) as progress:  # fmt: skip
-        task = progress.add_task("", total=run.steps, loss=float("nan"), rate=0.0)
-
-        def heard(rank: int, message: dict[str, Any]) -> None:
-            metrics.write(json.dumps(message) + "\n")
-            metrics.flush()
-            if message["kind"] == "step":
-                losses.append(message["loss"])
-                rates.append(message["tokens_s"])
-                progress.update(
-                    task, completed=message["step"], loss=losses[-1],
-                    rate=sorted(rates[-20:])[len(rates[-20:]) // 2],
-                )  # fmt: skip
-            elif message["kind"] == "ledger":
-                traffic.update(sent=message["sent_bytes"], predicted=message["predicted_bytes"])
-            elif message["kind"] == "resumed":
-                console.print(f"resumed at step {message['step']}", style="dim")
-
+    with watching(run.steps, as_json) as echo, Recorder(
+        run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard
+    ) as recorder:  # fmt: skip
         try:
             outcome = supervise(
-                run, max_restarts=max_restarts if run.save_every else 0, on_message=heard
+                run, max_restarts=max_restarts if run.save_every else 0, on_message=recorder.hear
             )
         except RankError as error:
-            progress.stop()
+            echo({"kind": "end"})
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
-    ranks, steady = outcome.ranks, sorted(rates[1:] or rates)
-    return {
-        "ranks": run.layout.world,
-        "layout": run.layout.label(),
-        "steps": ranks[0]["step"],
-        "first_loss": losses[0] if losses else None,
-        "last_loss": losses[-1] if losses else None,
-        "restarts": len(outcome.recoveries),
-        "tokens_s": steady[len(steady) // 2] if steady else None,
-        "peak_memory_bytes": [rank["peak_memory_bytes"] for rank in ranks],
-        "rank0_sent_bytes_per_step": traffic.get("sent"),
-        "rank0_predicted_bytes_per_step": traffic.get("predicted"),
-        "out": run.out,
-    }
+        summary = recorder.finish(
+            peak_memory_bytes=[rank["peak_memory_bytes"] for rank in outcome.ranks], out=run.out
+        )
+    if not as_json:
+        show_summary(summary)
 
 
-def _show(summary: dict[str, Any], run: Any) -> None:
-    if summary["last_loss"] is None:
-        print(f"nothing to do: the checkpoint is already at step {summary['steps']}")
+def show_summary(summary: dict[str, Any]) -> None:
+    """Print what a run came to, measured beside predicted."""
+    from meshwright.cli.output import print_lines, print_table
+    from meshwright.engine.recorder import comparison, speed_line
+
+    if summary["steps"] is None:
+        print("nothing to do: the checkpoint is already at the last step")
         return
-    memory = max(summary["peak_memory_bytes"]) / 2**20
-    print(
-        f"trained {summary['steps']} steps of {run.model.name} on {summary['ranks']} ranks "
+    print_lines(
+        f"trained {summary['steps']} steps of {summary['model']} on {summary['ranks']} ranks "
         f"({summary['layout']}): loss {summary['first_loss']:.3f} to {summary['last_loss']:.3f}, "
-        f"{summary['tokens_s']:,.0f} tokens/s, at most {memory:,.0f} MiB resident per rank"
+        f"{summary['tokens_s']:,.0f} tokens/s",
+        speed_line(summary),
     )
-    _show_traffic(summary)
+    foreseen = summary["predicted"]
+    rows = comparison(summary)
+    print_table(
+        "Predicted and measured", ["", "predicted", "measured", "measured / predicted"], rows,
+        {1, 2, 3}, f"Predicted by {foreseen['by']}." if foreseen else "",
+    )  # fmt: skip
     if summary["restarts"]:
         print(f"restarted {summary['restarts']} times from the newest checkpoint")
-    if "predicted" in summary and summary["tokens_s"]:
-        measured = run.job.tokens / summary["tokens_s"]
-        predicted = summary["predicted"]["step_time_s"]
-        print(f"step time: predicted {predicted:.3g} s, measured {measured:.3g} s")
-    print(f"metrics: {Path(run.out) / 'metrics.jsonl'}")
-
-
-def _show_traffic(summary: dict[str, Any]) -> None:
-    """One line: what rank 0 sends per step on each axis, and whether the closed forms agree."""
-    sent = {k: v for k, v in (summary["rank0_sent_bytes_per_step"] or {}).items() if v}
-    sent.pop("control", None)  # losses and norms: a few bytes
-    if not sent:
-        return
-    predicted = summary["rank0_predicted_bytes_per_step"]
-    parts = []
-    for axis, count in sent.items():
-        known = predicted is not None and axis in predicted
-        agrees = known and abs(predicted[axis] - count) <= 1e-9 * count
-        verdict = " as predicted" if agrees else ""
-        if known and not agrees:
-            verdict = f" (predicted {predicted[axis] / 1e6:.3f} MB)"
-        parts.append(f"{axis} {count / 1e6:.3f} MB{verdict}")
-    print(f"rank 0 sends per step: {', '.join(parts)}")
+    print(f"records: {Path(summary['out']) / 'metrics.jsonl'}")

@@ -7,12 +7,14 @@ One rank of a run whose processes someone else starts: torchrun, SLURM, MPI. Nee
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.specs.errors import SpecError
+
+if TYPE_CHECKING:
+    from meshwright.engine.train import Run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--csv", default="")
+    parser.add_argument("--tensorboard", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--json", action="store_true", help="print every record as JSON")
     options = vars(parser.parse_args(arguments))
     try:
         return _train(options.pop("plan"), options)
@@ -50,41 +54,58 @@ def _train(path: str, options: dict[str, Any]) -> int:
     import torch.distributed as dist
 
     from meshwright.engine.numerics import default_numerics
-    from meshwright.engine.train import Run, check_run, prepare_out, train_rank
+    from meshwright.engine.train import Run, check_run, prepare_out
     from meshwright.engine.weights import Checkpoint
     from meshwright.specs.plan import load_plan
 
     plan = load_plan(path)
-    init = options["init"]
+    init, as_json = options["init"], options.pop("json")
+    tensorboard = options.pop("tensorboard")
     numerics = Checkpoint(init).numerics if init else default_numerics(plan.model)
     run = Run(
         model=plan.model, numerics=numerics, layout=plan.layout, job=plan.job,
-        warmup=min(10, options["steps"]), **options,
+        warmup=min(10, options["steps"]), cluster=plan.cluster, predicted=plan.estimate, **options,
     )  # fmt: skip
     check_run(run, ranks=int(os.environ["WORLD_SIZE"]))
-    folder = prepare_out(run)
+    prepare_out(run)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl")
     else:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
-    with (folder / "metrics.jsonl").open("a" if run.resume else "w") as metrics:
-
-        def report(message: dict[str, Any]) -> None:  # only rank 0 is asked to
-            metrics.write(json.dumps(message) + "\n")
-            metrics.flush()
-            if message["kind"] == "step":
-                print(
-                    f"step {message['step']}/{run.steps} loss {message['loss']:.4f} "
-                    f"{message['tokens_s']:,.0f} tokens/s",
-                    flush=True,
-                )
-
-        train_rank(run, report)
+    _train_and_record(run, tensorboard, as_json)
     dist.barrier()
     dist.destroy_process_group()
     return 0
+
+
+def _train_and_record(run: Run, tensorboard: bool | None, as_json: bool) -> None:
+    """Train as this rank; rank 0 also writes the records and says how it goes."""
+    import torch.distributed as dist
+
+    from meshwright.engine.recorder import LineEcho, Recorder, comparison, speed_line, to_json
+    from meshwright.engine.train import train_rank
+
+    everyone: list[Any] = [None] * dist.get_world_size()
+    if dist.get_rank():
+        dist.all_gather_object(everyone, train_rank(run, lambda record: None)["peak_memory_bytes"])
+        return
+    def print_json(record: dict[str, Any]) -> None:
+        print(to_json(record), flush=True)
+
+    echo = print_json if as_json else LineEcho(sys.stdout)
+    with Recorder(
+        run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard
+    ) as recorder:
+        mine = train_rank(run, lambda record: recorder.hear(0, record))
+        dist.all_gather_object(everyone, mine["peak_memory_bytes"])
+        summary = recorder.finish(peak_memory_bytes=everyone, out=run.out)
+    if as_json or summary["steps"] is None:
+        return
+    print(speed_line(summary))
+    for name, predicted, measured, ratio in comparison(summary):
+        print(f"{name}: predicted {predicted}, measured {measured} ({ratio})")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from meshwright.engine.ledger import Ledger
 from meshwright.engine.mesh import rank_grid
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.program import Program
+from meshwright.engine.runlog import tensor_bytes
 from meshwright.engine.traffic import expected_sent_bytes
 from meshwright.engine.train import precision_of
 from meshwright.specs.errors import SpecError
@@ -48,8 +49,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
-_HOST_PARTS = ("context", "communicators", "fragmentation")
-"""Predicted memory outside any tensor, which a trace cannot see."""
+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +270,7 @@ def predicted_bytes(
     parts = memory(model, job, behaviour(job), columns, layers, micro_batches).parts[role]
     sizes = {name: float(column[0]) for name, column in parts.items()}
     states = sizes["parameters"] + sizes["gradients"] + sizes["optimizer"]
-    return states, sum(size for name, size in sizes.items() if name not in _HOST_PARTS)
+    return states, tensor_bytes(sizes)
 
 
 class _Known(TorchDispatchMode):

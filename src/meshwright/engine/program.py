@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,6 +40,9 @@ class StepResult:
     loss: float
     grad_norm: float
     tokens: int
+    parts_s: dict[str, float]
+    """Where this rank's time went: gradients (forward, backward, their communication), clipping
+    (the global norm included), optimizer. On a GPU the optimizer's kernels may still run."""
 
 
 class Program:
@@ -155,13 +160,21 @@ class Program:
         clip: float = 0.0,
     ) -> StepResult:
         """One optimizer step on a whole batch: gradients, norm, clipping, update."""
+        moments = [time.perf_counter()]
         optimizer.zero_grad(set_to_none=True)
         loss = self.compute_gradients(tokens, targets)
+        moments.append(time.perf_counter())
         norm = gradient_norm(self.stages, self.world)
         if clip > 0:
             clip_gradients(self.stages, norm, clip)
+        moments.append(time.perf_counter())
         optimizer.step()
-        return StepResult(loss=loss, grad_norm=float(norm), tokens=self._valid_tokens)
+        moments.append(time.perf_counter())
+        spent = (end - start for start, end in pairwise(moments))
+        return StepResult(
+            loss=loss, grad_norm=float(norm), tokens=self._valid_tokens,
+            parts_s=dict(zip(("gradients", "clipping", "optimizer"), spent, strict=True)),
+        )  # fmt: skip
 
     def optimizer_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameters in groups that one fused update can take: alike in kind, mesh and decay."""

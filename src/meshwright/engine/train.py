@@ -19,16 +19,23 @@ from meshwright.engine import checkpoint
 from meshwright.engine.data import BYTE_VOCABULARY, Corpus
 from meshwright.engine.faults import Fault, Injector
 from meshwright.engine.guards import check
-from meshwright.engine.ledger import Ledger
+from meshwright.engine.meter import (
+    MEMORY_EVERY,
+    Counter,
+    gathered_memory,
+    peak_memory_bytes,
+    start_record,
+)
 from meshwright.engine.numerics import Numerics
 from meshwright.engine.parallelize import Precision
 from meshwright.engine.program import Program
-from meshwright.engine.traffic import expected_sent_bytes
 from meshwright.engine.weights import Checkpoint, export_part, write_index
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+from meshwright.specs.plan import Estimate
 
 _TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
@@ -57,6 +64,10 @@ class Run:
     csv: str = ""
     fault: Fault | None = None
     generation: int = 0
+    cluster: Cluster | None = None
+    """The hardware that speed and memory are compared with; MFU is relative to its peak."""
+    predicted: Estimate | None = None
+    """The plan's own estimate, where the run is exactly the plan's; else one is made."""
 
 
 def precision_of(job: Job) -> Precision:
@@ -149,10 +160,12 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         values=source.value if source else None, seed=run.seed, device=device, csv=run.csv,
     )  # fmt: skip
     optimizer = make_optimizer(run, program)
-    start = 0
+    start, first = 0, dist.get_rank() == 0
+    if first:
+        report(start_record(run))
     if run.resume:
         start = checkpoint.load(run.resume, program, optimizer)
-        if dist.get_rank() == 0:
+        if first:
             report({"kind": "resumed", "step": start})
     corpus = Corpus(run.data, run.job.seq_len, run.seed)
     summary: dict[str, Any] = {"step": start}
@@ -165,51 +178,44 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         tokens, targets = corpus.batch(step, run.job.global_batch)
         if (largest := int(targets.max())) >= run.model.vocab:
             raise RuntimeError(f"token {largest} is beyond the vocabulary of {run.model.vocab}")
-        # Counting slows a step a little, so one step stands for all: the second, when every
-        # connection is up.
-        ledger: Any = contextlib.nullcontext()
-        if step == start + 1:
-            ledger = Ledger(program.world)
-        with ledger:
+        loaded = time.perf_counter()
+        counter = Counter(program, optimizer) if step == start + 1 else None
+        with counter.counting() if counter else contextlib.nullcontext():
             result = program.step(optimizer, tokens, targets, clip=run.clip)
         took = time.perf_counter() - began
         if not math.isfinite(result.loss):
             raise RuntimeError(f"the loss became {result.loss} in step {step}; lower the rate")
         summary = {
-            "kind": "step", "step": step + 1, "loss": result.loss, "grad_norm": result.grad_norm,
-            "learning_rate": rate, "step_time_s": took, "tokens_s": result.tokens / took,
-            "tokens": result.tokens,
+            "kind": "step", "step": step + 1, "time": time.time(), "loss": result.loss,
+            "grad_norm": result.grad_norm, "learning_rate": rate, "tokens": result.tokens,
+            "step_time_s": took, "tokens_s": result.tokens / took,
+            "parts_s": {"data": loaded - began} | result.parts_s, "counted": counter is not None,
         }  # fmt: skip
-        if dist.get_rank() == 0:
+        if step == start or (step + 1) % MEMORY_EVERY == 0 or step + 1 == run.steps:
+            summary |= gathered_memory(program)
+        if first:
             report(summary)
-        if isinstance(ledger, Ledger) and dist.get_rank() == 0:
-            report({"kind": "ledger", "sent_bytes": ledger.sent_by_axis()} | _predicted(run))
+        if counter:
+            counts = counter.record(run, step + 1)
+            if first:
+                report(counts)
         if run.save_every and ((step + 1) % run.save_every == 0 or step + 1 == run.steps):
+            began = time.perf_counter()
             injector.before_save(step + 1)
             where = checkpoint.save(
                 run.out, step + 1, program, optimizer, run.keep,
                 before_commit=lambda at=step + 1: injector.while_saving(at),  # type: ignore[misc]
             )  # fmt: skip
-            if dist.get_rank() == 0:
-                report({"kind": "saved", "step": step + 1, "path": str(where)})
+            if first:
+                report(
+                    {
+                        "kind": "saved", "step": step + 1, "path": str(where),
+                        "save_s": time.perf_counter() - began,
+                    }
+                )  # fmt: skip
     if run.export:
         export(run, program)
     return summary | {"peak_memory_bytes": peak_memory_bytes(), "digest": digest(program)}
-
-
-def _predicted(run: Run) -> dict[str, Any]:
-    """Rank 0's bytes by the closed forms, for the layouts that have one."""
-    counted = not run.csv and (
-        run.layout.zero < 3 or run.layout.pp == 1 or run.layout.schedule in ("1f1b", "gpipe")
-    )
-    if not counted:
-        return {"predicted_bytes": None}
-    return {
-        "predicted_bytes": expected_sent_bytes(
-            run.model, run.layout, 0, global_batch=run.job.global_batch, seq_len=run.job.seq_len,
-            precision=precision_of(run.job),
-        )
-    }  # fmt: skip
 
 
 def digest(program: Program) -> str:
@@ -220,15 +226,6 @@ def digest(program: Program) -> str:
         found.update(name.encode())
         found.update(local.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
-
-
-def peak_memory_bytes() -> int:
-    """This process's largest resident size so far, or the device's allocations on a GPU."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def export(run: Run, program: Program) -> None:
