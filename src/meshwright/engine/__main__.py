@@ -91,13 +91,12 @@ def _train_and_record(run: Run, tensorboard: bool | None, as_json: bool) -> None
     if dist.get_rank():
         dist.all_gather_object(everyone, train_rank(run, lambda record: None)["peak_memory_bytes"])
         return
+
     def print_json(record: dict[str, Any]) -> None:
         print(to_json(record), flush=True)
 
     echo = print_json if as_json else LineEcho(sys.stdout)
-    with Recorder(
-        run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard
-    ) as recorder:
+    with Recorder(run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard) as recorder:
         mine = train_rank(run, lambda record: recorder.hear(0, record))
         dist.all_gather_object(everyone, mine["peak_memory_bytes"])
         summary = recorder.finish(peak_memory_bytes=everyone, out=run.out)

@@ -50,8 +50,6 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
 
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """One traced rank. All sizes are of this rank alone."""

@@ -106,7 +106,7 @@ def environment() -> dict[str, Any]:
     """Software and hardware under a run."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {
-        "python": platform.python_version(), "torch": torch.__version__,
+        "python": platform.python_version(), "torch": str(torch.__version__),
         "system": f"{platform.system()} {platform.machine()}",
         "backend": dist.get_backend() if dist.is_initialized() else "",
         "devices": [torch.cuda.get_device_name(at) for at in range(gpus)],

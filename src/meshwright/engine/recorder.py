@@ -146,9 +146,8 @@ def clock(time_s: float) -> str:
 
 def format_flop_s(rate: float) -> str:
     """A rate of arithmetic with its decimal prefix: `12.3 GFLOP/s`."""
-    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if rate >= scale:
-            break
+    scales = ((1e15, "P"), (1e12, "T"), (1e9, "G"))
+    scale, prefix = next((pair for pair in scales if rate >= pair[0]), (1e6, "M"))
     return f"{rate / scale:.3g} {prefix}FLOP/s"
 
 
@@ -210,6 +209,7 @@ class LineEcho:
         self._every_s, self._last, self._steps = every_s, 0.0, 0
 
     def __call__(self, record: dict[str, Any]) -> None:
+        """Show a record."""
         if record["kind"] == "start":
             self._steps, self._last = record["steps"], 0.0
             return
