@@ -88,3 +88,17 @@ def test_a_table_without_ids_is_a_sentence(tmp_path):
 def test_a_row_without_anything_is_skipped_with_a_reason():
     with pytest.raises(SkipRow, match="sequence length"):
         import_row(Row("x", {"id": "1"}))
+
+
+def test_a_rule_for_pipelines_leaves_the_other_runs_alone(rows):
+    table = [row for row in rows if "after_pp_fix=False" in row["setup"]]
+    seen = {"pipeline": 0, "none": 0}
+    for row in table[::20]:
+        try:
+            run = import_row(row)
+        except SkipRow:
+            continue
+        slow = "host_member_s" in run.job.framework_options
+        assert slow == (run.layout.pp > 1)
+        seen["pipeline" if slow else "none"] += 1
+    assert min(seen.values()) > 3

@@ -111,6 +111,16 @@ class Behaviour(Spec):
         ge=0,
         description="the same for a group inside one host, in a job of several hosts",
     )
+    network_member_s: float = Field(
+        ge=0,
+        description="device time per tensor-parallel collective and member of a group that spans "
+        "hosts: its messages pass the network cards one after another",
+    )
+    retry_s: float = Field(
+        ge=0,
+        description="time that a stage-to-stage message waits where memory is nearly full: its buffer "
+        "does not fit, so the allocator gives all cached blocks back and maps them anew",
+    )
     blocking_message_s: float = Field(
         ge=0,
         description="time that a stage-to-stage message between hosts blocks its rank, whatever "

@@ -297,6 +297,9 @@ def _tensor_parallel(
     gather = all_gather(fabric, size, group)
     scatter = reduce_scatter(fabric, size, group)
     reduce = all_reduce(fabric, size, group)
+    spans = keys.tp * keys.tp_stride > fabric.levels[0].domain
+    messages = np.where(spans, keys.tp * setting.behaviour.network_member_s, 0.0)
+    gather, scatter, reduce = gather + messages, scatter + messages, reduce + 2.0 * messages
     pairs = 2.0 if not moe or (setting.model.experts and setting.model.experts.shared_ffn) else 1.0
     sp = keys.sequence_parallel > 0
     forward = pairs * np.where(sp, gather + scatter, reduce)

@@ -54,6 +54,9 @@ TIME_PARTS = (
 
 LOSS_FORWARD_SHARE = 0.7
 """Share of the loss's passes over the logits that its forward makes."""
+NEARLY_FULL = 0.94
+"""Share of a device's memory from which on cached blocks no longer fit beside what is in use: where
+the pipelines of nanotron_ultrascale_full start to lose time to the allocator's retries."""
 MOE_KERNELS = 12
 """Kernels that routing, permuting and combining add to a layer's forward, counted in Megatron-Core."""
 
@@ -118,7 +121,9 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     times = _stage_times(columns, stage_parts)
     hop = _p2p_time_s(setting, columns, distances)
     parts = _pace_parts(columns, stage_parts, times, micro_batches)
-    parts["pipeline_p2p"] = _p2p_exposed_s(setting, columns, distances, hop, micro_batches)
+    parts["pipeline_p2p"] = _p2p_exposed_s(
+        setting, columns, distances, hop, micro_batches, used.peak
+    )
     parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
     parts["data_parallel"], data_parallel_worst = data_parallel_s(
         job,
@@ -327,12 +332,14 @@ def _p2p_exposed_s(
     distances: dict[str, Ints],
     hop: Floats,
     micro_batches: Ints,
+    peak_bytes: Floats,
 ) -> Floats:
     """Stage-to-stage time on the critical path.
 
     Fill and drain wait for every hop. In the steady state a rank sends and receives once per
     micro-batch, chunk and direction: hidden where the framework overlaps it and has another chunk
-    to work on, but issuing the pair of kernels always takes host time.
+    to work on, but issuing the pair of kernels always takes host time. Where memory is nearly full
+    the buffer of a message makes the allocator retry.
     """
     v = np.maximum(columns.virtual_stages, 1)
     fill = 2.0 * (columns.pp - 1) * hop
@@ -344,9 +351,12 @@ def _p2p_exposed_s(
     # A rank in between sends and receives in both directions, one at an end in half as many.
     neighbours = np.where(columns.pp > 2, 2.0, 1.0)
     between_hosts = columns.pp * distances["pp"] > setting.cluster.gpus_per_node
-    blocked = np.where(
-        between_hosts, messages * neighbours * setting.behaviour.blocking_message_s, 0.0
-    )
+    blocked = np.where(between_hosts, messages * setting.behaviour.blocking_message_s, 0.0)
+    # The first micro-batch's messages arrive while no other activations are held.
+    nearly_full = peak_bytes > NEARLY_FULL * capacity_bytes(setting.cluster)
+    later = messages * (1.0 - 1.0 / micro_batches)
+    retried = np.where(nearly_full, later * setting.behaviour.retry_s, 0.0)
+    blocked = neighbours * np.maximum(blocked, retried)
     return np.where(columns.pp > 1, fill + steady + issue + blocked, 0.0)
 
 

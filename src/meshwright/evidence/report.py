@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 
 from meshwright.evidence.collective_rows import collective_score
-from meshwright.evidence.score import Score, Scored, worst
+from meshwright.evidence.score import Errors, Score, Scored, worst
 
 HEAD = (
     "group", "rows", "priced", "timed", "median", "p90", "mean", "bias", "const", "runs",
@@ -110,6 +110,15 @@ TARGETS: tuple[tuple[str, str, str, float], ...] = (
 and the bound."""
 
 
+SMALL_TENSOR_GROUP = 8
+"""Tensor parallelism that stays inside a host of the nanotron sweep."""
+
+
+def _is_small_tensor_group(one: Scored) -> bool:
+    inside = one.run.layout.tp <= SMALL_TENSOR_GROUP
+    return one.row.table == "nanotron_ultrascale_full" and inside and not math.isnan(one.measured_s)
+
+
 def figure(score: Score, path: str) -> float:
     """Return a figure of a score by its dotted path."""
     part, name = path.removeprefix("-").split(".")
@@ -155,6 +164,12 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
         lines.append(
             f"| {name} | {label} | {_number(value, digits)} | {sign} {bound:g} | "
             f"{'met' if good else 'missed'} |"
+        )
+    if small := [one for one in scored if _is_small_tensor_group(one)]:
+        rate = Errors.of(one.measured_s / one.predicted_s - 1.0 for one in small).median
+        lines.append(
+            f"| nanotron_ultrascale_full, tp ≤ {SMALL_TENSOR_GROUP} ({len(small)} rows) | throughput, "
+            f"median error | {_number(rate, 1)} | ≤ 8 | {'met' if rate <= 8 else 'missed'} |"
         )
     nccl = collective_score()
     lines.append(

@@ -28,6 +28,7 @@ class SourceRule:
     match: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     lora: bool = False
+    pipeline: bool = False
     defaults: dict[str, Any] = field(default_factory=dict)
 
     def default(self, name: str) -> Any:
@@ -39,7 +40,9 @@ class SourceRule:
 def source_rules() -> tuple[SourceRule, ...]:
     """Return data/sources.toml, in order."""
     text = resources.files("meshwright.evidence").joinpath("data/sources.toml").read_text("utf-8")
-    named = {"framework", "family", "precision", "why", "source", "match", "options", "lora"}
+    named = {
+        "framework", "family", "precision", "why", "source", "match", "options", "lora", "pipeline",
+    }  # fmt: skip
     return tuple(
         SourceRule(
             **{key: value for key, value in entry.items() if key in named},
@@ -50,9 +53,11 @@ def source_rules() -> tuple[SourceRule, ...]:
 
 
 @cache
-def _rule(source: str, model: str, setup: str) -> SourceRule:
+def _rule(source: str, model: str, setup: str, pipeline: bool) -> SourceRule:
     everything = f"{source}\n{model}\n{setup}"
     for rule in source_rules():
+        if rule.pipeline and not pipeline:
+            continue
         if re.search(rule.source, source) and re.search(rule.match, everything):
             return rule
     raise AssertionError("the last rule matches everything")
@@ -60,7 +65,7 @@ def _rule(source: str, model: str, setup: str) -> SourceRule:
 
 def rule_for(row: Row) -> SourceRule:
     """Return the rule that describes a row's source."""
-    return _rule(row["source"], row["model"], row["setup"])
+    return _rule(row["source"], row["model"], row["setup"], (row.count("pp") or 1) > 1)
 
 
 def megatron_arguments(row: Row) -> dict[str, Any]:
