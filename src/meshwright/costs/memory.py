@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.costs import pipeline
 from meshwright.costs.columns import Floats, Ints, LayoutColumns
+from meshwright.costs.factored import STATISTIC_BYTES, factored_statistics
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.parameters import LocalParameters, local_parameters, trainable_share
@@ -78,32 +79,45 @@ def expert_shard_degree(columns: LayoutColumns) -> Ints:
 
 
 def state_bytes(
-    job: Job, columns: LayoutColumns, dense: Floats, expert: Floats, trainable: float = 1.0
+    job: Job,
+    columns: LayoutColumns,
+    dense: Floats,
+    expert: Floats,
+    trainable: float = 1.0,
+    statistics: tuple[Floats, Floats] | None = None,
 ) -> StateBytes:
     """Bytes of parameters, gradients and optimizer states after ZeRO.
 
     ZeRO-1 shards the optimizer's, ZeRO-2 gradients too, ZeRO-3 parameters too (Rajbhandari et al.
     2020, arXiv 1910.02054 §5), each component by its own bytes per parameter. Of frozen weights
-    (`trainable` < 1) there are no gradients and no optimizer states.
+    (`trainable` < 1) there are no gradients and no optimizer states. `statistics` are the numbers
+    of factored statistics of the dense and expert parameters (`costs.factored`), where the
+    optimizer keeps such; they are sharded with its other states.
     """
     shard = columns.shard_degree.astype(np.float64)
     expert_shard = np.where(columns.zero > 0, expert_shard_degree(columns), 1).astype(np.float64)
     expert_shard = np.minimum(expert_shard, np.where(columns.zero > 0, np.maximum(shard, 1), 1))
     optimizer_bytes = job.precision.master_bytes + job.optimizer.state_bytes
 
-    def sharded(bytes_each: float, from_stage: int) -> Floats:
+    def split(of_dense: Floats, of_expert: Floats, from_stage: int) -> Floats:
         whole = columns.zero < from_stage
-        return bytes_each * (
-            dense / np.where(whole, 1.0, shard) + expert / np.where(whole, 1.0, expert_shard)
+        return np.asarray(
+            of_dense / np.where(whole, 1.0, shard) + of_expert / np.where(whole, 1.0, expert_shard)
         )
 
+    def sharded(bytes_each: float, from_stage: int) -> Floats:
+        return bytes_each * split(dense, expert, from_stage)
+
+    optimizer = sharded(trainable * optimizer_bytes, 1)
+    if statistics is not None:
+        optimizer = optimizer + trainable * STATISTIC_BYTES * split(*statistics, 1)
     return StateBytes(
         # Under ZeRO-3 frozen parameters travel too.
         dense_parameters=np.where(columns.zero == 3, dense, trainable * dense),
         expert_parameters=np.where(columns.zero == 3, expert, trainable * expert),
         parameters=sharded(job.precision.parameter_bytes, 3),
         gradients=sharded(trainable * job.precision.gradient_bytes, 2),
-        optimizer=sharded(trainable * optimizer_bytes, 1),
+        optimizer=optimizer,
     )
 
 
@@ -194,6 +208,11 @@ def memory(
 ) -> MemoryColumns:
     """Price the peak memory of the first, the heaviest middle and the last rank."""
     local = local_parameters(model, columns, behaviour.vocab_multiple)
+    counted = (
+        factored_statistics(model, columns, behaviour.vocab_multiple)
+        if job.optimizer.factored
+        else None
+    )
     kept = {
         moe: activation_bytes_per_layer(model, job, behaviour, columns, moe=moe)
         for moe in ((False, True) if model.experts else (False,))
@@ -204,7 +223,8 @@ def memory(
     for role in ROLES:
         dense, expert = role_parameters(local, layers, columns, role)
         share = trainable_share(model, job.lora_rank)
-        states[role] = state_bytes(job, columns, dense, expert, share)
+        statistics = role_parameters(counted, layers, columns, role) if counted else None
+        states[role] = state_bytes(job, columns, dense, expert, share, statistics)
         parts[role] = _role_parts(
             model, job, behaviour, columns, layers, micro_batches, role, states[role], kept, local
         )

@@ -95,6 +95,7 @@ TARGETS: tuple[tuple[str, str, str, float], ...] = (
     ("nanotron_ultrascale_full", "false fits", "verdicts.false_fits", 1.0),
     ("aleph_alpha_layouts_a100", "time, median error", "time.median", 7.0),
     ("aleph_alpha_layouts_a100", "OOM classified right", "-verdicts.accuracy", 95.0),
+    ("megatron_ci_memory", "memory above 8 GiB, median error", "large_memory.median", 3.0),
     ("mosaic_llm_foundry_2023", "time, median error", "time.median", 8.0),
     ("nvidia_dgxc_benchmarking", "time, median error", "time.median", 8.0),
     ("nvidia_megatron_bridge", "time, median error", "time.median", 8.0),

@@ -23,6 +23,9 @@ from meshwright.evidence.rows import Row
 SWEEP_MINIMUM = 3
 """Measured layouts that make a sweep: with fewer, choosing among them shows nothing."""
 
+LARGE_MEMORY_BYTES = 8.0 * 2**30
+"""Peaks above this are scored once more apart: below it fixed overheads decide the error."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -147,6 +150,7 @@ class Score:
     priced: int
     time: Errors
     memory: Errors
+    large_memory: Errors
     verdicts: Verdicts
     sweeps: Sweeps
     baseline_time: Errors
@@ -232,6 +236,9 @@ def _score(name: str, count: list[int], group: list[Scored], mfu: float) -> Scor
         priced=count[1],
         time=Errors.of(one.time_error for one in group),
         memory=Errors.of(one.memory_error for one in group),
+        large_memory=Errors.of(
+            one.memory_error for one in group if one.measured_bytes > LARGE_MEMORY_BYTES
+        ),
         verdicts=Verdicts.of([(one.fits, not one.out_of_memory) for one in judged]),
         sweeps=sweep_figures(group),
         baseline_time=Errors.of(one.time_error for one in baseline),
