@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from meshwright.engine.decoder import Decoder
+from meshwright.engine.kernels import sum_of_squares
 from meshwright.engine.mesh import World
 from meshwright.engine.parallelize import needs_tensor_sum
 
@@ -86,7 +87,7 @@ def gradient_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
     for stage in stages:
         for name, parameter in stage.named_parameters():
             if counts_here(name, parameter, stage, world):
-                total += local_gradient(parameter).double().square().sum()
+                total += sum_of_squares(local_gradient(parameter))
     dist.all_reduce(total, group=world.control)
     return total.sqrt()
 

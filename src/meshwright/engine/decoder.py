@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.attention import attend, local_positions, rotary_table, rotate
 from meshwright.engine.collectives import Axis, enter, exchange, leave, lose_gradient
+from meshwright.engine.kernels import rms_norm, silu_product
 from meshwright.engine.numerics import Activation, Numerics, default_numerics
 from meshwright.specs.layout import Recompute
 from meshwright.specs.model import Model
@@ -85,7 +86,7 @@ class Norm(nn.Module):
         if self.kind == "none":
             return x
         if self.kind == "rmsnorm":
-            return F.rms_norm(x, (self.width,), local(self.weight), self.eps)
+            return rms_norm(x, local(self.weight), self.eps)
         return F.layer_norm(x, (self.width,), local(self.weight), local(self.bias), self.eps)
 
 
@@ -159,9 +160,10 @@ class Mlp(nn.Module):
         """`[B, S or S/tp, H]` to the same."""
         x = enter(x, self.axes.tp, self.axes.sequence_parallel)
         up = self.up(x)
-        inner = activate(up, self.activation)
-        if self.gate is not None:
-            inner = activate(self.gate(x), self.activation) * up
+        if self.gate is None:
+            inner = activate(up, self.activation)
+        else:
+            inner = gated(self.gate(x), up, self.activation)
         return self.down.leaving(inner, self.axes)
 
 
@@ -172,6 +174,11 @@ def activate(x: torch.Tensor, kind: Activation) -> torch.Tensor:
     if kind == "relu":
         return F.relu(x)
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, kind: Activation) -> torch.Tensor:
+    """The activation of `gate` times `up`."""
+    return silu_product(gate, up) if kind == "silu" else activate(gate, kind) * up
 
 
 class ExpertWeights(nn.Module):
@@ -189,8 +196,8 @@ class ExpertWeights(nn.Module):
         gates, ups, downs = local(self.gate), local(self.up), local(self.down)
         outs = []
         for index, part in enumerate(rows.split(counts)):
-            inner = activate(F.linear(part, gates[index]), self.activation)
-            outs.append(F.linear(inner * F.linear(part, ups[index]), downs[index]))
+            gate, up = F.linear(part, gates[index]), F.linear(part, ups[index])
+            outs.append(F.linear(gated(gate, up, self.activation), downs[index]))
         return torch.cat(outs)
 
 

@@ -11,27 +11,47 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from meshwright.engine.collectives import Axis
+from meshwright.engine.kernels import (
+    cross_entropy_gradient,
+    sum_exponentials,
+    whole_cross_entropy,
+    wide,
+)
 
 IGNORED = -100
 """Target of a token that does not count, as in torch and transformers."""
+
+
+class _WholeVocabulary(torch.autograd.Function):
+    """Summed cross-entropy of logits `[N, V]`. Keeps the logits as they came, and no more."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        valid = target != IGNORED
+        at = target.where(valid, 0)
+        ctx.save_for_backward(logits, at, valid)
+        return (whole_cross_entropy(logits, at) * valid).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits, at, valid = ctx.saved_tensors
+        return cross_entropy_gradient(logits, at, valid * gradient, None, None), None
 
 
 class _SplitVocabulary(torch.autograd.Function):
     """Summed cross-entropy of logits `[N, V/tp]`; Megatron-LM arXiv 1909.08053 §3.
 
     Three all-reduces of N numbers each (maximum, sum of exponentials, target's logit) instead of
-    gathering N·V logits.
+    gathering N·V logits. Keeps the logits as they came, and one number a token.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, tp: Axis) -> torch.Tensor:
-        peak = logits.amax(-1)
+        peak = logits.amax(-1).to(wide(logits.dtype))
         dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=tp.group)
-        exponentials = (logits - peak[:, None]).exp()
-        total = exponentials.sum(-1)
+        total = sum_exponentials(logits, peak)
         dist.all_reduce(total, group=tp.group)
         local_target = target - tp.rank * logits.shape[1]
         mine = (local_target >= 0) & (local_target < logits.shape[1])
@@ -39,22 +59,20 @@ class _SplitVocabulary(torch.autograd.Function):
         wanted = (logits.gather(1, local_target[:, None])[:, 0] - peak) * mine
         dist.all_reduce(wanted, group=tp.group)
         valid = target != IGNORED
-        ctx.save_for_backward(exponentials / total[:, None], local_target, mine, valid)
-        return ((total.log() - wanted) * valid).sum()
+        log_total = total.log_()
+        ctx.save_for_backward(logits, log_total + peak, local_target, mine, valid)
+        return ((log_total - wanted) * valid).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        probability, local_target, mine, valid = ctx.saved_tensors
-        out = probability.clone()
-        out[torch.arange(out.shape[0], device=out.device), local_target] -= mine.to(out.dtype)
-        return out * valid[:, None] * gradient, None, None
+        logits, log_total, local_target, mine, valid = ctx.saved_tensors
+        share = cross_entropy_gradient(logits, local_target, valid * gradient, log_total, mine)
+        return share, None, None
 
 
 def summed_cross_entropy(logits: torch.Tensor, target: torch.Tensor, tp: Axis) -> torch.Tensor:
     """Cross-entropy of `[B, S, V/tp]` logits against `[B, S]` targets, summed over valid tokens."""
     flat, wanted = logits.flatten(0, -2), target.flatten()
-    if flat.dtype in (torch.bfloat16, torch.float16):
-        flat = flat.float()
     if tp.size == 1:
-        return F.cross_entropy(flat, wanted, reduction="sum", ignore_index=IGNORED)
+        return _WholeVocabulary.apply(flat, wanted)
     return _SplitVocabulary.apply(flat, wanted, tp)

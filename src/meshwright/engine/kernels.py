@@ -1,0 +1,216 @@
+"""Operations that keep only what backward needs: RMS norm, gated activation, cross-entropy.
+
+Each is one operator to torch (so a dry run sees one operation, with its true outputs) and keeps
+its inputs instead of the fp32 copies and intermediate products that eager formulas keep. Inside,
+fp32 copies of narrower values live for one chunk of rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+_CHUNK_ELEMENTS = 2**18
+"""Elements that an operation widens at a time: 1 MiB in fp32, so that they stay in the cache."""
+
+_LIBRARY = torch.library.Library("meshwright", "DEF")
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums are kept in: fp32 where values are narrower."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _chunks(x: torch.Tensor) -> Iterator[slice]:
+    """Slices of the rows of `[R, W]`, each with at most `_CHUNK_ELEMENTS` elements."""
+    step = max(1, _CHUNK_ELEMENTS // x.shape[1])
+    return (slice(start, start + step) for start in range(0, x.shape[0], step))
+
+
+def _operator(signature: str, compute: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
+    """Register `compute` for every device; `shapes` makes its outputs, not filled in."""
+    name = signature.partition("(")[0]
+    _LIBRARY.define(signature)
+    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"meshwright::{name}", shapes, lib=_LIBRARY)
+    return getattr(torch.ops.meshwright, name).default
+
+
+def _norm_shapes(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+    return torch.empty_like(x), x.new_empty((x.shape[0], 1), dtype=wide(x.dtype))
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+    """Rows `[R, H]` over their root mean square, times `weight` `[H]`; and 1/rms `[R, 1]`."""
+    if x.is_cuda:
+        return torch.ops.aten._fused_rms_norm(x, [x.shape[1]], weight, eps)
+    out, inverse = _norm_shapes(x, weight, eps)
+    for rows in _chunks(x):
+        values = x[rows].to(inverse.dtype)
+        scale = torch.linalg.vecdot(values, values).unsqueeze(1)
+        inverse[rows] = scale.div_(x.shape[1]).add_(eps).rsqrt_()
+        torch.mul(values * scale, weight, out=out[rows])
+    return out, inverse
+
+
+def _norm_backward_shapes(
+    gradient: torch.Tensor, x: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor
+) -> Any:
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _norm_backward(
+    gradient: torch.Tensor, x: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor
+) -> Any:
+    if x.is_cuda:
+        return torch.ops.aten._fused_rms_norm_backward(
+            gradient, x, [x.shape[1]], inverse, weight, [True, True]
+        )
+    d_x, exact = torch.empty_like(x), inverse.dtype
+    d_weight = torch.zeros_like(weight, dtype=exact)
+    for rows in _chunks(x):
+        normal, given = x[rows].to(exact) * inverse[rows], gradient[rows].to(exact)
+        d_weight += torch.linalg.vecdot(given, normal, dim=0)
+        given = given * weight
+        along = torch.linalg.vecdot(given, normal).unsqueeze(1)
+        given.addcmul_(normal, along, value=-1.0 / x.shape[1])
+        torch.mul(given, inverse[rows], out=d_x[rows])
+    return d_x, d_weight.to(weight.dtype)
+
+
+_norm_op = _operator(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", _norm, _norm_shapes
+)
+_norm_backward_op = _operator(
+    "rms_norm_backward(Tensor gradient, Tensor x, Tensor inverse, Tensor weight)"
+    " -> (Tensor, Tensor)",
+    _norm_backward, _norm_backward_shapes,
+)  # fmt: skip
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out, inverse = _norm_op(x.flatten(0, -2), weight, eps)
+        ctx.save_for_backward(x, inverse, weight)
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, inverse, weight = ctx.saved_tensors
+        rows = x.flatten(0, -2)
+        d_x, d_weight = _norm_backward_op(gradient.flatten(0, -2), rows, inverse, weight)
+        return d_x.view(x.shape), d_weight, None
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`[..., H]` over its root mean square, times `weight` `[H]`; keeps `x` and one number a row."""
+    return _RmsNorm.apply(x, weight, eps)
+
+
+class _SiluProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gate, up = ctx.saved_tensors
+        d_up = F.silu(gate).mul_(gradient)
+        d_gate = gradient * up
+        torch.ops.aten.silu_backward.grad_input(d_gate, gate, grad_input=d_gate)
+        return d_gate, d_up
+
+
+def silu_product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """SiLU of `gate` times `up`, of one shape; keeps both and nothing else."""
+    return _SiluProduct.apply(gate, up)
+
+
+def _whole_shapes(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return logits.new_empty(logits.shape[0], dtype=wide(logits.dtype))
+
+
+def _whole(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    losses = _whole_shapes(logits, target)
+    for rows in _chunks(logits):
+        shares = torch.log_softmax(logits[rows], -1, dtype=losses.dtype)
+        losses[rows] = shares.gather(1, target[rows, None])[:, 0].neg_()
+    return losses
+
+
+def _exponentials_shapes(logits: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(peak)
+
+
+def _exponentials(logits: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
+    total = torch.empty_like(peak)
+    for rows in _chunks(logits):
+        torch.sum((logits[rows] - peak[rows, None]).exp_(), -1, out=total[rows])
+    return total
+
+
+def _entropy_gradient_shapes(
+    logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor,
+    log_total: torch.Tensor | None, mine: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    return torch.empty_like(logits)
+
+
+def _entropy_gradient(
+    logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor,
+    log_total: torch.Tensor | None, mine: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    out, exact = torch.empty_like(logits), wide(logits.dtype)
+    for rows in _chunks(logits):
+        if log_total is None:
+            share = torch.softmax(logits[rows], -1, dtype=exact)
+        else:
+            share = (logits[rows] - log_total[rows, None]).exp_()
+        less = share.new_full((share.shape[0], 1), -1.0)
+        if mine is not None:
+            less *= mine[rows, None]
+        share.scatter_add_(1, target[rows, None], less)
+        torch.mul(share, weight[rows, None], out=out[rows])
+    return out
+
+
+whole_cross_entropy = _operator(
+    "cross_entropy(Tensor logits, Tensor target) -> Tensor", _whole, _whole_shapes
+)
+"""Cross-entropy `[N]` of logits `[N, V]` against targets `[N]`, in the dtype of sums."""
+
+sum_exponentials = _operator(
+    "sum_exponentials(Tensor logits, Tensor peak) -> Tensor", _exponentials, _exponentials_shapes
+)
+"""Sum `[N]` of exp(logit - peak) of logits `[N, V]`; `peak` `[N]` has the dtype of sums."""
+
+cross_entropy_gradient = _operator(
+    "cross_entropy_gradient(Tensor logits, Tensor target, Tensor weight, Tensor? log_total,"
+    " Tensor? mine) -> Tensor",
+    _entropy_gradient, _entropy_gradient_shapes,
+)  # fmt: skip
+"""Gradient `[N, V]` of cross-entropy: weight · (softmax - one at the target).
+
+A split vocabulary gives the logarithm of the whole sum of exponentials, and which targets are
+`mine`.
+"""
+
+
+def _squares_shapes(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((), dtype=torch.float64)
+
+
+def _squares(x: torch.Tensor) -> torch.Tensor:
+    total = x.new_zeros((), dtype=torch.float64)
+    for part in x.flatten().split(_CHUNK_ELEMENTS):
+        total += part.double().square().sum()
+    return total
+
+
+sum_of_squares = _operator("sum_of_squares(Tensor x) -> Tensor", _squares, _squares_shapes)
+"""Sum of the squares of all elements, in fp64; a scalar."""
