@@ -4,13 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.step import capacity_bytes, estimate
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.plan import plan, price_layout
-from meshwright.planner.search import pareto, reprice, search
-from meshwright.planner.space import MEMORY_MARGIN, Constraints
+from meshwright.planner.search import HYBRID_MARGIN, pareto, reprice, search
+from meshwright.planner.space import MEMORY_MARGIN, Constraints, shard_degrees
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.job import Job
@@ -65,6 +67,47 @@ def test_the_search_finds_what_brute_force_finds():
     assert found.step_time_s.min() == best
 
 
+@given(
+    nodes=st.sampled_from([1, 2, 3, 4, 16, 48]), tp=st.sampled_from([1, 2, 4, 8]),
+    cp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 4]),
+)  # fmt: skip
+def test_shard_degrees_are_whole_groups_and_include_every_border(nodes, tp, cp, pp):
+    question = Question(LLAMA, load_cluster(f"h100:{nodes}x8"), Job(global_batch=768))
+    gpus = nodes * 8
+    if gpus % (tp * cp * pp):
+        return
+    dp = gpus // (tp * cp * pp)
+    degrees = shard_degrees(question, tp=tp, cp=cp, pp=pp, dp=dp)
+    assert degrees == sorted(set(degrees))
+    assert all(1 < d < dp * cp and (dp * cp) % d == 0 and d % cp == 0 for d in degrees)
+    inside = 8 // tp  # a node's worth of data ranks, pipeline ranks outside
+    if 1 < inside < dp * cp and (dp * cp) % inside == 0 and inside % cp == 0:
+        assert inside in degrees
+    assert {2**e for e in range(1, 12)} & {
+        d for d in range(cp, dp * cp, cp) if (dp * cp) % d == 0 and d > 1
+    } <= set(degrees)
+
+
+def test_the_search_prices_every_shard_degree_and_prefers_the_plain_one():
+    question = Question(SMALL, load_cluster("h100:4x8"), Job(seq_len=1024, global_batch=64))
+    found = search(question, Constraints(tp=1, pp=1, cp=1, zero=3), keep=10**6).ranked
+    assert set(found.columns.shard) == {0, 2, 4, 8, 16}
+    hybrid = found.columns.shard > 0
+    assert found.step_time_s[0] <= found.step_time_s[hybrid].min() * (1 + HYBRID_MARGIN)
+
+
+def test_a_framework_without_hybrid_sharding_is_not_offered_it():
+    question = Question(
+        SMALL, load_cluster("h100:4x8"), Job(seq_len=1024, global_batch=64, framework="deepspeed")
+    )
+    found = search(question, Constraints(zero=3))
+    assert set(found.ranked.columns.shard) == {0}
+    assert found.searched.pruned["framework: shard degree"] > 0
+    assert "all data-parallel ranks or none" in why_illegal(
+        question, Layout(dp=32, zero=3, shard=8)
+    )
+
+
 def test_constraints_hold():
     found = search(QUESTION, Constraints(tp=4, pp=4, no_recompute=True, max_tp=8)).ranked.columns
     assert set(found.tp) == {4}
@@ -90,7 +133,7 @@ def test_a_plan_is_defended(made):
     assert made.searched.priced > 10_000
     assert sum(made.searched.pruned.values()) > 0
     axes = {a.axis.split()[0] for a in made.alternatives}
-    assert {"tp", "pp", "micro-batch", "recompute", "another"} <= axes
+    assert {"tp", "pp", "micro-batch", "recompute", "shard", "another"} <= axes
     assert all(a.why_not for a in made.alternatives)
     assert made.flip_points
     assert all(f.sentence for f in made.flip_points)

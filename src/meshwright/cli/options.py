@@ -74,6 +74,9 @@ class ConstraintOptions:
     cp: Annotated[int | None, typer.Option(min=1, help="Fix the context-parallel degree.")] = None
     ep: Annotated[int | None, typer.Option(min=1, help="Fix the expert-parallel degree.")] = None
     zero: Annotated[int | None, typer.Option(min=0, max=3, help="Fix the ZeRO stage.")] = None
+    shard: Annotated[
+        int | None, typer.Option(min=0, help="Fix the ZeRO shard degree (HSDP); 0: all of dp · cp.")
+    ] = None
     micro_batch: Annotated[int | None, typer.Option(min=1, help="Fix the micro-batch.")] = None
     virtual_stages: Annotated[int | None, typer.Option(min=1, help="Fix the virtual stages.")] = (
         None

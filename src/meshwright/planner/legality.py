@@ -44,11 +44,16 @@ _CAN: dict[str, dict[str, object]] = {
     "any": {},
     "megatron": {"zero": (0, 1), "schedules": ("1f1b", "interleaved")},
     "nemo": {"zero": (0, 1), "schedules": ("1f1b", "interleaved")},
-    "megatron-deepspeed": {"zero": (0, 1), "schedules": ("1f1b",), "cp": False, "virtual": False},
-    "nanotron": {"zero": (0, 1), "schedules": ("1f1b", "gpipe"), "cp": False, "virtual": False},
+    "megatron-deepspeed": {
+        "zero": (0, 1), "schedules": ("1f1b",), "cp": False, "virtual": False, "shard": False,
+    },
+    "nanotron": {
+        "zero": (0, 1), "schedules": ("1f1b", "gpipe"), "cp": False, "virtual": False,
+        "shard": False,
+    },
     "deepspeed": {
         "zero": (0, 1, 2, 3), "schedules": ("1f1b",), "cp": False, "virtual": False,
-        "zero_with_pipeline": (0, 1),
+        "zero_with_pipeline": (0, 1), "shard": False,
     },
     "torchtitan": {
         "zero": (2, 3),
@@ -198,6 +203,16 @@ RULES: tuple[Rule, ...] = (
     Rule("framework: pp", "the framework has no pipeline parallelism", _framework_axis("pp")),
     Rule("framework: cp", "the framework has no context parallelism", _framework_axis("cp")),
     Rule("framework: virtual", "the framework has no virtual stages", _framework_axis("virtual")),
+    Rule(
+        "framework: shard degree",
+        "the framework shards over all data-parallel ranks or none",
+        lambda q, c: (
+            (c.zero > 0)
+            & (c.shard > 0)
+            & (c.shard < c.dp * c.cp)
+            & (not _framework(q).get("shard", True))
+        ),
+    ),
     Rule("framework: schedule", "the framework cannot run this schedule", _framework_schedule),
 )
 

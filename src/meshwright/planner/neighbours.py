@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.costs.step import estimates
 from meshwright.planner.legality import Question, why_illegal
-from meshwright.planner.space import MEMORY_MARGIN, divisors
+from meshwright.planner.space import MEMORY_MARGIN, divisors, shard_degrees
 from meshwright.planner.words import PART_WORDS
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Alternative, Estimate
@@ -97,6 +97,7 @@ def _steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
     for value in (chosen.zero - 1, chosen.zero + 1):
         if 0 <= value <= 3:
             yield f"ZeRO {chosen.zero} → {value}", chosen.but(zero=value, shard=0)
+    yield from _shard_steps(question, chosen)
     modes = ("none", "selective", "full")
     for mode in modes:
         if mode != chosen.recompute:
@@ -108,6 +109,24 @@ def _steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
             chosen.but(sequence_parallel=not chosen.sequence_parallel),
         )
     yield from _schedule_steps(question, chosen)
+
+
+def _shard_steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
+    if chosen.zero == 0:
+        return
+    whole = chosen.dp * chosen.cp
+    sizes = [
+        *shard_degrees(question, tp=chosen.tp, cp=chosen.cp, pp=chosen.pp, dp=chosen.dp), whole
+    ]  # fmt: skip
+    current = chosen.shard or whole
+    lower = max((s for s in sizes if s < current), default=None)
+    higher = min((s for s in sizes if s > current), default=None)
+    for value in (lower, higher):
+        if value is not None:
+            yield (
+                f"shard degree {current} → {value}",
+                chosen.but(shard=0 if value == whole else value),
+            )
 
 
 def _schedule_steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:

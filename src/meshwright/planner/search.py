@@ -22,6 +22,9 @@ from meshwright.specs.plan import Searched
 
 OBJECTIVES = ("time", "memory", "cost")
 CHUNK = 16_384
+HYBRID_MARGIN = 0.002
+"""Share of the step that sharding over fewer than all replicas must gain to be worth a second
+group: less is within what any model of latencies gets wrong."""
 PESSIMISM = {
     "tensor_parallel": 0.25, "context_parallel": 0.25, "expert_parallel": 0.35,
     "pipeline_p2p": 0.50, "pipeline_bubble": 0.15,
@@ -98,8 +101,10 @@ def search(
 def _price(question: Question, table: LayoutColumns, capacity: float) -> Candidates:
     estimates = price(question.model, question.cluster, question.job, table)
     peak = estimates.memory.peak
+    hybrid = (table.zero > 0) & (table.shard > 0) & (table.shard < table.dp * table.cp)
+    pessimistic = pessimistic_s(estimates) * np.where(hybrid, 1.0 + HYBRID_MARGIN, 1.0)
     return Candidates(
-        table, estimates.step_time_s, pessimistic_s(estimates), peak,
+        table, estimates.step_time_s, pessimistic, peak,
         peak * (1.0 + MEMORY_MARGIN) <= capacity,
     )  # fmt: skip
 
@@ -146,7 +151,7 @@ def _objective_values(candidates: Candidates, objective: str) -> tuple[Floats, .
     """Sort keys, least first; ties go to the simpler layout, then to the lighter one."""
     c = candidates.columns
     simplicity = (c.tp > 1) * 1.0 + (c.pp > 1) * 2.0 + (c.virtual_stages > 1) + (c.cp > 1) * 2.0
-    simplicity = simplicity + c.rank_order + (c.recompute > 0) + c.zero * 0.1
+    simplicity = simplicity + c.rank_order + (c.recompute > 0) + (c.shard > 0) + c.zero * 0.1
     if objective == "memory":
         return (candidates.peak_bytes, candidates.pessimistic_s, simplicity)
     # Cost is devices × price × time: on a fixed cluster it ranks as time does.

@@ -117,6 +117,26 @@ def _expert_degrees(question: Question, ranks: int) -> list[int]:
     return [d for d in divisors(experts.experts) if ranks % d == 0]
 
 
+def shard_degrees(question: Question, *, tp: int, cp: int, pp: int, dp: int) -> list[int]:
+    """ZeRO shard degrees below all replicas (HSDP) that are worth pricing, ascending.
+
+    A shard group that ends inside a link domain leaves fast links unused, and one that spills over
+    a border pays for slow ones: so the degrees that fill a domain of some level, with data ranks
+    inside or outside pipeline ranks, and every power of two between them. All divide dp · cp and
+    are made of whole context-parallel groups, as device meshes are.
+    """
+    replicas = dp * cp
+    borders = {
+        level.domain // (tp * inside) for level in question.cluster.levels for inside in (1, pp)
+    }
+    powers = {2**exponent for exponent in range(1, replicas.bit_length())}
+    return sorted(
+        degree
+        for degree in borders | powers
+        if 1 < degree < replicas and replicas % degree == 0 and degree % cp == 0
+    )
+
+
 def _inner(
     question: Question, constraints: Constraints, tp: int, cp: int, pp: int, dp: int, ep: int
 ) -> LayoutColumns:
@@ -131,12 +151,9 @@ def _inner(
         if constraints.zero is not None
         else ([0, 1, 2, 3] if replicas > 1 else [0])
     )
-    node = max(question.cluster.fast_domain // tp, 1)
-    shards = [0]
+    shards = [0, *shard_degrees(question, tp=tp, cp=cp, pp=pp, dp=dp)]
     if constraints.shard is not None:
         shards = [constraints.shard]
-    elif 1 < node < replicas and replicas % node == 0:
-        shards = [0, node]
     pairs = [(zero, shard) for zero in zeros for shard in (shards if zero >= 1 else [0])]
     modes = range(len(RECOMPUTES))
     if constraints.no_recompute:
