@@ -1,107 +1,358 @@
 """Checkpoints that any layout can read: torch's distributed checkpoint under global names.
 
-`step-N` is written to a fresh folder, then `LATEST` is replaced in one move, so a crash while
-saving leaves the previous checkpoint in force. Optimizer state is stored per parameter name.
+A save copies this rank's tensors to buffers on the host and returns; a thread writes them, hashes
+what it wrote and puts the checkpoint in force: files in a fresh folder, then the manifest, then the
+folder's name `step-N`, then LATEST. Whatever dies in between leaves the previous checkpoint in
+force. Optimizer state is stored per parameter name.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
+from meshwright.engine import manifest
+from meshwright.engine.faults import Moment
 from meshwright.engine.init import canonical
 from meshwright.engine.program import Program
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import write_atomically
 
+Hook = Callable[[Moment, int], None]
+_WRITE_LIMIT = timedelta(hours=2)
+"""How long the ranks wait for the slowest one's files."""
 
-def save(
-    folder: str | Path,
-    step: int,
-    program: Program,
-    optimizer: torch.optim.Optimizer,
-    keep: int,
-    before_commit: Callable[[], None] = lambda: None,
-) -> Path:
-    """Write `folder/step-N` together, point LATEST at it and drop all but the `keep` newest.
 
-    Every rank calls this. `before_commit` runs when the files are written but not yet in force.
+class Checkpoints:
+    """A run's checkpoints. Every rank makes one and calls its methods together.
+
+    Args:
+        folder: the run's folder.
+        keep: how many of the newest checkpoints stay.
+        facts: what else the manifest records, such as the data and the seed.
+        report: gets a record when a checkpoint is in force, could not be written, or is passed
+            over while loading (rank 0 only).
+        hook: called in the writing thread as a save begins, when the files are written but not
+            yet in force, and as it ends (drills strike there).
     """
-    root = Path(folder)
-    target, partial = root / f"step-{step:08d}", root / f".step-{step:08d}.partial"
-    if dist.get_rank() == 0:
-        for old in (target, partial):
-            shutil.rmtree(old, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
-    dcp.save(_state(program, optimizer), checkpoint_id=str(partial))
-    before_commit()
-    dist.barrier()
-    if dist.get_rank() == 0:
-        manifest = {"step": step, "model": program.model.plain(), "layout": program.layout.plain()}
-        write_atomically(partial / "manifest.json", json.dumps(manifest, indent=1))
-        partial.rename(target)
-        write_atomically(root / "LATEST", target.name + "\n")
-        for old in sorted(root.glob("step-*"))[:-keep]:
-            if old != target:
-                shutil.rmtree(old, ignore_errors=True)
-    dist.barrier()
-    return target
+
+    def __init__(
+        self,
+        folder: str | Path,
+        program: Program,
+        optimizer: torch.optim.Optimizer,
+        *,
+        keep: int = 3,
+        facts: dict[str, Any] | None = None,
+        report: Callable[[dict[str, Any]], None] = lambda record: None,
+        hook: Hook = lambda moment, step: None,
+    ) -> None:
+        self._root, self._keep, self._facts = Path(folder), keep, facts or {}
+        self._program, self._optimizer, self._hook = program, optimizer, hook
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self._report = report if self._rank == 0 else lambda record: None
+        # A group of its own: the writing thread talks while the training step does.
+        self._group = dist.new_group(backend="gloo", timeout=_WRITE_LIMIT)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._in_flight: Future[dict[str, Any]] | None = None
+        self._buffers: dict[str, torch.Tensor] = {}
+        self.failed = ""
+        """Why the latest save is not in force; empty when it is."""
+
+    def save(self, step: int) -> None:
+        """Copy the state after `step` steps to the host and let a thread write `step-N`.
+
+        At most one checkpoint is in flight: a save that comes before the previous one is in force
+        waits for it.
+        """
+        began = time.perf_counter()
+        self.finish()
+        waited = time.perf_counter() - began
+        state = self._staged(_state(self._program, self._optimizer))
+        state |= _generators(self._rank)
+        blocked = time.perf_counter() - began
+        record = {"step": step, "blocked_s": blocked, "waited_s": waited}
+        self._in_flight = self._thread.submit(self._write, step, state, record)
+
+    def poll(self) -> None:
+        """Report a save that has ended meanwhile; a failed disk is reported, not raised.
+
+        Raises:
+            RuntimeError: what else went wrong in the writing thread, such as a lost peer.
+        """
+        if self._in_flight is not None and self._in_flight.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the save in flight, if there is one, and report it.
+
+        Raises:
+            RuntimeError: as `poll`.
+        """
+        if self._in_flight is None:
+            return
+        running, self._in_flight = self._in_flight, None
+        record = running.result()
+        self.failed = record.get("reason", "")
+        self._report(record)
+
+    def _staged(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies on the host, in buffers that all saves share."""
+        found: dict[str, torch.Tensor] = {}
+        for name, value in state.items():
+            local = value._local_tensor if isinstance(value, DTensor) else value
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != local.shape:
+                buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+                self._buffers[name] = buffer
+            buffer.copy_(local, non_blocking=True)
+            found[name] = buffer
+            if isinstance(value, DTensor):
+                found[name] = DTensor(buffer, value._spec, requires_grad=False)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return found
+
+    def _write(self, step: int, state: dict[str, torch.Tensor], record: Any) -> dict[str, Any]:
+        """In the thread: write, hash, put in force. All ranks come to the same record."""
+        began = time.perf_counter()
+        target = self._root / f"step-{step:08d}"
+        partial = self._root / f".step-{step:08d}.partial"
+        self._hook("begin", step)
+        try:
+            reason = self._write_files(partial, state, step) or self._put_in_force(partial, target)
+        finally:
+            self._hook("end", step)
+        if reason:
+            if self._rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            return {"kind": "save-failed", **record, "reason": reason}
+        took = time.perf_counter() - began
+        return {"kind": "saved", **record, "took_s": took, "path": str(target)}
+
+    def _write_files(self, partial: Path, state: dict[str, torch.Tensor], step: int) -> str:
+        """Tensors, torch's index and our manifest; returns why they could not be written."""
+
+        def prepare() -> None:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+
+        if reason := self._on_rank_0(prepare):
+            return reason
+        try:
+            index = dcp.save(state, checkpoint_id=str(partial), process_group=self._group)
+        except CheckpointException as error:
+            return _reason_of(error)
+        self._hook("written", step)
+        hashes: Any = {}
+        try:
+            hashes = self._hash_own(partial, index)
+        except (OSError, manifest.DamagedError) as error:
+            hashes = str(error)
+        everyone: list[Any] = [None] * self._ranks
+        dist.all_gather_object(everyone, hashes, group=self._group)
+        if wrong := next((found for found in everyone if isinstance(found, str)), ""):
+            return wrong
+        merged = {key: value for found in everyone for key, value in found.items()}
+        return self._on_rank_0(
+            lambda: manifest.write(partial, self._content(partial, step, index, merged))
+        )
+
+    def _hash_own(self, partial: Path, index: Any) -> dict[tuple[str, Any], str]:
+        """Hashes of the shards that this rank wrote, read back from its files."""
+        own = f"__{self._rank}_"
+        return {
+            (key.fqn, _offset(key)): manifest.hash_of(
+                partial / place.relative_path, place.offset, place.length
+            )
+            for key, place in index.storage_data.items()
+            if place.relative_path.startswith(own)
+        }
+
+    def _content(self, partial: Path, step: int, index: Any, hashes: Any) -> dict[str, Any]:
+        tensors: dict[str, Any] = {}
+        for name, entry in index.state_dict_metadata.items():
+            dtype = str(entry.properties.dtype).removeprefix("torch.")
+            tensors[name] = {"shape": list(entry.size), "dtype": dtype, "shards": []}
+        for key, place in index.storage_data.items():
+            chunks = index.state_dict_metadata[key.fqn].chunks
+            size = next(c.sizes for c in chunks if tuple(c.offsets) == _offset(key))
+            tensors[key.fqn]["shards"].append({
+                "offset": list(_offset(key)), "shape": list(size), "file": place.relative_path,
+                "start_byte": place.offset, "bytes": place.length,
+                "blake2b": hashes[key.fqn, _offset(key)],
+            })  # fmt: skip
+        files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+        program = self._program
+        return {
+            "step": step, "model": program.model.plain(), "layout": program.layout.plain(),
+            "ranks": self._ranks, "torch": torch.__version__, **self._facts, "files": files,
+            "metadata_blake2b": manifest.hash_of(partial / manifest.METADATA), "tensors": tensors,
+        }  # fmt: skip
+
+    def _put_in_force(self, partial: Path, target: Path) -> str:
+        def move() -> None:
+            retired = self._root / f".{target.name}.old.partial"
+            if target.exists():  # a damaged one, or one of a run that was given up
+                target.rename(retired)
+            partial.rename(target)
+            shutil.rmtree(retired, ignore_errors=True)
+            write_atomically(self._root / "LATEST", target.name + "\n")
+            for old in sorted(self._root.glob("step-*"))[: -self._keep]:
+                if old != target:
+                    shutil.rmtree(old, ignore_errors=True)
+
+        return self._on_rank_0(move)
+
+    def _on_rank_0(self, action: Callable[[], None]) -> str:
+        """Let rank 0 do something to the disk; every rank learns why it failed, or ""."""
+        outcome = [""]
+        if self._rank == 0:
+            try:
+                action()
+            except (OSError, SpecError, manifest.DamagedError) as error:
+                outcome = [_sentence(error)]
+        dist.broadcast_object_list(outcome, src=0, group=self._group)
+        return outcome[0]
+
+    def load(self, place: str | Path) -> int:
+        """Fill weights and optimizer state from the preferred good checkpoint at `place`.
+
+        The checkpoint may come from any layout. Every shard is hashed against the manifest first;
+        a damaged checkpoint is passed over for the one before it, which is reported.
+
+        Returns:
+            The steps done.
+
+        Raises:
+            SpecError: no good checkpoint, or one of another model.
+        """
+        path, content = self._choose(place)
+        if content["model"] != self._program.model.plain():
+            raise SpecError("resume", str(path), "is a checkpoint of another model")
+        for sentence in _changes(content, self._facts):
+            self._report({"kind": "notice", "text": sentence})
+        _make_state(self._program, self._optimizer)
+        state = _state(self._program, self._optimizer)
+        # Another layout has other ranks: their generators start as those of a fresh run do.
+        same = content["layout"] == self._program.layout.plain()
+        generators = _generators(self._rank) if same else {}
+        generators = {key: value for key, value in generators.items() if key in content["tensors"]}
+        dcp.load(state | generators, checkpoint_id=str(path), process_group=self._group)
+        _set_generators(generators)
+        _copy_tied(self._program, self._optimizer, state)
+        return int(content["step"])
+
+    def _choose(self, place: str | Path) -> tuple[Path, dict[str, Any]]:
+        """The first candidate that every rank found good, each having hashed its share."""
+        found: list[Any] = [None]
+        if self._rank == 0:
+            try:
+                found = [manifest.candidates(place)]
+            except SpecError as error:
+                found = [error]
+        dist.broadcast_object_list(found, src=0, group=self._group)
+        if isinstance(found[0], SpecError):
+            raise found[0]
+        passed_over: list[str] = []
+        for path in found[0]:
+            wrong, content = "", {}
+            try:
+                content = manifest.read(path)
+                manifest.verify(path, content, self._rank, self._ranks)
+            except manifest.DamagedError as error:
+                wrong = str(error)
+            everyone: list[Any] = [None] * self._ranks
+            dist.all_gather_object(everyone, wrong, group=self._group)
+            wrong = next(filter(None, everyone), "")
+            if not wrong:
+                if passed_over:
+                    text = f"{'; '.join(passed_over)}; {path.name} is used instead"
+                    self._report({"kind": "notice", "text": text})
+                return path, content
+            passed_over.append(f"{path.name} is damaged ({wrong})")
+        raise manifest.no_good_one(place, passed_over)
 
 
-def latest(folder: str | Path) -> Path:
-    """The newest complete checkpoint of a run, or `folder` itself if it is one.
+def largest_difference(one: str | Path, other: str | Path) -> float:
+    """Largest absolute difference of a weight in two checkpoints of one model, of any layouts.
+
+    Reads one tensor at a time, in this process alone.
 
     Raises:
-        SpecError: there is none.
+        DamagedError: a manifest is not what was written.
     """
-    root = Path(folder)
-    if _complete(root):
-        return root
-    named = []
-    with contextlib.suppress(OSError):
-        named = [root / (root / "LATEST").read_text().strip()]
-    for candidate in [*named, *sorted(root.glob("step-*"), reverse=True)]:
-        if _complete(candidate):
-            return candidate
-    raise SpecError("resume", str(folder), "holds no complete checkpoint (step-N with .metadata)")
+    worst = 0.0
+    for name, entry in manifest.read(Path(one))["tensors"].items():
+        if not name.startswith("model."):
+            continue
+        values = []
+        for folder in (one, other):
+            whole = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
+            dcp.load({name: whole}, checkpoint_id=str(folder), no_dist=True)
+            values.append(whole.double())
+        worst = max(worst, float((values[0] - values[1]).abs().max()))
+    return worst
 
 
-def step_of(path: str | Path) -> int:
-    """The steps done in a complete checkpoint."""
-    return int(json.loads((Path(path) / "manifest.json").read_text())["step"])
+def clear_partial(folder: str | Path) -> None:
+    """Remove what a save that never came into force has left."""
+    for old in Path(folder).glob(".step-*.partial"):
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def _complete(path: Path) -> bool:
-    return (path / ".metadata").is_file() and (path / "manifest.json").is_file()
+def _changes(content: dict[str, Any], facts: dict[str, Any]) -> list[str]:
+    """Sentences on what the data order depends on and is not as it was."""
+    then, now = content.get("data", {}), facts.get("data", {})
+    changed = [
+        f"{name} {then[name]!r} -> {now[name]!r}" for name in now if then.get(name) != now[name]
+    ]
+    if not then or not changed:
+        return []
+    return [f"the data order goes on from another one than before ({', '.join(changed)})"]
 
 
-def load(folder: str | Path, program: Program, optimizer: torch.optim.Optimizer) -> int:
-    """Fill weights and optimizer state from the newest checkpoint; returns the steps done.
+def _generators(rank: int) -> dict[str, torch.Tensor]:
+    """The states of this rank's random generators."""
+    found = {f"random.cpu.{rank}": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        found[f"random.cuda.{rank}"] = torch.cuda.get_rng_state()
+    return found
 
-    The checkpoint may come from any layout. Every rank calls this.
 
-    Raises:
-        SpecError: no complete checkpoint, or one of another model.
-    """
-    path = latest(folder)
-    manifest = json.loads((path / "manifest.json").read_text())
-    if manifest["model"] != program.model.plain():
-        raise SpecError("resume", str(path), "is a checkpoint of another model")
-    _make_state(program, optimizer)
-    state = _state(program, optimizer)
-    dcp.load(state, checkpoint_id=str(path))
-    _copy_tied(program, optimizer, state)
-    return int(manifest["step"])
+def _set_generators(states: dict[str, torch.Tensor]) -> None:
+    for key, value in states.items():
+        torch.set_rng_state(value) if ".cpu." in key else torch.cuda.set_rng_state(value)
+
+
+def _offset(key: Any) -> tuple[int, ...]:
+    return tuple(key.offset) if key.offset is not None else ()
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:200]
+
+
+def _reason_of(error: CheckpointException) -> str:
+    """The first rank's cause, as the system names it where the system refused."""
+    rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+    seen: BaseException | None = cause
+    while seen is not None and not isinstance(seen, OSError):
+        seen = seen.__cause__ or seen.__context__
+    return f"rank {rank}: {_sentence(seen or cause)}"
 
 
 def _make_state(program: Program, optimizer: torch.optim.Optimizer) -> None:

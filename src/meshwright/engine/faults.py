@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -9,11 +10,15 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from meshwright.engine.manifest import newest_good
 from meshwright.specs.errors import SpecError
 
-Kind = Literal["kill", "stop", "raise", "kill-save", "full-disk", "kill-restart"]
+Kind = Literal["kill", "stop", "raise", "kill-save", "full-disk", "kill-restart", "corrupt", "drop"]
+Moment = Literal["begin", "written", "end"]
+"""Of a save: before the files, after them but not yet in force, and when it is over."""
 KINDS: dict[str, str] = {
     "kill": "the process is killed (SIGKILL) as the step begins",
     "stop": "the process freezes (SIGSTOP) as the step begins",
@@ -21,6 +26,8 @@ KINDS: dict[str, str] = {
     "kill-save": "the process is killed while the checkpoint of that step is being saved",
     "full-disk": "writing fails while the checkpoint of that step is being saved",
     "kill-restart": "killed as the step begins, and once more while it restarts",
+    "corrupt": "a bit of the newest checkpoint flips, then the process is killed",
+    "drop": "killed as the step begins, and at every restart, as if its machine were gone",
 }
 
 
@@ -51,49 +58,66 @@ class Fault:
 class Injector:
     """Carries out a fault on the rank and in the generation it is meant for.
 
-    A generation is one start of all ranks; a fault strikes in the first, `kill-restart` in the
-    second as well.
+    A generation is one start of all ranks. A fault strikes in the first, `kill-restart` in the
+    second as well, `drop` in all until the run goes on with fewer ranks.
+
+    Args:
+        fault: what goes wrong, if anything does.
+        folder: the run's checkpoints.
+        rank: the own rank.
+        generation: restarts so far.
+        lost: ranks that the run has given up.
+        report: gets a record just before the fault strikes.
     """
 
     def __init__(
-        self, fault: Fault | None, rank: int, generation: int, report: Callable[[Any], None]
+        self,
+        fault: Fault | None,
+        folder: str,
+        rank: int,
+        generation: int,
+        lost: int,
+        report: Callable[[Any], None],
     ) -> None:
-        last = 1 if fault is not None and fault.kind == "kill-restart" else 0
-        active = fault is not None and fault.rank == rank and generation <= last
-        self._fault = fault if active else None
-        self._generation, self._report = generation, report
+        strikes = False
+        if fault is not None and fault.rank == rank and not lost:
+            last = {"kill-restart": 1, "drop": generation}.get(fault.kind, 0)
+            strikes = generation <= last
+        self._fault = fault if strikes else None
+        self._folder, self._generation, self._report = folder, generation, report
 
     def at_start(self) -> None:
         """Called before the program is built."""
-        if self._fault and self._fault.kind == "kill-restart" and self._generation == 1:
+        if self._fault and self._generation and self._fault.kind in ("kill-restart", "drop"):
             self._strike(signal.SIGKILL)
 
     def at_step(self, step: int) -> None:
         """Called as step `step` (from 1) begins."""
         if self._fault is None or self._fault.step != step:
             return
-        if self._fault.kind in ("kill", "kill-restart"):
+        if self._fault.kind in ("kill", "kill-restart", "drop"):
             self._strike(signal.SIGKILL)
         elif self._fault.kind == "stop":
             self._strike(signal.SIGSTOP)
+        elif self._fault.kind == "corrupt":
+            flip_a_bit(self._folder)
+            self._strike(signal.SIGKILL)
         elif self._fault.kind == "raise":
             self._announce()
             raise RuntimeError("a drill raised this on purpose")
 
-    def before_save(self, step: int) -> None:
-        """Called before the checkpoint of step `step` is written."""
-        if self._fault and self._fault.kind == "full-disk" and self._fault.step == step:
+    def while_saving(self, moment: Moment, step: int) -> None:
+        """Called in the thread that writes the checkpoint of step `step`."""
+        if self._fault is None or self._fault.step != step:
+            return
+        if self._fault.kind == "kill-save" and moment == "written":
+            self._strike(signal.SIGKILL)
+        if self._fault.kind == "full-disk" and moment == "begin":
             self._announce()
             # Every further write fails with "File too large", as it would with "No space left".
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(
-                resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-            )
-
-    def while_saving(self, step: int) -> None:
-        """Called when the checkpoint's files are written but not yet in force."""
-        if self._fault and self._fault.kind == "kill-save" and self._fault.step == step:
-            self._strike(signal.SIGKILL)
+            _limit_files(0)
+        if self._fault.kind == "full-disk" and moment == "end":
+            _limit_files(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
 
     def _announce(self) -> None:
         self._report({"kind": "fault", "time": time.time(), "step": self._fault.step})  # type: ignore[union-attr]
@@ -101,3 +125,32 @@ class Injector:
     def _strike(self, sign: signal.Signals) -> None:
         self._announce()
         os.kill(os.getpid(), sign)
+
+
+def flip_a_bit(folder: str | Path) -> Path:
+    """Change one bit in the middle of the newest checkpoint's largest file; returns the file.
+
+    Waits half a minute for a checkpoint that is still being written.
+
+    Raises:
+        SpecError: there is none.
+    """
+    for _ in range(300):
+        with contextlib.suppress(SpecError):
+            newest, _passed_over = newest_good(folder)
+            break
+        time.sleep(0.1)
+    else:
+        raise SpecError("corrupt", str(folder), "holds no checkpoint to damage")
+    file = max(newest.glob("*.distcp"), key=lambda found: found.stat().st_size)
+    middle = file.stat().st_size // 2
+    with file.open("r+b") as stream:
+        stream.seek(middle)
+        byte = stream.read(1)[0]
+        stream.seek(middle)
+        stream.write(bytes([byte ^ 1]))
+    return file
+
+
+def _limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

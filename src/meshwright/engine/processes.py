@@ -7,10 +7,13 @@ names the rank; if the caller dies, the ranks notice and exit. Nothing is left b
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing as mp
 import os
 import pickle
+import re
+import signal
 import tempfile
 import threading
 import time
@@ -22,7 +25,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from meshwright.specs.errors import SpecError
+
 _DIED = "the process ended"
+_LOOK_EVERY_S = 1.0
+"""Between looks for stopped processes; one that is stopped at two looks in a row has failed."""
 _PEER_LOST = (
     "remote worker",
     "Connection",
@@ -37,9 +44,16 @@ _PEER_LOST = (
 class RankError(RuntimeError):
     """A rank failed; the message is one sentence, `details` the traceback."""
 
-    def __init__(self, rank: int, message: str, details: str = "") -> None:
+    def __init__(self, rank: int, message: str, details: str = "", waiting: str = "") -> None:
         super().__init__(f"rank {rank}: {message}")
         self.rank, self.reason, self.details = rank, message, details
+        self.waiting = waiting
+        """Where a rank noticed that something was wrong, such as `all_reduce in gradient_norm`."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process ended without a word."""
+        return self.reason.startswith(_DIED)
 
 
 def run_ranks(
@@ -57,6 +71,7 @@ def run_ranks(
 
     Raises:
         RankError: the first rank that failed, with its own reason (not the peers' broken pipes).
+        SpecError: a rank refused its input.
     """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["meshwright.engine.preload"])
@@ -98,12 +113,21 @@ def _collect(
 ) -> list[Any]:
     results: dict[int, Any] = {}
     failures: list[RankError] = []
+    stopped: set[int] = set()
+    next_look = time.monotonic() + _LOOK_EVERY_S
     open_pipes: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
     while open_pipes:
         # After a first failure the others get a moment to say what they know: the rank that was
         # first to *report* may only have lost its peer.
-        left = min(deadline - time.monotonic(), 2.0 if failures else 60.0)
+        left = min(deadline - time.monotonic(), 2.0 if failures else _LOOK_EVERY_S)
         ready = wait(list(open_pipes), timeout=max(left, 0.0))
+        if time.monotonic() > next_look:
+            still = {rank for rank in open_pipes.values() if _is_stopped(children[rank].pid)}
+            if stopped & still:
+                rank = min(stopped & still)
+                failures.append(RankError(rank, "the process is stopped (SIGSTOP)"))
+                break
+            stopped, next_look = still, time.monotonic() + _LOOK_EVERY_S
         if not ready:
             if failures:
                 break
@@ -119,8 +143,7 @@ def _collect(
                 del open_pipes[pipe]
                 if rank not in results and not any(f.rank == rank for f in failures):
                     children[rank].join(1.0)
-                    code = children[rank].exitcode
-                    failures.append(RankError(rank, f"{_DIED} with exit code {code}"))
+                    failures.append(RankError(rank, _how_it_ended(children[rank].exitcode)))
                 continue
             if kind == "message" and on_message is not None:
                 on_message(rank, payload)
@@ -128,7 +151,9 @@ def _collect(
                 results[rank] = payload
             elif kind == "error":
                 message, details = payload
-                failures.append(RankError(rank, message, details))
+                failures.append(RankError(rank, message, details, _operation(details)))
+            elif kind == "refused":
+                raise payload
     if failures:
         raise _culprit(failures, results, children)
     return [results[rank] for rank in range(len(pipes))]
@@ -139,12 +164,31 @@ def _culprit(failures: list[RankError], results: dict[int, Any], children: list[
     worst = min(failures, key=_blame)
     spoke = {failure.rank for failure in failures} | set(results)
     silent = [rank for rank in range(len(children)) if rank not in spoke]
-    frozen = [rank for rank in silent if _is_stopped(children[rank].pid)]
-    silent = frozen or silent
-    if _blame(worst)[0] == 2 and len(silent) == 1:
+    if _blame(worst)[0] == 3 and len(silent) == 1:
         heard = f"rank {worst.rank} waited in vain: {worst.reason}"
-        return RankError(silent[0], f"stopped answering ({heard})", worst.details)
+        worst = RankError(silent[0], f"stopped answering ({heard})", worst.details)
+    if not worst.waiting:
+        noticed = [failure for failure in failures if failure.waiting]
+        worst.waiting = min(noticed, key=_blame).waiting if noticed else ""
     return worst
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"{_DIED} by {signal.Signals(-code).name}"
+    return f"{_DIED} with exit code {code}"
+
+
+def _operation(details: str) -> str:
+    """What the innermost function of ours was calling, from a traceback's text."""
+    frames = re.findall(r'File "([^"]+)", line \d+, in (\S+)', details)
+    ours = [at for at, (file, _) in enumerate(frames) if "/meshwright/engine/" in file]
+    if not ours or frames[ours[-1]][1] == "_rank_main":
+        return ""
+    inside = [name for file, name in frames[ours[-1] + 1 :] if "wrapper" not in name]
+    where = frames[ours[-1]][1]
+    return f"{inside[0]} in {where}" if inside else where
 
 
 def _is_stopped(pid: int) -> bool:
@@ -157,10 +201,12 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _blame(failure: RankError) -> tuple[int, int]:
-    """Dead processes first, then real errors, then lost peers; within each by rank."""
-    if failure.reason.startswith(_DIED):
+    """Stopped and dead processes first, then real errors, then lost peers; within each by rank."""
+    if failure.reason.startswith("the process is stopped"):
         return 0, failure.rank
-    return 1 + any(sign in failure.reason for sign in _PEER_LOST), failure.rank
+    if failure.ended:
+        return 1, failure.rank
+    return 2 + any(sign in failure.reason for sign in _PEER_LOST), failure.rank
 
 
 def _rank_main(
@@ -200,6 +246,9 @@ def _rank_main(
         extra = {"report": lambda payload: send("message", payload)} if reports else {}
         send("result", function(*arguments, **extra))
         dist.barrier()
+    except SpecError as error:
+        code = 2
+        send("refused", error)
     except BaseException as error:
         code = 1
         cause: BaseException = error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,7 @@ class Recorder:
         except OSError as error:
             raise SpecError("out", str(path), f"cannot be written ({error.strerror})") from None
         self._board = _board(self.folder / "tensorboard", tensorboard)
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -59,6 +61,12 @@ class Recorder:
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+    def hear_own(self, record: dict[str, Any]) -> None:
+        """Take a record of this very process, from any of its threads."""
+        if record["kind"] != "at":  # where a rank is: only a supervisor wants to know
+            with self._lock:
+                self.hear(0, record)
 
     def hear(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record of a rank, complete it, write it, show it."""
@@ -226,6 +234,10 @@ def event_line(record: dict[str, Any]) -> str:
     """A line for what is not a step and worth saying as it happens; else nothing."""
     if record["kind"] == "resumed":
         return f"resumed at step {record['step']}"
+    if record["kind"] == "notice":
+        return str(record["text"])
+    if record["kind"] == "save-failed":
+        return f"the checkpoint of step {record['step']} is not written ({record['reason']})"
     if record["kind"] == "failure":
         return f"failure: {record['sentence']}"
     return ""

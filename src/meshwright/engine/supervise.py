@@ -1,8 +1,9 @@
-"""Training that survives its ranks: restart all from the newest complete checkpoint.
+"""Training that survives its ranks: restart all from the newest good checkpoint.
 
 Each generation gets fresh processes and a fresh store, so no rank can read a dead one's address
 (which is how torchrun's own restart fails with gloo in torch 2.13). Back-off doubles from a tenth
-of a second; a failure that repeats without progress is final.
+of a second; a failure that repeats without progress is final, unless it is one rank that does not
+come back and the caller can say under which layout the others go on.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.engine import checkpoint
+from meshwright.engine.checkpoint import clear_partial
 from meshwright.engine.processes import RankError, run_ranks
-from meshwright.engine.train import Run, train_rank
+from meshwright.engine.train import Run, check_run, train_rank
 from meshwright.specs.errors import SpecError
+from meshwright.specs.layout import Layout
+
+PATIENCE = 2
+"""Restarts in a row without a step of progress before a rank, or the run, is given up."""
 
 
 @dataclass(slots=True)
@@ -24,6 +29,10 @@ class Recovery:
 
     blamed_rank: int
     reason: str
+    doing: str
+    """What the blamed rank was at: `its start`, `step 6`."""
+    waiting: str
+    """Where another rank noticed, such as `all_reduce in gradient_norm`; empty if none said."""
     resumed_step: int
     lost_steps: int
     detection_s: float | None
@@ -37,8 +46,15 @@ class Outcome:
     """A supervised run's end."""
 
     ranks: list[dict[str, Any]]
+    layout: Layout
     losses: dict[int, float] = field(default_factory=dict)
     recoveries: list[Recovery] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    """What happened that no one asked for, a sentence each."""
+    fault_time: float = 0.0
+    """When a drill's fault last struck; 0 if none did."""
+    save_failed_s: float | None = None
+    """From the fault until a save was reported as failed."""
 
 
 def supervise(
@@ -47,77 +63,148 @@ def supervise(
     max_restarts: int = 5,
     collective_timeout_s: float = 120.0,
     on_message: Callable[[int, Any], None] = lambda rank, message: None,
+    replan: Callable[[int], Layout] | None = None,
 ) -> Outcome:
     """Train to the end, restarting after failures.
 
+    Args:
+        run: what to train.
+        max_restarts: failures to survive.
+        collective_timeout_s: how long ranks wait for a silent one.
+        on_message: gets every record of every rank.
+        replan: the layout for so many remaining ranks; without it, a rank that does not come
+            back ends the run.
+
     Raises:
-        RankError: more than `max_restarts` failures, or two at the same place in a row.
+        RankError: more than `max_restarts` failures, or several without a step of progress.
+        SpecError: a rank refused what it was given; a restart would not help.
     """
-    outcome = Outcome(ranks=[])
-    watch = _Watch(outcome, on_message)
+    outcome = Outcome(ranks=[], layout=run.layout)
+    watch = _Watch(outcome, on_message, run.resume)
     current = run
     for generation in range(max_restarts + 1):
         watch.begin()
         try:
             outcome.ranks = run_ranks(
-                train_rank, run.layout.world, replace(current, generation=generation),
+                train_rank, current.layout.world, replace(current, generation=generation),
                 on_message=watch.hear, timeout_s=1e9, collective_timeout_s=collective_timeout_s,
             )  # fmt: skip
             return outcome
         except RankError as error:
-            resume = _newest(run)
-            repeated = generation > 0 and watch.done_since_start == 0 and not watch.fault_time
-            if generation == max_restarts or repeated:
+            watch.failed(error)
+            if generation == max_restarts:
                 raise
-            done = watch.last_step
-            current = replace(run, resume=resume) if resume else run
-            watch.failed(error, _step_of(resume), done)
-            time.sleep(min(0.1 * 2**generation, 10.0))
+            current = replace(current, resume=watch.resume)
+            if watch.stuck >= PATIENCE:
+                if replan is None or watch.gone < PATIENCE:
+                    raise
+                current = _with_fewer_ranks(current, error.rank, replan, watch)
+        finally:
+            clear_partial(run.out)
+        time.sleep(min(0.1 * 2**generation, 10.0))
     raise AssertionError("the loop returns or raises")
+
+
+def _with_fewer_ranks(run: Run, rank: int, replan: Callable[[int], Layout], watch: _Watch) -> Run:
+    """The run without one rank, under the layout that the caller names for the rest."""
+    left = run.layout.world - 1
+    if left < 1:
+        raise RankError(rank, "did not come back, and no other rank is left")
+    layout = replan(left)
+    fewer = replace(run, layout=layout, lost=run.lost + 1)
+    check_run(fewer)
+    watch.outcome.layout = layout
+    watch.given_up(
+        f"rank {rank} did not come back in {PATIENCE} restarts: the run goes on with "
+        f"{layout.world} of {run.layout.world} ranks, as {layout.label()} instead of "
+        f"{run.layout.label()}, from step {watch.resumed_step}"
+    )
+    return fewer
 
 
 class _Watch:
     """Follows the messages of all generations."""
 
-    def __init__(self, outcome: Outcome, on_message: Callable[[int, Any], None]) -> None:
+    def __init__(
+        self, outcome: Outcome, on_message: Callable[[int, Any], None], resume: str
+    ) -> None:
         self.outcome, self._on_message = outcome, on_message
-        self.last_step, self.done_since_start = 0, 0
-        self.fault_time = 0.0
+        self.resume, self.resumed_step = resume, 0
+        self.stuck = 0
+        """Failures in a row since the run last came further than ever before."""
+        self.gone = 0
+        """How many of those were the same rank's process, ended before it did a step."""
+        self._gone_rank = -1
+        self._doing: dict[int, str] = {}
+        self._last_step, self._furthest = 0, 0
         self._detected = 0.0
 
     def begin(self) -> None:
-        self.done_since_start, self.fault_time = 0, 0.0
+        self._doing = {}
 
     def hear(self, rank: int, message: dict[str, Any]) -> None:
-        if message["kind"] == "fault":
-            self.fault_time = message["time"]
-        elif message["kind"] == "step":
-            if self._detected:
-                self.outcome.recoveries[-1].restart_s = time.time() - self._detected
-                self._detected = 0.0
-            self.last_step = message["step"]
-            self.done_since_start += 1
-            self.outcome.losses[message["step"]] = message["loss"]
+        kind = message["kind"]
+        if kind == "at":
+            self._doing[rank] = message["doing"]
+            return
+        if kind == "fault":
+            self.outcome.fault_time = message["time"]
+        elif kind == "saved":
+            self.resume, self.resumed_step = message["path"], message["step"]
+        elif kind == "save-failed":
+            if self.outcome.fault_time:
+                self.outcome.save_failed_s = time.time() - self.outcome.fault_time
+            self.outcome.notices.append(
+                f"the checkpoint of step {message['step']} is not written ({message['reason']}); "
+                + (f"the one of step {self.resumed_step} stays" if self.resume else "there is none")
+            )
+        elif kind == "notice":
+            self.outcome.notices.append(message["text"])
+        elif kind == "resumed":
+            self._resumed(message["step"])
+        elif kind == "step":
+            self._stepped(message)
         self._on_message(rank, message)
 
-    def failed(self, error: RankError, resumed: int, done: int) -> None:
+    def _resumed(self, step: int) -> None:
+        self.resumed_step = step
+        if self._detected:  # an older one than expected, if the newest was damaged
+            recovery = self.outcome.recoveries[-1]
+            recovery.lost_steps += recovery.resumed_step - step
+            recovery.resumed_step = step
+
+    def _stepped(self, message: dict[str, Any]) -> None:
+        if self._detected:
+            self.outcome.recoveries[-1].restart_s = time.time() - self._detected
+            self._detected = 0.0
+        self._last_step = message["step"]
+        if self._last_step > self._furthest:
+            self._furthest, self.stuck, self.gone = self._last_step, -1, 0
+        self.outcome.losses[message["step"]] = message["loss"]
+
+    def failed(self, error: RankError) -> None:
+        """Note a failure and from where to go on."""
         self._detected = time.time()
-        detection = self._detected - self.fault_time if self.fault_time else None
+        doing = self._doing.get(error.rank, "its start")
+        self.stuck += 1
+        gone = error.ended and doing == "its start"
+        self.gone = (self.gone if error.rank == self._gone_rank else 0) + 1 if gone else 0
+        self._gone_rank = error.rank
+        if not self.resume:
+            self.resumed_step = 0
+        struck = self.outcome.fault_time
         self.outcome.recoveries.append(
             Recovery(
-                blamed_rank=error.rank, reason=error.reason, resumed_step=resumed,
-                lost_steps=max(done - resumed, 0), detection_s=detection,
+                blamed_rank=error.rank, reason=error.reason, doing=doing, waiting=error.waiting,
+                resumed_step=self.resumed_step,
+                lost_steps=max(self._last_step - self.resumed_step, 0),
+                detection_s=self._detected - struck if struck else None,
             )
         )  # fmt: skip
+        self._last_step = self.resumed_step
 
-
-def _newest(run: Run) -> str:
-    """The newest complete checkpoint of this run, or what it was resumed from, or nothing."""
-    try:
-        return str(checkpoint.latest(run.out))
-    except SpecError:
-        return run.resume
-
-
-def _step_of(path: str) -> int:
-    return checkpoint.step_of(path) if path else 0
+    def given_up(self, sentence: str) -> None:
+        """A rank was given up: patience starts anew."""
+        self.stuck, self.gone = 0, 0
+        self.outcome.notices.append(sentence)
+        self._on_message(0, {"kind": "notice", "text": sentence})

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from meshwright.engine import checkpoint
+from meshwright.engine import manifest
+from meshwright.engine.checkpoint import Checkpoints, clear_partial
 from meshwright.engine.data import BYTE_VOCABULARY, Corpus
 from meshwright.engine.faults import Fault, Injector
 from meshwright.engine.guards import check
@@ -64,6 +65,8 @@ class Run:
     csv: str = ""
     fault: Fault | None = None
     generation: int = 0
+    lost: int = 0
+    """Ranks that were given up since the run began."""
     cluster: Cluster | None = None
     """The hardware that speed and memory are compared with; MFU is relative to its peak."""
     predicted: Estimate | None = None
@@ -112,7 +115,7 @@ def check_run(run: Run, ranks: int | None = None) -> None:
     if run.init:
         _check_init(run)
     if run.resume:
-        checkpoint.latest(run.resume)
+        manifest.newest_good(run.resume)
 
 
 def _check_init(run: Run) -> None:
@@ -151,7 +154,8 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         Last loss, tokens per second and this rank's peak memory.
     """
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    injector = Injector(run.fault, dist.get_rank(), run.generation, report)
+    injector = Injector(run.fault, run.out, dist.get_rank(), run.generation, run.lost, report)
+    report({"kind": "at", "doing": "its start"})
     injector.at_start()
     source = Checkpoint(run.init) if run.init else None
     program = Program(
@@ -163,21 +167,26 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
     start, first = 0, dist.get_rank() == 0
     if first:
         report(start_record(run))
+    corpus = Corpus(run.data, run.job.seq_len, run.seed)
+    store = Checkpoints(
+        run.out, program, optimizer, keep=run.keep, facts=_data_facts(run, corpus), report=report,
+        hook=injector.while_saving,
+    )  # fmt: skip
     if run.resume:
-        start = checkpoint.load(run.resume, program, optimizer)
+        start = store.load(run.resume)
         if first:
             report({"kind": "resumed", "step": start})
-    corpus = Corpus(run.data, run.job.seq_len, run.seed)
     summary: dict[str, Any] = {"step": start}
     for step in range(start, run.steps):
         began = time.perf_counter()
+        report({"kind": "at", "doing": f"step {step + 1}"})
         injector.at_step(step + 1)
         rate = learning_rate(run, step)
         for group in optimizer.param_groups:
             group["lr"] = rate
         tokens, targets = corpus.batch(step, run.job.global_batch)
         if (largest := int(targets.max())) >= run.model.vocab:
-            raise RuntimeError(f"token {largest} is beyond the vocabulary of {run.model.vocab}")
+            raise SpecError("vocab", run.model.vocab, f"the data holds token {largest}")
         loaded = time.perf_counter()
         counter = Counter(program, optimizer) if step == start + 1 else None
         with counter.counting() if counter else contextlib.nullcontext():
@@ -200,22 +209,24 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
             if first:
                 report(counts)
         if run.save_every and ((step + 1) % run.save_every == 0 or step + 1 == run.steps):
-            began = time.perf_counter()
-            injector.before_save(step + 1)
-            where = checkpoint.save(
-                run.out, step + 1, program, optimizer, run.keep,
-                before_commit=lambda at=step + 1: injector.while_saving(at),  # type: ignore[misc]
-            )  # fmt: skip
-            if first:
-                report(
-                    {
-                        "kind": "saved", "step": step + 1, "path": str(where),
-                        "save_s": time.perf_counter() - began,
-                    }
-                )  # fmt: skip
+            store.save(step + 1)
+        store.poll()
     if run.export:
         export(run, program)
+    store.finish()
+    if store.failed:
+        raise SpecError("out", run.out, f"the last checkpoint is not written ({store.failed})")
     return summary | {"peak_memory_bytes": peak_memory_bytes(), "digest": digest(program)}
+
+
+def _data_facts(run: Run, corpus: Corpus) -> dict[str, Any]:
+    """What decides which tokens a step sees, for the manifest."""
+    return {
+        "data": {
+            "tokens": corpus.tokens, "seed": run.seed, "seq_len": run.job.seq_len,
+            "global_batch": run.job.global_batch,
+        }
+    }  # fmt: skip
 
 
 def digest(program: Program) -> str:
@@ -256,4 +267,5 @@ def prepare_out(run: Run) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpecError("out", run.out, f"cannot be made ({error.strerror})") from None
+    clear_partial(out)
     return out

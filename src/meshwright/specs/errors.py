@@ -25,6 +25,10 @@ class SpecError(ValueError):
             sentence = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
         super().__init__(sentence)
 
+    def __reduce__(self) -> tuple[type[SpecError], tuple[str, object, str]]:
+        """What a copy in another process is made from."""
+        return SpecError, (self.field, self.value, self.remedy)
+
 
 class DoesNotFitError(Exception):
     """No layout fits: the answer to a valid question, so not a `SpecError` (exit code 1)."""
