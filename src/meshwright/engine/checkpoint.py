@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -42,7 +43,7 @@ class Checkpoints:
         keep: how many of the newest checkpoints stay.
         facts: what else the manifest records, such as the data and the seed.
         report: gets a record when a checkpoint is in force, could not be written, or is passed
-            over while loading (rank 0 only).
+            over while loading (rank 0 only; from the writing thread).
         hook: called in the writing thread as a save begins, when the files are written but not
             yet in force, and as it ends (drills strike there).
     """
@@ -65,7 +66,7 @@ class Checkpoints:
         # A group of its own: the writing thread talks while the training step does.
         self._group = dist.new_group(backend="gloo", timeout=_WRITE_LIMIT)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._in_flight: Future[dict[str, Any]] | None = None
+        self._in_flight: Future[str] | None = None
         self._buffers: dict[str, torch.Tensor] = {}
         self.failed = ""
         """Why the latest save is not in force; empty when it is."""
@@ -86,16 +87,17 @@ class Checkpoints:
         self._in_flight = self._thread.submit(self._write, step, state, record)
 
     def poll(self) -> None:
-        """Report a save that has ended meanwhile; a failed disk is reported, not raised.
+        """Learn how a save went that has ended meanwhile.
 
         Raises:
-            RuntimeError: what else went wrong in the writing thread, such as a lost peer.
+            RuntimeError: what went wrong in the writing thread besides the disk, such as a lost
+                peer. A disk that refuses is reported and noted in `failed`, not raised.
         """
         if self._in_flight is not None and self._in_flight.done():
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the save in flight, if there is one, and report it.
+        """Wait for the save in flight, if there is one.
 
         Raises:
             RuntimeError: as `poll`.
@@ -103,9 +105,7 @@ class Checkpoints:
         if self._in_flight is None:
             return
         running, self._in_flight = self._in_flight, None
-        record = running.result()
-        self.failed = record.get("reason", "")
-        self._report(record)
+        self.failed = running.result()
 
     def _staged(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies on the host, in buffers that all saves share."""
@@ -124,8 +124,8 @@ class Checkpoints:
             torch.cuda.synchronize()
         return found
 
-    def _write(self, step: int, state: dict[str, torch.Tensor], record: Any) -> dict[str, Any]:
-        """In the thread: write, hash, put in force. All ranks come to the same record."""
+    def _write(self, step: int, state: dict[str, torch.Tensor], record: dict[str, Any]) -> str:
+        """In the thread: write, hash, put in force; returns why not, on all ranks alike."""
         began = time.perf_counter()
         target = self._root / f"step-{step:08d}"
         partial = self._root / f".step-{step:08d}.partial"
@@ -137,9 +137,11 @@ class Checkpoints:
         if reason:
             if self._rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
-            return {"kind": "save-failed", **record, "reason": reason}
-        took = time.perf_counter() - began
-        return {"kind": "saved", **record, "took_s": took, "path": str(target)}
+            self._report({"kind": "save-failed", **record, "reason": reason})
+        else:
+            took = time.perf_counter() - began
+            self._report({"kind": "saved", **record, "took_s": took, "path": str(target)})
+        return reason
 
     def _write_files(self, partial: Path, state: dict[str, torch.Tensor], step: int) -> str:
         """Tensors, torch's index and our manifest; returns why they could not be written."""
@@ -300,7 +302,9 @@ def largest_difference(one: str | Path, other: str | Path) -> float:
         values = []
         for folder in (one, other):
             whole = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
-            dcp.load({name: whole}, checkpoint_id=str(folder), no_dist=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that this is one process, as it should be
+                dcp.load({name: whole}, checkpoint_id=str(folder), no_dist=True)
             values.append(whole.double())
         worst = max(worst, float((values[0] - values[1]).abs().max()))
     return worst

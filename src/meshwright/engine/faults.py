@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
@@ -11,10 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.engine.manifest import newest_good
 from meshwright.specs.errors import SpecError
+
+if TYPE_CHECKING:
+    from meshwright.engine.train import Run
 
 Kind = Literal["kill", "stop", "raise", "kill-save", "full-disk", "kill-restart", "corrupt", "drop"]
 Moment = Literal["begin", "written", "end"]
@@ -62,33 +64,22 @@ class Injector:
     second as well, `drop` in all until the run goes on with fewer ranks.
 
     Args:
-        fault: what goes wrong, if anything does.
-        folder: the run's checkpoints.
+        run: the run, with its fault, its restarts so far and the ranks it has given up.
         rank: the own rank.
-        generation: restarts so far.
-        lost: ranks that the run has given up.
         report: gets a record just before the fault strikes.
     """
 
-    def __init__(
-        self,
-        fault: Fault | None,
-        folder: str,
-        rank: int,
-        generation: int,
-        lost: int,
-        report: Callable[[Any], None],
-    ) -> None:
-        strikes = False
-        if fault is not None and fault.rank == rank and not lost:
-            last = {"kill-restart": 1, "drop": generation}.get(fault.kind, 0)
-            strikes = generation <= last
+    def __init__(self, run: Run, rank: int, report: Callable[[Any], None]) -> None:
+        fault, strikes = run.fault, False
+        if fault is not None and fault.rank == rank and not run.lost:
+            last = {"kill-restart": 1, "drop": run.generation}.get(fault.kind, 0)
+            strikes = run.generation <= last
         self._fault = fault if strikes else None
-        self._folder, self._generation, self._report = folder, generation, report
+        self._run, self._report = run, report
 
     def at_start(self) -> None:
         """Called before the program is built."""
-        if self._fault and self._generation and self._fault.kind in ("kill-restart", "drop"):
+        if self._fault and self._run.generation and self._fault.kind in ("kill-restart", "drop"):
             self._strike(signal.SIGKILL)
 
     def at_step(self, step: int) -> None:
@@ -100,7 +91,9 @@ class Injector:
         elif self._fault.kind == "stop":
             self._strike(signal.SIGSTOP)
         elif self._fault.kind == "corrupt":
-            flip_a_bit(self._folder)
+            last = (step - 1) // self._run.save_every * self._run.save_every
+            _wait_for(Path(self._run.out) / f"step-{last:08d}")
+            flip_a_bit(self._run.out)
             self._strike(signal.SIGKILL)
         elif self._fault.kind == "raise":
             self._announce()
@@ -130,18 +123,10 @@ class Injector:
 def flip_a_bit(folder: str | Path) -> Path:
     """Change one bit in the middle of the newest checkpoint's largest file; returns the file.
 
-    Waits half a minute for a checkpoint that is still being written.
-
     Raises:
-        SpecError: there is none.
+        SpecError: there is no checkpoint.
     """
-    for _ in range(300):
-        with contextlib.suppress(SpecError):
-            newest, _passed_over = newest_good(folder)
-            break
-        time.sleep(0.1)
-    else:
-        raise SpecError("corrupt", str(folder), "holds no checkpoint to damage")
+    newest, _passed_over = newest_good(folder)
     file = max(newest.glob("*.distcp"), key=lambda found: found.stat().st_size)
     middle = file.stat().st_size // 2
     with file.open("r+b") as stream:
@@ -150,6 +135,14 @@ def flip_a_bit(folder: str | Path) -> Path:
         stream.seek(middle)
         stream.write(bytes([byte ^ 1]))
     return file
+
+
+def _wait_for(checkpoint: Path) -> None:
+    """Half a minute at most, for a checkpoint that is still being written."""
+    for _ in range(300):
+        if checkpoint.exists():
+            return
+        time.sleep(0.1)
 
 
 def _limit_files(size: int) -> None:

@@ -99,6 +99,11 @@ def supervise(
                 if replan is None or watch.gone < PATIENCE:
                     raise
                 current = _with_fewer_ranks(current, error.rank, replan, watch)
+        except SpecError as error:
+            if error.field != "resume" or current.resume == run.resume:
+                raise
+            current = replace(current, resume=run.resume)
+            watch.begins_again(run.resume, error)
         finally:
             clear_partial(run.out)
         time.sleep(min(0.1 * 2**generation, 10.0))
@@ -203,8 +208,19 @@ class _Watch:
         )  # fmt: skip
         self._last_step = self.resumed_step
 
+    def begins_again(self, resume: str, error: SpecError) -> None:
+        """None of the run's own checkpoints is good: go back to where it started."""
+        if self.outcome.recoveries:
+            self.outcome.recoveries[-1].lost_steps += self.resumed_step
+            self.outcome.recoveries[-1].resumed_step = 0
+        self.resume, self.resumed_step = resume, 0
+        self._notice(f"{error.remedy}; the run begins again")
+
     def given_up(self, sentence: str) -> None:
         """A rank was given up: patience starts anew."""
         self.stuck, self.gone = 0, 0
+        self._notice(sentence)
+
+    def _notice(self, sentence: str) -> None:
         self.outcome.notices.append(sentence)
         self._on_message(0, {"kind": "notice", "text": sentence})

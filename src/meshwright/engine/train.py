@@ -154,7 +154,7 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         Last loss, tokens per second and this rank's peak memory.
     """
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    injector = Injector(run.fault, run.out, dist.get_rank(), run.generation, run.lost, report)
+    injector = Injector(run, dist.get_rank(), report)
     report({"kind": "at", "doing": "its start"})
     injector.at_start()
     source = Checkpoint(run.init) if run.init else None
