@@ -48,7 +48,7 @@ class RankError(RuntimeError):
         super().__init__(f"rank {rank}: {message}")
         self.rank, self.reason, self.details = rank, message, details
         self.waiting = waiting
-        """Where a rank noticed that something was wrong, such as `all_reduce in gradient_norm`."""
+        """Where a rank noticed that something was wrong, such as `all_reduce of gradient_norm`."""
 
     @property
     def ended(self) -> bool:
@@ -181,14 +181,15 @@ def _how_it_ended(code: int | None) -> str:
 
 
 def _operation(details: str) -> str:
-    """What the innermost function of ours was calling, from a traceback's text."""
+    """What the innermost function of ours was waiting in, from a traceback's text."""
     frames = re.findall(r'File "([^"]+)", line \d+, in (\S+)', details)
     ours = [at for at, (file, _) in enumerate(frames) if "/meshwright/engine/" in file]
     if not ours or frames[ours[-1]][1] == "_rank_main":
         return ""
-    inside = [name for file, name in frames[ours[-1] + 1 :] if "wrapper" not in name]
+    passed_on = ("wrapper", "wait", "_fn", "inner")
+    inside = [name for _, name in frames[ours[-1] + 1 :] if name not in passed_on]
     where = frames[ours[-1]][1]
-    return f"{inside[0]} in {where}" if inside else where
+    return f"{inside[-1]} of {where}" if inside else where
 
 
 def _is_stopped(pid: int) -> bool:

@@ -32,7 +32,7 @@ class Recovery:
     doing: str
     """What the blamed rank was at: `its start`, `step 6`."""
     waiting: str
-    """Where another rank noticed, such as `all_reduce in gradient_norm`; empty if none said."""
+    """Where another rank noticed, such as `all_reduce of gradient_norm`; empty if none said."""
     resumed_step: int
     lost_steps: int
     detection_s: float | None
@@ -197,6 +197,9 @@ class _Watch:
         self._gone_rank = error.rank
         if not self.resume:
             self.resumed_step = 0
+        waiting = f"; a peer waited in {error.waiting}" if error.waiting else ""
+        sentence = f"rank {error.rank}, in {doing}: {error.reason}{waiting}"
+        self._on_message(0, {"kind": "failure", "rank": error.rank, "sentence": sentence})
         struck = self.outcome.fault_time
         self.outcome.recoveries.append(
             Recovery(
