@@ -28,6 +28,7 @@ _register("learn", "learn", "The lessons in the terminal: 14 steps, questions, c
 _register("cards", "cards", "The flashcards: on screen, as a PDF, for Anki.")
 _register("studio", "studio", "Plan, simulate and learn in the browser, all local.")
 _register("train", "train", "Run a plan for real, on processes of this machine.")
+_register("report", "report", "The page of a training run, from its records.")
 _register("walk", "walk", "The toy model through every axis, on real ranks.")
 _register("drill", "drill", "Break a run on purpose; measure its recovery.")
 _register("verify", "verify", "Prove that a plan trains as one device would.")

@@ -124,4 +124,4 @@ def show_summary(summary: dict[str, Any]) -> None:
     )  # fmt: skip
     if summary["restarts"]:
         print(f"restarted {summary['restarts']} times from the newest checkpoint")
-    print(f"records: {Path(summary['out']) / 'metrics.jsonl'}")
+    print(f"report: {Path(summary['out']) / 'report.html'}, records: metrics.jsonl beside it")

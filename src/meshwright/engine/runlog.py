@@ -129,7 +129,7 @@ def summarise(log: RunLog) -> dict[str, Any]:
         "rank0_sent_bytes_per_step": counts["sent_bytes"] if counts else None,
         "rank0_predicted_bytes_per_step": counts["predicted_bytes"] if counts else None,
         "predicted": _predicted(start),
-        "wall_s": log.records[-1].get("time", start["time"]) - log.of("start")[0]["time"],
+        "wall_s": max(r.get("time", 0.0) for r in log.records) - log.of("start")[0]["time"],
     }  # fmt: skip
     return summary
 

@@ -1,0 +1,34 @@
+"""`meshwright report`: a run's folder as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def command(
+    *,
+    run: Path = typer.Argument(..., help="A run's folder, or its metrics.jsonl."),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", help="The page; default: report.html in the folder."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the run's summary as JSON."),
+) -> None:
+    """Write the page of a run: loss, speed, memory, predicted beside measured, what failed.
+
+    `train` writes it by itself; this makes it anew, or from the records of a run that was killed.
+    """
+    from meshwright.engine.report import NAME, report_page
+    from meshwright.engine.runlog import read_log, summarise
+    from meshwright.specs.plan import write_atomically
+
+    log = read_log(run)
+    if as_json:
+        from meshwright.cli.output import print_json
+
+        print_json(summarise(log))
+        return
+    target = output or (run if run.is_dir() else run.parent) / NAME
+    write_atomically(target, report_page(log))
+    print(f"written to {target}")
