@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.engine.charts import MOST_POINTS, Bar, Line, line_chart, nice_ticks, stacked_bars, thinned
+from meshwright.engine.charts import (
+    MOST_POINTS,
+    Bar,
+    Line,
+    line_chart,
+    nice_ticks,
+    stacked_bars,
+    thinned,
+)
 from meshwright.engine.meter import default_cluster, start_record
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.report import report_page, write_report
@@ -34,7 +42,9 @@ def _log(name="toy", steps=6, finished=True):
     parts = {"data": 0.01, "gradients": 0.3, "clipping": 0.02, "optimizer": 0.1}
     for number in range(1, steps + 1):
         if number == 4:
-            log.add({"kind": "failure", "sentence": "rank 1 was <killed>", "time": first["time"] + 2})
+            log.add(
+                {"kind": "failure", "sentence": "rank 1 was <killed>", "time": first["time"] + 2}
+            )
             log.add(first | {"generation": 1, "time": first["time"] + 3})
         log.add(
             {"kind": "step", "step": number, "time": first["time"] + number, "loss": 6.0 / number,
@@ -131,7 +141,9 @@ def test_the_page_in_a_real_browser(tmp_path):
     heard = []
     with sync_playwright() as playwright:
         names = ("chromium", "chromium-browser", "google-chrome")
-        found = os.environ.get("MESHWRIGHT_CHROMIUM") or next(filter(None, map(shutil.which, names)), "")
+        found = os.environ.get("MESHWRIGHT_CHROMIUM") or next(
+            filter(None, map(shutil.which, names)), ""
+        )
         path = found or playwright.chromium.executable_path
         assert Path(path).exists(), "no Chromium: run `make browser`"
         browser = playwright.chromium.launch(executable_path=path)

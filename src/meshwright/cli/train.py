@@ -81,12 +81,13 @@ def _run(run: Any, max_restarts: int, tensorboard: bool | None, as_json: bool) -
     """Start the ranks, show their progress, write the records."""
     from meshwright.cli.watching import watching
     from meshwright.engine.processes import RankError
-    from meshwright.engine.recorder import Recorder
+    from meshwright.engine.report import recording
     from meshwright.engine.supervise import supervise
 
-    with watching(run.steps, as_json) as echo, Recorder(
-        run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard
-    ) as recorder:  # fmt: skip
+    with (
+        watching(run.steps, as_json) as echo,
+        recording(run, echo=echo, tensorboard=tensorboard) as recorder,
+    ):
         try:
             outcome = supervise(
                 run, max_restarts=max_restarts if run.save_every else 0, on_message=recorder.hear

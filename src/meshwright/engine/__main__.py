@@ -84,7 +84,8 @@ def _train_and_record(run: Run, tensorboard: bool | None, as_json: bool) -> None
     """Train as this rank; rank 0 also writes the records and says how it goes."""
     import torch.distributed as dist
 
-    from meshwright.engine.recorder import LineEcho, Recorder, comparison, speed_line, to_json
+    from meshwright.engine.recorder import LineEcho, comparison, speed_line, to_json
+    from meshwright.engine.report import recording
     from meshwright.engine.train import train_rank
 
     everyone: list[Any] = [None] * dist.get_world_size()

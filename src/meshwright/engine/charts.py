@@ -96,19 +96,19 @@ def line_chart(
         f"<svg class='chart' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' "
         f"aria-label='{escape(title, True)}' data-first='{first:g}' data-last='{last:g}'>"
     ]
-    for tick in ticks:
-        parts.append(
-            f"<line class='grid' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y(tick):.1f}' "
-            f"y2='{y(tick):.1f}'/><text x='{LEFT - 8}' y='{y(tick) + 4:.1f}' "
-            f"text-anchor='end'>{escape(show(tick))}</text>"
-        )
-    for step in sorted({round(t) for t in nice_ticks(first, last, 6) if first <= round(t) <= last}):
-        parts.append(
-            f"<text x='{x(step):.1f}' y='{HEIGHT - BOTTOM + 17}' text-anchor='middle'>{step:,}</text>"
-        )
-    parts.append(
-        f"<text x='{LEFT - 8}' y='{HEIGHT - BOTTOM + 17}' text-anchor='end'>step</text>"
-    )
+    parts += [
+        f"<line class='grid' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y(tick):.1f}' "
+        f"y2='{y(tick):.1f}'/><text x='{LEFT - 8}' y='{y(tick) + 4:.1f}' "
+        f"text-anchor='end'>{escape(show(tick))}</text>"
+        for tick in ticks
+    ]
+    whole = {round(tick) for tick in nice_ticks(first, last, 6)}
+    parts += [
+        f"<text x='{x(step):.1f}' y='{HEIGHT - BOTTOM + 17}' text-anchor='middle'>{step:,}</text>"
+        for step in sorted(whole)
+        if first <= step <= last
+    ]
+    parts.append(f"<text x='{LEFT - 8}' y='{HEIGHT - BOTTOM + 17}' text-anchor='end'>step</text>")
     for what, step in marks.moments:
         parts.append(
             f"<line class='moment' x1='{x(step):.1f}' x2='{x(step):.1f}' y1='{TOP}' "

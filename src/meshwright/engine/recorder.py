@@ -61,10 +61,6 @@ class Recorder:
         self._file.close()
         if self._board is not None:
             self._board.close()
-        if self.log.of("start"):
-            from meshwright.engine.report import write_report
-
-            write_report(self.folder)
 
     def hear_own(self, record: dict[str, Any]) -> None:
         """Take a record of this very process, from any of its threads."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.engine.charts import Bar, Line, Marks, line_chart, stacked_bars
-from meshwright.engine.recorder import clock, comparison, format_flop_s
+from meshwright.engine.recorder import Recorder, clock, comparison, format_flop_s
 from meshwright.engine.runlog import HOST_PARTS, RunLog, read_log, summarise
 from meshwright.specs.plan import write_atomically
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.engine.train import Run
 
 NAME = "report.html"
 MOST_RANKS = 16
@@ -36,6 +40,24 @@ def write_report(folder: str | Path) -> Path:
     target = Path(folder) / NAME
     write_atomically(target, report_page(read_log(folder)))
     return target
+
+
+@contextmanager
+def recording(
+    run: Run,
+    *,
+    echo: Callable[[dict[str, Any]], None],
+    tensorboard: bool | None,
+) -> Iterator[Recorder]:
+    """Record a run into its folder, and write its page at the end, whatever the end is."""
+    with Recorder(
+        run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard
+    ) as recorder:
+        try:
+            yield recorder
+        finally:
+            if recorder.log.of("start"):
+                write_report(run.out)
 
 
 def report_page(log: RunLog) -> str:
@@ -247,7 +269,9 @@ def _verdict(ratio: str) -> str:
 
 def _traffic(log: RunLog) -> str:
     counts = log.last("ledger")
-    axes = sorted({axis for rank in (counts or {"ranks": []})["ranks"] for axis in rank["sent_bytes"]})
+    axes = sorted(
+        {axis for rank in (counts or {"ranks": []})["ranks"] for axis in rank["sent_bytes"]}
+    )
     axes = [axis for axis in axes if axis != "control"]
     if counts is None or not axes:
         return ""
