@@ -97,7 +97,7 @@ def _train_and_record(run: Run, tensorboard: bool | None, as_json: bool) -> None
         print(to_json(record), flush=True)
 
     echo = print_json if as_json else LineEcho(sys.stdout)
-    with Recorder(run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard) as recorder:
+    with recording(run, echo=echo, tensorboard=tensorboard) as recorder:
         mine = train_rank(run, recorder.hear_own)
         dist.all_gather_object(everyone, mine["peak_memory_bytes"])
         summary = recorder.finish(peak_memory_bytes=everyone, out=run.out)

@@ -50,9 +50,7 @@ def recording(
     tensorboard: bool | None,
 ) -> Iterator[Recorder]:
     """Record a run into its folder, and write its page at the end, whatever the end is."""
-    with Recorder(
-        run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard
-    ) as recorder:
+    with Recorder(run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard) as recorder:
         try:
             yield recorder
         finally:
