@@ -99,23 +99,38 @@ CASES = {
     "4d": (LLAMA, {"dp": 2, "cp": 2, "tp": 2, "pp": 2, "zero": 1, **SP}),
 }  # fmt: skip
 
+PACKED = {
+    "zero3-full-recompute": (LLAMA, {"dp": 2, "zero": 3, "recompute": "full"}),
+    "tp4-sp-window-selective": (QWEN, {"tp": 4, **SP, "recompute": "selective"}),
+    "tp2-gpt2": (GPT2, {"tp": 2}),
+    "cp4-ring": (GPT2, {"cp": 4, "cp_method": "ring"}),
+    "cp2-tp2-sp-pp2": (QWEN, {"cp": 2, "tp": 2, "pp": 2, **SP, "recompute": "full"}),
+    "pp2-zb-v-ring": (LLAMA, {"pp": 2, "cp": 2, **V, "schedule": "zb-v", "cp_method": "ring"}),
+    "pp2-interleaved-zero3": (
+        TIED, {"pp": 2, "dp": 2, "zero": 3, **V, "schedule": "interleaved"}
+    ),
+    "moe-ep2-tp2": (MOE, {"dp": 2, "tp": 2, "ep": 2, **SP}),
+}  # fmt: skip
+"""Packed documents, with attention confined to each, and dropout at once."""
+
 MUTANTS = {
     "dp": (LLAMA, {"dp": 2}), "dp-zero3": (LLAMA, {"dp": 2, "zero": 3}),
     "tp": (LLAMA, {"tp": 2}), "tp-sp": (LLAMA, {"tp": 2, **SP}), "sp": (LLAMA, {"tp": 2, **SP}),
     "sp-kv": (LLAMA, {"tp": 4}), "pp": (LLAMA, {"pp": 2}), "tied": (TIED, {"pp": 2}),
     "tied-v": (TIED, {"pp": 2, **V, "schedule": "zb-v"}), "cp": (LLAMA, {"cp": 2}),
     "cp-ring": (LLAMA, {"cp": 2, "cp_method": "ring"}),
-    "ep": (MOE, {"dp": 2, "ep": 2}),
+    "ep": (MOE, {"dp": 2, "ep": 2}), "documents": (LLAMA, {"cp": 2}),
+    "documents-ring": (LLAMA, {"cp": 2, "cp_method": "ring"}), "dropout": (LLAMA, {"tp": 2}),
 }  # fmt: skip
 
 STEPS = 2
 
 
-def _case(model, options):
+def _case(model, options, **extra):
     layout = Layout(**options)
     return Case(
         model=model, layout=layout, global_batch=8 if layout.micro_batch == 1 else 16,
-        seq_len=16, shrunk=(),
+        seq_len=16, shrunk=(), **extra,
     )  # fmt: skip
 
 
@@ -125,7 +140,7 @@ def oracles():
     known = {}
 
     def get(case):
-        key = (case.model.model_dump_json(), case.global_batch)
+        key = (case.model.model_dump_json(), case.global_batch, case.documents, case.dropout)
         if key not in known:
             known[key] = run_ranks(
                 proof.oracle, 1, case, proof.default_numerics(case.model), STEPS, 0, "fp64"
@@ -137,16 +152,25 @@ def oracles():
 
 @pytest.mark.parametrize("name", CASES)
 def test_plan_equals_one_device(name, oracles):
-    case = _case(*CASES[name])
+    _assert_equal(_case(*CASES[name]), oracles)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_documents_and_dropout_equal_one_device(name, oracles):
+    case = _case(*PACKED[name], documents=True, dropout=0.2)
+    _assert_equal(case, oracles, optimizers=("sgd",))
+
+
+def _assert_equal(case, oracles, optimizers=proof.OPTIMIZERS):
     wanted = oracles(case)
     numerics = proof.default_numerics(case.model)
     ranks = run_ranks(
         proof.planned, case.layout.world, case, numerics, STEPS, 0, "fp64",
-        proof.OPTIMIZERS, "", "", timeout_s=120,
+        optimizers, "", "", timeout_s=120,
     )  # fmt: skip
     seen = set()
     for rank in ranks:
-        for optimizer in proof.OPTIMIZERS:
+        for optimizer in optimizers:
             error, where = proof.absolute_error(rank[optimizer], wanted[optimizer])
             assert error <= proof.FP64_BOUND, (optimizer, where)
         seen |= set(rank["sgd"].gradients[0])
@@ -166,7 +190,9 @@ def test_any_schedule_file_runs_and_equals_one_device(tmp_path):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_missing_reduction_is_caught(name, oracles):
-    case, axis = _case(*MUTANTS[name]), name.split("-")[0]
+    axis = name.split("-")[0]
+    extra = {"documents": axis == "documents", "dropout": 0.1 if axis == "dropout" else 0.0}
+    case = _case(*MUTANTS[name], **extra)
     assert axis in dict(proof.active_mutants(case))
     ranks = run_ranks(
         proof.planned, case.layout.world, case, proof.default_numerics(case.model), 1, 0, "fp64",

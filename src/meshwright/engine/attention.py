@@ -57,9 +57,12 @@ def inverse_frequencies(head_dim: int, numerics: Numerics) -> torch.Tensor:
 def rotary_table(
     positions: torch.Tensor, head_dim: int, numerics: Numerics, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines `[S, head_dim]` in the dtype of `like`, computed in at least fp32."""
+    """Cosines and sines `[…, S, head_dim]` of positions `[…, S]` in the dtype of `like`.
+
+    Computed in at least fp32.
+    """
     frequency = inverse_frequencies(head_dim, numerics).to(like.device)
-    angles = positions.to(like.device).float()[:, None] * frequency[None, :]
+    angles = positions.to(like.device).float()[..., None] * frequency
     angles = torch.cat([angles, angles], dim=-1)
     if like.dtype == torch.float64:
         angles = angles.double()
@@ -80,17 +83,19 @@ def attend(
     cp: Axis,
     window: int,
     ring: bool = False,
+    starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of `[B, heads, S, d]` queries over `[B, kv heads, S, d]` keys and values.
 
     `S` is this rank's part of the sequence; keys and values of the others are all-gathered
     (backward: their gradients reduce-scattered), or go round a `ring`. `window` > 0 limits how far
-    back a token looks.
+    back a token looks. `starts` `[B, S]` holds, for each of this rank's tokens, the position in
+    the whole sequence at which its document starts: earlier keys are not seen.
     """
     if cp.size == 1:
-        if window and window < query.shape[2]:
+        if starts is not None or (window and window < query.shape[2]):
             at = torch.arange(query.shape[2], device=query.device)
-            return _product(query, key, value, _mask(at, at, window))
+            return _product(query, key, value, _mask(at, at, window, starts))
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
     everyone = [
@@ -98,26 +103,32 @@ def attend(
         for r in range(cp.size)
     ]
     if ring:
-        return ring_attention(query, key, value, everyone, cp, window)
+        return ring_attention(query, key, value, everyone, cp, window, starts)
     both = gather_tokens(torch.stack([key, value]), cp, dim=3)
     order = torch.cat(everyone).argsort().to(both.device)
     key, value = both.index_select(3, order).unbind(0)
     chunk = query.shape[2] // 2
     outs = []
     held = (cp.rank, 2 * cp.size - 1 - cp.rank)
-    for part, at, which in zip(
-        query.split(chunk, 2), local_positions(2 * chunk, cp).split(chunk), held, strict=True
+    first = (None, None) if starts is None else starts.split(chunk, 1)
+    for part, at, which, begun in zip(
+        query.split(chunk, 2), local_positions(2 * chunk, cp).split(chunk), held, first, strict=True
     ):
         end = (which + 1) * chunk  # causal: nothing after this chunk's last token is visible
-        mask = _mask(at.to(query.device), torch.arange(end, device=query.device), window)
+        mask = _mask(at.to(query.device), torch.arange(end, device=query.device), window, begun)
         outs.append(_product(part, key[:, :, :end], value[:, :, :end], mask))
     return torch.cat(outs, dim=2)
 
 
-def _mask(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torch.Tensor:
+def _mask(
+    queries: torch.Tensor, keys: torch.Tensor, window: int, starts: torch.Tensor | None
+) -> torch.Tensor:
+    """True where a query may see a key: `[queries, keys]`, or `[B, 1, queries, keys]`."""
     distance = queries[:, None] - keys[None, :]
     seen = distance >= 0
-    return seen & (distance < window) if window else seen
+    if window:
+        seen = seen & (distance < window)
+    return seen if starts is None else (seen & (keys >= starts[..., None]))[:, None]
 
 
 def _product(

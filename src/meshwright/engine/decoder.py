@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.attention import attend, local_positions, rotary_table, rotate
 from meshwright.engine.collectives import Axis, enter, exchange, leave, lose_gradient
+from meshwright.engine.dropout import Draw, Dropout, Place
 from meshwright.engine.kernels import rms_norm, silu_product
 from meshwright.engine.numerics import Activation, Numerics, default_numerics
 from meshwright.specs.layout import Recompute
@@ -38,6 +39,22 @@ class Axes:
     ep: Axis = field(default_factory=lambda: Axis(name="ep"))
     sequence_parallel: bool = False
     ring: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What a micro-batch's forward needs besides its hidden states, the same for every layer."""
+
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+    """This rank's cosines and sines."""
+    starts: torch.Tensor | None = None
+    """`[B, S]`: where in the whole sequence each token's document starts; None: one document."""
+    draw: Draw | None = None
+    """Dropout; None: nothing is dropped."""
+
+    def drop(self, x: torch.Tensor, layer: int, place: Place) -> torch.Tensor:
+        """Dropout of `[B, S or S/tp, H]`, where there is any."""
+        return x if self.draw is None else self.draw.apply(x, layer, place)
 
 
 def local(parameter: Any) -> Any:
@@ -110,19 +127,19 @@ class Attention(nn.Module):
             self.q_norm = Norm("rmsnorm", widths[0], False, numerics.norm_eps)
             self.k_norm = Norm("rmsnorm", widths[1], False, numerics.norm_eps)
 
-    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> Any:
-        """`[B, S or S/tp, H]` to the same; `rotary` holds this rank's cosines and sines."""
+    def forward(self, x: torch.Tensor, here: Pass) -> Any:
+        """`[B, S or S/tp, H]` to the same."""
         x = enter(x, self.axes.tp, self.axes.sequence_parallel)
         query, key, value = self._heads(x)
-        if rotary is not None:
-            query, key = rotate(query, rotary), rotate(key, rotary)
+        if here.rotary is not None:
+            query, key = rotate(query, here.rotary), rotate(key, here.rotary)
+        how = (self.axes.cp, self.window, self.axes.ring, here.starts)
         if self.selective and torch.is_grad_enabled():
             out = checkpoint(
-                attend, query, key, value, self.axes.cp, self.window, self.axes.ring,
-                use_reentrant=False, preserve_rng_state=False,
-            )  # fmt: skip
+                attend, query, key, value, *how, use_reentrant=False, preserve_rng_state=False
+            )
         else:
-            out = attend(query, key, value, self.axes.cp, self.window, self.axes.ring)
+            out = attend(query, key, value, *how)
         return self.o.leaving(out.transpose(1, 2).flatten(2), self.axes)
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -265,7 +282,7 @@ class Block(nn.Module):
         self, model: Model, index: int, numerics: Numerics, axes: Axes, recompute: Recompute
     ) -> None:
         super().__init__()
-        self.full_recompute = recompute == "full"
+        self.index, self.full_recompute = index, recompute == "full"
         is_global = model.window_period > 1 and (index + 1) % model.window_period == 0
         window = 0 if is_global else model.window
         self.attention = Attention(model, numerics, axes, window, recompute == "selective")
@@ -276,16 +293,22 @@ class Block(nn.Module):
         else:
             self.mlp = Mlp(model, model.ffn, numerics.activation, axes)
 
-    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> Any:
+    def forward(self, x: torch.Tensor, here: Pass) -> Any:
         """`[B, S or S/tp, H]` to the same."""
         if self.full_recompute and torch.is_grad_enabled():
-            return checkpoint(self._layer, x, rotary, use_reentrant=False, preserve_rng_state=False)
-        return self._layer(x, rotary)
+            return checkpoint(self._layer, x, here, use_reentrant=False, preserve_rng_state=False)
+        return self._layer(x, here)
 
-    def _layer(self, x: torch.Tensor, rotary: Any) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotary)
+    def _layer(self, x: torch.Tensor, here: Pass) -> torch.Tensor:
+        attended = self.attention(self.attention_norm(x), here)
+        x = x + here.drop(attended, self.index, "attention")
         ffn = self.moe if hasattr(self, "moe") else self.mlp
-        return x + ffn(self.ffn_norm(x))
+        return x + here.drop(ffn(self.ffn_norm(x)), self.index, "ffn")
+
+
+def own_slice(at: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """The part of `[…, S]` that this rank's slice of the residual stream stands for."""
+    return at.chunk(axes.tp.size, -1)[axes.tp.rank] if axes.sequence_parallel else at
 
 
 class Embedding(nn.Module):
@@ -298,8 +321,8 @@ class Embedding(nn.Module):
         if model.positions == "learned":
             self.positions = nn.Parameter(torch.empty(model.max_positions, model.hidden))
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`[B, S]` integers to `[B, S or S/tp, H]`."""
+    def forward(self, tokens: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
+        """`[B, S]` integers to `[B, S or S/tp, H]`; learned positions count from `starts`."""
         tp, table = self.axes.tp, local(self.weight)
         if tp.size == 1:
             x = F.embedding(tokens, table)
@@ -311,9 +334,8 @@ class Embedding(nn.Module):
             x = leave(x, tp, self.axes.sequence_parallel)
         if hasattr(self, "positions"):
             at = local_positions(tokens.shape[1], self.axes.cp).to(tokens.device)
-            if self.axes.sequence_parallel and tp.size > 1:
-                at = at.chunk(tp.size)[tp.rank]
-            x = x + local(self.positions)[at]
+            at = at if starts is None else at - starts
+            x = x + local(self.positions)[own_slice(at, self.axes)]
         return x
 
 
@@ -336,6 +358,7 @@ class Decoder(nn.Module):
         self.model, self.numerics = model, numerics or default_numerics(model)
         self.axes = axes or Axes()
         self.lose_input_gradient = False  # set by verify's pipeline mutant only
+        self.dropout: Dropout | None = None
         if embedding:
             self.embed = Embedding(model, self.axes)
         numbers = list(range(model.layers) if layers is None else layers)
@@ -355,27 +378,50 @@ class Decoder(nn.Module):
                 self.head = Linear(model.hidden, model.vocab)
         self.has_head = head
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        starts: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Tokens `[B, S]` or hidden states `[B, S or S/tp, H]` to hidden states or logits.
 
         Logits are `[B, S, V/tp]`: this rank's slice of the vocabulary.
+
+        Args:
+            x: what the stage before sends.
+            starts: `[B, S]`, where in the whole sequence each token's document starts. Attention
+                stays inside documents, and positions count from their starts.
+            rows: `[B]`, which sequences of the global batch these are; dropout needs them.
         """
         if hasattr(self, "embed"):
-            x = self.embed(x)
+            x = self.embed(x, starts)
         elif self.lose_input_gradient:
             x = lose_gradient(x)
-        rotary = self._rotary(x)
+        here = self._pass(x, starts, rows)
+        if hasattr(self, "embed"):
+            x = here.drop(x, -1, "embedding")
         for layer in self.layers.values():
-            x = layer(x, rotary)
+            x = layer(x, here)
         return self._logits(x) if self.has_head else x
 
-    def _rotary(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if self.model.positions != "rope":
-            return None
+    def _pass(
+        self, x: torch.Tensor, starts: torch.Tensor | None, rows: torch.Tensor | None
+    ) -> Pass:
         axes = self.axes
         length = x.shape[1] * (axes.tp.size if axes.sequence_parallel else 1)
-        at = local_positions(length, axes.cp)
-        return rotary_table(at, self.model.head_dim, self.numerics, x)
+        at = local_positions(length, axes.cp).to(x.device)
+        rotary = draw = None
+        if self.model.positions == "rope":
+            # One table per sequence where documents begin at different places, `[B, 1, S, d]`.
+            counted = at if starts is None else (at - starts)[:, None]
+            rotary = rotary_table(counted, self.model.head_dim, self.numerics, x)
+        if self.dropout is not None and self.dropout.rate > 0:
+            if rows is None:
+                raise ValueError("dropout needs the numbers of the sequences")
+            tokens = rows[:, None] * (length * axes.cp.size) + own_slice(at, axes)
+            draw = Draw(self.dropout, tokens)
+        return Pass(rotary=rotary, starts=starts, draw=draw)
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         if hasattr(self, "norm"):

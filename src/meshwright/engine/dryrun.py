@@ -196,7 +196,7 @@ def _trace(
     # Meshes need real ranks, so the program is built outside the mode, from fake values.
     program = Program(
         model, default_numerics(model), layout, global_batch=job.global_batch,
-        seq_len=job.seq_len, precision=precision, values=without_data,
+        seq_len=job.seq_len, precision=precision, values=without_data, dropout=job.dropout,
     )  # fmt: skip
     parameters = [parameter for _, parameter in program.parameters()]
     optimizer = _optimizer(job, program)
@@ -216,8 +216,10 @@ def _trace(
         for mode in (fake, _Known(), footprint, ledger):
             stack.enter_context(mode)
         shape = (job.global_batch, job.seq_len)
-        tokens, targets = (torch.empty(shape, dtype=torch.int64) for _ in range(2))
-        program.step(optimizer, tokens, targets, clip=1.0)
+        tokens, targets, starts = (torch.empty(shape, dtype=torch.int64) for _ in range(3))
+        program.step(
+            optimizer, tokens, targets, clip=1.0, starts=starts if job.document_masking else None
+        )
         states = _tensors(optimizer)
         for state in states:
             footprint.mark(state, "optimizer")

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.engine.attention import take_local
 from meshwright.engine.clip import clip_gradients, complete_gradients, gradient_norm
 from meshwright.engine.decoder import Decoder
+from meshwright.engine.dropout import Dropout
 from meshwright.engine.init import canonical, initial_value
 from meshwright.engine.loss import IGNORED, summed_cross_entropy
 from meshwright.engine.mesh import World, make_world
@@ -61,6 +62,7 @@ class Program:
         seed: int = 0,
         device: str = "cpu",
         csv: str = "",
+        dropout: float = 0.0,
         mutant: str = "",
     ) -> None:
         self.model, self.layout, self.precision = model, layout, precision
@@ -73,6 +75,10 @@ class Program:
             return initial_value(name, shape, model, numerics, seed)
 
         source = values or initial
+        self.global_batch = global_batch
+        # The same draws on every rank; verify's mutant is what differs.
+        own = self.world.rank if mutant == "dropout" else 0
+        self.dropout = Dropout(dropout, seed + own)
         ranges = stage_ranges(model, layout)
         self.modules: dict[int, Decoder] = {}
         for index, holder in enumerate(placement(layout, csv)):
@@ -81,6 +87,7 @@ class Program:
             first, last = index == 0, index == len(ranges) - 1
             stage = new_stage(model, numerics, self.world, ranges[index], first, last)
             stage.lose_input_gradient = mutant == "pp" and index == 1
+            stage.dropout = self.dropout
             self.modules[index] = parallelize(stage, self.world, source, precision)
         self.stages = list(self.modules.values())
         self.holds_loss = len(ranges) - 1 in self.modules
@@ -105,44 +112,69 @@ class Program:
         rows = batch.chunk(self.layout.dp)[self.world.dp_rank]
         return take_local(rows, self.world.axes.cp).to(self.world.device)
 
-    def compute_gradients(self, tokens: torch.Tensor, targets: torch.Tensor) -> float:
+    def compute_gradients(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        starts: torch.Tensor | None = None,
+        number: int = 0,
+    ) -> float:
         """Forward and backward of one step; returns the global mean loss.
 
         Args:
             tokens: the whole batch `[global batch, S]`, the same on every rank.
             targets: what each position should predict; `IGNORED` does not count.
+            starts: `[global batch, S]`, where each token's document starts in its sequence;
+                None: every sequence is one document.
+            number: which optimizer step this is; dropout depends on it.
         """
         self._valid_tokens = max(1, int((targets != IGNORED).sum()))
+        self.dropout.step = number
         own, wanted = self.own_rows(tokens), self.own_rows(targets)
-        losses = self._pipelined(own, wanted) if self._schedule else self._looped(own, wanted)
+        extra: dict[str, torch.Tensor] = {}
+        if starts is not None and self.world.mutant != "documents":
+            extra["starts"] = self.own_rows(starts)
+        if self.dropout.rate > 0:
+            rows = torch.arange(self.global_batch, device=self.world.device)
+            extra["rows"] = rows.chunk(self.layout.dp)[self.world.dp_rank]
+        if self._schedule:
+            losses = self._pipelined(own, wanted, extra)
+        else:
+            losses = self._looped(own, wanted, extra)
         complete_gradients(self.stages, self.world)
         return self._global_loss(losses)
 
-    def _looped(self, tokens: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+    def _looped(
+        self, tokens: torch.Tensor, targets: torch.Tensor, extra: dict[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
         """Micro-batch after micro-batch, with ZeRO's own rule for when gradients are reduced."""
         stage, zero = self.stages[0], self.layout.zero
         wrapped = fsdp_modules(stage)
         losses = []
-        micro = zip(
-            tokens.chunk(self.micro_batches), targets.chunk(self.micro_batches), strict=True
-        )
+        count = self.micro_batches
+        parts = {name: tensor.chunk(count) for name, tensor in extra.items()}
+        micro = zip(tokens.chunk(count), targets.chunk(count), strict=True)
         for index, (inputs, wanted) in enumerate(micro):
-            last = index == self.micro_batches - 1
+            last = index == count - 1
             if wrapped:
                 root = wrapped[0]
                 root.set_is_last_backward(last)
                 root.set_requires_gradient_sync(last or zero >= 2)
                 root.set_reshard_after_backward(last or zero == 3)
-            loss = self._loss(stage(inputs), wanted)
+            own = {name: chunks[index] for name, chunks in parts.items()}
+            loss = self._loss(stage(inputs, **own), wanted)
             loss.backward()
             losses.append(loss.detach())
         return losses
 
-    def _pipelined(self, tokens: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+    def _pipelined(
+        self, tokens: torch.Tensor, targets: torch.Tensor, extra: dict[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """torch's schedule cuts all of it into micro-batches; `extra` goes to every stage."""
         losses: list[torch.Tensor] = []
         arguments = (tokens,) if 0 in self.modules else ()
-        extra = {"target": targets, "losses": losses} if self.holds_loss else {}
-        self._schedule.step(*arguments, return_outputs=False, **extra)
+        ends = {"target": targets, "losses": losses} if self.holds_loss else {}
+        self._schedule.step(*arguments, return_outputs=False, **ends, **extra)
         return losses
 
     def _global_loss(self, losses: list[torch.Tensor]) -> float:
@@ -158,11 +190,16 @@ class Program:
         tokens: torch.Tensor,
         targets: torch.Tensor,
         clip: float = 0.0,
+        starts: torch.Tensor | None = None,
+        number: int = 0,
     ) -> StepResult:
-        """One optimizer step on a whole batch: gradients, norm, clipping, update."""
+        """One optimizer step on a whole batch: gradients, norm, clipping, update.
+
+        `starts` and `number` as in `compute_gradients`.
+        """
         moments = [time.perf_counter()]
         optimizer.zero_grad(set_to_none=True)
-        loss = self.compute_gradients(tokens, targets)
+        loss = self.compute_gradients(tokens, targets, starts, number)
         moments.append(time.perf_counter())
         norm = gradient_norm(self.stages, self.world)
         if clip > 0:

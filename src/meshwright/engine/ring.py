@@ -22,6 +22,7 @@ def ring_attention(
     positions: list[torch.Tensor],
     cp: Axis,
     window: int,
+    starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of `[B, heads, S, d]` queries over all ranks' keys and values.
 
@@ -30,15 +31,18 @@ def ring_attention(
         positions: for each rank of the axis, the positions of its S tokens.
         cp: the context-parallel axis.
         window: how many tokens back a token sees; 0 means all.
+        starts: positions `[B, S]` at which the documents of this rank's tokens start.
     """
-    return _Ring.apply(query, key, value, positions, cp, window)
+    out: torch.Tensor = _Ring.apply(query, key, value, positions, cp, window, starts)
+    return out
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Any, key: Any, value: Any, positions: Any, cp: Axis, window: int
-    ) -> torch.Tensor:
+        ctx: Any, query: Any, key: Any, value: Any, positions: Any, cp: Axis, window: int,
+        starts: Any,
+    ) -> torch.Tensor:  # fmt: skip
         exact = _accumulator(query)
         grouped = _grouped(query, key).to(exact)
         block = torch.stack([key, value])
@@ -48,7 +52,8 @@ class _Ring(torch.autograd.Function):
         for turn in range(cp.size):
             source = (cp.rank - turn) % cp.size
             keys, values = block.to(exact)
-            scores = _scores(grouped, keys, positions[cp.rank], positions[source], window)
+            own, theirs = positions[cp.rank], positions[source]
+            scores = _scores(grouped, keys, own, theirs, window, starts)
             raised = torch.maximum(peak, scores.amax(-1, keepdim=True))
             safe = raised.masked_fill(raised == float("-inf"), 0.0)  # nothing visible so far
             weights = (scores - safe).exp()
@@ -59,13 +64,13 @@ class _Ring(torch.autograd.Function):
             if turn + 1 < cp.size:
                 block = _pass_on(block, cp)
         out = out / total
-        ctx.save_for_backward(query, key, value, out, peak + total.log())
+        ctx.save_for_backward(query, key, value, out, peak + total.log(), starts)
         ctx.positions, ctx.cp, ctx.window = positions, cp, window
         return out.flatten(1, 2).to(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, out, logsum = ctx.saved_tensors
+        query, key, value, out, logsum, starts = ctx.saved_tensors
         positions, cp = ctx.positions, ctx.cp
         exact = _accumulator(query)
         grouped, gradient = _grouped(query, key).to(exact), _grouped(gradient, key).to(exact)
@@ -79,7 +84,8 @@ class _Ring(torch.autograd.Function):
         for turn in range(cp.size):
             source = (cp.rank - turn) % cp.size
             keys, values = block.to(exact)
-            scores = _scores(grouped, keys, positions[cp.rank], positions[source], ctx.window)
+            own, theirs = positions[cp.rank], positions[source]
+            scores = _scores(grouped, keys, own, theirs, ctx.window, starts)
             weights = (scores - logsum).exp()
             d_weights = gradient @ values.unsqueeze(2).transpose(-1, -2)
             d_scores = weights * (d_weights - shared) * scale
@@ -91,7 +97,7 @@ class _Ring(torch.autograd.Function):
                 block = _pass_on(block, cp)
             travelling = _pass_on(travelling, cp)
         d_key, d_value = travelling.to(query.dtype)
-        return d_query.flatten(1, 2).to(query.dtype), d_key, d_value, None, None, None
+        return d_query.flatten(1, 2).to(query.dtype), d_key, d_value, None, None, None, None
 
 
 def _accumulator(query: torch.Tensor) -> torch.dtype:
@@ -105,12 +111,16 @@ def _grouped(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _scores(
-    grouped: torch.Tensor, key: torch.Tensor, own: torch.Tensor, theirs: torch.Tensor, window: int
-) -> torch.Tensor:
+    grouped: torch.Tensor, key: torch.Tensor, own: torch.Tensor, theirs: torch.Tensor, window: int,
+    starts: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
     """Scaled scores `[B, kv heads, group, S, S]`, minus infinity where a key may not be seen."""
     scores = grouped @ key.unsqueeze(2).transpose(-1, -2) * grouped.shape[-1] ** -0.5
     distance = (own[:, None] - theirs[None, :]).to(scores.device)
     hidden = (distance < 0) | (distance >= window) if window else distance < 0
+    if starts is not None:
+        earlier = theirs.to(scores.device) < starts[..., None]
+        hidden = (hidden | earlier)[:, None, None]
     return scores.masked_fill(hidden, float("-inf"))
 
 

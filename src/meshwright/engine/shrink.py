@@ -20,6 +20,9 @@ class Case:
     global_batch: int
     seq_len: int
     shrunk: tuple[str, ...]
+    documents: bool = False
+    """Whether sequences are packed from documents that attention does not leave."""
+    dropout: float = 0.0
 
 
 def shrink(model: Model, layout: Layout, max_ranks: int, micro_batches: int = 0) -> Case:

@@ -63,6 +63,8 @@ class Run:
     save_every: int = 0
     keep: int = 3
     csv: str = ""
+    end_token: int = -1
+    """Ends a document in token files, for the job's document masking; negative: none."""
     fault: Fault | None = None
     generation: int = 0
     lost: int = 0
@@ -107,7 +109,7 @@ def check_run(run: Run, ranks: int | None = None) -> None:
     precision_of(run.job)
     if run.job.optimizer.name not in ("adamw", "sgd", "sgd-momentum"):
         raise SpecError("optimizer", run.job.optimizer.name, "one of adamw, sgd, sgd-momentum")
-    corpus = Corpus(run.data, run.job.seq_len)
+    corpus = corpus_of(run)
     if corpus.is_text and run.model.vocab < BYTE_VOCABULARY:
         raise SpecError(
             "vocab", run.model.vocab, f"text is read as bytes, which needs {BYTE_VOCABULARY}"
@@ -116,6 +118,18 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         _check_init(run)
     if run.resume:
         manifest.newest_good(run.resume)
+
+
+def corpus_of(run: Run) -> Corpus:
+    """The run's data, in its order.
+
+    Raises:
+        SpecError: it cannot be read, or documents cannot be told apart in it.
+    """
+    return Corpus(
+        run.data, run.job.seq_len, run.seed, documents=run.job.document_masking,
+        end_token=None if run.end_token < 0 else run.end_token,
+    )  # fmt: skip
 
 
 def _check_init(run: Run) -> None:
@@ -162,12 +176,13 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         run.model, run.numerics, run.layout, global_batch=run.job.global_batch,
         seq_len=run.job.seq_len, precision=precision_of(run.job),
         values=source.value if source else None, seed=run.seed, device=device, csv=run.csv,
+        dropout=run.job.dropout,
     )  # fmt: skip
     optimizer = make_optimizer(run, program)
     start, first = 0, dist.get_rank() == 0
     if first:
         report(start_record(run))
-    corpus = Corpus(run.data, run.job.seq_len, run.seed)
+    corpus = corpus_of(run)
     store = Checkpoints(
         run.out, program, optimizer, keep=run.keep, facts=_data_facts(run, corpus), report=report,
         hook=injector.while_saving,
@@ -184,13 +199,15 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         rate = learning_rate(run, step)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        tokens, targets = corpus.batch(step, run.job.global_batch)
+        tokens, targets, starts = corpus.packed_batch(step, run.job.global_batch)
         if (largest := int(targets.max())) >= run.model.vocab:
             raise SpecError("vocab", run.model.vocab, f"the data holds token {largest}")
         loaded = time.perf_counter()
         counter = Counter(program, optimizer) if step == start + 1 else None
         with counter.counting() if counter else contextlib.nullcontext():
-            result = program.step(optimizer, tokens, targets, clip=run.clip)
+            result = program.step(
+                optimizer, tokens, targets, clip=run.clip, starts=starts, number=step
+            )
         took = time.perf_counter() - began
         if not math.isfinite(result.loss):
             raise RuntimeError(f"the loss became {result.loss} in step {step}; lower the rate")

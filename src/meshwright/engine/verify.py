@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from meshwright.engine.decoder import Decoder
+from meshwright.engine.dropout import Dropout
 from meshwright.engine.guards import check
 from meshwright.engine.init import canonical, initial_value
 from meshwright.engine.loss import IGNORED, summed_cross_entropy
@@ -43,6 +44,10 @@ PRECISIONS = {
     "bf16": Precision(compute=torch.bfloat16),
 }
 OPTIMIZERS = ("sgd", "adamw")
+
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Tokens, targets and, for packed documents, where they start: `[global batch, S]` each."""
 
 
 @dataclass(slots=True)
@@ -121,9 +126,14 @@ def verify(
     max_ranks: int = 16,
     seed: int = 0,
     csv: str = "",
+    documents: bool = False,
+    dropout: float = 0.0,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Verdict:
     """Compare a plan with one device over `steps` SGD-momentum and `steps` AdamW steps.
+
+    With `documents` the sequences are packed from several, with attention inside each only; with
+    `dropout` both sides drop numbers at that rate.
 
     Raises:
         SpecError: the combination is one that the engine refuses.
@@ -136,7 +146,7 @@ def verify(
         global_batch=layout.dp * layout.micro_batch * (fixed or 2 * layout.pp),
         seq_len=2 * layout.cp * layout.tp, csv=csv,
     )  # fmt: skip
-    case = shrink(model, layout, max_ranks, fixed)
+    case = replace(shrink(model, layout, max_ranks, fixed), documents=documents, dropout=dropout)
     if csv and case.layout.pp != layout.pp:
         raise SpecError("max_ranks", max_ranks, f"a schedule file needs all {layout.world} ranks")
     check(
@@ -191,6 +201,8 @@ def active_mutants(case: Case) -> list[tuple[str, str]]:
         ("ep", "the all-to-all of expert gradients", layout.ep > 1),
         ("tied", "the sum of the tied embedding's two gradients",
          model.tied_embeddings and layout.pp > 1),
+        ("documents", "the confinement of attention to documents", case.documents),
+        ("dropout", "the seed that ranks share for dropout", case.dropout > 0 and layout.world > 1),
     ]  # fmt: skip
     return [(name, left_out) for name, left_out, active in candidates if active]
 
@@ -205,8 +217,11 @@ def test_value(name: str, shape: tuple[int, ...], model: Model, numerics: Numeri
     return value + 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def batches(case: Case, steps: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Random batches with some targets masked unevenly, so that a mean of means is wrong."""
+def batches(case: Case, steps: int, seed: int) -> list[Batch]:
+    """Random batches with some targets masked unevenly, so that a mean of means is wrong.
+
+    Documents, where asked for, are of random length and break off anywhere.
+    """
     generator = torch.Generator().manual_seed(seed)
     shape = (case.global_batch, case.seq_len + 1)
     out = []
@@ -215,7 +230,13 @@ def batches(case: Case, steps: int, seed: int) -> list[tuple[torch.Tensor, torch
         targets = tokens[:, 1:].clone()
         targets[torch.rand(targets.shape, generator=generator) < 0.2] = IGNORED
         targets[0, : case.seq_len // 2] = IGNORED
-        out.append((tokens[:, :-1].contiguous(), targets))
+        starts = None
+        if case.documents:
+            begins = torch.rand(shape, generator=generator) < 3 / case.seq_len
+            begins[:, 0] = True
+            starts = (begins * torch.arange(shape[1])).cummax(1).values[:, :-1].contiguous()
+            targets[begins[:, 1:]] = IGNORED
+        out.append((tokens[:, :-1].contiguous(), targets, starts))
     return out
 
 
@@ -242,6 +263,7 @@ def oracle(
     traces = {}
     for name in OPTIMIZERS:
         decoder = Decoder(case.model, numerics).to(PRECISIONS[precision].master)
+        decoder.dropout = Dropout(case.dropout)
         with torch.no_grad():
             for key, parameter in decoder.named_parameters():
                 parameter.copy_(test_value(key, tuple(parameter.shape), case.model, numerics))
@@ -262,10 +284,13 @@ def _train_alone(
     decoder: Decoder, optimizer: Any, data: Any, dtype: torch.dtype, name: str
 ) -> Trace:
     trace, axis = Trace(), decoder.axes.tp
-    for tokens, targets in data:
+    for number, (tokens, targets, starts) in enumerate(data):
         optimizer.zero_grad()
         casted = {key: p.to(dtype) for key, p in decoder.named_parameters()}
-        logits = torch.func.functional_call(decoder, casted, (tokens,))
+        assert decoder.dropout is not None
+        decoder.dropout.step = number
+        inputs = (tokens, starts, torch.arange(len(tokens)))
+        logits = torch.func.functional_call(decoder, casted, inputs)
         loss = summed_cross_entropy(logits, targets, axis) / (targets != IGNORED).sum()
         loss.backward()
         limit = _clip_of(name) or float("inf")
@@ -300,12 +325,14 @@ def planned(
         program = Program(
             case.model, numerics, case.layout, global_batch=case.global_batch,
             seq_len=case.seq_len, precision=PRECISIONS[precision], values=values, csv=csv,
-            mutant=mutant,
+            dropout=case.dropout, mutant=mutant,
         )  # fmt: skip
         optimizer = make_optimizer(name, program.optimizer_groups(_decay_of(name)))
         trace = Trace()
-        for tokens, targets in batches(case, steps, seed):
-            result = program.step(optimizer, tokens, targets, clip=_clip_of(name))
+        for number, (tokens, targets, starts) in enumerate(batches(case, steps, seed)):
+            result = program.step(
+                optimizer, tokens, targets, clip=_clip_of(name), starts=starts, number=number
+            )
             trace.losses.append(result.loss)
             trace.norms.append(result.grad_norm)
             trace.gradients.append(program.gathered(gradients=True))

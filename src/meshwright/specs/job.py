@@ -61,6 +61,15 @@ class Job(Spec):
         ge=0,
         description="rank of low-rank adapters on frozen base weights; 0: all weights train",
     )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="chance that a number added to the residual stream is dropped (not attention)",
+    )
+    document_masking: bool = Field(
+        False, description="attention, positions and loss stay inside each packed document"
+    )
     token_budget: float = Field(0.0, ge=0, description="tokens of the whole run; 0: not asked")
 
     @property
