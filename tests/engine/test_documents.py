@@ -9,7 +9,7 @@ from meshwright.engine.data import Corpus, shuffled
 from meshwright.engine.decoder import Decoder
 from meshwright.engine.dropout import Draw, Dropout, kept
 from meshwright.engine.loss import IGNORED, summed_cross_entropy
-from meshwright.engine.verify import default_numerics, test_value
+from meshwright.engine import verify as proof
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
 
@@ -27,7 +27,9 @@ def _decoder(model):
     decoder = Decoder(model).double()
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
-            value = test_value(name, tuple(parameter.shape), model, default_numerics(model))
+            value = proof.test_value(
+                name, tuple(parameter.shape), model, proof.default_numerics(model)
+            )
             parameter.copy_(value)
     return decoder
 

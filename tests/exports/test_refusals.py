@@ -9,7 +9,7 @@ from plans import make_plan
 
 from meshwright.cli import run
 from meshwright.exports import limits as limits_module
-from meshwright.exports.imports import Given, import_text
+from meshwright.exports.imports import Given, import_file, import_text
 from meshwright.exports.shell import read_script
 from meshwright.exports.targets import FRAMEWORKS, export
 from meshwright.specs import SpecError, load_cluster, load_model
@@ -50,6 +50,23 @@ def test_a_plan_beyond_a_target_is_refused_with_the_nearest_it_can(target, layou
     assert closest.world == plan.layout.world
     # The offer is real: it exports.
     export(plan.but(layout=closest.model_dump()), target)
+
+
+def test_dropout_and_packing_are_translated_or_refused_never_dropped(tmp_path):
+    plan = make_plan(dp=8)
+    dropped = plan.but(job=plan.job.but(dropout=0.1).model_dump())
+    packed = plan.but(job=plan.job.but(document_masking=True).model_dump())
+    for target in FRAMEWORKS:
+        with pytest.raises(SpecError, match="packing") as caught:
+            export(packed, target)
+        assert caught.value.field == "job.document_masking"
+        if target.startswith("megatron"):
+            export(dropped, target).write(tmp_path / target)
+            back = import_file(tmp_path / target / "run.sh")
+            assert back.job.dropout == 0.1
+        else:
+            with pytest.raises(SpecError, match=r"job\.dropout"):
+                export(dropped, target)
 
 
 def test_architectures_beyond_a_target_are_named():

@@ -22,6 +22,19 @@ RankCount = Annotated[
     str | None, typer.Option("--cluster", "-c", help="Only to count ranks: cpu:1x8 has 8.")
 ]
 Csv = Annotated[str, typer.Option(help="A schedule file in torch's CSV format, instead of a name.")]
+DropoutRate = Annotated[
+    float | None,
+    typer.Option(
+        "--dropout", min=0.0, max=0.99, help="Chance that a residual is dropped; default the job's."
+    ),
+]
+DocumentMasking = Annotated[
+    bool | None,
+    typer.Option(
+        "--document-masking/--no-document-masking",
+        help="Keep attention, positions and loss inside packed documents; default the job's.",
+    ),
+]
 Tp = Annotated[int | None, typer.Option(min=1, help="Tensor-parallel degree.")]
 Pp = Annotated[int | None, typer.Option(min=1, help="Pipeline-parallel degree.")]
 Dp = Annotated[

@@ -97,6 +97,12 @@ def _layout(cluster: str | None, given: dict[str, Any]) -> Layout:
     return layout
 
 
+def regularised(job: Job, dropout: float | None, document_masking: bool | None) -> Job:
+    """The job with the dropout and the packing that the options name."""
+    given = {"dropout": dropout, "document_masking": document_masking}
+    return job.but(**{name: value for name, value in given.items() if value is not None})
+
+
 def run_job(
     subject: Subject, seq: int | None, global_batch: int | None, precision: str | None
 ) -> Job:

@@ -37,6 +37,11 @@ def command(
     keep: int = typer.Option(3, min=1, help="Checkpoints to keep."),
     max_restarts: int = typer.Option(3, min=0, help="Restarts from the newest checkpoint."),
     csv: options.Csv = "",
+    dropout: options.DropoutRate = None,
+    document_masking: options.DocumentMasking = None,
+    end_token: int | None = typer.Option(
+        None, min=0, help="Ends a document in token files; default: the tokenizer's."
+    ),
     tensorboard: bool | None = typer.Option(
         None, "--tensorboard/--no-tensorboard", help="Event files; default: if it is installed."
     ),
@@ -49,16 +54,18 @@ def command(
     Under torchrun or SLURM run `python -m meshwright.engine` with the same arguments instead.
     """
     subject = running.read_subject(what, cluster, layout)
-    from meshwright.engine.data import tokenize
+    from meshwright.engine.data import end_of_text, tokenize
     from meshwright.engine.numerics import default_numerics
     from meshwright.engine.train import Run, check_run, prepare_out
     from meshwright.engine.weights import Checkpoint
 
     job = running.run_job(subject, seq, global_batch, precision)
+    job = running.regularised(job, dropout, document_masking)
     if tokenizer:
         target = Path(out) / "tokens.npy"
         tokenize(data, tokenizer, target)
         data = str(target)
+        end_token = end_of_text(tokenizer) if end_token is None else end_token
     numerics = Checkpoint(init).numerics if init else default_numerics(subject.model)
     from meshwright.engine.meter import default_cluster
     from meshwright.specs.clusters import load_cluster
@@ -69,6 +76,7 @@ def command(
         model=subject.model, numerics=numerics, layout=subject.layout, job=job, data=data, out=out,
         steps=steps, learning_rate=learning_rate, clip=clip, seed=seed, init=init, export=export,
         resume=resume, save_every=save_every, keep=keep, csv=csv, warmup=min(10, steps),
+        end_token=-1 if end_token is None else end_token,
         cluster=load_cluster(cluster) if cluster else hardware,
         predicted=subject.plan.estimate if subject.plan and as_planned and not cluster else None,
     )  # fmt: skip

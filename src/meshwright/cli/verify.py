@@ -20,6 +20,8 @@ def command(
     max_ranks: int = typer.Option(16, min=1, max=64, help="Shrink layouts above this."),
     mutants: bool = typer.Option(True, help="Also run plans with one reduction left out."),
     csv: options.Csv = "",
+    dropout: options.DropoutRate = None,
+    document_masking: options.DocumentMasking = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Prove that a plan's gradients equal single-device training, parameter by parameter.
@@ -36,10 +38,12 @@ def command(
 
     if precision not in PRECISIONS:
         raise SpecError("precision", precision, nearest(precision, PRECISIONS))
+    job = running.regularised(subject.job, dropout, document_masking)
     try:
         verdict = verify(
             subject.model, subject.layout, precision=precision, steps=steps, mutants=mutants,
-            max_ranks=max_ranks, csv=csv, on_progress=running.progress,
+            max_ranks=max_ranks, csv=csv, documents=job.document_masking, dropout=job.dropout,
+            on_progress=running.progress,
         )  # fmt: skip
     except RankError as error:
         print(f"error: {error}", file=sys.stderr)

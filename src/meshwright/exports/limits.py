@@ -13,6 +13,7 @@ from typing import Any
 
 from meshwright.exports.canonical import DEFAULT_ORDER, canonical
 from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Plan
 
@@ -48,6 +49,8 @@ class Limits:
     recompute: tuple[str, ...] = ("none", "selective", "full")
     recompute_layers: bool = False
     sequence_parallel: str = "free"
+    dropout: bool = False
+    document_masking: bool = False
     extra: Callable[[Plan], Iterator[Problem]] | None = None
 
 
@@ -63,6 +66,7 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
     layout = canonical(plan.layout, plan.model)
     found = [*_axes(layout, limits), *_sharding(layout, limits), *_pipeline(layout, limits)]
     found += _details(layout, limits)
+    found += _training(plan.job, limits)
     if limits.extra is not None:
         found += limits.extra(plan)
     return found
@@ -86,7 +90,8 @@ def require(plan: Plan, limits: Limits) -> None:
         remedy += f"; the nearest layout it can express is {closest.label()}"
     if limits.framework:
         remedy += f"; `meshwright plan --framework {limits.framework}` keeps to what it can"
-    raise SpecError(f"layout.{first.field}", first.value, remedy)
+    field = first.field if "." in first.field else f"layout.{first.field}"
+    raise SpecError(field, first.value, remedy)
 
 
 def nearest_layout(plan: Plan, limits: Limits) -> Layout | None:
@@ -171,6 +176,13 @@ def _pipeline(layout: Layout, limits: Limits) -> Iterator[Problem]:
             "splits the layers into stages itself",
             {"stage_layers": None},
         )
+
+
+def _training(job: Job, limits: Limits) -> Iterator[Problem]:
+    if job.dropout and not limits.dropout:
+        yield Problem("job.dropout", job.dropout, "leaves dropout to the model's own code")
+    if job.document_masking and not limits.document_masking:
+        yield Problem("job.document_masking", True, "leaves packing to the data's own code")
 
 
 def _details(layout: Layout, limits: Limits) -> Iterator[Problem]:

@@ -56,6 +56,7 @@ LIMITS = Limits(
     orders=(DEFAULT_ORDER, TP_PP_DP_ORDER),
     stage_layers=True,
     recompute_layers=True,
+    dropout=True,
     extra=_problems,
 )
 
@@ -156,6 +157,8 @@ def job_flags(plan: Plan) -> Flags:
         "log-throughput": True,
         "eval-iters": "0",
     }
+    if job.dropout:
+        flags["hidden-dropout"] = str(job.dropout)
     compute = job.precision.compute
     if compute in ("bf16", "fp8", "fp4"):
         flags["bf16"] = True
@@ -251,6 +254,7 @@ def _read_job(flags: Flags, dp: int, micro: int) -> Job:
             "optimizer": OPTIMIZERS[name].model_dump(),
             "attention_kernel": {"unfused": "unfused", "local": "unfused"}.get(backend, "flash"),
             "framework": "megatron",
+            "dropout": float(str(flags.get("hidden-dropout", 0.0))),
             "token_budget": float(steps * batch * seq_len) if steps > 1000 else 0.0,
         },
         "job",
