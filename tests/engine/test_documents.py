@@ -90,7 +90,9 @@ def test_documents_of_token_files_need_the_token_that_ends_them(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(40, dtype=np.uint16))
     with pytest.raises(SpecError, match="end_token"):
         Corpus(tmp_path / "x.npy", 8, documents=True)
-    assert Corpus(tmp_path / "x.npy", 8, documents=True, end_token=3).packed_batch(0, 1)[2] is not None
+    assert (
+        Corpus(tmp_path / "x.npy", 8, documents=True, end_token=3).packed_batch(0, 1)[2] is not None
+    )
 
 
 def test_a_corpus_of_sixteen_gigabytes_opens_at_once_and_is_read_where_needed(tmp_path):

@@ -33,12 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--csv", default="")
-<<<<<<< HEAD
     parser.add_argument("--tensorboard", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--json", action="store_true", help="print every record as JSON")
-=======
     parser.add_argument("--end-token", type=int, default=-1)
->>>>>>> da52cac (Dropout and document masking from the job to train, verify, dry run and exports)
     options = vars(parser.parse_args(arguments))
     try:
         return _train(options.pop("plan"), options)

@@ -93,7 +93,9 @@ class Corpus:
         tokens, targets = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
         if not self.documents:
             return tokens, targets, None
-        begins = torch.stack([self._begins(start, row) for start, row in zip(at, whole, strict=True)])
+        begins = torch.stack(
+            [self._begins(start, row) for start, row in zip(at, whole, strict=True)]
+        )
         starts = (begins * torch.arange(self.seq_len + 1)).cummax(1).values[:, :-1]
         return tokens, targets.masked_fill(begins[:, 1:], IGNORED), starts.contiguous()
 
