@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from meshwright import __version__
 from meshwright.specs.errors import DoesNotFitError, SpecError
-from meshwright.studio import planning, practice, teaching
+from meshwright.studio import catalog, exporting, planning, practice, pricing, questions, teaching
 from meshwright.studio.answers import (
     as_json,
     encode,
@@ -121,7 +121,8 @@ def routes() -> list[Route]:
     ]
     return (
         fixed
-        + list(planning.ROUTES)
+        + [*catalog.ROUTES, *planning.ROUTES, *pricing.ROUTES, *questions.ROUTES]
+        + list(exporting.ROUTES)
         + _lesson_routes()
         + [("GET", f"/api/sim/{s.id}", s.answer, s.data) for s in SIMULATIONS]
     )

@@ -108,7 +108,8 @@ def decision(
     Raises:
         SpecError: a model, cluster or quantity is not accepted.
     """
-    from meshwright.studio.planning import best_plan, question_of
+    from meshwright.studio.planning import best_plan
+    from meshwright.studio.questions import question_of
 
     question = question_of(model, cluster, seq, batch)
     sharding, tensor, _ = walk_trees(question)

@@ -67,7 +67,7 @@ def placement(
     Raises:
         SpecError: the degrees do not fill the cluster, or the layout cannot run.
     """
-    from meshwright.studio.planning import question_of
+    from meshwright.studio.questions import question_of
 
     question = question_of(model, cluster, seq, batch)
     gpus = question.cluster.gpus
