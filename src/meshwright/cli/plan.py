@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 def command(
     *,
     question: options.QuestionOptions,
-    objective: str = typer.Option("time", help="Rank by time, memory or cost."),
+    objective: str = typer.Option(
+        "time", help="Rank by time, memory, or cost per token (may leave devices unused)."
+    ),
+    max_days: float | None = typer.Option(
+        None, help="With --objective cost: how long --tokens may take."
+    ),
     top: int = typer.Option(5, min=0, max=100, help="Runners-up of another shape to keep."),
     constraint: options.ConstraintOptions,
     brief: bool = typer.Option(False, help="Only the plan, not its defence."),
@@ -41,7 +46,7 @@ def command(
     with counting("layouts priced") as progress:
         made = plan(
             model, cluster, job, constraints=constraints, objective=objective,
-            top=top, defend=not brief, command=inputs.command_line(), progress=progress,
+            max_days=max_days, top=top, defend=not brief, command=inputs.command_line(), progress=progress,
         )  # fmt: skip
     if output:
         save_plan(made, output)

@@ -117,7 +117,7 @@ def _show_run(console: Console, plan: Plan) -> None:
     seconds = steps * plan.estimate.step_time_s
     price = plan.cluster.device.price_per_hour
     line = f"\n[bold]Run[/bold]  {format_count(plan.job.token_budget)} tokens: {steps:,.0f} steps, "
-    line += f"{seconds / 86400:.1f} days"
+    line += format_seconds(seconds)
     if price:
         line += (
             f", about ${price * plan.cluster.gpus * seconds / 3600:,.0f} at ${price}/device-hour"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from meshwright import __version__
 from meshwright.costs.step import estimate, estimates
+from meshwright.planner.economy import all_searched, cheapest, dearer, offers
 from meshwright.planner.finalists import Choice, choose
 from meshwright.planner.flips import flip_points
 from meshwright.planner.legality import Question, why_illegal
@@ -23,6 +25,7 @@ from meshwright.specs.model import Model
 from meshwright.specs.plan import Alternative, Estimate, Plan, Searched
 from meshwright.specs.quantities import format_seconds
 
+OBJECTIVES = ("time", "memory", "cost")
 RUNNER_UP = "another shape"
 """The `axis` of alternatives that differ in more than one choice."""
 
@@ -34,6 +37,7 @@ def plan(
     *,
     constraints: Constraints | None = None,
     objective: str = "time",
+    max_days: float | None = None,
     top: int = 5,
     defend: bool = True,
     command: str = "",
@@ -46,7 +50,9 @@ def plan(
         cluster: the devices and their links.
         job: what one step must do; defaults to 4,096-token sequences in a batch of 512.
         constraints: axes to fix or limit.
-        objective: `time`, `memory` (headroom) or `cost`.
+        objective: `time`, `memory` (headroom), or `cost` (per token), which may leave devices of
+            the cluster unused: the plan's cluster is then the part that it uses.
+        max_days: with `cost`, how long the job's token budget may take.
         top: how many runners-up of a different shape to keep as alternatives.
         defend: price the neighbours and compute the flip points too.
         command: the command line to record in the plan.
@@ -54,25 +60,33 @@ def plan(
 
     Raises:
         DoesNotFitError: no legal layout fits; the message gives the shortfall and three ways out.
-        SpecError: no layout is legal under the constraints.
+        SpecError: no layout is legal under the constraints, or a deadline without a token budget.
     """
+    if objective not in OBJECTIVES:
+        raise SpecError("objective", objective, f"one of {', '.join(OBJECTIVES)}")
     job = job or Job()
     question = Question(model, cluster, job)
     constraints = constraints or Constraints()
-    result = search(question, constraints, objective=objective, progress=progress)
+    if max_days is not None:
+        _check_deadline(max_days, objective, job)
+    economy: list[Alternative] = []
+    if objective == "cost":
+        question, result, economy = _cheapest(question, constraints, max_days, top, progress)
+    else:
+        result = search(question, constraints, objective=objective, progress=progress)
     if not result.ranked.columns.rows:
         raise DoesNotFitError("; ".join(ways_out(question, constraints, result)))
-    choice = choose(question, result.ranked) if objective == "time" else None
+    choice = choose(question, result.ranked) if objective != "memory" else None
     chosen = choice.layout if choice else result.ranked.columns.layout(0)
-    best = estimate(model, cluster, job, chosen)
-    alternatives = list(_runners_up(question, result, chosen, best, top))
+    best = estimate(model, question.cluster, job, chosen)
+    alternatives = [*economy, *_runners_up(question, result, chosen, best, top)]
     if defend:
         alternatives += neighbours(question, chosen, best)
     return Plan(
         meshwright_version=__version__,
         command=command,
         model=model,
-        cluster=cluster,
+        cluster=question.cluster,
         job=job,
         layout=chosen,
         estimate=best,
@@ -81,8 +95,45 @@ def plan(
         alternatives=tuple(alternatives),
         flip_points=flip_points(question, result, chosen) if defend else (),
         searched=result.searched,
-        notes=(*_notes(question, result), *_simulated(choice)),
+        notes=(
+            *_used(question.cluster, cluster),
+            *_notes(question, result),
+            *_simulated(choice),
+        ),
     )
+
+
+def _check_deadline(max_days: float, objective: str, job: Job) -> None:
+    if objective != "cost":
+        raise SpecError("max_days", max_days, "a deadline goes with the objective cost")
+    if not 0 < max_days < float("inf"):
+        raise SpecError("max_days", max_days, "a positive number of days is expected")
+    if not job.token_budget:
+        raise SpecError("max_days", max_days, "a deadline needs a token budget, such as 1T tokens")
+
+
+def _cheapest(
+    question: Question,
+    constraints: Constraints,
+    max_days: float | None,
+    top: int,
+    progress: Callable[[int], None] | None,
+) -> tuple[Question, SearchResult, list[Alternative]]:
+    """The question on as many devices as are cheapest, its search, and `top` other numbers."""
+    found = offers(question, constraints, progress)
+    if not found:
+        return question, search(question, constraints), []
+    chosen = cheapest(found, max_days)
+    result = replace(chosen.result, searched=all_searched(found))
+    return chosen.question, result, dearer(found, chosen, max_days)[:top]
+
+
+def _used(used: Cluster, offered: Cluster) -> list[str]:
+    if used.gpus == offered.gpus:
+        return []
+    return [
+        f"cheapest per token on {used.gpus} of the {offered.gpus} devices: the others are left free"
+    ]
 
 
 def price_layout(

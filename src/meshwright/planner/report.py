@@ -46,8 +46,8 @@ def _head(plan: Plan) -> list[str]:
         f"{format_bytes(estimate.capacity_bytes)} |",
     ]
     if job.token_budget:
-        days = job.token_budget / job.tokens * estimate.step_time_s / 86400
-        lines.append(f"| {format_count(job.token_budget)} tokens | {days:.1f} days |")
+        run_s = job.token_budget / job.tokens * estimate.step_time_s
+        lines.append(f"| {format_count(job.token_budget)} tokens | {format_seconds(run_s)} |")
     return lines
 
 

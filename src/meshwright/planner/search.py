@@ -20,7 +20,7 @@ from meshwright.planner.space import MEMORY_MARGIN, Constraints, Tally, enumerat
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Searched
 
-OBJECTIVES = ("time", "memory", "cost")
+OBJECTIVES = ("time", "memory")
 CHUNK = 16_384
 HYBRID_MARGIN = 0.002
 """Share of the step that sharding over fewer than all replicas must gain to be worth a second
@@ -154,7 +154,6 @@ def _objective_values(candidates: Candidates, objective: str) -> tuple[Floats, .
     simplicity = simplicity + c.rank_order + (c.recompute > 0) + (c.shard > 0) + c.zero * 0.1
     if objective == "memory":
         return (candidates.peak_bytes, candidates.pessimistic_s, simplicity)
-    # Cost is devices × price × time: on a fixed cluster it ranks as time does.
     return (np.round(candidates.pessimistic_s, 9), simplicity, candidates.peak_bytes)
 
 

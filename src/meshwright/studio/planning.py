@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, NotRequired
 
@@ -130,7 +131,7 @@ def _planned(
         f"{format_seconds(best.step_time_s)} a step and {format_bytes(best.peak_memory_bytes)} of "
         f"{format_bytes(best.capacity_bytes)}; {format_count(made.searched.priced)} layouts were "
         f"priced in {format_seconds(made.searched.seconds)}.",
-        "candidates": _candidates(question, objective),
+        "candidates": _candidates(replace(question, cluster=made.cluster), objective),
         "links": {"cli": command, "python": _python(words[1], cluster, question.job, recipe, optimizer)},
     }  # fmt: skip
 
@@ -152,7 +153,7 @@ def _planned_before(model: str, cluster: str, job: str, objective: str) -> Plan:
 def _candidates(question: Question, objective: str) -> CandidateTable:
     """The best layouts and the whole front: what a person can look through."""
     key = tuple(noun.model_dump_json() for noun in (question.model, question.cluster, question.job))
-    return _candidates_before(*key, objective)
+    return _candidates_before(*key, "memory" if objective == "memory" else "time")
 
 
 @lru_cache(maxsize=64)
