@@ -42,7 +42,9 @@ def test_the_cheapest_per_token_is_chosen_and_the_most_devices_of_one_price(foun
     least = min(prices.values())
     assert prices[made.cluster.gpus] <= least * (1 + SAME_PRICE)
     assert all(
-        price > least * (1 + SAME_PRICE) for gpus, price in prices.items() if gpus > made.layout.world
+        price > least * (1 + SAME_PRICE)
+        for gpus, price in prices.items()
+        if gpus > made.layout.world
     )
     assert made.layout.world == made.cluster.gpus < CLUSTER.gpus
     assert any("left free" in note for note in made.notes)
@@ -57,7 +59,7 @@ def test_a_deadline_buys_more_devices(found, made):
     assert faster.cluster.gpus > made.cluster.gpus
     why = next(a.why_not for a in faster.alternatives if a.axis == f"{made.cluster.gpus} devices")
     assert "are more than" in why
-    with pytest.raises(DoesNotFitError, match="fastest way found.* on 64 devices"):
+    with pytest.raises(DoesNotFitError, match=r"fastest way found.* on 64 devices"):
         plan(MODEL, CLUSTER, JOB, objective="cost", max_days=days / 1000, defend=False)
 
 
