@@ -210,11 +210,12 @@ class ExpertWeights(nn.Module):
 
     def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Rows `[sum(counts), H]` sorted by local expert to outputs of the same shape."""
-        gates, ups, downs = local(self.gate), local(self.up), local(self.down)
+        # Unbound, not indexed: an index's gradient is a whole stack of zeros for each expert.
+        stacks = (local(stack).unbind() for stack in (self.gate, self.up, self.down))
         outs = []
-        for index, part in enumerate(rows.split(counts)):
-            gate, up = F.linear(part, gates[index]), F.linear(part, ups[index])
-            outs.append(F.linear(gated(gate, up, self.activation), downs[index]))
+        for part, to_gate, to_up, to_down in zip(rows.split(counts), *stacks, strict=True):
+            gate, up = F.linear(part, to_gate), F.linear(part, to_up)
+            outs.append(F.linear(gated(gate, up, self.activation), to_down))
         return torch.cat(outs)
 
 

@@ -248,7 +248,7 @@ def _optimizer(job: Job, program: Program) -> torch.optim.Optimizer:
     groups = program.optimizer_groups(0.1)
     name = job.optimizer.name
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=1e-3)
+        return torch.optim.AdamW(groups, lr=1e-3, fused=True)
     if name in ("sgd", "sgd-momentum"):
         return torch.optim.SGD(groups, lr=1e-3, momentum=0.9 if name == "sgd-momentum" else 0.0)
     raise SpecError("optimizer", name, "one of adamw, sgd, sgd-momentum")

@@ -43,7 +43,7 @@ class Footprint(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
                 self._follow(_plain(tensor))
         return out
 

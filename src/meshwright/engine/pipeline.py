@@ -8,7 +8,8 @@ number of tokens.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -103,9 +104,60 @@ def _runtime(stages: list[PipelineStage], order: Schedule, common: dict[str, Any
     return runtime
 
 
+class LeanStage(PipelineStage):
+    """A stage whose receive buffers live from the message to the micro-batch's backward.
+
+    torch's own allocates buffers for the inputs and gradients of *all* micro-batches before the
+    first step and never frees them.
+    """
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        with self._without_memory():
+            super()._setup_forward_recv_info(num_microbatches, has_backward)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        with self._without_memory():
+            super()._setup_backward_recv_info(num_microbatches)
+
+    @contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        device, self.device = self.device, torch.device("meta")
+        try:
+            yield
+        finally:
+            self.device = device
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        """Make the input's buffer, and the operation that fills it."""
+        _place(self.args_recv_info[fwd_chunk_id], self.device)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        """Make the output gradient's buffer, and the operation that fills it."""
+        if self.has_backward and not self.is_last:
+            _place(self.grad_recv_info[bwd_chunk_id], self.device)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        """Run a micro-batch's backward and let go of what was received for it.
+
+        A backward of inputs alone keeps what its weights will need by itself.
+        """
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        for received in (self.args_recv_info, self.grad_recv_info):
+            _place(received.get(bwd_chunk_id, ()), torch.device("meta"))
+
+
+def _place(received: tuple[Any, ...], device: torch.device) -> None:
+    """Give each expected message a fresh buffer on a device; on meta it takes no memory."""
+    for info in received:
+        if info.buffer is not None:
+            info.buffer = torch.empty_like(info.buffer, device=device, requires_grad=False)
+
+
 def _stage(
     index: int, count: int, module: Decoder, world: World, length: int, compute: torch.dtype
-) -> PipelineStage:
+) -> LeanStage:
     layout, model = world.layout, module.model
     rows = layout.micro_batch
     tp = layout.tp
@@ -115,7 +167,7 @@ def _stage(
     hidden = torch.empty(rows, residual, model.hidden, **like)
     logits = torch.empty(rows, length, model.vocab // tp, **like)
     tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
-    return PipelineStage(
+    return LeanStage(
         module, index, count, world.device,
         input_args=tokens if index == 0 else hidden,
         output_args=logits if index == count - 1 else hidden,

@@ -156,7 +156,7 @@ def make_optimizer(run: Run, program: Program) -> torch.optim.Optimizer:
     """The job's optimizer over this rank's parameters."""
     groups = program.optimizer_groups(run.weight_decay)
     if run.job.optimizer.name == "adamw":
-        return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, 0.95))
+        return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, 0.95), fused=True)
     momentum = 0.9 if run.job.optimizer.name == "sgd-momentum" else 0.0
     return torch.optim.SGD(groups, lr=run.learning_rate, momentum=momentum)
 
