@@ -111,6 +111,8 @@ class LeanStage(PipelineStage):
     first step and never frees them.
     """
 
+    device: torch.device
+
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         with self._without_memory():
             super()._setup_forward_recv_info(num_microbatches, has_backward)
