@@ -102,3 +102,16 @@ def test_a_rule_for_pipelines_leaves_the_other_runs_alone(rows):
         assert slow == (run.layout.pp > 1)
         seen["pipeline" if slow else "none"] += 1
     assert min(seen.values()) > 3
+
+
+def test_a_rule_may_ask_for_a_device_and_a_precision(rows):
+    table = [row for row in rows if row.table == "nvidia_megatron_bridge"]
+    overlapped = {
+        (row["gpu"][:5], row["precision"], row["source"].split("[")[1][:5])
+        for row in table
+        if "Qwen3_235B" in row["model"]
+        and import_row(row).job.framework_options.get("host_kernel_s") == 0.0
+    }
+    assert overlapped
+    for gpu, precision, release in overlapped:
+        assert gpu in ("GB200", "GB300") and "MX" in precision and release >= "26.06"

@@ -48,6 +48,16 @@ class Behaviour(Spec):
     reduce_overlapped: bool = Field(description="gradient reduction runs beside the last backward")
     gather_overlapped: bool = Field(description="parameter gather runs beside the forward")
     tensor_overlapped: bool = Field(description="tensor-parallel collectives hide behind GEMMs")
+    expert_overlapped: bool = Field(
+        description="the all-to-alls of one micro-batch's experts run beside another's compute"
+    )
+    expert_bias_fused: bool = Field(
+        description="experts with biases: bias, activation and routing weight in one kernel"
+    )
+    activations_recomputed: bool = Field(
+        description="norms and activations of mixture-of-experts layers run again in backward, "
+        "whatever else is recomputed"
+    )
     p2p_scattered: bool = Field(
         description="each tensor-parallel rank sends its share of the activations to the next "
         "stage, which gathers them"

@@ -19,6 +19,7 @@ from meshwright.costs.collectives import (
     reduce_scatter,
 )
 from meshwright.costs.columns import Floats, Ints
+from meshwright.costs.data_parallel import overlap_slowdown
 from meshwright.costs.fabric import Fabric, place
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import (
@@ -41,6 +42,12 @@ PARTS = (
 NORM_EAGER = (19.0, 41.0)
 """Elements moved, forward and backward, by a norm written out in fp32 operations: cast, square,
 mean, scale, cast, weight; a fused kernel moves 2 forward and 3 backward."""
+
+
+EXPERT_BIAS_EAGER = (42.0, 70.0)
+"""Elements moved per routed token and unit of an expert's width, forward and backward, where experts
+have biases and nothing is fused: both biases added to splits and concatenated (15), clamp (4), gated
+activation (12), routing weight in fp32 and the casts around it (11); backward likewise per input."""
 
 
 ROTARY_EAGER = 13.0
@@ -130,7 +137,25 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
         _expert_parallel(setting, keys, tokens) if moe else 0.0 * dense_forward
     )
     backward["expert_parallel"] = forward["expert_parallel"].copy()
+    if moe and setting.behaviour.expert_overlapped:
+        _overlap_experts(forward, backward)
     return LayerTime(forward, backward, forward["attention"])
+
+
+def _overlap_experts(forward: dict[str, Floats], backward: dict[str, Floats]) -> None:
+    """Hide the experts' all-to-alls behind the compute of another micro-batch's other direction.
+
+    One micro-batch's forward runs beside another's backward (Megatron-Core's combined 1F1B, DualPipe
+    in arXiv 2412.19437 section 3.2): what exceeds the compute of both sticks out, what hides slows it.
+    """
+    names = ("matmul", "attention", "elementwise")
+    compute = np.zeros_like(forward["matmul"])
+    for name in names:
+        compute = compute + forward[name] + backward[name]
+    traffic = forward["expert_parallel"] + backward["expert_parallel"]
+    out = np.maximum(traffic - compute, 0.0)
+    half = 0.5 * (out + overlap_slowdown() * (traffic - out))
+    forward["expert_parallel"], backward["expert_parallel"] = half, half.copy()
 
 
 def _dense_matrices(model: Model, keys: LayerKeys, moe: bool) -> list[tuple[Ints, Ints]]:
@@ -268,6 +293,9 @@ def _elementwise(
         moved = moved + routed * (3.0 if model.gated else 2.0) * element * (
             model.experts.ffn / keys.etp
         ) * (1.6 if backward else 1.0)
+        if model.experts.expert_bias and not behaviour.expert_bias_fused:
+            passes = EXPERT_BIAS_EAGER[backward]
+            moved = moved + routed * (model.experts.ffn / keys.etp) * element * passes
     activation = tokens * (width / keys.tp) * (3.0 if model.gated else 2.0)
     activation = activation * (1.0 if behaviour.fused_activation else 2.0)
     moved = moved + activation * element * (1.6 if backward else 1.0)

@@ -54,6 +54,12 @@ TIME_PARTS = (
 
 LOSS_FORWARD_SHARE = 0.7
 """Share of the loss's passes over the logits that its forward makes."""
+EXPERT_KERNELS = 2
+"""Kernels that each local expert adds to a layer's forward: its two products, which Transformer
+Engine's grouped linear launches one by one."""
+EXPERT_KERNELS_8BIT = 8
+"""The same with 8-bit operands, where each product's input is cast by rows and by columns and its
+scales are rearranged."""
 NEARLY_FULL = 0.94
 """Share of a device's memory from which on cached blocks no longer fit beside what is in use: where
 the pipelines of nanotron_ultrascale_full start to lose time to the allocator's retries."""
@@ -199,6 +205,9 @@ def _stage_parts(
         each = np.where(
             columns.recompute == 2, full, np.where(columns.recompute == 1, selective, 0.0)
         )
+        if moe and setting.behaviour.activations_recomputed:
+            pointwise = time.forward["elementwise"][inverse]
+            each = np.where(columns.recompute == 2, each, each + pointwise)
         again = again + counts[moe] * each
     parts["recompute"] = (np.zeros(columns.rows), again)
     parts["embedding_and_head"] = _ends(setting, columns, role)
@@ -220,7 +229,11 @@ def _launch(
     """
     framework = setting.behaviour
     one = framework.kernels_per_layer * framework.host_kernel_s
-    moe = (framework.kernels_per_layer + MOE_KERNELS) * framework.host_kernel_s
+    experts = setting.model.experts
+    local = ceil_div(experts.experts, columns.ep) if experts else np.zeros_like(columns.ep)
+    eight = setting.job.precision.compute in ("fp8", "fp4")
+    own = local * (EXPERT_KERNELS_8BIT if eight else EXPERT_KERNELS)
+    moe = (framework.kernels_per_layer + MOE_KERNELS + own) * framework.host_kernel_s
     host = layers.dense[role] * one + layers.moe[role] * moe
     # Two pairs of tensor-parallel collectives a layer, and one more gather each in backward.
     inside = columns.tp <= setting.fabric.levels[0].domain

@@ -29,6 +29,8 @@ class SourceRule:
     options: dict[str, Any] = field(default_factory=dict)
     lora: bool = False
     pipeline: bool = False
+    gpu: str = ""
+    printed_precision: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
 
     def default(self, name: str) -> Any:
@@ -42,6 +44,7 @@ def source_rules() -> tuple[SourceRule, ...]:
     text = resources.files("meshwright.evidence").joinpath("data/sources.toml").read_text("utf-8")
     named = {
         "framework", "family", "precision", "why", "source", "match", "options", "lora", "pipeline",
+        "gpu", "printed_precision",
     }  # fmt: skip
     return tuple(
         SourceRule(
@@ -53,10 +56,14 @@ def source_rules() -> tuple[SourceRule, ...]:
 
 
 @cache
-def _rule(source: str, model: str, setup: str, pipeline: bool) -> SourceRule:
+def _rule(
+    source: str, model: str, setup: str, gpu: str, precision: str, pipeline: bool
+) -> SourceRule:
     everything = f"{source}\n{model}\n{setup}"
     for rule in source_rules():
         if rule.pipeline and not pipeline:
+            continue
+        if not re.search(rule.gpu, gpu) or not re.search(rule.printed_precision, precision):
             continue
         if re.search(rule.source, source) and re.search(rule.match, everything):
             return rule
@@ -65,7 +72,10 @@ def _rule(source: str, model: str, setup: str, pipeline: bool) -> SourceRule:
 
 def rule_for(row: Row) -> SourceRule:
     """Return the rule that describes a row's source."""
-    return _rule(row["source"], row["model"], row["setup"], (row.count("pp") or 1) > 1)
+    pipeline = (row.count("pp") or 1) > 1
+    return _rule(
+        row["source"], row["model"], row["setup"], row["gpu"], row["precision"], pipeline
+    )
 
 
 def megatron_arguments(row: Row) -> dict[str, Any]:
