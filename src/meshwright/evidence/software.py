@@ -73,9 +73,7 @@ def _rule(
 def rule_for(row: Row) -> SourceRule:
     """Return the rule that describes a row's source."""
     pipeline = (row.count("pp") or 1) > 1
-    return _rule(
-        row["source"], row["model"], row["setup"], row["gpu"], row["precision"], pipeline
-    )
+    return _rule(row["source"], row["model"], row["setup"], row["gpu"], row["precision"], pipeline)
 
 
 def megatron_arguments(row: Row) -> dict[str, Any]:
