@@ -133,6 +133,58 @@ PUBLISHED_BILLIONS = {
 }  # fmt: skip
 
 
+# From papers' tables (GPT-3 table 2.1, Megatron table 1, Llama 2.1, OPT table 1) and model cards that
+# print a rounded size; multimodal models are checked by the exact size of their text part below.
+PUBLISHED_BILLIONS |= {
+    "gpt3-125m": 0.125, "gpt3-350m": 0.35, "gpt3-760m": 0.76, "gpt3-2.7b": 2.65, "gpt3-6.7b": 6.7,
+    "gpt3-13b": 13.0, "megatron-22b": 22, "megatron-175b": 175, "megatron-39.1b": 39.1,
+    "megatron-76.1b": 76.1, "megatron-145.6b": 145.6, "megatron-310.1b": 310.1,
+    "megatron-529.6b": 529.6, "megatron-1t": 1008, "megatron-3.6b": 3.6, "megatron-7.5b": 7.5,
+    "megatron-18.4b": 18.4, "llama2-7b": 6.74, "llama2-13b": 13.0, "llama2-70b": 69.0,
+    "llama3.3-70b": 70.6, "llama4-scout": 109, "glm-4.5": 355, "opt-125m": 0.125, "opt-1.3b": 1.3,
+    "opt-6.7b": 6.7, "opt-13b": 13, "opt-30b": 30, "opt-175b": 175, "starcoder2-3b": 3.03,
+    "starcoder2-7b": 7.17,
+}  # fmt: skip
+
+PUBLISHED_EXACTLY = {
+    # Totals that Hugging Face reports for the checkpoints, or that model cards and runs print.
+    "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080,
+    "llama1-7b": 6_738_415_616, "llama1-13b": 13_015_864_320, "llama1-30b": 32_528_943_616,
+    "llama1-65b": 65_285_660_672, "codellama-34b": 33_743_970_304, "llama3-70b": 70_553_706_496,
+    "llama3.1-8b": 8_030_261_248, "llama3.1-70b": 70_553_706_496, "mistral-7b-v0.3": 7_248_023_552,
+    "mixtral-8x7b": 46_702_792_704, "gemma3-4b": 3_880_263_168, "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304, "llama4-maverick": 400_711_848_960, "olmo-1b": 1_176_764_416,
+    "olmo2-1b": 1_484_916_736, "olmo3-32b": 32_233_522_176, "bloom-1b1": 1_065_314_304,
+    "bloom-1b7": 1_722_408_960, "bloom-3b": 3_002_557_440, "bloom-7b1": 7_069_016_064,
+    "opt-2.7b": 2_651_596_800, "pythia-70m": 70_426_624, "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016, "pythia-1b": 1_011_781_632, "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960, "olmo3-7b": 7_298_011_136, "smollm3-3b": 3_075_098_624,
+}  # fmt: skip
+
+PUBLISHED_SHAPES = {
+    # d_model, n_heads, n_layers of llm-foundry's scripts/train/yamls/pretrain, which print no size;
+    # Megatron's smallest is named 1.7B in its table 1 and has 1.65.
+    "mpt-125m": (768, 12, 12), "mpt-350m": (1024, 16, 24), "mpt-760m": (1536, 12, 24),
+    "mpt-1b": (2048, 16, 24), "mpt-3b": (2560, 20, 32), "mpt-13b": (5120, 40, 40),
+    "mpt-70b": (8192, 64, 80), "megatron-1.7b": (2304, 24, 24),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "total"), PUBLISHED_EXACTLY.items())
+def test_presets_have_exactly_their_published_parameters(name, total):
+    assert parameters.count_parameters(load_model(name)).total == total
+
+
+@pytest.mark.parametrize(("name", "shape"), PUBLISHED_SHAPES.items())
+def test_presets_without_a_published_size_have_their_published_shape(name, shape):
+    model = load_model(name)
+    assert (model.hidden, model.heads, model.layers) == shape
+
+
+def test_every_preset_is_checked_against_what_is_published():
+    assert {*PUBLISHED_BILLIONS, *PUBLISHED_EXACTLY, *PUBLISHED_SHAPES} == set(model_names())
+
+
 @pytest.mark.parametrize(("name", "billions"), PUBLISHED_BILLIONS.items())
 def test_presets_have_their_published_size(name, billions):
     held = parameters.count_parameters(load_model(name)).total / 1e9
