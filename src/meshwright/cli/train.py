@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from meshwright.cli import options, running
+from meshwright.specs.errors import SpecError
+from meshwright.specs.layout import Layout
+
+if TYPE_CHECKING:
+    from meshwright.engine.train import Run
 
 
 def command(
@@ -36,6 +42,9 @@ def command(
     save_every: int = typer.Option(0, min=0, help="Steps between checkpoints; 0: none."),
     keep: int = typer.Option(3, min=1, help="Checkpoints to keep."),
     max_restarts: int = typer.Option(3, min=0, help="Restarts from the newest checkpoint."),
+    fewer_ranks: bool = typer.Option(
+        False, "--fewer-ranks", help="Go on without a rank that no restart brings back."
+    ),
     csv: options.Csv = "",
     dropout: options.DropoutRate = None,
     document_masking: options.DocumentMasking = None,
@@ -51,11 +60,15 @@ def command(
 ) -> None:
     """Train a plan on real processes: one per rank, gloo on CPUs.
 
+    With --fewer-ranks, a run that loses a rank for good goes on from the newest checkpoint under
+    the layout that the planner finds fastest for the others, and says so.
+
     Under torchrun or SLURM run `python -m meshwright.engine` with the same arguments instead.
     """
     subject = running.read_subject(what, cluster, layout)
     from meshwright.engine.data import end_of_text, tokenize
     from meshwright.engine.numerics import default_numerics
+    from meshwright.engine.supervise import PATIENCE
     from meshwright.engine.train import Run, check_run, prepare_out
     from meshwright.engine.weights import Checkpoint
 
@@ -82,10 +95,24 @@ def command(
     )  # fmt: skip
     check_run(run)
     prepare_out(run)
-    _run(run, max_restarts, tensorboard, as_json)
+    replan = None
+    if fewer_ranks:
+        from meshwright.cli.replanning import replanner
+
+        if not save_every or run.cluster is None:
+            raise SpecError("fewer_ranks", True, "needs --save-every, and --cluster to plan for")
+        replan = replanner(run.model, job, run.cluster)
+        max_restarts += PATIENCE * run.layout.world
+    _run(run, max_restarts, replan, tensorboard, as_json)
 
 
-def _run(run: Any, max_restarts: int, tensorboard: bool | None, as_json: bool) -> None:
+def _run(
+    run: Run,
+    max_restarts: int,
+    replan: Callable[[int], Layout] | None,
+    tensorboard: bool | None,
+    as_json: bool,
+) -> None:
     """Start the ranks, show their progress, write the records."""
     from meshwright.cli.watching import watching
     from meshwright.engine.processes import RankError
@@ -98,8 +125,9 @@ def _run(run: Any, max_restarts: int, tensorboard: bool | None, as_json: bool) -
     ):
         try:
             outcome = supervise(
-                run, max_restarts=max_restarts if run.save_every else 0, on_message=recorder.hear
-            )
+                run, max_restarts=max_restarts if run.save_every else 0, on_message=recorder.hear,
+                replan=replan,
+            )  # fmt: skip
         except RankError as error:
             echo({"kind": "end"})
             print(f"error: {error}", file=sys.stderr)

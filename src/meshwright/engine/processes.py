@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from meshwright.engine.preflight import check_memory
 from meshwright.specs.errors import SpecError
 
 _DIED = "the process ended"
@@ -71,8 +72,9 @@ def run_ranks(
 
     Raises:
         RankError: the first rank that failed, with its own reason (not the peers' broken pipes).
-        SpecError: a rank refused its input.
+        SpecError: a rank refused its input, or there is no memory for so many.
     """
+    check_memory(world)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["meshwright.engine.preload"])
     with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:

@@ -5,6 +5,7 @@ One process records: the parent of the ranks under `meshwright train`, rank 0 un
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -45,11 +46,12 @@ class Recorder:
         self.folder, self.log, self._echo = Path(folder), RunLog(), echo
         path = self.folder / METRICS
         try:
-            self._file = path.open("a" if append else "w", encoding="utf-8")
+            self._file = path.open("ab" if append else "wb", buffering=0)
         except OSError as error:
             raise SpecError("out", str(path), f"cannot be written ({error.strerror})") from None
         self._board = _board(self.folder / "tensorboard", tensorboard)
         self._lock = threading.Lock()
+        self._unwritten = b""
 
     def __enter__(self) -> Self:
         return self
@@ -73,16 +75,31 @@ class Recorder:
         if record["kind"] == "step":
             record = with_rates(record, self.log)
         self.log.add(record)
-        self._file.write(to_json(record) + "\n")
-        self._file.flush()
+        self._unwritten += to_json(record).encode() + b"\n"
+        # A full disk does not end a run that may have room again at the next record.
+        with contextlib.suppress(OSError):
+            self._write()
         if self._board is not None:
             _write_scalars(self._board, record)
         self._echo(record)
 
+    def _write(self) -> None:
+        while self._unwritten:
+            written = self._file.write(self._unwritten)
+            self._unwritten = self._unwritten[written or 0 :]
+
     def finish(self, **more: Any) -> dict[str, Any]:
-        """Write the closing summary; returns it."""
+        """Write the closing summary; returns it.
+
+        Raises:
+            SpecError: the disk has no room for the records.
+        """
         summary = summarise(self.log) | {"time": time.time()} | more
         self.hear(0, summary)
+        try:
+            self._write()
+        except OSError as error:
+            raise SpecError("out", self._file.name, f"is cut short ({error.strerror})") from None
         return summary
 
 

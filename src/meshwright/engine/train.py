@@ -29,6 +29,7 @@ from meshwright.engine.meter import (
 )
 from meshwright.engine.numerics import Numerics
 from meshwright.engine.parallelize import Precision
+from meshwright.engine.preflight import check_disk, check_fresh, check_vocabulary
 from meshwright.engine.program import Program
 from meshwright.engine.weights import Checkpoint, export_part, write_index
 from meshwright.specs.cluster import Cluster
@@ -114,10 +115,14 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         raise SpecError(
             "vocab", run.model.vocab, f"text is read as bytes, which needs {BYTE_VOCABULARY}"
         )
+    if not corpus.is_text:
+        check_vocabulary(corpus, run.model.vocab)
     if run.init:
         _check_init(run)
     if run.resume:
-        manifest.newest_good(run.resume)
+        path, _passed_over = manifest.newest_good(run.resume)
+        if manifest.read(path)["model"] != run.model.plain():
+            raise SpecError("resume", str(path), "is a checkpoint of another model")
 
 
 def corpus_of(run: Run) -> Corpus:
@@ -274,10 +279,10 @@ def export(run: Run, program: Program) -> None:
 
 
 def prepare_out(run: Run) -> Path:
-    """Make the run's folder.
+    """Make the run's folder; clear what a save that was cut off has left there.
 
     Raises:
-        SpecError: it cannot be made.
+        SpecError: it cannot be made, has too little room, or holds an earlier run's checkpoints.
     """
     out = Path(run.out)
     try:
@@ -285,4 +290,10 @@ def prepare_out(run: Run) -> Path:
     except OSError as error:
         raise SpecError("out", run.out, f"cannot be made ({error.strerror})") from None
     clear_partial(out)
+    if run.save_every:
+        values = {"adamw": 3, "sgd-momentum": 2}.get(run.job.optimizer.name, 1)
+        at_once = min(run.keep, run.steps // run.save_every) + 1
+        check_disk(out, run.model, values * precision_of(run.job).master.itemsize, at_once)
+        if not run.resume:
+            check_fresh(out)
     return out
