@@ -71,7 +71,7 @@ class Drill:
 def campaign(run: Run, count: int, *, drop: bool) -> list[Fault]:
     """`count` faults over all kinds, ranks and phases of a run, the same every time.
 
-    `drop` also takes ranks away for good.
+    With `drop`, two more take a rank away for good.
 
     Raises:
         SpecError: the run is too short for a save before the last one.
@@ -79,10 +79,11 @@ def campaign(run: Run, count: int, *, drop: bool) -> list[Fault]:
     saves = [step for step in range(1, run.steps) if step % run.save_every == 0]
     if not saves:
         raise SpecError("save_every", run.save_every, f"must be below steps = {run.steps}")
-    kinds = (*_IN_PLACE, "drop") if drop and run.layout.world > 1 else _IN_PLACE
+    kinds = list(islice(cycle(_IN_PLACE), count))
+    kinds += ["drop", "drop"] * (drop and run.layout.world > 1)
     faults = []
-    for number, kind in enumerate(islice(cycle(kinds), count)):
-        turn = number // len(kinds)
+    for number, kind in enumerate(kinds):
+        turn = number // len(_IN_PLACE)
         # Both strides are odd numbers that share no factor with common worlds and lengths.
         rank = (7 * turn + number) % run.layout.world
         if kind in ("kill-save", "full-disk"):

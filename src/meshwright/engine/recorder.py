@@ -52,6 +52,8 @@ class Recorder:
         self._board = _board(self.folder / "tensorboard", tensorboard)
         self._lock = threading.Lock()
         self._unwritten = b""
+        self._hook = threading.excepthook
+        threading.excepthook = self._thread_failed
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +63,10 @@ class Recorder:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        with contextlib.suppress(OSError):
+            if self._board is not None:
+                self._board.close()
+        threading.excepthook = self._hook
 
     def hear_own(self, record: dict[str, Any]) -> None:
         """Take a record of this very process, from any of its threads."""
@@ -79,9 +83,18 @@ class Recorder:
         # A full disk does not end a run that may have room again at the next record.
         with contextlib.suppress(OSError):
             self._write()
-        if self._board is not None:
-            _write_scalars(self._board, record)
+        try:
+            if self._board is not None:
+                _write_scalars(self._board, record)
+        except OSError as error:
+            self._board = None
+            self.hear(0, {"kind": "notice", "text": f"no more event files ({error.strerror})"})
         self._echo(record)
+
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """TensorBoard's thread dies of a full disk; the next scalar learns of it and says so."""
+        if self._board is None or not isinstance(failure.exc_value, OSError):
+            self._hook(failure)
 
     def _write(self) -> None:
         while self._unwritten:

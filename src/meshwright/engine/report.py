@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.engine.charts import Bar, Line, Marks, line_chart, stacked_bars
 from meshwright.engine.recorder import Recorder, clock, comparison, format_flop_s
 from meshwright.engine.runlog import HOST_PARTS, RunLog, read_log, summarise
+from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import write_atomically
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
 
@@ -53,9 +54,16 @@ def recording(
     with Recorder(run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard) as recorder:
         try:
             yield recorder
-        finally:
-            if recorder.log.of("start"):
-                write_report(run.out)
+        except BaseException:
+            with suppress(SpecError):  # of the two, what ended the run is worth saying
+                _write_page(recorder)
+            raise
+        _write_page(recorder)
+
+
+def _write_page(recorder: Recorder) -> None:
+    if recorder.log.of("start"):
+        write_report(recorder.folder)
 
 
 def report_page(log: RunLog) -> str:
@@ -317,8 +325,10 @@ def _events(log: RunLog) -> str:
         if text:
             rows.append((clock(now - begun), text))
     if saved:
-        spent = sum(record["save_s"] for record in saved) / len(saved)
-        rows.append(("in all", f"{len(saved)} checkpoints saved, {format_seconds(spent)} each"))
+        stood = format_seconds(sum(record["blocked_s"] for record in saved) / len(saved))
+        took = format_seconds(sum(record["took_s"] for record in saved) / len(saved))
+        each = f"training stood still for {stood} each, the files took {took} beside it"
+        rows.append(("in all", f"{len(saved)} checkpoints saved: {each}"))
     return _section("Checkpoints, restarts, faults", _facts(rows)) if rows else ""
 
 
@@ -329,6 +339,10 @@ def _event(record: dict[str, Any]) -> str:
         "resumed": lambda: f"resumed after step {record['step']}",
         "fault": lambda: f"a drill strikes in step {record['step']}",
         "failure": lambda: str(record["sentence"]),
+        "notice": lambda: str(record["text"]),
+        "save-failed": lambda: (
+            f"the checkpoint of step {record['step']} is not written ({record['reason']})"
+        ),
     }
     return tell[kind]() if kind in tell else ""
 
