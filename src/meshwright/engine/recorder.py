@@ -70,12 +70,13 @@ class Recorder:
 
     def hear_own(self, record: dict[str, Any]) -> None:
         """Take a record of this very process, from any of its threads."""
-        if record["kind"] != "at":  # where a rank is: only a supervisor wants to know
-            with self._lock:
-                self.hear(0, record)
+        with self._lock:
+            self.hear(0, record)
 
     def hear(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record of a rank, complete it, write it, show it."""
+        if record["kind"] == "at":
+            return  # where the rank is: only a supervisor wants to know
         if record["kind"] == "step":
             record = with_rates(record, self.log)
         self.log.add(record)
