@@ -89,6 +89,15 @@ def test_recomputation_lowers_the_peak_and_more_in_flight_raises_it():
     first = dry_run(TOY, Layout(pp=2), job, stages=[0]).traced[0]
     recomputed = dry_run(TOY, Layout(pp=2, recompute="full"), job, stages=[0]).traced[0]
     assert recomputed.peak_parts["activations"] < first.peak_parts["activations"]
+    some = Layout(pp=2, recompute="full", stage_recompute_layers=(1, 0))
+    partly, untouched = dry_run(TOY, some, job).traced
+    last = dry_run(TOY, Layout(pp=2), job, stages=[1]).traced[0]
+    assert untouched.peak_parts == last.peak_parts
+    assert (
+        recomputed.peak_parts["activations"]
+        < partly.peak_parts["activations"]
+        < first.peak_parts["activations"]
+    )
     gpipe = dry_run(TOY, Layout(pp=2, schedule="gpipe"), job, stages=[0]).traced[0]
     assert gpipe.peak_parts["activations"] > first.peak_parts["activations"]
 

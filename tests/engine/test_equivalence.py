@@ -83,6 +83,10 @@ CASES = {
     "recompute-one-layer-zb-v": (
         LLAMA, {"pp": 2, **V, "schedule": "zb-v", "recompute": "full", "recompute_layers": 1}
     ),
+    "recompute-per-stage-uneven": (
+        LLAMA, {"pp": 2, "tp": 2, **SP, "stage_layers": (1, 3), "recompute": "full",
+                "stage_recompute_layers": (1, 2)}
+    ),
     "recompute-full-moe-ep2": (MOE, {"dp": 2, "ep": 2, "recompute": "full"}),
     "3d": (LLAMA, {"dp": 2, "tp": 2, "pp": 2, **SP}),
     "3d-no-sp-zero1": (QWEN, {"dp": 2, "tp": 2, "pp": 2, "zero": 1}),

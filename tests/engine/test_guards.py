@@ -31,6 +31,8 @@ REFUSED = [
     (LLAMA, {"pp": 8, **V, "schedule": "interleaved"}, "layers", "16 stages"),
     (LLAMA, {"pp": 2, "stage_layers": (8, 0)}, "stage_layers", "positive"),
     (LLAMA, {"pp": 2, "stage_layers": (3, 4)}, "stage_layers", "add up to 8"),
+    (LLAMA, {"pp": 2, "recompute": "full", "stage_recompute_layers": (5, 0)},
+     "stage_recompute_layers", "[4, 4]"),
     (LLAMA, {"pp": 2, "schedule": "hanayo"}, "virtual_stages", "at least 2"),
     (LLAMA, {"pp": 2, "schedule": "dualpipe"}, "schedule", "dualpipe-v"),
     (LLAMA, {"pp": 2, "schedule": "pipedream"}, "schedule", "1f1b"),

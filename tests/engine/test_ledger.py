@@ -37,6 +37,10 @@ CASES = {
     "experts-tp-recompute": (
         MOE, {"tp": 2, "ep": 2, **SP, "recompute": "full", "recompute_layers": 3}, Precision()
     ),
+    "recompute-per-stage": (
+        TOY, {"pp": 2, "tp": 2, "cp": 2, **SP, **V, "schedule": "interleaved", "recompute": "full",
+              "stage_recompute_layers": (1, 1, 0, 0)}, Precision()
+    ),
     "pp4": (TOY, {"pp": 4}, Precision()),
     "pp2-interleaved": (TOY, {"pp": 2, **V, "schedule": "interleaved"}, Precision()),
     "pp2-zb-v-tied": (TIED, {"pp": 2, **V, "schedule": "zb-v"}, Precision()),

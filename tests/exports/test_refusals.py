@@ -36,6 +36,16 @@ GIVEN = Given(model=load_model("llama3-8b"), cluster=load_cluster("h100:8x8"))
         ("fsdp", {"tp": 2, "dp": 4}, "zero"),
         ("lightning", {"dp": 8, "zero": 3, "shard": 4}, "shard"),
         ("torchtitan", {"dp": 8, "zero": 1}, "zero"),
+        (
+            "megatron",
+            {"pp": 4, "dp": 2, "recompute": "full", "stage_recompute_layers": (8, 4, 2, 0)},
+            "stage_recompute_layers",
+        ),
+        (
+            "torchtitan",
+            {"pp": 4, "dp": 2, "recompute": "full", "stage_recompute_layers": (8, 4, 2, 0)},
+            "stage_recompute_layers",
+        ),
         ("megatron-bridge", {"pp": 4, "dp": 2, "schedule": "dualpipe"}, "schedule"),
     ],
 )

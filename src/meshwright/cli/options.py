@@ -129,6 +129,13 @@ class RunLayoutOptions:
         str | None, typer.Option(help="Pipeline schedule; default 1f1b or interleaved.")
     ] = None
     recompute: Annotated[str | None, typer.Option(help="none, selective or full.")] = None
+    stage_layers: Annotated[
+        str | None, typer.Option(help="Layers of each virtual stage, as 3,4,4,3.")
+    ] = None
+    stage_recompute_layers: Annotated[
+        str | None,
+        typer.Option(help="Layers that each virtual stage recomputes in full, as 2,1,0,0."),
+    ] = None
     sequence_parallel: Annotated[
         bool | None,
         typer.Option("--sequence-parallel/--no-sequence-parallel", help="Default: on when tp > 1."),

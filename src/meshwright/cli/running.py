@@ -53,12 +53,24 @@ def read_subject(what: str, cluster: str | None, options: RunLayoutOptions) -> S
     """
     need_torch()
     given = chosen(options)
+    for name in ("stage_layers", "stage_recompute_layers"):
+        if name in given:
+            given[name] = _numbers(name, given[name])
+    if "stage_recompute_layers" in given:
+        given.setdefault("recompute", "full")
     if _is_plan(what):
         plan = load_plan(what)
         layout = plan.layout.but(**given) if given else plan.layout
         return Subject(model=plan.model, layout=layout, job=plan.job, plan=plan)
     layout = _layout(cluster, given)
     return Subject(model=_model(what), layout=layout, job=Job(), plan=None)
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SpecError(name, text, "whole numbers with commas between are expected") from None
 
 
 def _is_plan(what: str) -> bool:

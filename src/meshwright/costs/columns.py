@@ -31,6 +31,8 @@ class LayoutColumns:
     `recompute`, `schedule` and `rank_order` hold positions in `RECOMPUTES`, `SCHEDULES` and
     `orders`. `first_layers`, `middle_layers` and `last_layers` are the layers of the first rank,
     of the heaviest rank in between and of the last rank of a pipeline; 0 means as even as possible.
+    `recompute_split` holds positions in `splits`, each the layers that every virtual stage
+    recomputes in full; the empty one means as `recompute_layers` says.
     """
 
     dp: Ints
@@ -45,6 +47,7 @@ class LayoutColumns:
     micro_batch: Ints
     recompute: Ints
     recompute_layers: Ints
+    recompute_split: Ints
     sequence_parallel: Ints
     schedule: Ints
     rank_order: Ints
@@ -52,6 +55,7 @@ class LayoutColumns:
     middle_layers: Ints
     last_layers: Ints
     orders: tuple[str, ...] = RANK_ORDERS
+    splits: tuple[tuple[int, ...], ...] = ((),)
 
     @property
     def rows(self) -> int:
@@ -67,14 +71,16 @@ class LayoutColumns:
     def take(self, index: Ints | Bools) -> LayoutColumns:
         """Return the chosen rows."""
         return LayoutColumns(
-            **{name: getattr(self, name)[index] for name in ARRAYS}, orders=self.orders
-        )
+            **{name: getattr(self, name)[index] for name in ARRAYS}, orders=self.orders,
+            splits=self.splits,
+        )  # fmt: skip
 
     def slice(self, start: int, stop: int) -> LayoutColumns:
         """Return rows start…stop without copying."""
         return LayoutColumns(
-            **{name: getattr(self, name)[start:stop] for name in ARRAYS}, orders=self.orders
-        )
+            **{name: getattr(self, name)[start:stop] for name in ARRAYS}, orders=self.orders,
+            splits=self.splits,
+        )  # fmt: skip
 
     def layout(self, row: int) -> Layout:
         """Return one row as a Layout."""
@@ -86,14 +92,17 @@ class LayoutColumns:
         stage_layers = None
         if first and values["pp"] > 1 and values["virtual_stages"] == 1:
             stage_layers = (first, *(middle,) * (virtual - 2), last)
+        again = self.splits[values.pop("recompute_split")] or None
         values["recompute"] = RECOMPUTES[values["recompute"]]  # type: ignore[assignment]
         values["schedule"] = SCHEDULES[values["schedule"]]  # type: ignore[assignment]
         values["rank_order"] = self.orders[values["rank_order"]]  # type: ignore[assignment]
         values["sequence_parallel"] = bool(values["sequence_parallel"])
-        return Layout.model_validate({**values, "stage_layers": stage_layers})
+        return Layout.model_validate(
+            {**values, "stage_layers": stage_layers, "stage_recompute_layers": again}
+        )
 
 
-ARRAYS = tuple(field.name for field in fields(LayoutColumns) if field.name != "orders")
+ARRAYS = tuple(f.name for f in fields(LayoutColumns) if f.name not in ("orders", "splits"))
 """Names of the array fields, in order."""
 
 
@@ -105,40 +114,67 @@ def from_layouts(layouts: Sequence[Layout]) -> LayoutColumns:
             heaviest, as every closed form needs only the first, the heaviest middle and the last.
     """
     orders = tuple(dict.fromkeys([*RANK_ORDERS, *(layout.rank_order for layout in layouts)]))
-    rows = [_row(layout, orders) for layout in layouts]
+    splits = tuple(
+        dict.fromkeys([(), *(layout.stage_recompute_layers or () for layout in layouts)])
+    )
+    rows = [_row(layout, orders, splits) for layout in layouts]
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ARRAYS))
     return LayoutColumns(
-        **{name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(ARRAYS)}, orders=orders
+        **{name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(ARRAYS)},
+        orders=orders,
+        splits=splits,
     )
 
 
-def _row(layout: Layout, orders: tuple[str, ...]) -> list[int]:
+def _row(layout: Layout, orders: tuple[str, ...], splits: tuple[tuple[int, ...], ...]) -> list[int]:
     first = middle = last = 0
     if layout.stage_layers is not None:
-        per_rank = layers_per_rank(layout)
+        per_rank = layers_per_rank(layout, layout.stage_layers)
         first, last = per_rank[0], per_rank[-1]
         middle = max(per_rank[1:-1], default=0)
     return [
         layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.virtual_stages,
         layout.zero, layout.shard, layout.micro_batch, RECOMPUTES.index(layout.recompute),
-        layout.recompute_layers, int(layout.sequence_parallel), SCHEDULES.index(layout.schedule),
+        layout.recompute_layers, splits.index(layout.stage_recompute_layers or ()), int(layout.sequence_parallel), SCHEDULES.index(layout.schedule),
         orders.index(layout.rank_order), first, middle, last,
     ]  # fmt: skip
 
 
-def layers_per_rank(layout: Layout) -> list[int]:
-    """Layers that each pipeline rank holds when `stage_layers` is given, chunks summed.
+def layers_per_rank(layout: Layout, per_stage: Sequence[int]) -> list[int]:
+    """Sum over each pipeline rank's chunks of a number of layers per virtual stage."""
+    return _per_rank(per_stage, layout.pp, layout.schedule)
 
-    V-shaped schedules place virtual stage i and its mirror on one rank; all others go round.
-    """
-    assert layout.stage_layers is not None
-    totals = [0] * layout.pp
-    for stage, layers in enumerate(layout.stage_layers):
-        turn, place = divmod(stage, layout.pp)
-        if layout.schedule in V_SCHEDULES and turn % 2:
-            place = layout.pp - 1 - place
+
+def _per_rank(per_stage: Sequence[int], pp: int, schedule: str) -> list[int]:
+    """V-shaped schedules place virtual stage i and its mirror on one rank; all others go round."""
+    totals = [0] * pp
+    for stage, layers in enumerate(per_stage):
+        turn, place = divmod(stage, pp)
+        if schedule in V_SCHEDULES and turn % 2:
+            place = pp - 1 - place
         totals[place] += layers
     return totals
+
+
+def recomputed_by_role(columns: LayoutColumns) -> dict[str, Ints]:
+    """Layers that a rank recomputes where a split over stages names them, else -1; shape (rows,).
+
+    `first`, `last`, and of the ranks in between the `fewest` (their memory is never priced too
+    low) and the `most` (nor their time).
+    """
+    found = {key: np.full(columns.rows, -1) for key in ("first", "fewest", "most", "last")}
+    for row in np.flatnonzero(columns.recompute_split):
+        ranks = _per_rank(
+            columns.splits[columns.recompute_split[row]],
+            int(columns.pp[row]),
+            SCHEDULES[columns.schedule[row]],
+        )
+        inner = ranks[1:-1] or [0]
+        for key, value in (
+            ("first", ranks[0]), ("fewest", min(inner)), ("most", max(inner)), ("last", ranks[-1]),
+        ):  # fmt: skip
+            found[key][row] = value
+    return found
 
 
 V_SCHEDULES = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})

@@ -258,7 +258,7 @@ def _role_parts(
     full = columns.recompute == 2
     activations = np.zeros(columns.rows)
     working = np.zeros(columns.rows)
-    share = layers.recomputed_share(role, columns)
+    share = layers.recomputed_share(role, columns, middle="fewest")
     for moe, count in ((False, layers.dense[role]), (True, layers.moe[role])):
         if moe not in kept:
             continue
@@ -267,7 +267,7 @@ def _role_parts(
         activations = activations + flight * count * (
             recomputed * boundary + (1.0 - recomputed) * whole
         )
-        working = np.maximum(working, np.where(full & (count > 0), whole, 0.0))
+        working = np.maximum(working, np.where(full & (share * count > 0), whole, 0.0))
     split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
     tokens = columns.micro_batch * ceil_div(job.seq_len, columns.cp)
     activations = activations + flight * tokens * model.hidden * element / split

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs.columns import Floats, LayoutColumns
+from meshwright.costs.columns import Floats, LayoutColumns, recomputed_by_role
 from meshwright.specs.model import Model
 
 ROLES = ("first", "middle", "last")
@@ -27,10 +27,18 @@ class StageLayers:
         """Layers of both kinds."""
         return self.dense[role] + self.moe[role]
 
-    def recomputed_share(self, role: str, columns: LayoutColumns) -> Floats:
-        """Share of a rank's layers that recompute, where any do: all, unless a number is given."""
-        named = columns.recompute_layers / np.maximum(self.total(role), 1.0)
-        return np.where(columns.recompute_layers > 0, np.minimum(named, 1.0), 1.0)
+    def recomputed_share(self, role: str, columns: LayoutColumns, middle: str = "most") -> Floats:
+        """Share of a rank's layers that recompute, where any do: all, unless a number is given.
+
+        Ranks in between that a split treats unequally count as the one with the `most` or with
+        the `fewest` recomputed layers.
+        """
+        layers = np.maximum(self.total(role), 1.0)
+        named = np.where(columns.recompute_layers > 0, columns.recompute_layers / layers, 1.0)
+        if np.any(columns.recompute_split):
+            split = recomputed_by_role(columns)[middle if role == "middle" else role]
+            named = np.where(split >= 0, split / layers, named)
+        return np.minimum(named, 1.0)
 
 
 def stage_layers(model: Model, columns: LayoutColumns) -> StageLayers:

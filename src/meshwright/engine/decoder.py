@@ -353,7 +353,7 @@ class Decoder(nn.Module):
         head: bool = True,
         axes: Axes | None = None,
         recompute: Recompute = "none",
-        recompute_layers: int = 0,
+        recompute_layers: int | None = None,
     ) -> None:
         super().__init__()
         self.model, self.numerics = model, numerics or default_numerics(model)
@@ -363,7 +363,7 @@ class Decoder(nn.Module):
         if embedding:
             self.embed = Embedding(model, self.axes)
         numbers = list(range(model.layers) if layers is None else layers)
-        last = recompute_layers or len(numbers)
+        last = len(numbers) if recompute_layers is None else recompute_layers
         self.layers = nn.ModuleDict(
             {
                 str(i): Block(

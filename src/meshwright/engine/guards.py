@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import lcm
 
-from meshwright.engine.orders import check_order, splits_backward
+from meshwright.engine.orders import check_order, splits_backward, stage_ranges
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -150,4 +150,9 @@ def _check_pipeline(model: Model, layout: Layout, micro_batches: int, csv: str) 
             layout.stage_layers,
             f"positive numbers that add up to {model.layers} layers are expected",
         )
+    split = layout.stage_recompute_layers
+    if split is not None:
+        held = [len(layers) for layers in stage_ranges(model, layout)]
+        if any(again > layers for again, layers in zip(split, held, strict=True)):
+            raise SpecError("stage_recompute_layers", split, f"at most the stages' layers, {held}")
     check_order(layout, micro_batches, csv)

@@ -11,6 +11,7 @@ from pathlib import Path
 from meshwright.schedules import FAMILIES, Schedule, Shape, build, read_torch_csv, refusal
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
 
 NATIVE = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v")
 """Schedules that torch generates."""
@@ -52,6 +53,20 @@ def placement(layout: Layout, csv: str = "") -> tuple[int, ...]:
         back = layout.schedule in ZIGZAG and chunk % 2
         ranks.append(layout.pp - 1 - at if back else at)
     return tuple(ranks)
+
+
+def stage_ranges(model: Model, layout: Layout) -> list[range]:
+    """The layers of each virtual stage, in order.
+
+    Without an explicit split they are as even as possible, and the surplus goes to the stages in
+    the middle, away from the embedding and the head, as the cost model assumes.
+    """
+    stages = layout.pp * layout.virtual_stages
+    base, surplus = divmod(model.layers, stages)
+    takers = [*range(1, stages - 1), stages - 1, 0][:surplus]
+    counts = layout.stage_layers or tuple(base + (index in takers) for index in range(stages))
+    starts = [sum(counts[:index]) for index in range(stages)]
+    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
 
 
 def splits_backward(layout: Layout, csv: str = "") -> bool:

@@ -152,11 +152,14 @@ def _sliced(name: str, value: torch.Tensor, model: Model, world: World) -> torch
 
 
 def new_stage(
-    model: Model, numerics: Numerics, world: World, layers: range, first: bool, last: bool
+    model: Model, numerics: Numerics, world: World, index: int, layers: range, last: bool
 ) -> Decoder:
-    """A stage on the meta device: shapes, no memory."""
+    """Virtual stage `index` on the meta device: shapes, no memory."""
+    layout = world.layout
+    full = layout.recompute == "full"
     with torch.device("meta"):
         return Decoder(
-            model, numerics, layers=layers, embedding=first, head=last, axes=world.axes,
-            recompute=world.layout.recompute, recompute_layers=world.layout.recompute_layers,
+            model, numerics, layers=layers, embedding=index == 0, head=last, axes=world.axes,
+            recompute=layout.recompute,
+            recompute_layers=layout.recomputed_layers(index, len(layers)) if full else None,
         )  # fmt: skip

@@ -33,8 +33,6 @@ from meshwright.engine.decoder import Decoder
 from meshwright.engine.mesh import World
 from meshwright.engine.orders import GENERATED, generated_order, read_csv
 from meshwright.schedules import Schedule, write_torch_csv
-from meshwright.specs.layout import Layout
-from meshwright.specs.model import Model
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MULTI = {
@@ -44,20 +42,6 @@ _MULTI = {
     "zb-v": ScheduleZBVZeroBubble,
     "dualpipe-v": ScheduleDualPipeV,
 }
-
-
-def stage_ranges(model: Model, layout: Layout) -> list[range]:
-    """The layers of each virtual stage, in order.
-
-    Without an explicit split they are as even as possible, and the surplus goes to the stages in
-    the middle, away from the embedding and the head, as the cost model assumes.
-    """
-    stages = layout.pp * layout.virtual_stages
-    base, surplus = divmod(model.layers, stages)
-    takers = [*range(1, stages - 1), stages - 1, 0][:surplus]
-    counts = layout.stage_layers or tuple(base + (index in takers) for index in range(stages))
-    starts = [sum(counts[:index]) for index in range(stages)]
-    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
 
 
 def make_schedule(

@@ -21,7 +21,7 @@ from meshwright.engine.init import canonical, initial_value
 from meshwright.engine.loss import IGNORED, summed_cross_entropy
 from meshwright.engine.mesh import World, make_world
 from meshwright.engine.numerics import Numerics
-from meshwright.engine.orders import placement
+from meshwright.engine.orders import placement, stage_ranges
 from meshwright.engine.parallelize import (
     Precision,
     Values,
@@ -29,7 +29,7 @@ from meshwright.engine.parallelize import (
     new_stage,
     parallelize,
 )
-from meshwright.engine.pipeline import make_schedule, stage_ranges
+from meshwright.engine.pipeline import make_schedule
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -84,8 +84,8 @@ class Program:
         for index, holder in enumerate(placement(layout, csv)):
             if holder != self.world.pp.rank:
                 continue
-            first, last = index == 0, index == len(ranges) - 1
-            stage = new_stage(model, numerics, self.world, ranges[index], first, last)
+            last = index == len(ranges) - 1
+            stage = new_stage(model, numerics, self.world, index, ranges[index], last)
             stage.lose_input_gradient = mutant == "pp" and index == 1
             stage.dropout = self.dropout
             self.modules[index] = parallelize(stage, self.world, source, precision)

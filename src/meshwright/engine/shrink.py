@@ -45,8 +45,8 @@ def shrink(model: Model, layout: Layout, max_ranks: int, micro_batches: int = 0)
         notes.append(f"vocabulary {model.vocab} to {small_model.vocab}")
     if model.experts and small_model.experts and model.experts != small_model.experts:
         notes.append(f"{model.experts.experts} experts to {small_model.experts.experts}")
-    if layout.stage_layers is not None:
-        small_layout = small_layout.but(stage_layers=_small_split(layout, small_layout))
+    if small_model is not model:
+        small_layout = small_layout.but(**_small_splits(layout, small_layout))
     micro_batches = micro_batches or (2 * small_layout.pp if small_layout.pp > 1 else 2)
     return Case(
         model=small_model,
@@ -58,9 +58,10 @@ def shrink(model: Model, layout: Layout, max_ranks: int, micro_batches: int = 0)
 
 
 def _small_layout(layout: Layout, max_ranks: int) -> Layout:
-    small = layout.but(stage_layers=None, micro_batch=min(layout.micro_batch, 2))
+    small = layout.but(micro_batch=min(layout.micro_batch, 2))
     if small.world <= max_ranks:
-        return small.but(stage_layers=layout.stage_layers)
+        return small
+    small = small.but(stage_layers=None, stage_recompute_layers=None)
     degrees = {axis: min(getattr(layout, axis), 2) for axis in ("dp", "tp", "pp", "cp")}
     if layout.zero and 0 < layout.shard < layout.dp * layout.cp:
         degrees["dp"] = 4 if degrees["cp"] == 1 else 2  # HSDP needs two groups of two
@@ -71,13 +72,29 @@ def _small_layout(layout: Layout, max_ranks: int) -> Layout:
     return small.but(**degrees, ep=ep, shard=shard, virtual_stages=chunks)
 
 
-def _small_split(layout: Layout, small: Layout) -> tuple[int, ...]:
-    """An uneven split stays uneven: longer stages get two layers, the shortest one."""
-    given = layout.stage_layers or ()
+def _small_splits(layout: Layout, small: Layout) -> dict[str, tuple[int, ...]]:
+    """Uneven splits stay uneven: longer stages get two layers, the shortest one.
+
+    Of those, stages that recompute more than the least recompute one, the others none; where all
+    recompute alike, all do.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    if (layers := layout.stage_layers) is not None:
+        found["stage_layers"] = tuple(1 + more for more in _above_least(layers, small))
+    if (again := layout.stage_recompute_layers) is not None:
+        alike = max(again) == min(again) > 0
+        found["stage_recompute_layers"] = tuple(
+            int(alike or more) for more in _above_least(again, small)
+        )
+    return found
+
+
+def _above_least(given: tuple[int, ...], small: Layout) -> list[bool]:
+    """For each stage of the small layout, whether its like has more than the least."""
     stages = small.pp * small.virtual_stages
     picked = [given[index * len(given) // stages] for index in range(stages)]
     picked[0], picked[-1] = given[0], given[-1]
-    return tuple(2 if count > min(given) else 1 for count in picked)
+    return [count > min(given) for count in picked]
 
 
 def _small_model(model: Model, layout: Layout, small: Layout) -> Model:
@@ -85,7 +102,7 @@ def _small_model(model: Model, layout: Layout, small: Layout) -> Model:
     if parameters(model) <= SMALL_PARAMETERS and small.world == layout.world:
         return model
     if layout.stage_layers is not None:
-        layers = sum(_small_split(layout, small))
+        layers = sum(_small_splits(layout, small)["stage_layers"])
     else:
         whole = layout.pp * layout.virtual_stages
         layers = max(stages, min(4, model.layers)) + (model.layers % whole > 0)

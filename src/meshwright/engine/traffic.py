@@ -15,9 +15,8 @@ import torch
 from meshwright.costs.closed_forms import pipeline_traffic_bytes, tensor_parallel_all_reduces
 from meshwright.costs.collectives import bus_factor
 from meshwright.engine.decoder import Decoder
-from meshwright.engine.orders import placement
+from meshwright.engine.orders import placement, stage_ranges
 from meshwright.engine.parallelize import Precision, needs_tensor_sum, tensor_split
-from meshwright.engine.pipeline import stage_ranges
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -54,14 +53,17 @@ def expected_sent_bytes(
             stage = Decoder(model, layers=ranges[index], embedding=first, head=last)
         for axis, sent in _data(stage, layout, precision, micro_batches):
             add(axis, sent)
-        passes = _tensor_passes(model, layout, ranges[index], first, last)
+        again = layout.recomputed_layers(index, len(ranges[index]))
+        passes = _tensor_passes(model, layout, ranges[index], again, first, last)
         one = float(tokens * model.hidden * element * bus_factor("all_reduce", layout.tp))
         add("tp", micro_batches * passes * one)
         if last and layout.tp > 1:
             wide = max(element, 4)  # bf16 logits are summed in fp32
             scalars = tokens * wide * float(bus_factor("all_reduce", layout.tp))
             add("tp", micro_batches * _LOSS_ALL_REDUCES * scalars)
-        add("cp", micro_batches * _context(model, layout, len(ranges[index]), tokens, element))
+        again = len(ranges[index]) if layout.recompute == "selective" else again
+        context = _context(model, layout, len(ranges[index]), again, tokens, element)
+        add("cp", micro_batches * context)
         add("pp", _boundaries(layout, index, len(ranges), model, seq_len, micro_batches, element))
     add("tp", _partial_gradients(model, layout, ranges, mine, precision))
     ends = holders[0], holders[-1]
@@ -122,7 +124,9 @@ def _data_calls(layout: Layout, micro_batches: int) -> tuple[int, int]:
     return (micro_batches if layout.zero == 2 else 1), 1
 
 
-def _tensor_passes(model: Model, layout: Layout, layers: range, first: bool, last: bool) -> float:
+def _tensor_passes(
+    model: Model, layout: Layout, layers: range, recomputed: int, first: bool, last: bool
+) -> float:
     """All-reduces per micro-batch; a reduce-scatter or an all-gather counts as half of one.
 
     The embedding adds one forward and the head one backward (without sequence parallelism), or
@@ -131,7 +135,6 @@ def _tensor_passes(model: Model, layout: Layout, layers: range, first: bool, las
     """
     if layout.tp == 1:
         return 0
-    recomputed = layout.recompute_layers or len(layers)
     total = float(first + last)
     for at, index in enumerate(layers):
         forward, backward = tensor_parallel_all_reduces(1)
@@ -139,13 +142,15 @@ def _tensor_passes(model: Model, layout: Layout, layers: range, first: bool, las
         if routed:
             forward, backward = forward // 2, backward // 2
         total += forward + backward
-        if layout.recompute == "full" and at < recomputed:
+        if at < recomputed:
             unneeded = 0.0 if routed else (0.5 if layout.sequence_parallel else 1.0)
             total += forward - unneeded
     return total
 
 
-def _context(model: Model, layout: Layout, layers: int, tokens: int, element: int) -> float:
+def _context(
+    model: Model, layout: Layout, layers: int, again: int, tokens: int, element: int
+) -> float:
     """All-gather of keys and values forward, reduce-scatter of their gradients backward.
 
     A ring sends as much forward; backward it sends keys and values once more, and their gradients
@@ -153,10 +158,6 @@ def _context(model: Model, layout: Layout, layers: int, tokens: int, element: in
     """
     heads = max(model.kv_heads // layout.tp, 1)
     payload = 2 * tokens * layout.cp * heads * model.head_dim * element
-    again = 0
-    if layout.recompute != "none":
-        full = layout.recompute_layers or layers
-        again = min(layers, full)
     if layout.cp > 1 and layout.cp_method == "ring":
         block = payload / layout.cp
         once = (layout.cp - 1) * block

@@ -55,8 +55,26 @@ def canonical(layout: Layout, model: Model | None = None) -> Layout:
         model is not None and layout.recompute_layers >= -(-model.layers // layout.pp)
     ):
         change["recompute_layers"] = 0
+    change |= _recompute_split(layout, model)
     change["rank_order"] = _order(layout)
     return layout.but(**change)
+
+
+def _recompute_split(layout: Layout, model: Model | None) -> dict[str, object]:
+    """A split that means all layers, no layer, or one number for one stage, said shorter."""
+    split = layout.stage_recompute_layers
+    if split is None:
+        return {}
+    if not any(split):
+        return {"recompute": "none", "stage_recompute_layers": None}
+    held = layout.stage_layers
+    if held is None and model is not None:
+        held = even_split(model.layers, layout.pp, layout.virtual_stages)
+    if held is not None and all(map(int.__ge__, split, held)):
+        return {"stage_recompute_layers": None}
+    if layout.pp == 1:
+        return {"recompute_layers": sum(split), "stage_recompute_layers": None}
+    return {}
 
 
 def _order(layout: Layout) -> str:

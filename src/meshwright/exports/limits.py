@@ -132,7 +132,10 @@ def _axes(layout: Layout, limits: Limits) -> Iterator[Problem]:
         if value > 1:
             change: dict[str, Any] = {axis: 1}
             if axis in ("pp", "virtual_stages"):
-                change |= {"virtual_stages": 1, "stage_layers": None, "schedule": "1f1b"}
+                change |= {
+                    "virtual_stages": 1, "stage_layers": None, "stage_recompute_layers": None,
+                    "schedule": "1f1b",
+                }  # fmt: skip
             yield Problem(axis, value, f"has no {_AXIS[axis]}", change)
 
 
@@ -199,7 +202,14 @@ def _details(layout: Layout, limits: Limits) -> Iterator[Problem]:
             "recompute",
             layout.recompute,
             f"recomputes {' or '.join(limits.recompute)}",
-            {"recompute": closest, "recompute_layers": 0},
+            {"recompute": closest, "recompute_layers": 0, "stage_recompute_layers": None},
+        )
+    if layout.stage_recompute_layers is not None:
+        yield Problem(
+            "stage_recompute_layers",
+            list(layout.stage_recompute_layers),
+            "recomputes alike in every stage",
+            {"stage_recompute_layers": None},
         )
     if layout.recompute_layers and not limits.recompute_layers:
         yield Problem(

@@ -101,7 +101,10 @@ def _steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
     modes = ("none", "selective", "full")
     for mode in modes:
         if mode != chosen.recompute:
-            yield f"recompute {chosen.recompute} → {mode}", chosen.but(recompute=mode)
+            yield (
+                f"recompute {chosen.recompute} → {mode}",
+                chosen.but(recompute=mode, stage_recompute_layers=None),
+            )
     if chosen.tp > 1:
         word = "off" if chosen.sequence_parallel else "on"
         yield (
@@ -145,13 +148,23 @@ def _schedule_steps(question: Question, chosen: Layout) -> Iterator[tuple[str, L
             schedule = "1f1b" if value == 1 else "interleaved"
             yield (
                 f"virtual stages {chosen.virtual_stages} → {value}",
-                chosen.but(virtual_stages=value, schedule=schedule, stage_layers=None),
+                chosen.but(
+                    virtual_stages=value,
+                    schedule=schedule,
+                    stage_layers=None,
+                    stage_recompute_layers=None,
+                ),
             )
 
 
 def _rebalanced(chosen: Layout, axis: str, value: int) -> Layout | None:
     """Change one degree and let dp, else pp, make up the number of devices."""
-    changes: dict[str, object] = {axis: value, "shard": 0, "stage_layers": None}
+    changes: dict[str, object] = {
+        axis: value,
+        "shard": 0,
+        "stage_layers": None,
+        "stage_recompute_layers": None,
+    }
     world = chosen.world
     others = {name: getattr(chosen, name) for name in ("tp", "pp", "cp")} | {axis: value}
     rest = others["tp"] * others["pp"] * others["cp"]

@@ -144,7 +144,7 @@ def _chunks(tables: Iterator[LayoutColumns]) -> Iterator[LayoutColumns]:
 def concatenate(tables: list[LayoutColumns]) -> LayoutColumns:
     """Stack tables that share their rank orders."""
     arrays = {name: np.concatenate([getattr(t, name) for t in tables]) for name in ARRAYS}
-    return LayoutColumns(**arrays, orders=tables[0].orders)
+    return LayoutColumns(**arrays, orders=tables[0].orders, splits=tables[0].splits)
 
 
 def _objective_values(candidates: Candidates, objective: str) -> tuple[Floats, ...]:

@@ -184,6 +184,7 @@ def _inner(
         dp=full(dp), tp=full(tp), pp=full(pp), cp=full(cp), ep=full(ep), etp=full(1),
         virtual_stages=schedule_table[which, 1], zero=pair_table[pair, 0], shard=pair_table[pair, 1],
         micro_batch=micro_batch, recompute=recompute, recompute_layers=full(0),
+        recompute_split=full(0),
         sequence_parallel=sp, schedule=schedule_table[which, 0], rank_order=order,
         first_layers=full(0), middle_layers=full(0), last_layers=full(0), orders=RANK_ORDERS,
     )  # fmt: skip

@@ -43,7 +43,7 @@ class Layout(Spec):
     micro_batch: int = Field(1, ge=1, description="sequences per micro-batch per dp rank")
     recompute: Recompute = "none"
     recompute_layers: int = Field(
-        0, ge=0, description="layers per stage to recompute in full; 0 = all of them"
+        0, ge=0, description="layers per pipeline rank to recompute in full; 0 = all of them"
     )
     sequence_parallel: bool = Field(
         False, description="Megatron's split of norms along the sequence"
@@ -57,6 +57,11 @@ class Layout(Spec):
     )
     stage_layers: tuple[int, ...] | None = Field(
         None, description="layers of each virtual stage in order; None: as even as possible"
+    )
+
+    stage_recompute_layers: tuple[int, ...] | None = Field(
+        None,
+        description="layers of each virtual stage to recompute in full, in order; None: as above",
     )
 
     @model_validator(mode="after")
@@ -80,7 +85,30 @@ class Layout(Spec):
                 self.stage_layers,
                 f"pp · virtual_stages = {self.pp * self.virtual_stages} entries are expected",
             )
+        if self.stage_recompute_layers is not None:
+            self._check_stage_recompute(self.stage_recompute_layers)
         return self
+
+    def _check_stage_recompute(self, given: tuple[int, ...]) -> None:
+        stages = self.pp * self.virtual_stages
+        if len(given) != stages or min(given) < 0:
+            raise SpecError(
+                "stage_recompute_layers",
+                given,
+                f"pp · virtual_stages = {stages} numbers of layers are expected",
+            )
+        if self.recompute != "full" or self.recompute_layers:
+            raise SpecError(
+                "stage_recompute_layers",
+                given,
+                "recompute = full, and no recompute_layers, are expected with it",
+            )
+        if self.stage_layers is not None and any(
+            again > layers for again, layers in zip(given, self.stage_layers, strict=True)
+        ):
+            raise SpecError(
+                "stage_recompute_layers", given, f"at most stage_layers = {self.stage_layers}"
+            )
 
     @property
     def world(self) -> int:
@@ -93,6 +121,20 @@ class Layout(Spec):
         if self.zero == 0:
             return 1
         return self.shard or self.dp * self.cp
+
+    def recomputed_layers(self, stage: int, layers: int) -> int:
+        """How many of the `layers` of a virtual stage are recomputed in full: its first ones.
+
+        A number per rank is spread over the rank's chunks, the earlier ones first.
+        """
+        if self.recompute != "full":
+            return 0
+        if self.stage_recompute_layers is not None:
+            return min(self.stage_recompute_layers[stage], layers)
+        if self.recompute_layers == 0:
+            return layers
+        each, more = divmod(self.recompute_layers, self.virtual_stages)
+        return min(each + (stage // self.pp < more), layers)
 
     def micro_batches(self, global_batch: int) -> int:
         """Micro-batches that one pipeline runs per step.
@@ -118,6 +160,8 @@ class Layout(Spec):
         parts += [f"shard{self.shard}"] * bool(
             self.zero and self.shard not in (0, self.dp * self.cp)
         )
-        parts += [self.recompute] * (self.recompute != "none")
+        again = self.stage_recompute_layers
+        split = "" if again is None else f"({','.join(map(str, again))})"
+        parts += [self.recompute + split] * (self.recompute != "none")
         parts += ["sp"] * self.sequence_parallel
         return " ".join(parts)

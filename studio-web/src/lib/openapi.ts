@@ -405,6 +405,7 @@ export interface Layout {
   schedule: string
   rank_order: string
   stage_layers?: number[] | null
+  stage_recompute_layers?: number[] | null
 }
 
 export interface Leaf {
