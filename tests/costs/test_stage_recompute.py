@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-
 from meshwright.costs.columns import from_layouts, recomputed_by_role
 from meshwright.costs.step import estimate
 from meshwright.specs import Job, Layout, SpecError, load_cluster, load_model
