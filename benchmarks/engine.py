@@ -1,26 +1,35 @@
-"""The engine against hand-written torch on this machine: tokens/s, same model, data and ranks.
+"""The engine's tokens/s against hand-written torch and other frameworks on this machine's CPUs.
 
-    python benchmarks/engine.py [--ranks 2] [--steps 8] [--json]
+    python benchmarks/engine.py [CASE …] [--rounds 20] [--picotron CHECKOUT] [--json]
 
-Both sides train the same decoder on gloo processes, one thread a rank, fp32, with AdamW and clipping;
-each pair runs in the same processes, alternating, and the ratio is of their median step times.
+Cases: ddp, fsdp2, tp, tp-sp, pp; default all. Every contender of a case trains the same model on
+the same tokens from the same initial weights, in the same two gloo processes with one thread each,
+fp32, AdamW, clipping to norm 1 (picotron has no clipping, and the engine runs without it there).
+Contenders take turns step by step, in an order that rotates from round to round, so that whatever
+else the machine does falls on all alike. A ratio above 1 means that meshwright is faster. It is the
+median over rounds of (other's step time / meshwright's step time in the same round); `cpu` is the
+same with processor time of all ranks in place of wall time, which waiting and neighbours hardly
+touch. The first losses are compared, so a contender that computes something else is noticed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import by_hand
+import frameworks
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
-from meshwright.engine.decoder import Decoder
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.parallelize import Precision
 from meshwright.engine.program import Program
@@ -30,117 +39,160 @@ from meshwright.specs.model import Model
 MODEL = Model(
     name="bench", layers=8, hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=704, vocab=512
 )  # fmt: skip
-SEQ, BATCH = 256, 8
+SEQ, BATCH, MICRO_BATCH, RANKS = 128, 8, 2, 2
+WARM_UP = 2
+
+Make = Callable[[], by_hand.Step]
 
 
-def by_hand(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Callable[[], None]:
-    """A training step written directly with torch: replicate or shard, local batch, AdamW."""
-    torch.manual_seed(0)
-    decoder = Decoder(MODEL)
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.02) if parameter.dim() > 1 else parameter.data.fill_(
-            1
-        )
-    model = wrap(decoder)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    tokens, targets = batch()
-    local = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        logits = model(tokens[local])
-        F.cross_entropy(logits.flatten(0, 1), targets[local].flatten()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return step
-
-
-def sharded(decoder: torch.nn.Module) -> torch.nn.Module:
-    for block in decoder.layers.values():
-        fully_shard(block)
-    return fully_shard(decoder)
-
-
-def by_engine(layout: Layout) -> Callable[[], None]:
-    """The same step as meshwright runs it."""
+def by_engine(layout: Layout, clip: float = 1.0) -> by_hand.Step:
+    """The same step as `meshwright train` runs it."""
     program = Program(
-        MODEL,
-        default_numerics(MODEL),
-        layout,
-        global_batch=BATCH,
-        seq_len=SEQ,
-        precision=Precision(),
-    )
-    optimizer = torch.optim.AdamW(program.optimizer_groups(0.01), lr=1e-3)
-    tokens, targets = batch()
-    return lambda: program.step(optimizer, tokens, targets, clip=1.0) and None
+        MODEL, default_numerics(MODEL), layout,
+        global_batch=BATCH, seq_len=SEQ, precision=Precision(),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(program.optimizer_groups(0.01), lr=1e-3, fused=True)
+    return lambda tokens, targets: program.step(optimizer, tokens, targets, clip=clip).loss
+
+
+def contenders(case: str, picotron: str) -> dict[str, Make]:
+    """Who runs in a case, by name; meshwright first."""
+    share = BATCH // RANKS
+    pico = {"picotron": lambda: frameworks.picotron(MODEL, SEQ, BATCH, MICRO_BATCH, picotron, case)}
+    pico = pico if picotron else {}
+    if case == "ddp":
+        return {
+            "meshwright": lambda: by_engine(Layout(dp=RANKS, micro_batch=share)),
+            "torch DDP": lambda: by_hand.ddp(MODEL, SEQ),
+            "accelerate": lambda: frameworks.accelerate(MODEL, SEQ),
+            "DeepSpeed": lambda: frameworks.deepspeed(MODEL, SEQ, share, zero=0),
+            **pico,
+        }
+    if case == "fsdp2":
+        return {
+            "meshwright": lambda: by_engine(Layout(dp=RANKS, zero=3, micro_batch=share)),
+            "torch FSDP2": lambda: by_hand.fsdp2(MODEL, SEQ),
+            "DeepSpeed ZeRO-3": lambda: frameworks.deepspeed(MODEL, SEQ, share, zero=3),
+        }
+    if case in ("tp", "tp-sp"):
+        sp = case == "tp-sp"
+        return {
+            "meshwright": lambda: by_engine(
+                Layout(tp=RANKS, micro_batch=BATCH, sequence_parallel=sp)
+            ),
+            "torch DTensor": lambda: by_hand.tensor_parallel(MODEL, SEQ, sp),
+            **({} if sp else pico),
+        }
+    return {
+        "meshwright": lambda: by_engine(
+            Layout(pp=RANKS, micro_batch=MICRO_BATCH, schedule="1f1b")
+        ),
+        "torch pipelining": lambda: by_hand.pipeline(MODEL, SEQ, MICRO_BATCH, BATCH),
+        **pico,
+    }
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Random tokens `[BATCH, SEQ]` and the next ones."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(0, MODEL.vocab, (BATCH, SEQ + 1), generator=generator)
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-def timed(steps: dict[str, Callable[[], None]], count: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for index in range(count + 2):
-        for name, step in steps.items():
+def measure(steps: dict[str, by_hand.Step], rounds: int) -> dict[str, Any]:
+    """Per contender: first loss, and wall and processor seconds of every round."""
+    tokens, targets = batch()
+    names = list(steps)
+    wall: dict[str, list[float]] = {name: [] for name in names}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
+    losses: dict[str, float] = {}
+    for index in range(WARM_UP + rounds):
+        turn = index % len(names)
+        for name in names[turn:] + names[:turn]:
             dist.barrier()
-            start = time.perf_counter()
-            step()
+            began, worked = time.perf_counter(), time.process_time()
+            loss = steps[name](tokens, targets)
             dist.barrier()
-            if index >= 2:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+            seconds = torch.tensor(time.process_time() - worked, dtype=torch.float64)
+            elapsed = time.perf_counter() - began
+            dist.all_reduce(seconds)
+            losses.setdefault(name, loss)
+            if index >= WARM_UP:
+                wall[name].append(elapsed)
+                cpu[name].append(float(seconds))
+    return {"wall_s": wall, "cpu_s": cpu, "first_loss": losses}
 
 
-def rank_main(rank: int, ranks: int, store: str, count: int, out: str) -> None:
+def rank_main(rank: int, folder: str, port: int, case: str, picotron: str, rounds: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    micro = BATCH // ranks
-    results = {}
-    for name, wrap, layout in (
-        ("data parallel against DDP", DistributedDataParallel, Layout(dp=ranks, micro_batch=micro)),
-        ("ZeRO-3 against FSDP2", sharded, Layout(dp=ranks, zero=3, micro_batch=micro)),
-    ):
-        figures = timed({"torch": by_hand(wrap), "meshwright": by_engine(layout)}, count)
-        results[name] = {
-            **{f"{side}_tokens_s": BATCH * SEQ / seconds for side, seconds in figures.items()},
-            "ratio": figures["torch"] / figures["meshwright"],
-        }
-    if rank == 0:
-        with open(out, "w") as stream:
-            json.dump(results, stream)
+    # accelerate and DeepSpeed look for what torchrun would have set
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1"}
+    os.environ["MASTER_PORT"] = str(port)
+    dist.init_process_group("gloo")
+    steps = {name: make() for name, make in contenders(case, picotron).items()}
+    found = measure(steps, rounds)
+    # The mean over the ranks that hold a part of the loss: data ranks one each, others whole.
+    Path(folder, f"{case}-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # interpreter exit now and then aborts in gloo's threads
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def compare(case: str, picotron: str, rounds: int) -> dict[str, Any]:
+    """Run one case on fresh processes; ratios of the others to meshwright."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(
+            rank_main, (folder, free_port(), case, picotron, rounds), nprocs=RANKS, join=True
+        )
+        ranks = [json.loads(Path(folder, f"{case}-{r}.json").read_text()) for r in range(RANKS)]
+    found, tokens = ranks[0], BATCH * SEQ
+    ours = found["wall_s"]["meshwright"], found["cpu_s"]["meshwright"]
+    rows = {}
+    for name, wall in found["wall_s"].items():
+        cpu = found["cpu_s"][name]
+        per_rank = [rank["first_loss"][name] for rank in ranks]
+        rows[name] = {
+            "tokens_s": tokens / statistics.median(wall),
+            "best_tokens_s": tokens / min(wall),
+            "ratio": statistics.median(b / a for a, b in zip(ours[0], wall, strict=True)),
+            "ratio_of_best": min(wall) / min(ours[0]),
+            "cpu_ratio": statistics.median(b / a for a, b in zip(ours[1], cpu, strict=True)),
+            "cpu_ratio_of_best": min(cpu) / min(ours[1]),
+            "first_loss": statistics.fmean(x for x in per_rank if x),
+        }
+    return rows
 
 
 def main() -> None:
-    import tempfile
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=8)
+    every = ("ddp", "fsdp2", "tp", "tp-sp", "pp")
+    parser.add_argument("cases", nargs="*", default=[], help=", ".join(every))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--picotron", default="", help="a checkout of huggingface/picotron")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        out = f"{folder}/out.json"
-        torch.multiprocessing.spawn(
-            rank_main, (options.ranks, f"{folder}/store", options.steps, out), nprocs=options.ranks
-        )
-        with open(out) as stream:
-            results = json.load(stream)
+    results = {}
+    for case in options.cases or every:
+        results[case] = rows = compare(case, options.picotron, options.rounds)
+        if options.json:
+            continue
+        print(f"{case}: {MODEL.layers} layers of {MODEL.hidden}, {BATCH} x {SEQ} tokens, 2 ranks")
+        for name, row in rows.items():
+            print(
+                f"  {name:18} {row['tokens_s']:7,.0f} tokens/s (best {row['best_tokens_s']:7,.0f})"
+                f"   other/ours: wall {row['ratio']:.3f} best {row['ratio_of_best']:.3f}"
+                f"   cpu {row['cpu_ratio']:.3f} best {row['cpu_ratio_of_best']:.3f}"
+                f"   first loss {row['first_loss']:.5f}",
+                flush=True,
+            )
     if options.json:
         print(json.dumps(results, indent=2))
-        return
-    for name, figures in results.items():
-        print(
-            f"{name:28} torch {figures['torch_tokens_s']:8,.0f} tokens/s   meshwright "
-            f"{figures['meshwright_tokens_s']:8,.0f} tokens/s   ratio {figures['ratio']:.3f}"
-        )
 
 
 if __name__ == "__main__":

@@ -71,9 +71,9 @@ def rotary_table(
 
 def rotate(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Apply rotary positions to `[B, heads, S, head_dim]` (halves, not interleaved pairs)."""
-    cos, sin = table
+    cos, sin = (half.chunk(2, dim=-1)[0] for half in table)  # both halves turn alike
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def attend(

@@ -14,17 +14,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from meshwright.engine.decoder import Decoder
-from meshwright.engine.kernels import sum_of_squares
 from meshwright.engine.mesh import World
 from meshwright.engine.parallelize import needs_tensor_sum
-
-
-def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a gradient, as a plain tensor sharing its memory."""
-    gradient = parameter.grad
-    if gradient is None:
-        raise RuntimeError("a parameter got no gradient")
-    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+from meshwright.engine.reducer import local_gradient
 
 
 def complete_gradients(stages: Iterable[Decoder], world: World) -> None:
@@ -83,19 +75,33 @@ def counts_here(name: str, parameter: nn.Parameter, stage: Decoder, world: World
 
 def gradient_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
     """The 2-norm of the whole model's gradient, every element counted once; a scalar."""
-    total = torch.zeros((), dtype=torch.float64, device=world.device)
-    for stage in stages:
-        for name, parameter in stage.named_parameters():
-            if counts_here(name, parameter, stage, world):
-                total += sum_of_squares(local_gradient(parameter))
+    total = squared_norm(stages, world)
     dist.all_reduce(total, group=world.control)
     return total.sqrt()
 
 
+def squared_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
+    """This rank's share of the squared norm, fp64: what it alone counts."""
+    counted = [
+        local_gradient(parameter)
+        for stage in stages
+        for name, parameter in stage.named_parameters()
+        if counts_here(name, parameter, stage, world)
+    ]
+    if not counted:
+        return torch.zeros((), dtype=torch.float64, device=world.device)
+    norms = torch._foreach_norm(counted, 2, dtype=torch.float64)
+    return torch.stack(norms).square().sum()
+
+
 def clip_gradients(stages: Iterable[Decoder], norm: torch.Tensor, limit: float) -> None:
     """Scale all gradients so that their norm is at most `limit` (torch's rule: limit/(norm+1e-6))."""
-    factor = float((limit / (norm + 1e-6)).clamp(max=1.0))
-    if factor < 1.0:
-        for stage in stages:
-            for parameter in stage.parameters():
-                local_gradient(parameter).mul_(factor)
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    if norm.device.type == "cpu" and float(factor) == 1.0:
+        return  # on a GPU looking at the factor would wait for the whole backward pass
+    gradients = [local_gradient(parameter) for stage in stages for parameter in stage.parameters()]
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        by_dtype.setdefault(gradient.dtype, []).append(gradient)
+    for dtype, held in by_dtype.items():
+        torch._foreach_mul_(held, factor.to(dtype))

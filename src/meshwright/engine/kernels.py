@@ -16,6 +16,9 @@ import torch.nn.functional as F
 _CHUNK_ELEMENTS = 2**18
 """Elements that an operation widens at a time: 1 MiB in fp32, so that they stay in the cache."""
 
+_GPU_CHUNK_ELEMENTS = 2**26
+"""The same on a GPU, which a kernel must fill: 256 MiB in fp32."""
+
 _LIBRARY = torch.library.Library("meshwright", "DEF")
 
 
@@ -26,7 +29,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def _chunks(x: torch.Tensor) -> Iterator[slice]:
     """Slices of the rows of `[R, W]`, each with at most `_CHUNK_ELEMENTS` elements."""
-    step = max(1, _CHUNK_ELEMENTS // x.shape[1])
+    elements = _GPU_CHUNK_ELEMENTS if x.is_cuda else _CHUNK_ELEMENTS
+    step = max(1, elements // x.shape[1])
     return (slice(start, start + step) for start in range(0, x.shape[0], step))
 
 
@@ -108,6 +112,8 @@ class _RmsNorm(torch.autograd.Function):
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`[..., H]` over its root mean square, times `weight` `[H]`; keeps `x` and one number a row."""
+    if torch.compiler.is_compiling():  # the compiler fuses it with its neighbours, and keeps as little
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
     return _RmsNorm.apply(x, weight, eps)
 
 
@@ -128,6 +134,8 @@ class _SiluProduct(torch.autograd.Function):
 
 def silu_product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """SiLU of `gate` times `up`, of one shape; keeps both and nothing else."""
+    if torch.compiler.is_compiling():
+        return F.silu(gate) * up
     return _SiluProduct.apply(gate, up)
 
 
@@ -199,18 +207,3 @@ cross_entropy_gradient = _operator(
 A split vocabulary gives the logarithm of the whole sum of exponentials, and which targets are
 `mine`.
 """
-
-
-def _squares_shapes(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((), dtype=torch.float64)
-
-
-def _squares(x: torch.Tensor) -> torch.Tensor:
-    total = x.new_zeros((), dtype=torch.float64)
-    for part in x.flatten().split(_CHUNK_ELEMENTS):
-        total += part.double().square().sum()
-    return total
-
-
-sum_of_squares = _operator("sum_of_squares(Tensor x) -> Tensor", _squares, _squares_shapes)
-"""Sum of the squares of all elements, in fp64; a scalar."""

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from meshwright.engine.decoder import Decoder
 from meshwright.engine.mesh import World
 from meshwright.engine.numerics import Numerics
+from meshwright.engine.reducer import GradientReducer
 from meshwright.specs.model import Model
 
 Values = Callable[[str, tuple[int, ...]], torch.Tensor]
@@ -70,7 +71,7 @@ def needs_tensor_sum(name: str, model: Model, tp: int, sequence_parallel: bool) 
 
 def parallelize(stage: Decoder, world: World, values: Values, precision: Precision) -> Decoder:
     """Slice, fill and wrap a stage that was built on the meta device; returns it."""
-    wrap = world.data_size > 1 or precision.mixed or world.experts is not None
+    wrap = needs_wrapping(world, precision)
     for prefix, unit in _units(stage):
         _fill(prefix, unit, stage.model, world, values, precision)
         if not wrap:
@@ -86,6 +87,30 @@ def parallelize(stage: Decoder, world: World, values: Values, precision: Precisi
             module.set_gradient_divide_factor(1.0)  # the loss is already over global tokens
             module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
     return stage
+
+
+def needs_wrapping(world: World, precision: Precision) -> bool:
+    """Whether FSDP2 or `replicate` manages the parameters, rather than a `GradientReducer`."""
+    shared = world.data_size > 1 or world.experts is not None
+    return precision.mixed or (shared and world.layout.zero > 0)
+
+
+def make_reducers(
+    stages: list[Decoder], world: World, precision: Precision
+) -> list[GradientReducer]:
+    """Who sums gradients where nothing is wrapped: one for dense parameters, one for experts."""
+    if needs_wrapping(world, precision):
+        return []
+    dense: list[nn.Parameter] = []
+    routed: list[nn.Parameter] = []
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            expert = ".experts." in name and world.experts is not None
+            (routed if expert else dense).append(parameter)
+    wanted = [(dense, world.data_mesh.get_group())]
+    if world.experts is not None:
+        wanted.append((routed, world.experts.get_group("edp")))
+    return [GradientReducer(held, group) for held, group in wanted if held and group.size() > 1]
 
 
 def _units(stage: Decoder) -> list[tuple[str, nn.Module]]:

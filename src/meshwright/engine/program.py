@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.attention import take_local
-from meshwright.engine.clip import clip_gradients, complete_gradients, gradient_norm
+from meshwright.engine.clip import clip_gradients, complete_gradients, squared_norm
 from meshwright.engine.decoder import Decoder
 from meshwright.engine.dropout import Dropout
 from meshwright.engine.init import canonical, initial_value
@@ -26,6 +26,7 @@ from meshwright.engine.parallelize import (
     Precision,
     Values,
     fsdp_modules,
+    make_reducers,
     new_stage,
     parallelize,
 )
@@ -91,6 +92,7 @@ class Program:
             self.modules[index] = parallelize(stage, self.world, source, precision)
         self.stages = list(self.modules.values())
         self.holds_loss = len(ranges) - 1 in self.modules
+        self._reducers = make_reducers(self.stages, self.world, precision)
         self._valid_tokens = 1
         self._schedule: Any = None
         if layout.pp > 1:
@@ -128,9 +130,19 @@ class Program:
                 None: every sequence is one document.
             number: which optimizer step this is; dropout depends on it.
         """
+        total = self._accumulate(tokens, targets, starts, number)
+        dist.all_reduce(total, group=self.world.control)
+        return float(total)
+
+    def _accumulate(
+        self, tokens: torch.Tensor, targets: torch.Tensor, starts: torch.Tensor | None, number: int
+    ) -> torch.Tensor:
+        """Gradients of one step, complete on every rank; returns this rank's part of the loss."""
         self._valid_tokens = max(1, int((targets != IGNORED).sum()))
         self.dropout.step = number
         own, wanted = self.own_rows(tokens), self.own_rows(targets)
+        for reducer in self._reducers:
+            reducer.start(self.micro_batches)
         extra: dict[str, torch.Tensor] = {}
         if starts is not None and self.world.mutant != "documents":
             extra["starts"] = self.own_rows(starts)
@@ -141,8 +153,13 @@ class Program:
             losses = self._pipelined(own, wanted, extra)
         else:
             losses = self._looped(own, wanted, extra)
+        for reducer in self._reducers:
+            reducer.finish()
         complete_gradients(self.stages, self.world)
-        return self._global_loss(losses)
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        if self.holds_loss and self.world.axes.tp.rank == 0:
+            total += torch.stack(losses).detach().double().sum()
+        return total
 
     def _looped(
         self, tokens: torch.Tensor, targets: torch.Tensor, extra: dict[str, torch.Tensor]
@@ -177,13 +194,6 @@ class Program:
         self._schedule.step(*arguments, return_outputs=False, **ends, **extra)
         return losses
 
-    def _global_loss(self, losses: list[torch.Tensor]) -> float:
-        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        if self.holds_loss and self.world.axes.tp.rank == 0:
-            total += torch.stack(losses).detach().double().sum()
-        dist.all_reduce(total, group=self.world.control)
-        return float(total)
-
     def step(
         self,
         optimizer: torch.optim.Optimizer,
@@ -199,17 +209,21 @@ class Program:
         """
         moments = [time.perf_counter()]
         optimizer.zero_grad(set_to_none=True)
-        loss = self.compute_gradients(tokens, targets, starts, number)
+        loss = self._accumulate(tokens, targets, starts, number)
         moments.append(time.perf_counter())
-        norm = gradient_norm(self.stages, self.world)
+        # Loss and norm travel together, and no number is read before the update is under way.
+        both = torch.stack([loss, squared_norm(self.stages, self.world)])
+        dist.all_reduce(both, group=self.world.control)
+        norm = both[1].sqrt()
         if clip > 0:
             clip_gradients(self.stages, norm, clip)
         moments.append(time.perf_counter())
         optimizer.step()
+        total, length = torch.stack([both[0], norm]).tolist()
         moments.append(time.perf_counter())
         spent = (end - start for start, end in pairwise(moments))
         return StepResult(
-            loss=loss, grad_norm=float(norm), tokens=self._valid_tokens,
+            loss=total, grad_norm=length, tokens=self._valid_tokens,
             parts_s=dict(zip(("gradients", "clipping", "optimizer"), spent, strict=True)),
         )  # fmt: skip
 

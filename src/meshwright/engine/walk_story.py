@@ -9,7 +9,7 @@ from meshwright.engine.walk import GLOBAL_BATCH, SEQ_LEN, RankRecord, Regime
 
 _IDEA = {
     "dp4": "Every rank holds the whole model and sees other sequences. Nothing travels until "
-    "backward; then each layer's gradient is added up over all four.",
+    "backward; then gradients are added up over all four, in buckets that travel when full.",
     "tp4": "Every rank holds a quarter of each matrix and sees all tokens. Activations are added "
     "up twice per layer forward and twice backward. Gradients of the cut matrices stay where they "
     "are; only the key and value heads, two for four ranks, are added up at the end.",
