@@ -209,7 +209,9 @@ def tensor_parallel(model: Model, seq_len: int, sequence_parallel: bool) -> Step
 
 def clip_mixed(kinds: list[list[nn.Parameter]]) -> None:
     """Clip over distributed and plain parameters together, which torch's function does not."""
-    norms = [nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None]) for kind in kinds]
+    norms = [
+        nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None]) for kind in kinds
+    ]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     total = torch.stack(whole).norm()
     for kind in kinds:

@@ -25,11 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import by_hand
-import frameworks
 import torch
 import torch.distributed as dist
 
+import by_hand
+import frameworks
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.parallelize import Precision
 from meshwright.engine.program import Program
@@ -84,9 +84,7 @@ def contenders(case: str, picotron: str) -> dict[str, Make]:
             **({} if sp else pico),
         }
     return {
-        "meshwright": lambda: by_engine(
-            Layout(pp=RANKS, micro_batch=MICRO_BATCH, schedule="1f1b")
-        ),
+        "meshwright": lambda: by_engine(Layout(pp=RANKS, micro_batch=MICRO_BATCH, schedule="1f1b")),
         "torch pipelining": lambda: by_hand.pipeline(MODEL, SEQ, MICRO_BATCH, BATCH),
         **pico,
     }

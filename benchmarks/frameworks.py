@@ -12,11 +12,11 @@ import sys
 import types
 from typing import Any
 
-import by_hand
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+import by_hand
 from meshwright.engine.numerics import default_numerics
 from meshwright.specs.model import Model
 
@@ -162,5 +162,3 @@ def _stand_in(name: str) -> None:
         module.__path__ = []
         for used in ("flash_attn_func", "apply_rotary_emb", "layer_norm_fn"):
             setattr(module, used, None)
-
-

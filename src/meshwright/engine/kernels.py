@@ -112,7 +112,9 @@ class _RmsNorm(torch.autograd.Function):
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`[..., H]` over its root mean square, times `weight` `[H]`; keeps `x` and one number a row."""
-    if torch.compiler.is_compiling():  # the compiler fuses it with its neighbours, and keeps as little
+    if (
+        torch.compiler.is_compiling()
+    ):  # the compiler fuses it with its neighbours, and keeps as little
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
     return _RmsNorm.apply(x, weight, eps)
 
