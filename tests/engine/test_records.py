@@ -7,11 +7,11 @@ import pytest
 from meshwright.costs.flops import model_flops_per_token
 from meshwright.engine.meter import default_cluster
 from meshwright.engine.numerics import default_numerics
-from meshwright.engine.processes import run_ranks
 from meshwright.engine.recorder import Recorder, clock, comparison, format_flop_s, speed_line
 from meshwright.engine.runlog import read_log, summarise
+from meshwright.engine.supervise import supervise
 from meshwright.engine.toy import TOY
-from meshwright.engine.train import Run, train_rank
+from meshwright.engine.train import Run
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
@@ -36,7 +36,7 @@ def recorded(tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
     run = _run(out)
     with Recorder(out, tensorboard=False) as recorder:
-        results = run_ranks(train_rank, 4, run, on_message=recorder.hear)
+        results = supervise(run, max_restarts=0, on_message=recorder.hear).ranks
         summary = recorder.finish(out=str(out))
     return run, results, summary, read_log(out)
 

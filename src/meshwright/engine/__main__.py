@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.specs.errors import SpecError
@@ -71,6 +72,7 @@ def _train(path: str, options: dict[str, Any]) -> int:
     prepare_out(run)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        _turn_on_nccl_recorder(run)
         dist.init_process_group("nccl")
     else:
         torch.set_num_threads(1)
@@ -79,6 +81,13 @@ def _train(path: str, options: dict[str, Any]) -> int:
     dist.barrier()
     dist.destroy_process_group()
     return 0
+
+
+def _turn_on_nccl_recorder(run: Run) -> None:
+    """torch's own flight recorder: dumped into the run's folder when the watchdog fires."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(Path(run.out) / "flight-nccl-rank-"))
 
 
 def _train_and_record(run: Run, tensorboard: bool | None, as_json: bool) -> None:

@@ -71,6 +71,11 @@ class Checkpoints:
         self.failed = ""
         """Why the latest save is not in force; empty when it is."""
 
+    @property
+    def group_name(self) -> str:
+        """The name of the process group that saving talks in."""
+        return str(self._group.group_name)
+
     def save(self, step: int) -> None:
         """Copy the state after `step` steps to the host and let a thread write `step-N`.
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import msgspec
 
+from meshwright.engine.flightlog import judge, newest_folder, read_flights
 from meshwright.engine.runlog import METRICS, RunLog, summarise, with_rates
 from meshwright.specs.errors import SpecError
 from meshwright.specs.quantities import format_bytes, format_seconds
@@ -79,6 +80,8 @@ class Recorder:
             return  # where the rank is: only a supervisor wants to know
         if record["kind"] == "step":
             record = with_rates(record, self.log)
+        elif record["kind"] == "failure":
+            record = {"time": time.time()} | record | self._last_collectives()
         self.log.add(record)
         self._unwritten += to_json(record).encode() + b"\n"
         # A full disk does not end a run that may have room again at the next record.
@@ -101,6 +104,13 @@ class Recorder:
         while self._unwritten:
             written = self._file.write(self._unwritten)
             self._unwritten = self._unwritten[written or 0 :]
+
+    def _last_collectives(self) -> dict[str, Any]:
+        """What the ranks' flight recorders tell of a failure, if they left anything."""
+        try:
+            return {"collectives": judge(read_flights(newest_folder(self.folder))).plain()}
+        except SpecError:
+            return {}
 
     def finish(self, **more: Any) -> dict[str, Any]:
         """Write the closing summary; returns it.
@@ -270,5 +280,6 @@ def event_line(record: dict[str, Any]) -> str:
     if record["kind"] == "save-failed":
         return f"the checkpoint of step {record['step']} is not written ({record['reason']})"
     if record["kind"] == "failure":
-        return f"failure: {record['sentence']}"
+        seen = record.get("collectives", {}).get("sentence", "")
+        return f"failure: {record['sentence']}" + (f"\n  {seen}" if seen else "")
     return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.engine.charts import Bar, Line, Marks, line_chart, stacked_bars
-from meshwright.engine.recorder import Recorder, clock, comparison, format_flop_s
+from meshwright.engine.recorder import Recorder, clock, comparison, event_line, format_flop_s
 from meshwright.engine.runlog import HOST_PARTS, RunLog, read_log, summarise
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import write_atomically
@@ -338,12 +338,9 @@ def _event(record: dict[str, Any]) -> str:
         "start": lambda: f"start {record['generation'] + 1}" if record["generation"] else "",
         "resumed": lambda: f"resumed after step {record['step']}",
         "fault": lambda: f"a drill strikes in step {record['step']}",
-        "failure": lambda: str(record["sentence"]),
-        "notice": lambda: str(record["text"]),
-        "save-failed": lambda: (
-            f"the checkpoint of step {record['step']} is not written ({record['reason']})"
-        ),
-    }
+        "failure": lambda: " · ".join(event_line(record).split("\n")),
+        "notice": lambda: event_line(record), "save-failed": lambda: event_line(record),
+    }  # fmt: skip
     return tell[kind]() if kind in tell else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from meshwright.engine import manifest
 from meshwright.engine.checkpoint import Checkpoints, clear_partial
 from meshwright.engine.data import BYTE_VOCABULARY, Corpus
 from meshwright.engine.faults import Fault, Injector
+from meshwright.engine.flight import FlightRecorder, flight_recorder
 from meshwright.engine.guards import check
 from meshwright.engine.meter import (
     MEMORY_EVERY,
@@ -172,6 +174,13 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
     Returns:
         Last loss, tokens per second and this rank's peak memory.
     """
+    with flight_recorder(run.out, dist.get_rank(), run.generation) as flight:
+        return _train(run, report, flight)
+
+
+def _train(
+    run: Run, report: Callable[[Any], None], flight: FlightRecorder | None
+) -> dict[str, Any]:
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     injector = Injector(run, dist.get_rank(), report)
     report({"kind": "at", "doing": "its start"})
@@ -192,6 +201,8 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
         run.out, program, optimizer, keep=run.keep, facts=_data_facts(run, corpus), report=report,
         hook=injector.while_saving,
     )  # fmt: skip
+    if flight:
+        flight.name_axes(program.world.names | {store.group_name: "checkpoint"})
     if run.resume:
         start = store.load(run.resume)
         if first:
@@ -200,6 +211,8 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
     for step in range(start, run.steps):
         began = time.perf_counter()
         report({"kind": "at", "doing": f"step {step + 1}"})
+        if flight:
+            flight.step = step + 1
         injector.at_step(step + 1)
         rate = learning_rate(run, step)
         for group in optimizer.param_groups:
@@ -287,6 +300,7 @@ def prepare_out(run: Run) -> Path:
     out = Path(run.out)
     try:
         out.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(out / "flight", ignore_errors=True)  # an earlier run's last collectives
     except OSError as error:
         raise SpecError("out", run.out, f"cannot be made ({error.strerror})") from None
     clear_partial(out)
