@@ -45,7 +45,9 @@ def command(
 def _rows(flight: Any, last: int, latest: float) -> list[list[str]]:
     rows = []
     for at, call in enumerate(flight.calls[-last:]):
-        with_whom = "" if call.peer < 0 else f" {'to' if call.kind == 'send' else 'from'} {call.peer}"
+        with_whom = (
+            "" if call.peer < 0 else f" {'to' if call.kind == 'send' else 'from'} {call.peer}"
+        )
         state = "WAITING" if call.finished is None else "done"
         if call.finished is not None and call.finished - call.started >= 0.1:
             state += f" in {call.finished - call.started:.1f} s"
