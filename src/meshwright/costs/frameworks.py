@@ -92,9 +92,16 @@ class Behaviour(Spec):
     loss_bytes: float = Field(
         ge=0, description="moved per logit by the loss and its gradient, beyond the head's products"
     )
-    keeps_gathered_inputs: bool = Field(
-        description="sequence parallel: the gathered inputs of one micro-batch's column-parallel "
-        "products stay allocated until its backward, instead of being gathered again"
+    held_widths: float = Field(
+        ge=0,
+        description="whole-sequence tensors of the hidden width, per layer and micro-batch, whose "
+        "blocks the caching allocator gets back only when the reduce-scatter that reads them has "
+        "run: reserved, not allocated",
+    )
+    reducer_bytes: float = Field(
+        ge=0,
+        description="of the data-parallel reducer's own buckets, per parameter, kept beside the "
+        "gradients where there are several replicas",
     )
     optimizer_fused: bool = Field(description="one multi-tensor kernel updates all states")
     zero: int = Field(ge=0, le=3, description="ZeRO stage when a run names none")

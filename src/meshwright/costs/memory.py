@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.costs import pipeline
-from meshwright.costs.columns import Floats, Ints, LayoutColumns
+from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.factored import STATISTIC_BYTES, factored_statistics
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
@@ -155,12 +155,20 @@ def activation_bytes_per_layer(
     per_token = per_token + _ffn_width(model, behaviour) * width * element / tp
     scores = 0.0 * tokens
     if behaviour.attention_kernel == "unfused":
-        bytes_per_score = 2.0 * element + (1.0 if behaviour.dropout else -element)
-        scores = tokens * job.seq_len * (model.heads / tp) * bytes_per_score
+        # The probabilities; eager softmax keeps them in fp32 too; dropout its mask and output.
+        bytes_per_score = element + (0.0 if behaviour.fused_softmax else 4.0)
+        bytes_per_score += element + 1.0 if behaviour.dropout else 0.0
+        scores = _scores(model, job, columns) * bytes_per_score
         scores = np.where(columns.recompute == 1, 0.0, scores)
     whole = tokens * per_token + scores
     boundary = tokens * hidden * element / split
     return whole, boundary
+
+
+def _scores(model: Model, job: Job, columns: LayoutColumns) -> Floats:
+    """Attention scores of one layer and micro-batch on one rank: b·s²·a over cp and tp."""
+    tokens = (columns.micro_batch * ceil_div(job.seq_len, columns.cp)).astype(np.float64)
+    return np.asarray(tokens * job.seq_len * (model.heads / columns.tp))
 
 
 def _ffn_width(model: Model, behaviour: Behaviour) -> float:
@@ -205,8 +213,12 @@ def memory(
     columns: LayoutColumns,
     layers: StageLayers,
     micro_batches: Ints,
+    host_paced: Bools | None = None,
 ) -> MemoryColumns:
-    """Price the peak memory of the first, the heaviest middle and the last rank."""
+    """Price the peak memory of the first, the heaviest middle and the last rank.
+
+    `host_paced` says of each row whether the device waits for the host's launches; None: nowhere.
+    """
     local = local_parameters(model, columns, behaviour.vocab_multiple)
     counted = (
         factored_statistics(model, columns, behaviour.vocab_multiple)
@@ -217,6 +229,7 @@ def memory(
         moe: activation_bytes_per_layer(model, job, behaviour, columns, moe=moe)
         for moe in ((False, True) if model.experts else (False,))
     }
+    paced = np.zeros(columns.rows, dtype=bool) if host_paced is None else host_paced
     parts: dict[str, dict[str, Floats]] = {}
     states: dict[str, StateBytes] = {}
     totals: dict[str, Floats] = {}
@@ -226,7 +239,17 @@ def memory(
         statistics = role_parameters(counted, layers, columns, role) if counted else None
         states[role] = state_bytes(job, columns, dense, expert, share, statistics)
         parts[role] = _role_parts(
-            model, job, behaviour, columns, layers, micro_batches, role, states[role], kept, local
+            model,
+            job,
+            behaviour,
+            columns,
+            layers,
+            micro_batches,
+            role,
+            states[role],
+            kept,
+            local,
+            paced,
         )
         total = np.zeros(columns.rows)
         for name in PARTS:
@@ -247,6 +270,7 @@ def _role_parts(
     state: StateBytes,
     kept: dict[bool, tuple[Floats, Floats]],
     local: LocalParameters,
+    host_paced: Bools,
 ) -> dict[str, Floats]:
     element = job.precision.activation_bytes
     stage = {
@@ -284,9 +308,11 @@ def _role_parts(
     buffers = _bucket_bytes(behaviour, columns, state)
     whole_width = behaviour.full_width_buffers * tokens * model.hidden * element
     buffers = buffers + np.where(columns.tp > 1, whole_width, 0.0)
-    if behaviour.keeps_gathered_inputs:
-        whole_inputs = 2.0 * tokens * float(model.hidden) * element * (1.0 - 1.0 / split)
-        working = working + layers.total(role) * whole_inputs
+    reduced = behaviour.reducer_bytes * (state.dense_parameters + state.expert_parameters)
+    buffers = buffers + np.where((columns.dp > 1) & (columns.zero < 3), reduced, 0.0)
+    if behaviour.attention_kernel == "unfused" and not behaviour.fused_softmax:
+        # The fp32 gradient of one layer's eager softmax, beside what that layer kept.
+        working = working + 4.0 * _scores(model, job, columns)
     if behaviour.placeholder_gradients:
         layer = np.maximum(
             local.dense_layer * (layers.dense[role] > 0), local.moe_layer * (layers.moe[role] > 0)
@@ -295,6 +321,9 @@ def _role_parts(
         head = np.where(has_head, local.embedding_matrix, 0.0)
         buffers = buffers + job.precision.parameter_bytes * (layer + expert + head)
     moving = activations + working + logits + gathered
+    held = _held_bytes(
+        job, model, behaviour, columns, layers.total(role), flight, micro_batches, host_paced
+    )
     return {
         "parameters": state.parameters,
         "gradients": state.gradients,
@@ -306,8 +335,37 @@ def _role_parts(
         "buffers": buffers,
         "communicators": groups * float(known["nccl"]["bytes_per_group"]),
         "context": np.full(columns.rows, float(known["context"]["bytes"])),
-        "fragmentation": moving * float(known["allocator"]["fragmentation"]),
+        "fragmentation": moving * float(known["allocator"]["fragmentation"]) + held,
     }
+
+
+def _held_bytes(
+    job: Job,
+    model: Model,
+    behaviour: Behaviour,
+    columns: LayoutColumns,
+    layers: Floats,
+    flight: Floats,
+    micro_batches: Ints,
+    host_paced: Bools,
+) -> Floats:
+    """Blocks of whole-width tensors that the allocator may not reuse yet.
+
+    An asynchronous reduce-scatter marks its input with `record_stream`: the block is free again
+    only when the device has run the collective. A host that is ahead of the device therefore needs
+    new blocks for every layer, of the micro-batches in flight and of the next one. It is not ahead
+    where its own launches set the pace, unless several forwards of a warm-up follow each other
+    without a wait (pp > 2), nor where every message between stages blocks it.
+    """
+    waits = (host_paced & (columns.pp <= 2)) | (
+        (columns.pp > 1) & (behaviour.blocking_message_s > 0)
+    )
+    issued = np.minimum(flight + 1.0, micro_batches)
+    split = (columns.tp > 1) & (columns.sequence_parallel > 0)
+    tokens = columns.micro_batch * ceil_div(job.seq_len, columns.cp)
+    width = tokens * float(model.hidden) * job.precision.activation_bytes
+    held = behaviour.held_widths * layers * issued * width
+    return np.where(split & ~waits, held, 0.0)
 
 
 def _gathered(

@@ -118,12 +118,13 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     micro_batches = np.maximum(job.global_batch // (columns.dp * columns.micro_batch), 1)
     layers = stage_layers(model, columns)
     distances = strides(columns)
-    used = memory(model, job, setting.behaviour, columns, layers, micro_batches)
     keys, inverse = _distinct_keys(setting, columns, distances)
     per_layer = _layer_times(setting, keys)
     stage_parts = {
         role: _stage_parts(setting, columns, layers, per_layer, inverse, role) for role in ROLES
     }
+    host_paced = stage_parts["first"]["launch"][0] > 0.0
+    used = memory(model, job, setting.behaviour, columns, layers, micro_batches, host_paced)
     times = _stage_times(columns, stage_parts)
     hop = _p2p_time_s(setting, columns, distances)
     parts = _pace_parts(columns, stage_parts, times, micro_batches)

@@ -1,0 +1,93 @@
+"""Single terms of the memory model, each against a count by hand."""
+
+import numpy as np
+import pytest
+
+from meshwright.costs.columns import from_layouts
+from meshwright.costs.frameworks import behaviour
+from meshwright.costs.memory import memory
+from meshwright.costs.stages import stage_layers
+from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+MODEL = Model(
+    name="small", layers=8, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn=4096, vocab=32768,
+)  # fmt: skip
+WIDTH = 2048 * 1024 * 2.0
+"""One 16-bit tensor of the hidden width over the whole sequence of one micro-batch."""
+
+
+def parts(layout, role="first", micro_batches=16, host_paced=None, framework="nanotron", **options):
+    """Memory parts of one rank; the job's framework options are `options`."""
+    job = Job(
+        seq_len=2048, global_batch=64, precision=RECIPES["bf16-fp32-grads"], framework=framework,
+        framework_options=options,
+    )  # fmt: skip
+    columns = from_layouts([Layout(**layout)])
+    paced = None if host_paced is None else np.array([host_paced])
+    table = memory(
+        MODEL, job, behaviour(job), columns, stage_layers(MODEL, columns),
+        np.array([micro_batches]), paced,
+    )  # fmt: skip
+    return {name: float(value[0]) for name, value in table.parts[role].items()}
+
+
+SPLIT = dict(tp=4, dp=2, sequence_parallel=True)
+
+
+def held(layout, **how):
+    """Bytes that waiting blocks add, with one of them a layer and micro-batch."""
+    with_blocks = parts(layout, held_widths=1.0, **how)
+    without = parts(layout, held_widths=0.0, **how)
+    same = {name for name in with_blocks if with_blocks[name] == without[name]}
+    assert same >= set(with_blocks) - {"fragmentation"}, "only reserved memory may change"
+    return with_blocks["fragmentation"] - without["fragmentation"]
+
+
+def test_blocks_wait_for_the_micro_batch_in_flight_and_the_next():
+    assert held(SPLIT) == pytest.approx(2 * 8 * WIDTH)
+    assert held(SPLIT, micro_batches=1) == pytest.approx(8 * WIDTH)
+    assert held(dict(SPLIT, pp=4)) == pytest.approx((4 + 1) * 2 * WIDTH)
+
+
+def test_no_block_waits_without_a_reduce_scatter():
+    assert held(dict(tp=1, dp=8)) == 0.0
+    assert held(dict(SPLIT, sequence_parallel=False)) == 0.0
+
+
+def test_a_host_behind_the_device_needs_no_new_blocks():
+    assert held(SPLIT, host_paced=True) == 0.0
+    assert held(dict(SPLIT, pp=2), host_paced=True) == 0.0
+    assert held(dict(SPLIT, pp=4), host_paced=True) > 0.0
+
+
+def test_messages_that_block_stop_the_host_from_running_ahead():
+    assert held(SPLIT, blocking_message_s=0.26) > 0.0
+    assert held(dict(SPLIT, pp=4), blocking_message_s=0.26) == 0.0
+
+
+def test_reducer_buckets_exist_only_between_replicas():
+    """nanotron's static memory: 20 bytes a parameter with replicas, 18 without."""
+    alone, two = (parts(dict(tp=1, dp=dp), full_width_buffers=0.0) for dp in (1, 2))
+    count = two["parameters"] / 2.0
+    states = ("parameters", "gradients", "optimizer", "buffers")
+    assert sum(two[name] for name in states) == pytest.approx(20 * count)
+    assert sum(alone[name] for name in states) == pytest.approx(18 * count)
+
+
+def test_eager_softmax_keeps_fp32_probabilities_and_one_gradient():
+    scores = 2048.0 * 2048.0 * 16
+    how = dict(framework="megatron-2021", dropout=False)
+    fused = parts(dict(dp=8), **how)
+    eager = parts(dict(dp=8), fused_softmax=False, **how)
+    assert eager["activations"] - fused["activations"] == pytest.approx(8 * 4 * scores)
+    assert eager["recompute_peak"] - fused["recompute_peak"] == pytest.approx(4 * scores)
+
+
+def test_sharded_layers_recompute_their_own_scores_only():
+    how = dict(framework="megatron-2021", dropout=False, fused_softmax=False)
+    whole = parts(dict(dp=8, recompute="full"), **how)["recompute_peak"]
+    quarter = parts(dict(dp=2, tp=4, recompute="full"), **how)["recompute_peak"]
+    scores = 2048.0 * 2048.0 * 16 * (2 + 4 + 4)
+    assert whole - quarter >= 0.75 * scores
