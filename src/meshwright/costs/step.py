@@ -60,9 +60,9 @@ Engine's grouped linear launches one by one."""
 EXPERT_KERNELS_8BIT = 8
 """The same with 8-bit operands, where each product's input is cast by rows and by columns and its
 scales are rearranged."""
-NEARLY_FULL = 0.94
-"""Share of a device's memory from which on cached blocks no longer fit beside what is in use: where
-the pipelines of nanotron_ultrascale_full start to lose time to the allocator's retries."""
+NEARLY_FULL = 1.0
+"""Share of a device's memory from which on the allocator must free and retry: where what it would
+reserve, cached and waiting blocks included, no longer fits."""
 MOE_KERNELS = 12
 """Kernels that routing, permuting and combining add to a layer's forward, counted in Megatron-Core."""
 

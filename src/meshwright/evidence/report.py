@@ -145,7 +145,7 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
         "source documents of its software and cluster (evidence/data/sources.toml) says which apply. "
         "Six such entries are inferred from the source's own times or memory, not documented: "
         "nanotron's slow tensor-parallel collectives and the latency of its network, and in the A100 "
-        "layout sweep one network card a host, 16-bit gradients, whole (unsharded) logits and 14 bytes a "
+        "layout sweep one network card a host, 16-bit gradients, whole (unsharded) logits and 16 bytes a "
         "logit; the last two were chosen on which of its runs ran out of memory.",
         "A positive bias means predicted too slow (or too large).",
         "",
