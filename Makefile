@@ -87,6 +87,10 @@ validate-more: $(VENV)/full.done
 	$(BIN)/pip install --no-deps --target $(VENV)/validate/lightning-2.6.6 \
 	  lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0
 	$(BIN)/pip install --target $(VENV)/validate/skypilot-0.14.1 skypilot==0.14.1
+	$(BIN)/pip install --no-deps --target $(VENV)/validate/megatron-bridge-0.3.1 \
+	  megatron-bridge==0.3.1 hydra-core==1.3.2 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3
+	-$(BIN)/pip install --no-deps --target $(VENV)/validate/nanotron-2411b02 dacite==1.9.2 \
+	  git+https://github.com/huggingface/nanotron@2411b022a75fb7f7561a1bb4166706da5e1b76de
 	MESHWRIGHT_VALIDATE_MORE=1 $(BIN)/pytest tests/exports/test_more_parsers.py
 
 clean:

@@ -29,7 +29,11 @@ CHECKS = {
         "its argument validation, its flags, its log": r"test_megatron_accepts",
         "published runs without loss": r"test_published_runs.*\[megatron-(?!bridge)",
     },
-    "megatron-bridge": {"published runs without loss": r"test_published_runs.*\[megatron-bridge-"},
+    "megatron-bridge": {
+        "its configuration classes (0.3.1)": r"test_megatron_bridge_reads_our_overrides",
+        "published runs without loss": r"test_published_runs.*\[megatron-bridge-",
+    },
+    "nanotron": {"its YAML parser": r"test_nanotron_reads_our_files"},
     "deepspeed": {
         "DeepSpeedConfig": r"test_deepspeed_accepts_our_json",
         "trained 3 steps on CPU, loss equal": r"test_the_deepspeed_export_runs",
@@ -56,8 +60,8 @@ CHECKS = {
 # What no check here covers, said as plainly.
 NOT_RUN = {
     "megatron": "training (needs a GPU)",
-    "megatron-bridge": "its parser (needs Transformer Engine) and training",
-    "nanotron": "its parser (flash-attn at import) and training",
+    "megatron-bridge": "three overrides newer than 0.3.1, and training (needs Transformer Engine)",
+    "nanotron": "training (needs flash-attn)",
     "torchtitan": "its model registry and training (Triton at import)",
     "accelerate": "FSDP2, TP and CP training (its FSDP needs an accelerator)",
     "slurm": "sbatch", "kubernetes": "a cluster", "jobset": "a cluster", "pytorchjob": "a cluster",

@@ -1,4 +1,4 @@
-"""Parsers that take minutes to install: torchtitan, Lightning and SkyPilot.
+"""Parsers that take minutes to install: torchtitan, Lightning, SkyPilot, nanotron, Megatron-Bridge.
 
 `make validate-more` installs them and runs this file; the default tests leave it out.
 """
@@ -15,7 +15,8 @@ from plans import TITAN, make_plan, plans
 from test_execution import LLAMA, free_port, tiny_plan
 from test_real_parsers import sample
 
-from meshwright.exports import torchtitan
+from meshwright.exports import megatron_bridge, nanotron, torchtitan
+from meshwright.exports.canonical import canonical
 from meshwright.exports.targets import export
 
 pytestmark = pytest.mark.skipif(
@@ -89,3 +90,73 @@ def test_skypilot_accepts_our_tasks(tmp_path):
     assert one[0] == 1 and "H100" in one[1]
     assert four[0] == 4
     assert wrong[0] == "error" and "no_such_key" in wrong[1]
+
+
+def parsed(which, folder, texts, tmp_path):
+    """What the package's own configuration code makes of the texts; skipped if not installed."""
+    packages = ROOT / folder
+    if not packages.is_dir():
+        pytest.skip(f"{which} is not installed: make validate-more fetches it")
+    files = [tmp_path / f"{number}.txt" for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    program = Path(__file__).parent / "cuda_only_parsers.py"
+    done = subprocess.run(
+        [sys.executable, str(program), which, str(packages), *map(str, files)],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_nanotron_reads_our_files_as_we_mean_them(tmp_path):
+    chosen = sample(plans(nanotron.LIMITS, ("llama3-8b", "llama3-70b")), 30)
+    texts = [nanotron.files(plan, "meshwright export")["nanotron.yaml"] for plan in chosen]
+    wrong = texts[0].replace("  zero_stage:", "  zero_stagee: 1\n  zero_stage:")
+    *answers, refused = parsed("nanotron", "nanotron-2411b02", [*texts, wrong], tmp_path)
+    for plan, read in zip(chosen, answers, strict=True):
+        layout = canonical(plan.layout, plan.model)
+        engine = "OneForwardOneBackward" if layout.schedule == "1f1b" else "AllForwardAllBackward"
+        assert read == {
+            "dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "zero": layout.zero,
+            "sequence_parallel": layout.sequence_parallel,
+            "full_recompute": layout.recompute == "full", "engine": f"{engine}PipelineEngine",
+            "global_batch": plan.job.global_batch, "layers": plan.model.layers,
+        }  # fmt: skip
+    assert "zero_stagee" in refused["error"]
+
+
+NEWER = ("model.activation_func=", "dataset.seq_length=", "validation.eval_iters=")
+"""Overrides of the repository's main branch that the newest release does not have yet."""
+
+
+def test_megatron_bridge_reads_our_overrides_as_we_mean_them(tmp_path):
+    chosen = [
+        make_plan("llama3-8b", tp=2, pp=2, dp=4, zero=1, sequence_parallel=True),
+        make_plan("llama3-70b", tp=8, pp=4, dp=2, virtual_stages=2, schedule="interleaved",
+                  sequence_parallel=True, recompute="full"),
+        make_plan("llama3-8b", tp=2, dp=2, recompute="selective", sequence_parallel=True),
+        make_plan("mixtral-8x7b", pp=2, dp=8, ep=8), make_plan("gpt3-175b", tp=8, pp=8, dp=2),
+        make_plan("qwen3-30b-a3b", dp=8, ep=8, zero=1), make_plan("llama3-8b", dp=4, cp=2),
+        make_plan("deepseek-v3", dp=8, pp=4, ep=8),
+    ]  # fmt: skip
+    given = [
+        [f"{field}={value}" for field, value in megatron_bridge.overrides(plan).items()]
+        for plan in chosen
+    ]
+    texts = [json.dumps([o for o in one if not o.startswith(NEWER)]) for one in given]
+    wrong = json.dumps(["model.tensor_model_paralel_size=2"])
+    *answers, refused = parsed(
+        "megatron-bridge", "megatron-bridge-0.3.1", [*texts, wrong], tmp_path
+    )
+    for plan, read in zip(chosen, answers, strict=True):
+        layout = plan.layout
+        assert read == {
+            "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep,
+            "sequence_parallel": layout.sequence_parallel,
+            "recompute": None if layout.recompute == "none" else layout.recompute,
+            "virtual": layout.virtual_stages if layout.virtual_stages > 1 else None,
+            "layers": plan.model.layers, "distributed_optimizer": layout.zero > 0,
+            "micro_batch": layout.micro_batch, "global_batch": plan.job.global_batch,
+        }  # fmt: skip
+    assert "tensor_model_paralel_size" in refused["error"]

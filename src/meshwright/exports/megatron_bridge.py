@@ -87,7 +87,6 @@ def overrides(plan: Plan) -> dict[str, str]:
     found["model.share_embeddings_and_output_weights"] = _bool(model.tied_embeddings)
     found["model.gated_linear_unit"] = _bool(model.gated)
     found["model.activation_func"] = "silu" if model.gated else "gelu"
-    found["model.max_position_embeddings"] = str(max(model.max_positions, job.seq_len))
     found["tokenizer.vocab_size"] = str(model.vocab)
     found["dataset.seq_length"] = str(job.seq_len)
     sharded = canonical(plan.layout, model).zero > 0
@@ -163,8 +162,6 @@ def _special(flags: Flags, field: str, value: str) -> bool:
         _set(flags, "swiglu", value)
     elif field == "ddp.grad_reduce_in_fp32":
         _set(flags, "grad-reduce-in-bf16", _bool(not on))
-    elif field == "model.max_position_embeddings":
-        flags["max-position-embeddings"] = value
     elif field == "mixed_precision":
         if value == "fp16_mixed":
             flags["fp16"] = True

@@ -1,7 +1,7 @@
 """nanotron: a plan as its YAML, and back.
 
 Follows `src/nanotron/config/config.py` and `parallelism_config.py` of huggingface/nanotron (main,
-2025); mesh order pp, dp, tp from the outside.
+April 2026); mesh order pp, dp, tp from the outside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-VERSION = "main (2025)"
+VERSION = "main (2026)"
 
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 _TOP = frozenset({"checkpoints", "data_stages", "general", "lighteval", "logging", "model",

@@ -1,0 +1,129 @@
+"""Run as a program: the config parsers of packages that import CUDA kernels, on a machine without.
+
+    python cuda_only_parsers.py nanotron|megatron-bridge FOLDER_OF_PACKAGES FILE...
+
+Packages that only training needs are stood in for; the configuration code is the package's own.
+Prints a JSON list with what it understood of each file, or {"error": …}.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+import types
+from pathlib import Path
+from unittest.mock import MagicMock
+
+NEEDED_TO_TRAIN = {
+    "nanotron": ("datasets", "flash_attn", "lighteval", "triton"),
+    "megatron-bridge": (
+        "causal_conv1d", "datasets", "fla", "flash_attn", "mamba_ssm", "megatron.core.inference",
+        "mlflow", "nltk", "nvidia_resiliency_ext", "open_clip", "qwen_vl_utils", "sentencepiece",
+        "six", "tiktoken", "timm", "transformer_engine", "wandb",
+    ),
+}  # fmt: skip
+
+
+class StandIn(types.ModuleType):
+    """A package of which every name exists and does nothing."""
+
+    __path__ = ()
+    __version__ = "2.8.0"
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock(name=name)
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a stand-in for the named packages and all inside them."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def find_spec(self, name, path=None, target=None):
+        if any(name == known or name.startswith(f"{known}.") for known in self.names):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return StandIn(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def nanotron(text):
+    """`run_train.py --config-file`: the YAML through its dataclasses."""
+    import yaml
+    from nanotron.config import Config, get_config_from_dict
+
+    read = get_config_from_dict(yaml.safe_load(text), config_class=Config)
+    split, tokens = read.parallelism, read.tokens
+    return {
+        "dp": split.dp, "tp": split.tp, "pp": split.pp, "zero": read.optimizer.zero_stage,
+        "sequence_parallel": split.tp_mode.name == "REDUCE_SCATTER",
+        "full_recompute": split.recompute_layer, "engine": type(split.pp_engine).__name__,
+        "global_batch": tokens.micro_batch_size * tokens.batch_accumulation_per_replica * split.dp,
+        "layers": read.model.model_config.num_hidden_layers,
+    }  # fmt: skip
+
+
+def megatron_bridge(text):
+    """`run_recipe.py`: the overrides, as JSON list, onto the defaults that vanilla_gpt takes."""
+    from megatron.bridge.models import GPTModelProvider
+    from megatron.bridge.models.mla_provider import MLAModelProvider
+    from megatron.bridge.training import config as bridge
+    from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+
+    given = json.loads(text)
+    latent = any("kv_lora_rank" in one for one in given)
+    recipe = bridge.ConfigContainer(
+        model=(MLAModelProvider if latent else GPTModelProvider)(),
+        train=bridge.TrainingConfig(train_iters=1, global_batch_size=32, micro_batch_size=2),
+        optimizer=bridge.OptimizerConfig(optimizer="adam", lr=3e-4),
+        scheduler=bridge.SchedulerConfig(lr_decay_style="cosine"),
+        ddp=bridge.DistributedDataParallelConfig(),
+        dataset=bridge.GPTDatasetConfig(
+            random_seed=1, seq_length=1024, blend=None, blend_per_split=None, split="9999,8,2",
+            dataloader_type="single", reset_position_ids=False, reset_attention_mask=False,
+            eod_mask_loss=False,
+        ),
+        logger=bridge.LoggerConfig(),
+        tokenizer=bridge.TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=1000),
+        checkpoint=bridge.CheckpointConfig(ckpt_format="torch_dist"),
+        rng=bridge.RNGConfig(), dist=bridge.DistributedInitConfig(), mixed_precision="bf16_mixed",
+    )  # fmt: skip
+    read = process_config_with_overrides(recipe, cli_overrides=given)
+    model = read.model
+    return {
+        "tp": model.tensor_model_parallel_size, "pp": model.pipeline_model_parallel_size,
+        "cp": model.context_parallel_size, "ep": model.expert_model_parallel_size,
+        "sequence_parallel": model.sequence_parallel, "recompute": model.recompute_granularity,
+        "virtual": model.virtual_pipeline_model_parallel_size, "layers": model.num_layers,
+        "distributed_optimizer": read.ddp.use_distributed_optimizer,
+        "micro_batch": read.train.micro_batch_size, "global_batch": read.train.global_batch_size,
+    }  # fmt: skip
+
+
+def main():
+    which, packages, *files = sys.argv[1:]
+    sys.meta_path.insert(0, StandIns(NEEDED_TO_TRAIN[which]))
+    sys.path.insert(0, packages)
+    if which == "megatron-bridge":
+        import megatron  # Megatron-Core's folder; the bridge's is another of the same name
+
+        megatron.__path__ = [*megatron.__path__, f"{packages}/megatron"]
+    parse = {"nanotron": nanotron, "megatron-bridge": megatron_bridge}[which]
+    answers = []
+    for file in files:
+        try:
+            answers.append(parse(Path(file).read_text()))
+        except Exception as error:
+            answers.append({"error": f"{type(error).__name__}: {error}"})
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
