@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--csv", default="")
+    parser.add_argument("--profile", default="", help="steps to profile, as steps=3:5")
     parser.add_argument("--tensorboard", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--json", action="store_true", help="print every record as JSON")
     parser.add_argument("--end-token", type=int, default=-1)

@@ -31,6 +31,7 @@ from meshwright.engine.parallelize import (
     parallelize,
 )
 from meshwright.engine.pipeline import make_schedule
+from meshwright.engine.profile import unmarked
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -94,9 +95,11 @@ class Program:
         self.holds_loss = len(ranges) - 1 in self.modules
         self._reducers = make_reducers(self.stages, self.world, precision)
         self._valid_tokens = 1
-        self._schedule: Any = None
+        self.pipeline_schedule: Any = None
+        self.mark = unmarked
+        """Called around each forward and backward with its kind, stage and micro-batch."""
         if layout.pp > 1:
-            self._schedule = make_schedule(
+            self.pipeline_schedule = make_schedule(
                 self.modules, self.world, micro_batches=self.micro_batches,
                 length=seq_len // layout.cp, compute=precision.compute, loss=self._loss, csv=csv,
             )  # fmt: skip
@@ -149,7 +152,7 @@ class Program:
         if self.dropout.rate > 0:
             rows = torch.arange(self.global_batch, device=self.world.device)
             extra["rows"] = rows.chunk(self.layout.dp)[self.world.dp_rank]
-        if self._schedule:
+        if self.pipeline_schedule:
             losses = self._pipelined(own, wanted, extra)
         else:
             losses = self._looped(own, wanted, extra)
@@ -179,8 +182,10 @@ class Program:
                 root.set_requires_gradient_sync(last or zero >= 2)
                 root.set_reshard_after_backward(last or zero == 3)
             own = {name: chunks[index] for name, chunks in parts.items()}
-            loss = self._loss(stage(inputs, **own), wanted)
-            loss.backward()
+            with self.mark("F", 0, index):
+                loss = self._loss(stage(inputs, **own), wanted)
+            with self.mark("B", 0, index):
+                loss.backward()
             losses.append(loss.detach())
         return losses
 
@@ -191,7 +196,7 @@ class Program:
         losses: list[torch.Tensor] = []
         arguments = (tokens,) if 0 in self.modules else ()
         ends = {"target": targets, "losses": losses} if self.holds_loss else {}
-        self._schedule.step(*arguments, return_outputs=False, **ends, **extra)
+        self.pipeline_schedule.step(*arguments, return_outputs=False, **ends, **extra)
         return losses
 
     def step(

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from meshwright.engine.charts import Bar, Line, Marks, line_chart, stacked_bars
 from meshwright.engine.recorder import Recorder, clock, comparison, event_line, format_flop_s
 from meshwright.engine.runlog import HOST_PARTS, RunLog, read_log, summarise
+from meshwright.engine.trace import MeasuredStep, measured_steps, read_traces
+from meshwright.simulator.render_svg import svg_timeline
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import write_atomically
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from meshwright.engine.train import Run
 
 NAME = "report.html"
+MOST_OPERATIONS = 4000
+"""Of a profiled step in the page's picture."""
 MOST_RANKS = 16
 """Ranks that bars show: the heaviest ones."""
 
@@ -39,8 +43,16 @@ def write_report(folder: str | Path) -> Path:
         SpecError: the records are missing or broken, or the page cannot be written.
     """
     target = Path(folder) / NAME
-    write_atomically(target, report_page(read_log(folder)))
+    write_atomically(target, report_page(read_log(folder), _profiled(Path(folder))))
     return target
+
+
+def _profiled(folder: Path) -> list[MeasuredStep]:
+    """The profiled steps of a run's first pipeline, if it left any whole."""
+    try:
+        return measured_steps(read_traces(folder))
+    except SpecError:
+        return []
 
 
 @contextmanager
@@ -66,8 +78,8 @@ def _write_page(recorder: Recorder) -> None:
         write_report(recorder.folder)
 
 
-def report_page(log: RunLog) -> str:
-    """The page of a run.
+def report_page(log: RunLog, profiled: Sequence[MeasuredStep] = ()) -> str:
+    """The page of a run, with a picture of its last profiled step.
 
     Raises:
         SpecError: the records hold no start of a run.
@@ -79,7 +91,7 @@ def report_page(log: RunLog) -> str:
         summary["peak_memory_bytes"] = closing["peak_memory_bytes"]
     sections = [
         _curves(log, start, summary), _step_split(log, start), _memory(log, start),
-        _comparison(summary), _traffic(log), _events(log), _plan(start), _environment(start),
+        _comparison(summary), _measured_step(profiled), _traffic(log), _events(log), _plan(start), _environment(start),
     ]  # fmt: skip
     page = resources.files("meshwright.engine").joinpath("page")
     style, script = (page.joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
@@ -267,6 +279,25 @@ def _comparison(summary: dict[str, Any]) -> str:
     note = f"Predicted by {escape(foreseen['by'])}." if foreseen else "No prediction was possible."
     body = _table(["", "predicted", "measured", "ratio"], rows)
     return _section("Predicted and measured", body, note)
+
+
+def _measured_step(profiled: Sequence[MeasuredStep]) -> str:
+    if not profiled:
+        return ""
+    shown = profiled[-1]
+    timeline, replayed = shown.timeline, shown.replayed
+    body = (
+        svg_timeline(timeline, format_time=lambda t: format_seconds(t) if t else "0 s")
+        if len(timeline.schedule) <= MOST_OPERATIONS
+        else "<p class='none'>too many operations for a picture; open the traces in Perfetto</p>"
+    )
+    note = (
+        f"Step {shown.number} under the profiler, which slows it: bubble "
+        f"{timeline.bubble.makespan:.1%}. The same order and durations with messages that take no "
+        f"time: {format_seconds(replayed.makespan_s)}, bubble {replayed.bubble.makespan:.1%}. "
+        "<code>meshwright trace</code> tells more; the traces in profile/ open in Perfetto."
+    )
+    return _section("A step as it ran", f"<div class='picture'>{body}</div>", note, wide=True)
 
 
 def _verdict(ratio: str) -> str:

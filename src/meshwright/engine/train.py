@@ -32,6 +32,7 @@ from meshwright.engine.meter import (
 from meshwright.engine.numerics import Numerics
 from meshwright.engine.parallelize import Precision
 from meshwright.engine.preflight import check_disk, check_fresh, check_vocabulary
+from meshwright.engine.profile import StepProfiler, Window
 from meshwright.engine.program import Program
 from meshwright.engine.weights import Checkpoint, export_part, write_index
 from meshwright.specs.cluster import Cluster
@@ -72,6 +73,8 @@ class Run:
     generation: int = 0
     lost: int = 0
     """Ranks that were given up since the run began."""
+    profile: str = ""
+    """Steps to profile, as `steps=3:5`."""
     cluster: Cluster | None = None
     """The hardware that speed and memory are compared with; MFU is relative to its peak."""
     predicted: Estimate | None = None
@@ -121,6 +124,8 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         check_vocabulary(corpus, run.model.vocab)
     if run.init:
         _check_init(run)
+    if run.profile:
+        Window.parse(run.profile, run.steps)
     if run.resume:
         path, _passed_over = manifest.newest_good(run.resume)
         if manifest.read(path)["model"] != run.model.plain():
@@ -207,6 +212,7 @@ def _train(
         start = store.load(run.resume)
         if first:
             report({"kind": "resumed", "step": start})
+    profiler = StepProfiler(run, program, flight)
     summary: dict[str, Any] = {"step": start}
     for step in range(start, run.steps):
         began = time.perf_counter()
@@ -222,7 +228,7 @@ def _train(
             raise SpecError("vocab", run.model.vocab, f"the data holds token {largest}")
         loaded = time.perf_counter()
         counter = Counter(program, optimizer) if step == start + 1 else None
-        with counter.counting() if counter else contextlib.nullcontext():
+        with profiler.step(step + 1), counter.counting() if counter else contextlib.nullcontext():
             result = program.step(
                 optimizer, tokens, targets, clip=run.clip, starts=starts, number=step
             )

@@ -1,0 +1,265 @@
+"""Measured steps out of profiler traces: the pipeline as it ran, its bubble, the collectives.
+
+Needs no torch. The traces are those of `train --profile`; their ranges are named in profile.py.
+Ranks of one host share a clock. Between hosts a constant offset shows as waiting, so the bubble of
+a pipeline that spans hosts is as good as their clocks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from meshwright.schedules.ops import Kind, from_columns
+from meshwright.simulator.evaluate import Simulator
+from meshwright.simulator.timeline import Bubble, Timeline
+from meshwright.simulator.times import StageTimes
+from meshwright.specs.errors import SpecError
+
+_OPERATION = re.compile(r"(F|B|I|W|loss) stage (\d+) micro-batch (\d+)")
+_CALL = re.compile(r"(\S+) (\S+) (\d+) B")
+_STEP = re.compile(r"step (\d+)")
+
+
+class Span(NamedTuple):
+    """A range of a trace, in seconds of its rank's clock."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """One rank's operations on one axis in one step."""
+
+    calls: int
+    payload_bytes: int
+    in_flight_s: float
+    """Time during which at least one was under way, hidden behind compute or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What one rank's trace says of its steps."""
+
+    facts: dict[str, Any]
+    """rank, pp_rank, pipeline, pp, schedule, virtual_stages, micro_batches."""
+    steps: dict[int, Span]
+    operations: dict[int, dict[tuple[Kind, int, int], Span]]
+    """By step: kind, stage and micro-batch."""
+    collectives: dict[int, dict[str, Collectives]]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """One step of one pipeline, as it ran."""
+
+    number: int
+    pipeline: int
+    step_s: float
+    """From the first rank's start to the last one's end, optimizer included."""
+    timeline: Timeline
+    """Starts and ends as measured; 0 is the first operation's start."""
+    replayed: Timeline
+    """The same order and the same durations with messages that take no time."""
+    collectives: dict[int, dict[str, Collectives]]
+    """By rank and axis."""
+
+
+def read_traces(where: Path) -> list[RankTrace]:
+    """Read the traces of a run's folder (or of a folder of traces), by rank.
+
+    Raises:
+        SpecError: there are none, or a file is no trace of ours.
+    """
+    folder = where / "profile" if (where / "profile").is_dir() else where
+    paths = sorted([*folder.glob("rank-*.json.gz"), *folder.glob("rank-*.json")])
+    if not paths:
+        raise SpecError("trace", str(where), "holds no traces; train with --profile steps=3:5")
+    return [read_trace(path) for path in paths]
+
+
+def read_trace(path: Path) -> RankTrace:
+    """Read one rank's trace.
+
+    Raises:
+        SpecError: not a Chrome trace that `train --profile` wrote.
+    """
+    try:
+        raw = path.read_bytes()
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        document = msgspec.json.decode(raw)
+        facts, events = document["meshwright"], document["traceEvents"]
+        base_s = document.get("baseTimeNanoseconds", 0) * 1e-9
+        return _sorted_out(facts, events, base_s)
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or "not written by train --profile"
+        raise SpecError("trace", str(path), f"cannot be read ({reason})") from None
+
+
+def _sorted_out(facts: dict[str, Any], events: list[Any], base_s: float) -> RankTrace:
+    steps: dict[int, Span] = {}
+    operations: list[tuple[tuple[str, int, int], Span]] = []
+    calls: list[tuple[str, int, Span]] = []
+    transfers: list[Span] = []
+    for event in events:
+        if event.get("ph") != "X" or event.get("cat") != "user_annotation":
+            continue
+        name, start = event["name"], base_s + event["ts"] * 1e-6
+        span = Span(start, start + event["dur"] * 1e-6)
+        if match := _OPERATION.fullmatch(name):
+            operations.append(((match[1], int(match[2]), int(match[3])), span))
+        elif match := _STEP.fullmatch(name):
+            steps[int(match[1])] = span
+        elif match := _CALL.fullmatch(name):
+            calls.append((match[1], int(match[3]), span))
+        elif name.startswith(("gloo:", "nccl:")):
+            transfers.append(span)
+    found: dict[int, dict[tuple[Kind, int, int], Span]] = {}
+    moved: dict[int, dict[str, Collectives]] = {}
+    for number, whole in steps.items():
+        found[number] = _operations([o for o in operations if _inside(o[1], whole)])
+        moved[number] = _collectives([c for c in calls if _inside(c[2], whole)], transfers)
+    return RankTrace(facts, steps, found, moved)
+
+
+def _inside(span: Span, whole: Span) -> bool:
+    return whole.start_s <= span.start_s <= whole.end_s
+
+
+def _operations(
+    ranges: list[tuple[tuple[str, int, int], Span]],
+) -> dict[tuple[Kind, int, int], Span]:
+    """Compute by kind, stage and micro-batch; the loss counts as the end of its forward."""
+    found = {
+        (Kind[kind], stage, unit): span for (kind, stage, unit), span in ranges if kind != "loss"
+    }
+    for (kind, stage, unit), span in ranges:
+        forward = (Kind.F, stage, unit)
+        if kind == "loss" and forward in found:
+            found[forward] = Span(found[forward].start_s, span.end_s)
+    return found
+
+
+def _collectives(
+    calls: list[tuple[str, int, Span]], transfers: list[Span]
+) -> dict[str, Collectives]:
+    """By axis. The backend notes a transfer while the call that asks for it runs, so the one tells
+    how long it took and the other on which axis."""
+    starts = np.array([span.start_s for span in transfers])
+    under_way: dict[str, list[Span]] = {}
+    counts: dict[str, tuple[int, int]] = {}
+    for axis, size, span in calls:
+        mine = np.flatnonzero((starts >= span.start_s) & (starts <= span.end_s))
+        under_way.setdefault(axis, []).extend([transfers[at] for at in mine] or [span])
+        number, total = counts.get(axis, (0, 0))
+        counts[axis] = number + 1, total + size
+    return {
+        axis: Collectives(number, total, _covered_s(under_way[axis]))
+        for axis, (number, total) in counts.items()
+    }
+
+
+def _covered_s(spans: Sequence[Span]) -> float:
+    """Length of the union of spans."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(end - max(start, until), 0.0)
+        until = max(until, end)
+    return total
+
+
+def measured_steps(traces: Sequence[RankTrace], pipeline: int | None = None) -> list[MeasuredStep]:
+    """The profiled steps of one pipeline: the first, or the one that begins with rank `pipeline`.
+
+    Raises:
+        SpecError: there is no such pipeline, or ranks of it are missing.
+    """
+    wanted = min(t.facts["pipeline"] for t in traces) if pipeline is None else pipeline
+    ranks = sorted(
+        (t for t in traces if t.facts["pipeline"] == wanted), key=lambda t: t.facts["pp_rank"]
+    )
+    if not ranks:
+        known = sorted({t.facts["pipeline"] for t in traces})
+        raise SpecError("pipeline", wanted, f"pipelines begin with the ranks {known}")
+    if len(ranks) != ranks[0].facts["pp"]:
+        raise SpecError(
+            "trace", wanted, f"its pipeline has {ranks[0].facts['pp']} ranks, {len(ranks)} traces"
+        )
+    numbers = sorted(set.intersection(*(set(t.steps) for t in ranks)))
+    return [_measured(number, wanted, ranks) for number in numbers]
+
+
+def _measured(number: int, pipeline: int, ranks: list[RankTrace]) -> MeasuredStep:
+    facts = ranks[0].facts
+    rows = [sorted(t.operations[number].items(), key=lambda item: item[1]) for t in ranks]
+    if not all(rows):
+        raise SpecError("trace", number, "a rank's trace of this step holds no operations")
+    stage_rank = {key[1]: at for at, row in enumerate(rows) for key, _ in row}
+    columns = [
+        tuple(np.array([int(key[part]) for key, _ in row], dtype=np.int32) for part in range(3))
+        for row in rows
+    ]
+    schedule = from_columns(
+        facts["schedule"], columns, micro_batches=facts["micro_batches"],
+        stage_rank=np.array([stage_rank[stage] for stage in sorted(stage_rank)], dtype=np.int32),
+        virtual_stages=facts["virtual_stages"],
+    )  # fmt: skip
+    spans = [span for row in rows for _, span in row]
+    begin = min(span.start_s for span in spans)
+    start = np.array([span.start_s - begin for span in spans])
+    end = np.array([span.end_s - begin for span in spans])
+    times = StageTimes.of(*_durations(schedule.stages, schedule.units, rows))
+    replayed = Simulator(schedule).run(times)
+    makespan = float(end.max())
+    timeline = replace(
+        replayed, start=start, end=end, node_end=end, durations=end - start, makespan_s=makespan,
+        step_s=makespan, bubble=_bubble(replayed, start, end),
+        rank_end_s=np.array([max(span.end_s for _, span in row) - begin for row in rows]),
+    )  # fmt: skip
+    whole = [t.steps[number] for t in ranks]
+    return MeasuredStep(
+        number=number, pipeline=pipeline,
+        step_s=max(span.end_s for span in whole) - min(span.start_s for span in whole),
+        timeline=timeline, replayed=replayed,
+        collectives={t.facts["rank"]: t.collectives[number] for t in ranks},
+    )  # fmt: skip
+
+
+def _durations(
+    stages: int, units: int, rows: list[list[tuple[tuple[Kind, int, int], Span]]]
+) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+    """Measured forward, input-gradient and weight-gradient times, each of shape (stages, units).
+
+    A whole backward counts half to either part, which is never asked for apart.
+    """
+    forward, inputs, weights = (np.zeros((stages, units)) for _ in range(3))
+    for row in rows:
+        for (kind, stage, unit), span in row:
+            spent = span.end_s - span.start_s
+            if kind == Kind.F:
+                forward[stage, unit] = spent
+            elif kind == Kind.B:
+                inputs[stage, unit] = weights[stage, unit] = spent / 2
+            else:
+                (inputs if kind == Kind.I else weights)[stage, unit] = spent
+    return [forward, inputs, weights]
+
+
+def _bubble(replayed: Timeline, start: Any, end: Any) -> Bubble:
+    """Idle shares as measured; what the replay does not need is communication's (and the host's)."""
+    schedule, makespan = replayed.schedule, float(end.max())
+    work = float(replayed.busy_s.mean())
+    firsts, lasts = schedule.offsets[:-1], schedule.offsets[1:] - 1
+    longest = float((end[lasts] - start[firsts]).max())
+    share = replayed.makespan_s / makespan
+    parts = {name: part * share for name, part in replayed.bubble.attribution.items()}
+    parts["communication"] = parts.get("communication", 0.0) + 1.0 - share
+    return Bubble(1 - work / longest, 1 - work / makespan, parts)
