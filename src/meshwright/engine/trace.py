@@ -203,10 +203,10 @@ def _measured(number: int, pipeline: int, ranks: list[RankTrace]) -> MeasuredSte
     if not all(rows):
         raise SpecError("trace", number, "a rank's trace of this step holds no operations")
     stage_rank = {key[1]: at for at, row in enumerate(rows) for key, _ in row}
-    columns = [
-        tuple(np.array([int(key[part]) for key, _ in row], dtype=np.int32) for part in range(3))
-        for row in rows
-    ]
+    columns = []
+    for row in rows:
+        kind, stage, unit = np.array([key for key, _ in row], dtype=np.int32).T
+        columns.append((kind, stage, unit))
     schedule = from_columns(
         facts["schedule"], columns, micro_batches=facts["micro_batches"],
         stage_rank=np.array([stage_rank[stage] for stage in sorted(stage_rank)], dtype=np.int32),
