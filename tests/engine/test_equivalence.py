@@ -6,7 +6,9 @@ The whole matrix shares one fork server; each case is two optimizers, two steps 
 import pytest
 import torch
 
+from meshwright.cli import run
 from meshwright.engine import verify as proof
+from meshwright.engine.guards import check
 from meshwright.engine.processes import run_ranks
 from meshwright.engine.shrink import Case
 from meshwright.schedules import build, write_torch_csv
@@ -103,6 +105,20 @@ CASES = {
     "4d": (LLAMA, {"dp": 2, "cp": 2, "tp": 2, "pp": 2, "zero": 1, **SP}),
 }  # fmt: skip
 
+TINY = {"layers": 2, "hidden": 32, "head_dim": 8, "ffn": 48}
+FIVE = {
+    "16-ranks-ring-zero2": (
+        MOE.but(**TINY, tied_embeddings=True),
+        {"dp": 2, "cp": 2, "tp": 2, "pp": 2, "ep": 4, "zero": 2, **SP, "cp_method": "ring",
+         "recompute": "selective"},
+    ),
+    "32-ranks-hsdp": (
+        MOE.but(**TINY, kv_heads=1),
+        {"dp": 4, "cp": 2, "tp": 2, "pp": 2, "ep": 4, "zero": 3, "shard": 4, **SP},
+    ),
+}  # fmt: skip
+"""All five axes at once on a tiny model, with packed documents."""
+
 PACKED = {
     "zero3-full-recompute": (LLAMA, {"dp": 2, "zero": 3, "recompute": "full"}),
     "tp4-sp-window-selective": (QWEN, {"tp": 4, **SP, "recompute": "selective"}),
@@ -123,7 +139,10 @@ MUTANTS = {
     "sp-kv": (LLAMA, {"tp": 4}), "pp": (LLAMA, {"pp": 2}), "tied": (TIED, {"pp": 2}),
     "tied-v": (TIED, {"pp": 2, **V, "schedule": "zb-v"}), "cp": (LLAMA, {"cp": 2}),
     "cp-ring": (LLAMA, {"cp": 2, "cp_method": "ring"}),
-    "ep": (MOE, {"dp": 2, "ep": 2}), "documents": (LLAMA, {"cp": 2}),
+    "ep": (MOE, {"dp": 2, "ep": 2}), "edp": (MOE, {"dp": 4, "ep": 2}),
+    "edp-zero3": (MOE, {"dp": 4, "ep": 2, "zero": 3}), "loss": (LLAMA, {"tp": 2}),
+    "hsdp": (LLAMA, {"dp": 4, "zero": 1, "shard": 2}), "tokens": (LLAMA, {"dp": 2}),
+    "documents": (LLAMA, {"cp": 2}),
     "documents-ring": (LLAMA, {"cp": 2, "cp_method": "ring"}), "dropout": (LLAMA, {"tp": 2}),
 }  # fmt: skip
 
@@ -165,11 +184,17 @@ def test_packed_documents_and_dropout_equal_one_device(name, oracles):
     _assert_equal(case, oracles, optimizers=("sgd",))
 
 
-def _assert_equal(case, oracles, optimizers=proof.OPTIMIZERS):
+@pytest.mark.parametrize("name", FIVE)
+def test_five_axes_at_once_equal_one_device(name, oracles):
+    case = _case(*FIVE[name], documents=True)
+    _assert_equal(case, oracles, optimizers=("sgd",), steps=1)
+
+
+def _assert_equal(case, oracles, optimizers=proof.OPTIMIZERS, steps=STEPS):
     wanted = oracles(case)
     numerics = proof.default_numerics(case.model)
     ranks = run_ranks(
-        proof.planned, case.layout.world, case, numerics, STEPS, 0, "fp64",
+        proof.planned, case.layout.world, case, numerics, steps, 0, "fp64",
         optimizers, "", "", timeout_s=120,
     )  # fmt: skip
     seen = set()
@@ -190,6 +215,26 @@ def test_any_schedule_file_runs_and_equals_one_device(tmp_path):
     assert verdict.passed
     with pytest.raises(SpecError, match="its pp is 2, the layout's 4"):
         proof.verify(LLAMA, Layout(pp=4), csv=str(file))
+
+
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v", "hanayo"]
+)
+def test_schedules_that_simulate_writes_are_executed_as_written(schedule, oracles, tmp_path):
+    file, chunks = tmp_path / "order.csv", 1 if schedule in ("gpipe", "zb-h1") else 2
+    flags = ["simulate", "--schedule", schedule, "--pp", 2, "--micro-batches", 8]
+    assert run([*map(str, flags), "--virtual-stages", str(chunks), "--csv", str(file)]) == 0
+    # The layout names another schedule: what runs is the file's.
+    named = "interleaved" if chunks > 1 else "1f1b"
+    case = _case(TIED, {"pp": 2, "virtual_stages": chunks, "schedule": named})
+    check(case.model, case.layout, global_batch=8, seq_len=16, csv=str(file))
+    ranks = run_ranks(
+        proof.planned, 2, case, proof.default_numerics(TIED), 1, 0, "fp64", ("sgd",), "", str(file)
+    )
+    wanted = oracles(case)["sgd"]
+    for rank in ranks:
+        assert proof.absolute_error(rank["sgd"], wanted)[0] <= proof.FP64_BOUND
+    assert set().union(*(rank["sgd"].gradients[0] for rank in ranks)) == set(wanted.gradients[0])
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -57,6 +57,7 @@ def test_refused_with_field_and_way_out(model, options, field, way_out):
 @pytest.mark.parametrize(
     "change",
     [{"parallel_block": True}, {"embedding_norm": True}, {"head_bias": True},
+     {"attention_sinks": True}, {"norm_weight": False},
      {"positions": "alibi"}, {"extra_parameters": {"x": 1}},
      {"latent_attention": {"kv_rank": 4, "nope_head_dim": 4, "rope_head_dim": 4, "v_head_dim": 4}}],
 )  # fmt: skip

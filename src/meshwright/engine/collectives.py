@@ -19,8 +19,8 @@ import torch.distributed as dist
 class Axis:
     """This rank's place on one parallel axis.
 
-    `muted` is for `verify`'s mutants only: backward reductions over a muted axis are left out, to
-    prove that the check would notice.
+    `muted` is for `verify`'s mutants only: backward reductions over a muted axis (and, in the
+    loss, the sum of exponentials) are left out, to prove that the check would notice.
     """
 
     name: str

@@ -43,6 +43,8 @@ def check_model(model: Model, seq_len: int) -> None:
         "embedding_norm": model.embedding_norm,
         "parallel_block": model.parallel_block,
         "head_bias": model.head_bias,
+        "attention_sinks": model.attention_sinks,
+        "norm_weight": not model.norm_weight and model.norm != "none",
         "extra_parameters": bool(model.extra_parameters),
         "positions": model.positions == "alibi",
         "norms_per_layer": model.norms_per_layer != 2 and model.norm != "none",

@@ -57,7 +57,15 @@ class World:
         replicate = self.dense["replicate"].size()
         if self.layout.zero == 0:
             return self.dense["replicate"]
+        if self.mutant == "hsdp":
+            return self.dense["shard"]
         return self.dense["replicate", "shard"] if replicate > 1 else self.dense["shard"]
+
+    @property
+    def expert_data_mesh(self) -> DeviceMesh:
+        """The mesh that gradients of experts are reduced over; only with experts on many ranks."""
+        assert self.experts is not None
+        return self.experts["alone" if self.mutant == "edp" else "edp"]
 
     @property
     def data_size(self) -> int:
@@ -91,9 +99,13 @@ def make_world(
     if has_experts and layout.dp * layout.cp * layout.tp > 1:
         expert_ranks = stage_ranks.reshape(layout.pp, -1, layout.ep)
         # Groups of its own, also where one spans all ranks: the ledger tells axes by group.
-        own = ((dist.get_backend(), None),) * 3
+        own: tuple[Any, ...] = ((dist.get_backend(), None),) * 3
+        parts = ("pp", "edp", "ep")
+        if mutant == "edp":
+            expert_ranks, own = expert_ranks[:, :, None], (*own, own[0])
+            parts = ("pp", "edp", "alone", "ep")
         expert_mesh = DeviceMesh(
-            device.type, expert_ranks, mesh_dim_names=("pp", "edp", "ep"), backend_override=own
+            device.type, expert_ranks, mesh_dim_names=parts, backend_override=own
         )
         group = expert_mesh.get_group("ep")
         ep = Axis(name="ep", size=layout.ep, rank=dist.get_rank(group), group=group)

@@ -77,7 +77,7 @@ def parallelize(stage: Decoder, world: World, values: Values, precision: Precisi
         if not wrap:
             continue
         if (moe := getattr(unit, "moe", None)) is not None and world.experts is not None:
-            _wrap(moe.experts, world, precision, world.experts["edp"])
+            _wrap(moe.experts, world, precision, world.expert_data_mesh)
         _wrap(unit, world, precision, world.data_mesh)
     _fill("", stage, stage.model, world, values, precision)
     if wrap:
@@ -109,7 +109,7 @@ def make_reducers(
             (routed if expert else dense).append(parameter)
     wanted = [(dense, world.data_mesh.get_group())]
     if world.experts is not None:
-        wanted.append((routed, world.experts.get_group("edp")))
+        wanted.append((routed, world.expert_data_mesh.get_group()))
     return [GradientReducer(held, group) for held, group in wanted if held and group.size() > 1]
 
 

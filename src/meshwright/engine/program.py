@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -110,7 +110,8 @@ class Program:
             yield from stage.named_parameters()
 
     def _loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return summed_cross_entropy(logits, target, self.world.axes.tp) / self._valid_tokens
+        tp = replace(self.world.axes.tp, muted=self.world.mutant == "loss")
+        return summed_cross_entropy(logits, target, tp) / self._valid_tokens
 
     def own_rows(self, batch: torch.Tensor) -> torch.Tensor:
         """This rank's sequences and tokens of a whole batch `[global batch, S]`."""
@@ -144,6 +145,9 @@ class Program:
         self._valid_tokens = max(1, int((targets != IGNORED).sum()))
         self.dropout.step = number
         own, wanted = self.own_rows(tokens), self.own_rows(targets)
+        if self.world.mutant == "tokens":
+            ranks = self.layout.dp * self.layout.cp
+            self._valid_tokens = max(1, int((wanted != IGNORED).sum()) * ranks)
         for reducer in self._reducers:
             reducer.start(self.micro_batches)
         extra: dict[str, torch.Tensor] = {}

@@ -192,13 +192,19 @@ def active_mutants(case: Case) -> list[tuple[str, str]]:
     """The mutants that a layout has something to leave out for: (name, what is left out)."""
     layout, model = case.layout, case.model
     partial = layout.sequence_parallel or model.kv_heads < layout.tp or model.qk_norm != "none"
+    replicas = layout.dp * layout.cp
+    expert_ranks = replicas * layout.tp // layout.ep if model.experts else 1
     candidates = [
-        ("dp", "the gradient reduction over dp · cp", layout.dp * layout.cp > 1),
+        ("dp", "the gradient reduction over dp · cp", replicas > 1),
+        ("hsdp", "the all-reduce among shard groups", 1 < layout.shard_degree < replicas),
+        ("tokens", "the count of valid tokens over all ranks", replicas > 1),
         ("tp", "tp's reduction of activation gradients", layout.tp > 1),
         ("sp", "the sum over tp of replicated parameters' gradients", layout.tp > 1 and partial),
         ("pp", "the gradient sent back to the first stage", layout.pp > 1),
+        ("loss", "the sum over the vocabulary's parts in the loss", layout.tp > 1),
         ("cp", "cp's reduction of key and value gradients", layout.cp > 1),
         ("ep", "the all-to-all of expert gradients", layout.ep > 1),
+        ("edp", "the reduction of expert gradients", expert_ranks > 1),
         ("tied", "the sum of the tied embedding's two gradients",
          model.tied_embeddings and layout.pp > 1),
         ("documents", "the confinement of attention to documents", case.documents),
