@@ -100,7 +100,7 @@ def make_world(
         expert_ranks = stage_ranks.reshape(layout.pp, -1, layout.ep)
         # Groups of its own, also where one spans all ranks: the ledger tells axes by group.
         own: tuple[Any, ...] = ((dist.get_backend(), None),) * 3
-        parts = ("pp", "edp", "ep")
+        parts: tuple[str, ...] = ("pp", "edp", "ep")
         if mutant == "edp":
             expert_ranks, own = expert_ranks[:, :, None], (*own, own[0])
             parts = ("pp", "edp", "alone", "ep")
