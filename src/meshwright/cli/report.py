@@ -19,16 +19,15 @@ def command(
 
     `train` writes it by itself; this makes it anew, or from the records of a run that was killed.
     """
-    from meshwright.engine.report import NAME, report_page
-    from meshwright.engine.runlog import read_log, summarise
+    from meshwright.engine.report import NAME, page_of
     from meshwright.specs.plan import write_atomically
 
-    log = read_log(run)
     if as_json:
         from meshwright.cli.output import print_json
+        from meshwright.engine.runlog import read_log, summarise
 
-        print_json(summarise(log))
+        print_json(summarise(read_log(run)))
         return
     target = output or (run if run.is_dir() else run.parent) / NAME
-    write_atomically(target, report_page(log))
+    write_atomically(target, page_of(run))
     print(f"written to {target}")

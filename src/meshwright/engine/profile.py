@@ -52,7 +52,7 @@ class Window:
 
 
 class StepProfiler:
-    """Profiles the steps of a window: `with profiler.step(4): program.step(…)`."""
+    """Profiles the steps of a window: `with profiler.step(4): program.step(…)`, then `stop`."""
 
     def __init__(self, run: Run, program: Program, flight: FlightRecorder | None) -> None:
         self._window = Window.parse(run.profile, run.steps) if run.profile else None
@@ -67,15 +67,18 @@ class StepProfiler:
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Run one step; it is profiled if the window holds it."""
-        if self._window is None or not self._window.first <= number <= self._window.last:
+        if not self.wants(number):
             yield
             return
         if self._profile is None:
             self._start()
         with record_function(f"step {number}"):
             yield
-        if number == self._window.last:
-            self._stop()
+
+    def wants(self, number: int) -> bool:
+        """Whether a step is profiled."""
+        window = self._window
+        return window is not None and window.first <= number <= window.last
 
     @property
     def path(self) -> Path:
@@ -94,8 +97,10 @@ class StepProfiler:
         if self._flight:
             self._flight.ranges = True
 
-    def _stop(self) -> None:
-        """Write the trace; the program runs on without ranges."""
+    def stop(self, number: int) -> None:
+        """Write the trace if this step was the window's last; the program runs on unmarked."""
+        if self._profile is None or self._window is None or number < self._window.last:
+            return
         self._profile.stop()
         if self._flight:
             self._flight.ranges = False

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.engine.charts import Bar, Line, Marks, line_chart, stacked_bars
+from meshwright.engine.flightlog import judge, newest_folder, read_flights
 from meshwright.engine.recorder import Recorder, clock, comparison, event_line, format_flop_s
-from meshwright.engine.runlog import HOST_PARTS, RunLog, read_log, summarise
+from meshwright.engine.runlog import HOST_PARTS, RunLog, disturbed, read_log, summarise
 from meshwright.engine.trace import MeasuredStep, measured_steps, read_traces
 from meshwright.simulator.render_svg import svg_timeline
 from meshwright.specs.errors import SpecError
@@ -43,16 +44,23 @@ def write_report(folder: str | Path) -> Path:
         SpecError: the records are missing or broken, or the page cannot be written.
     """
     target = Path(folder) / NAME
-    write_atomically(target, report_page(read_log(folder), _profiled(Path(folder))))
+    write_atomically(target, page_of(Path(folder)))
     return target
 
 
-def _profiled(folder: Path) -> list[MeasuredStep]:
-    """The profiled steps of a run's first pipeline, if it left any whole."""
-    try:
-        return measured_steps(read_traces(folder))
-    except SpecError:
-        return []
+def page_of(run: Path) -> str:
+    """The page of a run's folder, its traces and rings included; or of its metrics.jsonl alone.
+
+    Raises:
+        SpecError: the records are missing or broken.
+    """
+    log, profiled, verdict = read_log(run), [], ""
+    with suppress(SpecError):  # nobody asked for traces
+        profiled = measured_steps(read_traces(run))
+    if log.last("summary") is None:
+        with suppress(SpecError):  # no start left rings
+            verdict = judge(read_flights(newest_folder(run))).sentence
+    return report_page(log, profiled, verdict)
 
 
 @contextmanager
@@ -78,8 +86,15 @@ def _write_page(recorder: Recorder) -> None:
         write_report(recorder.folder)
 
 
-def report_page(log: RunLog, profiled: Sequence[MeasuredStep] = ()) -> str:
+def report_page(
+    log: RunLog, profiled: Sequence[MeasuredStep] = (), verdict: str = ""
+) -> str:
     """The page of a run, with a picture of its last profiled step.
+
+    Args:
+        log: the run's records.
+        profiled: its profiled steps.
+        verdict: why it stood still, if it did not finish and its flight recorders tell.
 
     Raises:
         SpecError: the records hold no start of a run.
@@ -91,7 +106,7 @@ def report_page(log: RunLog, profiled: Sequence[MeasuredStep] = ()) -> str:
         summary["peak_memory_bytes"] = closing["peak_memory_bytes"]
     sections = [
         _curves(log, start, summary), _step_split(log, start), _memory(log, start),
-        _comparison(summary), _measured_step(profiled), _traffic(log), _events(log), _plan(start), _environment(start),
+        _comparison(summary), _measured_step(profiled), _traffic(log), _events(log, verdict), _plan(start), _environment(start),
     ]  # fmt: skip
     page = resources.files("meshwright.engine").joinpath("page")
     style, script = (page.joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
@@ -170,7 +185,7 @@ def _curves(log: RunLog, start: dict[str, Any], summary: dict[str, Any]) -> str:
     )  # fmt: skip
     speed = line_chart(
         "tokens per second over steps",
-        [Line(name="tokens/s", points=over("tokens_s", [s for s in steps if not s["counted"]]),
+        [Line(name="tokens/s", points=over("tokens_s", [s for s in steps if not disturbed(s)]),
               colour=3)],
         lambda v: format_count(v) if v >= 1e4 else f"{v:,.0f}",
         zero=True, marks=Marks(levels=levels, moments=restarts.moments),
@@ -194,7 +209,7 @@ def _curves(log: RunLog, start: dict[str, Any], summary: dict[str, Any]) -> str:
     flops = format_count(start["model_flops_per_token"])
     on_gpu = bool(start["environment"]["devices"])
     whose = "The allocator's bytes" if on_gpu else "Resident size of the process, torch included"
-    note = "The second step is left out: counting slows it."
+    note = "Steps that counting or profiling slowed are left out."
     if foreseen:
         note += f" Dashed: predicted by {escape(foreseen['by'])}."
     return (
@@ -345,7 +360,7 @@ def _facts(rows: Iterable[tuple[str, str]]) -> str:
     return f"<div class='scroll'><table><tbody>{body}</tbody></table></div>"
 
 
-def _events(log: RunLog) -> str:
+def _events(log: RunLog, verdict: str) -> str:
     """Restarts, faults, failures and checkpoints, in order."""
     begun = log.of("start")[0]["time"]
     rows, now = [], begun
@@ -360,6 +375,8 @@ def _events(log: RunLog) -> str:
         took = format_seconds(sum(record["took_s"] for record in saved) / len(saved))
         each = f"training stood still for {stood} each, the files took {took} beside it"
         rows.append(("in all", f"{len(saved)} checkpoints saved: {each}"))
+    if verdict and not any(verdict in text for _, text in rows):
+        rows.append(("last seen", verdict))
     return _section("Checkpoints, restarts, faults", _facts(rows)) if rows else ""
 
 

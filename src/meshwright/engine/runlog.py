@@ -47,16 +47,21 @@ class RunLog:
 
     @property
     def steady(self) -> list[dict[str, Any]]:
-        """Steps whose time stands for the run: not the first of a start, and not the counted one."""
+        """Steps whose time stands for the run: no start's first, none counted or profiled."""
         kept, fresh = [], True
         for record in self.records:
             if record["kind"] == "start":
                 fresh = True
             elif record["kind"] == "step":
-                if not fresh and not record.get("counted"):
+                if not fresh and not disturbed(record):
                     kept.append(record)
                 fresh = False
         return kept or self.of("step")
+
+
+def disturbed(step: dict[str, Any]) -> bool:
+    """Whether measuring slowed a step."""
+    return bool(step.get("counted") or step.get("profiled"))
 
 
 def read_log(folder: str | Path) -> RunLog:

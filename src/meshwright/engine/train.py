@@ -240,7 +240,9 @@ def _train(
             "grad_norm": result.grad_norm, "learning_rate": rate, "tokens": result.tokens,
             "step_time_s": took, "tokens_s": result.tokens / took,
             "parts_s": {"data": loaded - began} | result.parts_s, "counted": counter is not None,
+            "profiled": profiler.wants(step + 1),
         }  # fmt: skip
+        profiler.stop(step + 1)
         if step == start or (step + 1) % MEMORY_EVERY == 0 or step + 1 == run.steps:
             summary |= gathered_memory(program)
         if first:
