@@ -86,9 +86,7 @@ def _write_page(recorder: Recorder) -> None:
         write_report(recorder.folder)
 
 
-def report_page(
-    log: RunLog, profiled: Sequence[MeasuredStep] = (), verdict: str = ""
-) -> str:
+def report_page(log: RunLog, profiled: Sequence[MeasuredStep] = (), verdict: str = "") -> str:
     """The page of a run, with a picture of its last profiled step.
 
     Args:
