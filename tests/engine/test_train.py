@@ -137,9 +137,7 @@ def test_resume_is_bitwise_on_the_same_layout_and_equal_on_any_other(corpus, tmp
         Layout(), Layout(pp=2), Layout(tp=2, sequence_parallel=True), Layout(dp=2, zero=3),
         Layout(dp=2), Layout(dp=2, tp=2, pp=2, zero=1),
     ):  # fmt: skip
-        resumed = _train(
-            replace(base, out=str(tmp_path / "other"), resume=third, layout=layout)
-        )
+        resumed = _train(replace(base, out=str(tmp_path / "other"), resume=third, layout=layout))
         assert resumed == pytest.approx(whole[3:], abs=2e-5), layout
 
 
