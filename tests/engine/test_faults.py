@@ -1,9 +1,11 @@
 """Runs that are broken on purpose end bit for bit where an undisturbed run does."""
 
+import pickle
+
 import pytest
 
-from meshwright.engine.drill import drill
-from meshwright.engine.faults import Fault
+from meshwright.engine.drill import campaign, check_fault, drill
+from meshwright.engine.faults import KINDS, Fault
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.processes import RankError
 from meshwright.engine.supervise import supervise
@@ -61,6 +63,27 @@ def test_every_fault_is_recovered_bit_for_bit(tmp_path):
 
 
 @pytest.mark.dist
+def test_a_rank_that_never_returns_leaves_the_others_another_layout(tmp_path):
+    asked = []
+
+    def replan(ranks):
+        asked.append(ranks)
+        return Layout(dp=2, zero=3)
+
+    fault = Fault(kind="drop", rank=1, step=8)
+    (result,) = drill(_run(tmp_path), [fault], replan=replan)
+    assert asked == [3]
+    assert result.passed
+    assert not result.bitwise_equal
+    assert 0 < result.difference <= result.bound < 1e-3
+    assert result.layout == Layout(dp=2, zero=3).label()
+    assert result.restarts == 3  # twice in vain, once without the rank
+    (notice,) = result.notices
+    assert "rank 1 did not come back in 2 restarts" in notice
+    assert "2 of 4 ranks" in notice
+
+
+@pytest.mark.dist
 def test_a_run_that_cannot_succeed_is_not_restarted_for_ever(tmp_path):
     heard = []
     with pytest.raises(RankError, match="loss became"):
@@ -83,7 +106,35 @@ def test_faults_that_never_happen_are_refused(tmp_path):
         (Fault(kind="kill", rank=4, step=1), "rank"),
         (Fault(kind="kill", rank=0, step=10), "step"),
         (Fault(kind="kill-save", rank=0, step=5), "step"),
+        (Fault(kind="full-disk", rank=0, step=9), "step"),
+        (Fault(kind="corrupt", rank=0, step=4), "step"),
+        (Fault(kind="drop", rank=0, step=4), "drop"),
     ):
         with pytest.raises(SpecError) as caught:
             drill(_run(tmp_path), [fault])
         assert caught.value.field == field
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp=2), Layout(dp=2, tp=2, pp=2)])
+@pytest.mark.parametrize(("steps", "save_every"), [(2, 1), (9, 4), (12, 4), (100, 7)])
+def test_a_campaign_holds_every_kind_and_only_faults_that_can_strike(
+    tmp_path, layout, steps, save_every
+):
+    run = _run(tmp_path, layout=layout, steps=steps, save_every=save_every)
+    faults = campaign(run, 20, drop=True)
+    assert len(faults) == 20 + 2 * (layout.world > 1)
+    kinds = set(KINDS) if layout.world > 1 else set(KINDS) - {"drop"}
+    assert {fault.kind for fault in faults} == kinds
+    assert {fault.rank for fault in faults} == set(range(layout.world))
+    for fault in faults:
+        check_fault(run, fault, replans=True)
+    assert faults == campaign(run, 20, drop=True)
+    with pytest.raises(SpecError, match="save_every"):
+        campaign(_run(tmp_path, steps=4, save_every=4), 20, drop=False)
+
+
+def test_a_refusal_survives_the_way_to_another_process():
+    error = SpecError("out", "runs/first", "is full")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert (again.field, again.value, again.remedy) == ("out", "runs/first", "is full")

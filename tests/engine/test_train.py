@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,7 +162,7 @@ def test_weights_go_out_and_come_back_through_hugging_face_files(corpus, tmp_pat
 
 
 @pytest.mark.dist
-def test_torchrun_starts_the_same_run(corpus, tmp_path):
+def test_torchrun_starts_the_same_run_and_restarts_it(corpus, tmp_path):
     plan = {
         "model": SMALL.plain(), "cluster": _cluster(), "layout": Layout(dp=2).plain(),
         "job": _run(corpus, tmp_path).job.plain(), "fits": True,
@@ -171,17 +174,27 @@ def test_torchrun_starts_the_same_run(corpus, tmp_path):
     out = tmp_path / "run"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "meshwright.engine", str(tmp_path / "plan.json"), "--data", str(corpus),
-        "--out", str(out), "--steps", "3",
+        "--max-restarts", "1", "-m", "meshwright.engine", str(tmp_path / "plan.json"),
+        "--data", str(corpus), "--out", str(out), "--steps", "60", "--save-every", "5",
     ]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    job = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    deadline = time.monotonic() + 200
+    while not (out / "LATEST").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, told = job.communicate(timeout=240)
+    assert job.returncode == 0, told[-2000:]
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    ours = _train(_run(corpus, tmp_path / "ours", layout=Layout(dp=2), steps=3, warmup=3))
-    assert [record["loss"] for record in records if record["kind"] == "step"] == ours
+    resumed = next(record["step"] for record in records if record["kind"] == "resumed")
+    assert resumed >= 5
+    assert len([record for record in records if record["kind"] == "start"]) == 2
+    losses = {record["step"]: record["loss"] for record in records if record["kind"] == "step"}
+    ours = _train(_run(corpus, tmp_path / "ours", layout=Layout(dp=2), steps=60, warmup=10))
+    assert [losses[step] for step in sorted(losses)] == ours
     counted = next(record for record in records if record["kind"] == "ledger")
     assert counted["sent_bytes"] == pytest.approx(counted["predicted_bytes"], rel=1e-12)
 

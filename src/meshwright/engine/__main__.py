@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--profile", default="", help="steps to profile, as steps=3:5")
     parser.add_argument("--tensorboard", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--json", action="store_true", help="print every record as JSON")
+    parser.add_argument("--join-timeout", type=float, default=300.0, help="seconds, for all ranks")
     parser.add_argument("--end-token", type=int, default=-1)
     options = vars(parser.parse_args(arguments))
     try:
         return _train(options.pop("plan"), options)
     except SpecError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("RANK", "0") == "0" or error.field in ("MASTER_PORT", "WORLD_SIZE"):
             print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -53,17 +55,24 @@ def _train(path: str, options: dict[str, Any]) -> int:
         raise SpecError(
             "environment", missing, "start this with torchrun, or use `meshwright train`"
         )
+    # Of a lost peer or a taken port we say one sentence; torch's own stack traces stay away.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    warnings.simplefilter("ignore")  # torch's own deprecations, once per rank and call site
     import torch
     import torch.distributed as dist
 
     from meshwright.engine.numerics import default_numerics
+    from meshwright.engine.rendezvous import join
     from meshwright.engine.train import Run, check_run, prepare_out
     from meshwright.engine.weights import Checkpoint
     from meshwright.specs.plan import load_plan
 
     plan = load_plan(path)
     init, as_json = options["init"], options.pop("json")
-    tensorboard = options.pop("tensorboard")
+    tensorboard, join_timeout_s = options.pop("tensorboard"), options.pop("join_timeout")
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if restarted and any(Path(options["out"]).glob("step-*")):
+        options["resume"] = options["out"]  # the same command line goes on where it was
     numerics = Checkpoint(init).numerics if init else default_numerics(plan.model)
     run = Run(
         model=plan.model, numerics=numerics, layout=plan.layout, job=plan.job,
@@ -74,10 +83,10 @@ def _train(path: str, options: dict[str, Any]) -> int:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         _turn_on_nccl_recorder(run)
-        dist.init_process_group("nccl")
+        join("nccl", join_timeout_s)
     else:
         torch.set_num_threads(1)
-        dist.init_process_group("gloo")
+        join("gloo", join_timeout_s)
     _train_and_record(run, tensorboard, as_json)
     dist.barrier()
     dist.destroy_process_group()

@@ -158,7 +158,7 @@ class Checkpoints:
         if reason := self._on_rank_0(prepare):
             return reason
         try:
-            index = dcp.save(state, checkpoint_id=str(partial), process_group=self._group)
+            index = dcp.save(state, storage_writer=_Writer(str(partial)), process_group=self._group)
         except CheckpointException as error:
             return _reason_of(error)
         self._hook("written", step)
@@ -355,13 +355,29 @@ def _sentence(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
+class _Writer(dcp.FileSystemWriter):
+    """torch's own, but a refusal of the disk is raised as what it is.
+
+    torch.save ends with its own complaint about a file position; the system's error is in the
+    chain behind it, which does not reach the other ranks.
+    """
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            seen: BaseException | None = error
+            while seen is not None and not isinstance(seen, OSError):
+                seen = seen.__cause__ or seen.__context__
+            if seen is None:
+                raise
+            raise OSError(seen.errno, seen.strerror) from error
+
+
 def _reason_of(error: CheckpointException) -> str:
     """The first rank's cause, as the system names it where the system refused."""
     rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-    seen: BaseException | None = cause
-    while seen is not None and not isinstance(seen, OSError):
-        seen = seen.__cause__ or seen.__context__
-    return f"rank {rank}: {_sentence(seen or cause)}"
+    return f"rank {rank}: {_sentence(cause)}"
 
 
 def _make_state(program: Program, optimizer: torch.optim.Optimizer) -> None:

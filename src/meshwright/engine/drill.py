@@ -113,7 +113,7 @@ def drill(
         SpecError: a fault names a rank or a step that the run does not have.
     """
     for fault in faults:
-        _check(run, fault, replan is not None)
+        check_fault(run, fault, replan is not None)
     on_progress("a run that nothing disturbs")
     calm = _calm(run, run.layout, "calm")
     others: dict[str, tuple[Outcome, float]] = {}
@@ -140,7 +140,12 @@ def drill(
     return drills
 
 
-def _check(run: Run, fault: Fault, replans: bool) -> None:
+def check_fault(run: Run, fault: Fault, replans: bool) -> None:
+    """Refuse a fault that would never strike, or that no run can survive.
+
+    Raises:
+        SpecError: it names a rank or a step that the run does not have, or no save.
+    """
     if fault.rank >= run.layout.world:
         raise SpecError("rank", fault.rank, f"ranks are 0 to {run.layout.world - 1}")
     if fault.step > run.steps:
