@@ -22,6 +22,7 @@ def command(
     kill: list[str] = typer.Option([], help=f"Kill a rank: {_FORM}"),
     stop: list[str] = typer.Option([], help=f"Freeze a rank: {_FORM}"),
     throw: list[str] = typer.Option([], "--raise", help=f"Raise on a rank: {_FORM}"),
+    hang: list[str] = typer.Option([], help=f"Let a rank sleep for ever: {_FORM}"),
     kill_save: list[str] = typer.Option([], help="Kill a rank while it saves that step."),
     full_disk: list[str] = typer.Option([], help="Let writes fail while that step is saved."),
     kill_restart: list[str] = typer.Option([], help="Kill a rank, and again as it restarts."),
@@ -61,7 +62,7 @@ def command(
     from meshwright.engine.train import Run, check_run, prepare_out
 
     named = {
-        "kill": kill, "stop": stop, "raise": throw, "kill-save": kill_save,
+        "kill": kill, "stop": stop, "raise": throw, "hang": hang, "kill-save": kill_save,
         "full-disk": full_disk, "kill-restart": kill_restart, "corrupt": corrupt, "drop": drop,
     }  # fmt: skip
     faults = [Fault.parse(kind, text) for kind, texts in named.items() for text in texts]
@@ -141,5 +142,5 @@ def _blame(result: Drill) -> str:
     if result.blamed_rank < 0:
         return "nobody: the run went on" if result.recovered else result.reason
     doing = f", in {result.doing}" if result.doing else ""
-    waiting = f"; a peer waited in {result.waiting}" if result.waiting else ""
+    waiting = f"; missed {result.waiting}" if result.waiting else ""
     return f"rank {result.blamed_rank}{doing}: {result.reason.removesuffix('.')}{waiting}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
@@ -20,7 +21,7 @@ BOUND_FACTOR = 4.0
 """A run that changes its layout half-way may end this many times as far from the undisturbed run
 as a run that had the new layout from its first step: the same rounding, in another order."""
 _IN_PLACE: tuple[Kind, ...] = (
-    "kill", "stop", "raise", "kill-save", "full-disk", "kill-restart", "corrupt",
+    "kill", "stop", "raise", "hang", "kill-save", "full-disk", "kill-restart", "corrupt",
 )  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def drill(
     drills = []
     for number, fault in enumerate(faults):
         on_progress(f"{number + 1} of {len(faults)}: {fault}")
-        broken = replace(run, out=str(Path(run.out) / f"drill-{number + 1}"), fault=fault)
+        broken = replace(run, out=_fresh(run, f"drill-{number + 1}"), fault=fault)
         try:
             outcome = supervise(broken, collective_timeout_s=freeze_s, replan=replan)
         except (RankError, SpecError) as error:
@@ -164,7 +165,14 @@ def check_fault(run: Run, fault: Fault, replans: bool) -> None:
 
 
 def _calm(run: Run, layout: Layout, name: str) -> Outcome:
-    return supervise(replace(run, layout=layout, out=str(Path(run.out) / name)), max_restarts=0)
+    return supervise(replace(run, layout=layout, out=_fresh(run, name)), max_restarts=0)
+
+
+def _fresh(run: Run, name: str) -> str:
+    """A folder of that name without what earlier drills left there."""
+    folder = Path(run.out) / name
+    shutil.rmtree(folder, ignore_errors=True)
+    return str(folder)
 
 
 def _difference(run: Run, one: str, other: str) -> float:

@@ -18,13 +18,16 @@ from meshwright.specs.errors import SpecError
 if TYPE_CHECKING:
     from meshwright.engine.train import Run
 
-Kind = Literal["kill", "stop", "raise", "kill-save", "full-disk", "kill-restart", "corrupt", "drop"]
+Kind = Literal[
+    "kill", "stop", "raise", "hang", "kill-save", "full-disk", "kill-restart", "corrupt", "drop"
+]
 Moment = Literal["begin", "written", "end"]
 """Of a save: before the files, after them but not yet in force, and when it is over."""
 KINDS: dict[str, str] = {
     "kill": "the process is killed (SIGKILL) as the step begins",
     "stop": "the process freezes (SIGSTOP) as the step begins",
     "raise": "the program raises as the step begins",
+    "hang": "the program sleeps for ever as the step begins",
     "kill-save": "the process is killed while the checkpoint of that step is being saved",
     "full-disk": "writing fails while the checkpoint of that step is being saved",
     "kill-restart": "killed as the step begins, and once more while it restarts",
@@ -95,6 +98,9 @@ class Injector:
             _wait_for(Path(self._run.out) / f"step-{last:08d}")
             flip_a_bit(self._run.out)
             self._strike(signal.SIGKILL)
+        elif self._fault.kind == "hang":
+            self._announce()
+            time.sleep(1e6)
         elif self._fault.kind == "raise":
             self._announce()
             raise RuntimeError("a drill raised this on purpose")

@@ -52,6 +52,11 @@ class RankError(RuntimeError):
         """Where a rank noticed that something was wrong, such as `all_reduce of gradient_norm`."""
 
     @property
+    def lost_peer(self) -> bool:
+        """Whether the rank only waited for another in vain."""
+        return _blame(self)[0] == 3
+
+    @property
     def ended(self) -> bool:
         """Whether the process ended without a word."""
         return self.reason.startswith(_DIED)

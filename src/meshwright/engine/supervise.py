@@ -8,12 +8,14 @@ come back and the caller can say under which layout the others go on.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwright.engine.checkpoint import clear_partial
+from meshwright.engine.flightlog import Verdict, folder_of, judge, read_flights
 from meshwright.engine.processes import RankError, run_ranks
 from meshwright.engine.train import Run, check_run, train_rank
 from meshwright.specs.errors import SpecError
@@ -32,7 +34,7 @@ class Recovery:
     doing: str
     """What the blamed rank was at: `its start`, `step 6`."""
     waiting: str
-    """Where another rank noticed, such as `all_reduce of gradient_norm`; empty if none said."""
+    """What another waited in: `rank 0's all_reduce 12 over dp among ranks 0 and 1 (step 6)`."""
     resumed_step: int
     lost_steps: int
     detection_s: float | None
@@ -91,7 +93,7 @@ def supervise(
             )  # fmt: skip
             return outcome
         except RankError as error:
-            watch.failed(error)
+            watch.failed(error, _judged(run.out, generation))
             if generation == max_restarts:
                 raise
             current = replace(current, resume=watch.resume)
@@ -125,6 +127,13 @@ def _with_fewer_ranks(run: Run, rank: int, replan: Callable[[int], Layout], watc
         f"{run.layout.label()}, from step {watch.resumed_step}"
     )
     return fewer
+
+
+def _judged(out: str, generation: int) -> Verdict | None:
+    """What the ranks' flight recorders tell of a failure, if they left anything."""
+    with contextlib.suppress(SpecError):
+        return judge(read_flights(folder_of(out, generation)))
+    return None
 
 
 class _Watch:
@@ -187,23 +196,28 @@ class _Watch:
             self._furthest, self.stuck, self.gone = self._last_step, -1, 0
         self.outcome.losses[message["step"]] = message["loss"]
 
-    def failed(self, error: RankError) -> None:
+    def failed(self, error: RankError, verdict: Verdict | None) -> None:
         """Note a failure and from where to go on."""
         self._detected = time.time()
-        doing = self._doing.get(error.rank, "its start")
+        rank, reason = error.rank, error.reason
+        if error.lost_peer and verdict is not None and verdict.missing_ranks:
+            # Every rank only waited; their last collectives tell for whom.
+            rank, reason = verdict.missing_ranks[0], "stopped answering"
+        doing = self._doing.get(rank, "its start")
+        missed = verdict.missed if verdict is not None else None
+        waiting = f"rank {missed.rank}'s {missed}" if missed is not None else error.waiting
         self.stuck += 1
         gone = error.ended and doing == "its start"
-        self.gone = (self.gone if error.rank == self._gone_rank else 0) + 1 if gone else 0
-        self._gone_rank = error.rank
+        self.gone = (self.gone if rank == self._gone_rank else 0) + 1 if gone else 0
+        self._gone_rank = rank
         if not self.resume:
             self.resumed_step = 0
-        waiting = f"; a peer waited in {error.waiting}" if error.waiting else ""
-        sentence = f"rank {error.rank}, in {doing}: {error.reason}{waiting}"
-        self._on_message(0, {"kind": "failure", "rank": error.rank, "sentence": sentence})
+        sentence = f"rank {rank}, in {doing}: {reason}"
+        self._on_message(0, {"kind": "failure", "rank": rank, "sentence": sentence})
         struck = self.outcome.fault_time
         self.outcome.recoveries.append(
             Recovery(
-                blamed_rank=error.rank, reason=error.reason, doing=doing, waiting=error.waiting,
+                blamed_rank=rank, reason=reason, doing=doing, waiting=waiting,
                 resumed_step=self.resumed_step,
                 lost_steps=max(self._last_step - self.resumed_step, 0),
                 detection_s=self._detected - struck if struck else None,
