@@ -424,6 +424,15 @@ def capacity_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes - cluster.reserve_bytes
 
 
+def _recomputed_share(model: Model, columns: LayoutColumns, row: int) -> float:
+    """Share of the model's layers that recompute, where any do."""
+    split = columns.splits[columns.recompute_split[row]]
+    if RECOMPUTES[int(columns.recompute[row])] == "full" and split:
+        return min(sum(split) / model.layers, 1.0)
+    per_rank = int(columns.recompute_layers[row])
+    return min(per_rank * int(columns.pp[row]) / model.layers, 1.0) if per_rank else 1.0
+
+
 def estimate_of(
     model: Model,
     cluster: Cluster,
@@ -438,7 +447,8 @@ def estimate_of(
     tokens_per_gpu = job.tokens / (step * gpus)
     model_flops = flops.model_flops_per_token(model, job.seq_len)
     mode = RECOMPUTES[int(columns.recompute[row])]
-    executed = model_flops + flops.recomputed_flops_per_token(model, job.seq_len, mode)
+    again = flops.recomputed_flops_per_token(model, job.seq_len, mode)
+    executed = model_flops + again * _recomputed_share(model, columns, row)
     peak_rate = cluster.device.peak(job.precision.compute)
     layers = stage_layers(model, columns.slice(row, row + 1))
     stages = []

@@ -7,12 +7,14 @@ shapes are balanced and simulated, and the one whose simulated step is shortest 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshwright.costs.columns import from_layouts
 from meshwright.planner.legality import Question
+from meshwright.planner.partial_recompute import fewest_recomputed
 from meshwright.planner.search import Candidates, reprice
 from meshwright.simulator.plan_step import plan_step
 from meshwright.specs.errors import SpecError
@@ -33,11 +35,14 @@ class Choice:
     simulated_s: float | None
 
 
-def choose(question: Question, ranked: Candidates) -> Choice:
-    """Balance and simulate the best layout of each of the best shapes; return the fastest."""
+def choose(question: Question, ranked: Candidates, more: Sequence[Layout] = ()) -> Choice:
+    """Balance and simulate the best layout of each of the best shapes; return the fastest.
+
+    `more` are layouts that the search does not enumerate but that are as good.
+    """
     best: tuple[float, Choice] | None = None
-    for layout in _finalists(ranked):
-        layout = balanced(question, layout)
+    for layout in (*more, *_finalists(ranked)):
+        layout = fewest_recomputed(question, balanced(question, layout))
         candidate = reprice(question, from_layouts([layout]))
         closed, pessimistic = float(candidate.step_time_s[0]), float(candidate.pessimistic_s[0])
         simulated = _simulated_s(question, layout)
@@ -83,7 +88,8 @@ def balanced(question: Question, layout: Layout) -> Layout:
     even one is priced; the even one wins ties.
     """
     even, surplus = divmod(question.model.layers, layout.pp)
-    if layout.pp < 3 or layout.virtual_stages > 1 or even < 2:
+    named = layout.stage_recompute_layers is not None
+    if layout.pp < 3 or layout.virtual_stages > 1 or even < 2 or named:
         return layout
     splits = [layout]
     for first in range(max(even - 4, 1), even + 1):

@@ -103,7 +103,14 @@ def _steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
         if mode != chosen.recompute:
             yield (
                 f"recompute {chosen.recompute} → {mode}",
-                chosen.but(recompute=mode, stage_recompute_layers=None),
+                chosen.but(recompute=mode, recompute_layers=0, stage_recompute_layers=None),
+            )
+    for count in (-chosen.virtual_stages, chosen.virtual_stages):
+        layers = chosen.recompute_layers + count
+        if chosen.recompute_layers and 0 < layers <= question.model.layers // chosen.pp:
+            yield (
+                f"recomputed layers {chosen.recompute_layers} → {layers}",
+                chosen.but(recompute_layers=layers),
             )
     if chosen.tp > 1:
         word = "off" if chosen.sequence_parallel else "on"

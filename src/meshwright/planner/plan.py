@@ -14,6 +14,7 @@ from meshwright.planner.finalists import Choice, choose
 from meshwright.planner.flips import flip_points
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import neighbours, why_lost
+from meshwright.planner.partial_recompute import partly_recomputed
 from meshwright.planner.rescue import ways_out
 from meshwright.planner.search import Candidates, SearchResult, pareto, search
 from meshwright.planner.space import MEMORY_MARGIN, Constraints
@@ -76,7 +77,10 @@ def plan(
         result = search(question, constraints, objective=objective, progress=progress)
     if not result.ranked.columns.rows:
         raise DoesNotFitError("; ".join(ways_out(question, constraints, result)))
-    choice = choose(question, result.ranked) if objective != "memory" else None
+    choice = None
+    if objective != "memory":
+        more = partly_recomputed(question, constraints, result)
+        choice = choose(question, result.ranked, more)
     chosen = choice.layout if choice else result.ranked.columns.layout(0)
     best = estimate(model, question.cluster, job, chosen)
     alternatives = [*economy, *_runners_up(question, result, chosen, best, top)]

@@ -161,6 +161,8 @@ class Layout(Spec):
             self.zero and self.shard not in (0, self.dp * self.cp)
         )
         again = self.stage_recompute_layers
+        if again is None and self.recompute_layers:
+            again = (self.recompute_layers,)
         split = "" if again is None else f"({','.join(map(str, again))})"
         parts += [self.recompute + split] * (self.recompute != "none")
         parts += ["sp"] * self.sequence_parallel
