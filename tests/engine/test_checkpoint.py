@@ -10,6 +10,7 @@ import torch.distributed as dist
 from meshwright.engine import manifest
 from meshwright.engine.checkpoint import Checkpoints, clear_partial, largest_difference
 from meshwright.engine.faults import flip_a_bit
+from meshwright.engine.init import canonical
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.parallelize import Precision
 from meshwright.engine.processes import run_ranks
@@ -22,9 +23,9 @@ SMALL = TOY.but(layers=2, tied_embeddings=True)
 pytestmark = pytest.mark.dist
 
 
-def _program(layout):
+def _program(layout, model=SMALL):
     program = Program(
-        SMALL, default_numerics(SMALL), layout, global_batch=4, seq_len=16, precision=Precision()
+        model, default_numerics(model), layout, global_batch=4, seq_len=16, precision=Precision()
     )
     return program, torch.optim.AdamW(program.optimizer_groups(0.1), lr=1e-3)
 
@@ -196,3 +197,62 @@ def test_a_manifest_cannot_be_changed_by_hand(copy):
     file.write_text(json.dumps(content | {"step": 4}))
     with pytest.raises(manifest.DamagedError, match="changed after it was written"):
         manifest.read(file.parent)
+
+
+MIXTURE = SMALL.but(experts={"experts": 4, "top_k": 2, "ffn": 32}, tied_embeddings=False)
+JOURNEYS = {
+    "experts": (
+        MIXTURE, Layout(dp=2, ep=2, zero=1),
+        [Layout(), Layout(dp=2, zero=3), Layout(dp=2, tp=2, ep=4, sequence_parallel=True)],
+    ),
+    "a pipeline of uneven stages with a tied head": (
+        SMALL.but(layers=3), Layout(pp=2, stage_layers=(2, 1)),
+        [Layout(), Layout(dp=4, shard=2, zero=3), Layout(pp=2, dp=2, zero=1), Layout(cp=2, tp=2)],
+    ),
+}  # fmt: skip
+
+
+def _one_save(model, layout, folder):
+    program, optimizer = _program(layout, model)
+    store = Checkpoints(folder, program, optimizer)
+    program.step(optimizer, *_batch(), clip=1.0)
+    store.save(1)
+    store.finish()
+    return program.gathered(), _moments(program, optimizer)
+
+
+def _one_load(model, layout, folder):
+    program, optimizer = _program(layout, model)
+    assert Checkpoints(folder, program, optimizer).load(folder) == 1
+    return program.gathered(), _moments(program, optimizer)
+
+
+def _moments(program, optimizer):
+    found = {}
+    for name, parameter in program.parameters():
+        for entry in ("exp_avg", "exp_avg_sq", "step"):
+            value = optimizer.state[parameter][entry]
+            value = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[f"{canonical(name, program.model)}.{entry}"] = value.clone()
+    return found
+
+
+@pytest.mark.parametrize("journey", JOURNEYS)
+def test_any_layout_loads_exactly_what_another_saved(journey, tmp_path):
+    model, first, others = JOURNEYS[journey]
+    wanted = [{}, {}]
+    for part in run_ranks(_one_save, first.world, model, first, tmp_path):
+        for whole, own in zip(wanted, part, strict=True):
+            whole.update(own)
+    for layout in others:
+        found = [{}, {}]
+        for part in run_ranks(_one_load, layout.world, model, layout, tmp_path):
+            for whole, own in zip(found, part, strict=True):
+                assert all(
+                    torch.equal(whole.get(name, value), value) for name, value in own.items()
+                )
+                whole.update(own)
+        for one, other in zip(wanted, found, strict=True):
+            assert one.keys() == other.keys()
+            different = [name for name in one if not torch.equal(one[name], other[name])]
+            assert not different, (layout, different)

@@ -8,6 +8,7 @@ force. Optimizer state is stored per parameter name.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import warnings
@@ -213,9 +214,12 @@ class Checkpoints:
             retired = self._root / f".{target.name}.old.partial"
             if target.exists():  # a damaged one, or one of a run that was given up
                 target.rename(retired)
+            for written in (partial / manifest.NAME, partial):
+                _sync(written)
             partial.rename(target)
             shutil.rmtree(retired, ignore_errors=True)
             write_atomically(self._root / "LATEST", target.name + "\n")
+            _sync(self._root)
             for old in sorted(self._root.glob("step-*"))[: -self._keep]:
                 if old != target:
                     shutil.rmtree(old, ignore_errors=True)
@@ -330,6 +334,15 @@ def _changes(content: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     if not then or not changed:
         return []
     return [f"the data order goes on from another one than before ({', '.join(changed)})"]
+
+
+def _sync(path: Path) -> None:
+    """Let the disk have a file or a folder's names, so that a power cut cannot reorder them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _generators(rank: int) -> dict[str, torch.Tensor]:

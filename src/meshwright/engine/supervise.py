@@ -102,7 +102,8 @@ def supervise(
                     raise
                 current = _with_fewer_ranks(current, error.rank, replan, watch)
         except SpecError as error:
-            if error.field != "resume" or current.resume == run.resume:
+            again = error.field == "resume" and current.resume != run.resume
+            if not again or generation == max_restarts:
                 raise
             current = replace(current, resume=run.resume)
             watch.begins_again(run.resume, error)
