@@ -8,6 +8,7 @@ same amount of causal work.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -71,9 +72,32 @@ def rotary_table(
 
 def rotate(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Apply rotary positions to `[B, heads, S, head_dim]` (halves, not interleaved pairs)."""
-    cos, sin = (half.chunk(2, dim=-1)[0] for half in table)  # both halves turn alike
+    if torch.compiler.is_compiling():
+        return _turned(x, *table, 1.0)
+    return _Turn.apply(x, *table)
+
+
+class _Turn(torch.autograd.Function):
+    """A rotation, whose gradient is the rotation back: three passes each way, nothing kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _turned(gradient, *ctx.saved_tensors, -1.0), None, None
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, way: float) -> torch.Tensor:
     first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    half = sin.chunk(2, dim=-1)[0]  # both halves turn alike
+    out = x * cos
+    head, tail = out.chunk(2, dim=-1)
+    head.addcmul_(second, half, value=-way)
+    tail.addcmul_(first, half, value=way)
+    return out
 
 
 def attend(

@@ -54,9 +54,12 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
     out, inverse = _norm_shapes(x, weight, eps)
     for rows in _chunks(x):
         values = x[rows].to(inverse.dtype)
-        scale = torch.linalg.vecdot(values, values).unsqueeze(1)
+        scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True).square_()
         inverse[rows] = scale.div_(x.shape[1]).add_(eps).rsqrt_()
-        torch.mul(values * scale, weight, out=out[rows])
+        if out.dtype == values.dtype:
+            torch.mul(values, scale, out=out[rows]).mul_(weight)
+        else:
+            torch.mul(values * scale, weight, out=out[rows])
     return out, inverse
 
 
@@ -77,9 +80,10 @@ def _norm_backward(
     d_weight = torch.zeros_like(weight, dtype=exact)
     for rows in _chunks(x):
         normal, given = x[rows].to(exact) * inverse[rows], gradient[rows].to(exact)
-        d_weight += torch.linalg.vecdot(given, normal, dim=0)
+        product = given * normal
+        d_weight += product.sum(0)
+        along = torch.mv(product, weight.to(exact)).unsqueeze(1)
         given = given * weight
-        along = torch.linalg.vecdot(given, normal).unsqueeze(1)
         given.addcmul_(normal, along, value=-1.0 / x.shape[1])
         torch.mul(given, inverse[rows], out=d_x[rows])
     return d_x, d_weight.to(weight.dtype)
@@ -128,10 +132,11 @@ class _SiluProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         gate, up = ctx.saved_tensors
-        d_up = F.silu(gate).mul_(gradient)
-        d_gate = gradient * up
-        torch.ops.aten.silu_backward.grad_input(d_gate, gate, grad_input=d_gate)
-        return d_gate, d_up
+        # One exponential for both: silu' = silu + sigmoid · (1 - silu).
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        slope = torch.lerp(silu, silu.new_ones(()).expand_as(silu), sigmoid, out=sigmoid)
+        return slope.mul_(gradient).mul_(up), silu.mul_(gradient)
 
 
 def silu_product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
