@@ -72,8 +72,9 @@ def rotary_table(
 
 def rotate(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Apply rotary positions to `[B, heads, S, head_dim]` (halves, not interleaved pairs)."""
-    if torch.compiler.is_compiling():
-        return _turned(x, *table, 1.0)
+    if torch.compiler.is_compiling():  # the compiler makes one pass of the formula
+        first, second = x.chunk(2, dim=-1)
+        return x * table[0] + torch.cat([-second, first], dim=-1) * table[1]
     return _Turn.apply(x, *table)
 
 
@@ -87,7 +88,8 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _turned(gradient, *ctx.saved_tensors, -1.0), None, None
+        cos, sin = ctx.saved_tensors
+        return _turned(gradient, cos, sin, -1.0), None, None
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, way: float) -> torch.Tensor:
