@@ -91,3 +91,9 @@ def test_sharded_layers_recompute_their_own_scores_only():
     quarter = parts(dict(dp=2, tp=4, recompute="full"), **how)["recompute_peak"]
     scores = 2048.0 * 2048.0 * 16 * (2 + 4 + 4)
     assert whole - quarter >= 0.75 * scores
+
+
+def test_workspaces_are_one_amount_whatever_the_layout():
+    for layout in (dict(dp=8), dict(SPLIT, pp=2)):
+        with_them = parts(layout, workspace_bytes=100e6)["buffers"]
+        assert with_them - parts(layout, workspace_bytes=0.0)["buffers"] == pytest.approx(100e6)

@@ -115,3 +115,27 @@ def test_a_rule_may_ask_for_a_device_and_a_precision(rows):
     assert overlapped
     for gpu, precision, release in overlapped:
         assert gpu in ("GB200", "GB300") and "MX" in precision and release >= "26.06"
+
+
+def test_experts_are_split_over_tensor_parallel_ranks_unless_said_otherwise(rows):
+    by_id = {row.id: row for row in rows}
+    split, whole = import_row(by_id["mci-0345"]), import_row(by_id["mci-0350"])
+    assert "expert-tensor-parallel-size" not in by_id["mci-0345"]["setup"]
+    assert (split.layout.tp, split.layout.etp) == (2, 2)
+    assert (whole.layout.tp, whole.layout.etp) == (2, 1)
+    for run in (split, whole):
+        layout = run.layout
+        assert layout.ep * layout.etp <= layout.dp * layout.cp * layout.tp
+
+
+def test_release_tests_have_no_dropout_and_the_others_megatrons_default(rows):
+    by_id = {row.id: row for row in rows}
+    assert import_row(by_id["mci-0001"]).job.framework_options["dropout"] is False
+    assert import_row(by_id["mci-0009"]).job.framework_options["dropout"] is True
+
+
+def test_a_source_may_say_how_many_layers_a_named_model_was_cut_to(rows):
+    run = import_row(next(row for row in rows if row.id == "primus-0001"))
+    assert run.model.layers == 16
+    assert run.model.hidden == 4096
+    assert "layers=16" in run.assumed

@@ -98,6 +98,11 @@ class Behaviour(Spec):
         "blocks the caching allocator gets back only when the reduce-scatter that reads them has "
         "run: reserved, not allocated",
     )
+    workspace_bytes: float = Field(
+        ge=0,
+        description="workspaces of cuBLAS and of the framework's kernels, allocated once through "
+        "the caching allocator",
+    )
     reducer_bytes: float = Field(
         ge=0,
         description="of the data-parallel reducer's own buckets, per parameter, kept beside the "

@@ -308,6 +308,7 @@ def _role_parts(
     buffers = _bucket_bytes(behaviour, columns, state)
     whole_width = behaviour.full_width_buffers * tokens * model.hidden * element
     buffers = buffers + np.where(columns.tp > 1, whole_width, 0.0)
+    buffers = buffers + behaviour.workspace_bytes
     reduced = behaviour.reducer_bytes * (state.dense_parameters + state.expert_parameters)
     buffers = buffers + np.where((columns.dp > 1) & (columns.zero < 3), reduced, 0.0)
     if behaviour.attention_kernel == "unfused" and not behaviour.fused_softmax:

@@ -56,6 +56,9 @@ def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Mo
         raise SkipRow("state-space, vision or mixed layers are not modelled")
     fields = _dimensions(row, rule, assumed)
     fields |= _from_arguments(arguments)
+    if not row["layers"] and (cut := rule.default("layers")):
+        fields["layers"] = int(cut)
+        assumed.append(f"layers={cut}")
     family = FAMILIES[rule.family]
     named = fields.pop("_named", False)
     base = dict(family) if not named else {"family": fields.get("family", "llama")}

@@ -12,6 +12,7 @@ from meshwright.evidence.rows import Row
 from meshwright.evidence.software import (
     SourceRule,
     framework_options,
+    megatron_arguments,
     optimizer_of,
     precision_of,
     recompute_of,
@@ -23,6 +24,9 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+
+LARGE_RELEASE_BATCH = 1024
+"""Sequences per step from which a release test of Megatron-LM is taken to run on sixteen hosts."""
 
 LORA_RANK = 16
 """Rank of the adapters in the MLPerf fine-tuning rules, used where a row says only "LoRA"."""
@@ -156,9 +160,13 @@ def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> _Degrees:
         dp = row.count("dp")
         ep = row.count("ep") or 1
         if dp is None:
-            experts_need = max(1, -(-ep // max(1, (cp or 1))))
-            # Its release tests are jobs of eight hosts, the others of one.
-            usual = 64 if "release" in row["model"] else 8
+            # Experts share the ranks of tp · cp · dp.
+            held = ep * _expert_tensor_parallel(row, tp)
+            experts_need = -(-held // (tp * (cp or 1)))
+            # Its release tests are jobs of eight hosts, sixteen where the batch is large (inferred
+            # from the optimizer's share of their memory), the others of one.
+            large = (row.count("global_batch") or 0) >= LARGE_RELEASE_BATCH
+            usual = (128 if large else 64) if "release" in row["model"] else 8
             dp = max(experts_need, usual // (tp * pp * (cp or 1)), 1)
             world = tp * pp * (cp or 1) * dp
             assumed.append(f"gpus={world}")
@@ -295,7 +303,6 @@ def _layout(
     ep = degrees.ep if model.experts else 1
     if model.experts and model.experts.experts % ep:
         raise SkipRow(f"{model.experts.experts} experts over ep = {ep}")
-    etp = re.search(r'"expert-tensor-parallel-size":(\d+)', row["setup"])
     schedule = _schedule(row, vpp)
     stage_layers = _stated_split(row, model.layers, degrees.pp)
     if "vocab" in row["schedule"].lower():
@@ -315,7 +322,7 @@ def _layout(
         pp=degrees.pp,
         cp=degrees.cp,
         ep=ep,
-        etp=int(etp.group(1)) if etp and model.experts else 1,
+        etp=_expert_tensor_parallel(row, degrees.tp) if model.experts else 1,
         virtual_stages=vpp,
         zero=zero,
         shard=shard if zero else 0,
@@ -325,6 +332,15 @@ def _layout(
         schedule=schedule,
         stage_layers=stage_layers,
     )
+
+
+def _expert_tensor_parallel(row: Row, tp: int) -> int:
+    """Tensor parallelism inside an expert; Megatron's arguments.py makes it tp unless it is given."""
+    arguments = megatron_arguments(row)
+    stated = arguments.get("expert-tensor-parallel-size")
+    if stated is not None:
+        return int(stated)
+    return tp if "num-experts" in arguments else 1
 
 
 def _stated_split(row: Row, layers: int, pp: int) -> tuple[int, ...] | None:

@@ -109,7 +109,8 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
         options["reduce_overlapped"] = bool(arguments.get("overlap-grad-reduce"))
         options["gather_overlapped"] = bool(arguments.get("overlap-param-gather"))
         options["placeholder_gradients"] = not arguments.get("no-gradient-accumulation-fusion")
-        options["dropout"] = True  # the functional tests keep Megatron's default of 0.1
+        # The functional tests keep Megatron's default of 0.1; every release recipe sets 0.
+        options["dropout"] = "release" not in row["model"]
         if "make-vocab-size-divisible-by" in arguments:
             options["vocab_multiple"] = int(arguments["make-vocab-size-divisible-by"])
         if arguments.get("cross-entropy-loss-fusion"):
