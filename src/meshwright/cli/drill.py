@@ -111,20 +111,23 @@ def _show(results: list[Drill], label: str) -> None:
             str(result.lost_steps),
             _end(result),
             _blame(result),
+            result.waiting,
         ]
         for result in results
     ]
-    columns = ["fault", "noticed in", "back in", "steps lost", "same end", "who, at what"]
+    columns = ["fault", "noticed in", "back in", "lost", "same end", "blamed", "a peer waited in"]
     same = [result for result in results if result.difference is None]
-    equal = sum(result.passed for result in same)
-    note = f"{equal} of {len(same)} ended with exactly the undisturbed run's parameters."
+    notes = [
+        f"{sum(result.passed for result in same)} of {len(same)} ended with exactly the undisturbed "
+        "run's parameters. Lost: steps done twice."
+    ]
     if moved := [result for result in results if result.difference is not None]:
-        note += (
-            f" {sum(result.passed for result in moved)} of {len(moved)} on fewer ranks ended within "
+        notes.append(
+            f"{sum(result.passed for result in moved)} of {len(moved)} on fewer ranks ended within "
             f"their bound: {BOUND_FACTOR:g} times how far a run ends from the undisturbed one that "
             "has the smaller layout from its first step."
         )
-    print_table(f"Fault drill under {label}", columns, rows, {1, 2, 3}, note)
+    print_table(f"Fault drill under {label}", columns, rows, {1, 2, 3}, " ".join(notes), optional=(6,))
     for result in results:
         for notice in result.notices:
             print(f"{result.fault}: {notice}")
@@ -141,6 +144,6 @@ def _end(result: Drill) -> str:
 def _blame(result: Drill) -> str:
     if result.blamed_rank < 0:
         return "nobody: the run went on" if result.recovered else result.reason
-    doing = f", in {result.doing}" if result.doing else ""
-    waiting = f"; missed {result.waiting}" if result.waiting else ""
-    return f"rank {result.blamed_rank}{doing}: {result.reason.removesuffix('.')}{waiting}"
+    return (
+        f"rank {result.blamed_rank}, {result.doing}: {result.reason.removeprefix('the process ')}"
+    )
