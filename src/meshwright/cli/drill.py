@@ -127,7 +127,9 @@ def _show(results: list[Drill], label: str) -> None:
             f"their bound: {BOUND_FACTOR:g} times how far a run ends from the undisturbed one that "
             "has the smaller layout from its first step."
         )
-    print_table(f"Fault drill under {label}", columns, rows, {1, 2, 3}, " ".join(notes), optional=(6,))
+    print_table(
+        f"Fault drill under {label}", columns, rows, {1, 2, 3}, " ".join(notes), optional=(6,)
+    )
     for result in results:
         for notice in result.notices:
             print(f"{result.fault}: {notice}")
