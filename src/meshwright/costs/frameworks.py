@@ -108,6 +108,10 @@ class Behaviour(Spec):
         description="of the data-parallel reducer's own buckets, per parameter, kept beside the "
         "gradients where there are several replicas",
     )
+    eager: bool = Field(
+        description="memory is what plain PyTorch on FSDP2 keeps, counted tensor by tensor "
+        "(costs/eager.py), instead of fused kernels' closed forms"
+    )
     optimizer_fused: bool = Field(description="one multi-tensor kernel updates all states")
     zero: int = Field(ge=0, le=3, description="ZeRO stage when a run names none")
     recompute: Recompute = Field(description="recomputation when a run names none")

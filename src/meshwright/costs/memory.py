@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.costs import pipeline
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
+from meshwright.costs.eager import Held, eager_parts
 from meshwright.costs.factored import STATISTIC_BYTES, factored_statistics
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
@@ -28,6 +29,9 @@ PARTS = (
     "parameters", "gradients", "optimizer", "gathered_parameters", "activations", "recompute_peak",
     "logits", "buffers", "communicators", "context", "fragmentation",
 )  # fmt: skip
+
+MOVING = ("activations", "recompute_peak", "logits", "gathered_parameters")
+"""Parts that come and go within a step, between which an allocator leaves gaps."""
 
 
 @cache
@@ -251,12 +255,39 @@ def memory(
             local,
             paced,
         )
+        if behaviour.eager:
+            held = _held(columns, layers, role, micro_batches)
+            parts[role] |= eager_parts(model, job, columns, held, micro_batches, local)
+            moving = sum((parts[role][name] for name in MOVING), np.zeros(columns.rows))
+            parts[role]["fragmentation"] = moving * float(constants()["allocator"]["fragmentation"])
         total = np.zeros(columns.rows)
         for name in PARTS:
             total = total + parts[role][name]
         totals[role] = np.where(_exists(columns, role), total, 0.0)
     peak = np.maximum(np.maximum(totals["first"], totals["middle"]), totals["last"])
     return MemoryColumns(parts, states, totals, peak)
+
+
+def _held(columns: LayoutColumns, layers: StageLayers, role: str, micro_batches: Ints) -> Held:
+    """What the rank of a role holds."""
+    on_first = pipeline.head_on_first_rank(columns)
+    return Held(
+        dense=layers.dense[role], moe=layers.moe[role],
+        recomputed=layers.recomputed_share(role, columns),
+        embedding=np.full(columns.rows, role == "first"),
+        head={"first": on_first, "middle": on_first & False, "last": ~on_first}[role],
+        ring=np.zeros(columns.rows, dtype=bool),  # columns hold no context method
+        flight=pipeline.in_flight(columns, micro_batches, _stage_of(columns, role)),
+    )  # fmt: skip
+
+
+def _stage_of(columns: LayoutColumns, role: str) -> Ints:
+    """The pipeline rank that stands for a role."""
+    return {
+        "first": np.zeros_like(columns.pp),
+        "middle": np.minimum(columns.pp - 1, 1),
+        "last": columns.pp - 1,
+    }[role]
 
 
 def _role_parts(
@@ -273,12 +304,7 @@ def _role_parts(
     host_paced: Bools,
 ) -> dict[str, Floats]:
     element = job.precision.activation_bytes
-    stage = {
-        "first": np.zeros_like(columns.pp),
-        "middle": np.minimum(columns.pp - 1, 1),
-        "last": columns.pp - 1,
-    }[role]
-    flight = pipeline.in_flight(columns, micro_batches, stage)
+    flight = pipeline.in_flight(columns, micro_batches, _stage_of(columns, role))
     full = columns.recompute == 2
     activations = np.zeros(columns.rows)
     working = np.zeros(columns.rows)

@@ -246,8 +246,9 @@ class Mixture(nn.Module):
         order = chosen.flatten().argsort(stable=True)  # (token, choice) pairs by expert
         counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
         done = self._visit(tokens[order // self.top_k], counts)
-        scaled = done * weights.flatten()[order].to(done.dtype)[:, None]
-        out = torch.zeros_like(tokens).index_add(0, order // self.top_k, scaled).view_as(x)
+        # Back in the order of tokens, a sum over choices keeps `done` alone; index_add keeps more.
+        done = done[order.argsort()].unflatten(0, (-1, self.top_k))
+        out = (done * weights.to(done.dtype)[..., None]).sum(1).view_as(x)
         if self.shared is not None:
             shared = self.shared(x)
             if self.shared_gate is not None:

@@ -30,9 +30,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.costs.columns import from_layouts
+from meshwright.costs.eager import Held, eager_parts
 from meshwright.costs.frameworks import behaviour
-from meshwright.costs.memory import memory
-from meshwright.costs.stages import stage_layers
+from meshwright.costs.parameters import local_parameters
+from meshwright.costs.pipeline import in_flight
 from meshwright.engine.collectives import exchange
 from meshwright.engine.decoder import Mixture
 from meshwright.engine.footprint import Footprint
@@ -40,8 +41,9 @@ from meshwright.engine.guards import check
 from meshwright.engine.ledger import Ledger
 from meshwright.engine.mesh import rank_grid
 from meshwright.engine.numerics import default_numerics
+from meshwright.engine.orders import placement
+from meshwright.engine.pipeline import stage_ranges
 from meshwright.engine.program import Program
-from meshwright.engine.runlog import tensor_bytes
 from meshwright.engine.traffic import expected_sent_bytes
 from meshwright.engine.train import precision_of
 from meshwright.specs.errors import SpecError
@@ -228,7 +230,8 @@ def _trace(
     before_update["optimizer"] = optimizer_bytes
     peaks = [before_update, footprint.peak_parts()]
     peak_parts = max(peaks, key=lambda parts: sum(parts.values()))
-    predicted_state, predicted_peak = predicted_bytes(model, layout, job, pp_rank)
+    predicted = predicted_parts(model, layout, job.but(framework="meshwright"), pp_rank)
+    predicted_state = sum(predicted[part] for part in ("parameters", "gradients", "optimizer"))
     return RankReport(
         rank=rank, pp_rank=pp_rank,
         parameters=sum(_local(p).numel() for p in parameters),
@@ -239,7 +242,7 @@ def _trace(
             model, layout, pp_rank, global_batch=job.global_batch, seq_len=job.seq_len,
             precision=precision,
         ),
-        predicted_state_bytes=predicted_state, predicted_peak_bytes=predicted_peak,
+        predicted_state_bytes=predicted_state, predicted_peak_bytes=sum(predicted.values()),
         seconds=time.monotonic() - started,
     )  # fmt: skip
 
@@ -254,23 +257,24 @@ def _optimizer(job: Job, program: Program) -> torch.optim.Optimizer:
     raise SpecError("optimizer", name, "one of adamw, sgd, sgd-momentum")
 
 
-def predicted_bytes(
-    model: Model, layout: Layout, job: Job, pp_rank: int
-) -> tuple[float | None, float | None]:
-    """The cost model's (model states, peak of all tensors) of a rank, for this engine's behaviour.
-
-    None where it prices no such rank: between the second and the last of a pipeline.
-    """
-    if pp_rank > 1 and pp_rank != layout.pp - 1:
-        return None, None
-    role = "first" if pp_rank == 0 else "last" if pp_rank == layout.pp - 1 else "middle"
-    job, columns = job.but(framework="meshwright"), from_layouts([layout])
+def predicted_parts(model: Model, layout: Layout, job: Job, pp_rank: int) -> dict[str, float]:
+    """The cost model's bytes of a rank at its peak, by part, for this engine's behaviour."""
+    columns = from_layouts([layout])
     micro_batches = np.array([layout.micro_batches(job.global_batch)])
-    layers = stage_layers(model, columns)
-    parts = memory(model, job, behaviour(job), columns, layers, micro_batches).parts[role]
-    sizes = {name: float(column[0]) for name, column in parts.items()}
-    states = sizes["parameters"] + sizes["gradients"] + sizes["optimizer"]
-    return states, tensor_bytes(sizes)
+    holders, ranges = placement(layout), stage_ranges(model, layout)
+    mine = [index for index, holder in enumerate(holders) if holder == pp_rank]
+    layers = [layer for index in mine for layer in ranges[index]]
+    routed = sum(model.is_moe_layer(layer) for layer in layers)
+    again = sum(min(len(ranges[i]), layout.recompute_layers or len(ranges[i])) for i in mine)
+    held = Held(
+        dense=np.array([float(len(layers) - routed)]), moe=np.array([float(routed)]),
+        recomputed=np.array([again / len(layers)]), embedding=np.array([0 in mine]),
+        head=np.array([len(ranges) - 1 in mine]),
+        ring=np.array([layout.cp_method == "ring"]), flight=in_flight(columns, micro_batches, np.array([pp_rank])),
+    )  # fmt: skip
+    local = local_parameters(model, columns, behaviour(job).vocab_multiple)
+    parts = eager_parts(model, job, columns, held, micro_batches, local)
+    return {name: float(column[0]) for name, column in parts.items()}
 
 
 class _Known(TorchDispatchMode):

@@ -97,6 +97,10 @@ class LeanStage(PipelineStage):
 
     device: torch.device
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._losses: dict[int, torch.Tensor] = {}
+
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         with self._without_memory():
             super()._setup_forward_recv_info(num_microbatches, has_backward)
@@ -124,14 +128,31 @@ class LeanStage(PipelineStage):
             _place(self.grad_recv_info[bwd_chunk_id], self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: torch.Tensor | None = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
         """Run a micro-batch's backward and let go of what was received for it.
 
         A backward of inputs alone keeps what its weights will need by itself.
         """
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         for received in (self.args_recv_info, self.grad_recv_info):
             _place(received.get(bwd_chunk_id, ()), torch.device("meta"))
+        if loss is not None:
+            # The schedule keeps the losses; their graphs would keep every input.
+            self._losses[bwd_chunk_id] = loss
+            if full_backward:
+                self._losses.pop(bwd_chunk_id).detach_()
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run the rest of a split backward."""
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        if bwd_chunk_id in self._losses:
+            self._losses.pop(bwd_chunk_id).detach_()
 
 
 def _place(received: tuple[Any, ...], device: torch.device) -> None:
