@@ -284,9 +284,10 @@ class _Rank:
             self.unit = np.maximum(self.unit, np.where(count > 0, layer.parameters, 0.0))
         w = self.w
         mixed = w.compute != w.stored or w.reduced != w.stored
-        self.wrapped = (columns.dp * columns.cp > 1) | mixed
+        several = columns.dp * columns.cp > 1
         if self.model.experts is not None:
-            self.wrapped = self.wrapped | (stage > 1)
+            several = several | (stage > 1)
+        self.wrapped = (several & (self.zero > 0)) | mixed
 
     def _add_up_activations(self) -> None:
         """Activations of one micro-batch, of all in flight, and one layer's temporaries."""

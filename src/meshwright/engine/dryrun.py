@@ -36,13 +36,12 @@ from meshwright.costs.parameters import local_parameters
 from meshwright.costs.pipeline import in_flight
 from meshwright.engine.collectives import exchange
 from meshwright.engine.decoder import Mixture
-from meshwright.engine.footprint import Footprint
+from meshwright.engine.footprint import PARTS, Footprint
 from meshwright.engine.guards import check
 from meshwright.engine.ledger import Ledger
 from meshwright.engine.mesh import rank_grid
 from meshwright.engine.numerics import default_numerics
-from meshwright.engine.orders import placement
-from meshwright.engine.pipeline import stage_ranges
+from meshwright.engine.orders import placement, stage_ranges
 from meshwright.engine.program import Program
 from meshwright.engine.traffic import expected_sent_bytes
 from meshwright.engine.train import precision_of
@@ -70,16 +69,24 @@ class RankReport:
     """By axis, counted by the ledger."""
     predicted_sent_bytes: dict[str, float]
     """By axis, from closed forms; experts' all-to-all (ep) has none."""
-    predicted_state_bytes: float | None
-    """Parameters, gradients and optimizer states by the cost model; None if it does not price
-    this rank (it prices the first, the second and the last of a pipeline)."""
-    predicted_peak_bytes: float | None
+    predicted_peak_parts: dict[str, float]
+    """The same parts by the cost model, at the moment that it takes for the peak."""
     seconds: float
 
     @property
     def state_bytes(self) -> int:
         """Parameters, gradients and optimizer states."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def predicted_peak_bytes(self) -> float:
+        """All tensors at the peak, by the cost model."""
+        return sum(self.predicted_peak_parts.values())
+
+    @property
+    def peak_error(self) -> float:
+        """Predicted over measured peak, less one."""
+        return self.predicted_peak_bytes / self.peak_bytes - 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +116,10 @@ class DryRun:
         data = asdict(self)
         for row, report in zip(data["traced"], self.traced, strict=True):
             row["state_bytes"] = report.state_bytes
-        return data | {"traffic_equal": self.traffic_equal}
+            row["predicted_peak_bytes"] = report.predicted_peak_bytes
+            row["peak_error"] = report.peak_error
+        worst = max((report.peak_error for report in self.traced), key=abs)
+        return data | {"traffic_equal": self.traffic_equal, "worst_peak_error": worst}
 
 
 def dry_run(
@@ -230,8 +240,6 @@ def _trace(
     before_update["optimizer"] = optimizer_bytes
     peaks = [before_update, footprint.peak_parts()]
     peak_parts = max(peaks, key=lambda parts: sum(parts.values()))
-    predicted = predicted_parts(model, layout, job.but(framework="meshwright"), pp_rank)
-    predicted_state = sum(predicted[part] for part in ("parameters", "gradients", "optimizer"))
     return RankReport(
         rank=rank, pp_rank=pp_rank,
         parameters=sum(_local(p).numel() for p in parameters),
@@ -242,7 +250,9 @@ def _trace(
             model, layout, pp_rank, global_batch=job.global_batch, seq_len=job.seq_len,
             precision=precision,
         ),
-        predicted_state_bytes=predicted_state, predicted_peak_bytes=sum(predicted.values()),
+        predicted_peak_parts=predicted_parts(
+            model, layout, job.but(framework="meshwright"), pp_rank
+        ),
         seconds=time.monotonic() - started,
     )  # fmt: skip
 
@@ -258,14 +268,14 @@ def _optimizer(job: Job, program: Program) -> torch.optim.Optimizer:
 
 
 def predicted_parts(model: Model, layout: Layout, job: Job, pp_rank: int) -> dict[str, float]:
-    """The cost model's bytes of a rank at its peak, by part, for this engine's behaviour."""
+    """The cost model's bytes of a rank at its peak, by `footprint.PARTS`, for this engine."""
     columns = from_layouts([layout])
     micro_batches = np.array([layout.micro_batches(job.global_batch)])
     holders, ranges = placement(layout), stage_ranges(model, layout)
     mine = [index for index, holder in enumerate(holders) if holder == pp_rank]
     layers = [layer for index in mine for layer in ranges[index]]
     routed = sum(model.is_moe_layer(layer) for layer in layers)
-    again = sum(min(len(ranges[i]), layout.recompute_layers or len(ranges[i])) for i in mine)
+    again = sum(layout.recomputed_layers(index, len(ranges[index])) for index in mine)
     held = Held(
         dense=np.array([float(len(layers) - routed)]), moe=np.array([float(routed)]),
         recomputed=np.array([again / len(layers)]), embedding=np.array([0 in mine]),
@@ -274,7 +284,10 @@ def predicted_parts(model: Model, layout: Layout, job: Job, pp_rank: int) -> dic
     )  # fmt: skip
     local = local_parameters(model, columns, behaviour(job).vocab_multiple)
     parts = eager_parts(model, job, columns, held, micro_batches, local)
-    return {name: float(column[0]) for name, column in parts.items()}
+    sizes = {name: float(column[0]) for name, column in parts.items()}
+    sizes["gathered"] = sizes.pop("gathered_parameters")
+    found = {name: sizes.pop(name) for name in PARTS if name != "activations"}
+    return found | {"activations": sum(sizes.values())}
 
 
 class _Known(TorchDispatchMode):
