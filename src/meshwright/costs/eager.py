@@ -56,6 +56,8 @@ class Held:
     head: Bools
     ring: Bools
     """Whether keys and values go round a ring under context parallelism."""
+    stage: Ints
+    """Its pipeline rank."""
     flight: Floats
     """Most micro-batches whose activations it holds at once, in whole ranks."""
 
@@ -322,7 +324,10 @@ class _Rank:
             ),
             np.zeros(self.columns.rows),
         )
-        deferred = sum(
+        # torch's zero-bubble order runs weight gradients as many micro-batches late as the rank says.
+        h1 = self.columns.schedule == pipeline.CODE["zb-h1"]
+        self.pending = np.where(h1, 1.0 + held.stage, 1.0)
+        deferred = self.pending * sum(
             (count / chunks * layer.deferred for count, layer in self.layers),
             np.zeros(self.columns.rows),
         )
@@ -360,13 +365,14 @@ class _Rank:
         apart = self.first | self.each | (w.accumulated != w.compute)
         root_gradient = np.where(apart & self.wrapped, w.compute * self.root, 0.0)
         root_gradient = np.where(self.first & ~self.wrapped, w.compute * self.root, root_gradient)
-        head_weight = np.where(self.held.head, w.compute * self.head_matrix, 0.0)
-        head_input = np.where(self.held.head, w.tokens * w.hidden * w.compute, 0.0)
-        head_input = head_input + np.where(w.fresh, 0.0, head_weight)
-        head_weight = np.where(w.fresh, head_weight, 0.0)
-        # A split backward frees nothing before its weight gradients.
+        # A split backward frees nothing before its weight gradients, the head's and its norm's too.
         left = self.activations - np.where(self.splits, 0.0, self.head_kept)
-        late = np.where(self.splits, self.logits, 0.0)
+        left = left + np.where(self.splits, (self.pending - 1.0) * self.head_kept, 0.0)
+        width = np.where(self.held.head, w.tokens * w.hidden * w.compute, 0.0)
+        late = np.where(self.splits, self.pending * (self.logits + width), 0.0)
+        head_weight = np.where(self.held.head, w.compute * self.head_matrix, 0.0)
+        head_input = width + np.where(w.fresh, 0.0, head_weight)
+        head_weight = np.where(w.fresh, head_weight, 0.0)
         held_logits = self.losses * self.logits
         after = np.where(self.pipelined, held_logits, held_logits - self.logits)
         return [

@@ -277,6 +277,7 @@ def _held(columns: LayoutColumns, layers: StageLayers, role: str, micro_batches:
         embedding=np.full(columns.rows, role == "first"),
         head={"first": on_first, "middle": on_first & False, "last": ~on_first}[role],
         ring=np.zeros(columns.rows, dtype=bool),  # columns hold no context method
+        stage=_stage_of(columns, role),
         flight=pipeline.in_flight(columns, micro_batches, _stage_of(columns, role)),
     )  # fmt: skip
 

@@ -280,7 +280,7 @@ def predicted_parts(model: Model, layout: Layout, job: Job, pp_rank: int) -> dic
         dense=np.array([float(len(layers) - routed)]), moe=np.array([float(routed)]),
         recomputed=np.array([again / len(layers)]), embedding=np.array([0 in mine]),
         head=np.array([len(ranges) - 1 in mine]),
-        ring=np.array([layout.cp_method == "ring"]), flight=in_flight(columns, micro_batches, np.array([pp_rank])),
+        ring=np.array([layout.cp_method == "ring"]), stage=np.array([pp_rank]), flight=in_flight(columns, micro_batches, np.array([pp_rank])),
     )  # fmt: skip
     local = local_parameters(model, columns, behaviour(job).vocab_multiple)
     parts = eager_parts(model, job, columns, held, micro_batches, local)
