@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,51 +88,76 @@ def _stages(text: str) -> list[int] | None:
         raise SpecError("stages", text, "numbers with commas are expected, such as 0,1,7") from None
 
 
+PARTS = ("parameters", "gathered", "gradients", "optimizer", "activations")
+"""What the engine's footprint tells apart."""
+
+
 def _show(result: Any) -> None:
     from meshwright.cli.output import print_lines, print_table
 
-    rows = [
-        [
-            str(r.pp_rank), f"{r.parameters / 1e6:,.2f} M", _gib(r.parameter_bytes),
-            _gib(r.gradient_bytes), _gib(r.optimizer_bytes),
-            _gib(r.peak_bytes - r.peak_parts["activations"]), _gib(r.predicted_state_bytes),
-            _gib(r.peak_bytes), _gib(r.predicted_peak_bytes),
-        ]
-        for r in result.traced
-    ]  # fmt: skip
+    name, unit = _unit((report.peak_bytes for report in result.traced), _MEMORY_UNITS)
     print_table(
-        f"{result.model} under {result.layout}, {result.ranks} virtual ranks, "
-        f"{result.global_batch} × {result.seq_len} tokens",
-        ["stage", "local params", "params", "grads", "optimizer", "states at peak", "predicted",
-         "peak", "predicted"],
-        rows, set(range(9)),
-        "GiB per rank. Params, grads and optimizer are what stays between steps; states at peak add "
-        "gathered parameters and unsharded gradients. Peak: all tensors alive at once in a step "
-        "after the first. The cost model prices the first, the second and the last stage.",
-        optional=(1,),
+        f"{result.model} under {result.layout}: {result.ranks} virtual ranks, "
+        f"{result.global_batch} × {result.seq_len} tokens a step",
+        ["stage", name, *PARTS, "peak", "error"],
+        [row for report in result.traced for row in _memory_rows(report, unit)],
+        set(range(2, len(PARTS) + 4)),
+        "What lives at the peak of a step after the first, per rank. Measured: every tensor that the "
+        "engine's program holds. Predicted: the cost model, at the moment it takes for the peak. "
+        "Outside a tensor, on a GPU, come context, communicators and the allocator's gaps: "
+        "`meshwright estimate` adds them.",
     )  # fmt: skip
-    parts = list(result.traced[0].peak_parts)
-    rows = [[str(r.pp_rank), *(_gib(r.peak_parts.get(p, 0)) for p in parts)] for r in result.traced]
-    print_table("The peak, by part (GiB)", ["stage", *parts], rows, set(range(len(parts) + 1)))
     axes = sorted({axis for r in result.traced for axis in r.sent_bytes})
+    name, unit = _unit((b for r in result.traced for b in r.sent_bytes.values()), _TRAFFIC_UNITS)
     rows = []
     for r in result.traced:
-        rows.append([str(r.pp_rank), "counted", *(_gb(r.sent_bytes.get(axis)) for axis in axes)])
-        rows.append(["", "predicted", *(_gb(r.predicted_sent_bytes.get(axis)) for axis in axes)])
-    print_table(
-        "Sent per rank and step, by axis (GB)", ["stage", "", *axes], rows,
-        set(range(2, len(axes) + 2)),
-    )  # fmt: skip
-    same = "equal" if result.traffic_equal else "DO NOT equal"
-    print_lines(
-        f"Counted bytes {same} the closed forms. Traced {len(result.traced)} ranks, each for "
-        f"{result.ranks_per_stage} alike, in {result.seconds:.0f} s."
+        counted, formula = r.sent_bytes, r.predicted_sent_bytes
+        rows.append([str(r.pp_rank), "counted", *(_in(counted.get(a), unit) for a in axes)])
+        rows.append(["", "predicted", *(_in(formula.get(a), unit) for a in axes)])
+    if axes:
+        print_table(
+            "Sent per rank and step, by axis", ["stage", name, *axes], rows,
+            set(range(2, len(axes) + 2)),
+        )  # fmt: skip
+    print_lines(_summary(result))
+
+
+def _memory_rows(report: Any, unit: float) -> list[list[str]]:
+    measured, predicted = report.peak_parts, report.predicted_peak_parts
+    return [
+        [str(report.pp_rank), "measured", *(_in(measured[part], unit) for part in PARTS),
+         _in(report.peak_bytes, unit), ""],
+        ["", "predicted", *(_in(predicted[part], unit) for part in PARTS),
+         _in(report.predicted_peak_bytes, unit), f"{report.peak_error:+.1%}"],
+    ]  # fmt: skip
+
+
+def _summary(result: Any) -> str:
+    """What was run, what it stands for, and whether counts and predictions agree."""
+    name, unit = _unit((report.peak_bytes for report in result.traced), _MEMORY_UNITS)
+    worst = max((report.peak_error for report in result.traced), key=abs)
+    heaviest = max(result.traced, key=lambda report: report.peak_bytes)
+    same = "equal the closed forms" if result.traffic_equal else "DO NOT equal the closed forms"
+    ranks = ", ".join(str(report.rank) for report in result.traced)
+    several = len(result.traced) > 1
+    return (
+        f"Heaviest traced: stage {heaviest.pp_rank}, {_in(heaviest.peak_bytes, unit)} {name}. Predicted "
+        f"peaks are within {abs(worst):.1%}; counted bytes {same}.\n"
+        f"Traced {'ranks' if several else 'rank'} {ranks}{', one a stage' if several else ''}; "
+        f"the {result.ranks_per_stage} ranks of a stage hold and send the same. "
+        f"Took {result.seconds:.0f} s."
     )
 
 
-def _gib(size: float | None) -> str:
-    return "–" if size is None else f"{size / 2**30:,.3f}"
+_MEMORY_UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+_TRAFFIC_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
-def _gb(size: float | None) -> str:
-    return "–" if size is None else f"{size / 1e9:,.6f}"
+def _unit(sizes: Iterable[float], units: tuple[tuple[str, float], ...]) -> tuple[str, float]:
+    """The largest unit that makes the largest size at least one."""
+    largest = max(sizes, default=0.0)
+    return next((unit for unit in units if largest >= unit[1]), units[-1])
+
+
+def _in(size: float | None, unit: float) -> str:
+    return "–" if size is None else f"{size / unit:,.3f}"

@@ -299,9 +299,11 @@ class _Rank:
         one = self.temporary = np.zeros(self.columns.rows)
         for count, layer in self.layers:
             one = one + count * (share * layer.boundary + (1.0 - share) * layer.kept)
-            again = np.where(share > 0, layer.kept - layer.boundary, 0.0)
-            worst = np.where(count > 0, layer.temporary + again, 0.0)
-            self.temporary = np.maximum(self.temporary, worst)
+            # A stage's last layers are the ones that keep everything; by the time that the others
+            # are computed again, those have gone.
+            again = layer.kept - layer.boundary - (1.0 - share) * count * layer.kept
+            worst = layer.temporary + np.where(share > 0, np.maximum(again, 0.0), 0.0)
+            self.temporary = np.maximum(self.temporary, np.where(count > 0, worst, 0.0))
         boundary = w.tokens * w.residual * w.compute
         head = boundary + w.tokens * (w.hidden * w.compute + _norm_bytes(self.model, w))
         self.head_kept = np.where(held.head, head, 0.0)

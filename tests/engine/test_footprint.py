@@ -1,0 +1,127 @@
+"""The cost model's memory of this engine equals what its own program holds, layout by layout.
+
+`costs/eager.py` adds up closed forms; `engine/dryrun.py` traces the real program on tensors without
+data and follows every storage. Nothing is shared between them but the names of the parts.
+"""
+
+import numpy as np
+import pytest
+
+from meshwright.costs.columns import from_layouts
+from meshwright.costs.frameworks import behaviour
+from meshwright.costs.memory import memory
+from meshwright.costs.stages import stage_layers
+from meshwright.engine.dryrun import predicted_parts, trace
+from meshwright.engine.footprint import PARTS
+from meshwright.specs.job import Job
+from meshwright.specs.jobs import precision_recipe
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+pytestmark = pytest.mark.dist
+
+LLAMA = Model(
+    name="llama", layers=4, hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=768, vocab=2048
+)
+GPT2 = LLAMA.but(
+    name="gpt2", family="gpt2", kv_heads=8, ffn=1024, gated=False, norm="layernorm", norm_bias=True,
+    positions="learned", max_positions=512, tied_embeddings=True, qkv_bias=True,
+    attention_out_bias=True, ffn_bias=True,
+)  # fmt: skip
+QWEN3 = LLAMA.but(name="qwen3", family="qwen3", qk_norm="head", tied_embeddings=True)
+MIXTRAL = LLAMA.but(name="mixtral", experts={"experts": 4, "top_k": 2, "ffn": 384})
+DEEP = LLAMA.but(layers=8)
+TOLERANCE = 0.02
+
+CASES = {
+    "one": (LLAMA, {}, {}),
+    "one-fp32": (LLAMA, {"micro_batch": 4}, {"precision": "fp32"}),
+    "gpt2": (GPT2, {}, {}),
+    "qwen3": (QWEN3, {"micro_batch": 2}, {}),
+    "full-recompute": (LLAMA, {"micro_batch": 4, "recompute": "full"}, {}),
+    "some-recompute": (
+        LLAMA, {"micro_batch": 4, "recompute": "full", "recompute_layers": 2}, {}
+    ),
+    "selective": (LLAMA, {"micro_batch": 4, "recompute": "selective"}, {}),
+    "dp": (LLAMA, {"dp": 2}, {"precision": "fp32", "micro_batches": 1}),
+    "zero1": (LLAMA, {"dp": 4, "zero": 1}, {}),
+    "zero1-fp32-gradients": (LLAMA, {"dp": 4, "zero": 1}, {"precision": "bf16-fp32-grads"}),
+    "zero2": (LLAMA, {"dp": 4, "zero": 2}, {}),
+    "zero3": (LLAMA, {"dp": 4, "zero": 3}, {}),
+    "hsdp-full": (
+        LLAMA, {"dp": 4, "zero": 3, "shard": 2, "micro_batch": 2, "recompute": "full"}, {}
+    ),
+    "tp": (GPT2, {"tp": 2, "dp": 2, "zero": 1}, {}),
+    "sequence-parallel": (LLAMA, {"tp": 4, "sequence_parallel": True, "micro_batch": 2}, {}),
+    "pp-first": (DEEP, {"pp": 4}, {}),
+    "pp-middle": (DEEP, {"pp": 4, "dp": 2, "zero": 2}, {"rank": 2}),
+    "pp-last": (GPT2, {"pp": 2, "dp": 2, "zero": 1}, {"rank": 1}),
+    "gpipe": (LLAMA, {"pp": 2, "schedule": "gpipe"}, {"rank": 1}),
+    "interleaved": (
+        LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}, {"rank": 1}
+    ),
+    "zero-bubble": (LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "zb-h1"}, {}),
+    "zb-v": (LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "zb-v"}, {}),
+    "3d": (
+        DEEP, {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "sequence_parallel": True}, {}
+    ),
+    "cp": (LLAMA, {"cp": 2, "micro_batch": 2}, {}),
+    "ring": (LLAMA, {"cp": 2, "cp_method": "ring", "micro_batch": 2}, {}),
+    "experts": (MIXTRAL, {"dp": 2, "ep": 2, "zero": 1}, {}),
+    "experts-full": (
+        MIXTRAL,
+        {"dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "zero": 3, "recompute": "full"}, {},
+    ),
+}  # fmt: skip
+
+
+def _job(layout, precision="bf16", rank=0, micro_batches=0):
+    """Two micro-batches a stage, unless the case says how many."""
+    count = micro_batches or (2 if layout.pp == 1 else 2 * layout.pp)
+    return Job(
+        seq_len=512, global_batch=layout.dp * layout.micro_batch * count,
+        precision=precision_recipe(precision), framework="meshwright",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prediction_equals_the_program(name):
+    model, layout, changes = CASES[name]
+    rank = changes.get("rank", 0)
+    report = trace(model, Layout(**layout), _job(Layout(**layout), **changes), rank)
+    found, wanted = report.predicted_peak_parts, report.peak_parts
+    assert set(found) == set(wanted) == set(PARTS)
+    assert abs(report.peak_error) <= TOLERANCE, (report.peak_error, found, wanted)
+    # Between the parts that come and go, the two may take moments of the peak beside each other.
+    for part in ("parameters", "optimizer"):
+        assert found[part] == pytest.approx(wanted[part], rel=0.002), part
+
+
+def test_a_model_of_another_software_would_not_pass():
+    """The check notices formulas of fused kernels."""
+    model, layout, changes = CASES["one-fp32"]
+    report = trace(model, Layout(**layout), _job(Layout(**layout), **changes), 0)
+    fused = _role_peak(
+        model, Layout(**layout), _job(Layout(**layout), **changes).but(framework="megatron")
+    )
+    assert abs(fused / report.peak_bytes - 1.0) > TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["one", "zero3", "tp", "experts", "pp-first"])
+def test_estimates_use_the_same_formulas(name):
+    model, layout, changes = CASES[name]
+    layout = Layout(**layout)
+    job = _job(layout, **changes)
+    parts = predicted_parts(model, layout, job, 0)
+    assert _role_peak(model, layout, job) == pytest.approx(sum(parts.values()), rel=1e-12)
+
+
+def _role_peak(model, layout, job):
+    """Tensors of the first rank by the function that estimates and the planner call."""
+    columns = from_layouts([layout])
+    micro_batches = np.array([layout.micro_batches(job.global_batch)])
+    priced = memory(
+        model, job, behaviour(job), columns, stage_layers(model, columns), micro_batches
+    )
+    outside = ("communicators", "context", "fragmentation")
+    return sum(float(v[0]) for k, v in priced.parts["first"].items() if k not in outside)
