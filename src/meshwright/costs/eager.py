@@ -362,8 +362,12 @@ class _Rank:
         # ZeRO-3's backward gathers the next layer beside the present one.
         gathered_layer = gathered + np.where(three, w.compute * self.unit, 0.0)
         prefetched = np.where(three, w.compute * self.unit, 0.0)
-        # What the last reduce-scatter read, the root's gradients, lives until the next one.
-        scattered = np.where(self.each & ~self.one & (self.shard > 1), w.reduced * self.root, 0.0)
+        # What the last reduce-scatter read, the root's gradients, lives until the next one; so do
+        # the sums over replicas, each until its unit's next.
+        again = self.each & ~self.one & (self.shard > 1)
+        scattered = np.where(
+            again, w.reduced * self.root + self._kept_reductions(self.sharded), 0.0
+        )
         apart = self.first | self.each | (w.accumulated != w.compute)
         root_gradient = np.where(apart & self.wrapped, w.compute * self.root, 0.0)
         root_gradient = np.where(self.first & ~self.wrapped, w.compute * self.root, root_gradient)
@@ -397,7 +401,7 @@ class _Rank:
     def _kept_reductions(self, done: Floats) -> Floats:
         """Reduced gradients that wait, uncast, for the end of backward where replicas are summed.
 
-        `done` is the share of this rank's parameters whose reduction has begun, in bytes a unit.
+        `done` is how many of this rank's (sharded) parameters' gradients have been reduced.
         """
         w = self.w
         replicated = (self.zero == 0) | (self.shard < self.columns.dp * self.columns.cp)
@@ -425,8 +429,9 @@ class _Rank:
         gathered = np.where(
             self.pipelined, np.where(self.wrapped, w.compute * self.whole, 0.0), gathered
         )
+        kept = np.where(self.each & ~self.one, self.sharded, done)
         waiting = np.where(
-            self.wrapped & ~self.pipelined, w.reduced * self.unit + self._kept_reductions(done), 0.0
+            self.wrapped & ~self.pipelined, w.reduced * self.unit + self._kept_reductions(kept), 0.0
         )
         return self._moment(gradients, gathered, self.one_layer, self.temporary + waiting, none)
 
