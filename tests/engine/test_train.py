@@ -203,3 +203,10 @@ def _cluster():
     from meshwright.specs.clusters import load_cluster
 
     return load_cluster("cpu:1x2").plain()
+
+
+@pytest.mark.dist
+def test_compiled_layers_learn_the_same(corpus, tmp_path):
+    plain = _run(corpus, tmp_path / "plain", layout=Layout(), steps=3)
+    compiled = replace(plain, out=str(tmp_path / "compiled"), compile=True)
+    assert _train(compiled) == pytest.approx(_train(plain), abs=1e-5)

@@ -28,7 +28,7 @@ QUIET = (
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 )  # fmt: skip
 # Patience for a busy machine, not a tolerance: a page that is ready is not waited for.
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=90_000)
 MISSING = (
     "No Chromium was found: run `make browser`, which installs Debian's package as root and "
     "Playwright's own otherwise, or set MESHWRIGHT_CHROMIUM to an executable."
@@ -96,7 +96,7 @@ class Visit:
         self.context = chrome.new_context(
             reduced_motion="reduce", viewport={"width": 1280, "height": 800}, **options
         )
-        self.context.set_default_timeout(30_000)
+        self.context.set_default_timeout(90_000)
         self.context.route("**/*", self._guard)
         self.page = self.context.new_page()
         self.page.on("pageerror", lambda error: self.wrong.append(f"page error: {error}"))

@@ -51,6 +51,9 @@ def command(
     end_token: int | None = typer.Option(
         None, min=0, help="Ends a document in token files; default: the tokenizer's."
     ),
+    compile_layers: bool = typer.Option(
+        False, "--compile", help="Let torch.compile fuse each layer's operations."
+    ),
     profile: str = typer.Option(
         "", help="Write PyTorch profiler traces of these steps, one per rank: steps=3:5."
     ),
@@ -92,7 +95,7 @@ def command(
         model=subject.model, numerics=numerics, layout=subject.layout, job=job, data=data, out=out,
         steps=steps, learning_rate=learning_rate, clip=clip, seed=seed, init=init, export=export,
         resume=resume, save_every=save_every, keep=keep, csv=csv, warmup=min(10, steps),
-        profile=profile,
+        profile=profile, compile=compile_layers,
         end_token=-1 if end_token is None else end_token,
         cluster=load_cluster(cluster) if cluster else hardware,
         predicted=subject.plan.estimate if subject.plan and as_planned and not cluster else None,

@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--csv", default="")
+    parser.add_argument("--compile", action="store_true", help="fuse each layer's operations")
     parser.add_argument("--profile", default="", help="steps to profile, as steps=3:5")
     parser.add_argument("--tensorboard", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--json", action="store_true", help="print every record as JSON")
@@ -58,7 +59,6 @@ def _train(path: str, options: dict[str, Any]) -> int:
     # Of a lost peer or a taken port we say one sentence; torch's own stack traces stay away.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     warnings.simplefilter("ignore")  # torch's own deprecations, once per rank and call site
-    import torch
     import torch.distributed as dist
 
     from meshwright.engine.numerics import default_numerics
@@ -80,13 +80,8 @@ def _train(path: str, options: dict[str, Any]) -> int:
     )  # fmt: skip
     check_run(run, ranks=int(os.environ["WORLD_SIZE"]))
     prepare_out(run)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        _turn_on_nccl_recorder(run)
-        join("nccl", join_timeout_s)
-    else:
-        torch.set_num_threads(1)
-        join("gloo", join_timeout_s)
+    _turn_on_nccl_recorder(run)
+    join(join_timeout_s)
     _train_and_record(run, tensorboard, as_json)
     dist.barrier()
     dist.destroy_process_group()

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine import manifest
+from meshwright.engine.backend import on_gpu
 from meshwright.engine.faults import Moment
 from meshwright.engine.init import canonical
 from meshwright.engine.program import Program
@@ -126,7 +127,7 @@ class Checkpoints:
             found[name] = buffer
             if isinstance(value, DTensor):
                 found[name] = DTensor(buffer, value._spec, requires_grad=False)
-        if torch.cuda.is_available():
+        if on_gpu():
             torch.cuda.synchronize()
         return found
 
@@ -348,7 +349,7 @@ def _sync(path: Path) -> None:
 def _generators(rank: int) -> dict[str, torch.Tensor]:
     """The states of this rank's random generators."""
     found = {f"random.cpu.{rank}": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if on_gpu():
         found[f"random.cuda.{rank}"] = torch.cuda.get_rng_state()
     return found
 

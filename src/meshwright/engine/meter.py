@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from meshwright.costs.flops import model_flops_per_token
 from meshwright.costs.step import estimate
+from meshwright.engine.backend import backend_for, device_names, on_gpu
 from meshwright.engine.footprint import Footprint
 from meshwright.engine.ledger import Ledger
 from meshwright.engine.traffic import expected_sent_bytes
@@ -42,7 +43,7 @@ def default_cluster(ranks: int) -> Cluster | None:
     On CPUs the preset `cpu` (one core a rank); on GPUs the preset that bears the device's name,
     None if there is none.
     """
-    if not torch.cuda.is_available():
+    if backend_for(ranks) == "gloo":
         nodes = 1
         while ranks % nodes or ranks // nodes > 8:
             nodes += 1
@@ -104,12 +105,11 @@ def peak(run: Run) -> dict[str, Any] | None:
 
 def environment() -> dict[str, Any]:
     """Software and hardware under a run."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {
         "python": platform.python_version(), "torch": str(torch.__version__),
         "system": f"{platform.system()} {platform.machine()}",
         "backend": dist.get_backend() if dist.is_initialized() else "",
-        "devices": [torch.cuda.get_device_name(at) for at in range(gpus)],
+        "devices": device_names(),
         "cpu_cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -120,7 +120,7 @@ def environment() -> dict[str, Any]:
 
 def peak_memory_bytes() -> int:
     """This process's largest resident size so far, or the device's allocations on a GPU."""
-    if torch.cuda.is_available():
+    if on_gpu():
         return int(torch.cuda.max_memory_allocated())
     import resource
 
@@ -129,7 +129,7 @@ def peak_memory_bytes() -> int:
 
 def memory_bytes() -> int:
     """This process's resident size now (where /proc tells), or the device's allocations."""
-    if torch.cuda.is_available():
+    if on_gpu():
         return int(torch.cuda.memory_allocated())
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])

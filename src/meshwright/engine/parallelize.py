@@ -69,11 +69,25 @@ def needs_tensor_sum(name: str, model: Model, tp: int, sequence_parallel: bool) 
     )
 
 
-def parallelize(stage: Decoder, world: World, values: Values, precision: Precision) -> Decoder:
-    """Slice, fill and wrap a stage that was built on the meta device; returns it."""
+def parallelize(
+    stage: Decoder,
+    world: World,
+    values: Values,
+    precision: Precision,
+    *,
+    compile_layers: bool = False,
+) -> Decoder:
+    """Slice, fill and wrap a stage that was built on the meta device; returns it.
+
+    Args:
+        compile_layers: let torch.compile fuse each layer's operations (collectives and the
+            gathering of parameters stay outside of what is compiled).
+    """
     wrap = needs_wrapping(world, precision)
     for prefix, unit in _units(stage):
         _fill(prefix, unit, stage.model, world, values, precision)
+        if compile_layers and prefix.startswith("layers."):
+            unit.compile()  # before wrapping, so that FSDP's hooks stay outside
         if not wrap:
             continue
         if (moe := getattr(unit, "moe", None)) is not None and world.experts is not None:

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import _exit_function as run_exit_functions  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
 
@@ -229,10 +230,10 @@ def _rank_main(
     reports: bool,
 ) -> None:
     threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
-    import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
+    from meshwright.engine.backend import init_process_group
+
     warnings.simplefilter("ignore")  # torch's own deprecations, once per rank and call site
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # errors are reported below
     lock = threading.Lock()
@@ -244,8 +245,9 @@ def _rank_main(
 
     code = 0
     try:
-        dist.init_process_group(
-            "gloo",
+        init_process_group(
+            rank,
+            world,
             store=dist.FileStore(store, world),
             rank=rank,
             world_size=world,
@@ -266,6 +268,7 @@ def _rank_main(
         send("error", (message, traceback.format_exc()))
     # A normal interpreter exit now and then aborts in gloo's threads after all work is done.
     pipe.close()
+    run_exit_functions()  # what a normal exit does for semaphores and the like
     os._exit(code)
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from meshwright.engine.backend import on_gpu
 from meshwright.engine.flight import FlightRecorder
 from meshwright.specs.errors import SpecError
 
@@ -87,7 +87,7 @@ class StepProfiler:
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
+        if on_gpu():
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._profile.start()

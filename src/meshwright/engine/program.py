@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.attention import take_local
+from meshwright.engine.backend import own_device
 from meshwright.engine.clip import clip_gradients, complete_gradients, squared_norm
 from meshwright.engine.decoder import Decoder
 from meshwright.engine.dropout import Dropout
@@ -62,16 +63,14 @@ class Program:
         precision: Precision,
         values: Values | None = None,
         seed: int = 0,
-        device: str = "cpu",
         csv: str = "",
         dropout: float = 0.0,
         mutant: str = "",
+        compile_layers: bool = False,
     ) -> None:
         self.model, self.layout, self.precision = model, layout, precision
         self.micro_batches = layout.micro_batches(global_batch)
-        self.world: World = make_world(
-            layout, torch.device(device), model.experts is not None, mutant
-        )
+        self.world: World = make_world(layout, own_device(), model.experts is not None, mutant)
 
         def initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:
             return initial_value(name, shape, model, numerics, seed)
@@ -90,7 +89,9 @@ class Program:
             stage = new_stage(model, numerics, self.world, index, ranges[index], last)
             stage.lose_input_gradient = mutant == "pp" and index == 1
             stage.dropout = self.dropout
-            self.modules[index] = parallelize(stage, self.world, source, precision)
+            self.modules[index] = parallelize(
+                stage, self.world, source, precision, compile_layers=compile_layers
+            )
         self.stages = list(self.modules.values())
         self.holds_loss = len(ranges) - 1 in self.modules
         self._reducers = make_reducers(self.stages, self.world, precision)

@@ -7,11 +7,12 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from meshwright.engine.backend import init_process_group
 from meshwright.specs.errors import SpecError
 
 
-def join(backend: str, timeout_s: float) -> None:
-    """Make the default process group from the environment.
+def join(timeout_s: float) -> None:
+    """Make the default process group from the environment, on this rank's GPU if it has one.
 
     All ranks must have come within `timeout_s`. Every start of a job that torchrun restarts on one
     machine has keys of its own: torch 2.13 keeps one store through all of them, and with gloo the
@@ -36,7 +37,10 @@ def join(backend: str, timeout_s: float) -> None:
     alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     keys = dist.PrefixStore(f"meshwright.{restart if alone else 'any'}", store)
     _wait_for_all(keys, rank, ranks, limit)
-    dist.init_process_group(backend, store=keys, rank=rank, world_size=ranks)
+    init_process_group(
+        int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        store=keys, rank=rank, world_size=ranks,
+    )  # fmt: skip
 
 
 def _why(message: str, rank: int, address: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -73,6 +74,8 @@ class Run:
     generation: int = 0
     lost: int = 0
     """Ranks that were given up since the run began."""
+    compile: bool = False
+    """Let torch.compile fuse the operations of each layer."""
     profile: str = ""
     """Steps to profile, as `steps=3:5`."""
     cluster: Cluster | None = None
@@ -186,7 +189,8 @@ def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
 def _train(
     run: Run, report: Callable[[Any], None], flight: FlightRecorder | None
 ) -> dict[str, Any]:
-    device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    if run.compile:  # by the rank itself: workers of its own would outlive it
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     injector = Injector(run, dist.get_rank(), report)
     report({"kind": "at", "doing": "its start"})
     injector.at_start()
@@ -194,8 +198,8 @@ def _train(
     program = Program(
         run.model, run.numerics, run.layout, global_batch=run.job.global_batch,
         seq_len=run.job.seq_len, precision=precision_of(run.job),
-        values=source.value if source else None, seed=run.seed, device=device, csv=run.csv,
-        dropout=run.job.dropout,
+        values=source.value if source else None, seed=run.seed, csv=run.csv,
+        dropout=run.job.dropout, compile_layers=run.compile,
     )  # fmt: skip
     optimizer = make_optimizer(run, program)
     start, first = 0, dist.get_rank() == 0
