@@ -58,6 +58,10 @@ def _show_head(console: Console, plan: Plan) -> None:
     grid = Table.grid(padding=(0, 3))
     span = estimate.step_time_range
     interval = f" ({format_seconds(span.low)} – {format_seconds(span.high)})" if span else ""
+    held = estimate.peak_memory_range
+    peaks = f" ({format_bytes(held.low)} – {format_bytes(held.high)})" if held else ""
+    verdict = "" if estimate.fits else "  DOES NOT FIT"
+    verdict += "  too close to call" if estimate.memory_too_close else ""
     rows = [
         ("step time", format_seconds(estimate.step_time_s) + interval),
         ("throughput", f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s per device"),
@@ -65,8 +69,8 @@ def _show_head(console: Console, plan: Plan) -> None:
         ("bubble", f"{estimate.bubble_fraction:.1%} of the step"),
         (
             "peak memory",
-            f"{format_bytes(estimate.peak_memory_bytes)} of {format_bytes(estimate.capacity_bytes)}"
-            + ("" if estimate.fits else "  DOES NOT FIT"),
+            f"{format_bytes(estimate.peak_memory_bytes)}{peaks} of "
+            f"{format_bytes(estimate.capacity_bytes)}{verdict}",
         ),
     ]
     for name, value in rows:

@@ -24,7 +24,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Alternative, Estimate, Plan, Searched
-from meshwright.specs.quantities import format_seconds
+from meshwright.specs.quantities import format_bytes, format_seconds
 
 OBJECTIVES = ("time", "memory", "cost")
 RUNNER_UP = "another shape"
@@ -103,6 +103,7 @@ def plan(
             *_used(question.cluster, cluster),
             *_notes(question, result),
             *_simulated(choice),
+            *_memory_too_close(best),
         ),
     )
 
@@ -156,6 +157,7 @@ def price_layout(
     return Plan(
         meshwright_version=__version__, command=command, model=model, cluster=cluster, job=job,
         layout=layout, estimate=priced, fits=priced.fits, searched=Searched(priced=1),
+        notes=tuple(_memory_too_close(priced)),
     )  # fmt: skip
 
 
@@ -242,6 +244,18 @@ def _simulated(choice: Choice | None) -> list[str]:
     return [
         f"simulated operation by operation, the step takes {format_seconds(choice.simulated_s)} "
         f"({moved:+.1%} against the closed forms)"
+    ]
+
+
+def _memory_too_close(estimate: Estimate) -> list[str]:
+    """Say when the device's memory lies inside the range of the peak: then a run must decide."""
+    held = estimate.peak_memory_range
+    if held is None or not estimate.memory_too_close:
+        return []
+    return [
+        f"whether it fits is too close to call: the peak may be {format_bytes(held.low)} to "
+        f"{format_bytes(held.high)} of {format_bytes(estimate.capacity_bytes)}; two steps on the real "
+        f"devices would settle it"
     ]
 
 

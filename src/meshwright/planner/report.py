@@ -28,6 +28,8 @@ def _head(plan: Plan) -> list[str]:
     schedule = f"{plan.layout.schedule} schedule, " if plan.layout.pp > 1 else ""
     span = estimate.step_time_range
     interval = f" ({format_seconds(span.low)} to {format_seconds(span.high)})" if span else ""
+    held = estimate.peak_memory_range
+    peaks = f" ({format_bytes(held.low)} to {format_bytes(held.high)})" if held else ""
     lines = [
         f"# {plan.model.name} on {cluster.gpus} × {cluster.device.name}",
         "",
@@ -42,7 +44,7 @@ def _head(plan: Plan) -> list[str]:
         f"| throughput | {estimate.tokens_per_s_per_gpu:,.0f} tokens/s per device |",
         f"| MFU / HFU | {estimate.mfu:.1%} / {estimate.hfu:.1%} |",
         f"| bubble | {estimate.bubble_fraction:.1%} |",
-        f"| peak memory | {format_bytes(estimate.peak_memory_bytes)} of "
+        f"| peak memory | {format_bytes(estimate.peak_memory_bytes)}{peaks} of "
         f"{format_bytes(estimate.capacity_bytes)} |",
     ]
     if job.token_budget:

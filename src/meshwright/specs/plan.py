@@ -59,6 +59,12 @@ class Estimate(Spec):
     step_time_range: Range | None = None
     peak_memory_range: Range | None = None
 
+    @property
+    def memory_too_close(self) -> bool:
+        """Whether the peak's range holds the capacity: whether it fits is then too close to call."""
+        span = self.peak_memory_range
+        return span is not None and span.low <= self.capacity_bytes < span.high
+
 
 class Alternative(Spec):
     """A layout that was not chosen, and the line that says why."""
