@@ -34,7 +34,10 @@ def call(*arguments):
 def on_a_full_disk(folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
     steps = ("--steps", "3", "--save-every", "2", "--no-tensorboard")
-    return {"disk full": call("--out", folder + "/g", *steps)}
+    return {
+        "disk full": call("--out", folder + "/g", *steps),
+        "export": call("--out", folder + "/h", "--steps", "1", "--export", folder + "/hf"),
+    }
 
 def on_a_good_disk(folder):
     good = folder + "/good"
@@ -46,6 +49,8 @@ def on_a_good_disk(folder):
         "no checkpoint": call("--resume", folder, "--out", folder + "/d"),
         "a file in the way": call("--out", folder + "/tokens.npy/x"),
         "not empty": call("--out", good, "--save-every", "2"),
+        "nowhere to export": call("--out", folder + "/i", "--export", folder + "/tokens.npy/x"),
+        "no saves": call("--out", folder + "/j", "--fewer-ranks"),
         "no such layout": call("--tp", "3", "--out", folder + "/e"),
     }
     flip_a_bit(good)
@@ -101,6 +106,10 @@ def test_each_is_refused_in_one_sentence_and_nothing_is_left(tmp_path):
     ]
     assert last.startswith("error: out = ")
     assert last.endswith(f"the last checkpoint {reason}")
+    code, told = found.pop("export")
+    assert code == 2
+    assert told.splitlines()[-1].startswith("error: export = ")
+    assert not list((tmp_path / "hf").iterdir())
     wanted = {
         "missing data": "cannot be read (No such file or directory)",
         "wrong vocabulary": "token 2 of the data is 300; the model's vocabulary must be",
@@ -109,6 +118,8 @@ def test_each_is_refused_in_one_sentence_and_nothing_is_left(tmp_path):
         "a file in the way": "cannot be made (Not a directory)",
         "not empty": "holds the checkpoints of an earlier run; go on with --resume",
         "no such layout": "tp = 3",
+        "nowhere to export": "cannot be made (Not a directory)",
+        "no saves": "needs --save-every",
         "damaged": "no complete checkpoint: step-00000002 is damaged (",
     }
     for name, sentence in wanted.items():

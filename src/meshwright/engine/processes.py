@@ -83,7 +83,7 @@ def run_ranks(
     check_memory(world)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["meshwright.engine.preload"])
-    with tempfile.TemporaryDirectory(prefix="meshwright-") as directory:
+    with _meeting_place() as directory:
         children: list[Any] = []
         pipes: list[Connection] = []
         lifeline_read, lifeline_write = context.Pipe(duplex=False)
@@ -98,7 +98,12 @@ def run_ranks(
                     ),
                     daemon=True,
                 )  # fmt: skip
-                child.start()
+                try:
+                    child.start()
+                except (OSError, EOFError) as error:
+                    raise SpecError(
+                        "ranks", world, f"process {rank} cannot be started ({error})"
+                    ) from None
                 theirs.close()
                 children.append(child)
                 pipes.append(ours)
@@ -111,6 +116,15 @@ def run_ranks(
                 child.join()
             for pipe in (*pipes, lifeline_write):
                 pipe.close()
+
+
+def _meeting_place() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="meshwright-")
+    except OSError as error:
+        raise SpecError(
+            "TMPDIR", tempfile.gettempdir(), f"takes no file ({error.strerror}); set another"
+        ) from None
 
 
 def _collect(

@@ -35,7 +35,7 @@ from meshwright.engine.parallelize import Precision
 from meshwright.engine.preflight import check_disk, check_fresh, check_vocabulary
 from meshwright.engine.profile import StepProfiler, Window
 from meshwright.engine.program import Program
-from meshwright.engine.weights import Checkpoint, export_part, write_index
+from meshwright.engine.weights import Checkpoint, check_export, export_part, write_index
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
@@ -316,6 +316,8 @@ def prepare_out(run: Run) -> Path:
     except OSError as error:
         raise SpecError("out", run.out, f"cannot be made ({error.strerror})") from None
     clear_partial(out)
+    if run.export:
+        check_export(run.model, run.export)
     if run.save_every:
         values = {"adamw": 3, "sgd-momentum": 2}.get(run.job.optimizer.name, 1)
         at_once = min(run.keep, run.steps // run.save_every) + 1

@@ -214,6 +214,22 @@ def export(
     write_index(directory, files, model, numerics, max_positions)
 
 
+def check_export(model: Model, directory: str | Path) -> None:
+    """Refuse what could not be written after training; makes the directory.
+
+    Raises:
+        SpecError: the model is of no Hugging Face family, or the directory cannot be made.
+    """
+    if model.family not in FAMILIES:
+        raise SpecError(
+            "family", model.family, f"only {', '.join(FAMILIES)} have a config to write"
+        )
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError("export", str(directory), f"cannot be made ({error.strerror})") from None
+
+
 def export_part(
     directory: str | Path,
     values: Iterable[tuple[str, torch.Tensor]],
@@ -226,10 +242,7 @@ def export_part(
     Raises:
         SpecError: the model is of no Hugging Face family, or the directory cannot be written.
     """
-    if model.family not in FAMILIES:
-        raise SpecError(
-            "family", model.family, f"only {', '.join(FAMILIES)} have a config to write"
-        )
+    check_export(model, directory)
     tensors: dict[str, torch.Tensor] = {}
     fused: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in values:
@@ -237,12 +250,12 @@ def export_part(
             tensors[key] = tensor.contiguous().clone()
     target = Path(directory)
     file = "model.safetensors" if parts == 1 else f"model-{part + 1:05d}-of-{parts:05d}.safetensors"
+    partial = target / f".{file}.partial"
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        partial = target / f".{file}.partial"
         save_file(tensors, str(partial), metadata={"format": "pt"})
         partial.replace(target / file)
     except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
         raise SpecError("export", str(directory), f"cannot be written ({error})") from None
     return dict.fromkeys(tensors, file)
 
