@@ -6,7 +6,7 @@ import pytest
 from meshwright.costs.columns import ARRAYS, from_layouts
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.stages import ROLES
-from meshwright.costs.step import TIME_PARTS, estimate, price
+from meshwright.costs.step import TIME_PARTS, _wait, estimate, price
 from meshwright.planner.legality import Question
 from meshwright.planner.search import concatenate
 from meshwright.planner.space import Constraints, Tally, enumerate_layouts
@@ -14,6 +14,7 @@ from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
 
 
 def space(model, cluster, job):
@@ -211,3 +212,60 @@ def test_messages_of_a_tensor_group_queue_at_the_network_cards(llama70b, tp, spa
     # At least the eight collectives of a layer that nothing hides, a millisecond a member.
     least = 8 * 80 * (16 * tp // 16) * tp * 1e-3
     assert extra >= least if spans else extra == 0
+
+
+def test_an_odd_vocabulary_slows_the_head_unless_it_is_padded(h100_64):
+    model = Model(
+        name="gpt", layers=12, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192,
+        vocab=50257,
+    )  # fmt: skip
+
+    def head_s(vocab, tp=1, **options):
+        run = Job(seq_len=1024, global_batch=64, framework_options=options)
+        layout = Layout(dp=64 // tp, tp=tp, micro_batch=1)
+        return estimate(model.but(vocab=vocab), h100_64, run, layout).time_parts[
+            "embedding_and_head"
+        ]
+
+    unpadded = {"vocab_multiple": 1, "loss_bytes": 0.0}
+    assert head_s(50257, **unpadded) > 1.8 * head_s(50256, **unpadded)
+    assert head_s(50257, vocab_multiple=128) == head_s(50304, vocab_multiple=128)
+    # Two ranks of 25128 rows each are even again.
+    assert head_s(50257, tp=2, **unpadded) == head_s(50256, tp=2, **unpadded)
+
+
+def test_host_and_device_add_up_only_where_they_are_alike():
+    host = np.array([1.0, 2.0, 1.0, 0.0])
+    device = np.array([1.0, 1.0, 4.0, 1.0])
+    together = _wait(host, device) + device
+    assert together == pytest.approx([2**0.25, 17**0.25, 257**0.25, 1.0])
+    assert (together >= np.maximum(host, device)).all()
+
+
+def test_interleaved_chunks_hide_more_of_the_data_parallel_traffic(llama70b):
+    # Few micro-batches on many replicas, so that the traffic is longer than one backward.
+    cluster = load_cluster("h100:64x8")
+    job = Job(seq_len=4096, global_batch=128)
+    plain = Layout(dp=16, tp=8, pp=4, micro_batch=1, zero=1, sequence_parallel=True)
+    chunks = plain.but(virtual_stages=5, schedule="interleaved")
+    apart, together = (
+        estimate(llama70b, cluster, job, layout).time_parts["data_parallel"]
+        for layout in (plain, chunks)
+    )
+    assert together < 0.7 * apart
+
+
+def test_context_parallel_steps_end_with_passes_over_their_result(llama70b, h100_64):
+    # One node: the ring itself hides behind the attention, all but a tenth.
+    job = Job(seq_len=32768, global_batch=8)
+    parts = {
+        cp: estimate(
+            llama70b, h100_64, job, Layout(dp=64 // (8 * cp), tp=8, cp=cp, micro_batch=1)
+        ).time_parts["context_parallel"]
+        for cp in (1, 2)
+    }
+    outputs = (32768 // 2) * 8 * 128
+    passes = 2 * (10 * outputs + 6 * (outputs + (32768 // 2) * 2 * 128))
+    least = 80 * 2 * passes / (3.35e12 * 0.88)
+    assert parts[1] == 0
+    assert parts[2] >= least

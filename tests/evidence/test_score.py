@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from meshwright.evidence.score import Errors, Verdicts, kendall_tau, regret
+from meshwright.evidence.predict import predict
+from meshwright.evidence.rows import published_rows
+from meshwright.evidence.score import (
+    Errors,
+    Verdicts,
+    choices,
+    kendall_tau,
+    pair,
+    regret,
+    sweeps,
+)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=3, max_size=40))
@@ -47,3 +57,20 @@ def test_false_fits_are_counted_among_the_runs_that_ran_out_of_memory():
     assert verdicts.accuracy == pytest.approx(100 * 9 / 12)
     assert verdicts.false_fits == pytest.approx(25)
     assert verdicts.false_misfits == pytest.approx(25)
+
+
+def test_repeats_of_one_layout_are_one_choice_and_alone_no_sweep():
+    rows = published_rows(["aws_trainium1"])
+    scored = pair(rows, predict(rows))
+    found = sweeps(scored)
+    assert found
+    for group in found:
+        layouts = [one.run.layout for one in group]
+        assert len(set(layouts)) > 1
+        _, measured = choices(group)
+        assert len(measured) == len(set(layouts)) < len(group)
+        first = [one.measured_s for one in group if one.run.layout == layouts[0]]
+        assert measured[0] == pytest.approx(np.mean(first))
+    repeats = [one for one in scored if one.run.model.name == "Llama-3.1-8B"]
+    assert len(repeats) > 3 and len({one.run.layout for one in repeats}) == 1
+    assert not sweeps(repeats)

@@ -127,8 +127,10 @@ def _exposed_of_group(
     """Step time that the collectives of one kind of parameters add, by ZeRO stage.
 
     What overlaps hides behind the last micro-batch's backward (and the first one's forward), all
-    but one piece: the last to be produced has nothing left to hide behind.
+    but one piece: the last to be produced has nothing left to hide behind. Interleaved chunks are
+    done with their gradients one after another while the others still work (`_window`).
     """
+    window = _window(columns, micro_batches)
     reducing, gathering = framework.reduce_overlapped, framework.gather_overlapped
     scatter, gather = traffic["scatter"], traffic["gather"]
     replicas = traffic["among_replicas"]
@@ -136,14 +138,27 @@ def _exposed_of_group(
     whole = (zero == 0) | ((zero == 1) & framework.zero1_all_reduce)
     first = np.where(whole, traffic["reduce_all"], scatter + replicas)
     gather_once = np.where(zero > 0, gather, 0.0)
-    parameters_once = _exposed(gather_once, forward, gather_once / pieces, gathering)
-    once = _exposed(first, backward, first / pieces, reducing) + parameters_once
+    parameters_once = _exposed(gather_once, window * forward, gather_once / pieces, gathering)
+    once = _exposed(first, window * backward, first / pieces, reducing) + parameters_once
     tail = _exposed(replicas, backward, replicas / pieces, reducing)
     every = micro_batches * _exposed(scatter, backward, scatter / pieces, reducing)
     again = _exposed(gather, forward, gather / pieces, gathering)
     both = _exposed(gather + scatter, backward, (gather + scatter) / pieces, gathering)
     result = np.where(zero == 2, every + tail + parameters_once, once)
     return np.where(zero == 3, micro_batches * (again + both) + tail, result)
+
+
+def _window(columns: LayoutColumns, micro_batches: Ints) -> Floats:
+    """Micro-batches of a rank's backward that its data-parallel traffic may hide behind.
+
+    One without interleaving. Of v chunks the first to finish leaves the other v − 1 the backward of
+    p micro-batches each: Megatron's interleaved order takes p micro-batches of one chunk at a time
+    (arXiv 2104.04473 §2.2).
+    """
+    v = np.maximum(columns.virtual_stages, 1)
+    turns = np.minimum(columns.pp, micro_batches)
+    together = (columns.schedule == pipeline.CODE["interleaved"]) & (v > 1)
+    return np.where(together, (turns * (v - 1) + 1) / v, 1.0)
 
 
 def _exposed(time: Floats, behind: Floats, least: Floats, overlapped: bool) -> Floats:

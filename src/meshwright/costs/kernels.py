@@ -22,6 +22,12 @@ TILES = ((256, 128, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.60))
 The relative rates follow from operand reuse per loaded byte; measured on CUTLASS's tile menu."""
 
 
+ODD_WIDTH = 0.45
+"""Rate of a product one of whose matrices has rows of an odd number of elements, over the rate with
+rows that start at 16-byte boundaries: tensor cores are then fed two bytes at a time. Fitted on the head
+of vtrain_singlenode, which multiplies by an unpadded vocabulary of 50257 where tp = 1."""
+
+
 @dataclass(frozen=True)
 class Kernels:
     """What the kernel model knows of one device at one compute precision; see data/kernels.toml."""
@@ -95,10 +101,12 @@ def gemm_time_s(kernels: Kernels, m: Ints, n: Ints, k: Ints, batch: Ints | int =
     """
     compute: Floats | None = None
     per_sm = kernels.peak_flops * kernels.gemm_sustained / kernels.sms
+    aligned = np.where((m % 2 == 1) & (m > 1) | (n % 2 == 1) | (k % 2 == 1), ODD_WIDTH, 1.0)
     for rows, columns, relative in TILES:
         tiles = ceil_div(m, rows) * ceil_div(n, columns) * batch
         waves = ceil_div(tiles, kernels.sms)
-        one = 2.0 * rows * columns * k / (per_sm * relative) + kernels.tile_overhead_s
+        rate = per_sm * relative * aligned
+        one = 2.0 * rows * columns * k / rate + kernels.tile_overhead_s
         time = waves * one
         compute = time if compute is None else np.minimum(compute, time)
     assert compute is not None
@@ -157,17 +165,23 @@ def unfused_attention_time_s(
 ) -> Floats:
     """Time of attention as separate products, softmax and dropout over the full score matrix.
 
-    Scores are written and read back by the softmax and the dropout: 11 bytes per score forward,
-    11 backward (the 2as²b terms of Korthikanti et al. 2022, arXiv 2205.05198 §4.1, in time).
+    Each product is bound by its arithmetic or by reading or writing the scores (2 bytes each). Between
+    them forward moves 9 bytes a score (softmax 2 + 2, dropout 2 + 2 and its mask) and backward 11
+    (dropout 5, softmax 6): the 2as²b terms of Korthikanti et al. 2022, arXiv 2205.05198 §4.1, in
+    time. Eager scale, mask, cast to fp32, softmax and cast back move 34 forward and 26 backward.
     """
     scores = sequences * heads * query_len * key_len
-    flops = scores * 2.0 * (qk_dim + v_dim) * (2.0 if backward else 1.0)
-    # Eager scale, mask, cast to fp32, softmax and cast back make 34 bytes forward, 26 backward.
-    per_score = 13.0 if fused_softmax else (26.0 if backward else 34.0)
-    moved = scores * per_score
-    compute = flops / (kernels.peak_flops * kernels.unfused_gemm)
+    if fused_softmax:
+        per_score = 11.0 if backward else 9.0
+    else:
+        per_score = 26.0 if backward else 34.0
+    through = 2.0 / kernels.bandwidth_bytes_s
+    rate = kernels.peak_flops * kernels.unfused_gemm
+    once = max(2.0 * qk_dim / rate, through) + max(2.0 * v_dim / rate, through)
+    products = (2.0 if backward else 1.0) * once
     count = 6 if backward else 4
-    return compute + moved / kernels.bandwidth_bytes_s + count * kernels.kernel_gap_s
+    moved = per_score / kernels.bandwidth_bytes_s
+    return scores * (products + moved) + count * kernels.kernel_gap_s
 
 
 def stream_time_s(kernels: Kernels, moved_bytes: Floats, count: float) -> Floats:

@@ -350,6 +350,9 @@ def _context_parallel(
 
     Ring attention (arXiv 2310.01889) sends KV blocks while it computes on the previous ones; what
     is slower than the attention it hides behind is exposed. Backward passes KV and their gradients.
+    Each of the cp steps ends with passes over its result: its output is rescaled and added to the one
+    so far in fp32 (10 bytes an element), backward adds query and key-value gradients (6 bytes); see
+    flash_attn_fwd_out_correction in Transformer Engine's context_parallel.py.
     """
     model, element = setting.model, setting.job.precision.activation_bytes
     latent = model.latent_attention
@@ -365,7 +368,12 @@ def _context_parallel(
     hidden = (keys.cp - 1) / np.maximum(keys.cp, 1)
     exposed_forward = np.maximum(ring - forward * hidden, 0.1 * ring)
     exposed_backward = np.maximum(2.0 * ring - backward * hidden, 0.2 * ring)
-    return exposed_forward, exposed_backward
+    v_dim = latent.v_head_dim if latent else model.head_dim
+    outputs = tokens * ceil_div(model.heads, keys.tp) * float(v_dim)
+    steps = np.where(keys.cp > 1, keys.cp, 0) / setting.kernels.bandwidth_bytes_s
+    merge_forward = steps * (10.0 * outputs)
+    merge_backward = steps * 6.0 * (outputs + tokens * per_token)
+    return exposed_forward + merge_forward, exposed_backward + merge_backward
 
 
 def _expert_parallel(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:

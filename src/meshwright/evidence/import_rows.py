@@ -175,7 +175,7 @@ def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> _Degrees:
         cp = _context(row, rule, gpus, tp, pp, assumed)
     if gpus % (tp * pp * cp):
         raise SkipRow(f"{gpus} devices are not a multiple of tp·pp·cp = {tp}·{pp}·{cp}")
-    ep = row.count("ep") or 1
+    ep = _count(row, rule, "ep", assumed) or 1
     dp = gpus // (tp * pp * cp)
     return _Degrees(gpus, dp, tp, pp, cp, ep)
 

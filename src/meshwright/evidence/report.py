@@ -187,7 +187,8 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
         "`const` is the median error of one constant MFU fitted to all rows; `3-term` the "
         "share of fits judged right by states + activations + logits under a cut chosen on these "
         "rows. Regret: how much slower than the best measured layout of a sweep is the one that "
-        "is ranked first.",
+        "is ranked first. Repeated runs of one layout count as one choice with their mean time; "
+        "repeats alone are no sweep.",
         "",
         "## The worst twenty step times",
         "",

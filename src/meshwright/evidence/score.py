@@ -19,6 +19,7 @@ from meshwright.evidence.measured import (
 )
 from meshwright.evidence.predict import Prediction
 from meshwright.evidence.rows import Row
+from meshwright.specs.layout import Layout
 
 SWEEP_MINIMUM = 3
 """Measured layouts that make a sweep: with fewer, choosing among them shows nothing."""
@@ -260,23 +261,43 @@ def sweep_key(one: Scored) -> tuple[object, ...]:
 
 
 def sweeps(scored: Iterable[Scored]) -> list[list[Scored]]:
-    """Return the measured sweeps: at least three timed runs of one key."""
+    """Return the measured sweeps: at least three timed runs of one key, in at least two layouts.
+
+    Repeated runs of one layout (other releases, other machines of the kind) offer no choice.
+    """
     groups: dict[tuple[object, ...], list[Scored]] = {}
     for one in scored:
         if not math.isnan(one.measured_s):
             groups.setdefault(sweep_key(one), []).append(one)
-    return [group for group in groups.values() if len(group) >= SWEEP_MINIMUM]
+    return [
+        group
+        for group in groups.values()
+        if len(group) >= SWEEP_MINIMUM and len({one.run.layout for one in group}) > 1
+    ]
 
 
 def sweep_figures(scored: Iterable[Scored]) -> Sweeps:
     """Regret and rank correlation over the sweeps among some rows."""
     regrets, taus = [], []
     for group in sweeps(scored):
-        predicted = np.array([one.predicted_s for one in group])
-        measured = np.array([one.measured_s for one in group])
+        predicted, measured = choices(group)
         regrets.append(regret(predicted, measured))
         taus.append(kendall_tau(predicted, measured))
     return Sweeps.of(regrets, taus)
+
+
+def choices(group: Sequence[Scored]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return predicted and measured seconds of the layouts of a sweep, one element a layout.
+
+    A layout that was run several times counts with the means of its runs: whoever chooses it cannot
+    choose its luckiest run.
+    """
+    runs: dict[Layout, list[Scored]] = {}
+    for one in group:
+        runs.setdefault(one.run.layout, []).append(one)
+    predicted = [float(np.mean([one.predicted_s for one in same])) for same in runs.values()]
+    measured = [float(np.mean([one.measured_s for one in same])) for same in runs.values()]
+    return np.array(predicted), np.array(measured)
 
 
 def regret(predicted_s: NDArray[np.float64], measured_s: NDArray[np.float64]) -> float:
