@@ -171,10 +171,8 @@ def unfused_attention_time_s(
     time. Eager scale, mask, cast to fp32, softmax and cast back move 34 forward and 26 backward.
     """
     scores = sequences * heads * query_len * key_len
-    if fused_softmax:
-        per_score = 11.0 if backward else 9.0
-    else:
-        per_score = 26.0 if backward else 34.0
+    forward_bytes, backward_bytes = (9.0, 11.0) if fused_softmax else (34.0, 26.0)
+    per_score = backward_bytes if backward else forward_bytes
     through = 2.0 / kernels.bandwidth_bytes_s
     rate = kernels.peak_flops * kernels.unfused_gemm
     once = max(2.0 * qk_dim / rate, through) + max(2.0 * v_dim / rate, through)
