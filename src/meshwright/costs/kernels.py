@@ -179,7 +179,7 @@ def unfused_attention_time_s(
     products = (2.0 if backward else 1.0) * once
     count = 6 if backward else 4
     moved = per_score / kernels.bandwidth_bytes_s
-    return scores * (products + moved) + count * kernels.kernel_gap_s
+    return np.asarray(scores * (products + moved) + count * kernels.kernel_gap_s, dtype=np.float64)
 
 
 def stream_time_s(kernels: Kernels, moved_bytes: Floats, count: float) -> Floats:
