@@ -183,6 +183,33 @@ def test_page_is_accessible_and_fits_three_widths(visit, path):
     check_page(visit, path)
 
 
+SHIFTS = """
+window.shifts = []
+new PerformanceObserver(list => list.getEntries().forEach(entry => entry.hadRecentInput ||
+  window.shifts.push([entry.value, entry.sources.map(s => s.node?.outerHTML?.slice(0, 120))])
+)).observe({ type: 'layout-shift', buffered: true })
+"""
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_jumps_while_a_page_loads(chrome, base, width):
+    """Cumulative layout shift by Chromium's own count; 0.1 is what the web calls good."""
+    context = chrome.new_context(viewport={"width": width, "height": 800})
+    context.add_init_script(SHIFTS)
+    try:
+        for path in (*PAGES, "/lessons/1", "/drills/D10", "/sim/pipeline", "/sim/walk"):
+            page = context.new_page()
+            page.goto(f"{base}/#{path}")
+            for waiting in ("Asking the engine…", "Searching layouts…"):
+                expect(page.get_by_text(waiting)).to_have_count(0)
+            page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 60)))")
+            shifts = page.evaluate("window.shifts")
+            assert sum(value for value, _ in shifts) < 0.05, f"{path} at {width} px: {shifts}"
+            page.close()
+    finally:
+        context.close()
+
+
 @pytest.mark.parametrize("sim", SIM_IDS)
 def test_simulation_is_accessible_and_shows_the_engines_words(visit, api, sim):
     check_page(visit, f"/sim/{sim}")
