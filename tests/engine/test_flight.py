@@ -154,6 +154,15 @@ def test_ranks_that_wait_for_each_other_are_a_circle():
     assert "circle" in verdict.sentence
 
 
+def test_a_rank_that_stopped_inside_a_collective_is_named():
+    calls = [_call(rank, 1, "all_reduce", "a", (0, 1), 1, False) for rank in (0, 1)]
+    flights = [Flight(rank=r, calls=(calls[r],), stopped=r == 1) for r in (0, 1)]
+    verdict = judge(flights)
+    assert verdict.missing_ranks == (1,)
+    assert "rank 1 stopped inside" in verdict.sentence
+    assert judge([Flight(rank=r, calls=(calls[r],)) for r in (0, 1)]).missing_ranks == ()
+
+
 def _many(folder):
     with FlightRecorder(folder, dist.get_rank(), 3).recording():
         for _ in range(CAPACITY + 40):
@@ -210,6 +219,6 @@ def test_what_is_no_ring_is_refused(tmp_path):
     folder = folder_of(tmp_path, 0)
     folder.mkdir(parents=True)
     (folder / "rank-00000.ring").write_bytes(b"x" * 100)
-    (folder / "rank-00000.json").write_text('{"groups": []}')
+    (folder / "rank-00000.json").write_text('{"groups": [], "pid": 1, "host": ""}')
     with pytest.raises(SpecError, match="no flight recorder's ring"):
         read_flights(newest_folder(tmp_path))

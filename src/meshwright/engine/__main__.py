@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--csv", default="")
     parser.add_argument("--compile", action="store_true", help="fuse each layer's operations")
+    parser.add_argument(
+        "--collective-timeout", type=float, default=600.0, help="seconds to wait for a silent rank"
+    )
     parser.add_argument("--profile", default="", help="steps to profile, as steps=3:5")
     parser.add_argument("--tensorboard", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--json", action="store_true", help="print every record as JSON")
@@ -45,9 +49,20 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _train(options.pop("plan"), options)
     except SpecError as error:
-        if os.environ.get("RANK", "0") == "0" or error.field in ("MASTER_PORT", "WORLD_SIZE"):
+        # What is refused before the ranks meet is refused by all of them alike.
+        alone = error.field in ("MASTER_PORT", "WORLD_SIZE") or _have_met()
+        if os.environ.get("RANK", "0") == "0" or alone:
             print(f"error: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        traceback.print_exc()
+        print(f"error: rank {os.environ.get('RANK')}: {error}", file=sys.stderr)
+        return 1
+
+
+def _have_met() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()
 
 
 def _train(path: str, options: dict[str, Any]) -> int:
@@ -61,6 +76,7 @@ def _train(path: str, options: dict[str, Any]) -> int:
     warnings.simplefilter("ignore")  # torch's own deprecations, once per rank and call site
     import torch.distributed as dist
 
+    from meshwright.engine.backend import backend_for
     from meshwright.engine.numerics import default_numerics
     from meshwright.engine.rendezvous import join
     from meshwright.engine.train import Run, check_run, prepare_out
@@ -70,18 +86,21 @@ def _train(path: str, options: dict[str, Any]) -> int:
     plan = load_plan(path)
     init, as_json = options["init"], options.pop("json")
     tensorboard, join_timeout_s = options.pop("tensorboard"), options.pop("join_timeout")
-    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if restarted and any(Path(options["out"]).glob("step-*")):
+    timeout_s = options.pop("collective_timeout")
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restarts and any(Path(options["out"]).glob("step-*")):
         options["resume"] = options["out"]  # the same command line goes on where it was
     numerics = Checkpoint(init).numerics if init else default_numerics(plan.model)
     run = Run(
         model=plan.model, numerics=numerics, layout=plan.layout, job=plan.job,
-        warmup=min(10, options["steps"]), cluster=plan.cluster, predicted=plan.estimate, **options,
+        warmup=min(10, options["steps"]), cluster=plan.cluster, predicted=plan.estimate,
+        generation=restarts, **options,
     )  # fmt: skip
     check_run(run, ranks=int(os.environ["WORLD_SIZE"]))
     prepare_out(run)
-    _turn_on_nccl_recorder(run)
-    join(join_timeout_s)
+    if backend_for(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) == "nccl":
+        _turn_on_nccl_recorder(run)
+    join(join_timeout_s, timeout_s)
     _train_and_record(run, tensorboard, as_json)
     dist.barrier()
     dist.destroy_process_group()
@@ -113,7 +132,12 @@ def _train_and_record(run: Run, tensorboard: bool | None, as_json: bool) -> None
 
     echo = print_json if as_json else LineEcho(sys.stdout)
     with recording(run, echo=echo, tensorboard=tensorboard) as recorder:
-        mine = train_rank(run, recorder.hear_own)
+        try:
+            mine = train_rank(run, recorder.hear_own)
+        except Exception as error:
+            sentence = f"rank 0: {' '.join(str(error).split())[:400]}"
+            recorder.hear_own({"kind": "failure", "rank": 0, "sentence": sentence})
+            raise
         dist.all_gather_object(everyone, mine["peak_memory_bytes"])
         summary = recorder.finish(peak_memory_bytes=everyone, out=run.out)
     if as_json or summary["steps"] is None:

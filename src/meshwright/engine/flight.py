@@ -14,6 +14,7 @@ import contextlib
 import json
 import mmap
 import os
+import platform
 import struct
 import threading
 import time
@@ -176,7 +177,7 @@ class FlightRecorder:
 
     def _write_facts(self) -> None:
         facts = {"rank": self._rank, "generation": self._generation, "pid": os.getpid(),
-                 "groups": self._facts}  # fmt: skip
+                 "host": platform.node(), "groups": self._facts}  # fmt: skip
         with contextlib.suppress(SpecError):  # a full disk must not end the run
             write_atomically(self._sidecar, json.dumps(facts))
 

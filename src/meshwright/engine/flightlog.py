@@ -7,6 +7,7 @@ slots number are in a JSON file beside it.
 from __future__ import annotations
 
 import json
+import platform
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ class Flight:
     rank: int
     calls: tuple[Call, ...]
     """The last ones, oldest first."""
+    stopped: bool = False
+    """Whether its process is on this machine and stopped by a signal, now."""
 
     @property
     def waiting(self) -> list[Call]:
@@ -139,7 +142,8 @@ def _read(path: Path) -> Flight:
     try:
         raw = path.read_bytes()
         magic, capacity, rank, _ = HEADER.unpack_from(raw)
-        groups = json.loads(path.with_suffix(".json").read_text("utf-8"))["groups"]
+        facts = json.loads(path.with_suffix(".json").read_text("utf-8"))
+        groups, here = facts["groups"], facts["host"] == platform.node()
     except FileNotFoundError:
         return Flight(rank=int(path.stem.rpartition("-")[2]), calls=())  # no operation yet
     except (OSError, ValueError, KeyError, TypeError, struct.error):
@@ -160,7 +164,17 @@ def _read(path: Path) -> Flight:
                 step=step, started=started, finished=finished or None,
             )
         )  # fmt: skip
-    return Flight(rank=rank, calls=tuple(sorted(calls, key=lambda call: call.number)))
+    calls.sort(key=lambda call: call.number)
+    return Flight(rank=rank, calls=tuple(calls), stopped=here and is_stopped(facts["pid"]))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal, where the system tells (Linux)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state == "T"
 
 
 def judge(flights: Sequence[Flight]) -> Verdict:
@@ -177,16 +191,7 @@ def judge(flights: Sequence[Flight]) -> Verdict:
             if lacking := _lacking(call, done):
                 waits.setdefault(flight.rank, []).append((call, lacking))
     if not waits:
-        busy = [call for flight in flights for call in flight.waiting]
-        if busy:
-            return Verdict(
-                sentence=f"every rank had started what its peers wait for, such as {busy[0]}: the "
-                "link between them, or the backend, stood still",
-                missing_ranks=(), missed=None,
-            )  # fmt: skip
-        return Verdict(
-            sentence="no rank waited for another", missing_ranks=(), missed=None
-        )  # fmt: skip
+        return _inside(flights)
     wanted = {rank for calls in waits.values() for _, lacking in calls for rank in lacking}
     roots = sorted(wanted - set(waits))
     if not roots:
@@ -197,6 +202,20 @@ def judge(flights: Sequence[Flight]) -> Verdict:
             missing_ranks=tuple(circle), missed=waits[circle[0]][0][0],
         )  # fmt: skip
     return _blame(roots, waits, flights)
+
+
+def _inside(flights: Sequence[Flight]) -> Verdict:
+    """Nobody misses an operation: what stood still did so inside one, or in no operation at all."""
+    busy = [call for flight in flights for call in flight.waiting]
+    stopped = tuple(flight.rank for flight in flights if flight.stopped)
+    if not busy:
+        return Verdict(sentence="no rank waited for another", missing_ranks=stopped, missed=None)
+    sentence = f"every rank had started what its peers wait for, such as {busy[0]}: "
+    if stopped:
+        sentence += f"{_ranks(stopped)} stopped inside it (by a signal, SIGSTOP or its like)"
+    else:
+        sentence += "a rank inside it, the link between them, or the backend stood still"
+    return Verdict(sentence=sentence, missing_ranks=stopped, missed=busy[0])
 
 
 def _blame(

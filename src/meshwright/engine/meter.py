@@ -145,7 +145,7 @@ def gathered_memory(program: Program) -> dict[str, list[int]]:
     # The kernel keeps the two counters apart and updates them now and then.
     mine = torch.tensor([now, max(now, peak_memory_bytes())], device=device)
     everyone = torch.empty(2 * dist.get_world_size(), dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(everyone, mine, group=program.world.control)
+    dist.all_gather_single(everyone, mine, group=program.world.control)
     rows = everyone.reshape(-1, 2).tolist()
     return {"memory_bytes": [r[0] for r in rows], "peak_memory_bytes": [r[1] for r in rows]}
 

@@ -26,6 +26,7 @@ from multiprocessing.util import _exit_function as run_exit_functions  # type: i
 from pathlib import Path
 from typing import Any
 
+from meshwright.engine.flightlog import is_stopped
 from meshwright.engine.preflight import check_memory
 from meshwright.specs.errors import SpecError
 
@@ -144,7 +145,7 @@ def _collect(
         left = min(deadline - time.monotonic(), 2.0 if failures else _LOOK_EVERY_S)
         ready = wait(list(open_pipes), timeout=max(left, 0.0))
         if time.monotonic() > next_look:
-            still = {rank for rank in open_pipes.values() if _is_stopped(children[rank].pid)}
+            still = {rank for rank in open_pipes.values() if is_stopped(children[rank].pid)}
             if stopped & still:
                 rank = min(stopped & still)
                 failures.append(RankError(rank, "the process is stopped (SIGSTOP)"))
@@ -212,15 +213,6 @@ def _operation(details: str) -> str:
     inside = [name for _, name in frames[ours[-1] + 1 :] if name not in passed_on]
     where = frames[ours[-1]][1]
     return f"{inside[-1]} of {where}" if inside else where
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether the process is stopped by a signal, where the system tells (Linux)."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state == "T"
 
 
 def _blame(failure: RankError) -> tuple[int, int]:

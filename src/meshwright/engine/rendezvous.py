@@ -11,10 +11,11 @@ from meshwright.engine.backend import init_process_group
 from meshwright.specs.errors import SpecError
 
 
-def join(timeout_s: float) -> None:
+def join(timeout_s: float, collective_timeout_s: float) -> None:
     """Make the default process group from the environment, on this rank's GPU if it has one.
 
-    All ranks must have come within `timeout_s`. Every start of a job that torchrun restarts on one
+    All ranks must have come within `timeout_s`; later they wait `collective_timeout_s` for a silent
+    one. Every start of a job that torchrun restarts on one
     machine has keys of its own: torch 2.13 keeps one store through all of them, and with gloo the
     ranks would connect to the addresses of dead ones (over several machines the restart counts can
     differ, so there torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1).
@@ -40,6 +41,7 @@ def join(timeout_s: float) -> None:
     init_process_group(
         int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         store=keys, rank=rank, world_size=ranks,
+        timeout=timedelta(seconds=collective_timeout_s),
     )  # fmt: skip
 
 

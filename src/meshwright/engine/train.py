@@ -312,7 +312,8 @@ def prepare_out(run: Run) -> Path:
     out = Path(run.out)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(out / "flight", ignore_errors=True)  # an earlier run's last collectives
+        if run.generation == 0:  # an earlier run's last collectives
+            shutil.rmtree(out / "flight", ignore_errors=True)
     except OSError as error:
         raise SpecError("out", run.out, f"cannot be made ({error.strerror})") from None
     clear_partial(out)
