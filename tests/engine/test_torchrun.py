@@ -83,7 +83,9 @@ def test_torchrun_leaves_what_train_leaves(plan, tmp_path):
         assert log.last("start")["predicted_by"] == "the plan"
         assert len(log.last("summary")["peak_memory_bytes"]) == 2
     assert sorted(os.listdir(ours)) == sorted(os.listdir(theirs))
-    assert (theirs / NAME).read_text().count("<section") == (ours / NAME).read_text().count("<section")
+    assert (theirs / NAME).read_text().count("<section") == (ours / NAME).read_text().count(
+        "<section"
+    )
     for name in sorted(os.listdir(tmp_path / "a")):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
     for said in ("step 4/4", "MFU", "grad norm", "tokens/s: predicted", "2 × 100 GFLOP/s", "equal"):
@@ -111,7 +113,9 @@ def test_a_frozen_rank_is_named_under_torchrun(plan, tmp_path):
     frozen = 0
     try:
         _wait_for(lambda: (out / "metrics.jsonl").is_file() and len(read_log(out).steps) > 2, job)
-        frozen = json.loads((out / "flight" / "generation-0" / "rank-00001.json").read_text())["pid"]
+        frozen = json.loads((out / "flight" / "generation-0" / "rank-00001.json").read_text())[
+            "pid"
+        ]
         os.kill(frozen, signal.SIGSTOP)
         _wait_for((out / NAME).is_file, job)
         os.kill(frozen, signal.SIGCONT)
