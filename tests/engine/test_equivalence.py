@@ -8,6 +8,13 @@ import torch
 
 from meshwright.cli import run
 from meshwright.engine import verify as proof
+from meshwright.engine.agreement import (
+    FP64_BOUND,
+    Trace,
+    absolute_error,
+    derived_bounds,
+    relative_differences,
+)
 from meshwright.engine.guards import check
 from meshwright.engine.processes import run_ranks
 from meshwright.engine.shrink import Case
@@ -200,8 +207,8 @@ def _assert_equal(case, oracles, optimizers=proof.OPTIMIZERS, steps=STEPS):
     seen = set()
     for rank in ranks:
         for optimizer in optimizers:
-            error, where = proof.absolute_error(rank[optimizer], wanted[optimizer])
-            assert error <= proof.FP64_BOUND, (optimizer, where)
+            error, where = absolute_error(rank[optimizer], wanted[optimizer])
+            assert error <= FP64_BOUND, (optimizer, where)
         seen |= set(rank["sgd"].gradients[0])
     assert seen == set(wanted["sgd"].gradients[0])  # no parameter escaped the comparison
 
@@ -233,7 +240,7 @@ def test_schedules_that_simulate_writes_are_executed_as_written(schedule, oracle
     )
     wanted = oracles(case)["sgd"]
     for rank in ranks:
-        assert proof.absolute_error(rank["sgd"], wanted)[0] <= proof.FP64_BOUND
+        assert absolute_error(rank["sgd"], wanted)[0] <= FP64_BOUND
     assert set().union(*(rank["sgd"].gradients[0] for rank in ranks)) == set(wanted.gradients[0])
 
 
@@ -248,18 +255,48 @@ def test_a_missing_reduction_is_caught(name, oracles):
         ("sgd",), axis, "",
     )  # fmt: skip
     wanted = oracles(case)["sgd"]
-    assert max(proof.absolute_error(rank["sgd"], wanted)[0] for rank in ranks) > 1e-6
+    assert max(absolute_error(rank["sgd"], wanted)[0] for rank in ranks) > 1e-6
 
 
 @pytest.mark.parametrize(
-    ("precision", "options"),
-    [("fp32", {"dp": 2, "tp": 2, **SP, "zero": 1}), ("bf16", {"dp": 2, "tp": 2, **SP, "zero": 1}),
-     ("bf16", {"cp": 2, "cp_method": "ring"})],
-)  # fmt: skip
-def test_low_precision_stays_within_a_few_times_one_devices_own_error(precision, options):
-    verdict = proof.verify(LLAMA, Layout(**options), precision=precision, steps=1)
+    ("precision", "model", "options", "mutants"),
+    [
+        ("fp32", LLAMA, {"dp": 2, "tp": 2, **SP, "zero": 1}, False),
+        # A GPT-2's key biases have no gradient: only rounding, at any precision.
+        ("bf16", GPT2, {"dp": 2, "tp": 2, **SP, "zero": 3}, True),
+        ("bf16", MOE, {"dp": 2, "ep": 2, "zero": 2}, True),
+        ("bf16", LLAMA, {"cp": 2, "pp": 2, "cp_method": "ring"}, False),
+    ],
+    ids=["fp32-2d", "bf16-zero3-tp", "bf16-experts", "bf16-ring-pipeline"],
+)
+def test_low_precision_stays_within_a_few_times_one_devices_own_error(
+    precision, model, options, mutants
+):
+    assert proof.PRECISIONS[precision].master == torch.float32
+    verdict = proof.verify(model, Layout(**options), precision=precision, steps=1, mutants=mutants)
     assert verdict.passed
-    assert verdict.bound < (1e-4 if precision == "fp32" else 0.3)
+    assert verdict.equal
+    assert len(verdict.mutants) >= 2 * mutants
+    assert verdict.bound < (1e-4 if precision == "fp32" else 0.6)
+    assert verdict.loss_bound < (1e-5 if precision == "fp32" else 0.05)
+
+
+def test_differences_are_held_against_their_own_bounds():
+    exact = Trace(losses=[2.0], norms=[1.0], gradients=[{"w": torch.ones(4), "b": torch.zeros(2)}])
+    near = Trace(losses=[2.02], norms=[1.0],
+                 gradients=[{"w": torch.full((4,), 1.1), "b": torch.full((2,), 1e-9)}])  # fmt: skip
+    differences = relative_differences(near, exact)
+    assert differences == pytest.approx({"loss": 0.01, "grad_norm": 0.0, "w": 0.1})
+    bounds = derived_bounds([differences], torch.bfloat16)
+    assert (bounds.tensors, bounds.scalars) == pytest.approx((0.2, 0.02))
+    assert bounds.hold(differences)
+    assert bounds.worst({"w": 0.15, "loss": 0.05}) == (0.05, "loss")
+    assert not bounds.hold({"w": 0.15, "loss": 0.05})
+    assert not bounds.hold({"w": float("inf")})
+    lucky = derived_bounds([{"loss": 0.0, "w": 0.1}], torch.bfloat16)
+    assert lucky.scalars == pytest.approx(2 * 2**-7)
+    broken = Trace(losses=[float("nan")], norms=[1.0], gradients=near.gradients)
+    assert relative_differences(broken, exact)["loss"] == float("inf")
 
 
 def test_the_test_weights_exercise_norms_and_biases():

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import meshwright.engine
 from meshwright.engine import verify as proof
+from meshwright.engine.agreement import FP64_BOUND, absolute_error
 from meshwright.engine.decoder import Decoder
 from meshwright.engine.guards import check
 from meshwright.engine.init import initial_value
@@ -172,7 +173,7 @@ def test_5_and_6_scale_and_clipping_with_six_micro_batches_and_uneven_masks():
     assert len(set(valid)) > 2
     ranks = run_ranks(proof.planned, 8, case, numerics, 2, 0, "fp64", ("adamw",), "", "")
     for rank in ranks:
-        assert proof.absolute_error(rank["adamw"], wanted)[0] <= proof.FP64_BOUND
+        assert absolute_error(rank["adamw"], wanted)[0] <= FP64_BOUND
 
 
 def test_7_tied_embeddings_across_stages_need_their_gradients_summed():

@@ -30,6 +30,23 @@ CASES = {
     "mistral": transformers.MistralConfig(**LLAMA, sliding_window=7),
     "qwen2": transformers.Qwen2Config(**LLAMA),
     "qwen3": transformers.Qwen3Config(**LLAMA, head_dim=12),
+    "qwen2-moe": transformers.Qwen2MoeConfig(
+        **LLAMA,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        decoder_sparse_step=2,
+    ),
+    "qwen3-moe": transformers.Qwen3MoeConfig(
+        **LLAMA,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+        head_dim=12,
+    ),
     "mixtral": transformers.MixtralConfig(
         **LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
     ),

@@ -58,6 +58,14 @@ def command(
         raise typer.Exit(1)
 
 
+_SCALARS = ("loss", "grad_norm")
+
+
+def _error(size: float, where: str) -> str:
+    """The difference that is largest against its bound; named where it is no tensor's."""
+    return f"{size:.1e} ({where.replace('_', ' ')})" if where in _SCALARS else f"{size:.1e}"
+
+
 def _show(verdict: Any, name: str) -> None:
     from meshwright.cli.output import print_table
 
@@ -66,15 +74,16 @@ def _show(verdict: Any, name: str) -> None:
         [
             "the plan",
             f"{verdict.steps} SGD-momentum + {verdict.steps} AdamW steps",
-            f"{verdict.max_abs_error:.1e}",
-            "equal" if verdict.max_abs_error <= verdict.bound else "DIFFERENT",
+            _error(verdict.max_abs_error, verdict.worst_parameter),
+            "equal" if verdict.equal else "DIFFERENT",
         ]
     ]
     rows += [
-        ["mutant", f"without {m.left_out}", f"{m.error:.1e}", "caught" if m.caught else "MISSED"]
+        ["mutant", f"without {m.left_out}", _error(m.error, m.where),
+         "caught" if m.caught else "MISSED"]
         for m in verdict.mutants
-    ]
-    outcome = "Proved" if verdict.passed else "NOT equal"
+    ]  # fmt: skip
+    outcome = "Proved" if verdict.passed else "NOT proved" if verdict.equal else "NOT equal"
     caught = sum(m.caught for m in verdict.mutants)
     note = (
         f"{outcome}: {verdict.ranks} ranks train {name} as one device does, every gradient within "

@@ -36,15 +36,10 @@ def shrink(model: Model, layout: Layout, max_ranks: int, micro_batches: int = 0)
     small_layout = _small_layout(layout, max_ranks)
     if small_layout.world != layout.world:
         notes.append(f"{layout.world} ranks to {small_layout.world} ({small_layout.label()})")
+    if layout.micro_batch != small_layout.micro_batch:
+        notes.append(f"micro-batches of {layout.micro_batch} to {small_layout.micro_batch}")
     small_model = _small_model(model, layout, small_layout)
-    if small_model.layers != model.layers:
-        notes.append(f"{model.layers} layers to {small_model.layers}")
-    if small_model.hidden != model.hidden:
-        notes.append(f"width {model.hidden} to {small_model.hidden}")
-    if small_model.vocab != model.vocab:
-        notes.append(f"vocabulary {model.vocab} to {small_model.vocab}")
-    if model.experts and small_model.experts and model.experts != small_model.experts:
-        notes.append(f"{model.experts.experts} experts to {small_model.experts.experts}")
+    notes += _differences(model, small_model)
     if small_model is not model:
         small_layout = small_layout.but(**_small_splits(layout, small_layout))
     micro_batches = micro_batches or (2 * small_layout.pp if small_layout.pp > 1 else 2)
@@ -55,6 +50,30 @@ def shrink(model: Model, layout: Layout, max_ranks: int, micro_batches: int = 0)
         seq_len=max(16, 2 * small_layout.cp * small_layout.tp),
         shrunk=tuple(notes),
     )
+
+
+def _differences(model: Model, small: Model) -> list[str]:
+    """Every size that differs, in words."""
+    pairs = [
+        ("layers", model.layers, small.layers),
+        ("width", model.hidden, small.hidden),
+        ("query/key heads", f"{model.heads}/{model.kv_heads}", f"{small.heads}/{small.kv_heads}"),
+        ("head width", model.head_dim, small.head_dim),
+        ("FFN", model.ffn, small.ffn),
+        ("vocabulary", model.vocab, small.vocab),
+        ("window", model.window, small.window),
+        ("positions", model.max_positions, small.max_positions),
+    ]
+    if (before := model.experts) is not None and (after := small.experts) is not None:
+        pairs += [
+            ("experts", before.experts, after.experts),
+            ("experts a token", before.top_k, after.top_k),
+            ("expert FFN", before.ffn, after.ffn),
+            ("shared FFN", before.shared_ffn, after.shared_ffn),
+            ("leading dense layers", before.dense_layers, after.dense_layers),
+            ("expert period", before.period, after.period),
+        ]
+    return [f"{what} {old} to {new}" for what, old, new in pairs if old != new]
 
 
 def _small_layout(layout: Layout, max_ranks: int) -> Layout:

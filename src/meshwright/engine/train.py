@@ -149,7 +149,7 @@ def corpus_of(run: Run) -> Corpus:
 
 def _check_init(run: Run) -> None:
     found = Checkpoint(run.init).model
-    for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
+    for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts"):
         if getattr(found, field) != getattr(run.model, field):
             raise SpecError(
                 "init",

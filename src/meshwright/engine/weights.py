@@ -18,10 +18,11 @@ from safetensors.torch import save_file
 
 from meshwright.engine.numerics import Numerics, numerics_of_config
 from meshwright.specs.errors import SpecError
+from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.model import Experts, Model
 from meshwright.specs.plan import write_atomically
 
-FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral")
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
 
 _LLAMA = {
     "embed.weight": "model.embed_tokens.weight",
@@ -40,7 +41,10 @@ _LLAMA_LAYER = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
-    "moe.router": "block_sparse_moe.gate",
+    "moe.shared.gate": "mlp.shared_expert.gate_proj",
+    "moe.shared.up": "mlp.shared_expert.up_proj",
+    "moe.shared.down": "mlp.shared_expert.down_proj",
+    "moe.shared_gate": "mlp.shared_expert_gate",
 }
 _GPT2 = {
     "embed.weight": "transformer.wte.weight",
@@ -60,6 +64,20 @@ _GPT2_LAYER = {
     "mlp.down": "mlp.c_proj",
 }
 _MIXTRAL_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+def _module_name(module: str, model: Model) -> str:
+    if module == "moe.router":
+        return "block_sparse_moe.gate" if model.family == "mixtral" else "mlp.gate"
+    return _LLAMA_LAYER[module]
+
+
+def _expert_name(number: str, expert: int, leaf: str, model: Model) -> str:
+    if model.family == "mixtral":
+        within = f"block_sparse_moe.experts.{expert}.{_MIXTRAL_EXPERTS[leaf]}"
+    else:
+        within = f"mlp.experts.{expert}.{leaf}_proj"
+    return f"model.layers.{number}.{within}.weight"
 
 
 class Checkpoint:
@@ -141,13 +159,11 @@ def _read_llama(
     if parts is None:
         return read(_LLAMA[name])
     number, module, leaf = parts
-    prefix = f"model.layers.{number}."
     if module == "moe.experts":
-        weight = _MIXTRAL_EXPERTS[leaf]
         return torch.stack(
-            [read(f"{prefix}block_sparse_moe.experts.{e}.{weight}.weight") for e in range(shape[0])]
+            [read(_expert_name(number, expert, leaf, model)) for expert in range(shape[0])]
         )
-    return read(f"{prefix}{_LLAMA_LAYER[module]}.{leaf}")
+    return read(f"model.layers.{number}.{_module_name(module, model)}.{leaf}")
 
 
 def _read_gpt2(name: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
@@ -174,6 +190,8 @@ def model_of_config(config: dict[str, Any]) -> Model:
             norm_bias=True, qkv_bias=True, attention_out_bias=True, ffn_bias=True,
             positions="learned", max_positions=config["n_positions"],
         )  # fmt: skip
+    if family in ("qwen2_moe", "qwen3_moe"):
+        return model_from_config(config, name=config.get("_name_or_path") or family)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     experts = None
     if family == "mixtral":
@@ -291,11 +309,10 @@ def _written(
         return
     number, module, leaf = parts
     if not gpt2 and module == "moe.experts":
-        for e, one in enumerate(value):
-            key = f"model.layers.{number}.block_sparse_moe.experts.{e}"
-            yield f"{key}.{_MIXTRAL_EXPERTS[leaf]}.weight", one
+        for expert, one in enumerate(value):
+            yield _expert_name(number, expert, leaf, model), one
     elif not gpt2:
-        yield f"model.layers.{number}.{_LLAMA_LAYER[module]}.{leaf}", value
+        yield f"model.layers.{number}.{_module_name(module, model)}.{leaf}", value
     else:
         key = f"transformer.h.{number}.{_GPT2_LAYER[module]}.{leaf}"
         value = value.t() if value.dim() == 2 else value
@@ -312,6 +329,7 @@ _HF_ACTIVATIONS = {"silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_tanh": 
 _ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
 }  # fmt: skip
 
 
@@ -337,7 +355,9 @@ def config_of(model: Model, numerics: Numerics, max_positions: int) -> dict[str,
         "head_dim": model.head_dim, "max_position_embeddings": max_positions,
         "rms_norm_eps": numerics.norm_eps, "rope_theta": numerics.rope_theta,
         "hidden_act": _HF_ACTIVATIONS[numerics.activation],
-        "attention_bias": model.attention_out_bias or (model.qkv_bias and model.family != "qwen2"),
+        "attention_bias": model.attention_out_bias or (
+            model.qkv_bias and not model.family.startswith("qwen2")
+        ),
         "mlp_bias": model.ffn_bias, "intermediate_size": model.ffn,
     }  # fmt: skip
     if model.window:
@@ -355,9 +375,31 @@ def config_of(model: Model, numerics: Numerics, max_positions: int) -> dict[str,
                 "original_max_position_embeddings": scaling.original_positions,
             }
     if model.experts is not None:
-        config |= {
-            "num_local_experts": model.experts.experts,
-            "num_experts_per_tok": model.experts.top_k,
-            "intermediate_size": model.experts.ffn,
-        }
+        config |= _experts_config(model, model.experts, numerics)
     return config
+
+
+def _experts_config(model: Model, experts: Experts, numerics: Numerics) -> dict[str, Any]:
+    if model.family == "mixtral":
+        return {
+            "num_local_experts": experts.experts,
+            "num_experts_per_tok": experts.top_k,
+            "intermediate_size": experts.ffn,
+        }
+    every = range(model.layers)
+    candidates = [i for i in every if (i + 1) % experts.period == 0]
+    if not {i for i in every if model.is_moe_layer(i)} <= set(candidates):
+        raise SpecError(
+            "experts.dense_layers", experts.dense_layers, "Qwen counts sparse layers from the first"
+        )
+    found = {
+        "num_experts": experts.experts,
+        "num_experts_per_tok": experts.top_k,
+        "moe_intermediate_size": experts.ffn,
+        "decoder_sparse_step": experts.period,
+        "mlp_only_layers": [i for i in candidates if not model.is_moe_layer(i)],
+        "norm_topk_prob": numerics.renormalize_routing,
+    }
+    if model.family == "qwen2_moe":
+        found["shared_expert_intermediate_size"] = experts.shared_ffn
+    return found
