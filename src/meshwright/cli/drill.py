@@ -146,6 +146,5 @@ def _end(result: Drill) -> str:
 def _blame(result: Drill) -> str:
     if result.blamed_rank < 0:
         return "nobody: the run went on" if result.recovered else result.reason
-    return (
-        f"rank {result.blamed_rank}, {result.doing}: {result.reason.removeprefix('the process ')}"
-    )
+    who = f"rank {result.blamed_rank}" + (f", {result.doing}" if result.doing else "")
+    return f"{who}: {result.reason.removeprefix('the process ')}"

@@ -200,9 +200,11 @@ def _result(
 
 
 def _lost(fault: Fault, error: RankError | SpecError, run: Run) -> Drill:
-    rank, waiting = (error.rank, error.waiting) if isinstance(error, RankError) else (-1, "")
+    rank, reason, waiting = -1, str(error), ""
+    if isinstance(error, RankError):
+        rank, reason, waiting = error.rank, error.reason, error.waiting
     return Drill(
         fault=fault, recovered=False, bitwise_equal=False, detection_s=None, restart_s=0.0,
-        lost_steps=0, blamed_rank=rank, reason=str(error), doing="", waiting=waiting, restarts=0,
+        lost_steps=0, blamed_rank=rank, reason=reason, doing="", waiting=waiting, restarts=0,
         layout=run.layout.label(), notices=(),
     )  # fmt: skip

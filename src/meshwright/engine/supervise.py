@@ -97,10 +97,10 @@ def supervise(
             if generation == max_restarts:
                 raise
             current = replace(current, resume=watch.resume)
-            if watch.stuck >= PATIENCE:
-                if replan is None or watch.gone < PATIENCE:
-                    raise
+            if replan is not None and watch.gone >= PATIENCE:
                 current = _with_fewer_ranks(current, error.rank, replan, watch)
+            elif watch.stuck >= PATIENCE and (replan is None or not watch.gone):
+                raise
         except SpecError as error:
             again = error.field == "resume" and current.resume != run.resume
             if not again or generation == max_restarts:
