@@ -31,6 +31,7 @@ from meshwright.engine.meter import (
     start_record,
 )
 from meshwright.engine.numerics import Numerics
+from meshwright.engine.orders import splits_backward
 from meshwright.engine.parallelize import Precision
 from meshwright.engine.preflight import check_disk, check_fresh, check_vocabulary
 from meshwright.engine.profile import StepProfiler, Window
@@ -127,6 +128,12 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         check_vocabulary(corpus, run.model.vocab)
     if run.init:
         _check_init(run)
+    if run.compile and run.layout.pp > 1 and splits_backward(run.layout, run.csv):
+        # The compiled graph is one piece: its weight gradients cannot be asked for on their own.
+        raise SpecError(
+            "compile", True, "compiled layers cannot split their backward pass as this schedule "
+            "does; use schedule = 1f1b or interleaved, or leave --compile out",
+        )  # fmt: skip
     if run.profile:
         Window.parse(run.profile, run.steps)
     if run.resume:
