@@ -1,6 +1,8 @@
 """What a run records: complete lines, rates from the cost model, a summary that adds up."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +97,17 @@ def test_the_summary_leaves_out_slow_starts_and_compares_with_the_prediction(rec
     assert rows["tokens/s"].endswith("×")
     assert "4 × 100 GFLOP/s" in speed_line(summary)
     assert "AVX2" in speed_line(summary)
+
+
+@pytest.mark.dist
+def test_every_field_is_documented(recorded):
+    """docs/train.md has a row for each kind of record, which names all its fields."""
+    *_, log = recorded
+    page = (Path(__file__).parents[2] / "docs" / "train.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", page, flags=re.MULTILINE))
+    for record in log.records:
+        told = set(re.findall(r"`([a-z0-9_]+)`", rows[record["kind"]]))
+        assert record.keys() - {"kind"} <= told, (record["kind"], record.keys() - told)
 
 
 def _lines(*records):
