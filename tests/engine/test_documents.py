@@ -153,6 +153,19 @@ def test_dropout_scales_what_it_keeps_and_its_gradient_takes_the_same_mask():
     assert torch.equal(part, out[1:, 3:7])  # a rank that holds a part draws the same
 
 
+def test_dropout_keeps_no_mask_for_backward():
+    draw, kept_elements = Draw(Dropout(0.5), torch.arange(20).view(2, 10)), []
+
+    def keep(tensor):
+        kept_elements.append(tensor.numel())
+        return tensor
+
+    x = torch.ones(2, 10, 64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        draw.apply(x, 0, "ffn")
+    assert kept_elements == [20]  # the tokens' numbers
+
+
 def test_dropout_without_sequence_numbers_is_an_error():
     decoder = _decoder(LLAMA)
     decoder.dropout = Dropout(0.1)

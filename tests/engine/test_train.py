@@ -112,6 +112,8 @@ def test_bad_input_is_refused_before_any_process_starts(corpus, tmp_path):
         check_run(_run(corpus, tmp_path, model=SMALL.but(vocab=128)))
     with pytest.raises(SpecError, match="holds no checkpoint"):
         check_run(_run(corpus, tmp_path, resume=str(tmp_path)))
+    with pytest.raises(SpecError, match="beyond the vocabulary"):
+        check_run(_run(corpus, tmp_path, end_token=300))
     with pytest.raises(SpecError, match="3 were started"):
         check_run(_run(corpus, tmp_path), ranks=3)
 

@@ -379,6 +379,10 @@ def _print(result: _Result, width: int) -> None:
             + (f", of which recomputed {' '.join(map(str, again))}" if any(again) else "")
             + f": step {form(found['step'])} ({found['step'] / timeline.step_s - 1:+.2%})"
         )
+        flags = f"--stage-layers {','.join(map(str, found['stage_layers']))}"
+        if any(again):
+            flags += f" --stage-recompute-layers {','.join(map(str, again))}"
+        lines.append(f"  train or verify with {flags}")
         lines.append(f"  --pipeline-model-parallel-layout '{found['megatron_layout']}'")
         lines.append(f"  split points: {' '.join(found['torch_split_points'])}")
     lines += list(s.notes)

@@ -119,6 +119,8 @@ def check_run(run: Run, ranks: int | None = None) -> None:
     precision_of(run.job)
     if run.job.optimizer.name not in ("adamw", "sgd", "sgd-momentum"):
         raise SpecError("optimizer", run.job.optimizer.name, "one of adamw, sgd, sgd-momentum")
+    if run.end_token >= run.model.vocab:
+        raise SpecError("end_token", run.end_token, f"is beyond the vocabulary, {run.model.vocab}")
     corpus = corpus_of(run)
     if corpus.is_text and run.model.vocab < BYTE_VOCABULARY:
         raise SpecError(
