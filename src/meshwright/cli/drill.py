@@ -117,10 +117,12 @@ def _show(results: list[Drill], label: str) -> None:
     ]
     columns = ["fault", "noticed in", "back in", "lost", "same end", "blamed", "a peer waited in"]
     same = [result for result in results if result.difference is None]
-    notes = [
-        f"{sum(result.passed for result in same)} of {len(same)} ended with exactly the undisturbed "
-        "run's parameters. Lost: steps done twice."
-    ]
+    notes = ["Lost: steps done twice."]
+    if same:
+        notes.append(
+            f"{sum(result.passed for result in same)} of {len(same)} ended with exactly the "
+            "undisturbed run's parameters."
+        )
     if moved := [result for result in results if result.difference is not None]:
         notes.append(
             f"{sum(result.passed for result in moved)} of {len(moved)} on fewer ranks ended within "
