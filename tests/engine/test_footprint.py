@@ -60,7 +60,12 @@ CASES = {
     "interleaved": (
         LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}, {"rank": 1}
     ),
-    "zero-bubble": (LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "zb-h1"}, {}),
+    "zb-v-last": (
+        DEEP, {"pp": 4, "virtual_stages": 2, "schedule": "zb-v"}, {"rank": 3}
+    ),
+    "zb-h1-last": (
+        LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "zb-h1"}, {"rank": 1}
+    ),
     "zb-v": (LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "zb-v"}, {}),
     "3d": (
         DEEP, {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "sequence_parallel": True}, {}

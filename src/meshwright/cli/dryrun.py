@@ -19,7 +19,9 @@ def command(
     global_batch: int | None = typer.Option(None, min=1, help="Sequences per step."),
     precision: str | None = typer.Option(None, help="A precision recipe; default: the plan's."),
     layout: options.RunLayoutOptions,
-    stages: str = typer.Option("", help="Pipeline ranks to trace, such as 0,1,7; default: all."),
+    stages: str = typer.Option(
+        "", help="Pipeline ranks to trace, such as 0,1,7, or all; default: each kind's first."
+    ),
     processes: int = typer.Option(2, min=1, max=64, help="Ranks traced at the same time."),
     as_json: options.AsJson = False,
     output: Path | None = typer.Option(None, "-o", "--output", help="Also write the JSON here."),
@@ -36,7 +38,7 @@ def command(
 
     subject = running.read_subject(what, cluster, layout)
     job = _job(subject, seq, global_batch, precision)
-    wanted = _stages(stages)
+    wanted = _stages(stages, subject.layout.pp)
     from meshwright.engine.dryrun import dry_run
 
     try:
@@ -77,15 +79,19 @@ def _job(subject: Any, seq: int | None, global_batch: int | None, precision: str
     return subject.job.but(**changes)
 
 
-def _stages(text: str) -> list[int] | None:
+def _stages(text: str, pp: int) -> list[int] | None:
     from meshwright.specs.errors import SpecError
 
     if not text:
         return None
+    if text == "all":
+        return list(range(pp))
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise SpecError("stages", text, "numbers with commas are expected, such as 0,1,7") from None
+        raise SpecError(
+            "stages", text, "numbers with commas, such as 0,1,7, or all are expected"
+        ) from None
 
 
 PARTS = ("parameters", "gathered", "gradients", "optimizer", "activations")
@@ -140,12 +146,24 @@ def _summary(result: Any) -> str:
     same = "equal the closed forms" if result.traffic_equal else "DO NOT equal the closed forms"
     ranks = ", ".join(str(report.rank) for report in result.traced)
     several = len(result.traced) > 1
+    traced = [report.pp_rank for report in result.traced]
+    missing = [stage for stage in range(result.stages) if stage not in traced]
     return (
         f"Heaviest traced: stage {heaviest.pp_rank}, {_in(heaviest.peak_bytes, unit)} {name}. Predicted "
         f"peaks are within {abs(worst):.1%}; counted bytes {same}.\n"
         f"Traced {'ranks' if several else 'rank'} {ranks}{', one a stage' if several else ''}; "
         f"the {result.ranks_per_stage} ranks of a stage hold and send the same. "
-        f"Took {result.seconds:.0f} s."
+        f"{_untraced(missing)}Took {result.seconds:.0f} s."
+    )
+
+
+def _untraced(stages: list[int]) -> str:
+    if not stages:
+        return ""
+    names = ", ".join(map(str, stages))
+    return (
+        f"Not traced: stage{'s' if len(stages) > 1 else ''} {names} (--stages all traces every "
+        "one). "
     )
 
 

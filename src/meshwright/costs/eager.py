@@ -7,6 +7,7 @@ can peak at a handful of moments; each is priced as a sum of parts, and the larg
 - *loss*: all activations, logits and their gradient;
 - *head*: backward of the head's product, with its weight gradient;
 - *layer*: backward of the layer that comes first, most activations still there;
+- *deferred*: a split backward holds what its weight gradients will need;
 - *last*: backward of the layer that comes last, all gradients there;
 - *reduce*: a pipeline reduces its whole gradients after its last backward;
 - *update*: no activations; one fused kernel updates in place.
@@ -329,10 +330,11 @@ class _Rank:
         # torch's zero-bubble order runs weight gradients as many micro-batches late as the rank says.
         h1 = self.columns.schedule == pipeline.CODE["zb-h1"]
         self.pending = np.where(h1, 1.0 + held.stage, 1.0)
-        deferred = self.pending * sum(
-            (count / chunks * layer.deferred for count, layer in self.layers),
-            np.zeros(self.columns.rows),
+        # Of one chunk, whose input's gradient is held as well.
+        self.deferred = sum(
+            (count / chunks * layer.deferred for count, layer in self.layers), boundary
         )
+        deferred = self.pending * self.deferred
         self.temporary = np.where(self.splits, np.maximum(self.temporary, deferred), self.temporary)
         # Token and target numbers of the whole batch; a gradient on its way to the stage before.
         numbers = 16.0 * self.job.global_batch * self.job.seq_len
@@ -393,10 +395,23 @@ class _Rank:
                 before + root_gradient, gathered_layer, left,
                 self.temporary + prefetched + scattered, after + late,
             ),
+            self._all_deferred(before, gathered),
             self._only_last_layer(),
             self._end(),
             self._moment(final, none, none, none, none),
         ]  # fmt: skip
+
+    def _all_deferred(self, before: Floats, gathered: Floats) -> Parts:
+        """ZB-V: rank s of p once has 2s + 1 chunks without weight gradients, of p + s in flight.
+
+        Counted in torch 2.13's order (ScheduleZBVZeroBubble).
+        """
+        none, stage = np.zeros(self.columns.rows), self.held.stage
+        here = self.pipelined & (self.columns.schedule == pipeline.CODE["zb-v"]) & (stage > 0)
+        chunks = np.minimum(self.columns.pp + stage, 2.0 * self.held.flight)
+        share = np.where(here, chunks / (2.0 * self.held.flight), 0.0)
+        late = np.where(here, np.minimum(2.0 * stage + 1.0, chunks) * self.deferred, 0.0)
+        return self._moment(before, gathered, share * self.activations, late, none)
 
     def _kept_reductions(self, done: Floats) -> Floats:
         """Reduced gradients that wait, uncast, for the end of backward where replicas are summed.

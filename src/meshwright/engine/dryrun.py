@@ -97,6 +97,8 @@ class DryRun:
     layout: str
     ranks: int
     ranks_per_stage: int
+    stages: int
+    """Pipeline ranks of the plan; those not traced hold what a traced one before them holds."""
     seq_len: int
     global_batch: int
     traced: tuple[RankReport, ...]
@@ -130,7 +132,7 @@ def dry_run(
     processes: int = 2,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> DryRun:
-    """Trace one rank of each pipeline rank in `stages` (default: all).
+    """Trace one rank of each pipeline rank in `stages` (default: the `distinct_stages`).
 
     Raises:
         SpecError: a plan that the engine refuses, or a stage that does not exist.
@@ -138,7 +140,7 @@ def dry_run(
     """
     check(model, layout, global_batch=job.global_batch, seq_len=job.seq_len)
     precision_of(job)
-    wanted = sorted(set(range(layout.pp) if stages is None else stages))
+    wanted = sorted(set(distinct_stages(model, layout) if stages is None else stages))
     for stage in wanted:
         if not 0 <= stage < layout.pp:
             raise SpecError("stages", stage, f"0 to {layout.pp - 1} are expected")
@@ -168,11 +170,32 @@ def dry_run(
                 one.cancel()
     return DryRun(
         model=model.name, layout=layout.label(), ranks=layout.world,
-        ranks_per_stage=layout.world // layout.pp,
+        ranks_per_stage=layout.world // layout.pp, stages=layout.pp,
         seq_len=job.seq_len, global_batch=job.global_batch,
         traced=tuple(sorted(found, key=lambda report: report.pp_rank)),
         seconds=time.monotonic() - started,
     )  # fmt: skip
+
+
+def distinct_stages(model: Model, layout: Layout) -> tuple[int, ...]:
+    """Pipeline ranks of which no earlier one holds the same: as many layers of each kind, and ends.
+
+    The others of a kind hold fewer micro-batches at once (1F1B), or as many.
+    """
+    seen: dict[tuple[int, int, bool, bool], int] = {}
+    for pp_rank in range(layout.pp):
+        mine, layers = _held_stages(model, layout, pp_rank)
+        routed = sum(model.is_moe_layer(layer) for layer in layers)
+        last = layout.pp * layout.virtual_stages - 1
+        seen.setdefault((len(layers), routed, 0 in mine, last in mine), pp_rank)
+    return tuple(sorted(seen.values()))
+
+
+def _held_stages(model: Model, layout: Layout, pp_rank: int) -> tuple[list[int], list[int]]:
+    """Virtual stages and layers of a pipeline rank."""
+    ranges = stage_ranges(model, layout)
+    mine = [index for index, holder in enumerate(placement(layout)) if holder == pp_rank]
+    return mine, [layer for index in mine for layer in ranges[index]]
 
 
 def _start(lifeline: Any) -> None:
@@ -271,9 +294,8 @@ def predicted_parts(model: Model, layout: Layout, job: Job, pp_rank: int) -> dic
     """The cost model's bytes of a rank at its peak, by `footprint.PARTS`, for this engine."""
     columns = from_layouts([layout])
     micro_batches = np.array([layout.micro_batches(job.global_batch)])
-    holders, ranges = placement(layout), stage_ranges(model, layout)
-    mine = [index for index, holder in enumerate(holders) if holder == pp_rank]
-    layers = [layer for index in mine for layer in ranges[index]]
+    ranges = stage_ranges(model, layout)
+    mine, layers = _held_stages(model, layout, pp_rank)
     routed = sum(model.is_moe_layer(layer) for layer in layers)
     again = sum(layout.recomputed_layers(index, len(ranges[index])) for index in mine)
     held = Held(
