@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.costs.flops import model_flops_per_token
-from meshwright.engine.meter import default_cluster
+from meshwright.engine.meter import default_cluster, named_like
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.recorder import Recorder, clock, comparison, format_flop_s, speed_line
 from meshwright.engine.runlog import read_log, summarise
@@ -191,3 +191,22 @@ def test_without_tensorboard_nothing_is_written_unless_asked(tmp_path, monkeypat
     assert not (tmp_path / "tensorboard").exists()
     with pytest.raises(SpecError, match="not installed"):
         Recorder(tmp_path, tensorboard=True)
+
+
+@pytest.mark.parametrize(
+    ("driver", "preset"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40g"), ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA L40S", "l40s"), ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("Tesla V100-SXM2-32GB", "v100-32g"), ("AMD Instinct MI300X", "mi300x"),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_known_by_the_name_its_driver_gives(driver, preset):
+    cluster = named_like(driver, 2)
+    assert cluster.device.preset == preset
+    assert cluster.gpus >= 2
+
+
+def test_a_device_that_no_preset_bears_gives_no_mfu():
+    assert named_like("Quadro K420", 1) is None

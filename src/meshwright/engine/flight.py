@@ -83,6 +83,7 @@ class FlightRecorder:
         self._count = 0
         self._counts: dict[tuple[int, int, int], int] = {}
         self._raw: dict[str, Any] = {}
+        self._under_way: dict[int, weakref.ref[Any]] = {}
         self._lock = threading.Lock()  # checkpoints are saved by a thread with a group of its own
 
     @contextlib.contextmanager
@@ -141,7 +142,7 @@ class FlightRecorder:
                 self._finished(slot, number)
             else:
                 # Keeping the work would keep its tensors; its end is told by its going.
-                weakref.finalize(work, self._finished, slot, number).atexit = False
+                self._under_way[number] = weakref.ref(work, lambda _: self._gone(slot, number))
             return work
 
         return noted
@@ -162,6 +163,10 @@ class FlightRecorder:
             _payload(KINDS[kind], arguments), self.step,
         )  # fmt: skip
         return index, slot, self._count
+
+    def _gone(self, slot: int, number: int) -> None:
+        self._under_way.pop(number, None)
+        self._finished(slot, number)
 
     def _finished(self, slot: int, number: int) -> None:
         if int.from_bytes(self._ring[slot : slot + 8], "little") == number:  # not overwritten yet

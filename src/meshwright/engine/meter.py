@@ -48,10 +48,10 @@ def default_cluster(ranks: int) -> Cluster | None:
         while ranks % nodes or ranks // nodes > 8:
             nodes += 1
         return load_cluster(f"cpu:{nodes}x{ranks // nodes}")
-    return _named_like(torch.cuda.get_device_name(), ranks)
+    return named_like(torch.cuda.get_device_name(), ranks)
 
 
-def _named_like(name: str, ranks: int) -> Cluster | None:
+def named_like(name: str, ranks: int) -> Cluster | None:
     """A cluster of the preset whose name is in what the driver calls the device (NVIDIA H100 …)."""
     words = name.lower().replace("nvidia", "").replace("geforce rtx ", "rtx").split()
     for word in (part for whole in words for part in (whole, whole.split("-")[0])):
