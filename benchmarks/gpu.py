@@ -8,13 +8,13 @@ and AdamW (one fused kernel) on random tokens, clipping to norm 1, flash attenti
 scaled_dot_product_attention. Every case runs in a process of its own, so that peaks are its own;
 the median step after three of warm-up counts. MFU is 6N + 12·L·s·h FLOPs a token over the device's
 published dense bf16 peak. `predicted` is `meshwright estimate` for the same layout on the device's
-preset, with no constant fitted to this machine.
+preset, with no constant fitted to this machine. Without a GPU the cases run on one CPU process, to try the
+script out (`--model 20M --seq 64`); no figure of that says anything about a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import socket
@@ -79,7 +79,8 @@ def transformers_step(model: Any, seq: int, micro_batch: int, recompute: str, fu
         head_dim=model.head_dim, vocab_size=model.vocab, max_position_embeddings=seq,
         tie_word_embeddings=model.tied_embeddings, attn_implementation="sdpa",
     )  # fmt: skip
-    with torch.device("cuda"):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
         net = transformers.LlamaForCausalLM(settings)
     if recompute == "full":
         net.gradient_checkpointing_enable({"use_reentrant": False})
@@ -90,10 +91,11 @@ def transformers_step(model: Any, seq: int, micro_batch: int, recompute: str, fu
 
     def step(tokens: Any, targets: Any) -> float:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.bfloat16):
             loss = net(
-                input_ids=tokens.cuda(), labels=targets.cuda(), shift_labels=targets.cuda()
-            ).loss
+                input_ids=tokens.to(device), labels=targets.to(device),
+                shift_labels=targets.to(device),
+            ).loss  # fmt: skip
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
@@ -120,25 +122,24 @@ def run_case(case: str, name: str, seq: int, steps: int) -> dict[str, Any]:
     rows = torch.randint(0, model.vocab, (batch, seq + 1), generator=generator)
     tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
     taken, losses = [], []
+    gpu = torch.cuda.is_available()
     for index in range(WARM_UP + steps):
-        if index == WARM_UP:
-            gc.collect()
-        torch.cuda.synchronize()
         began = time.perf_counter()
-        losses.append(step(tokens, targets))
-        torch.cuda.synchronize()
+        losses.append(step(tokens, targets))  # reading the loss waits for all but the update
+        if gpu:
+            torch.cuda.synchronize()
         if index >= WARM_UP:
             taken.append(time.perf_counter() - began)
     median = statistics.median(taken)
     cluster = default_cluster(1)
     peak = cluster.device.peak("bf16") if cluster else float("nan")
     found = {
-        "case": case, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "case": case, "device": torch.cuda.get_device_name() if gpu else "CPU", "torch": torch.__version__,
         "model": name, "seq_len": seq, "step_time_s": median, "fastest_s": min(taken),
         "tokens_per_s": batch * seq / median,
         "mfu": batch * seq / median * model_flops_per_token(model, seq) / peak,
-        "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
-        "peak_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+        "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if gpu else 0.0,
+        "peak_reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if gpu else 0.0,
         "first_loss": losses[0], "last_loss": losses[-1],
     }  # fmt: skip
     if predicted is not None:
