@@ -50,6 +50,11 @@ def cases() -> list[tuple[str, dict[str, object]]]:
         ("what is not overlapped (all overlapped)", {"reduce_overlapped": True,
          "gather_overlapped": True, "tensor_overlapped": True, "p2p_overlapped": True}),
         ("blocking pipeline messages", {"blocking_message_s": 0.0}),
+        ("queues of tensor groups at network cards", {"network_member_s": 0.0}),
+        ("the allocator's retries", {"retry_s": 0.0}),
+        ("overlap of experts' all-to-alls", {"expert_overlapped": False}),
+        ("passes over biases inside experts", {"expert_bias_fused": True}),
+        ("recomputed activations of experts", {"activations_recomputed": False}),
     ]  # fmt: skip
 
 
@@ -77,7 +82,7 @@ def main() -> None:
             groups.setdefault(_group_key(run), []).append((row.table, run, measured))
     step.behaviour = behaviour
     shown = ("all", "nanotron_ultrascale_full", "vtrain_singlenode", "aleph_alpha_layouts_a100",
-             "mosaic_llm_foundry_2023")  # fmt: skip
+             "mosaic_llm_foundry_2023", "nvidia_megatron_bridge")  # fmt: skip
     lines = [
         "## Ablations", "",
         "Median error of step time, in percent, with one mechanism switched off for every run "

@@ -13,6 +13,7 @@ import argparse
 import math
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.measured import absolute_time_trusted, measured_step_time_s
 from meshwright.evidence.predict import _group_key, predict_runs
-from meshwright.evidence.rows import published_rows
+from meshwright.evidence.rows import Row, published_rows
 
 DATA = Path(frameworks.__file__).parent / "data"
 EVERY = {"nanotron_ultrascale_full": 3, "vtrain_singlenode": 4}
@@ -43,11 +44,11 @@ FRAMEWORK_BOUNDS = {
 
 
 class Fit:
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[Row], bool] = lambda row: True) -> None:
         self.groups = defaultdict(list)
         count: dict[str, int] = defaultdict(int)
         for index, row in enumerate(published_rows()):
-            if index % EVERY.get(row.table, 1):
+            if index % EVERY.get(row.table, 1) or not keep(row):
                 continue
             try:
                 run = import_row(row)
@@ -187,23 +188,27 @@ def main() -> None:
     options = parser.parse_args()
     fit = Fit()
     print(f"{sum(map(len, fit.groups.values()))} rows, cost {fit.total():.3f}", flush=True)
-    step = options.step
-    for round_ in range(options.rounds):
+    descend(fit, options.rounds, options.only, options.step)
+    if options.write:
+        write()
+
+
+def descend(fit: Fit, rounds: int, only: list[str] | None, step: float) -> None:
+    """Move one constant after the other while that lowers the cost of the rows of `fit`."""
+    for round_ in range(rounds):
         moved = False
         for name in kernels.generations():
-            if options.only and name not in options.only:
+            if only and name not in only:
                 continue
             for field, bounds in KERNEL_BOUNDS.items():
                 moved |= improve(fit, "kernels", name, field, bounds, step)
         for name in frameworks.framework_names():
-            if options.only and name not in options.only:
+            if only and name not in only:
                 continue
             for field, bounds in FRAMEWORK_BOUNDS.items():
                 moved |= improve(fit, "frameworks", name, field, bounds, step)
         print(f"round {round_ + 1}: cost {fit.total():.3f}", flush=True)
         step = step if moved and round_ == 0 else step / 2
-    if options.write:
-        write()
 
 
 if __name__ == "__main__":

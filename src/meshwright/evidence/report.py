@@ -143,8 +143,9 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
         f"scored, {total.memory.rows} with a peak memory, {total.verdicts.rows} judged for fit.",
         "Constants belong to devices, links, kernels and frameworks; none to a row or a model. What a "
         "source documents of its software and cluster (evidence/data/sources.toml) says which apply. "
-        "Eight such entries are inferred from the source's own times or memory, not documented: "
-        "nanotron's slow tensor-parallel collectives and the latency of its network, and in the A100 "
+        "Nine such entries are inferred from the source's own times or memory, not documented: "
+        "nanotron's slow tensor-parallel collectives and the latency of its network, the eight chunks of "
+        "the pipelines of Megatron's H100 tables, and in the A100 "
         "layout sweep one network card a host, 16-bit gradients, whole (unsharded) logits and 16 bytes a "
         "logit; the last two were chosen on which of its runs ran out of memory. "
         "The hosts of Megatron's release tests follow from their optimizer's share of memory, and the "
