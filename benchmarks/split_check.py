@@ -11,8 +11,8 @@ import argparse
 import hashlib
 
 import numpy as np
-from fit_constants import Fit, descend
 
+from fit_constants import Fit, descend
 from meshwright.evidence.predict import predict_runs
 from meshwright.evidence.rows import Row
 
@@ -46,7 +46,8 @@ def main() -> None:
         for side in (0, 1):
             for which in (shipped, after):
                 rows = which[side]
-                values = sum(rows.values(), []) if table == "all" else rows.get(table, [np.nan])
+                everything = [error for errors_ in rows.values() for error in errors_]
+                values = everything if table == "all" else rows.get(table, [np.nan])
                 cells.append(f"{100 * np.median(values):6.1f}")
         print(f"{table:34s} {'  '.join(cells[:2])}    {'  '.join(cells[2:])}")
 
