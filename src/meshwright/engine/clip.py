@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from meshwright.engine.decoder import Decoder
+from meshwright.engine.kernels import wide
 from meshwright.engine.mesh import World
 from meshwright.engine.parallelize import needs_tensor_sum
 from meshwright.engine.reducer import local_gradient
@@ -81,7 +82,10 @@ def gradient_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
 
 
 def squared_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
-    """This rank's share of the squared norm, fp64: what it alone counts."""
+    """This rank's share of the squared norm, fp64: what it alone counts.
+
+    A tensor's own norm is summed in fp32, in blocks; widening every element costs four times that.
+    """
     counted = [
         local_gradient(parameter)
         for stage in stages
@@ -90,8 +94,8 @@ def squared_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
     ]
     if not counted:
         return torch.zeros((), dtype=torch.float64, device=world.device)
-    norms = torch._foreach_norm(counted, 2, dtype=torch.float64)
-    return torch.stack(norms).square().sum()
+    norms = torch._foreach_norm(counted, 2, dtype=wide(counted[0].dtype))
+    return torch.stack(norms).double().square().sum()
 
 
 def clip_gradients(stages: Iterable[Decoder], norm: torch.Tensor, limit: float) -> None:
