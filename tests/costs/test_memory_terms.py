@@ -18,11 +18,14 @@ WIDTH = 2048 * 1024 * 2.0
 """One 16-bit tensor of the hidden width over the whole sequence of one micro-batch."""
 
 
-def parts(layout, role="first", micro_batches=16, host_paced=None, framework="nanotron", **options):
+def parts(
+    layout, role="first", micro_batches=16, host_paced=None, framework="nanotron",
+    precision="bf16-fp32-grads", lora_rank=0, **options,
+):  # fmt: skip
     """Memory parts of one rank; the job's framework options are `options`."""
     job = Job(
-        seq_len=2048, global_batch=64, precision=RECIPES["bf16-fp32-grads"], framework=framework,
-        framework_options=options,
+        seq_len=2048, global_batch=64, precision=RECIPES[precision], framework=framework,
+        framework_options=options, lora_rank=lora_rank,
     )  # fmt: skip
     columns = from_layouts([Layout(**layout)])
     paced = None if host_paced is None else np.array([host_paced])
@@ -97,3 +100,22 @@ def test_workspaces_are_one_amount_whatever_the_layout():
     for layout in (dict(dp=8), dict(SPLIT, pp=2)):
         with_them = parts(layout, workspace_bytes=100e6)["buffers"]
         assert with_them - parts(layout, workspace_bytes=0.0)["buffers"] == pytest.approx(100e6)
+
+
+def test_transformer_engine_keeps_the_inputs_of_fp8_products_in_eight_bits():
+    wide, narrow = (
+        parts(dict(dp=8), framework="megatron", precision=name)["activations"]
+        for name in ("bf16-fp32-grads", "fp8")
+    )
+    # Two norms' outputs and the second FFN product's input halve; attention's output is copied.
+    saved = (2 * 1024 + 4096 - 1024) * 2048.0
+    assert wide - narrow == pytest.approx(8 * saved)
+    eager = parts(dict(dp=8), framework="nanotron", precision="fp8")["activations"]
+    assert eager == parts(dict(dp=8), framework="nanotron")["activations"]
+
+
+def test_frozen_weights_need_no_inputs_for_their_gradients():
+    whole = parts(dict(dp=8), framework="megatron")["activations"]
+    adapters = parts(dict(dp=8), framework="megatron", lora_rank=16)["activations"]
+    # The FFN is frozen: the input of its first product and of its last are not kept.
+    assert whole - adapters == pytest.approx(8 * (1024 + 4096) * 2 * 2048.0)

@@ -98,6 +98,9 @@ class Behaviour(Spec):
         "blocks the caching allocator gets back only when the reduce-scatter that reads them has "
         "run: reserved, not allocated",
     )
+    saves_quantised_inputs: bool = Field(
+        description="in fp8 and fp4 the inputs of matrix products are kept for backward in 8 bits"
+    )
     workspace_bytes: float = Field(
         ge=0,
         description="workspaces of cuBLAS and of the framework's kernels, allocated once through "

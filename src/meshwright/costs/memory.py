@@ -141,22 +141,30 @@ def activation_bytes_per_layer(
     hidden = float(model.hidden)
     # A norm written out keeps its input in fp32, the normalised fp32 values and their 16-bit copy.
     norm_inputs = 2.0 * hidden * (1.0 if behaviour.fused_norm else 5.0)
-    matmul_inputs = 2.0 * hidden
-    shared = (norm_inputs + matmul_inputs) * element
+    quantised = behaviour.saves_quantised_inputs and job.precision.compute in ("fp8", "fp4")
+    of_input = 1.0 if quantised else element
+    # A frozen weight needs no input for a gradient; adapters sit on attention's projections only.
+    adapted = job.lora_rank > 0
+    matmul_inputs = (1.0 if adapted else 2.0) * hidden
+    shared = norm_inputs * element + matmul_inputs * of_input
     if behaviour.dropout:
         shared += 2.0 * hidden
     per_token = shared / split
     per_token = per_token + _attention_bytes(model, element, tp)
+    if quantised:
+        # Attention keeps its output in 16 bits; the projection after it keeps its own copy.
+        per_token = per_token + of_input * model.attention_width / tp
     per_token = per_token + behaviour.copied_widths * hidden * element / tp
     width = float(model.ffn)
     if moe:
         assert model.experts is not None
         width = float(model.experts.shared_ffn)
         copies = model.experts.top_k * columns.etp / tp
-        expert = 2.0 * hidden + _ffn_width(model, behaviour) * model.experts.ffn / columns.etp
-        per_token = per_token + copies * expert * element
+        expert = _ffn_bytes(model, behaviour, element, of_input, adapted)
+        expert = expert * model.experts.ffn / columns.etp + hidden * (element + of_input)
+        per_token = per_token + copies * expert
         per_token = per_token + (model.experts.experts * 4.0 + model.experts.top_k * 12.0) / split
-    per_token = per_token + _ffn_width(model, behaviour) * width * element / tp
+    per_token = per_token + _ffn_bytes(model, behaviour, element, of_input, adapted) * width / tp
     scores = 0.0 * tokens
     if behaviour.attention_kernel == "unfused":
         # The probabilities; eager softmax keeps them in fp32 too; dropout its mask and output.
@@ -175,11 +183,17 @@ def _scores(model: Model, job: Job, columns: LayoutColumns) -> Floats:
     return np.asarray(tokens * job.seq_len * (model.heads / columns.tp))
 
 
-def _ffn_width(model: Model, behaviour: Behaviour) -> float:
-    """Saved elements per unit of FFN width: first product's output and second's input."""
+def _ffn_bytes(
+    model: Model, behaviour: Behaviour, element: float, of_input: float, frozen: bool
+) -> float:
+    """Saved bytes per unit of FFN width: the activation's inputs, and the last product's input.
+
+    The latter has `of_input` bytes and is needed only for that product's weight gradient.
+    """
+    inputs = 1.0
     if model.gated:
-        return 3.0 if behaviour.fused_activation else 4.0
-    return 2.0
+        inputs = 2.0 if behaviour.fused_activation else 3.0
+    return inputs * element + (0.0 if frozen else of_input)
 
 
 def _attention_bytes(model: Model, element: float, tp: Floats) -> Floats:
