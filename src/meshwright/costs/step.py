@@ -17,6 +17,7 @@ from meshwright.costs.collectives import (
 )
 from meshwright.costs.columns import (
     RECOMPUTES,
+    Bools,
     Floats,
     Ints,
     LayoutColumns,
@@ -124,7 +125,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     stage_parts = {
         role: _stage_parts(setting, columns, layers, per_layer, inverse, role) for role in ROLES
     }
-    host_paced = stage_parts["first"]["launch"][0] > 0.0
+    host_paced = _host_sets_the_pace(stage_parts["first"])
     used = memory(model, job, setting.behaviour, columns, layers, micro_batches, host_paced)
     times = _stage_times(columns, stage_parts)
     hop = _p2p_time_s(setting, columns, distances)
@@ -253,6 +254,12 @@ def _launch(
         _wait(host + fixed / 3.0, device_forward),
         _wait(2.0 * host + again + fixed * (2.0 / 3.0), device_backward),
     )
+
+
+def _host_sets_the_pace(parts: dict[str, tuple[Floats, Floats]]) -> Bools:
+    """Rows in which issuing a forward takes the host longer than running it takes the device."""
+    device = sum((forward for name, (forward, _) in parts.items() if name != "launch"), 0.0)
+    return np.asarray(parts["launch"][0] > _wait(np.asarray(device), np.asarray(device)))
 
 
 def _wait(host: Floats, device: Floats) -> Floats:
