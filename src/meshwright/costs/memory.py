@@ -160,8 +160,8 @@ def activation_bytes_per_layer(
         assert model.experts is not None
         width = float(model.experts.shared_ffn)
         copies = model.experts.top_k * columns.etp / tp
-        expert = _ffn_bytes(model, behaviour, element, of_input, adapted)
-        expert = expert * model.experts.ffn / columns.etp + hidden * (element + of_input)
+        each = _ffn_bytes(model, behaviour, element, of_input, adapted)
+        expert = each * model.experts.ffn / columns.etp + hidden * (element + of_input)
         per_token = per_token + copies * expert
         per_token = per_token + (model.experts.experts * 4.0 + model.experts.top_k * 12.0) / split
     per_token = per_token + _ffn_bytes(model, behaviour, element, of_input, adapted) * width / tp
