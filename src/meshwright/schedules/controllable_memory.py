@@ -5,6 +5,8 @@ repeats, once per micro-batch, a block of six unit slots: two F, two I and two W
 micro-batch's four passes lie apart on a rank, over six, is how many of them the rank holds. The
 hops between neighbouring ranks take one slot (V-Min) or one and two in turn (V-Half); the two
 turning points and the loss take what keeps the four passes of every rank in different slots.
+Before the first micro-batch is through and after the last one has begun, blocks leave gaps: there,
+passes are pulled forward into free slots as far as memory allows (the paper's squeezing).
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.schedules.ops import Kind, Schedule, from_lists, wave_placement
 
@@ -24,33 +29,107 @@ V_MIN: Hops = (1, 1, 1, 1)
 """Slots per hop of the forward down and up the V, and of the input gradient down and up."""
 V_HALF: Hops = (1, 2, 1, 2)
 
+PASSES = (Kind.F, Kind.F, Kind.I, Kind.I)
+"""A micro-batch's passes of one rank in time: forward down and up the V, backward down and up."""
+
 OpTuple = tuple[int, int, int]
 
 
 def v_schedule(name: str, pp: int, micro_batches: int, hops: Hops) -> Schedule:
-    """Repeat the building block of least memory, then let W fill whatever gaps remain.
+    """Repeat the building block of least memory, squeeze its ends, let W fill whatever gaps remain.
 
     The memory claims (1/3 and 1/2 of 1F1B's first stage) hold for many ranks: at pp = 8 it is
     0.50 and 0.625, at pp = 16 0.375 and 0.5625.
     """
     slots = _best_slots(pp, hops)
-    ranks, peaks = [], []
-    for r in range(pp):
-        timed = sorted(
-            (slot + BLOCK * unit, kind, stage, unit)
-            for slot, kind, stage in _with_weights(slots[r], r, 2 * pp - 1 - r)
-            for unit in range(micro_batches)
-        )
-        ops = [(kind, stage, unit) for _, kind, stage, unit in timed]
-        ranks.append([op for op in ops if op[0] != Kind.W])
-        peaks.append(_peak(ops))
+    stages = [(r, 2 * pp - 1 - r) for r in range(pp)]
+    held = max(
+        _peak([
+            (kind, stage, unit)
+            for _, kind, stage, unit in sorted(
+                (slot + BLOCK * unit, kind, stage, unit)
+                for slot, kind, stage in _with_weights(slots[r], *stages[r])
+                for unit in range(micro_batches)
+            )
+        ])
+        for r in range(pp)
+    )  # fmt: skip
+    table = np.array(slots)[:, :, None] + BLOCK * np.arange(micro_batches)
+    pull_forward(table, held)
+    ranks = [
+        [
+            (PASSES[which], stages[r][which in (1, 2)], unit)
+            for _, which, unit in sorted(
+                (int(table[r, which, unit]), which, unit)
+                for which in range(4)
+                for unit in range(micro_batches)
+            )
+        ]
+        for r in range(pp)
+    ]
     return from_lists(
         name,
-        fill_with_weights(ranks, pp, max(peaks)),
+        fill_with_weights(ranks, pp, held),
         micro_batches=micro_batches,
         stage_rank=wave_placement(pp, 2),
         virtual_stages=2,
     )
+
+
+def pull_forward(table: NDArray[np.int64], cap: int) -> None:
+    """Move passes of the fill and the drain into earlier free slots, in place.
+
+    The steady middle, from the end of the first micro-batch to the start of the last on rank 0, is
+    left alone: there is no gap to fill.
+
+    Args:
+        table: slot of each pass, shape (ranks, 4, micro-batches), in the order of `PASSES`.
+        cap: chunk activations that a rank may hold, with W in the first free slots.
+    """
+    pp = len(table)
+    length = int(table.max()) + 1
+    busy = np.zeros((pp, length), dtype=bool)
+    for r in range(pp):
+        busy[r, table[r].ravel()] = True
+    steady, drain = int(table[0, 3, 0]), int(table[0, 0, -1])
+    order = sorted((int(slot), r, which, unit) for (r, which, unit), slot in np.ndenumerate(table))
+    for slot, r, which, unit in order:
+        if steady <= slot <= drain:
+            continue
+        after = _last_input_slot(table, r, which, unit)
+        for earlier in range(after + 1, slot):
+            if busy[r, earlier]:
+                continue
+            busy[r, slot], busy[r, earlier] = False, True
+            table[r, which, unit] = earlier
+            if _most_held(table[r], busy[r]) <= cap:
+                break
+            busy[r, slot], busy[r, earlier] = True, False
+            table[r, which, unit] = slot
+
+
+def _last_input_slot(table: NDArray[np.int64], r: int, which: int, unit: int) -> int:
+    """Slot of the last of what a pass waits for: the pass before it, its rank's previous unit."""
+    slots = [-1]
+    neighbour = r - 1 if which in (0, 2) else r + 1
+    if 0 <= neighbour < len(table):
+        slots.append(int(table[neighbour, which, unit]))
+    if which:
+        slots.append(int(table[r, which - 1, unit]))
+    if unit:
+        slots.append(int(table[r, which, unit - 1]))
+    return max(slots)
+
+
+def _most_held(passes: NDArray[np.int64], busy: NDArray[np.bool_]) -> int:
+    """Chunk activations that a rank holds at most if W take the first free slots."""
+    length = len(busy)
+    forwards = np.bincount(passes[:2].ravel(), minlength=length)
+    owed = np.bincount(passes[2:].ravel(), minlength=length) - ~busy
+    total = np.cumsum(owed)
+    waiting = total - np.minimum(np.minimum.accumulate(total), 0)
+    done = ~busy & (np.concatenate(([0], waiting[:-1])) > 0)
+    return int((np.cumsum(forwards) - np.cumsum(done)).max())
 
 
 def _best_slots(pp: int, hops: Hops) -> list[tuple[int, int, int, int]]:
