@@ -163,6 +163,35 @@ def test_a_rank_that_stopped_inside_a_collective_is_named():
     assert judge([Flight(rank=r, calls=(calls[r],)) for r in (0, 1)]).missing_ranks == ()
 
 
+class _Work:
+    """Stands for what a process group returns."""
+
+
+class _Group:
+    group_name = "g"
+
+    def size(self):
+        return 2
+
+
+def test_time_in_flight_is_the_union_of_what_is_under_way(tmp_path, monkeypatch):
+    flight = FlightRecorder(tmp_path, 0, 0)
+    flight._groups["g"] = 0
+    flight._facts.append({"name": "g", "axis": "dp", "ranks": [0, 1]})
+    call = flight._noted(lambda group, *arguments: _Work(), 0)
+    now = [100.0]
+    monkeypatch.setattr("meshwright.engine.flight.time.time", lambda: now[0])
+    works = {}
+    for moment, what in ((0, "+a"), (2, "+b"), (3, "-a"), (6, "-b"), (10, "+c"), (11, "-c")):
+        now[0] = 100.0 + moment
+        if what[0] == "+":
+            works[what[1]] = call(_Group(), [torch.zeros(1)])
+        else:
+            del works[what[1]]
+    assert flight.take_in_flight() == {"dp": pytest.approx(7.0)}
+    assert flight.take_in_flight() == {}
+
+
 def _many(folder):
     with FlightRecorder(folder, dist.get_rank(), 3).recording():
         for _ in range(CAPACITY + 40):

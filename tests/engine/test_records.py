@@ -58,6 +58,8 @@ def test_the_file_holds_what_was_heard_and_the_steps_say_how_fast(recorded):
         assert step["mfu"] == pytest.approx(flops * step["tokens_s"] / (4 * 0.1e12))
         assert set(step["parts_s"]) == {"data", "gradients", "clipping", "optimizer"}
         assert sum(step["parts_s"].values()) <= step["step_time_s"]
+        assert {"dp", "tp", "control"} <= set(step["in_flight_s"])
+        assert all(0 < spent < step["step_time_s"] for spent in step["in_flight_s"].values())
     assert [step["counted"] for step in log.steps] == [False, True, False, False, False]
     assert log.steps[-1]["eta_s"] == 0 < log.steps[0]["eta_s"]
 

@@ -84,6 +84,9 @@ class FlightRecorder:
         self._counts: dict[tuple[int, int, int], int] = {}
         self._raw: dict[str, Any] = {}
         self._under_way: dict[int, weakref.ref[Any]] = {}
+        self._active: dict[str, int] = {}
+        self._since: dict[str, float] = {}
+        self._in_flight_s: dict[str, float] = {}
         self._lock = threading.Lock()  # checkpoints are saved by a thread with a group of its own
 
     @contextlib.contextmanager
@@ -138,11 +141,14 @@ class FlightRecorder:
                     work = call(group, *arguments, **options)
             else:
                 work = call(group, *arguments, **options)
+            axis = self._facts[index]["axis"]
             if work is None:
-                self._finished(slot, number)
+                self._finished(slot, number, axis)
             else:
                 # Keeping the work would keep its tensors; its end is told by its going.
-                self._under_way[number] = weakref.ref(work, lambda _: self._gone(slot, number))
+                self._under_way[number] = weakref.ref(
+                    work, lambda _: self._gone(slot, number, axis)
+                )
             return work
 
         return noted
@@ -156,21 +162,38 @@ class FlightRecorder:
             peer = self._facts[index]["ranks"][arguments[1]]
         key = (index, kind if peer >= 0 else -1, peer)
         turn = self._counts[key] = self._counts.get(key, 0) + 1
+        axis, now = self._facts[index]["axis"], time.time()
+        if self._active.get(axis, 0) == 0:
+            self._since[axis] = now
+        self._active[axis] = self._active.get(axis, 0) + 1
         self._count += 1
         slot = HEADER_BYTES + (self._count - 1) % CAPACITY * SLOT_BYTES
         SLOT.pack_into(
-            self._ring, slot, self._count, time.time(), 0.0, index, kind, peer, turn,
+            self._ring, slot, self._count, now, 0.0, index, kind, peer, turn,
             _payload(KINDS[kind], arguments), self.step,
         )  # fmt: skip
         return index, slot, self._count
 
-    def _gone(self, slot: int, number: int) -> None:
+    def _gone(self, slot: int, number: int, axis: str) -> None:
         self._under_way.pop(number, None)
-        self._finished(slot, number)
+        self._finished(slot, number, axis)
 
-    def _finished(self, slot: int, number: int) -> None:
+    def _finished(self, slot: int, number: int, axis: str) -> None:
+        now = time.time()
         if int.from_bytes(self._ring[slot : slot + 8], "little") == number:  # not overwritten yet
-            _FINISHED.pack_into(self._ring, slot + 16, time.time())
+            _FINISHED.pack_into(self._ring, slot + 16, now)
+        left = self._active[axis] = self._active.get(axis, 1) - 1
+        if left == 0:
+            spent = now - self._since.get(axis, now)
+            self._in_flight_s[axis] = self._in_flight_s.get(axis, 0.0) + spent
+
+    def take_in_flight(self) -> dict[str, float]:
+        """Seconds since the last call during which an axis had an operation under way, and reset.
+
+        Hidden behind compute or not; on NCCL, until it was queued.
+        """
+        taken, self._in_flight_s = self._in_flight_s, {}
+        return taken
 
     def _new_group(self, group: Any) -> int:
         index = self._groups[group.group_name] = len(self._facts)

@@ -240,10 +240,13 @@ def _step_split(log: RunLog, start: dict[str, Any]) -> str:
     rest = max(whole - sum(mean.values()), 0.0)
     measured = stacked_bars(
         "time of a step by part, measured",
-        [Bar(name="measured", parts=[*mean.items(), ("other", rest)])],
+        [Bar(name="measured", parts=[*mean.items(), ("other", rest)]), *_in_flight(steady)],
         format_seconds,
     )
-    note = "Mean of the steady steps on rank 0. Gradients: forward, backward, their communication."
+    note = (
+        "Mean of the steady steps on rank 0. Gradients: forward, backward, their communication. In "
+        "flight: an operation of that axis was under way, waited for or hidden behind compute."
+    )
     first = _section("Where a step's time goes, measured", measured, note)
     if not (estimate := start.get("predicted")):
         return first
@@ -255,6 +258,17 @@ def _step_split(log: RunLog, start: dict[str, Any]) -> str:
     )
     note = "On the rank that sets the pace. The bars have scales of their own."
     return first + _section("Where a step's time goes, predicted", predicted, note)
+
+
+def _in_flight(steady: Sequence[dict[str, Any]]) -> list[Bar]:
+    """A bar for each axis that communicates: how long its operations were under way in a step."""
+    axes = sorted({axis for step in steady for axis in step.get("in_flight_s", {})})
+    means = {a: sum(s["in_flight_s"].get(a, 0.0) for s in steady) / len(steady) for a in axes}
+    return [
+        Bar(name=f"{axis} in flight", parts=[("collectives in flight", spent)])
+        for axis, spent in means.items()
+        if spent > 0
+    ]
 
 
 def _memory(log: RunLog, start: dict[str, Any]) -> str:

@@ -232,6 +232,7 @@ def _train(
         report({"kind": "at", "doing": f"step {step + 1}"})
         if flight:
             flight.step = step + 1
+            flight.take_in_flight()  # what happened between the steps
         injector.at_step(step + 1)
         rate = learning_rate(run, step)
         for group in optimizer.param_groups:
@@ -246,13 +247,16 @@ def _train(
                 optimizer, tokens, targets, clip=run.clip, starts=starts, number=step
             )
         took = time.perf_counter() - began
+        in_flight = flight.take_in_flight() if flight else {}
         if not math.isfinite(result.loss):
             raise RuntimeError(f"the loss became {result.loss} in step {step}; lower the rate")
         summary = {
             "kind": "step", "step": step + 1, "time": time.time(), "loss": result.loss,
             "grad_norm": result.grad_norm, "learning_rate": rate, "tokens": result.tokens,
             "step_time_s": took, "tokens_s": result.tokens / took,
-            "parts_s": {"data": loaded - began} | result.parts_s, "counted": counter is not None,
+            "parts_s": {"data": loaded - began} | result.parts_s,
+            "in_flight_s": {axis: spent for axis, spent in in_flight.items() if axis != "checkpoint"},
+            "counted": counter is not None,
             "profiled": profiler.wants(step + 1),
         }  # fmt: skip
         profiler.stop(step + 1)
