@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from meshwright.cli import run
-from meshwright.engine.dryrun import dry_run
+from meshwright.engine.dryrun import distinct_stages, dry_run
+from meshwright.engine.footprint import Footprint
 from meshwright.engine.ledger import Ledger
 from meshwright.engine.numerics import default_numerics
 from meshwright.engine.processes import run_ranks
@@ -38,9 +39,13 @@ def _measure(layout):
     batch = (torch.ones(JOB.global_batch, JOB.seq_len, dtype=torch.int64),) * 2
     program.step(optimizer, *batch, clip=1.0)
     ledger = Ledger(program.world)
-    with ledger:
-        program.step(optimizer, *batch, clip=1.0)
     parameters = [p for _, p in program.parameters()]
+    footprint = Footprint(parameters)
+    for state in optimizer.state.values():
+        for value in state.values():
+            footprint.mark(value, "optimizer")
+    with footprint, ledger:
+        program.step(optimizer, *batch, clip=1.0)
     states = [v for s in optimizer.state.values() for v in s.values()]
     return {
         "rank": program.world.rank,
@@ -48,6 +53,7 @@ def _measure(layout):
         "gradient_bytes": sum(_local(p.grad).numel() * p.grad.element_size() for p in parameters),
         "optimizer_bytes": sum(_local(t).untyped_storage().nbytes() for t in states),
         "sent_bytes": ledger.sent_by_axis(),
+        "peak_bytes": footprint.peak_bytes,
     }
 
 
@@ -65,6 +71,9 @@ def test_virtual_ranks_hold_and_send_what_real_ones_do(options):
     result = dry_run(TOY, layout, JOB)
     assert [report.pp_rank for report in result.traced] == list(range(layout.pp))
     for report in result.traced:
+        peak = real[report.rank].pop("peak_bytes")
+        assert report.peak_bytes == pytest.approx(peak, rel=0.02)
+        assert report.predicted_peak_bytes == pytest.approx(peak, rel=0.02)
         for field, value in real[report.rank].items():
             assert getattr(report, field) == pytest.approx(value, rel=1e-12), field
         assert sum(report.peak_parts.values()) == report.peak_bytes
@@ -102,11 +111,23 @@ def test_recomputation_lowers_the_peak_and_more_in_flight_raises_it():
     assert gpipe.peak_parts["activations"] > first.peak_parts["activations"]
 
 
+def test_each_kind_of_stage_is_traced_once():
+    assert distinct_stages(TOY.but(layers=8), Layout(pp=4)) == (0, 1, 3)
+    assert distinct_stages(TOY.but(layers=10), Layout(pp=5, stage_layers=(2, 2, 3, 2, 1))) == (
+        0, 1, 2, 4,
+    )  # fmt: skip
+    assert distinct_stages(TOY, Layout(pp=2, virtual_stages=2, schedule="zb-v")) == (0, 1)
+
+
 def test_command_prints_json_and_refuses_a_stage_that_is_not_there(capsys):
     flags = ["dryrun", "toy", "--pp", "2", "--seq", "16", "--stages", "1", "--json"]
     assert run(flags) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["ranks"] == 2 and [row["pp_rank"] for row in data["traced"]] == [1]
-    assert data["traced"][0]["predicted_sent_bytes"] == data["traced"][0]["sent_bytes"]
+    row = data["traced"][0]
+    assert row["predicted_sent_bytes"] == row["sent_bytes"]
+    assert set(row["predicted_peak_parts"]) == set(row["peak_parts"])
+    assert row["predicted_peak_bytes"] == pytest.approx(row["peak_bytes"], rel=0.02)
+    assert data["worst_peak_error"] == row["peak_error"]
     with pytest.raises(SpecError, match="stages"):
         dry_run(TOY, Layout(pp=2), JOB, stages=[2])

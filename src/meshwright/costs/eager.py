@@ -9,7 +9,7 @@ can peak at a handful of moments; each is priced as a sum of parts, and the larg
 - *layer*: backward of the layer that comes first, most activations still there;
 - *deferred*: a split backward holds what its weight gradients will need;
 - *last*: backward of the layer that comes last, all gradients there;
-- *reduce*: a pipeline reduces its whole gradients after its last backward;
+- *end*, *reduced*: the last reductions of a step, which a pipeline makes all together;
 - *update*: no activations; one fused kernel updates in place.
 
 The dry run (`engine/dryrun.py`) measures the same program; a test holds both together.
@@ -398,6 +398,7 @@ class _Rank:
             self._all_deferred(before, gathered),
             self._only_last_layer(),
             self._end(),
+            self._reduced(),
             self._moment(final, none, none, none, none),
         ]  # fmt: skip
 
@@ -449,6 +450,14 @@ class _Rank:
             self.wrapped & ~self.pipelined, w.reduced * self.unit + self._kept_reductions(kept), 0.0
         )
         return self._moment(gradients, gathered, self.one_layer, self.temporary + waiting, none)
+
+    def _reduced(self) -> Parts:
+        """A pipeline has reduced its last unit; sums over replicas still wait to be let go of."""
+        w, none = self.w, np.zeros(self.columns.rows)
+        here = self.pipelined & self.wrapped
+        waiting = w.reduced * self.unit + self._kept_reductions(self.sharded)
+        gradients = w.stored * self.sharded
+        return self._moment(gradients, none, none, np.where(here, waiting, 0.0), none)
 
     def _end(self) -> Parts:
         """The root's gradients are reduced after all others; a pipeline reduces all of them here."""
