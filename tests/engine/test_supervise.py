@@ -159,3 +159,29 @@ def test_a_save_that_failed_is_told_with_what_stays(run, monkeypatch):
         "the checkpoint of step 8 is not written (rank 1: No space left on device); "
         "the one of step 4 stays"
     ]
+
+
+def test_a_checkpoint_whose_report_was_lost_is_found_but_never_an_older_runs(
+    run, monkeypatch, tmp_path
+):
+    old, new = tmp_path / "step-00000008", tmp_path / "step-00000004"
+    old.mkdir()
+    (tmp_path / "LATEST").write_text(f"{old.name}\n")
+
+    begun = _script(
+        monkeypatch, (_steps(1, 2), RankError(1, DIED)), (_steps(1, 2, 3, 4, 5), RankError(0, DIED)),
+        (_steps(5, 6, 7, 8, 9), None),
+    )  # fmt: skip
+    judged = module._judged
+
+    def before_the_look(out, generation):
+        if generation == 1:
+            new.mkdir()
+            (tmp_path / "LATEST").write_text(f"{new.name}\n")
+        return judged(out, generation)
+
+    monkeypatch.setattr(module, "_judged", before_the_look)
+    outcome = supervise(run)
+    assert [start.resume for start in begun] == ["", "", str(new)]
+    assert outcome.recoveries[1].resumed_step == 4
+    assert outcome.recoveries[1].lost_steps == 1

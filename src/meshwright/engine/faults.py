@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -95,7 +96,7 @@ class Injector:
             self._strike(signal.SIGSTOP)
         elif self._fault.kind == "corrupt":
             last = (step - 1) // self._run.save_every * self._run.save_every
-            _wait_for(Path(self._run.out) / f"step-{last:08d}")
+            _wait_for(Path(self._run.out), f"step-{last:08d}")
             flip_a_bit(self._run.out)
             self._strike(signal.SIGKILL)
         elif self._fault.kind == "hang":
@@ -143,11 +144,12 @@ def flip_a_bit(folder: str | Path) -> Path:
     return file
 
 
-def _wait_for(checkpoint: Path) -> None:
+def _wait_for(folder: Path, name: str) -> None:
     """Half a minute at most, for a checkpoint that is still being written."""
     for _ in range(300):
-        if checkpoint.exists():
-            return
+        with contextlib.suppress(OSError):
+            if (folder / "LATEST").read_text().strip() == name:
+                return
         time.sleep(0.1)
 
 

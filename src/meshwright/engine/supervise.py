@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from meshwright.engine.checkpoint import clear_partial
@@ -82,7 +83,7 @@ def supervise(
         SpecError: a rank refused what it was given; a restart would not help.
     """
     outcome = Outcome(ranks=[], layout=run.layout)
-    watch = _Watch(outcome, on_message, run.resume)
+    watch = _Watch(outcome, on_message, run)
     current = run
     for generation in range(max_restarts + 1):
         watch.begin()
@@ -140,11 +141,11 @@ def _judged(out: str, generation: int) -> Verdict | None:
 class _Watch:
     """Follows the messages of all generations."""
 
-    def __init__(
-        self, outcome: Outcome, on_message: Callable[[int, Any], None], resume: str
-    ) -> None:
+    def __init__(self, outcome: Outcome, on_message: Callable[[int, Any], None], run: Run) -> None:
         self.outcome, self._on_message = outcome, on_message
-        self.resume, self.resumed_step = resume, 0
+        self.resume, self.resumed_step = run.resume, 0
+        self._out = Path(run.out)
+        self._foreign = {path.name: path.stat().st_ino for path in self._out.glob("step-*")}
         self.stuck = 0
         """Failures in a row since the run last came further than ever before."""
         self.gone = 0
@@ -211,8 +212,7 @@ class _Watch:
         gone = error.ended and doing == "its start"
         self.gone = (self.gone if rank == self._gone_rank else 0) + 1 if gone else 0
         self._gone_rank = rank
-        if not self.resume:
-            self.resumed_step = 0
+        self._look_at_latest()
         sentence = f"rank {rank}, in {doing}: {reason}"
         self._on_message(0, {"kind": "failure", "rank": rank, "sentence": sentence})
         struck = self.outcome.fault_time
@@ -225,6 +225,15 @@ class _Watch:
             )
         )  # fmt: skip
         self._last_step = self.resumed_step
+
+    def _look_at_latest(self) -> None:
+        """A checkpoint may have come into force whose report died with its rank."""
+        with contextlib.suppress(OSError, ValueError):
+            newest = self._out / (self._out / "LATEST").read_text().strip()
+            step = int(newest.name.removeprefix("step-"))
+            mine = newest.stat().st_ino != self._foreign.get(newest.name)
+            if mine and step > self.resumed_step:
+                self.resume, self.resumed_step = str(newest), step
 
     def begins_again(self, resume: str, error: SpecError) -> None:
         """None of the run's own checkpoints is good: go back to where it started."""
