@@ -39,6 +39,10 @@ def command(
     subject = running.read_subject(what, cluster, layout)
     job = _job(subject, seq, global_batch, precision)
     wanted = _stages(stages, subject.layout.pp)
+    from meshwright.engine.guards import check
+
+    # Before torch is imported, which takes seconds.
+    check(subject.model, subject.layout, global_batch=job.global_batch, seq_len=job.seq_len)
     from meshwright.engine.dryrun import dry_run
 
     try:
@@ -87,11 +91,15 @@ def _stages(text: str, pp: int) -> list[int] | None:
     if text == "all":
         return list(range(pp))
     try:
-        return [int(part) for part in text.split(",")]
+        wanted = [int(part) for part in text.split(",")]
     except ValueError:
         raise SpecError(
             "stages", text, "numbers with commas, such as 0,1,7, or all are expected"
         ) from None
+    for stage in wanted:
+        if not 0 <= stage < pp:
+            raise SpecError("stages", stage, f"0 to {pp - 1} are expected")
+    return wanted
 
 
 PARTS = ("parameters", "gathered", "gradients", "optimizer", "activations")
