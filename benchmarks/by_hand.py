@@ -27,8 +27,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from meshwright.engine.init import initial_value
-from meshwright.engine.numerics import default_numerics
+from meshwright.engine.model.init import initial_value
+from meshwright.engine.model.numerics import default_numerics
 from meshwright.specs.model import Model
 
 Step = Callable[[torch.Tensor, torch.Tensor], float]

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.engine.checkpoint import Checkpoints
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.parallelize import Precision
-from meshwright.engine.processes import run_ranks
-from meshwright.engine.program import Program
+from meshwright.engine.checkpoints.checkpoint import Checkpoints
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.parallel.parallelize import Precision
+from meshwright.engine.parallel.program import Program
+from meshwright.engine.ranks.processes import run_ranks
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 

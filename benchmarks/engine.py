@@ -31,9 +31,9 @@ import torch.distributed as dist
 
 import by_hand
 import frameworks
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.parallelize import Precision
-from meshwright.engine.program import Program
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.parallel.parallelize import Precision
+from meshwright.engine.parallel.program import Program
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import by_hand
-from meshwright.engine.numerics import default_numerics
+from meshwright.engine.model.numerics import default_numerics
 from meshwright.specs.model import Model
 
 

@@ -38,11 +38,11 @@ def engine_step(model: Any, seq: int, micro_batch: int, recompute: str, fuse: bo
     import torch
 
     from meshwright.costs.step import estimate
-    from meshwright.engine.backend import init_process_group
-    from meshwright.engine.meter import default_cluster
-    from meshwright.engine.numerics import default_numerics
-    from meshwright.engine.program import Program
+    from meshwright.engine.model.numerics import default_numerics
+    from meshwright.engine.parallel.backend import init_process_group
+    from meshwright.engine.parallel.program import Program
     from meshwright.engine.train import precision_of
+    from meshwright.engine.watch.meter import default_cluster
     from meshwright.specs.job import Job
     from meshwright.specs.layout import Layout
 
@@ -112,7 +112,7 @@ def run_case(case: str, name: str, seq: int, steps: int) -> dict[str, Any]:
     import torch
 
     from meshwright.costs.flops import model_flops_per_token
-    from meshwright.engine.meter import default_cluster
+    from meshwright.engine.watch.meter import default_cluster
     from meshwright.specs.models import load_model
 
     kind, micro_batch, recompute, *options = case.split(":")

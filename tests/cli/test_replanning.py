@@ -3,8 +3,8 @@
 import pytest
 
 from meshwright.cli.replanning import replanner
-from meshwright.engine.guards import check
-from meshwright.engine.toy import TOY
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.parallel.guards import check
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError

@@ -7,15 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright.engine import manifest
-from meshwright.engine.checkpoint import Checkpoints, clear_partial, largest_difference
-from meshwright.engine.faults import flip_a_bit
-from meshwright.engine.init import canonical
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.parallelize import Precision
-from meshwright.engine.processes import run_ranks
-from meshwright.engine.program import Program
-from meshwright.engine.toy import TOY
+from meshwright.engine.checkpoints import manifest
+from meshwright.engine.checkpoints.checkpoint import Checkpoints, clear_partial, largest_difference
+from meshwright.engine.model.init import canonical
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.parallel.parallelize import Precision
+from meshwright.engine.parallel.program import Program
+from meshwright.engine.ranks.faults import flip_a_bit
+from meshwright.engine.ranks.processes import run_ranks
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 

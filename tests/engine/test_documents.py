@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from meshwright.engine import verify as proof
-from meshwright.engine.collectives import Axis
 from meshwright.engine.data import Corpus, shuffled
-from meshwright.engine.decoder import Decoder
-from meshwright.engine.dropout import Draw, Dropout, kept
-from meshwright.engine.loss import IGNORED, summed_cross_entropy
+from meshwright.engine.model.collectives import Axis
+from meshwright.engine.model.decoder import Decoder
+from meshwright.engine.model.dropout import Draw, Dropout, kept
+from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
+from meshwright.engine.proof import verify as proof
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
 

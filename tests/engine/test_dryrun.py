@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from meshwright.cli import run
-from meshwright.engine.dryrun import distinct_stages, dry_run
-from meshwright.engine.footprint import Footprint
-from meshwright.engine.ledger import Ledger
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.processes import run_ranks
-from meshwright.engine.program import Program
-from meshwright.engine.toy import TOY
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.parallel.program import Program
+from meshwright.engine.proof.dryrun import distinct_stages, dry_run
+from meshwright.engine.proof.footprint import Footprint
+from meshwright.engine.proof.ledger import Ledger
+from meshwright.engine.ranks.processes import run_ranks
 from meshwright.engine.train import precision_of
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job

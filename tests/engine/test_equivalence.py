@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from meshwright.cli import run
-from meshwright.engine import verify as proof
-from meshwright.engine.agreement import (
+from meshwright.engine.parallel.guards import check
+from meshwright.engine.proof import verify as proof
+from meshwright.engine.proof.agreement import (
     FP64_BOUND,
     Trace,
     absolute_error,
     derived_bounds,
     relative_differences,
 )
-from meshwright.engine.guards import check
-from meshwright.engine.processes import run_ranks
-from meshwright.engine.shrink import Case
+from meshwright.engine.proof.shrink import Case
+from meshwright.engine.ranks.processes import run_ranks
 from meshwright.schedules import build, write_torch_csv
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout

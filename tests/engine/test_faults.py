@@ -4,12 +4,12 @@ import pickle
 
 import pytest
 
-from meshwright.engine.drill import campaign, check_fault, drill
-from meshwright.engine.faults import KINDS, Fault
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.processes import RankError
-from meshwright.engine.supervise import supervise
-from meshwright.engine.toy import TOY
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.ranks.drill import campaign, check_fault, drill
+from meshwright.engine.ranks.faults import KINDS, Fault
+from meshwright.engine.ranks.processes import RankError
+from meshwright.engine.ranks.supervise import supervise
 from meshwright.engine.train import Run
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job

@@ -11,9 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cli import run as command_line
-from meshwright.engine.faults import Fault
-from meshwright.engine.flight import FlightRecorder
-from meshwright.engine.flightlog import (
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.parallel.parallelize import Precision
+from meshwright.engine.parallel.program import Program
+from meshwright.engine.proof.ledger import Ledger
+from meshwright.engine.ranks.faults import Fault
+from meshwright.engine.ranks.processes import RankError, run_ranks
+from meshwright.engine.ranks.supervise import supervise
+from meshwright.engine.train import Run
+from meshwright.engine.watch.flight import FlightRecorder
+from meshwright.engine.watch.flightlog import (
     CAPACITY,
     Call,
     Flight,
@@ -22,17 +30,9 @@ from meshwright.engine.flightlog import (
     newest_folder,
     read_flights,
 )
-from meshwright.engine.ledger import Ledger
-from meshwright.engine.meter import default_cluster
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.parallelize import Precision
-from meshwright.engine.processes import RankError, run_ranks
-from meshwright.engine.program import Program
-from meshwright.engine.report import NAME, recording
-from meshwright.engine.runlog import read_log
-from meshwright.engine.supervise import supervise
-from meshwright.engine.toy import TOY
-from meshwright.engine.train import Run
+from meshwright.engine.watch.meter import default_cluster
+from meshwright.engine.watch.report import NAME, recording
+from meshwright.engine.watch.runlog import read_log
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
@@ -180,7 +180,7 @@ def test_time_in_flight_is_the_union_of_what_is_under_way(tmp_path, monkeypatch)
     flight._facts.append({"name": "g", "axis": "dp", "ranks": [0, 1]})
     call = flight._noted(lambda group, *arguments: _Work(), 0)
     now = [100.0]
-    monkeypatch.setattr("meshwright.engine.flight.time.time", lambda: now[0])
+    monkeypatch.setattr("meshwright.engine.watch.flight.time.time", lambda: now[0])
     works = {}
     for moment, what in ((0, "+a"), (2, "+b"), (3, "-a"), (6, "-b"), (10, "+c"), (11, "-c")):
         now[0] = 100.0 + moment

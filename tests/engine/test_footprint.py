@@ -1,6 +1,6 @@
 """The cost model's memory of this engine equals what its own program holds, layout by layout.
 
-`costs/eager.py` adds up closed forms; `engine/dryrun.py` traces the real program on tensors without
+`costs/eager.py` adds up closed forms; `engine/proof/dryrun.py` traces the real program on tensors without
 data and follows every storage. Nothing is shared between them but the names of the parts.
 """
 
@@ -11,8 +11,8 @@ from meshwright.costs.columns import from_layouts
 from meshwright.costs.frameworks import behaviour
 from meshwright.costs.memory import memory
 from meshwright.costs.stages import stage_layers
-from meshwright.engine.dryrun import predicted_parts, trace
-from meshwright.engine.footprint import PARTS
+from meshwright.engine.proof.dryrun import predicted_parts, trace
+from meshwright.engine.proof.footprint import PARTS
 from meshwright.specs.job import Job
 from meshwright.specs.jobs import precision_recipe
 from meshwright.specs.layout import Layout

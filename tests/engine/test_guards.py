@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.engine.guards import check
+from meshwright.engine.parallel.guards import check
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model

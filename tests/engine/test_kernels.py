@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from meshwright.engine import kernels
-from meshwright.engine.collectives import Axis
-from meshwright.engine.loss import IGNORED, summed_cross_entropy
+from meshwright.engine.model import kernels
+from meshwright.engine.model.collectives import Axis
+from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
 
 ONE = Axis(name="tp")
 

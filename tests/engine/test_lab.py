@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from meshwright.costs.step import estimate
-from meshwright.engine.lab import (
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.proof.lab import (
     LabError,
     Nodes,
     _inside,
@@ -17,7 +18,6 @@ from meshwright.engine.lab import (
     placements,
     run_plan,
 )
-from meshwright.engine.toy import TOY
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES, Job
@@ -62,8 +62,8 @@ def test_refusals_name_the_field():
 def test_a_plan_on_two_nodes_sends_what_is_predicted():
     import torch
 
-    from meshwright.engine.parallelize import Precision
-    from meshwright.engine.traffic import expected_sent_bytes
+    from meshwright.engine.parallel.parallelize import Precision
+    from meshwright.engine.proof.traffic import expected_sent_bytes
 
     job = Job(seq_len=64, global_batch=4, precision=RECIPES["fp32"])
     cluster, layout = load_cluster("cpu:2x1"), Layout(dp=2, micro_batch=2)

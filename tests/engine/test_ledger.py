@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from meshwright.engine.ledger import Ledger
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.parallelize import Precision
-from meshwright.engine.processes import run_ranks
-from meshwright.engine.program import Program
-from meshwright.engine.toy import TOY
-from meshwright.engine.traffic import expected_sent_bytes
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.parallel.parallelize import Precision
+from meshwright.engine.parallel.program import Program
+from meshwright.engine.proof.ledger import Ledger
+from meshwright.engine.proof.traffic import expected_sent_bytes
+from meshwright.engine.ranks.processes import run_ranks
 from meshwright.specs.layout import Layout
 
 pytestmark = pytest.mark.dist

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from meshwright.engine.processes import RankError, run_ranks
+from meshwright.engine.ranks.processes import RankError, run_ranks
 
 pytestmark = pytest.mark.dist
 
@@ -89,7 +89,7 @@ def test_ranks_die_with_their_parent(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, sys, time\n"
-        "from meshwright.engine.processes import run_ranks\n"
+        "from meshwright.engine.ranks.processes import run_ranks\n"
         "def pid(report):\n"
         "    report(os.getpid()); time.sleep(120)\n"
         "if __name__ == '__main__':\n"

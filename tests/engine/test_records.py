@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from meshwright.costs.flops import model_flops_per_token
-from meshwright.engine.meter import default_cluster, named_like
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.recorder import Recorder, clock, comparison, format_flop_s, speed_line
-from meshwright.engine.runlog import read_log, summarise
-from meshwright.engine.supervise import supervise
-from meshwright.engine.toy import TOY
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.ranks.supervise import supervise
 from meshwright.engine.train import Run
+from meshwright.engine.watch.meter import default_cluster, named_like
+from meshwright.engine.watch.recorder import Recorder, clock, comparison, format_flop_s, speed_line
+from meshwright.engine.watch.runlog import read_log, summarise
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout

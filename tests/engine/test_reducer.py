@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from meshwright.engine.processes import run_ranks
-from meshwright.engine.reducer import GradientReducer, _cut
+from meshwright.engine.parallel.reducer import GradientReducer, _cut
+from meshwright.engine.ranks.processes import run_ranks
 
 
 def test_buckets_hold_neighbours_of_one_type_up_to_the_size():

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.toy import TOY
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
 from meshwright.engine.train import Run, check_run
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.dist
 SCRIPT = """
 import contextlib, io, json, resource, sys
 from meshwright.cli import run
-from meshwright.engine.faults import flip_a_bit
+from meshwright.engine.ranks.faults import flip_a_bit
 
 def call(*arguments):
     out, err = io.StringIO(), io.StringIO()
@@ -172,7 +172,7 @@ def test_a_taken_port_and_a_rank_that_does_not_come(plan, tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_any_process_starts(tmp_path):
-    from meshwright.engine import manifest
+    from meshwright.engine.checkpoints import manifest
 
     folder = tmp_path / "step-00000001"
     folder.mkdir()

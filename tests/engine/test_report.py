@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.engine.charts import (
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.train import Run
+from meshwright.engine.watch.charts import (
     MOST_POINTS,
     Bar,
     Line,
@@ -20,12 +23,9 @@ from meshwright.engine.charts import (
     stacked_bars,
     thinned,
 )
-from meshwright.engine.meter import default_cluster, start_record
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.report import report_page, write_report
-from meshwright.engine.runlog import RunLog
-from meshwright.engine.toy import TOY
-from meshwright.engine.train import Run
+from meshwright.engine.watch.meter import default_cluster, start_record
+from meshwright.engine.watch.report import report_page, write_report
+from meshwright.engine.watch.runlog import RunLog
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
 
@@ -81,7 +81,7 @@ def test_the_page_is_one_file_and_names_cannot_break_it():
 
 def test_the_page_can_be_written_without_torch(tmp_path):
     """Where the records are copied to, only the core has to be installed."""
-    from meshwright.engine.recorder import to_json
+    from meshwright.engine.watch.recorder import to_json
 
     lines = [to_json(record) for record in _log().records]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
@@ -97,7 +97,7 @@ def test_the_page_can_be_written_without_torch(tmp_path):
 
 
 def _log_of(folder):
-    from meshwright.engine.runlog import read_log
+    from meshwright.engine.watch.runlog import read_log
 
     return read_log(folder)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshwright.engine.guards import check
-from meshwright.engine.shrink import parameters, shrink
-from meshwright.engine.toy import TOY
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.parallel.guards import check
+from meshwright.engine.proof.shrink import parameters, shrink
 from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
 

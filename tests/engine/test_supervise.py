@@ -2,11 +2,11 @@
 
 import pytest
 
-from meshwright.engine import supervise as module
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.processes import RankError
-from meshwright.engine.supervise import supervise
-from meshwright.engine.toy import TOY
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.ranks import supervise as module
+from meshwright.engine.ranks.processes import RankError
+from meshwright.engine.ranks.supervise import supervise
 from meshwright.engine.train import Run
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job

@@ -11,9 +11,9 @@ import pytest
 
 from meshwright.cli import run as command_line
 from meshwright.costs.step import estimate
-from meshwright.engine.report import NAME
-from meshwright.engine.runlog import read_log
-from meshwright.engine.toy import TOY
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.watch.report import NAME
+from meshwright.engine.watch.runlog import read_log
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout

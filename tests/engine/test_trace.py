@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cli import run as command_line
-from meshwright.engine.meter import default_cluster
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.profile import Window
-from meshwright.engine.report import recording
-from meshwright.engine.supervise import supervise
-from meshwright.engine.toy import TOY
-from meshwright.engine.trace import measured_steps, read_trace, read_traces
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.ranks.supervise import supervise
 from meshwright.engine.train import Run, check_run
+from meshwright.engine.watch.meter import default_cluster
+from meshwright.engine.watch.profile import Window
+from meshwright.engine.watch.report import recording
+from meshwright.engine.watch.trace import measured_steps, read_trace, read_traces
 from meshwright.schedules import build
 from meshwright.schedules.ops import Kind
 from meshwright.simulator import evaluate

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from meshwright.engine.data import Corpus, tokenize
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.processes import run_ranks
-from meshwright.engine.shrink import parameters as parameters_of
-from meshwright.engine.toy import TOY
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.proof.shrink import parameters as parameters_of
+from meshwright.engine.ranks.processes import run_ranks
 from meshwright.engine.train import Run, check_run, learning_rate, train_rank
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job

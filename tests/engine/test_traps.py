@@ -15,17 +15,17 @@ import torch
 import torch.distributed as dist
 
 import meshwright.engine
-from meshwright.engine import verify as proof
-from meshwright.engine.agreement import FP64_BOUND, absolute_error
-from meshwright.engine.decoder import Decoder
-from meshwright.engine.guards import check
-from meshwright.engine.init import initial_value
-from meshwright.engine.ledger import Ledger
-from meshwright.engine.numerics import default_numerics
-from meshwright.engine.parallelize import fsdp_modules
-from meshwright.engine.processes import run_ranks
-from meshwright.engine.program import Program
-from meshwright.engine.shrink import Case
+from meshwright.engine.model.decoder import Decoder
+from meshwright.engine.model.init import initial_value
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.parallel.guards import check
+from meshwright.engine.parallel.parallelize import fsdp_modules
+from meshwright.engine.parallel.program import Program
+from meshwright.engine.proof import verify as proof
+from meshwright.engine.proof.agreement import FP64_BOUND, absolute_error
+from meshwright.engine.proof.ledger import Ledger
+from meshwright.engine.proof.shrink import Case
+from meshwright.engine.ranks.processes import run_ranks
 from meshwright.engine.train import Run, check_run
 from meshwright.schedules import FAMILIES
 from meshwright.specs.errors import SpecError

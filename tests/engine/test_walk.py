@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from meshwright.engine.toy import TOY
-from meshwright.engine.walk import REGIMES, studio_view, walk
-from meshwright.engine.walk_story import plain, story
+from meshwright.engine.model.toy import TOY
+from meshwright.engine.proof.walk import REGIMES, studio_view, walk
+from meshwright.engine.proof.walk_story import plain, story
 
 pytestmark = pytest.mark.dist
 

@@ -7,8 +7,8 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from meshwright.engine.decoder import Decoder  # noqa: E402
-from meshwright.engine.weights import Checkpoint, export  # noqa: E402
+from meshwright.engine.model.decoder import Decoder  # noqa: E402
+from meshwright.engine.model.weights import Checkpoint, export  # noqa: E402
 from meshwright.specs.errors import SpecError  # noqa: E402
 
 LLAMA = {

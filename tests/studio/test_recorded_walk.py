@@ -25,8 +25,8 @@ def test_who_talks_along_which_axis():
 @pytest.mark.slow
 def test_the_engine_still_walks_as_recorded():
     pytest.importorskip("torch")
-    from meshwright.engine.walk import walk as run
-    from meshwright.engine.walk_story import plain
+    from meshwright.engine.proof.walk import walk as run
+    from meshwright.engine.proof.walk_story import plain
 
     fresh = plain(run(("pp4",)))["regimes"]["pp4"]
     old = recorded()["pp4"]

@@ -11,7 +11,7 @@ import typer
 from meshwright.cli import options, running
 
 if TYPE_CHECKING:
-    from meshwright.engine.drill import Drill
+    from meshwright.engine.ranks.drill import Drill
 
 _FORM = "rank=1@step=10; may be given several times."
 
@@ -55,11 +55,11 @@ def command(
 
     subject = running.read_subject(what, cluster, layout)
     from meshwright.cli.replanning import replanner
-    from meshwright.engine.drill import campaign, drill
-    from meshwright.engine.faults import Fault
-    from meshwright.engine.meter import default_cluster
-    from meshwright.engine.numerics import default_numerics
+    from meshwright.engine.model.numerics import default_numerics
+    from meshwright.engine.ranks.drill import campaign, drill
+    from meshwright.engine.ranks.faults import Fault
     from meshwright.engine.train import Run, check_run, prepare_out
+    from meshwright.engine.watch.meter import default_cluster
 
     named = {
         "kill": kill, "stop": stop, "raise": throw, "hang": hang, "kill-save": kill_save,
@@ -101,7 +101,7 @@ def command(
 
 def _show(results: list[Drill], label: str) -> None:
     from meshwright.cli.output import print_table
-    from meshwright.engine.drill import BOUND_FACTOR
+    from meshwright.engine.ranks.drill import BOUND_FACTOR
 
     rows = [
         [

@@ -39,11 +39,11 @@ def command(
     subject = running.read_subject(what, cluster, layout)
     job = _job(subject, seq, global_batch, precision)
     wanted = _stages(stages, subject.layout.pp)
-    from meshwright.engine.guards import check
+    from meshwright.engine.parallel.guards import check
 
     # Before torch is imported, which takes seconds.
     check(subject.model, subject.layout, global_batch=job.global_batch, seq_len=job.seq_len)
-    from meshwright.engine.dryrun import dry_run
+    from meshwright.engine.proof.dryrun import dry_run
 
     try:
         result = dry_run(

@@ -69,7 +69,7 @@ def read_cluster(cluster: str, reserve: str | None) -> Cluster:
 def read_model(model: str) -> Model:
     """Load a model; `toy` is the lessons' four-layer one, which any laptop trains."""
     if model == "toy":
-        from meshwright.engine.toy import TOY
+        from meshwright.engine.model.toy import TOY
 
         return TOY
     return load_model(model)

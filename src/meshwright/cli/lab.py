@@ -41,7 +41,7 @@ def command(
         raise SpecError("--link", link, "at least 1Mbit; slower cables time out")
     degrees = options.RunLayoutOptions(tp=tp, pp=pp, dp=dp, zero=zero)
     subject = running.read_subject(what, cluster or f"cpu:1x{nodes}", degrees)
-    from meshwright.engine.lab import LabError, placements
+    from meshwright.engine.proof.lab import LabError, placements
 
     runs = placements(nodes, ranks_per_node) if compare else [("this plan", subject.layout)]
     job = subject.job.but(seq_len=seq, global_batch=global_batch)
@@ -67,10 +67,10 @@ def _measure(
     import torch
 
     from meshwright.costs.step import estimate
-    from meshwright.engine.guards import check
-    from meshwright.engine.lab import crossing_bytes, run_plan
-    from meshwright.engine.parallelize import Precision
-    from meshwright.engine.traffic import expected_sent_bytes
+    from meshwright.engine.parallel.guards import check
+    from meshwright.engine.parallel.parallelize import Precision
+    from meshwright.engine.proof.lab import crossing_bytes, run_plan
+    from meshwright.engine.proof.traffic import expected_sent_bytes
     from meshwright.specs.clusters import load_cluster
     from meshwright.specs.job import RECIPES
     from meshwright.specs.plan import Plan

@@ -35,7 +35,7 @@ def replanner(model: Model, job: Job, cluster: Cluster) -> Callable[[int], Layou
 
 def _fastest(model: Model, job: Job, cluster: Cluster) -> tuple[float, Layout] | None:
     """The planner's best layout that the engine accepts, with its pessimistic step time."""
-    from meshwright.engine.guards import check
+    from meshwright.engine.parallel.guards import check
     from meshwright.planner.legality import Question
     from meshwright.planner.search import search
 

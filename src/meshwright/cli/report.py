@@ -19,12 +19,12 @@ def command(
 
     `train` writes it by itself; this makes it anew, or from the records of a run that was killed.
     """
-    from meshwright.engine.report import NAME, page_of
+    from meshwright.engine.watch.report import NAME, page_of
     from meshwright.specs.plan import write_atomically
 
     if as_json:
         from meshwright.cli.output import print_json
-        from meshwright.engine.runlog import read_log, summarise
+        from meshwright.engine.watch.runlog import read_log, summarise
 
         print_json(summarise(read_log(run)))
         return

@@ -81,7 +81,7 @@ def _is_plan(what: str) -> bool:
 
 def _model(what: str) -> Model:
     if what == "toy":
-        from meshwright.engine.toy import TOY
+        from meshwright.engine.model.toy import TOY
 
         return TOY
     from meshwright.specs.models import load_model

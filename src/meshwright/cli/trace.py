@@ -27,7 +27,7 @@ def command(
     Reads the traces of `train --profile`. Beside what was measured stands the same order with the
     same durations and messages that take no time: the difference is what waiting cost.
     """
-    from meshwright.engine.trace import measured_steps, read_traces
+    from meshwright.engine.watch.trace import measured_steps, read_traces
     from meshwright.specs.errors import SpecError
 
     found = measured_steps(read_traces(run), pipeline)

@@ -73,10 +73,10 @@ def command(
     """
     subject = running.read_subject(what, cluster, layout)
     from meshwright.engine.data import end_of_text, tokenize
-    from meshwright.engine.numerics import default_numerics
-    from meshwright.engine.supervise import PATIENCE
+    from meshwright.engine.model.numerics import default_numerics
+    from meshwright.engine.model.weights import Checkpoint
+    from meshwright.engine.ranks.supervise import PATIENCE
     from meshwright.engine.train import Run, check_run, prepare_out
-    from meshwright.engine.weights import Checkpoint
 
     job = running.run_job(subject, seq, global_batch, precision)
     job = running.regularised(job, dropout, document_masking)
@@ -86,7 +86,7 @@ def command(
         data = str(target)
         end_token = end_of_text(tokenizer) if end_token is None else end_token
     numerics = Checkpoint(init).numerics if init else default_numerics(subject.model)
-    from meshwright.engine.meter import default_cluster
+    from meshwright.engine.watch.meter import default_cluster
     from meshwright.specs.clusters import load_cluster
 
     hardware = subject.plan.cluster if subject.plan else default_cluster(subject.layout.world)
@@ -122,9 +122,9 @@ def _run(
 ) -> None:
     """Start the ranks, show their progress, write the records."""
     from meshwright.cli.watching import watching
-    from meshwright.engine.processes import RankError
-    from meshwright.engine.report import recording
-    from meshwright.engine.supervise import supervise
+    from meshwright.engine.ranks.processes import RankError
+    from meshwright.engine.ranks.supervise import supervise
+    from meshwright.engine.watch.report import recording
 
     with (
         watching(run.steps, as_json) as echo,
@@ -149,7 +149,7 @@ def _run(
 def show_summary(summary: dict[str, Any]) -> None:
     """Print what a run came to, measured beside predicted."""
     from meshwright.cli.output import print_lines, print_table
-    from meshwright.engine.recorder import comparison, speed_line
+    from meshwright.engine.watch.recorder import comparison, speed_line
 
     if summary["steps"] is None:
         print("nothing to do: the checkpoint is already at the last step")

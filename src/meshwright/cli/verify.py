@@ -33,8 +33,8 @@ def command(
     from meshwright.specs.errors import SpecError, nearest
 
     subject = running.read_subject(what, cluster, layout)
-    from meshwright.engine.processes import RankError
-    from meshwright.engine.verify import PRECISIONS, verify
+    from meshwright.engine.proof.verify import PRECISIONS, verify
+    from meshwright.engine.ranks.processes import RankError
 
     if precision not in PRECISIONS:
         raise SpecError("precision", precision, nearest(precision, PRECISIONS))

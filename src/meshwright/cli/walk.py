@@ -26,8 +26,8 @@ def command(
     from meshwright.specs.plan import write_atomically
 
     running.need_torch()
-    from meshwright.engine.walk import REGIMES, walk
-    from meshwright.engine.walk_story import plain, story
+    from meshwright.engine.proof.walk import REGIMES, walk
+    from meshwright.engine.proof.walk_story import plain, story
 
     if only and only not in REGIMES:
         raise SpecError("only", only, nearest(only, REGIMES))

@@ -16,7 +16,7 @@ def watching(steps: int, as_json: bool) -> Iterator[Echo]:
 
     People read standard error; with `as_json` every record is also a line on standard output.
     """
-    from meshwright.engine.recorder import LineEcho, to_json
+    from meshwright.engine.watch.recorder import LineEcho, to_json
 
     def to_stdout(record: dict[str, Any]) -> None:
         if record["kind"] != "end":
@@ -46,7 +46,7 @@ def _live(steps: int) -> Iterator[Echo]:
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.text import Text
 
-    from meshwright.engine.recorder import clock, event_line
+    from meshwright.engine.watch.recorder import clock, event_line
 
     console = Console(stderr=True)
     bar = Progress(

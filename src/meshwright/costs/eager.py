@@ -1,6 +1,6 @@
 """Peak memory of meshwright's own engine: what plain PyTorch on FSDP2 keeps, tensor by tensor.
 
-The operations are those of `engine/decoder.py`, `kernels.py` and `loss.py`; sharding is FSDP2's
+The operations are those of `engine/model/decoder.py`, `kernels.py` and `loss.py`; sharding is FSDP2's
 (torch 2.13, `_fsdp_param_group.py`), pipelines are torch.distributed.pipelining's. A step's memory
 can peak at a handful of moments; each is priced as a sum of parts, and the largest is the peak:
 
@@ -12,7 +12,7 @@ can peak at a handful of moments; each is priced as a sum of parts, and the larg
 - *end*, *reduced*: the last reductions of a step, which a pipeline makes all together;
 - *update*: no activations; one fused kernel updates in place.
 
-The dry run (`engine/dryrun.py`) measures the same program; a test holds both together.
+The dry run (`engine/proof/dryrun.py`) measures the same program; a test holds both together.
 Everything is an array of shape (rows,) in bytes of one rank.
 """
 

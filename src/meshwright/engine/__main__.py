@@ -76,11 +76,11 @@ def _train(path: str, options: dict[str, Any]) -> int:
     warnings.simplefilter("ignore")  # torch's own deprecations, once per rank and call site
     import torch.distributed as dist
 
-    from meshwright.engine.backend import backend_for
-    from meshwright.engine.numerics import default_numerics
-    from meshwright.engine.rendezvous import join
+    from meshwright.engine.model.numerics import default_numerics
+    from meshwright.engine.model.weights import Checkpoint
+    from meshwright.engine.parallel.backend import backend_for
+    from meshwright.engine.ranks.rendezvous import join
     from meshwright.engine.train import Run, check_run, prepare_out
-    from meshwright.engine.weights import Checkpoint
     from meshwright.specs.plan import load_plan
 
     plan = load_plan(path)
@@ -118,9 +118,9 @@ def _train_and_record(run: Run, tensorboard: bool | None, as_json: bool) -> None
     """Train as this rank; rank 0 also writes the records and says how it goes."""
     import torch.distributed as dist
 
-    from meshwright.engine.recorder import LineEcho, comparison, speed_line, to_json
-    from meshwright.engine.report import recording
     from meshwright.engine.train import train_rank
+    from meshwright.engine.watch.recorder import LineEcho, comparison, speed_line, to_json
+    from meshwright.engine.watch.report import recording
 
     everyone: list[Any] = [None] * dist.get_world_size()
     if dist.get_rank():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from meshwright.engine.loss import IGNORED
+from meshwright.engine.model.loss import IGNORED
 from meshwright.specs.errors import SpecError
 
 BYTE_VOCABULARY = 256

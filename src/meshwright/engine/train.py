@@ -17,26 +17,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from meshwright.engine import manifest
-from meshwright.engine.checkpoint import Checkpoints, clear_partial
+from meshwright.engine.checkpoints import manifest
+from meshwright.engine.checkpoints.checkpoint import Checkpoints, clear_partial
 from meshwright.engine.data import BYTE_VOCABULARY, Corpus
-from meshwright.engine.faults import Fault, Injector
-from meshwright.engine.flight import FlightRecorder, flight_recorder
-from meshwright.engine.guards import check
-from meshwright.engine.meter import (
+from meshwright.engine.model.numerics import Numerics
+from meshwright.engine.model.weights import Checkpoint, check_export, export_part, write_index
+from meshwright.engine.parallel.guards import check
+from meshwright.engine.parallel.orders import splits_backward
+from meshwright.engine.parallel.parallelize import Precision
+from meshwright.engine.parallel.program import Program
+from meshwright.engine.ranks.faults import Fault, Injector
+from meshwright.engine.ranks.preflight import check_disk, check_fresh, check_vocabulary
+from meshwright.engine.watch.flight import FlightRecorder, flight_recorder
+from meshwright.engine.watch.meter import (
     MEMORY_EVERY,
     Counter,
     gathered_memory,
     peak_memory_bytes,
     start_record,
 )
-from meshwright.engine.numerics import Numerics
-from meshwright.engine.orders import splits_backward
-from meshwright.engine.parallelize import Precision
-from meshwright.engine.preflight import check_disk, check_fresh, check_vocabulary
-from meshwright.engine.profile import StepProfiler, Window
-from meshwright.engine.program import Program
-from meshwright.engine.weights import Checkpoint, check_export, export_part, write_index
+from meshwright.engine.watch.profile import StepProfiler, Window
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job

@@ -127,7 +127,7 @@ def walk(
         },
         "steps": [_told(event) for event in data["events"]],
         "cli": f"meshwright walk --only {layout}",
-        "python": f"from meshwright.engine.walk import walk\nwalk(({layout!r},))",
+        "python": f"from meshwright.engine.proof.walk import walk\nwalk(({layout!r},))",
         "data": {**data, "source": f"{data['source']}, recorded by `meshwright walk`"},
     }  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Saving a run, and finding the newest save that is whole."""

@@ -1,0 +1,1 @@
+"""The decoder, its operations and its weights: the same code on one device and on a thousand."""

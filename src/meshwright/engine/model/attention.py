@@ -1,0 +1,164 @@
+"""Causal attention over a split sequence, and the rotary positions that go with it.
+
+Under context parallelism the sequence is cut into 2·cp chunks and rank r holds chunks r and
+2·cp-1-r (head-tail balance, as Llama 3 does, arXiv 2407.21783 §3.3.2), so that every rank has the
+same amount of causal work.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from meshwright.engine.model.collectives import Axis, gather_tokens
+from meshwright.engine.model.numerics import Numerics
+from meshwright.engine.model.ring import ring_attention
+
+
+def local_positions(length: int, cp: Axis) -> torch.Tensor:
+    """Positions in the whole sequence of this rank's `length` tokens, `[length]`."""
+    if cp.size == 1:
+        return torch.arange(length)
+    chunk = length // 2
+    head, tail = cp.rank * chunk, (2 * cp.size - 1 - cp.rank) * chunk
+    return torch.cat([torch.arange(head, head + chunk), torch.arange(tail, tail + chunk)])
+
+
+def take_local(x: torch.Tensor, cp: Axis, dim: int = 1) -> torch.Tensor:
+    """Cut this rank's tokens out of whole sequences."""
+    if cp.size == 1:
+        return x
+    return x.index_select(dim, local_positions(x.shape[dim] // cp.size, cp).to(x.device))
+
+
+def inverse_frequencies(head_dim: int, numerics: Numerics) -> torch.Tensor:
+    """Rotary frequencies `[head_dim / 2]` in fp32, stretched where the model asks for it."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequency = 1.0 / numerics.rope_theta**exponents
+    scaling = numerics.rope_scaling
+    if scaling is None:
+        return frequency
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
+    # Llama 3.1: long waves are stretched, short ones kept, the band between is blended.
+    wavelength = 2 * math.pi / frequency
+    low = scaling.original_positions / scaling.low_freq_factor
+    high = scaling.original_positions / scaling.high_freq_factor
+    blend = (scaling.original_positions / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    blended = (1 - blend) * frequency / scaling.factor + blend * frequency
+    stretched = torch.where(wavelength > low, frequency / scaling.factor, frequency)
+    return torch.where((wavelength <= low) & (wavelength >= high), blended, stretched)
+
+
+def rotary_table(
+    positions: torch.Tensor, head_dim: int, numerics: Numerics, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines `[…, S, head_dim]` of positions `[…, S]` in the dtype of `like`.
+
+    Computed in at least fp32.
+    """
+    frequency = inverse_frequencies(head_dim, numerics).to(like.device)
+    angles = positions.to(like.device).float()[..., None] * frequency
+    angles = torch.cat([angles, angles], dim=-1)
+    if like.dtype == torch.float64:
+        angles = angles.double()
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Apply rotary positions to `[B, heads, S, head_dim]` (halves, not interleaved pairs)."""
+    if torch.compiler.is_compiling():  # the compiler makes one pass of the formula
+        first, second = x.chunk(2, dim=-1)
+        return x * table[0] + torch.cat([-second, first], dim=-1) * table[1]
+    return _Turn.apply(x, *table)
+
+
+class _Turn(torch.autograd.Function):
+    """A rotation, whose gradient is the rotation back: three passes each way, nothing kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(gradient, cos, sin, -1.0), None, None
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, way: float) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    half = sin.chunk(2, dim=-1)[0]  # both halves turn alike
+    out = x * cos
+    head, tail = out.chunk(2, dim=-1)
+    head.addcmul_(second, half, value=-way)
+    tail.addcmul_(first, half, value=way)
+    return out
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cp: Axis,
+    window: int,
+    ring: bool = False,
+    starts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Causal attention of `[B, heads, S, d]` queries over `[B, kv heads, S, d]` keys and values.
+
+    `S` is this rank's part of the sequence; keys and values of the others are all-gathered
+    (backward: their gradients reduce-scattered), or go round a `ring`. `window` > 0 limits how far
+    back a token looks. `starts` `[B, S]` holds, for each of this rank's tokens, the position in
+    the whole sequence at which its document starts: earlier keys are not seen.
+    """
+    if cp.size == 1:
+        if starts is not None or (window and window < query.shape[2]):
+            at = torch.arange(query.shape[2], device=query.device)
+            return _product(query, key, value, _mask(at, at, window, starts))
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    everyone = [
+        local_positions(query.shape[2], Axis(name="cp", size=cp.size, rank=r))
+        for r in range(cp.size)
+    ]
+    if ring:
+        return ring_attention(query, key, value, everyone, cp, window, starts)
+    both = gather_tokens(torch.stack([key, value]), cp, dim=3)
+    order = torch.cat(everyone).argsort().to(both.device)
+    key, value = both.index_select(3, order).unbind(0)
+    chunk = query.shape[2] // 2
+    outs = []
+    held = (cp.rank, 2 * cp.size - 1 - cp.rank)
+    first = (None, None) if starts is None else starts.split(chunk, 1)
+    for part, at, which, begun in zip(
+        query.split(chunk, 2), local_positions(2 * chunk, cp).split(chunk), held, first, strict=True
+    ):
+        end = (which + 1) * chunk  # causal: nothing after this chunk's last token is visible
+        mask = _mask(at.to(query.device), torch.arange(end, device=query.device), window, begun)
+        outs.append(_product(part, key[:, :, :end], value[:, :, :end], mask))
+    return torch.cat(outs, dim=2)
+
+
+def _mask(
+    queries: torch.Tensor, keys: torch.Tensor, window: int, starts: torch.Tensor | None
+) -> torch.Tensor:
+    """True where a query may see a key: `[queries, keys]`, or `[B, 1, queries, keys]`."""
+    distance = queries[:, None] - keys[None, :]
+    seen = distance >= 0
+    if window:
+        seen = seen & (distance < window)
+    return seen if starts is None else (seen & (keys >= starts[..., None]))[:, None]
+
+
+def _product(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)

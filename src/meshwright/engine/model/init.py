@@ -1,0 +1,48 @@
+"""Initial weights that depend on a parameter's name and the seed, never on the layout.
+
+Every rank draws the whole tensor from a generator seeded by (seed, name) and keeps its slice, so
+DP, TP, PP and any mixture start from bit-identical weights. (Seeding every rank alike instead
+gives identical shards on CPU; seeding them differently makes replicas differ.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from meshwright.engine.model.numerics import Numerics
+from meshwright.specs.model import Model
+
+
+def initial_value(
+    name: str, shape: tuple[int, ...], model: Model, numerics: Numerics, seed: int
+) -> torch.Tensor:
+    """The whole initial tensor of parameter `name`, fp32 on the CPU.
+
+    Norm weights are one and biases zero; matrices are normal with `init_std`, those that write
+    to the residual stream with `init_std / sqrt(2 · layers)` (GPT-2, and Megatron's default).
+    """
+    leaf = name.rsplit(".", 1)[-1]
+    if leaf == "bias":
+        return torch.zeros(shape)
+    if len(shape) == 1:
+        return torch.ones(shape)
+    std = numerics.init_std
+    if name.endswith(("attention.o.weight", "down.weight", "experts.down")):
+        std /= (2 * model.layers) ** 0.5
+    digest = hashlib.blake2b(f"{seed}:{canonical(name, model)}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+
+def canonical(name: str, model: Model) -> str:
+    """The name under which a parameter is stored once: a tied head is the embedding."""
+    return "embed.weight" if model.tied_embeddings and name == "head.weight" else name
+
+
+def initialise(module: torch.nn.Module, model: Model, numerics: Numerics, seed: int) -> None:
+    """Fill an unsplit decoder's parameters in place."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(initial_value(name, tuple(parameter.shape), model, numerics, seed))

@@ -1,0 +1,1 @@
+"""A Layout on real ranks: meshes, collectives, wrapping, pipelines, one training step."""

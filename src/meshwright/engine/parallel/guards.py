@@ -1,0 +1,160 @@
+"""Combinations that are wrong, unsupported or would deadlock, refused before any process starts.
+
+Each refusal names the field, its value and a way out. Nothing is silently changed.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+
+from meshwright.engine.parallel.orders import check_order, splits_backward, stage_ranges
+from meshwright.specs.errors import SpecError
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+
+def check(model: Model, layout: Layout, *, global_batch: int, seq_len: int, csv: str = "") -> None:
+    """Refuse what the engine cannot run exactly.
+
+    Raises:
+        SpecError: the first problem found.
+    """
+    check_model(model, seq_len)
+    _check_tensor(model, layout)
+    _check_context(layout, seq_len)
+    _check_experts(model, layout)
+    _check_data(layout, csv)
+    if layout.pp > 1:
+        _check_pipeline(model, layout, layout.micro_batches(global_batch), csv)
+    else:
+        layout.micro_batches(global_batch)
+        if layout.virtual_stages > 1:
+            raise SpecError("virtual_stages", layout.virtual_stages, "1 is expected where pp = 1")
+
+
+def check_model(model: Model, seq_len: int) -> None:
+    """Refuse architectures that the decoder does not compute.
+
+    Raises:
+        SpecError: naming the field of the model.
+    """
+    unsupported = {
+        "latent_attention": model.latent_attention is not None,
+        "embedding_norm": model.embedding_norm,
+        "parallel_block": model.parallel_block,
+        "head_bias": model.head_bias,
+        "attention_sinks": model.attention_sinks,
+        "norm_weight": not model.norm_weight and model.norm != "none",
+        "extra_parameters": bool(model.extra_parameters),
+        "positions": model.positions == "alibi",
+        "norms_per_layer": model.norms_per_layer != 2 and model.norm != "none",
+    }
+    for field, bad in unsupported.items():
+        if bad:
+            raise SpecError(
+                f"model.{field}",
+                getattr(model, field),
+                "the engine's decoder does not compute this; it runs GPT-2, Llama, Mistral, "
+                "Qwen 2/3 and Mixtral shapes",
+            )
+    if model.experts is not None and model.experts.expert_bias:
+        raise SpecError("model.experts.expert_bias", True, "the engine's experts have no biases")
+    if model.positions == "learned" and model.max_positions < seq_len:
+        raise SpecError("seq_len", seq_len, f"at most max_positions = {model.max_positions} tokens")
+
+
+def _divides(model: Model, field: str, degree: int, axis: str) -> None:
+    value = getattr(model, field)
+    if value % degree:
+        better = -(-value // degree) * degree
+        raise SpecError(
+            axis, degree, f"must divide {field} = {value}; use a divisor, or {field} = {better}"
+        )
+
+
+def _check_tensor(model: Model, layout: Layout) -> None:
+    tp = layout.tp
+    if tp == 1:
+        return
+    for field in ("heads", "ffn", "vocab"):
+        _divides(model, field, tp, "tp")
+    if model.kv_heads % tp and tp % model.kv_heads:
+        raise SpecError(
+            "tp", tp, f"a multiple or a divisor of kv_heads = {model.kv_heads} is expected"
+        )
+    if model.qk_norm == "full":
+        raise SpecError("tp", tp, "norms over the whole query width cannot be split; use tp = 1")
+    if model.experts is not None and model.experts.shared_ffn % tp:
+        raise SpecError("tp", tp, f"must divide experts.shared_ffn = {model.experts.shared_ffn}")
+
+
+def _check_context(layout: Layout, seq_len: int) -> None:
+    need = 2 * layout.cp if layout.cp > 1 else 1
+    if layout.sequence_parallel and layout.tp > 1:
+        need = lcm(need, layout.cp * layout.tp)
+    if seq_len % need:
+        better = -(-seq_len // need) * need
+        raise SpecError(
+            "seq_len",
+            seq_len,
+            f"cp = {layout.cp} and tp = {layout.tp} need a multiple of {need}, such as {better}",
+        )
+
+
+def _check_experts(model: Model, layout: Layout) -> None:
+    if layout.etp > 1:
+        raise SpecError("etp", layout.etp, "experts are not split by tp here; use etp = 1 and ep")
+    if model.experts is None:
+        if layout.ep > 1:
+            raise SpecError("ep", layout.ep, f"{model.name} has no experts; use ep = 1")
+        return
+    if model.experts.experts % layout.ep:
+        raise SpecError(
+            "ep", layout.ep, f"a divisor of experts = {model.experts.experts} is expected"
+        )
+    stage_ranks = layout.dp * layout.cp * layout.tp
+    if stage_ranks % layout.ep:
+        raise SpecError("ep", layout.ep, f"a divisor of dp · cp · tp = {stage_ranks} is expected")
+    if layout.tp > 1 and not layout.sequence_parallel:
+        raise SpecError(
+            "sequence_parallel",
+            False,
+            "experts under tp route each rank's own tokens; switch sequence_parallel on",
+        )
+
+
+def _check_data(layout: Layout, csv: str) -> None:
+    if layout.shard and layout.zero == 0:
+        raise SpecError("shard", layout.shard, "nothing is sharded at zero = 0; use zero = 1, 2, 3")
+    resharded = layout.zero == 3 and layout.pp > 1 and layout.dp * layout.cp > 1
+    if resharded and splits_backward(layout, csv):
+        # Weight gradients are looked up on parameters that resharding has swapped away: they come
+        # out as None or too small, without an error (torch 2.13, measured).
+        raise SpecError(
+            "zero",
+            3,
+            "a schedule that splits the backward pass loses weight gradients when parameters are "
+            "resharded after forward; use zero = 2, or schedule = 1f1b or interleaved",
+        )
+
+
+def _check_pipeline(model: Model, layout: Layout, micro_batches: int, csv: str) -> None:
+    stages = layout.pp * layout.virtual_stages
+    if model.layers < stages:
+        raise SpecError(
+            "layers", model.layers, f"at least one for each of the {stages} stages is needed"
+        )
+    if layout.stage_layers is not None and (
+        sum(layout.stage_layers) != model.layers or min(layout.stage_layers) < 1
+    ):
+        raise SpecError(
+            "stage_layers",
+            layout.stage_layers,
+            f"positive numbers that add up to {model.layers} layers are expected",
+        )
+    split = layout.stage_recompute_layers
+    if split is not None:
+        held = [len(layers) for layers in stage_ranges(model, layout)]
+        if any(again > layers for again, layers in zip(split, held, strict=True)):
+            raise SpecError("stage_recompute_layers", split, f"at most the stages' layers, {held}")
+    check_order(layout, micro_batches, csv)

@@ -1,0 +1,204 @@
+"""A Decoder stage turned into this rank's part of it.
+
+Order of application: the pipeline decides which layers exist, tensor (and expert) parallelism
+slices each parameter, values are filled in, and FSDP2 or `replicate` wraps unit by unit, so the
+host never holds more than one unsharded layer. Recomputation is inside the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from meshwright.engine.model.decoder import Decoder
+from meshwright.engine.model.numerics import Numerics
+from meshwright.engine.parallel.mesh import World
+from meshwright.engine.parallel.reducer import GradientReducer
+from meshwright.specs.model import Model
+
+Values = Callable[[str, tuple[int, ...]], torch.Tensor]
+"""Gives the whole value of a parameter by name: an initialiser, or a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Element types: of stored parameters, of compute, and of reduced gradients."""
+
+    master: torch.dtype = torch.float32
+    compute: torch.dtype = torch.float32
+    reduce: torch.dtype = torch.float32
+
+    @property
+    def mixed(self) -> bool:
+        """Whether FSDP casts parameters before use."""
+        return self.compute != self.master or self.reduce != self.master
+
+
+def tensor_split(name: str, model: Model, tp: int) -> int | None:
+    """The dimension of parameter `name` that tp splits, or None for a replicated one."""
+    if tp == 1 or ".experts." in name:
+        return None
+    module, _, leaf = name.rpartition(".")
+    kind = module.rsplit(".", 1)[-1]
+    if kind in ("k", "v") and model.kv_heads < tp:
+        return None
+    if kind in ("q", "k", "v", "gate", "up", "head") or name == "embed.weight":
+        return 0
+    if kind in ("o", "down"):
+        return 1 if leaf == "weight" else None
+    return None
+
+
+def needs_tensor_sum(name: str, model: Model, tp: int, sequence_parallel: bool) -> bool:
+    """Whether tp ranks hold *partial* gradients of a replicated parameter.
+
+    They do where each rank saw other tokens (sequence parallelism: norms, biases of row-parallel
+    products, router, positions) or other heads (per-head norms, shared key heads).
+    """
+    if tp == 1 or ".experts." in name or tensor_split(name, model, tp) is not None:
+        return False
+    return sequence_parallel or any(
+        part in name for part in ("q_norm", "k_norm", "attention.k.", "attention.v.")
+    )
+
+
+def parallelize(
+    stage: Decoder,
+    world: World,
+    values: Values,
+    precision: Precision,
+    *,
+    compile_layers: bool = False,
+) -> Decoder:
+    """Slice, fill and wrap a stage that was built on the meta device; returns it.
+
+    Args:
+        compile_layers: let torch.compile fuse each layer's operations (collectives and the
+            gathering of parameters stay outside of what is compiled).
+    """
+    wrap = needs_wrapping(world, precision)
+    for prefix, unit in _units(stage):
+        _fill(prefix, unit, stage.model, world, values, precision)
+        if compile_layers and prefix.startswith("layers."):
+            unit.compile()  # before wrapping, so that FSDP's hooks stay outside
+        if not wrap:
+            continue
+        if (moe := getattr(unit, "moe", None)) is not None and world.experts is not None:
+            _wrap(moe.experts, world, precision, world.expert_data_mesh)
+        _wrap(unit, world, precision, world.data_mesh)
+    _fill("", stage, stage.model, world, values, precision)
+    if wrap:
+        # The root holds what is neither a layer nor the embedding: final norm and head.
+        _wrap(stage, world, precision, world.data_mesh)
+        for module in fsdp_modules(stage):
+            module.set_gradient_divide_factor(1.0)  # the loss is already over global tokens
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
+    return stage
+
+
+def needs_wrapping(world: World, precision: Precision) -> bool:
+    """Whether FSDP2 or `replicate` manages the parameters, rather than a `GradientReducer`."""
+    shared = world.data_size > 1 or world.experts is not None
+    return precision.mixed or (shared and world.layout.zero > 0)
+
+
+def make_reducers(
+    stages: list[Decoder], world: World, precision: Precision
+) -> list[GradientReducer]:
+    """Who sums gradients where nothing is wrapped: one for dense parameters, one for experts."""
+    if needs_wrapping(world, precision):
+        return []
+    dense: list[nn.Parameter] = []
+    routed: list[nn.Parameter] = []
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            expert = ".experts." in name and world.experts is not None
+            (routed if expert else dense).append(parameter)
+    wanted = [(dense, world.data_mesh.get_group())]
+    if world.experts is not None:
+        wanted.append((routed, world.expert_data_mesh.get_group()))
+    return [GradientReducer(held, group) for held, group in wanted if held and group.size() > 1]
+
+
+def _units(stage: Decoder) -> list[tuple[str, nn.Module]]:
+    """The modules that FSDP gathers one at a time; a tied embedding belongs to the root."""
+    units = [(f"layers.{number}.", layer) for number, layer in stage.layers.items()]
+    if hasattr(stage, "embed") and not (stage.has_head and stage.model.tied_embeddings):
+        units.insert(0, ("embed.", stage.embed))
+    return units
+
+
+def fsdp_modules(module: nn.Module) -> list[Any]:
+    """The modules that FSDP2 or `replicate` manages."""
+    return [m for m in module.modules() if isinstance(m, FSDPModule)]
+
+
+def _wrap(module: nn.Module, world: World, precision: Precision, mesh: Any) -> None:
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if precision.mixed:
+        policy = MixedPrecisionPolicy(
+            param_dtype=precision.compute, reduce_dtype=precision.reduce, cast_forward_inputs=False
+        )
+    if world.layout.zero == 0:
+        replicate(module, mesh=mesh, mp_policy=policy)
+    else:
+        fully_shard(
+            module, mesh=mesh, mp_policy=policy, reshard_after_forward=world.layout.zero == 3
+        )
+
+
+def _fill(
+    prefix: str, unit: nn.Module, model: Model, world: World, values: Values, precision: Precision
+) -> None:
+    """Replace the unit's meta parameters by this rank's slices of their values."""
+    with torch.no_grad():
+        for name, parameter in list(unit.named_parameters()):
+            if not parameter.is_meta or isinstance(parameter, DTensor):
+                continue
+            full = prefix + name
+            value = values(full, tuple(parameter.shape))
+            sliced = _sliced(full, value.to(precision.master), model, world)
+            owner = unit.get_submodule(name.rpartition(".")[0])
+            setattr(owner, name.rpartition(".")[2], nn.Parameter(sliced))
+
+
+def _sliced(name: str, value: torch.Tensor, model: Model, world: World) -> torch.Tensor:
+    """This rank's slice, as a DTensor over tp or ep so that its whole shape is known."""
+    ep, tp = world.axes.ep, world.axes.tp
+    if ".experts." in name:
+        if world.experts is None:
+            return value.to(world.device)
+        mine = value.chunk(ep.size)[ep.rank].to(world.device, copy=True)
+        return DTensor.from_local(mine, world.experts["ep"], [Shard(0)], run_check=False)
+    if tp.size == 1:
+        return value.to(world.device, copy=True)
+    dim = tensor_split(name, model, tp.size)
+    if dim is None:
+        placement: Any = Replicate()
+        mine = value
+    else:
+        placement = Shard(dim)
+        mine = value.chunk(tp.size, dim)[tp.rank]
+    mine = mine.to(world.device, copy=True).contiguous()
+    return DTensor.from_local(mine, world.dense["tp"], [placement], run_check=False)
+
+
+def new_stage(
+    model: Model, numerics: Numerics, world: World, index: int, layers: range, last: bool
+) -> Decoder:
+    """Virtual stage `index` on the meta device: shapes, no memory."""
+    layout = world.layout
+    full = layout.recompute == "full"
+    with torch.device("meta"):
+        return Decoder(
+            model, numerics, layers=layers, embedding=index == 0, head=last, axes=world.axes,
+            recompute=layout.recompute,
+            recompute_layers=layout.recomputed_layers(index, len(layers)) if full else None,
+        )  # fmt: skip

@@ -1,0 +1,262 @@
+"""One rank's part of a running plan: its stages, their schedule, and one training step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from meshwright.engine.model.attention import take_local
+from meshwright.engine.model.decoder import Decoder
+from meshwright.engine.model.dropout import Dropout
+from meshwright.engine.model.init import canonical, initial_value
+from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
+from meshwright.engine.model.numerics import Numerics
+from meshwright.engine.parallel.backend import own_device
+from meshwright.engine.parallel.clip import clip_gradients, complete_gradients, squared_norm
+from meshwright.engine.parallel.mesh import World, make_world
+from meshwright.engine.parallel.orders import placement, stage_ranges
+from meshwright.engine.parallel.parallelize import (
+    Precision,
+    Values,
+    fsdp_modules,
+    make_reducers,
+    new_stage,
+    parallelize,
+)
+from meshwright.engine.parallel.pipeline import make_schedule
+from meshwright.engine.watch.profile import unmarked
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step reports, the same on every rank."""
+
+    loss: float
+    grad_norm: float
+    tokens: int
+    parts_s: dict[str, float]
+    """Where this rank's time went: gradients (forward, backward, their communication), clipping
+    (the global norm included), optimizer. On a GPU the optimizer's kernels may still run."""
+
+
+class Program:
+    """A plan's part for this rank. All ranks build it and call its methods together."""
+
+    def __init__(
+        self,
+        model: Model,
+        numerics: Numerics,
+        layout: Layout,
+        *,
+        global_batch: int,
+        seq_len: int,
+        precision: Precision,
+        values: Values | None = None,
+        seed: int = 0,
+        csv: str = "",
+        dropout: float = 0.0,
+        mutant: str = "",
+        compile_layers: bool = False,
+    ) -> None:
+        self.model, self.layout, self.precision = model, layout, precision
+        self.micro_batches = layout.micro_batches(global_batch)
+        self.world: World = make_world(layout, own_device(), model.experts is not None, mutant)
+
+        def initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return initial_value(name, shape, model, numerics, seed)
+
+        source = values or initial
+        self.global_batch = global_batch
+        # The same draws on every rank; verify's mutant is what differs.
+        own = self.world.rank if mutant == "dropout" else 0
+        self.dropout = Dropout(dropout, seed + own)
+        ranges = stage_ranges(model, layout)
+        self.modules: dict[int, Decoder] = {}
+        for index, holder in enumerate(placement(layout, csv)):
+            if holder != self.world.pp.rank:
+                continue
+            last = index == len(ranges) - 1
+            stage = new_stage(model, numerics, self.world, index, ranges[index], last)
+            stage.lose_input_gradient = mutant == "pp" and index == 1
+            stage.dropout = self.dropout
+            self.modules[index] = parallelize(
+                stage, self.world, source, precision, compile_layers=compile_layers
+            )
+        self.stages = list(self.modules.values())
+        self.holds_loss = len(ranges) - 1 in self.modules
+        self._reducers = make_reducers(self.stages, self.world, precision)
+        self._valid_tokens = 1
+        self.pipeline_schedule: Any = None
+        self.mark = unmarked
+        """Called around each forward and backward with its kind, stage and micro-batch."""
+        if layout.pp > 1:
+            self.pipeline_schedule = make_schedule(
+                self.modules, self.world, micro_batches=self.micro_batches,
+                length=seq_len // layout.cp, compute=precision.compute, loss=self._loss, csv=csv,
+            )  # fmt: skip
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters by global name; a tied head under the embedding's name last."""
+        for stage in self.stages:
+            yield from stage.named_parameters()
+
+    def _loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        tp = replace(self.world.axes.tp, muted=self.world.mutant == "loss")
+        return summed_cross_entropy(logits, target, tp) / self._valid_tokens
+
+    def own_rows(self, batch: torch.Tensor) -> torch.Tensor:
+        """This rank's sequences and tokens of a whole batch `[global batch, S]`."""
+        rows = batch.chunk(self.layout.dp)[self.world.dp_rank]
+        return take_local(rows, self.world.axes.cp).to(self.world.device)
+
+    def compute_gradients(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        starts: torch.Tensor | None = None,
+        number: int = 0,
+    ) -> float:
+        """Forward and backward of one step; returns the global mean loss.
+
+        Args:
+            tokens: the whole batch `[global batch, S]`, the same on every rank.
+            targets: what each position should predict; `IGNORED` does not count.
+            starts: `[global batch, S]`, where each token's document starts in its sequence;
+                None: every sequence is one document.
+            number: which optimizer step this is; dropout depends on it.
+        """
+        total = self._accumulate(tokens, targets, starts, number)
+        dist.all_reduce(total, group=self.world.control)
+        return float(total)
+
+    def _accumulate(
+        self, tokens: torch.Tensor, targets: torch.Tensor, starts: torch.Tensor | None, number: int
+    ) -> torch.Tensor:
+        """Gradients of one step, complete on every rank; returns this rank's part of the loss."""
+        self._valid_tokens = max(1, int((targets != IGNORED).sum()))
+        self.dropout.step = number
+        own, wanted = self.own_rows(tokens), self.own_rows(targets)
+        if self.world.mutant == "tokens":
+            ranks = self.layout.dp * self.layout.cp
+            self._valid_tokens = max(1, int((wanted != IGNORED).sum()) * ranks)
+        for reducer in self._reducers:
+            reducer.start(self.micro_batches)
+        extra: dict[str, torch.Tensor] = {}
+        if starts is not None and self.world.mutant != "documents":
+            extra["starts"] = self.own_rows(starts)
+        if self.dropout.rate > 0:
+            rows = torch.arange(self.global_batch, device=self.world.device)
+            extra["rows"] = rows.chunk(self.layout.dp)[self.world.dp_rank]
+        if self.pipeline_schedule:
+            losses = self._pipelined(own, wanted, extra)
+        else:
+            losses = self._looped(own, wanted, extra)
+        for reducer in self._reducers:
+            reducer.finish()
+        complete_gradients(self.stages, self.world)
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        if self.holds_loss and self.world.axes.tp.rank == 0:
+            total += torch.stack(losses).detach().double().sum()
+        return total
+
+    def _looped(
+        self, tokens: torch.Tensor, targets: torch.Tensor, extra: dict[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Micro-batch after micro-batch, with ZeRO's own rule for when gradients are reduced."""
+        stage, zero = self.stages[0], self.layout.zero
+        wrapped = fsdp_modules(stage)
+        losses = []
+        count = self.micro_batches
+        parts = {name: tensor.chunk(count) for name, tensor in extra.items()}
+        micro = zip(tokens.chunk(count), targets.chunk(count), strict=True)
+        for index, (inputs, wanted) in enumerate(micro):
+            last = index == count - 1
+            if wrapped:
+                root = wrapped[0]
+                root.set_is_last_backward(last)
+                root.set_requires_gradient_sync(last or zero >= 2)
+                root.set_reshard_after_backward(last or zero == 3)
+            own = {name: chunks[index] for name, chunks in parts.items()}
+            with self.mark("F", 0, index):
+                loss = self._loss(stage(inputs, **own), wanted)
+            with self.mark("B", 0, index):
+                loss.backward()
+            losses.append(loss.detach())
+        return losses
+
+    def _pipelined(
+        self, tokens: torch.Tensor, targets: torch.Tensor, extra: dict[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """torch's schedule cuts all of it into micro-batches; `extra` goes to every stage."""
+        losses: list[torch.Tensor] = []
+        arguments = (tokens,) if 0 in self.modules else ()
+        ends = {"target": targets, "losses": losses} if self.holds_loss else {}
+        self.pipeline_schedule.step(*arguments, return_outputs=False, **ends, **extra)
+        return losses
+
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        clip: float = 0.0,
+        starts: torch.Tensor | None = None,
+        number: int = 0,
+    ) -> StepResult:
+        """One optimizer step on a whole batch: gradients, norm, clipping, update.
+
+        `starts` and `number` as in `compute_gradients`.
+        """
+        moments = [time.perf_counter()]
+        optimizer.zero_grad(set_to_none=True)
+        loss = self._accumulate(tokens, targets, starts, number)
+        moments.append(time.perf_counter())
+        # Loss and norm travel together, and no number is read before the update is under way.
+        both = torch.stack([loss, squared_norm(self.stages, self.world)])
+        dist.all_reduce(both, group=self.world.control)
+        norm = both[1].sqrt()
+        if clip > 0:
+            clip_gradients(self.stages, norm, clip)
+        moments.append(time.perf_counter())
+        optimizer.step()
+        total, length = torch.stack([both[0], norm]).tolist()
+        moments.append(time.perf_counter())
+        spent = (end - start for start, end in pairwise(moments))
+        return StepResult(
+            loss=total, grad_norm=length, tokens=self._valid_tokens,
+            parts_s=dict(zip(("gradients", "clipping", "optimizer"), spent, strict=True)),
+        )  # fmt: skip
+
+    def optimizer_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Parameters in groups that one fused update can take: alike in kind, mesh and decay."""
+        groups: dict[Any, dict[str, Any]] = {}
+        for _, parameter in self.parameters():
+            decay = weight_decay if parameter.dim() > 1 else 0.0
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            entry = groups.setdefault((mesh, decay), {"params": [], "weight_decay": decay})
+            entry["params"].append(parameter)
+        return list(groups.values())
+
+    def gathered(self, gradients: bool = False) -> dict[str, torch.Tensor]:
+        """Whole parameters (or gradients) of this rank's stages by canonical name, on the CPU.
+
+        Collective over the ranks of a stage.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter in self.parameters():
+            value = parameter.grad if gradients else parameter.detach()
+            if value is None:
+                raise RuntimeError(f"{name} got no gradient")
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            found.setdefault(canonical(name, self.model), whole.cpu().clone())
+        return found

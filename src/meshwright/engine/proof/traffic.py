@@ -1,0 +1,198 @@
+"""What each rank should send in one step, from closed forms: the ledger must agree to the byte.
+
+Each part is (number of calls) · (payload) · (the cost model's bus factor). Gradients and
+parameters follow arXiv 1910.02054 §7 with this engine's rule for accumulation; tensor parallelism
+arXiv 1909.08053 §3 and 2205.05198 §4.2.2. The all-to-all of experts depends on what the router
+chooses and is not predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from meshwright.costs.closed_forms import pipeline_traffic_bytes, tensor_parallel_all_reduces
+from meshwright.costs.collectives import bus_factor
+from meshwright.engine.model.decoder import Decoder
+from meshwright.engine.parallel.orders import placement, stage_ranges
+from meshwright.engine.parallel.parallelize import Precision, needs_tensor_sum, tensor_split
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+_LOSS_ALL_REDUCES = 3  # maximum, sum of exponentials, target's logit (loss.py)
+
+
+def expected_sent_bytes(
+    model: Model,
+    layout: Layout,
+    pp_rank: int,
+    *,
+    global_batch: int,
+    seq_len: int,
+    precision: Precision,
+) -> dict[str, float]:
+    """Bytes that a rank of pipeline rank `pp_rank` sends per step, by axis; zero parts left out.
+
+    Axes: dp (over dp · cp), edp (experts' data parallelism), tp, cp, pp, tied, control.
+    """
+    micro_batches = layout.micro_batches(global_batch)
+    ranges, holders = stage_ranges(model, layout), placement(layout)
+    mine = [index for index, holder in enumerate(holders) if holder == pp_rank]
+    totals: dict[str, float] = {}
+
+    def add(axis: str, sent: float) -> None:
+        if sent:
+            totals[axis] = totals.get(axis, 0.0) + sent
+
+    element = precision.compute.itemsize
+    tokens = layout.micro_batch * seq_len // layout.cp
+    for index in mine:
+        first, last = index == 0, index == len(ranges) - 1
+        with torch.device("meta"):
+            stage = Decoder(model, layers=ranges[index], embedding=first, head=last)
+        for axis, sent in _data(stage, layout, precision, micro_batches):
+            add(axis, sent)
+        again = layout.recomputed_layers(index, len(ranges[index]))
+        passes = _tensor_passes(model, layout, ranges[index], again, first, last)
+        one = float(tokens * model.hidden * element * bus_factor("all_reduce", layout.tp))
+        add("tp", micro_batches * passes * one)
+        if last and layout.tp > 1:
+            wide = max(element, 4)  # bf16 logits are summed in fp32
+            scalars = tokens * wide * float(bus_factor("all_reduce", layout.tp))
+            add("tp", micro_batches * _LOSS_ALL_REDUCES * scalars)
+        again = len(ranges[index]) if layout.recompute == "selective" else again
+        context = _context(model, layout, len(ranges[index]), again, tokens, element)
+        add("cp", micro_batches * context)
+        add("pp", _boundaries(layout, index, len(ranges), model, seq_len, micro_batches, element))
+    add("tp", _partial_gradients(model, layout, ranges, mine, precision))
+    ends = holders[0], holders[-1]
+    if model.tied_embeddings and pp_rank in ends and ends[0] != ends[1]:
+        shard = layout.shard_degree if layout.zero else 1
+        rows = -(-model.vocab // layout.tp // shard)
+        add("tied", rows * model.hidden * precision.master.itemsize)
+    if layout.world > 1:
+        add("control", 2 * 8 * float(bus_factor("all_reduce", layout.world)))
+    return totals
+
+
+def _data(
+    stage: Decoder, layout: Layout, precision: Precision, micro_batches: int
+) -> Iterator[tuple[str, float]]:
+    """Gradient reductions and parameter gathers, with rows padded to the shard degree."""
+    experts_apart = stage.model.experts is not None and layout.dp * layout.cp * layout.tp > 1
+    for name, parameter in stage.named_parameters():
+        shape = list(parameter.shape)
+        axis, ranks, shard = "dp", layout.dp * layout.cp, layout.shard_degree
+        if ".experts." in name and experts_apart:
+            ranks = layout.dp * layout.cp * layout.tp // layout.ep
+            axis, shard = "edp", ranks if layout.zero else 1
+            shape[0] //= layout.ep
+        split = tensor_split(name, stage.model, layout.tp)
+        if split is not None:
+            shape[split] //= layout.tp
+        if ranks == 1:
+            continue
+        shape[0] = -(-shape[0] // shard) * shard
+        elements = torch.Size(shape).numel()
+        gradient, weight = (
+            elements * precision.reduce.itemsize,
+            elements * precision.compute.itemsize,
+        )
+        reductions, gathers = _data_calls(layout, micro_batches)
+        if layout.zero == 0:
+            yield axis, gradient * float(bus_factor("all_reduce", ranks))
+            continue
+        ring = float(bus_factor("reduce_scatter", shard))
+        yield axis, ring * (reductions * gradient + gathers * weight)
+        replicas = ranks // shard
+        yield axis, reductions * gradient / shard * float(bus_factor("all_reduce", replicas))
+
+
+def _data_calls(layout: Layout, micro_batches: int) -> tuple[int, int]:
+    """(reduce-scatters, all-gathers) per step of each unit.
+
+    Without a pipeline ZeRO-3 gathers for forward and again for backward of every micro-batch and,
+    like ZeRO-2, reduces after each; ZeRO-1 does both once. A pipeline always reduces once; its
+    ZeRO-3 reshards after each forward but not after a backward, which in 1F1B and GPipe leaves
+    m + 1 gathers.
+    """
+    if layout.pp > 1:
+        return 1, micro_batches + 1 if layout.zero == 3 else 1
+    if layout.zero == 3:
+        return micro_batches, 2 * micro_batches
+    return (micro_batches if layout.zero == 2 else 1), 1
+
+
+def _tensor_passes(
+    model: Model, layout: Layout, layers: range, recomputed: int, first: bool, last: bool
+) -> float:
+    """All-reduces per micro-batch; a reduce-scatter or an all-gather counts as half of one.
+
+    The embedding adds one forward and the head one backward (without sequence parallelism), or
+    each half a pair in both directions. Routed experts take no part. Full recomputation repeats
+    the forward ones except the very last, whose result nothing in backward needs.
+    """
+    if layout.tp == 1:
+        return 0
+    total = float(first + last)
+    for at, index in enumerate(layers):
+        forward, backward = tensor_parallel_all_reduces(1)
+        routed = model.is_moe_layer(index) and model.experts and not model.experts.shared_ffn
+        if routed:
+            forward, backward = forward // 2, backward // 2
+        total += forward + backward
+        if at < recomputed:
+            unneeded = 0.0 if routed else (0.5 if layout.sequence_parallel else 1.0)
+            total += forward - unneeded
+    return total
+
+
+def _context(
+    model: Model, layout: Layout, layers: int, again: int, tokens: int, element: int
+) -> float:
+    """All-gather of keys and values forward, reduce-scatter of their gradients backward.
+
+    A ring sends as much forward; backward it sends keys and values once more, and their gradients
+    one hop further, home.
+    """
+    heads = max(model.kv_heads // layout.tp, 1)
+    payload = 2 * tokens * layout.cp * heads * model.head_dim * element
+    if layout.cp > 1 and layout.cp_method == "ring":
+        block = payload / layout.cp
+        once = (layout.cp - 1) * block
+        gradients = block / element * max(element, 4)  # summed up in fp32 on the way
+        return float((layers + again) * once + layers * (once + layout.cp * gradients))
+    return float((2 * layers + again) * payload * bus_factor("all_gather", layout.cp))
+
+
+def _boundaries(
+    layout: Layout, index: int, stages: int, model: Model, seq_len: int, micro_batches: int,
+    element: int,
+) -> float:  # fmt: skip
+    """Activations to the next stage and gradients to the one before, unless it is on this rank."""
+    length = seq_len // layout.cp // (layout.tp if layout.sequence_parallel else 1)
+    one, _ = pipeline_traffic_bytes(
+        length, layout.micro_batch, micro_batches, model.hidden, element
+    )
+    holders = placement(layout)
+    neighbours = [other for other in (index - 1, index + 1) if 0 <= other < stages]
+    return one * sum(holders[other] != holders[index] for other in neighbours)
+
+
+def _partial_gradients(
+    model: Model, layout: Layout, ranges: list[range], mine: list[int], precision: Precision
+) -> float:
+    """The one all-reduce over tp of replicated parameters' partial gradients."""
+    elements = 0
+    for index in mine:
+        with torch.device("meta"):
+            stage = Decoder(
+                model, layers=ranges[index], embedding=index == 0, head=index == len(ranges) - 1
+            )
+        for name, parameter in stage.named_parameters():
+            if needs_tensor_sum(name, model, layout.tp, layout.sequence_parallel):
+                shape = list(parameter.shape)
+                shape[0] = -(-shape[0] // layout.shard_degree)
+                elements += torch.Size(shape).numel()
+    return elements * precision.master.itemsize * float(bus_factor("all_reduce", layout.tp))

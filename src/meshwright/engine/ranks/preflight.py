@@ -1,0 +1,102 @@
+"""What a run needs of the machine, checked before a process starts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshwright.engine.proof.shrink import parameters
+from meshwright.specs.errors import SpecError
+from meshwright.specs.model import Model
+from meshwright.specs.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from meshwright.engine.data import Corpus
+
+RANK_BYTES = 40e6
+"""Memory of its own that the smallest rank takes: measured as `Private_Dirty` of the toy model's
+ranks after a step (Linux, torch 2.13); what ranks share with the fork server comes once."""
+SCANNED_TOKENS = 100_000_000
+"""Tokens of a data set that are looked through before training; the others as they are used."""
+
+
+def check_memory(ranks: int) -> None:
+    """Refuse more processes than this machine can hold.
+
+    Raises:
+        SpecError: not even the smallest ranks would fit in the memory that is free.
+    """
+    free = _available_bytes()
+    if free is not None and ranks * RANK_BYTES > free:
+        raise SpecError(
+            "ranks", ranks,
+            f"this machine has memory for {int(free / RANK_BYTES)} at most "
+            f"({format_bytes(free)} free); use a smaller layout, or torchrun on more machines",
+        )  # fmt: skip
+
+
+def _available_bytes() -> float | None:
+    """Memory that new processes can have, where the system tells (Linux)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = {line.split(":")[0]: line.split()[1] for line in lines}
+    return float(found["MemAvailable"]) * 1024 if "MemAvailable" in found else None
+
+
+def check_disk(folder: Path, model: Model, value_bytes: int, checkpoints: int) -> None:
+    """Refuse a disk that cannot hold the checkpoints that are kept, and the next being written.
+
+    Args:
+        folder: where the checkpoints go.
+        model: whose weights are saved.
+        value_bytes: saved per weight: itself and the optimizer's states.
+        checkpoints: that are on the disk at once.
+
+    Raises:
+        SpecError: naming what is free and what is needed.
+    """
+    needed = checkpoints * parameters(model) * value_bytes
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise SpecError(
+            "out", str(folder),
+            f"has {format_bytes(free)} free and {checkpoints} checkpoints take "
+            f"{format_bytes(needed)}; free some, choose another disk, or use a smaller --keep",
+        )  # fmt: skip
+
+
+def check_fresh(folder: Path) -> None:
+    """Refuse to mix a new run's checkpoints with those of an earlier one.
+
+    Raises:
+        SpecError: the folder holds checkpoints.
+    """
+    if any(folder.glob("step-*")):
+        raise SpecError(
+            "out", str(folder),
+            f"holds the checkpoints of an earlier run; go on with --resume {folder}, or choose "
+            "another folder",
+        )  # fmt: skip
+
+
+def check_vocabulary(corpus: Corpus, vocab: int) -> None:
+    """Refuse tokens beyond the vocabulary, as far as `SCANNED_TOKENS` reach.
+
+    Raises:
+        SpecError: naming the first token that is too large.
+    """
+    end = min(corpus.tokens, SCANNED_TOKENS)
+    for start in range(0, end, 1 << 22):
+        piece = corpus.span(start, min(start + (1 << 22), end))
+        wrong = np.flatnonzero(piece >= vocab)
+        if len(wrong):
+            raise SpecError(
+                "vocab", vocab,
+                f"token {start + int(wrong[0])} of the data is {int(piece[wrong[0]])}; the model's "
+                "vocabulary must be the tokenizer's",
+            )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What a run says of itself: records, report, profiler traces, the flight recorder."""
