@@ -83,6 +83,8 @@ def test_all_ranks_say_what_memory_they_hold_and_what_they_sent(recorded):
         assert sum(parts.values()) == rank["peak_bytes"]
         # AdamW keeps two numbers beside each parameter, and a counter each.
         assert parts["optimizer"] == pytest.approx(2 * parts["parameters"], rel=0.01)
+        # Named as they come, and once more in the bucket that they are copied to.
+        assert parts["parameters"] <= parts["gradients"] <= 2 * parts["parameters"]
 
 
 @pytest.mark.dist

@@ -35,7 +35,8 @@ class Footprint(TorchDispatchMode):
         self._known: dict[int, tuple[Any, int]] = {}  # id of a storage to (weak reference, serial)
         self._next = 0
         self._parts: dict[int, str] = {}
-        for parameter in parameters:
+        self._parameters = list(parameters)
+        for parameter in self._parameters:
             self._parts[self._follow(_plain(parameter))] = "parameters"
 
     def __torch_dispatch__(
@@ -50,11 +51,20 @@ class Footprint(TorchDispatchMode):
     def __enter__(self) -> Any:
         self._patches = _observed_fsdp(self)
         self._patches.__enter__()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._gradient_came)
+            for parameter in self._parameters
+        ]
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> Any:
+        for hook in self._hooks:
+            hook.remove()
         self._patches.__exit__(*error)
         return super().__exit__(*error)
+
+    def _gradient_came(self, parameter: torch.Tensor) -> None:
+        self.mark(parameter.grad, "gradients")
 
     def start_phase(self) -> None:
         """Forget the peak so far; what lives stays counted."""
