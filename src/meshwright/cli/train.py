@@ -45,6 +45,9 @@ def command(
     fewer_ranks: bool = typer.Option(
         False, "--fewer-ranks", help="Go on without a rank that no restart brings back."
     ),
+    collective_timeout: float = typer.Option(
+        120.0, "--collective-timeout", min=1.0, help="Seconds that ranks wait for a silent one."
+    ),
     csv: options.Csv = "",
     dropout: options.DropoutRate = None,
     document_masking: options.DocumentMasking = None,
@@ -110,12 +113,13 @@ def command(
             raise SpecError("fewer_ranks", True, "needs --save-every, and --cluster to plan for")
         replan = replanner(run.model, job, run.cluster)
         max_restarts += PATIENCE * run.layout.world
-    _run(run, max_restarts, replan, tensorboard, as_json)
+    _run(run, max_restarts, collective_timeout, replan, tensorboard, as_json)
 
 
 def _run(
     run: Run,
     max_restarts: int,
+    collective_timeout_s: float,
     replan: Callable[[int], Layout] | None,
     tensorboard: bool | None,
     as_json: bool,
@@ -133,7 +137,7 @@ def _run(
         try:
             outcome = supervise(
                 run, max_restarts=max_restarts if run.save_every else 0, on_message=recorder.hear,
-                replan=replan,
+                replan=replan, collective_timeout_s=collective_timeout_s,
             )  # fmt: skip
         except RankError as error:
             echo({"kind": "end"})
