@@ -96,7 +96,7 @@ def sharded():
 def _names_in_the_engine():
     """Every (file, name) that the engine's source mentions; attributes as `owner.name`."""
     found = set()
-    for file in Path(meshwright.engine.__path__[0]).glob("*.py"):
+    for file in Path(meshwright.engine.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute):
                 found.add((file.name, node.attr))
