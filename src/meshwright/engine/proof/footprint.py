@@ -7,6 +7,7 @@ an allocator's rounding are not seen.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,11 +25,17 @@ PARTS = ("parameters", "gathered", "gradients", "optimizer", "activations")
 everything else: activations, logits, temporaries."""
 
 
+GLOO_SETTLES_S = 0.002
+"""gloo's threads hold a collective's tensors a moment after it has ended, on real ranks only."""
+
+
 class Footprint(TorchDispatchMode):
     """Follows storages while it is entered: `with footprint: program.step(…)`."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], settle_s: float = 0.0) -> None:
+        """`settle_s`: how long a new peak must last to count: `GLOO_SETTLES_S` on real ranks."""
         super().__init__()
+        self._settle_s = settle_s
         self.live_bytes = self.peak_bytes = 0
         self._live: dict[int, int] = {}  # serial number to bytes
         self._at_peak: dict[int, int] = {}
@@ -109,6 +116,8 @@ class Footprint(TorchDispatchMode):
     def _set(self, serial: int, size: int) -> None:
         self.live_bytes += size - self._live.get(serial, 0)
         self._live[serial] = size
+        if self._settle_s and self.live_bytes > self.peak_bytes:
+            time.sleep(self._settle_s)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self._at_peak = self.live_bytes, dict(self._live)
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from meshwright.costs.flops import model_flops_per_token
 from meshwright.costs.step import estimate
 from meshwright.engine.parallel.backend import backend_for, device_names, on_gpu
-from meshwright.engine.proof.footprint import Footprint
+from meshwright.engine.proof.footprint import GLOO_SETTLES_S, Footprint
 from meshwright.engine.proof.ledger import Ledger
 from meshwright.engine.proof.traffic import expected_sent_bytes
 from meshwright.specs.clusters import load_cluster
@@ -177,7 +177,9 @@ class Counter:
     def __init__(self, program: Program, optimizer: torch.optim.Optimizer) -> None:
         self._program, self._optimizer = program, optimizer
         self._ledger = Ledger(program.world)
-        self._footprint = Footprint(parameter for _, parameter in program.parameters())
+        self._footprint = Footprint(
+            (parameter for _, parameter in program.parameters()), GLOO_SETTLES_S
+        )
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
