@@ -65,22 +65,14 @@ def command(
 
 def _job(subject: Any, seq: int | None, global_batch: int | None, precision: str | None) -> Any:
     """The plan's job; without a plan two micro-batches per stage, in bf16, 4096 tokens long."""
-    from meshwright.specs.jobs import precision_recipe
-
-    changes: dict[str, Any] = {}
+    job, layout = subject.job, subject.layout
     if subject.plan is None:
-        layout = subject.layout
         least = 1 if layout.pp == 1 else 2 * layout.pp
-        changes["global_batch"] = layout.dp * layout.micro_batch * least
+        length = job.seq_len
         if subject.model.positions == "learned":
-            changes["seq_len"] = min(subject.job.seq_len, subject.model.max_positions)
-    if seq is not None:
-        changes["seq_len"] = seq
-    if global_batch is not None:
-        changes["global_batch"] = global_batch
-    if precision is not None:
-        changes["precision"] = precision_recipe(precision)
-    return subject.job.but(**changes)
+            length = min(length, subject.model.max_positions)
+        job = running.changed(job, length, layout.dp * layout.micro_batch * least, None)
+    return running.changed(job, seq, global_batch, precision)
 
 
 def _stages(text: str, pp: int) -> list[int] | None:

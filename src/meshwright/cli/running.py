@@ -123,15 +123,20 @@ def run_job(
     Raises:
         SpecError: an unknown precision recipe.
     """
+    job = subject.job
+    if subject.plan is None:
+        job = changed(job, 128, 16, "fp32")
+    return changed(job, seq, global_batch, precision)
+
+
+def changed(job: Job, seq: int | None, global_batch: int | None, precision: str | None) -> Job:
+    """The job with what the options name.
+
+    Raises:
+        SpecError: an unknown precision recipe.
+    """
     from meshwright.specs.jobs import precision_recipe
 
-    changes: dict[str, Any] = {}
-    if subject.plan is None:
-        changes = {"seq_len": 128, "global_batch": 16, "precision": precision_recipe("fp32")}
-    if seq is not None:
-        changes["seq_len"] = seq
-    if global_batch is not None:
-        changes["global_batch"] = global_batch
-    if precision is not None:
-        changes["precision"] = precision_recipe(precision)
-    return subject.job.but(**changes)
+    recipe = None if precision is None else precision_recipe(precision)
+    given = {"seq_len": seq, "global_batch": global_batch, "precision": recipe}
+    return job.but(**{name: value for name, value in given.items() if value is not None})

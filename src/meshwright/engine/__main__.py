@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.engine.ranks.processes import leave
 from meshwright.specs.errors import SpecError
 
 if TYPE_CHECKING:
@@ -148,8 +149,4 @@ def _train_and_record(run: Run, tensorboard: bool | None, as_json: bool) -> None
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A normal interpreter exit now and then aborts in gloo's threads after all work is done.
-    os._exit(code)
+    leave(main())

@@ -39,10 +39,3 @@ def initial_value(
 def canonical(name: str, model: Model) -> str:
     """The name under which a parameter is stored once: a tied head is the embedding."""
     return "embed.weight" if model.tied_embeddings and name == "head.weight" else name
-
-
-def initialise(module: torch.nn.Module, model: Model, numerics: Numerics, seed: int) -> None:
-    """Fill an unsplit decoder's parameters in place."""
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(initial_value(name, tuple(parameter.shape), model, numerics, seed))

@@ -13,11 +13,8 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
-NATIVE = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v")
-"""Schedules that torch generates."""
-
 GENERATED = ("zb-h2", "zb-auto", "v-half", "v-min", "hanayo")
-"""Schedules that `meshwright.schedules` generates and torch's runtime executes."""
+"""Schedules that `meshwright.schedules` generates and torch's runtime executes; torch has the others."""
 
 ZIGZAG = ("zb-v", "dualpipe-v", "v-half", "v-min", "hanayo")
 """Chunks run back and forth: rank r holds stages r, 2·pp-1-r, 2·pp+r…; the others loop."""

@@ -14,6 +14,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -24,7 +25,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import _exit_function as run_exit_functions  # type: ignore[attr-defined]
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from meshwright.engine.ranks.preflight import check_memory
 from meshwright.engine.watch.flightlog import is_stopped
@@ -272,8 +273,17 @@ def _rank_main(
             cause = cause.__cause__
         message = " ".join(str(cause).split())[:400] or type(cause).__name__
         send("error", (message, traceback.format_exc()))
-    # A normal interpreter exit now and then aborts in gloo's threads after all work is done.
     pipe.close()
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End a rank's process, all its work done, without the interpreter's own exit.
+
+    That one now and then aborts in gloo's threads.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
     run_exit_functions()  # what a normal exit does for semaphores and the like
     os._exit(code)
 
