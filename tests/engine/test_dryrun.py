@@ -9,6 +9,7 @@ import torch
 from meshwright.cli import run
 from meshwright.engine.model.numerics import default_numerics
 from meshwright.engine.model.toy import TOY
+from meshwright.engine.parallel.guards import check_model
 from meshwright.engine.parallel.program import Program
 from meshwright.engine.proof.dryrun import distinct_stages, dry_run
 from meshwright.engine.proof.footprint import GLOO_SETTLES_S, Footprint
@@ -19,6 +20,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.jobs import precision_recipe
 from meshwright.specs.layout import Layout
+from meshwright.specs.models import load_model
 
 pytestmark = pytest.mark.dist
 
@@ -123,6 +125,16 @@ def test_each_kind_of_stage_is_traced_once():
         0, 1, 2, 4,
     )  # fmt: skip
     assert distinct_stages(TOY, Layout(pp=2, virtual_stages=2, schedule="zb-v")) == (0, 1)
+
+
+def test_a_family_that_is_not_computed_is_traced_by_its_shapes_and_said_to_be(capsys):
+    shape = "gemma-2b"
+    flags = ["dryrun", shape, "--dp", "2", "--tp", "4", "--zero", "3", "--seq", "256"]
+    assert run(flags) == 0
+    printed = capsys.readouterr().out
+    assert "does not have gemma's arithmetic" in printed
+    with pytest.raises(SpecError, match="family"):
+        check_model(load_model(shape), 256)
 
 
 def test_command_prints_json_and_refuses_a_stage_that_is_not_there(capsys):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.engine.parallel.guards import check
+from meshwright.engine.parallel.guards import check, likeness
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -64,6 +64,15 @@ def test_refused_with_field_and_way_out(model, options, field, way_out):
 def test_an_architecture_that_is_not_computed_is_refused(change):
     with pytest.raises(SpecError, match="does not compute"):
         check(LLAMA.but(**change), Layout(), global_batch=8, seq_len=16)
+
+
+@pytest.mark.parametrize("family", ["gemma", "glm4_moe", "olmo2", "minimax_m2"])
+def test_a_family_of_the_same_shapes_but_other_arithmetic_is_refused(family):
+    with pytest.raises(SpecError, match='family = "llama"') as caught:
+        check(MOE.but(family=family), Layout(), global_batch=8, seq_len=16)
+    assert caught.value.field == "model.family"
+    check(likeness(MOE.but(family=family)), Layout(), global_batch=8, seq_len=16)
+    assert likeness(MOE.but(family="qwen3_moe")).family == "qwen3_moe"
 
 
 def test_resharding_with_a_plain_schedule_is_accepted():

@@ -34,15 +34,16 @@ def command(
     """
     import json
 
-    from meshwright.cli.output import print_json
+    from meshwright.cli.output import print_json, print_lines
 
     subject = running.read_subject(what, cluster, layout)
     job = _job(subject, seq, global_batch, precision)
     wanted = _stages(stages, subject.layout.pp)
-    from meshwright.engine.parallel.guards import check
+    from meshwright.engine.parallel.guards import check, likeness
 
     # Before torch is imported, which takes seconds.
-    check(subject.model, subject.layout, global_batch=job.global_batch, seq_len=job.seq_len)
+    model = likeness(subject.model)
+    check(model, subject.layout, global_batch=job.global_batch, seq_len=job.seq_len)
     from meshwright.engine.proof.dryrun import dry_run
 
     try:
@@ -59,6 +60,11 @@ def command(
         print_json(result.plain())
     else:
         _show(result)
+        if model.family != subject.model.family:
+            print_lines(
+                f"The engine does not have {subject.model.family}'s arithmetic: traced were its shapes "
+                f"in {model.family}'s, so memory of what differs is not seen."
+            )
     if not result.traffic_equal:
         raise typer.Exit(1)
 

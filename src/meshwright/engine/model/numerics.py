@@ -21,6 +21,10 @@ _ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 
 
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
+"""Hugging Face model types that `Decoder` computes exactly; others may share their shapes only."""
+
+
 class RopeScaling(Spec):
     """Stretched rotary frequencies: `linear`, or Llama 3.1's piecewise rule."""
 

@@ -16,13 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from meshwright.engine.model.numerics import Numerics, numerics_of_config
+from meshwright.engine.model.numerics import FAMILIES, Numerics, numerics_of_config
 from meshwright.specs.errors import SpecError
 from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.model import Experts, Model
 from meshwright.specs.plan import write_atomically
-
-FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
 
 _LLAMA = {
     "embed.weight": "model.embed_tokens.weight",

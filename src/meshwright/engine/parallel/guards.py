@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import lcm
 
+from meshwright.engine.model.numerics import FAMILIES
 from meshwright.engine.parallel.orders import check_order, splits_backward, stage_ranges
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
@@ -38,6 +39,13 @@ def check_model(model: Model, seq_len: int) -> None:
     Raises:
         SpecError: naming the field of the model.
     """
+    if model.family not in FAMILIES:
+        raise SpecError(
+            "model.family",
+            model.family,
+            f"the engine's decoder computes {', '.join(FAMILIES)}; to train one of these in the "
+            'same shape, write family = "llama" into the plan\'s model',
+        )
     unsupported = {
         "latent_attention": model.latent_attention is not None,
         "embedding_norm": model.embedding_norm,
@@ -61,6 +69,14 @@ def check_model(model: Model, seq_len: int) -> None:
         raise SpecError("model.experts.expert_bias", True, "the engine's experts have no biases")
     if model.positions == "learned" and model.max_positions < seq_len:
         raise SpecError("seq_len", seq_len, f"at most max_positions = {model.max_positions} tokens")
+
+
+def likeness(model: Model) -> Model:
+    """The same shapes in the arithmetic of a family that the decoder has: itself where it can.
+
+    Where memory and bytes are all that is asked for, scoring, scaling and the like do not matter.
+    """
+    return model if model.family in FAMILIES else model.but(family="llama")
 
 
 def _divides(model: Model, field: str, degree: int, axis: str) -> None:

@@ -37,7 +37,7 @@ from meshwright.costs.pipeline import in_flight
 from meshwright.engine.model.collectives import exchange
 from meshwright.engine.model.decoder import Mixture
 from meshwright.engine.model.numerics import default_numerics
-from meshwright.engine.parallel.guards import check
+from meshwright.engine.parallel.guards import check, likeness
 from meshwright.engine.parallel.mesh import rank_grid
 from meshwright.engine.parallel.orders import placement, stage_ranges
 from meshwright.engine.parallel.program import Program
@@ -94,6 +94,8 @@ class DryRun:
     """The traced ranks of one plan, one for each pipeline rank asked for."""
 
     model: str
+    computed_as: str
+    """The family whose arithmetic was traced: the model's own, or a likeness of the same shapes."""
     layout: str
     ranks: int
     ranks_per_stage: int
@@ -134,10 +136,13 @@ def dry_run(
 ) -> DryRun:
     """Trace one rank of each pipeline rank in `stages` (default: the `distinct_stages`).
 
+    A model whose arithmetic the decoder lacks is traced in another family's, with its own shapes.
+
     Raises:
         SpecError: a plan that the engine refuses, or a stage that does not exist.
         RuntimeError: a tracing process died.
     """
+    model = likeness(model)
     check(model, layout, global_batch=job.global_batch, seq_len=job.seq_len)
     precision_of(job)
     wanted = sorted(set(distinct_stages(model, layout) if stages is None else stages))
@@ -169,7 +174,7 @@ def dry_run(
             for one in pending:
                 one.cancel()
     return DryRun(
-        model=model.name, layout=layout.label(), ranks=layout.world,
+        model=model.name, computed_as=model.family, layout=layout.label(), ranks=layout.world,
         ranks_per_stage=layout.world // layout.pp, stages=layout.pp,
         seq_len=job.seq_len, global_batch=job.global_batch,
         traced=tuple(sorted(found, key=lambda report: report.pp_rank)),
