@@ -6,8 +6,9 @@ Cases: ddp, fsdp2, tp, tp-sp, pp; default all. Every contender of a case trains 
 the same tokens from the same initial weights, in the same two gloo processes with one thread each,
 fp32, AdamW, clipping to norm 1 (picotron does not clip). The update is one fused kernel for
 meshwright, torch and accelerate; DeepSpeed and picotron use on CPUs what they use there, AdamW unfused.
-Contenders take turns step by step, in an order that rotates from round to round, so that whatever
-else the machine does falls on all alike. A ratio above 1 means that meshwright is faster. It is the
+Each of the others meets meshwright alone, in fresh processes, so that no third one's patches and
+leftovers touch either. The two take turns step by step, in an order drawn anew for every round, so
+that whatever else the machine does falls on both alike. A ratio above 1 means that meshwright is faster. It is the
 median over rounds of (other's step time / meshwright's step time in the same round); `cpu` is the
 same with processor time of all ranks in place of wall time, which waiting and neighbours hardly
 touch. The first losses are compared, so a contender that computes something else is noticed.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import socket
 import statistics
 import tempfile
@@ -105,9 +107,9 @@ def measure(steps: dict[str, by_hand.Step], rounds: int) -> dict[str, Any]:
     wall: dict[str, list[float]] = {name: [] for name in names}
     cpu: dict[str, list[float]] = {name: [] for name in names}
     losses: dict[str, float] = {}
+    order = random.Random(1)  # the same on every rank
     for index in range(WARM_UP + rounds):
-        turn = index % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in order.sample(names, len(names)):
             dist.barrier()
             began, worked = time.perf_counter(), time.process_time()
             loss = steps[name](tokens, targets)
@@ -122,16 +124,18 @@ def measure(steps: dict[str, by_hand.Step], rounds: int) -> dict[str, Any]:
     return {"wall_s": wall, "cpu_s": cpu, "first_loss": losses}
 
 
-def rank_main(rank: int, folder: str, port: int, case: str, picotron: str, rounds: int) -> None:
+def rank_main(
+    rank: int, folder: str, port: int, case: str, other: str, picotron: str, rounds: int
+) -> None:
     torch.set_num_threads(1)
     # accelerate and DeepSpeed look for what torchrun would have set
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(port)
     dist.init_process_group("gloo")
-    steps = {name: make() for name, make in contenders(case, picotron).items()}
-    found = measure(steps, rounds)
-    Path(folder, f"{case}-{rank}.json").write_text(json.dumps(found))
+    every = contenders(case, picotron)
+    found = measure({name: every[name]() for name in ("meshwright", other)}, rounds)
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     os._exit(0)  # interpreter exit now and then aborts in gloo's threads
 
@@ -142,29 +146,34 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def compare(case: str, picotron: str, rounds: int) -> dict[str, Any]:
-    """Run one case on fresh processes; ratios of the others to meshwright."""
+def compare(case: str, other: str, picotron: str, rounds: int) -> dict[str, Any]:
+    """One of the others against meshwright, on fresh processes."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
-            rank_main, (folder, free_port(), case, picotron, rounds), nprocs=RANKS, join=True
+            rank_main, (folder, free_port(), case, other, picotron, rounds), nprocs=RANKS
         )
-        ranks = [json.loads(Path(folder, f"{case}-{r}.json").read_text()) for r in range(RANKS)]
-    found, tokens = ranks[0], BATCH * SEQ
-    ours = found["wall_s"]["meshwright"], found["cpu_s"]["meshwright"]
-    rows = {}
-    for name, wall in found["wall_s"].items():
-        cpu = found["cpu_s"][name]
-        per_rank = [rank["first_loss"][name] for rank in ranks]
-        rows[name] = {
-            "tokens_s": tokens / statistics.median(wall),
-            "best_tokens_s": tokens / min(wall),
-            "ratio": statistics.median(b / a for a, b in zip(ours[0], wall, strict=True)),
-            "ratio_of_best": min(wall) / min(ours[0]),
-            "cpu_ratio": statistics.median(b / a for a, b in zip(ours[1], cpu, strict=True)),
-            "cpu_ratio_of_best": min(cpu) / min(ours[1]),
-            "first_loss": statistics.fmean(x for x in per_rank if x),
-        }
-    return rows
+        ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(RANKS)]
+    wall, cpu = ranks[0]["wall_s"], ranks[0]["cpu_s"]
+    losses = {
+        name: statistics.fmean(
+            rank["first_loss"][name] for rank in ranks if rank["first_loss"][name]
+        )
+        for name in wall
+    }
+    return {
+        "tokens_s": {name: BATCH * SEQ / statistics.median(each) for name, each in wall.items()},
+        "ratio": _ratio(wall, other),
+        "ratio_of_best": min(wall[other]) / min(wall["meshwright"]),
+        "cpu_ratio": _ratio(cpu, other),
+        "cpu_ratio_of_best": min(cpu[other]) / min(cpu["meshwright"]),
+        "first_loss": losses,
+    }
+
+
+def _ratio(seconds: dict[str, list[float]], other: str) -> float:
+    """Median over rounds of the other's time over meshwright's in the same round."""
+    pairs = zip(seconds["meshwright"], seconds[other], strict=True)
+    return statistics.median(theirs / ours for ours, theirs in pairs)
 
 
 def main() -> None:
@@ -175,18 +184,23 @@ def main() -> None:
     parser.add_argument("--picotron", default="", help="a checkout of huggingface/picotron")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    results = {}
+    results: dict[str, Any] = {}
     for case in options.cases or every:
-        results[case] = rows = compare(case, options.picotron, options.rounds)
-        if options.json:
-            continue
-        print(f"{case}: {MODEL.layers} layers of {MODEL.hidden}, {BATCH} x {SEQ} tokens, 2 ranks")
-        for name, row in rows.items():
+        if not options.json:
             print(
-                f"  {name:18} {row['tokens_s']:7,.0f} tokens/s (best {row['best_tokens_s']:7,.0f})"
-                f"   other/ours: wall {row['ratio']:.3f} best {row['ratio_of_best']:.3f}"
-                f"   cpu {row['cpu_ratio']:.3f} best {row['cpu_ratio_of_best']:.3f}"
-                f"   first loss {row['first_loss']:.5f}",
+                f"{case}: {MODEL.layers} layers of {MODEL.hidden}, {BATCH} x {SEQ} tokens, 2 ranks"
+            )
+        for other in list(contenders(case, options.picotron))[1:]:
+            row = compare(case, other, options.picotron, options.rounds)
+            results.setdefault(case, {})[other] = row
+            if options.json:
+                continue
+            ours, theirs = row["tokens_s"]["meshwright"], row["tokens_s"][other]
+            print(
+                f"  {other:18} {theirs:6,.0f} tokens/s, meshwright {ours:6,.0f}"
+                f"   other/ours: wall {row['ratio']:.3f} (best {row['ratio_of_best']:.3f})"
+                f"   cpu {row['cpu_ratio']:.3f} (best {row['cpu_ratio_of_best']:.3f})"
+                f"   first losses {row['first_loss'][other]:.5f}, {row['first_loss']['meshwright']:.5f}",
                 flush=True,
             )
     if options.json:

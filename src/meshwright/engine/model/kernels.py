@@ -27,11 +27,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def _chunks(x: torch.Tensor) -> Iterator[slice]:
-    """Slices of the rows of `[R, W]`, each with at most `_CHUNK_ELEMENTS` elements."""
-    elements = _GPU_CHUNK_ELEMENTS if x.is_cuda else _CHUNK_ELEMENTS
-    step = max(1, elements // x.shape[1])
-    return (slice(start, start + step) for start in range(0, x.shape[0], step))
+def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same rows of each tensor at a time, of the first `[R, W]` at most `_CHUNK_ELEMENTS`."""
+    elements = _GPU_CHUNK_ELEMENTS if tensors[0].is_cuda else _CHUNK_ELEMENTS
+    step = max(1, elements // tensors[0].shape[1])
+    if tensors[0].shape[0] <= step:
+        return iter([tensors])
+    return zip(*(tensor.split(step) for tensor in tensors), strict=True)
 
 
 def _operator(signature: str, compute: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
@@ -51,16 +53,16 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
     """Rows `[R, H]` over their root mean square, times `weight` `[H]`; and 1/rms `[R, 1]`."""
     if x.is_cuda:
         return torch.ops.aten._fused_rms_norm(x, [x.shape[1]], weight, eps)
-    out, inverse = _norm_shapes(x, weight, eps)
-    for rows in _chunks(x):
-        values = x[rows].to(inverse.dtype)
-        scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True).square_()
-        inverse[rows] = scale.div_(x.shape[1]).add_(eps).rsqrt_()
-        if out.dtype == values.dtype:
-            torch.mul(values, scale, out=out[rows]).mul_(weight)
+    whole = out, inverse = _norm_shapes(x, weight, eps)
+    for rows, normal, scale in _chunks(x, out, inverse):
+        values = rows.to(inverse.dtype)
+        torch.linalg.vector_norm(values, dim=-1, keepdim=True, out=scale)
+        scale.square_().div_(x.shape[1]).add_(eps).rsqrt_()
+        if out.dtype == inverse.dtype:
+            torch.mul(values, scale, out=normal).mul_(weight)
         else:
-            torch.mul(values * scale, weight, out=out[rows])
-    return out, inverse
+            torch.mul(values * scale, weight, out=normal)
+    return whole
 
 
 def _norm_backward_shapes(
@@ -78,14 +80,16 @@ def _norm_backward(
         )
     d_x, exact = torch.empty_like(x), inverse.dtype
     d_weight = torch.zeros_like(weight, dtype=exact)
-    for rows in _chunks(x):
-        normal, given = x[rows].to(exact) * inverse[rows], gradient[rows].to(exact)
-        product = given * normal
-        d_weight += product.sum(0)
-        along = torch.mv(product, weight.to(exact)).unsqueeze(1)
-        given = given * weight
-        given.addcmul_(normal, along, value=-1.0 / x.shape[1])
-        torch.mul(given, inverse[rows], out=d_x[rows])
+    wide_weight = weight.to(exact)
+    for rows, given, scale, out in _chunks(x, gradient, inverse, d_x):
+        values, given = rows.to(exact), given.to(exact)
+        # Sums along rows and columns are products with vectors: no normalised copy is made.
+        product = given * values
+        along = torch.mv(product, wide_weight).unsqueeze(1)
+        d_weight.addmv_(product.t(), scale[:, 0])
+        back = scale.square().mul_(along).div_(-x.shape[1])
+        torch.mul(given, wide_weight, out=product).addcmul_(values, back)
+        torch.mul(product, scale, out=out)
     return d_x, d_weight.to(weight.dtype)
 
 
@@ -152,9 +156,9 @@ def _whole_shapes(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def _whole(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     losses = _whole_shapes(logits, target)
-    for rows in _chunks(logits):
-        shares = torch.log_softmax(logits[rows], -1, dtype=losses.dtype)
-        losses[rows] = shares.gather(1, target[rows, None])[:, 0].neg_()
+    for rows, wanted, out in _chunks(logits, target, losses):
+        shares = torch.log_softmax(rows, -1, dtype=losses.dtype)
+        torch.neg(shares.gather(1, wanted[:, None])[:, 0], out=out)
     return losses
 
 
@@ -164,8 +168,8 @@ def _exponentials_shapes(logits: torch.Tensor, peak: torch.Tensor) -> torch.Tens
 
 def _exponentials(logits: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
     total = torch.empty_like(peak)
-    for rows in _chunks(logits):
-        torch.sum((logits[rows] - peak[rows, None]).exp_(), -1, out=total[rows])
+    for rows, highest, out in _chunks(logits, peak, total):
+        torch.sum((rows - highest[:, None]).exp_(), -1, out=out)
     return total
 
 
@@ -181,16 +185,16 @@ def _entropy_gradient(
     log_total: torch.Tensor | None, mine: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     out, exact = torch.empty_like(logits), wide(logits.dtype)
-    for rows in _chunks(logits):
-        if log_total is None:
-            share = torch.softmax(logits[rows], -1, dtype=exact)
+    split = () if log_total is None or mine is None else (log_total, mine)
+    for rows, here, wanted, scale, *of_split in _chunks(logits, out, target, weight, *split):
+        if of_split:
+            log_sum, held = of_split
+            share, less = (rows - log_sum[:, None]).exp_(), -held.to(exact)
         else:
-            share = (logits[rows] - log_total[rows, None]).exp_()
-        less = share.new_full((share.shape[0], 1), -1.0)
-        if mine is not None:
-            less *= mine[rows, None]
-        share.scatter_add_(1, target[rows, None], less)
-        torch.mul(share, weight[rows, None], out=out[rows])
+            share = torch.softmax(rows, -1, dtype=exact)
+            less = share.new_full(wanted.shape, -1.0)
+        share.scatter_add_(1, wanted[:, None], less[:, None])
+        torch.mul(share, scale[:, None], out=here)
     return out
 
 
