@@ -48,6 +48,10 @@ CASES = {
     "zero1-fp32-gradients": (LLAMA, {"dp": 4, "zero": 1}, {"precision": "bf16-fp32-grads"}),
     "zero2": (LLAMA, {"dp": 4, "zero": 2}, {}),
     "zero3": (LLAMA, {"dp": 4, "zero": 3}, {}),
+    "zero3-embedding-apart": (LLAMA.but(vocab=2**15), {"dp": 4, "zero": 3}, {}),
+    "tied": (QWEN3.but(vocab=2**15), {}, {"precision": "fp32"}),
+    "zero1-tied": (QWEN3.but(vocab=2**15), {"dp": 4, "zero": 1}, {}),
+    "zero3-tied": (QWEN3.but(vocab=2**15), {"dp": 4, "zero": 3}, {}),
     "hsdp-full": (
         LLAMA, {"dp": 4, "zero": 3, "shard": 2, "micro_batch": 2, "recompute": "full"}, {}
     ),

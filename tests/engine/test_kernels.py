@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from meshwright.engine.model import kernels
 from meshwright.engine.model.collectives import Axis
 from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
+from meshwright.engine.model.tied import TiedWeight
 
 ONE = Axis(name="tp")
 
@@ -85,3 +86,19 @@ def test_only_inputs_are_kept_for_backward():
     wide = [t for t in kept if t.numel() >= gate.numel()]
     assert len(wide) == 4  # gate, up, the norm's input, the logits
     assert all(t.dtype == torch.bfloat16 for t in wide)
+
+
+def test_a_tied_weight_gets_the_sum_of_both_gradients():
+    weight = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
+    mix = torch.randn(6, 6, dtype=torch.float64)
+    tokens = torch.tensor([[1, 4, 4], [0, 10, 1]])
+
+    def loss(look_up, logits):
+        return logits(look_up(tokens) @ mix).square().sum()
+
+    tied = TiedWeight(weight)
+    for _ in range(2):  # gradients add up over passes
+        loss(tied.look_up, tied.logits).backward()
+    found, weight.grad = weight.grad, None
+    (2 * loss(lambda t: F.embedding(t, weight), lambda x: F.linear(x, weight))).backward()
+    torch.testing.assert_close(found, weight.grad, rtol=1e-13, atol=1e-13)

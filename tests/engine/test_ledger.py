@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from meshwright.costs.eager import SMALL_UNIT
 from meshwright.engine.model.numerics import default_numerics
 from meshwright.engine.model.toy import TOY
 from meshwright.engine.parallel.parallelize import Precision
@@ -18,6 +19,7 @@ SP = {"sequence_parallel": True}
 V = {"virtual_stages": 2}
 TIED = TOY.but(tied_embeddings=True)
 MOE = TOY.but(experts={"experts": 4, "top_k": 2, "ffn": 64})
+LARGE = TOY.but(vocab=SMALL_UNIT // TOY.hidden)
 BF16 = Precision(compute=torch.bfloat16)
 GLOBAL_BATCH, SEQ_LEN = 8, 16
 
@@ -27,6 +29,8 @@ CASES = {
     "zero2-accumulating": (TOY, {"dp": 2, "zero": 2}, Precision()),
     "zero3-accumulating": (TOY, {"dp": 2, "zero": 3}, Precision()),
     "zero3-odd-rows": (TOY.but(hidden=60, vocab=257), {"dp": 4, "zero": 3}, Precision()),
+    "zero3-embedding-apart": (LARGE, {"dp": 2, "zero": 3}, Precision()),
+    "pp2-zero3-embedding-apart": (LARGE, {"pp": 2, "dp": 2, "zero": 3}, Precision()),
     "zero3-bf16": (TOY, {"dp": 2, "zero": 3, "micro_batch": 4}, BF16),
     "hsdp": (TOY, {"dp": 4, "zero": 3, "shard": 2}, Precision()),
     "tp2": (TOY, {"tp": 2}, Precision()),

@@ -1,6 +1,6 @@
 """Peak memory of meshwright's own engine: what plain PyTorch on FSDP2 keeps, tensor by tensor.
 
-The operations are those of `engine/model/decoder.py`, `kernels.py` and `loss.py`; sharding is FSDP2's
+Layers are added up in `eager_layers.py`; the loss is that of `engine/model/loss.py`; sharding is FSDP2's
 (torch 2.13, `_fsdp_param_group.py`), pipelines are torch.distributed.pipelining's. A step's memory
 can peak at a handful of moments; each is priced as a sum of parts, and the largest is the peak:
 
@@ -9,6 +9,7 @@ can peak at a handful of moments; each is priced as a sum of parts, and the larg
 - *layer*: backward of the layer that comes first, most activations still there;
 - *deferred*: a split backward holds what its weight gradients will need;
 - *last*: backward of the layer that comes last, all gradients there;
+- *tied*: after it, the two gradients of a table that is the head, too;
 - *end*, *reduced*: the last reductions of a step, which a pipeline makes all together;
 - *update*: no activations; one fused kernel updates in place.
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from meshwright.costs import pipeline
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
-from meshwright.costs.kernels import ceil_div
+from meshwright.costs.eager_layers import dense_layer, moe_layer, norm_bytes, widths
 from meshwright.costs.parameters import LocalParameters
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
@@ -40,6 +41,18 @@ SPLIT_BACKWARD = [
     for name in ("zb-h1", "zb-h2", "zb-auto", "zb-v", "v-half", "v-min", "dualpipe-v")
 ]
 """Schedules that compute input and weight gradients apart."""
+
+SMALL_UNIT = 2**22
+"""Parameters below which a collective's latency outweighs its bytes (8 MiB in bf16)."""
+
+
+def embedding_with_root(model: Model) -> bool:
+    """Whether FSDP gathers the embedding, where head and it share a rank, as one unit with the head.
+
+    It must where they are one weight, and does where a collective of its own would not pay.
+    """
+    return model.tied_embeddings or model.vocab * model.hidden < SMALL_UNIT
+
 
 Parts = dict[str, Floats]
 
@@ -61,169 +74,6 @@ class Held:
     """Its pipeline rank."""
     flight: Floats
     """Most micro-batches whose activations it holds at once, in whole ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Widths:
-    """Bytes per element and elements per token on one rank."""
-
-    compute: float
-    stored: float
-    reduced: float
-    accumulated: float
-    """Bytes per parameter of gradients that micro-batches add up, before they are reduced."""
-    tokens: Floats
-    hidden: float
-    residual: Floats
-    """Hidden width where sequence parallelism may split it."""
-    split: Floats
-    queries: Floats
-    keys: Floats
-    heads: Floats
-    twice: Floats
-    """Whole-sequence copies that a gather of more than one sequence makes: 1 or 2."""
-    ring: Bools
-    fresh: Bools
-    """Whether no gradients of earlier micro-batches are there, whole, when the peak comes."""
-
-
-def _widths(model: Model, job: Job, columns: LayoutColumns, ring: Bools, fresh: Bools) -> _Widths:
-    precision = job.precision
-    compute, reduced = precision.activation_bytes, precision.gradient_reduce_bytes
-    stored = precision.master_bytes or precision.parameter_bytes
-    split = np.where((columns.sequence_parallel > 0) & (columns.tp > 1), columns.tp, 1.0)
-    heads = np.ceil(model.heads / columns.tp)
-    return _Widths(
-        compute=compute, stored=stored, reduced=reduced,
-        accumulated=reduced if reduced != compute else compute,
-        tokens=(columns.micro_batch * ceil_div(job.seq_len, columns.cp)).astype(np.float64),
-        hidden=float(model.hidden), residual=model.hidden / split, split=split,
-        queries=heads * model.head_dim,
-        keys=np.ceil(model.kv_heads / columns.tp) * model.head_dim, heads=heads,
-        twice=np.where(columns.micro_batch > 1, 2.0, 1.0), ring=ring, fresh=fresh,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One layer and micro-batch: bytes kept until backward, at its boundary, and on top in backward.
-
-    `temporary` is relative to `kept`: backward frees as it goes.
-    """
-
-    kept: Floats
-    boundary: Floats
-    temporary: Floats
-    parameters: Floats
-    deferred: Floats
-    """What a split backward holds between a layer's input gradients and its weight gradients."""
-
-
-def _norm_bytes(model: Model, w: _Widths) -> Floats:
-    """Row statistics of a norm, per token: 1/rms in fp32, or mean and 1/deviation."""
-    each = 4.0 if model.norm == "rmsnorm" else 2.0 * w.compute
-    return each / w.split
-
-
-def _attention_kept(model: Model, columns: LayoutColumns, w: _Widths, selective: Bools) -> Floats:
-    """Norm input and output, rotated queries and keys, values, attention's output; per token.
-
-    Under context parallelism the gathered keys and values, the outputs of the two chunks beside
-    their concatenation, and the masks of both, which every query of a sequence shares.
-    """
-    elements = w.residual + w.hidden + 2.0 * w.queries + 2.0 * w.keys
-    statistics = np.where(selective, 0.0, 4.0 * w.heads)
-    cp = columns.cp.astype(np.float64)
-    chunk = w.tokens / columns.micro_batch / 2.0
-    masks = (2.0 * cp + 1.0) * chunk**2 / w.tokens
-    gathering = (cp > 1) & ~w.ring
-    gathered = 2.0 * w.keys * (cp - 1.0) + w.queries + masks
-    elements = elements + np.where(gathering & ~selective, gathered, 0.0)
-    # The ring keeps its own output in fp32.
-    statistics = statistics + np.where((cp > 1) & w.ring & ~selective, 4.0 * w.queries, 0.0)
-    if model.qk_norm == "head":
-        # The norms' inputs too, and one number per head.
-        elements = elements + w.queries + w.keys
-        statistics = statistics + 4.0 * (w.queries + w.keys) / model.head_dim
-    return elements * w.compute + statistics + _norm_bytes(model, w)
-
-
-def _ffn_widths(model: Model) -> float:
-    """FFN-wide tensors kept: gate, up and their product; or one inward product and its activation."""
-    return 3.0 if model.gated else 2.0
-
-
-def _dense_layer(
-    model: Model, job: Job, columns: LayoutColumns, w: _Widths, local: LocalParameters
-) -> _Layer:
-    inner = np.ceil(model.ffn / columns.tp)
-    kept_inner = _ffn_widths(model)
-    attention = _attention_kept(model, columns, w, columns.recompute == 1)
-    kept = attention + w.compute * (w.residual + w.hidden + kept_inner * inner)
-    kept = w.tokens * (kept + _norm_bytes(model, w))
-    token = w.tokens * w.compute
-    # Backward: through the down product, through the activation, through the inward products.
-    arriving = w.residual + np.where(w.split > 1, w.hidden * w.twice, 0.0)
-    gradients = 2.0 if model.gated else 1.0
-    weight = model.hidden * inner * w.compute
-    later = np.where(w.fresh, weight, 0.0)  # a gradient that is added to another is freed at once
-    inward = w.residual + gradients * (w.hidden + inner) - kept_inner * inner
-    temporary = np.maximum.reduce(
-        [
-            token * (arriving + inner) + weight,
-            token * (w.residual + gradients * inner) + later,
-            token * inward + (1.0 + gradients) * later,
-            _ring_scores(columns, w) - token * (w.residual + w.hidden + kept_inner * inner),
-        ]
-    )
-    return _Layer(
-        kept=kept, boundary=token * w.residual, temporary=temporary,
-        parameters=local.dense_layer, deferred=token * _deferred(w, gradients * inner),
-    )  # fmt: skip
-
-
-def _deferred(w: _Widths, inward: Floats) -> Floats:
-    """Elements per token: gradients of every product's output, with nothing kept freed yet."""
-    return inward + w.queries + 2.0 * w.keys + 4.0 * w.residual
-
-
-def _ring_scores(columns: LayoutColumns, w: _Widths) -> Floats:
-    """Ring attention's backward: scores of all queries with one block of keys.
-
-    Six tensors of scores in fp32 at once, distances and masks, and fp32 copies of queries, their
-    gradients, keys and values that travel.
-    """
-    own = w.tokens / columns.micro_batch
-    scores = 24.0 * w.heads * w.tokens * own + 9.0 * own**2
-    scores = scores + 4.0 * w.tokens * (3.0 * w.queries + 6.0 * w.keys)
-    return np.where(w.ring & (columns.cp > 1), scores, 0.0)
-
-
-def _moe_layer(
-    model: Model, job: Job, columns: LayoutColumns, w: _Widths, local: LocalParameters
-) -> _Layer:
-    spec = model.experts
-    assert spec is not None
-    attention = _attention_kept(model, columns, w, columns.recompute == 1)
-    rows = w.tokens / w.split * spec.top_k
-    routing = (4.0 * spec.experts + 4.0) / w.split
-    numbers = 4.0 + 5 * 8.0 + w.compute  # weight, index tensors, weight as multiplied
-    row = w.compute * (2.0 * w.hidden + 3.0 * spec.ffn) + numbers
-    kept = attention + w.compute * 2.0 * w.residual + routing + _norm_bytes(model, w)
-    if spec.shared_ffn:
-        shared = np.ceil(spec.shared_ffn / columns.tp)
-        kept = kept + w.compute * (np.where(w.split > 1, w.hidden, 0.0) + 3.0 * shared)
-    kept = w.tokens * kept + rows * row
-    experts = local.experts_layer * w.compute
-    # The weighted sum's gradient by rows and by weights; later all experts' gradients, stacked.
-    first = 2.0 * rows * w.hidden * w.compute
-    last = rows * w.compute * (2.0 * w.hidden - 3.0 * spec.ffn) + 4.0 / 3.0 * experts
-    temporary = w.tokens * w.compute * w.residual + np.maximum(first, last)
-    return _Layer(
-        kept=kept, boundary=w.tokens * w.residual * w.compute, temporary=temporary,
-        parameters=local.moe_layer + local.experts_layer,
-        deferred=w.tokens * w.compute * _deferred(w, 2.0 * spec.top_k * spec.ffn / w.split),
-    )  # fmt: skip
 
 
 def eager_parts(
@@ -256,24 +106,29 @@ class _Rank:
         self.first = self.one | self.breadth
         self.each = (self.zero >= 2) & ~self.pipelined
         """Gradients are reduced after every micro-batch."""
-        self.w = w = _widths(model, job, columns, held.ring, self.first | self.each)
-        self.layers = [(held.dense, _dense_layer(model, job, columns, w, local))]
+        self.w = w = widths(model, job, columns, held.ring, self.first | self.each)
+        self.layers = [(held.dense, dense_layer(model, job, columns, w, local))]
         if model.experts is not None:
-            self.layers.append((held.moe, _moe_layer(model, job, columns, w, local)))
+            self.layers.append((held.moe, moe_layer(model, job, columns, w, local)))
         self._count_parameters(local)
         self._add_up_activations()
 
     def _count_parameters(self, local: LocalParameters) -> None:
         """Parameters of this rank, whole and sharded, and of FSDP's units."""
         held, columns = self.held, self.columns
-        tied_here = held.embedding & held.head & local.tied
+        together = held.embedding & held.head & embedding_with_root(self.model)
         matrix = local.embedding_matrix
         root = np.where(held.head, local.head, 0.0)
         root = root + np.where(held.head & ~held.embedding & local.tied, matrix, 0.0)
         embedding = np.where(held.embedding, local.embedding, 0.0)
         self.head_matrix = matrix
-        self.root = root + np.where(tied_here, embedding, 0.0)
-        self.embedding = np.where(tied_here, 0.0, embedding)
+        self.root = root + np.where(together, embedding, 0.0)
+        self.embedding = np.where(together, 0.0, embedding)
+        tied = local.tied & held.embedding & held.head
+        self.tied = np.where(tied, matrix, 0.0)
+        """One weight that is table and head."""
+        self.late = np.where(together & ~tied, embedding, 0.0)
+        """Of the root, what gets its gradient at the end of backward."""
         dense = held.dense * local.dense_layer + held.moe * local.moe_layer
         self.dense = dense + self.root + self.embedding
         self.experts = held.moe * local.experts_layer
@@ -306,7 +161,7 @@ class _Rank:
             worst = layer.temporary + np.where(share > 0, np.maximum(again, 0.0), 0.0)
             self.temporary = np.maximum(self.temporary, np.where(count > 0, worst, 0.0))
         boundary = w.tokens * w.residual * w.compute
-        head = boundary + w.tokens * (w.hidden * w.compute + _norm_bytes(self.model, w))
+        head = boundary + w.tokens * (w.hidden * w.compute + norm_bytes(self.model, w))
         self.head_kept = np.where(held.head, head, 0.0)
         self.logits = np.where(
             held.head, w.tokens * np.ceil(self.model.vocab / self.columns.tp) * w.compute, 0.0
@@ -371,8 +226,8 @@ class _Rank:
             again, w.reduced * self.root + self._kept_reductions(self.sharded), 0.0
         )
         apart = self.first | self.each | (w.accumulated != w.compute)
-        root_gradient = np.where(apart & self.wrapped, w.compute * self.root, 0.0)
-        root_gradient = np.where(self.first & ~self.wrapped, w.compute * self.root, root_gradient)
+        early = w.compute * (self.root - self.late)
+        root_gradient = np.where((apart & self.wrapped) | (self.first & ~self.wrapped), early, 0.0)
         # A split backward frees nothing before its weight gradients, the head's and its norm's too.
         left = self.activations - np.where(self.splits, 0.0, self.head_kept)
         left = left + np.where(self.splits, (self.pending - 1.0) * self.head_kept, 0.0)
@@ -396,7 +251,7 @@ class _Rank:
                 self.temporary + prefetched + scattered, after + late,
             ),
             self._all_deferred(before, gathered),
-            self._only_last_layer(),
+            *self._ends_of_backward(),
             self._end(),
             self._reduced(),
             self._moment(final, none, none, none, none),
@@ -425,21 +280,27 @@ class _Rank:
             return np.zeros(self.columns.rows)
         return np.where(replicated & self.wrapped, w.reduced * done, 0.0)
 
-    def _only_last_layer(self) -> Parts:
-        """Backward of the layer that comes last, in the last micro-batch."""
+    def _ends_of_backward(self) -> list[Parts]:
+        """The last micro-batch's last layer; and after it a table that is the head, too.
+
+        Its gradient as a table, as wide as the head's, is there beside the head's before both are
+        added up.
+        """
         w, none = self.w, np.zeros(self.columns.rows)
         outside = self.root + self.embedding
         open_ = outside + self.unit
         done = np.maximum(self.sharded - open_ / self.shard, 0.0)
         unreduced = np.where(
-            self.one | (self.zero >= 2), w.compute * self.root,
+            self.one | (self.zero >= 2), w.compute * (self.root - self.late),
             np.where(self.wrapped, w.accumulated, w.stored) * open_,
         )  # fmt: skip
         gradients = np.where(self.wrapped, w.stored * done + unreduced, w.stored * self.whole)
         earlier = np.where(
             self.one | ~((self.zero >= 2) & ~self.pipelined), 0.0, w.stored * open_ / self.shard
         )
-        gathered = np.where(self.wrapped, w.compute * open_, 0.0)
+        # ZeRO-3 does not gather the embedding again for its backward.
+        again = np.where((self.zero == 3) & (self.shard > 1), self.root + self.unit, open_)
+        gathered = np.where(self.wrapped, w.compute * again, 0.0)
         whole = np.where(self.wrapped, w.accumulated, w.stored) * self.whole
         gradients = np.where(self.pipelined, whole, gradients + earlier)
         gathered = np.where(
@@ -449,7 +310,21 @@ class _Rank:
         waiting = np.where(
             self.wrapped & ~self.pipelined, w.reduced * self.unit + self._kept_reductions(kept), 0.0
         )
-        return self._moment(gradients, gathered, self.one_layer, self.temporary + waiting, none)
+        alone = self.wrapped & ~self.pipelined
+        summed = np.where(alone, w.stored * self.unit / self.shard, 0.0)
+        let_go = np.where(alone, w.compute * self.unit, 0.0)
+        # The head's gradient is counted as the root's where micro-batches do not add theirs up.
+        copies = np.where(self.one | self.each, 1.0, 2.0)
+        return [
+            self._moment(gradients, gathered, self.one_layer, self.temporary + waiting, none),
+            self._moment(
+                gradients + summed,
+                gathered - let_go,
+                none,
+                waiting + copies * w.compute * self.tied,
+                none,
+            ),
+        ]
 
     def _reduced(self) -> Parts:
         """A pipeline has reduced its last unit; sums over replicas still wait to be let go of."""

@@ -26,6 +26,7 @@ from meshwright.engine.model.collectives import Axis, enter, exchange, leave, lo
 from meshwright.engine.model.dropout import Draw, Dropout, Place
 from meshwright.engine.model.kernels import rms_norm, silu_product
 from meshwright.engine.model.numerics import Activation, Numerics, default_numerics
+from meshwright.engine.model.tied import TiedWeight
 from meshwright.specs.layout import Recompute
 from meshwright.specs.model import Model
 
@@ -323,16 +324,25 @@ class Embedding(nn.Module):
         if model.positions == "learned":
             self.positions = nn.Parameter(torch.empty(model.max_positions, model.hidden))
 
-    def forward(self, tokens: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        starts: torch.Tensor | None = None,
+        tied: TiedWeight | None = None,
+    ) -> torch.Tensor:
         """`[B, S]` integers to `[B, S or S/tp, H]`; learned positions count from `starts`."""
         tp, table = self.axes.tp, local(self.weight)
+
+        def look_up(rows: torch.Tensor) -> torch.Tensor:
+            return F.embedding(rows, table) if tied is None else tied.look_up(rows)
+
         if tp.size == 1:
-            x = F.embedding(tokens, table)
+            x = look_up(tokens)
         else:
             # Tokens of other ranks' rows contribute zero; the sum over tp brings them in.
             rows = tokens - tp.rank * (self.vocab // tp.size)
             mine = (rows >= 0) & (rows < table.shape[0])
-            x = F.embedding(rows.where(mine, 0), table) * mine[..., None]
+            x = look_up(rows.where(mine, 0)) * mine[..., None]
             x = leave(x, tp, self.axes.sequence_parallel)
         if hasattr(self, "positions"):
             at = local_positions(tokens.shape[1], self.axes.cp).to(tokens.device)
@@ -379,6 +389,7 @@ class Decoder(nn.Module):
             if not (model.tied_embeddings and embedding):
                 self.head = Linear(model.hidden, model.vocab)
         self.has_head = head
+        self.tied = head and embedding and model.tied_embeddings
 
     def forward(
         self,
@@ -396,8 +407,9 @@ class Decoder(nn.Module):
                 stays inside documents, and positions count from their starts.
             rows: `[B]`, which sequences of the global batch these are; dropout needs them.
         """
+        tied = TiedWeight(local(self.embed.weight)) if self.tied else None
         if hasattr(self, "embed"):
-            x = self.embed(x, starts)
+            x = self.embed(x, starts, tied)
         elif self.lose_input_gradient:
             x = lose_gradient(x)
         here = self._pass(x, starts, rows)
@@ -405,7 +417,7 @@ class Decoder(nn.Module):
             x = here.drop(x, -1, "embedding")
         for layer in self.layers.values():
             x = layer(x, here)
-        return self._logits(x) if self.has_head else x
+        return self._logits(x, tied) if self.has_head else x
 
     def _pass(
         self, x: torch.Tensor, starts: torch.Tensor | None, rows: torch.Tensor | None
@@ -425,10 +437,11 @@ class Decoder(nn.Module):
             draw = Draw(self.dropout, tokens)
         return Pass(rotary=rotary, starts=starts, draw=draw)
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+    def _logits(self, x: torch.Tensor, tied: TiedWeight | None) -> torch.Tensor:
         if hasattr(self, "norm"):
             x = self.norm(x)
         x = enter(x, self.axes.tp, self.axes.sequence_parallel)
-        if hasattr(self, "head"):
-            return self.head(x)
-        return F.linear(x, local(self.embed.weight))
+        if tied is not None:
+            return tied.logits(x)
+        logits: torch.Tensor = self.head(x)
+        return logits

@@ -17,6 +17,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from meshwright.costs.eager import embedding_with_root
 from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.model.numerics import Numerics
 from meshwright.engine.parallel.mesh import World
@@ -93,10 +94,12 @@ def parallelize(
         if (moe := getattr(unit, "moe", None)) is not None and world.experts is not None:
             _wrap(moe.experts, world, precision, world.expert_data_mesh)
         _wrap(unit, world, precision, world.data_mesh)
+        if unit is getattr(stage, "embed", None) and isinstance(unit, FSDPModule):
+            unit.set_unshard_in_backward(False)  # a lookup's gradient does not need the table
     _fill("", stage, stage.model, world, values, precision)
     if wrap:
-        # The root holds what is neither a layer nor the embedding: final norm and head.
-        _wrap(stage, world, precision, world.data_mesh)
+        # The root holds final norm and head, which backward needs as soon as forward is done.
+        _wrap(stage, world, precision, world.data_mesh, reshard=False)
         for module in fsdp_modules(stage):
             module.set_gradient_divide_factor(1.0)  # the loss is already over global tokens
             module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
@@ -128,9 +131,9 @@ def make_reducers(
 
 
 def _units(stage: Decoder) -> list[tuple[str, nn.Module]]:
-    """The modules that FSDP gathers one at a time; a tied embedding belongs to the root."""
+    """The modules that FSDP gathers one at a time; the root is what is left."""
     units = [(f"layers.{number}.", layer) for number, layer in stage.layers.items()]
-    if hasattr(stage, "embed") and not (stage.has_head and stage.model.tied_embeddings):
+    if hasattr(stage, "embed") and not (stage.has_head and embedding_with_root(stage.model)):
         units.insert(0, ("embed.", stage.embed))
     return units
 
@@ -140,7 +143,9 @@ def fsdp_modules(module: nn.Module) -> list[Any]:
     return [m for m in module.modules() if isinstance(m, FSDPModule)]
 
 
-def _wrap(module: nn.Module, world: World, precision: Precision, mesh: Any) -> None:
+def _wrap(
+    module: nn.Module, world: World, precision: Precision, mesh: Any, reshard: bool = True
+) -> None:
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if precision.mixed:
         policy = MixedPrecisionPolicy(
@@ -149,9 +154,8 @@ def _wrap(module: nn.Module, world: World, precision: Precision, mesh: Any) -> N
     if world.layout.zero == 0:
         replicate(module, mesh=mesh, mp_policy=policy)
     else:
-        fully_shard(
-            module, mesh=mesh, mp_policy=policy, reshard_after_forward=world.layout.zero == 3
-        )
+        reshard = reshard and world.layout.zero == 3
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
 
 
 def _fill(

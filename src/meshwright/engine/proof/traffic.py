@@ -9,11 +9,13 @@ chooses and is not predicted.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 
 from meshwright.costs.closed_forms import pipeline_traffic_bytes, tensor_parallel_all_reduces
 from meshwright.costs.collectives import bus_factor
+from meshwright.costs.eager import embedding_with_root
 from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.parallel.orders import placement, stage_ranges
 from meshwright.engine.parallel.parallelize import Precision, needs_tensor_sum, tensor_split
@@ -99,7 +101,7 @@ def _data(
             elements * precision.reduce.itemsize,
             elements * precision.compute.itemsize,
         )
-        reductions, gathers = _data_calls(layout, micro_batches)
+        reductions, gathers = _data_calls(layout, micro_batches, _unit(name, stage))
         if layout.zero == 0:
             yield axis, gradient * float(bus_factor("all_reduce", ranks))
             continue
@@ -109,18 +111,30 @@ def _data(
         yield axis, reductions * gradient / shard * float(bus_factor("all_reduce", replicas))
 
 
-def _data_calls(layout: Layout, micro_batches: int) -> tuple[int, int]:
-    """(reduce-scatters, all-gathers) per step of each unit.
+def _unit(name: str, stage: Decoder) -> Literal["layer", "embedding", "root"]:
+    """Which kind of FSDP unit holds a parameter (`parallelize.py`)."""
+    if name.startswith("layers."):
+        return "layer"
+    together = stage.has_head and embedding_with_root(stage.model)
+    return "embedding" if name.startswith("embed.") and not together else "root"
 
-    Without a pipeline ZeRO-3 gathers for forward and again for backward of every micro-batch and,
-    like ZeRO-2, reduces after each; ZeRO-1 does both once. A pipeline always reduces once; its
-    ZeRO-3 reshards after each forward but not after a backward, which in 1F1B and GPipe leaves
-    m + 1 gathers.
+
+def _data_calls(
+    layout: Layout, micro_batches: int, unit: Literal["layer", "embedding", "root"]
+) -> tuple[int, int]:
+    """(reduce-scatters, all-gathers) per step of one unit.
+
+    Without a pipeline ZeRO-3 gathers a layer for forward and again for backward of every
+    micro-batch and, like ZeRO-2, reduces after each; ZeRO-1 does both once. The embedding's
+    backward needs no gather, and the root stays gathered between the two. A pipeline always
+    reduces once; its ZeRO-3 reshards after each forward but not after a backward, which in 1F1B and
+    GPipe leaves m + 1 gathers of a layer, m of the embedding and one of the root.
     """
     if layout.pp > 1:
-        return 1, micro_batches + 1 if layout.zero == 3 else 1
+        gathers = {"layer": micro_batches + 1, "embedding": micro_batches, "root": 1}
+        return 1, gathers[unit] if layout.zero == 3 else 1
     if layout.zero == 3:
-        return micro_batches, 2 * micro_batches
+        return micro_batches, (2 if unit == "layer" else 1) * micro_batches
     return (micro_batches if layout.zero == 2 else 1), 1
 
 

@@ -1,0 +1,183 @@
+"""What one layer of meshwright's own engine keeps for backward, and needs on top while it runs.
+
+The operations are those of `engine/model/decoder.py` and `kernels.py`, tensor by tensor. Everything is an
+array of shape (rows,) in bytes, or elements, of one rank and micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costs.columns import Bools, Floats, LayoutColumns
+from meshwright.costs.kernels import ceil_div
+from meshwright.costs.parameters import LocalParameters
+from meshwright.specs.job import Job
+from meshwright.specs.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Bytes per element and elements per token on one rank."""
+
+    compute: float
+    stored: float
+    reduced: float
+    accumulated: float
+    """Bytes per parameter of gradients that micro-batches add up, before they are reduced."""
+    tokens: Floats
+    hidden: float
+    residual: Floats
+    """Hidden width where sequence parallelism may split it."""
+    split: Floats
+    queries: Floats
+    keys: Floats
+    heads: Floats
+    twice: Floats
+    """Whole-sequence copies that a gather of more than one sequence makes: 1 or 2."""
+    ring: Bools
+    fresh: Bools
+    """Whether no gradients of earlier micro-batches are there, whole, when the peak comes."""
+
+
+def widths(model: Model, job: Job, columns: LayoutColumns, ring: Bools, fresh: Bools) -> Widths:
+    """What every formula below multiplies tokens by."""
+    precision = job.precision
+    compute, reduced = precision.activation_bytes, precision.gradient_reduce_bytes
+    stored = precision.master_bytes or precision.parameter_bytes
+    split = np.where((columns.sequence_parallel > 0) & (columns.tp > 1), columns.tp, 1.0)
+    heads = np.ceil(model.heads / columns.tp)
+    return Widths(
+        compute=compute, stored=stored, reduced=reduced,
+        accumulated=reduced if reduced != compute else compute,
+        tokens=(columns.micro_batch * ceil_div(job.seq_len, columns.cp)).astype(np.float64),
+        hidden=float(model.hidden), residual=model.hidden / split, split=split,
+        queries=heads * model.head_dim,
+        keys=np.ceil(model.kv_heads / columns.tp) * model.head_dim, heads=heads,
+        twice=np.where(columns.micro_batch > 1, 2.0, 1.0), ring=ring, fresh=fresh,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer and micro-batch: bytes kept until backward, at its boundary, and on top in backward.
+
+    `temporary` is relative to `kept`: backward frees as it goes.
+    """
+
+    kept: Floats
+    boundary: Floats
+    temporary: Floats
+    parameters: Floats
+    deferred: Floats
+    """What a split backward holds between a layer's input gradients and its weight gradients."""
+
+
+def norm_bytes(model: Model, w: Widths) -> Floats:
+    """Row statistics of a norm, per token: 1/rms in fp32, or mean and 1/deviation."""
+    each = 4.0 if model.norm == "rmsnorm" else 2.0 * w.compute
+    return each / w.split
+
+
+def _attention_kept(model: Model, columns: LayoutColumns, w: Widths, selective: Bools) -> Floats:
+    """Norm input and output, rotated queries and keys, values, attention's output; per token.
+
+    Under context parallelism the gathered keys and values, the outputs of the two chunks beside
+    their concatenation, and the masks of both, which every query of a sequence shares.
+    """
+    elements = w.residual + w.hidden + 2.0 * w.queries + 2.0 * w.keys
+    statistics = np.where(selective, 0.0, 4.0 * w.heads)
+    cp = columns.cp.astype(np.float64)
+    chunk = w.tokens / columns.micro_batch / 2.0
+    masks = (2.0 * cp + 1.0) * chunk**2 / w.tokens
+    gathering = (cp > 1) & ~w.ring
+    gathered = 2.0 * w.keys * (cp - 1.0) + w.queries + masks
+    elements = elements + np.where(gathering & ~selective, gathered, 0.0)
+    # The ring keeps its own output in fp32.
+    statistics = statistics + np.where((cp > 1) & w.ring & ~selective, 4.0 * w.queries, 0.0)
+    if model.qk_norm == "head":
+        # The norms' inputs too, and one number per head.
+        elements = elements + w.queries + w.keys
+        statistics = statistics + 4.0 * (w.queries + w.keys) / model.head_dim
+    return elements * w.compute + statistics + norm_bytes(model, w)
+
+
+def _ffn_widths(model: Model) -> float:
+    """FFN-wide tensors kept: gate, up and their product; or one inward product and its activation."""
+    return 3.0 if model.gated else 2.0
+
+
+def dense_layer(
+    model: Model, job: Job, columns: LayoutColumns, w: Widths, local: LocalParameters
+) -> Layer:
+    """Attention and a dense FFN."""
+    inner = np.ceil(model.ffn / columns.tp)
+    kept_inner = _ffn_widths(model)
+    attention = _attention_kept(model, columns, w, columns.recompute == 1)
+    kept = attention + w.compute * (w.residual + w.hidden + kept_inner * inner)
+    kept = w.tokens * (kept + norm_bytes(model, w))
+    token = w.tokens * w.compute
+    # Backward: through the down product, through the activation, through the inward products.
+    arriving = w.residual + np.where(w.split > 1, w.hidden * w.twice, 0.0)
+    gradients = 2.0 if model.gated else 1.0
+    weight = model.hidden * inner * w.compute
+    later = np.where(w.fresh, weight, 0.0)  # a gradient that is added to another is freed at once
+    inward = w.residual + gradients * (w.hidden + inner) - kept_inner * inner
+    temporary = np.maximum.reduce(
+        [
+            token * (arriving + inner) + weight,
+            token * (w.residual + gradients * inner) + later,
+            token * inward + (1.0 + gradients) * later,
+            _ring_scores(columns, w) - token * (w.residual + w.hidden + kept_inner * inner),
+        ]
+    )
+    return Layer(
+        kept=kept, boundary=token * w.residual, temporary=temporary,
+        parameters=local.dense_layer, deferred=token * _deferred(w, gradients * inner),
+    )  # fmt: skip
+
+
+def _deferred(w: Widths, inward: Floats) -> Floats:
+    """Elements per token: gradients of every product's output, with nothing kept freed yet."""
+    return inward + w.queries + 2.0 * w.keys + 4.0 * w.residual
+
+
+def _ring_scores(columns: LayoutColumns, w: Widths) -> Floats:
+    """Ring attention's backward: scores of all queries with one block of keys.
+
+    Six tensors of scores in fp32 at once, distances and masks, and fp32 copies of queries, their
+    gradients, keys and values that travel.
+    """
+    own = w.tokens / columns.micro_batch
+    scores = 24.0 * w.heads * w.tokens * own + 9.0 * own**2
+    scores = scores + 4.0 * w.tokens * (3.0 * w.queries + 6.0 * w.keys)
+    return np.where(w.ring & (columns.cp > 1), scores, 0.0)
+
+
+def moe_layer(
+    model: Model, job: Job, columns: LayoutColumns, w: Widths, local: LocalParameters
+) -> Layer:
+    """Attention and routed experts, which get equal shares of the tokens."""
+    spec = model.experts
+    assert spec is not None
+    attention = _attention_kept(model, columns, w, columns.recompute == 1)
+    rows = w.tokens / w.split * spec.top_k
+    routing = (4.0 * spec.experts + 4.0) / w.split
+    numbers = 4.0 + 5 * 8.0 + w.compute  # weight, index tensors, weight as multiplied
+    row = w.compute * (2.0 * w.hidden + 3.0 * spec.ffn) + numbers
+    kept = attention + w.compute * 2.0 * w.residual + routing + norm_bytes(model, w)
+    if spec.shared_ffn:
+        shared = np.ceil(spec.shared_ffn / columns.tp)
+        kept = kept + w.compute * (np.where(w.split > 1, w.hidden, 0.0) + 3.0 * shared)
+    kept = w.tokens * kept + rows * row
+    experts = local.experts_layer * w.compute
+    # The weighted sum's gradient by rows and by weights; later all experts' gradients, stacked.
+    first = 2.0 * rows * w.hidden * w.compute
+    last = rows * w.compute * (2.0 * w.hidden - 3.0 * spec.ffn) + 4.0 / 3.0 * experts
+    temporary = w.tokens * w.compute * w.residual + np.maximum(first, last)
+    return Layer(
+        kept=kept, boundary=w.tokens * w.residual * w.compute, temporary=temporary,
+        parameters=local.moe_layer + local.experts_layer,
+        deferred=w.tokens * w.compute * _deferred(w, 2.0 * spec.top_k * spec.ffn / w.split),
+    )  # fmt: skip
