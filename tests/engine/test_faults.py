@@ -1,9 +1,12 @@
 """Runs that are broken on purpose end bit for bit where an undisturbed run does."""
 
+import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
+from meshwright.cli import run as command
 from meshwright.engine.model.numerics import default_numerics
 from meshwright.engine.model.toy import TOY
 from meshwright.engine.ranks.drill import campaign, check_fault, drill
@@ -63,6 +66,28 @@ def test_every_fault_is_recovered_bit_for_bit(tmp_path):
             (notice,) = result.notices
             assert "step-00000004 is damaged" in notice or "step-00000008 is damaged" in notice
             assert "is used instead" in notice
+
+
+@pytest.mark.dist
+def test_the_command_goes_on_with_fewer_ranks(tmp_path, monkeypatch, capsys):
+    """The planner chooses for what is left; the loss goes on falling under the new layout."""
+    lost = Fault(kind="drop", rank=3, step=8)
+    monkeypatch.setattr(
+        "meshwright.engine.ranks.supervise.supervise",
+        lambda run, **how: supervise(replace(run, fault=lost), **how),
+    )
+    out = tmp_path / "run"
+    flags = ["--dp", "2", "--pp", "2", "--steps", "12", "--save-every", "4", "--seq", "16"]
+    assert command(["train", "toy", *flags, "--out", str(out), "--fewer-ranks", "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (notice,) = [record["text"] for record in records if record["kind"] == "notice"]
+    assert "rank 3 did not come back in 2 restarts: the run goes on with" in notice
+    steps = [record["step"] for record in records if record["kind"] == "step"]
+    assert steps[-5:] == [8, 9, 10, 11, 12]
+    assert sorted(set(steps)) == list(range(1, 13))
+    ended = records[-1]
+    assert ended["ranks"] < 4 and ended["restarts"] == 3
+    assert ended["last_loss"] < ended["first_loss"]
 
 
 @pytest.mark.dist
