@@ -20,7 +20,7 @@ WIDTH = 2048 * 1024 * 2.0
 
 def parts(
     layout, role="first", micro_batches=16, host_paced=None, framework="nanotron",
-    precision="bf16-fp32-grads", lora_rank=0, **options,
+    precision="bf16-fp32-grads", lora_rank=0, on_cpu=False, **options,
 ):  # fmt: skip
     """Memory parts of one rank; the job's framework options are `options`."""
     job = Job(
@@ -31,9 +31,18 @@ def parts(
     paced = None if host_paced is None else np.array([host_paced])
     table = memory(
         MODEL, job, behaviour(job), columns, stage_layers(MODEL, columns),
-        np.array([micro_batches]), paced,
+        np.array([micro_batches]), paced, on_cpu,
     )  # fmt: skip
     return {name: float(value[0]) for name, value in table.parts[role].items()}
+
+
+def test_a_rank_on_cpus_is_a_process_without_a_device():
+    layout = dict(dp=2, tp=2, micro_batch=4)
+    gpu, cpu = (parts(layout, framework="meshwright", on_cpu=on_cpu) for on_cpu in (False, True))
+    assert gpu["communicators"] > cpu["communicators"] == 0
+    assert gpu["context"] > cpu["context"] == pytest.approx(0.3e9, rel=0.02)
+    same = {name for name in gpu if gpu[name] == cpu[name]}
+    assert same == set(gpu) - {"communicators", "context"}
 
 
 SPLIT = dict(tp=4, dp=2, sequence_parallel=True)

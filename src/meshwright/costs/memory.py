@@ -232,10 +232,12 @@ def memory(
     layers: StageLayers,
     micro_batches: Ints,
     host_paced: Bools | None = None,
+    on_cpu: bool = False,
 ) -> MemoryColumns:
     """Price the peak memory of the first, the heaviest middle and the last rank.
 
     `host_paced` says of each row whether the device waits for the host's launches; None: nowhere.
+    `on_cpu`: ranks are processes with gloo, not GPUs with NCCL.
     """
     local = local_parameters(model, columns, behaviour.vocab_multiple)
     counted = (
@@ -274,6 +276,12 @@ def memory(
             parts[role] |= eager_parts(model, job, columns, held, micro_batches, local)
             moving = sum((parts[role][name] for name in MOVING), np.zeros(columns.rows))
             parts[role]["fragmentation"] = moving * float(constants()["allocator"]["fragmentation"])
+        if on_cpu:  # gloo holds next to nothing; no device context, but Python and torch themselves
+            process = float(constants()["process"]["bytes"])
+            parts[role] |= {
+                "communicators": np.zeros(columns.rows),
+                "context": np.full(columns.rows, process),
+            }
         total = np.zeros(columns.rows)
         for name in PARTS:
             total = total + parts[role][name]

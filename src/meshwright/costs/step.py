@@ -126,7 +126,10 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
         role: _stage_parts(setting, columns, layers, per_layer, inverse, role) for role in ROLES
     }
     host_paced = _host_sets_the_pace(stage_parts["first"])
-    used = memory(model, job, setting.behaviour, columns, layers, micro_batches, host_paced)
+    used = memory(
+        model, job, setting.behaviour, columns, layers, micro_batches, host_paced,
+        on_cpu=cluster.device.vendor == "cpu",
+    )  # fmt: skip
     times = _stage_times(columns, stage_parts)
     hop = _p2p_time_s(setting, columns, distances)
     parts = _pace_parts(columns, stage_parts, times, micro_batches)

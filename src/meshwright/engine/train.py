@@ -27,6 +27,7 @@ from meshwright.engine.parallel.orders import splits_backward
 from meshwright.engine.parallel.parallelize import Precision
 from meshwright.engine.parallel.program import Program
 from meshwright.engine.ranks.faults import Fault, Injector
+from meshwright.engine.ranks.heap import give_back_freed_memory
 from meshwright.engine.ranks.preflight import check_disk, check_fresh, check_vocabulary
 from meshwright.engine.watch.flight import FlightRecorder, flight_recorder
 from meshwright.engine.watch.meter import (
@@ -204,6 +205,7 @@ def _train(
     report({"kind": "at", "doing": "its start"})
     injector.at_start()
     source = Checkpoint(run.init) if run.init else None
+    give_back_freed_memory(run.model)
     program = Program(
         run.model, run.numerics, run.layout, global_batch=run.job.global_batch,
         seq_len=run.job.seq_len, precision=precision_of(run.job),
