@@ -182,14 +182,14 @@ class _Rank:
             ),
             np.zeros(self.columns.rows),
         )
-        # torch's zero-bubble order runs weight gradients as many micro-batches late as the rank says.
-        h1 = self.columns.schedule == pipeline.CODE["zb-h1"]
-        self.pending = np.where(h1, 1.0 + held.stage, 1.0)
-        # Of one chunk, whose input's gradient is held as well.
+        self.pending = pipeline.pending(self.columns, held.stage)
+        # Of one chunk, whose input's gradient is held as well. torch runs the very first stage's
+        # backward whole, when its weight gradients are due.
         self.deferred = sum(
             (count / chunks * layer.deferred for count, layer in self.layers), boundary
         )
-        deferred = self.pending * self.deferred
+        undivided = (chunks == 1) & (held.stage == 0)
+        deferred = np.where(undivided, 0.0, self.pending * self.deferred)
         self.temporary = np.where(self.splits, np.maximum(self.temporary, deferred), self.temporary)
         # Token and target numbers of the whole batch; a gradient on its way to the stage before.
         numbers = 16.0 * self.job.global_batch * self.job.seq_len

@@ -99,7 +99,8 @@ def in_flight(columns: LayoutColumns, micro_batches: Ints, stage: Ints) -> Float
     """Peak micro-batches whose activations rank `stage` holds, in whole-rank micro-batches.
 
     1F1B holds min(p−s, m); GPipe and breadth-first hold m; interleaved
-    ((v−1)p + 2(p−s−1) + 1)/v when m ≥ p (Megatron's warm-up); V schedules are balanced.
+    ((v−1)p + 2(p−s−1) + 1)/v when m ≥ p (Megatron's warm-up); V schedules are balanced. Hanayo's
+    is an upper bound, exact on the first and the last rank of two chunks.
     """
     p, v = columns.pp, np.maximum(columns.virtual_stages, 1)
     m = micro_batches.astype(np.float64)
@@ -115,10 +116,29 @@ def in_flight(columns: LayoutColumns, micro_batches: Ints, stage: Ints) -> Float
     result = _choose(columns, result, np.minimum(2.0 * p - 1.0, m), ("zb-h2",))
     result = _choose(columns, result, np.minimum(p + 0.5, m), ("dualpipe-v",))
     result = _choose(columns, result, np.minimum(p + 1.0, m), ("dualpipe", "chimera"))
-    result = _choose(columns, result, np.minimum(1.5 * p, m), ("hanayo",))
-    result = _choose(columns, result, np.minimum(p / 2.0 + 1.0, m), ("v-half",))
-    result = _choose(columns, result, np.minimum(p / 3.0 + 2.0, m), ("v-min",))
+    more = np.where(m > 2.0 * p, 3.0 * stage, np.floor(1.5 * stage))
+    two_chunks = np.minimum(3.0 * p - 1.0, 1.5 * p + 1.0 + more) / 2.0
+    waves = np.where(v == 2, two_chunks, 1.25 * p)
+    result = _choose(columns, result, np.minimum(waves, m), ("hanayo",))
+    result = _choose(columns, result, np.minimum(p // 2 + 1.0, m), ("v-half",))
+    result = _choose(columns, result, np.minimum((p + 1) // 3 + 1.0, m), ("v-min",))
     return np.where(p > 1, result, 1.0)
+
+
+def pending(columns: LayoutColumns, stage: Ints) -> Floats:
+    """Most model chunks of rank `stage` whose weight gradients wait, all its micro-batches in flight.
+
+    They keep what their input's gradient has made beside what the forward kept. Counted in the
+    orders themselves; zb-auto's for equal times of F, I and W. The model's very first stage is
+    left out where it has company: it has no input gradient. 1 where backward is whole.
+    """
+    rank = stage.astype(np.float64)
+    result = _choose(columns, np.ones(columns.rows), 1.0 + rank, ("zb-h1",))
+    result = _choose(columns, result, 2.0 * rank + 1.0, ("zb-h2",))
+    result = _choose(
+        columns, result, np.maximum(2.0 * (rank + 1.0) - columns.pp, 1.0), ("zb-auto",)
+    )
+    return _choose(columns, result, np.where(stage == 0, 1.0, 2.0), ("v-half", "v-min"))
 
 
 def head_on_first_rank(columns: LayoutColumns) -> Bools:
