@@ -85,6 +85,22 @@ CASES = {
     ),
     "cp": (LLAMA, {"cp": 2, "micro_batch": 2}, {}),
     "ring": (LLAMA, {"cp": 2, "cp_method": "ring", "micro_batch": 2}, {}),
+    "window": (LLAMA.but(window=128), {"micro_batch": 2}, {}),
+    "window-period": (LLAMA.but(window=128, window_period=2), {"cp": 2, "micro_batch": 2}, {}),
+    "window-recompute": (LLAMA.but(window=128), {"micro_batch": 2, "recompute": "full"}, {}),
+    "window-pp": (LLAMA.but(window=128), {"pp": 2, "micro_batch": 2}, {}),
+    "documents": (LLAMA, {"micro_batch": 2}, {"document_masking": True}),
+    "documents-pp": (LLAMA, {"pp": 2, "micro_batch": 2}, {"document_masking": True}),
+    "documents-cp": (LLAMA, {"cp": 2, "micro_batch": 2}, {"document_masking": True}),
+    "documents-ring": (
+        LLAMA, {"cp": 2, "cp_method": "ring", "micro_batch": 2}, {"document_masking": True}
+    ),
+    "dropout": (GPT2, {"micro_batch": 2}, {"dropout": 0.1}),
+    "dropout-pp": (GPT2, {"pp": 2}, {"dropout": 0.1}),
+    "dropout-recompute": (LLAMA, {"micro_batch": 4, "recompute": "full"}, {"dropout": 0.1}),
+    "dropout-split": (
+        LLAMA, {"tp": 2, "sequence_parallel": True, "micro_batch": 2}, {"dropout": 0.1}
+    ),
     "experts": (MIXTRAL, {"dp": 2, "ep": 2, "zero": 1}, {}),
     "experts-full": (
         MIXTRAL,
@@ -93,12 +109,12 @@ CASES = {
 }  # fmt: skip
 
 
-def _job(layout, precision="bf16", rank=0, micro_batches=0):
+def _job(layout, precision="bf16", rank=0, micro_batches=0, **changes):
     """Two micro-batches a stage, unless the case says how many."""
     count = micro_batches or (2 if layout.pp == 1 else 2 * layout.pp)
     return Job(
         seq_len=512, global_batch=layout.dp * layout.micro_batch * count,
-        precision=precision_recipe(precision), framework="meshwright",
+        precision=precision_recipe(precision), framework="meshwright", **changes,
     )  # fmt: skip
 
 

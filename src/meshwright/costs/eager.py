@@ -25,7 +25,7 @@ import numpy as np
 
 from meshwright.costs import pipeline
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
-from meshwright.costs.eager_layers import dense_layer, moe_layer, norm_bytes, widths
+from meshwright.costs.eager_layers import dense_layer, mask_bytes, moe_layer, norm_bytes, widths
 from meshwright.costs.parameters import LocalParameters
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
@@ -171,7 +171,10 @@ class _Rank:
             rotary = 2.0 * self.model.head_dim * w.compute
         length = w.tokens / self.columns.micro_batch
         chunks = np.maximum(self.columns.virtual_stages, 1)
-        one = one + (chunks - held.head) * boundary + chunks * length * rotary
+        if self.job.document_masking:  # positions count from each document's start
+            length = w.tokens
+        every = length * rotary + mask_bytes(self.model, self.job, self.columns, w)
+        one = one + (chunks - held.head) * boundary + chunks * every
         # Where the loss's stage runs backward at once, one micro-batch of it is there.
         self.losses = np.where(self.breadth, held.flight, 1.0)
         self.activations = held.flight * one + self.losses * self.head_kept

@@ -83,16 +83,14 @@ def norm_bytes(model: Model, w: Widths) -> Floats:
 def _attention_kept(model: Model, columns: LayoutColumns, w: Widths, selective: Bools) -> Floats:
     """Norm input and output, rotated queries and keys, values, attention's output; per token.
 
-    Under context parallelism the gathered keys and values, the outputs of the two chunks beside
-    their concatenation, and the masks of both, which every query of a sequence shares.
+    Under context parallelism the gathered keys and values, and the outputs of the two chunks beside
+    their concatenation.
     """
     elements = w.residual + w.hidden + 2.0 * w.queries + 2.0 * w.keys
     statistics = np.where(selective, 0.0, 4.0 * w.heads)
     cp = columns.cp.astype(np.float64)
-    chunk = w.tokens / columns.micro_batch / 2.0
-    masks = (2.0 * cp + 1.0) * chunk**2 / w.tokens
     gathering = (cp > 1) & ~w.ring
-    gathered = 2.0 * w.keys * (cp - 1.0) + w.queries + masks
+    gathered = 2.0 * w.keys * (cp - 1.0) + w.queries
     elements = elements + np.where(gathering & ~selective, gathered, 0.0)
     # The ring keeps its own output in fp32.
     statistics = statistics + np.where((cp > 1) & w.ring & ~selective, 4.0 * w.queries, 0.0)
@@ -101,6 +99,25 @@ def _attention_kept(model: Model, columns: LayoutColumns, w: Widths, selective: 
         elements = elements + w.queries + w.keys
         statistics = statistics + 4.0 * (w.queries + w.keys) / model.head_dim
     return elements * w.compute + statistics + norm_bytes(model, w)
+
+
+def mask_bytes(model: Model, job: Job, columns: LayoutColumns, w: Widths) -> Floats:
+    """Attention masks of one micro-batch and model chunk, which all its layers share.
+
+    One for windowed layers and one for those that see everything, `[S, S]`, of every sequence on
+    its own where documents are masked. Context parallelism by all-gather always has them, for two
+    chunks of S/2 queries; plain causal attention has none, the ring makes its own block by block.
+    """
+    length = w.tokens / columns.micro_batch
+    gathering = (columns.cp > 1) & ~w.ring
+    alone = columns.cp == 1
+    pairs = np.where(gathering, (2.0 * columns.cp + 1.0) / 4.0, 1.0) * length**2
+    kinds = np.zeros(columns.rows)
+    for window in {model.window, 0 if model.window_period > 1 else model.window}:
+        limited = job.document_masking or 0 < window < job.seq_len
+        kinds = kinds + np.where(gathering | (alone & limited), 1.0, 0.0)
+    sequences = columns.micro_batch if job.document_masking else 1.0
+    return w.compute * kinds * pairs * sequences
 
 
 def _ffn_widths(model: Model) -> float:
@@ -130,6 +147,7 @@ def dense_layer(
             token * (w.residual + gradients * inner) + later,
             token * inward + (1.0 + gradients) * later,
             _ring_scores(columns, w) - token * (w.residual + w.hidden + kept_inner * inner),
+            _dropping(job, columns, w),
         ]
     )
     return Layer(
@@ -141,6 +159,15 @@ def dense_layer(
 def _deferred(w: Widths, inward: Floats) -> Floats:
     """Elements per token: gradients of every product's output, with nothing kept freed yet."""
     return inward + w.queries + 2.0 * w.keys + 4.0 * w.residual
+
+
+def _dropping(job: Job, columns: LayoutColumns, w: Widths) -> Floats:
+    """Drawing a layer's last dropout mask again: two 64-bit numbers for each that comes in.
+
+    Where the layer is computed again, its output and the gradient that waits for it are there too.
+    """
+    widths = np.where(columns.recompute == 2, 3.0, 1.0)
+    return w.tokens * w.residual * (16.0 + widths * w.compute) * (job.dropout > 0)
 
 
 def _ring_scores(columns: LayoutColumns, w: Widths) -> Floats:
@@ -176,6 +203,7 @@ def moe_layer(
     first = 2.0 * rows * w.hidden * w.compute
     last = rows * w.compute * (2.0 * w.hidden - 3.0 * spec.ffn) + 4.0 / 3.0 * experts
     temporary = w.tokens * w.compute * w.residual + np.maximum(first, last)
+    temporary = np.maximum(temporary, _dropping(job, columns, w))
     return Layer(
         kept=kept, boundary=w.tokens * w.residual * w.compute, temporary=temporary,
         parameters=local.moe_layer + local.experts_layer,

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from meshwright.engine.model.collectives import Axis, gather_tokens
+from meshwright.engine.model.masks import Masks
 from meshwright.engine.model.numerics import Numerics
-from meshwright.engine.model.ring import ring_attention
 
 
 def local_positions(length: int, cp: Axis) -> torch.Tensor:
@@ -25,6 +25,12 @@ def local_positions(length: int, cp: Axis) -> torch.Tensor:
     chunk = length // 2
     head, tail = cp.rank * chunk, (2 * cp.size - 1 - cp.rank) * chunk
     return torch.cat([torch.arange(head, head + chunk), torch.arange(tail, tail + chunk)])
+
+
+def everyones_positions(length: int, cp: Axis) -> list[torch.Tensor]:
+    """`local_positions` of every rank of the axis, in their order."""
+    ranks = (Axis(name="cp", size=cp.size, rank=rank) for rank in range(cp.size))
+    return [local_positions(length, rank) for rank in ranks]
 
 
 def take_local(x: torch.Tensor, cp: Axis, dim: int = 1) -> torch.Tensor:
@@ -103,62 +109,26 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, way: float) -
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cp: Axis,
-    window: int,
-    ring: bool = False,
-    starts: torch.Tensor | None = None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cp: Axis, masks: Masks | None
 ) -> torch.Tensor:
     """Causal attention of `[B, heads, S, d]` queries over `[B, kv heads, S, d]` keys and values.
 
     `S` is this rank's part of the sequence; keys and values of the others are all-gathered
-    (backward: their gradients reduce-scattered), or go round a `ring`. `window` > 0 limits how far
-    back a token looks. `starts` `[B, S]` holds, for each of this rank's tokens, the position in
-    the whole sequence at which its document starts: earlier keys are not seen.
+    (backward: their gradients reduce-scattered). `masks` as `attention_masks` makes them; None:
+    plainly causal.
     """
-    if cp.size == 1:
-        if starts is not None or (window and window < query.shape[2]):
-            at = torch.arange(query.shape[2], device=query.device)
-            return _product(query, key, value, _mask(at, at, window, starts))
-        grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-    everyone = [
-        local_positions(query.shape[2], Axis(name="cp", size=cp.size, rank=r))
-        for r in range(cp.size)
-    ]
-    if ring:
-        return ring_attention(query, key, value, everyone, cp, window, starts)
-    both = gather_tokens(torch.stack([key, value]), cp, dim=3)
-    order = torch.cat(everyone).argsort().to(both.device)
-    key, value = both.index_select(3, order).unbind(0)
-    chunk = query.shape[2] // 2
-    outs = []
-    held = (cp.rank, 2 * cp.size - 1 - cp.rank)
-    first = (None, None) if starts is None else starts.split(chunk, 1)
-    for part, at, which, begun in zip(
-        query.split(chunk, 2), local_positions(2 * chunk, cp).split(chunk), held, first, strict=True
-    ):
-        end = (which + 1) * chunk  # causal: nothing after this chunk's last token is visible
-        mask = _mask(at.to(query.device), torch.arange(end, device=query.device), window, begun)
-        outs.append(_product(part, key[:, :, :end], value[:, :, :end], mask))
-    return torch.cat(outs, dim=2)
-
-
-def _mask(
-    queries: torch.Tensor, keys: torch.Tensor, window: int, starts: torch.Tensor | None
-) -> torch.Tensor:
-    """True where a query may see a key: `[queries, keys]`, or `[B, 1, queries, keys]`."""
-    distance = queries[:, None] - keys[None, :]
-    seen = distance >= 0
-    if window:
-        seen = seen & (distance < window)
-    return seen if starts is None else (seen & (keys >= starts[..., None]))[:, None]
-
-
-def _product(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
     grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+    if masks is None:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    if cp.size > 1:
+        both = gather_tokens(torch.stack([key, value]), cp, dim=3)
+        order = torch.cat(everyones_positions(query.shape[2], cp)).argsort().to(both.device)
+        key, value = both.index_select(3, order).unbind(0)
+    outs = [
+        F.scaled_dot_product_attention(
+            part, key[:, :, : mask.shape[-1]], value[:, :, : mask.shape[-1]], attn_mask=mask,
+            enable_gqa=grouped,
+        )
+        for part, mask in zip(query.chunk(len(masks), 2), masks, strict=True)
+    ]  # fmt: skip
+    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,19 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.engine.model.attention import attend, local_positions, rotary_table, rotate
+from meshwright.engine.model.attention import (
+    attend,
+    everyones_positions,
+    local_positions,
+    rotary_table,
+    rotate,
+)
 from meshwright.engine.model.collectives import Axis, enter, exchange, leave, lose_gradient
 from meshwright.engine.model.dropout import Draw, Dropout, Place
 from meshwright.engine.model.kernels import rms_norm, silu_product
+from meshwright.engine.model.masks import Masks, attention_masks
 from meshwright.engine.model.numerics import Activation, Numerics, default_numerics
+from meshwright.engine.model.ring import ring_attention
 from meshwright.engine.model.tied import TiedWeight
 from meshwright.specs.layout import Recompute
 from meshwright.specs.model import Model
@@ -50,6 +58,8 @@ class Pass:
     """This rank's cosines and sines."""
     starts: torch.Tensor | None = None
     """`[B, S]`: where in the whole sequence each token's document starts; None: one document."""
+    masks: dict[int, Masks] = field(default_factory=dict)
+    """By window; none where attention is plainly causal, or goes round a ring."""
     draw: Draw | None = None
     """Dropout; None: nothing is dropped."""
 
@@ -134,14 +144,23 @@ class Attention(nn.Module):
         query, key, value = self._heads(x)
         if here.rotary is not None:
             query, key = rotate(query, here.rotary), rotate(key, here.rotary)
-        how = (self.axes.cp, self.window, self.axes.ring, here.starts)
         if self.selective and torch.is_grad_enabled():
             out = checkpoint(
-                attend, query, key, value, *how, use_reentrant=False, preserve_rng_state=False
+                self._mix, query, key, value, here, use_reentrant=False, preserve_rng_state=False
             )
         else:
-            out = attend(query, key, value, *how)
+            out = self._mix(query, key, value, here)
         return self.o.leaving(out.transpose(1, 2).flatten(2), self.axes)
+
+    def _mix(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, here: Pass
+    ) -> torch.Tensor:
+        """Every query's weighted sum of values, `[B, heads on this rank, S, head_dim]`."""
+        cp = self.axes.cp
+        if self.axes.ring and cp.size > 1:
+            everyone = everyones_positions(query.shape[2], cp)
+            return ring_attention(query, key, value, everyone, cp, self.window, here.starts)
+        return attend(query, key, value, cp, here.masks.get(self.window))
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values `[B, heads on this rank, S, head_dim]`."""
@@ -426,6 +445,10 @@ class Decoder(nn.Module):
         length = x.shape[1] * (axes.tp.size if axes.sequence_parallel else 1)
         at = local_positions(length, axes.cp).to(x.device)
         rotary = draw = None
+        masks: dict[int, Masks] = {}
+        if not (axes.ring and axes.cp.size > 1):
+            windows = [cast(Block, layer).attention.window for layer in self.layers.values()]
+            masks = attention_masks(windows, at, axes.cp, starts, x.dtype)
         if self.model.positions == "rope":
             # One table per sequence where documents begin at different places, `[B, 1, S, d]`.
             counted = at if starts is None else (at - starts)[:, None]
@@ -435,7 +458,7 @@ class Decoder(nn.Module):
                 raise ValueError("dropout needs the numbers of the sequences")
             tokens = rows[:, None] * (length * axes.cp.size) + own_slice(at, axes)
             draw = Draw(self.dropout, tokens)
-        return Pass(rotary=rotary, starts=starts, draw=draw)
+        return Pass(rotary=rotary, starts=starts, masks=masks, draw=draw)
 
     def _logits(self, x: torch.Tensor, tied: TiedWeight | None) -> torch.Tensor:
         if hasattr(self, "norm"):

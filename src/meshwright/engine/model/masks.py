@@ -1,0 +1,68 @@
+"""Which keys a query may see, where that is less than all before it: one mask for every layer.
+
+Masks are made once per micro-batch and window, as what is added to the scores (0 or -inf, in the
+dtype of the scores' inputs), so that torch makes no copy of its own for each layer's backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from meshwright.engine.model.collectives import Axis
+
+Masks = tuple[torch.Tensor, ...]
+"""`[S, S]` or `[B, 1, S, S]`; under context parallelism one for each of this rank's two chunks of
+the sequence, `[S/2, keys up to the chunk's end]`."""
+
+
+def attention_masks(
+    windows: Iterable[int],
+    at: torch.Tensor,
+    cp: Axis,
+    starts: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> dict[int, Masks]:
+    """The masks of every window in `windows`; none where attention is plainly causal.
+
+    Args:
+        windows: how many tokens back a token sees; 0 means all.
+        at: positions `[S]` of this rank's tokens in the whole sequence.
+        cp: the group that the sequence is split over, its keys and values all-gathered.
+        starts: positions `[B, S]` at which the documents of this rank's tokens start.
+        dtype: of queries and keys.
+    """
+    masks: dict[int, Masks] = {}
+    for window in set(windows):
+        if cp.size > 1:
+            chunk = at.shape[0] // 2
+            # Causal: nothing after a chunk's last token is visible to it.
+            ends = [(part + 1) * chunk for part in (cp.rank, 2 * cp.size - 1 - cp.rank)]
+            begun = (None, None) if starts is None else starts.split(chunk, 1)
+            parts = zip(at.split(chunk), ends, begun, strict=True)
+        elif starts is not None or 0 < window < at.shape[0]:
+            parts = zip([at], [at.shape[0]], [starts], strict=True)
+        else:
+            continue
+        masks[window] = tuple(
+            _added(seen(queries, torch.arange(end, device=at.device), window, first), dtype)
+            for queries, end, first in parts
+        )
+    return masks
+
+
+def seen(
+    queries: torch.Tensor, keys: torch.Tensor, window: int, starts: torch.Tensor | None
+) -> torch.Tensor:
+    """True where a query may see a key: `[queries, keys]`, or `[B, 1, queries, keys]`."""
+    distance = queries[:, None] - keys[None, :]
+    visible = distance >= 0
+    if window:
+        visible = visible & (distance < window)
+    return visible if starts is None else (visible & (keys >= starts[..., None]))[:, None]
+
+
+def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    hidden = torch.full((), float("-inf"), dtype=dtype, device=visible.device)
+    return torch.where(visible, torch.zeros((), dtype=dtype, device=visible.device), hidden)
