@@ -1,7 +1,8 @@
 """What one layer of meshwright's own engine keeps for backward, and needs on top while it runs.
 
-The operations are those of `engine/model/decoder.py` and `kernels.py`, tensor by tensor. Everything is an
-array of shape (rows,) in bytes, or elements, of one rank and micro-batch.
+The operations are those of `decoder.py`, `layers.py`, `experts.py` and `kernels.py` in `engine/model/`,
+tensor by tensor. Everything is an array of shape (rows,) in bytes, or elements, of one rank and
+micro-batch.
 """
 
 from __future__ import annotations

@@ -12,13 +12,11 @@ parallelism splits the residual stream.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.model.attention import (
@@ -28,94 +26,16 @@ from meshwright.engine.model.attention import (
     rotary_table,
     rotate,
 )
-from meshwright.engine.model.collectives import Axis, enter, exchange, leave, lose_gradient
-from meshwright.engine.model.dropout import Draw, Dropout, Place
-from meshwright.engine.model.kernels import rms_norm, silu_product
+from meshwright.engine.model.collectives import enter, leave, lose_gradient
+from meshwright.engine.model.dropout import Draw, Dropout
+from meshwright.engine.model.experts import Mixture
+from meshwright.engine.model.layers import Axes, Linear, Mlp, Norm, Pass, local
 from meshwright.engine.model.masks import Masks, attention_masks
-from meshwright.engine.model.numerics import Activation, Numerics, default_numerics
+from meshwright.engine.model.numerics import Numerics, default_numerics
 from meshwright.engine.model.ring import ring_attention
 from meshwright.engine.model.tied import TiedWeight
 from meshwright.specs.layout import Recompute
 from meshwright.specs.model import Model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """The axes that the forward pass crosses; all of size one on a single device."""
-
-    tp: Axis = field(default_factory=lambda: Axis(name="tp"))
-    cp: Axis = field(default_factory=lambda: Axis(name="cp"))
-    ep: Axis = field(default_factory=lambda: Axis(name="ep"))
-    sequence_parallel: bool = False
-    ring: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """What a micro-batch's forward needs besides its hidden states, the same for every layer."""
-
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
-    """This rank's cosines and sines."""
-    starts: torch.Tensor | None = None
-    """`[B, S]`: where in the whole sequence each token's document starts; None: one document."""
-    masks: dict[int, Masks] = field(default_factory=dict)
-    """By window; none where attention is plainly causal, or goes round a ring."""
-    draw: Draw | None = None
-    """Dropout; None: nothing is dropped."""
-
-    def drop(self, x: torch.Tensor, layer: int, place: Place) -> torch.Tensor:
-        """Dropout of `[B, S or S/tp, H]`, where there is any."""
-        return x if self.draw is None else self.draw.apply(x, layer, place)
-
-
-def local(parameter: Any) -> Any:
-    """This rank's part of a parameter, as a plain tensor; None stays None."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-class Linear(nn.Module):
-    """A weight `[out, in]` with an optional bias `[out]`."""
-
-    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Product plus bias: column-parallel, or not split at all."""
-        return F.linear(x, local(self.weight), local(self.bias))
-
-    def rows(self, x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Only outputs `start` to `stop`: a key head that several ranks compute."""
-        bias = local(self.bias)
-        return F.linear(
-            x, local(self.weight)[start:stop], None if bias is None else bias[start:stop]
-        )
-
-    def leaving(self, x: torch.Tensor, axes: Axes) -> torch.Tensor:
-        """Row-parallel: the ranks' partial products are added up, then the bias once."""
-        out = leave(F.linear(x, local(self.weight)), axes.tp, axes.sequence_parallel)
-        bias = local(self.bias)
-        return out if bias is None else out + bias
-
-
-class Norm(nn.Module):
-    """RMS norm, layer norm or none over the last dimension."""
-
-    def __init__(self, kind: str, width: int, bias: bool, eps: float) -> None:
-        super().__init__()
-        self.kind, self.width, self.eps = kind, width, eps
-        if kind != "none":
-            self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width)) if bias and kind == "layernorm" else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise `[..., width]`."""
-        if self.kind == "none":
-            return x
-        if self.kind == "rmsnorm":
-            return rms_norm(x, local(self.weight), self.eps)
-        return F.layer_norm(x, (self.width,), local(self.weight), local(self.bias), self.eps)
 
 
 class Attention(nn.Module):
@@ -178,123 +98,6 @@ class Attention(nn.Module):
         if self.qk_norm == "head":
             query, key = self.q_norm(query), self.k_norm(key)
         return query, key, value
-
-
-class Mlp(nn.Module):
-    """The dense FFN: gated (SwiGLU) or plain, its width split over tp."""
-
-    def __init__(self, model: Model, width: int, activation: Activation, axes: Axes) -> None:
-        super().__init__()
-        self.axes, self.activation = axes, activation
-        if model.gated:
-            self.gate: Linear | None = Linear(model.hidden, width, model.ffn_bias)
-        else:
-            self.gate = None
-        self.up = Linear(model.hidden, width, model.ffn_bias)
-        self.down = Linear(width, model.hidden, model.ffn_bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[B, S or S/tp, H]` to the same."""
-        x = enter(x, self.axes.tp, self.axes.sequence_parallel)
-        up = self.up(x)
-        if self.gate is None:
-            inner = activate(up, self.activation)
-        else:
-            inner = gated(self.gate(x), up, self.activation)
-        return self.down.leaving(inner, self.axes)
-
-
-def activate(x: torch.Tensor, kind: Activation) -> torch.Tensor:
-    """Apply the named activation."""
-    if kind == "silu":
-        return F.silu(x)
-    if kind == "relu":
-        return F.relu(x)
-    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
-
-
-def gated(gate: torch.Tensor, up: torch.Tensor, kind: Activation) -> torch.Tensor:
-    """The activation of `gate` times `up`."""
-    return silu_product(gate, up) if kind == "silu" else activate(gate, kind) * up
-
-
-class ExpertWeights(nn.Module):
-    """The routed experts of one layer, stacked: `[experts, out, in]`, split over ep."""
-
-    def __init__(self, hidden: int, width: int, experts: int, activation: Activation) -> None:
-        super().__init__()
-        self.activation = activation
-        self.gate = nn.Parameter(torch.empty(experts, width, hidden))
-        self.up = nn.Parameter(torch.empty(experts, width, hidden))
-        self.down = nn.Parameter(torch.empty(experts, hidden, width))
-
-    def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Rows `[sum(counts), H]` sorted by local expert to outputs of the same shape."""
-        # Unbound, not indexed: an index's gradient is a whole stack of zeros for each expert.
-        stacks = (local(stack).unbind() for stack in (self.gate, self.up, self.down))
-        outs = []
-        for part, to_gate, to_up, to_down in zip(rows.split(counts), *stacks, strict=True):
-            gate, up = F.linear(part, to_gate), F.linear(part, to_up)
-            outs.append(F.linear(gated(gate, up, self.activation), to_down))
-        return torch.cat(outs)
-
-
-class Mixture(nn.Module):
-    """Mixture of experts with dropless top-k routing; each rank routes its own tokens."""
-
-    def __init__(self, model: Model, numerics: Numerics, axes: Axes) -> None:
-        super().__init__()
-        spec = model.experts
-        assert spec is not None
-        self.axes, self.top_k, self.num_experts = axes, spec.top_k, spec.experts
-        self.renormalize = numerics.renormalize_routing
-        self.router = Linear(model.hidden, spec.experts, spec.router_bias)
-        self.experts = ExpertWeights(model.hidden, spec.ffn, spec.experts, numerics.activation)
-        self.shared: Mlp | None = None
-        if spec.shared_ffn:
-            self.shared = Mlp(model, spec.shared_ffn, numerics.activation, axes)
-        self.shared_gate = Linear(model.hidden, 1) if spec.shared_gate else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[B, S or S/tp, H]` to the same."""
-        tokens = x.flatten(0, 1)
-        logits = self.router(tokens)
-        weights = logits.softmax(-1, dtype=max(logits.dtype, torch.float32, key=_precision))
-        weights, chosen = weights.topk(self.top_k, dim=-1)
-        if self.renormalize:
-            weights = weights / weights.sum(-1, keepdim=True)
-        order = chosen.flatten().argsort(stable=True)  # (token, choice) pairs by expert
-        counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
-        done = self._visit(tokens[order // self.top_k], counts)
-        # Back in the order of tokens, a sum over choices keeps `done` alone; index_add keeps more.
-        done = done[order.argsort()].unflatten(0, (-1, self.top_k))
-        out = (done * weights.to(done.dtype)[..., None]).sum(1).view_as(x)
-        if self.shared is not None:
-            shared = self.shared(x)
-            if self.shared_gate is not None:
-                shared = shared * self.shared_gate(x).sigmoid()
-            out = out + shared
-        return out
-
-    def _visit(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Send rows `[R, H]`, sorted by expert, through their experts and back."""
-        ep = self.axes.ep
-        if ep.size == 1:
-            return self.experts(rows, counts.tolist())
-        # counts[source rank][local expert], so that both sides know who sends how many rows
-        sent = counts.view(ep.size, -1)
-        arriving = torch.empty_like(sent)
-        torch.distributed.all_to_all_single(arriving, sent, group=ep.group)
-        send, receive = sent.sum(1).tolist(), arriving.sum(1).tolist()
-        rows = exchange(rows, ep, send, receive)
-        experts = torch.arange(sent.shape[1], device=rows.device).repeat(ep.size)
-        order = experts.repeat_interleave(arriving.flatten()).argsort(stable=True)
-        done = self.experts(rows[order], arriving.sum(0).tolist())
-        return exchange(done[order.argsort()], ep, receive, send)
-
-
-def _precision(dtype: torch.dtype) -> int:
-    return int(torch.finfo(dtype).bits)
 
 
 class Block(nn.Module):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engine.model.collectives import Axis
+from meshwright.engine.model.masks import seen
 
 
 def ring_attention(
@@ -116,12 +117,10 @@ def _scores(
 ) -> torch.Tensor:  # fmt: skip
     """Scaled scores `[B, kv heads, group, S, S]`, minus infinity where a key may not be seen."""
     scores = grouped @ key.unsqueeze(2).transpose(-1, -2) * grouped.shape[-1] ** -0.5
-    distance = (own[:, None] - theirs[None, :]).to(scores.device)
-    hidden = (distance < 0) | (distance >= window) if window else distance < 0
+    visible = seen(own.to(scores.device), theirs.to(scores.device), window, starts)
     if starts is not None:
-        earlier = theirs.to(scores.device) < starts[..., None]
-        hidden = (hidden | earlier)[:, None, None]
-    return scores.masked_fill(hidden, float("-inf"))
+        visible = visible[:, None]
+    return scores.masked_fill(~visible, float("-inf"))
 
 
 def _pass_on(block: torch.Tensor, cp: Axis) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from meshwright.engine.model.collectives import Axis
-from meshwright.engine.model.decoder import Axes
+from meshwright.engine.model.layers import Axes
 from meshwright.specs.layout import Layout
 
 

@@ -35,7 +35,7 @@ from meshwright.costs.frameworks import behaviour
 from meshwright.costs.parameters import local_parameters
 from meshwright.costs.pipeline import in_flight
 from meshwright.engine.model.collectives import exchange
-from meshwright.engine.model.decoder import Mixture
+from meshwright.engine.model.experts import Mixture
 from meshwright.engine.model.numerics import default_numerics
 from meshwright.engine.parallel.guards import check, likeness
 from meshwright.engine.parallel.mesh import rank_grid
