@@ -28,8 +28,8 @@ from meshwright.costs.fabric import Fabric, constant_names, place, with_constant
 from meshwright.costs.link_fit import MeasuredCollective, fit_links, fit_shared
 from meshwright.evidence.collective_rows import CollectiveRow, predicted_s, read_collective_rows
 from meshwright.specs.clusters import load_cluster
-from meshwright.specs.plan import write_atomically
 from meshwright.specs.quantities import parse_bytes
+from meshwright.specs.writing import write_atomically
 
 NETWORK = ("reduce_fraction", "gather_fraction", "hop_latencies", "fill_latencies",
            "fill_half_bytes", "nvls_tree_fraction")  # fmt: skip

@@ -35,7 +35,7 @@ def command(
     from meshwright.evidence.rows import Row, read_rows
     from meshwright.specs.clusters import load_cluster
     from meshwright.specs.errors import SpecError
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     base = load_cluster(cluster)
     timings: list[MeasuredCollective] = []

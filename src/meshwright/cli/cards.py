@@ -20,7 +20,7 @@ def command(
     from meshwright.cli.output import print_json
     from meshwright.lessons.print_cards import anki_text, cards_pdf, filled_cards
     from meshwright.specs.errors import SpecError, nearest
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     cards = filled_cards()
     if print_to is not None:

@@ -335,7 +335,7 @@ def _write(run: Run | None, trace: Path | None, output: Path | None) -> None:
     import json
 
     from meshwright.simulator.collective_export import columnar, perfetto
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     if run is None:
         return

@@ -53,7 +53,7 @@ def command(
     finally:
         running.progress("")
     if output is not None:
-        from meshwright.specs.plan import write_atomically
+        from meshwright.specs.writing import write_atomically
 
         write_atomically(output, json.dumps(result.plain(), indent=2) + "\n")
     if as_json:

@@ -15,8 +15,8 @@ from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
-from meshwright.specs.plan import write_atomically
 from meshwright.specs.quantities import parse_batch, parse_bytes, parse_count
+from meshwright.specs.writing import write_atomically
 
 
 def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:

@@ -226,7 +226,7 @@ def _grade(
     from meshwright.lessons.drills import grade
     from meshwright.lessons.expressions import fill
     from meshwright.specs.errors import SpecError
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     findings = sorted(drill.findings)
     if finding and not 1 <= finding <= len(findings):

@@ -22,7 +22,7 @@ def command(
     from meshwright.cli.output import print_json
     from meshwright.evidence.predict import predict, predictions_csv
     from meshwright.evidence.rows import read_rows
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     table = read_rows(rows)
     console = Console(stderr=True)

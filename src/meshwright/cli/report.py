@@ -20,7 +20,7 @@ def command(
     `train` writes it by itself; this makes it anew, or from the records of a run that was killed.
     """
     from meshwright.engine.watch.report import NAME, page_of
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     if as_json:
         from meshwright.cli.output import print_json

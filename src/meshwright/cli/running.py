@@ -10,10 +10,11 @@ from typing import Any
 
 from meshwright.cli.options import RunLayoutOptions, chosen
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_data
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
-from meshwright.specs.plan import Plan, load_plan, read_data
+from meshwright.specs.plan import Plan, load_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ def command(
     import json
 
     from meshwright.cli.output import print_json
-    from meshwright.specs.plan import SCHEMA_VERSION, Plan, write_atomically
+    from meshwright.specs.plan import SCHEMA_VERSION, Plan
+    from meshwright.specs.writing import write_atomically
 
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

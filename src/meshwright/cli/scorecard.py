@@ -35,7 +35,7 @@ def command(
     from meshwright.evidence.rows import Row, published_rows, read_rows
     from meshwright.evidence.score import scorecard
     from meshwright.specs.errors import SpecError
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     if by not in ("source", "gpu", "framework"):
         raise SpecError("by", by, "one of source, gpu, framework")

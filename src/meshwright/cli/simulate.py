@@ -197,7 +197,7 @@ def _stage_times(path: Path) -> StageTimes:
     """Read per-stage times; `backward` alone is split into two equal halves."""
     from meshwright.simulator import StageTimes
     from meshwright.specs.errors import SpecError
-    from meshwright.specs.plan import read_data
+    from meshwright.specs.foreign import read_data
 
     data = read_data(path, "--stage-times")
     names = ("forward", "backward") if "backward" in data else (
@@ -261,7 +261,7 @@ def _write(
 ) -> None:
     import json
 
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     if trace is not None:
         from meshwright.simulator.render_trace import perfetto_trace

@@ -61,7 +61,7 @@ def _announce(url: str) -> None:
 def _write_openapi(output: Path | None) -> None:
     import json
 
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
     from meshwright.studio.app import openapi as document
 
     text = json.dumps(document(), indent=2, ensure_ascii=False) + "\n"

@@ -53,7 +53,7 @@ def _form(time_s: float) -> str:
 def _write(shown: Any, svg: Path | None, output: Path | None) -> None:
     import json
 
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     if svg is not None:
         from meshwright.simulator.render_svg import svg_timeline

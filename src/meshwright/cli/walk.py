@@ -23,7 +23,7 @@ def command(
     import json
 
     from meshwright.specs.errors import SpecError, nearest
-    from meshwright.specs.plan import write_atomically
+    from meshwright.specs.writing import write_atomically
 
     running.need_torch()
     from meshwright.engine.proof.walk import REGIMES, walk

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.specs.errors import SpecError
-from meshwright.specs.plan import Plan, write_atomically
+from meshwright.specs.plan import Plan
+from meshwright.specs.writing import write_atomically
 from meshwright.version import __version__
 
 STAMP_KEY = "_meshwright"

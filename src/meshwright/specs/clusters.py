@@ -133,7 +133,7 @@ def _fitted(levels: list[dict[str, Any]], full: int, used: int) -> list[dict[str
 
 
 def _from_file(path: Path) -> Cluster:
-    from meshwright.specs.plan import read_data
+    from meshwright.specs.foreign import read_data
 
     return _from_table(read_data(path, "cluster"), path.parent)
 

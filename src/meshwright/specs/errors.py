@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class SpecError(ValueError):
@@ -17,10 +18,7 @@ class SpecError(ValueError):
         self.field = field
         self.value = value
         self.remedy = remedy
-        shown = repr(value)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        sentence = f"{field} = {shown}: {remedy}"
+        sentence = f"{shorten(field, str)} = {shorten(value)}: {remedy}"
         if not sentence.isprintable():  # a field name from a file may hold a line break
             sentence = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
         super().__init__(sentence)
@@ -32,6 +30,59 @@ class SpecError(ValueError):
 
 class DoesNotFitError(Exception):
     """No layout fits: the answer to a valid question, so not a `SpecError` (exit code 1)."""
+
+
+def shorten(value: object, form: Callable[[Any], str] = repr, limit: int = 80) -> str:
+    """Return the first characters of a value's `repr` (or other form) without building the rest.
+
+    What is short comes out whole. Lists and tables are walked only as far as they are shown, so
+    one that holds itself, or itself a million times, costs no more than its first characters.
+    """
+    if isinstance(value, str) and form is str:
+        return value if len(value) <= 4 * limit else value[: 4 * limit] + "..."
+    pieces: list[str] = []
+    _show(value, pieces, limit + 1, 8)
+    shown = "".join(pieces)
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+_BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
+
+
+def _show(value: object, pieces: list[str], room: int, depth: int) -> int:
+    """Append the pieces of a repr while there is room; return what room is left."""
+    brackets = _BRACKETS.get(type(value))
+    if brackets is None or not value or room <= 0 or not depth:
+        text = _leaf(value, room) if brackets is None or not value else "..."
+        pieces.append(text)
+        return room - len(text)
+    pieces.append(brackets[0])
+    room -= 1
+    table = isinstance(value, dict)
+    for index, one in enumerate(value):  # type: ignore[arg-type,var-annotated]
+        if room <= 0:
+            return room
+        if index:
+            pieces.append(", ")
+            room -= 2
+        room = _show(one, pieces, room, depth - 1)
+        if table:
+            pieces.append(": ")
+            room = _show(value[one], pieces, room - 2, depth - 1)  # type: ignore[index]
+    end = ",)" if isinstance(value, tuple) and len(value) == 1 else brackets[1]
+    pieces.append(end)
+    return room - len(end)
+
+
+def _leaf(value: object, room: int) -> str:
+    if isinstance(value, (str, bytes, bytearray)):
+        return repr(value[: max(room, 1)])
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"a whole number of about {int(value.bit_length() * 0.30103)} digits"
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:

@@ -27,7 +27,7 @@ def load_job(what: str | Path | Mapping[str, Any] | Job) -> Job:
     if isinstance(what, Job):
         return what
     if isinstance(what, (str, Path)):
-        from meshwright.specs.plan import read_data
+        from meshwright.specs.foreign import read_data
 
         data: Mapping[str, Any] = read_data(what, "job")
     elif isinstance(what, Mapping):

@@ -99,7 +99,7 @@ def _from_preset(name: str) -> Model:
 
 
 def _from_path(path: Path) -> Model:
-    from meshwright.specs.plan import read_data
+    from meshwright.specs.foreign import read_data
 
     if str(path) != "-" and path.is_dir():
         path = path / "config.json"

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from pydantic import Field
@@ -15,9 +11,11 @@ from pydantic import Field
 from meshwright.specs.base import Spec
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_data
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+from meshwright.specs.writing import write_atomically
 
 SCHEMA_VERSION = 1
 
@@ -113,41 +111,6 @@ class Plan(Spec):
     notes: tuple[str, ...] = Field((), description="assumptions and warnings, a sentence each")
 
 
-def read_data(path: str | Path, field: str = "file") -> dict[str, Any]:
-    """Read a TOML, JSON or YAML file into plain data; the suffix decides, `-` is stdin.
-
-    Raises:
-        SpecError: the file cannot be read or parsed, or holds no table.
-    """
-    import sys
-
-    try:
-        raw = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise SpecError(field, str(path), f"cannot be read ({error.strerror})") from None
-    try:
-        data = _parse_text(raw.decode("utf-8"), Path(path).suffix.lower())
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise SpecError(field, str(path), f"is not valid TOML, JSON or YAML ({reason})") from None
-    if not isinstance(data, dict):
-        raise SpecError(field, str(path), "a table of named fields is expected")
-    return data
-
-
-def _parse_text(text: str, suffix: str) -> Any:
-    if suffix == ".json" or (suffix not in (".toml", ".yaml", ".yml") and text.lstrip()[:1] == "{"):
-        return json.loads(text)
-    if suffix in (".yaml", ".yml"):
-        import yaml
-
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(str(error)) from None
-    return tomllib.loads(text)
-
-
 def load_plan(path: str | Path) -> Plan:
     """Read a plan file (TOML or JSON).
 
@@ -173,25 +136,3 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     json_wanted = str(path).endswith(".json")
     text = json.dumps(data, indent=2) + "\n" if json_wanted else tomli_w.dumps(data)
     write_atomically(path, text)
-
-
-def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Write a file through a temporary one beside it, so that it is never half-written.
-
-    Raises:
-        SpecError: the file cannot be written.
-    """
-    target = Path(path)
-    raw = content.encode("utf-8") if isinstance(content, str) else content
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent or ".", prefix=".meshwright-")
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(raw)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise SpecError("output", str(path), f"cannot be written ({error.strerror})") from None

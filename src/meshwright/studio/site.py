@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from meshwright.lessons import content
 from meshwright.specs.errors import SpecError
-from meshwright.specs.plan import write_atomically
+from meshwright.specs.writing import write_atomically
 from meshwright.studio.app import create_app, routes, static_folder
 
 Request = tuple[str, dict[str, str]]

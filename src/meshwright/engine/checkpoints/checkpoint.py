@@ -30,7 +30,7 @@ from meshwright.engine.parallel.backend import on_gpu
 from meshwright.engine.parallel.program import Program
 from meshwright.engine.ranks.faults import Moment
 from meshwright.specs.errors import SpecError
-from meshwright.specs.plan import write_atomically
+from meshwright.specs.writing import write_atomically
 
 Hook = Callable[[Moment, int], None]
 _WRITE_LIMIT = timedelta(hours=2)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.specs.errors import SpecError
-from meshwright.specs.plan import write_atomically
+from meshwright.specs.writing import write_atomically
 
 FORMAT = 1
 NAME = "manifest.json"

@@ -20,7 +20,7 @@ from meshwright.engine.model.numerics import FAMILIES, Numerics, numerics_of_con
 from meshwright.specs.errors import SpecError
 from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.model import Experts, Model
-from meshwright.specs.plan import write_atomically
+from meshwright.specs.writing import write_atomically
 
 _LLAMA = {
     "embed.weight": "model.embed_tokens.weight",

@@ -37,7 +37,7 @@ from meshwright.engine.watch.flightlog import (
     folder_of,
 )
 from meshwright.specs.errors import SpecError
-from meshwright.specs.plan import write_atomically
+from meshwright.specs.writing import write_atomically
 
 _METHODS = {
     "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce",

@@ -17,8 +17,8 @@ from meshwright.engine.watch.runlog import HOST_PARTS, RunLog, disturbed, read_l
 from meshwright.engine.watch.trace import MeasuredStep, measured_steps, read_traces
 from meshwright.simulator.render_svg import svg_timeline
 from meshwright.specs.errors import SpecError
-from meshwright.specs.plan import write_atomically
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
+from meshwright.specs.writing import write_atomically
 
 if TYPE_CHECKING:
     from meshwright.engine.train import Run
