@@ -5,6 +5,7 @@ import typing
 import pytest
 
 from meshwright.costs.frameworks import Behaviour, behaviour, framework, framework_names, source_of
+from meshwright.specs import frameworks
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Framework, Job
 
@@ -19,7 +20,12 @@ def test_every_cell_has_a_source(name):
 
 
 def test_the_table_and_the_job_name_the_same_frameworks():
-    assert set(framework_names()) == set(typing.get_args(Framework))
+    assert set(typing.get_args(Framework)) == set(frameworks.framework_names())
+
+
+def test_every_framework_is_priced_by_a_row_and_every_row_prices_one():
+    priced = {frameworks.framework(name).behaviour for name in frameworks.framework_names()}
+    assert priced == set(framework_names())
 
 
 def test_a_job_deviates_in_one_field_only():

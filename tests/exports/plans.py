@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from meshwright.exports.canonical import even_split
+from meshwright.exports.canonical import DEFAULT_ORDER, even_split
 from meshwright.exports.limits import Limits, problems
 from meshwright.specs import Estimate, Job, Layout, Plan, load_cluster, load_model
 from meshwright.specs.job import RECIPES
@@ -32,7 +32,8 @@ def plans(draw, limits: Limits, models=MODELS) -> Plan:
     name = draw(st.sampled_from(models))
     model = load_model(name)
     power = st.sampled_from((1, 2, 4, 8))
-    can = lambda axis: axis not in limits.without  # noqa: E731
+    able = limits.can
+    can = able.has
     tp = draw(power.filter(lambda n: model.kv_heads % n == 0)) if can("tp") else 1
     pp = draw(power) if can("pp") else 1
     cp = draw(st.sampled_from((1, 2, 4))) if can("cp") else 1
@@ -44,27 +45,27 @@ def plans(draw, limits: Limits, models=MODELS) -> Plan:
     if model.experts and can("ep"):
         ep = draw(st.sampled_from([n for n in (1, 2, 4, 8) if (dp * cp) % n == 0]))
         etp = draw(st.sampled_from((1, tp)))
-    zero = draw(st.sampled_from(limits.zero))
+    zero = draw(st.sampled_from(able.zero))
     shard = 0
-    if zero and limits.hybrid_shard:
+    if zero and able.hybrid_shard:
         shard = draw(st.sampled_from([0, *(n for n in (2, 4, 8) if (dp * cp) % n == 0)]))
     split = None
-    if pp > 1 and limits.stage_layers and draw(st.booleans()):
+    if pp > 1 and able.stage_layers and draw(st.booleans()):
         even = list(even_split(model.layers, pp, virtual))
         moved = draw(st.integers(0, len(even) - 1))
         if even[moved] > 1:
             even[moved] -= 1
             even[draw(st.integers(0, len(even) - 1))] += 1
         split = tuple(even)
-    recompute = draw(st.sampled_from(limits.recompute))
+    recompute = draw(st.sampled_from(able.recompute))
     layers = 0
-    if recompute == "full" and limits.recompute_layers and draw(st.booleans()):
+    if recompute == "full" and able.recompute_layers and draw(st.booleans()):
         layers = draw(st.integers(1, 3)) * virtual
     micro = draw(st.sampled_from((1, 2, 3)))
     schedule = "interleaved" if virtual > 1 else "1f1b"
     if pp > 1:
         allowed = [
-            s for s in limits.schedules
+            s for s in able.schedules
             if (s in ("interleaved", "looped-bfs")) == (virtual > 1) and s not in ("zb-v", "dualpipe-v")
         ]  # fmt: skip
         schedule = draw(st.sampled_from(allowed or [schedule]))
@@ -74,9 +75,9 @@ def plans(draw, limits: Limits, models=MODELS) -> Plan:
                       * pp * draw(st.integers(1, 4)), precision=RECIPES[precision]),
         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, virtual_stages=virtual, zero=zero, shard=shard,
         micro_batch=micro, recompute=recompute, recompute_layers=layers, stage_layers=split,
-        sequence_parallel=draw(st.booleans()) if limits.sequence_parallel == "free"
-        else limits.sequence_parallel == "always" and tp > 1,
-        schedule=schedule, rank_order=draw(st.sampled_from(limits.orders)),
+        sequence_parallel=draw(st.booleans()) if able.sequence_parallel == "free"
+        else able.sequence_parallel == "always" and tp > 1,
+        schedule=schedule, rank_order=draw(st.sampled_from(able.rank_orders or (DEFAULT_ORDER,))),
     )  # fmt: skip
     from hypothesis import assume
 

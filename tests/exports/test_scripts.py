@@ -88,7 +88,7 @@ def test_the_number_of_devices_is_what_the_script_starts(head, launch, world):
         ("--use-distributed-optimizer --num-distributed-optimizer-instances 2",
          {"zero": 1, "shard": 4}),
         ("--tensor-model-parallel-size 2 --sequence-parallel --use-tp-pp-dp-mapping "
-         "--pipeline-model-parallel-size 2", {"rank_order": "tp-pp-dp-cp-ep"}),
+         "--pipeline-model-parallel-size 2", {"rank_order": "tp-cp-ep-pp-dp"}),
     ],
 )  # fmt: skip
 def test_megatron_flags_become_fields_of_the_layout(flags, expected):

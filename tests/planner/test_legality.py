@@ -60,8 +60,14 @@ def test_kv_heads_may_be_replicated_but_not_cut():
 @pytest.mark.parametrize(
     ("framework", "layout", "words"),
     [
-        ("megatron", Layout(dp=64, zero=3), "ZeRO stage"),
-        ("fsdp", Layout(tp=8, dp=8, zero=3), "tensor parallelism"),
+        ("megatron", Layout(pp=4, dp=16, zero=3), "ZeRO stage"),
+        ("fsdp", Layout(pp=8, dp=8, zero=3), "pipeline parallelism"),
+        ("fsdp", Layout(tp=8, dp=8, zero=0), "ZeRO stage"),
+        ("llama-factory", Layout(tp=8, dp=8, zero=3), "tensor parallelism"),
+        ("torchtitan", Layout(tp=8, cp=2, dp=4, zero=0), "ZeRO stage"),
+        ("accelerate", Layout(cp=4, dp=16, zero=3, shard=2), "ZeRO groups"),
+        ("torchtitan", Layout(tp=8, pp=4, dp=2, rank_order="tp-cp-ep-pp-dp"), "orders ranks"),
+        ("deepspeed", Layout(dp=64, zero=3, recompute="selective"), "recompute"),
         ("nanotron", Layout(tp=8, pp=4, dp=2, virtual_stages=2, schedule="interleaved"), "virtual"),
         ("deepspeed", Layout(pp=4, dp=16, zero=2), "ZeRO stage"),
         ("megatron", Layout(tp=8, pp=4, dp=2, virtual_stages=2, schedule="zb-v"), "schedule"),

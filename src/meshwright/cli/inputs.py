@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.options import QuestionOptions
-from meshwright.costs.frameworks import framework as framework_behaviour
+from meshwright.costs.frameworks import behaviour_of
 from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.frameworks import find_framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -38,8 +39,8 @@ def read_job(options: QuestionOptions) -> Job:
         changes["global_batch"] = parse_batch(options.global_batch, length, "--global-batch")
     precision = options.precision
     if options.framework is not None:
-        known = framework_behaviour(options.framework)
-        changes["framework"] = options.framework
+        changes["framework"] = find_framework(options.framework, "--framework")
+        known = behaviour_of(changes["framework"])
         changes["attention_kernel"] = known.attention_kernel
         if precision is None and base.precision == PrecisionRecipe() and known.gradient_bytes == 4:
             precision = "bf16-fp32-grads"

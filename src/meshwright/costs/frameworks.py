@@ -11,6 +11,7 @@ from pydantic import Field
 
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.frameworks import framework as capabilities
 from meshwright.specs.job import AttentionKernel, Job
 from meshwright.specs.layout import Recompute
 
@@ -192,13 +193,22 @@ def framework(name: str) -> Behaviour:
     return Behaviour.parse(_cells(name), f"frameworks.{name}")
 
 
+def behaviour_of(name: str) -> Behaviour:
+    """Return the behaviour that prices a framework of `specs.frameworks`, by any of its names.
+
+    Raises:
+        SpecError: no such framework; the message names the nearest one.
+    """
+    return framework(capabilities(name).behaviour)
+
+
 def behaviour(job: Job) -> Behaviour:
     """Return the behaviour that a job runs under: its framework's, with the job's own options.
 
     Raises:
         SpecError: an option is not a field of `Behaviour`, or its value is not accepted.
     """
-    known = framework(job.framework)
+    known = behaviour_of(job.framework)
     return known.but(**job.framework_options) if job.framework_options else known
 
 

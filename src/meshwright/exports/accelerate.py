@@ -19,8 +19,6 @@ from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Plan
 
-VERSION = "1.15.0"
-
 _TOP = frozenset({
     "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "downcast_bf16",
     "num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip",
@@ -45,43 +43,11 @@ KNOWN_KEYS = {"": _TOP, "fsdp_config": _FSDP, "parallelism_config": _PARALLEL}
 
 
 def _problems(plan: Plan) -> Iterator[Problem]:
-    layout, job = canonical(plan.layout, plan.model), plan.job
     yield from hf_problems(plan.model)
-    if layout.shard_degree % layout.cp and layout.zero:
-        yield Problem("shard", layout.shard, "shards over whole context-parallel groups",
-                      {"shard": 0})  # fmt: skip
-    groups = layout.dp * layout.cp // layout.shard_degree
-    if (
-        layout.zero
-        and groups > 1
-        and layout.shard_degree <= layout.cp
-        and (layout.tp > 1 or layout.cp > 1)
-    ):
-        yield Problem("shard", layout.shard, "shards over two data-parallel ranks at least when "
-                      "tensor or context parallelism is on", {"shard": 0})  # fmt: skip
-    if layout.zero == 0 and layout.dp * layout.cp > 1 and (layout.tp > 1 or layout.cp > 1):
-        yield Problem("zero", 0, "combines tensor or context parallelism with FSDP only",
-                      {"zero": 3})  # fmt: skip
-    if layout.zero == 0 and layout.recompute == "full":
-        yield Problem("recompute", "full", "turns recomputation on in its FSDP settings",
-                      {"zero": 2} if layout.dp * layout.cp > 1 else {"recompute": "none"})  # fmt: skip
-    if job.precision.compute not in ("bf16", "fp16", "fp32"):
-        yield Problem("job.precision", job.precision.name, "is exported in bf16, fp16 or fp32")
-    if job.optimizer.name != "adamw":
-        yield Problem("job.optimizer", job.optimizer.name, "is exported with AdamW")
-    if job.global_batch % (layout.dp * layout.micro_batch):
-        yield Problem("micro_batch", layout.micro_batch, "needs whole micro-batches per rank")
 
 
-LIMITS = Limits(
-    title="accelerate",
-    framework="fsdp",
-    without=("pp", "virtual_stages", "ep", "etp"),
-    zero=(0, 2, 3),
-    recompute=("none", "full"),
-    sequence_parallel="never",
-    extra=_problems,
-)
+LIMITS = Limits("accelerate", "accelerate", _problems)
+VERSION = LIMITS.can.checked
 
 
 def config(plan: Plan) -> dict[str, Any]:

@@ -6,10 +6,12 @@ layouts are the same run when their canonical forms are equal.
 
 from __future__ import annotations
 
-from meshwright.specs.layout import AXES, Layout
+from meshwright.specs.layout import AXES, Layout, ranked
 from meshwright.specs.model import Model
 
 DEFAULT_ORDER = "-".join(AXES)
+TP_PP_DP_ORDER = "tp-cp-ep-pp-dp"
+"""Megatron-LM's --use-tp-pp-dp-mapping: pipeline stages inside data-parallel groups."""
 
 
 def even_split(layers: int, pp: int, virtual_stages: int = 1) -> tuple[int, ...]:
@@ -78,11 +80,10 @@ def _recompute_split(layout: Layout, model: Model | None) -> dict[str, object]:
 
 
 def _order(layout: Layout) -> str:
-    """The default order when the axes that are used stand in it as they do there."""
-    used = [axis for axis in layout.rank_order.split("-") if getattr(layout, axis) > 1]
-    standard = [axis for axis in AXES if axis in used]
-    # Experts reuse the ranks of cp and dp: where they stand among the others moves nothing
-    # unless dp or cp is between.
-    if used == standard:
-        return DEFAULT_ORDER
-    return "-".join([*used, *(axis for axis in AXES if axis not in used)])
+    """The usual spelling of an order: axes of degree 1 have no place of their own."""
+    used = [axis for axis in AXES if getattr(layout, axis) > 1]
+    wanted = ranked(layout.rank_order, used)
+    for usual in (DEFAULT_ORDER, TP_PP_DP_ORDER):
+        if ranked(usual, used) == wanted:
+            return usual
+    return "-".join([*wanted, *(axis for axis in AXES if axis not in used)])

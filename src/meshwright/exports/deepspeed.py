@@ -13,14 +13,12 @@ from typing import Any
 
 from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data
 from meshwright.exports.canonical import canonical
-from meshwright.exports.hf import hf_config, hf_family, hf_problems
+from meshwright.exports.hf import hf_config, hf_problems
 from meshwright.exports.limits import Limits, Problem
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Plan
-
-VERSION = "0.19.8"
 
 KNOWN_KEYS = frozenset({
     STAMP_KEY, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
@@ -41,44 +39,11 @@ KNOWN_KEYS = frozenset({
 
 
 def _problems(plan: Plan) -> Iterator[Problem]:
-    layout, job = canonical(plan.layout, plan.model), plan.job
     yield from hf_problems(plan.model)
-    if layout.pp > 1:
-        yield from _pipeline_problems(plan, layout)
-    if job.precision.compute not in ("bf16", "fp16", "fp32"):
-        yield Problem("job.precision", job.precision.name, "trains in bf16, fp16 or fp32")
-    if job.optimizer.name != "adamw":
-        yield Problem("job.optimizer", job.optimizer.name, "is exported with AdamW")
-    if job.global_batch % (layout.dp * layout.micro_batch):
-        yield Problem("micro_batch", layout.micro_batch, "needs whole micro-batches per rank")
 
 
-def _pipeline_problems(plan: Plan, layout: Layout) -> Iterator[Problem]:
-    """What the pipeline engine lacks beyond the rest of DeepSpeed."""
-    flat = {"pp": 1, "schedule": "1f1b"}
-    if layout.tp > 1:
-        yield Problem("tp", layout.tp, "has no AutoTP inside its pipeline",
-                      {"tp": 1, "sequence_parallel": False})  # fmt: skip
-    if plan.model.layers % layout.pp:
-        yield Problem("pp", layout.pp, f"is exported with equal stages of the {plan.model.layers} "
-                      "layers", flat)  # fmt: skip
-    if plan.model.tied_embeddings or hf_family(plan.model) in ("gpt2", "mixtral"):
-        yield Problem("pp", layout.pp, "is exported as a pipeline for dense models with rotary "
-                      "positions and a head of their own", flat)  # fmt: skip
-
-
-LIMITS = Limits(
-    title="DeepSpeed",
-    framework="deepspeed",
-    without=("virtual_stages", "cp", "ep", "etp"),
-    zero_with_pipeline=(0, 1),
-    schedules=("1f1b",),
-    zero_with_tensor=(0, 1, 2),
-    hybrid_shard=False,
-    recompute=("none", "full"),
-    sequence_parallel="never",
-    extra=_problems,
-)
+LIMITS = Limits("DeepSpeed", "deepspeed", _problems)
+VERSION = LIMITS.can.checked
 
 
 def config(plan: Plan, command: str = "") -> dict[str, Any]:

@@ -21,8 +21,6 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-VERSION = "2.13.0"
-
 _MODEL = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gated",
     "tied_embeddings", "norm", "qkv_bias", "attention_out_bias", "ffn_bias", "positions",
@@ -31,7 +29,7 @@ _MODEL = (
 
 
 def _problems(plan: Plan) -> Iterator[Problem]:
-    layout, job, model = canonical(plan.layout, plan.model), plan.job, plan.model
+    model = plan.model
     wrong = any((
         model.experts, model.latent_attention, model.parallel_block, model.window,
         model.embedding_norm, model.head_bias, model.qk_norm != "none", model.extra_parameters,
@@ -40,43 +38,12 @@ def _problems(plan: Plan) -> Iterator[Problem]:
     if wrong or model.positions in ("alibi", "none") or model.norm == "none":
         yield Problem(
             "model.family", model.family,
-            "script builds dense decoders with rotary or learned positions",
+            "builds dense decoders with rotary or learned positions",
         )  # fmt: skip
-    if layout.tp > 1 and model.kv_heads % layout.tp:
-        yield Problem("tp", layout.tp, f"script splits whole key-value heads ({model.kv_heads})",
-                      {"tp": _divisor(model.kv_heads, layout.tp)})  # fmt: skip
-    if layout.tp > 1 and model.tied_embeddings:
-        yield Problem("tp", layout.tp, "script splits the embedding only where the head has its own",
-                      {"tp": 1, "sequence_parallel": False})  # fmt: skip
-    if layout.tp > 1 and layout.zero == 0 and layout.dp > 1:
-        yield Problem("zero", 0, "script combines tensor parallelism with FSDP2 (DDP over DTensor "
-                      "silently scales gradients)", {"zero": 2})  # fmt: skip
-    if job.precision.compute not in ("bf16", "fp16", "fp32") or job.precision.name == "pure-bf16":
-        yield Problem("job.precision", job.precision.name, "script runs in bf16, fp16 or fp32 with "
-                      "fp32 weights")  # fmt: skip
-    if job.precision.compute == "fp16":
-        yield Problem("job.precision", "fp16", "script has no loss scaling; use bf16")
-    if job.optimizer.name != "adamw":
-        yield Problem("job.optimizer", job.optimizer.name, "script uses AdamW")
-    if job.global_batch % (layout.dp * layout.micro_batch):
-        yield Problem(
-            "micro_batch", layout.micro_batch, "script needs whole micro-batches per rank"
-        )
 
 
-def _divisor(number: int, most: int) -> int:
-    return max(n for n in range(1, most + 1) if number % n == 0 and most % n == 0)
-
-
-LIMITS = Limits(
-    title="the PyTorch",
-    framework="fsdp",
-    without=("pp", "virtual_stages", "cp", "ep", "etp"),
-    zero=(0, 2, 3),
-    recompute=("none", "full"),
-    recompute_layers=True,
-    extra=_problems,
-)
+LIMITS = Limits("the PyTorch script", "fsdp", _problems)
+VERSION = LIMITS.can.checked
 
 
 def tables(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -10,9 +10,8 @@ from meshwright.exports.bundle import comment
 from meshwright.exports.fabric import check_hosts
 from meshwright.specs.plan import Plan
 
-VERSION = "2.6.6"
-
-LIMITS = replace(fsdp.LIMITS, title="the Lightning", hybrid_shard=False)
+LIMITS = replace(fsdp.LIMITS, title="the Lightning script", framework="lightning")
+VERSION = LIMITS.can.checked
 
 
 def files(plan: Plan, command: str) -> dict[str, str]:

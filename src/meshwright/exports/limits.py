@@ -1,7 +1,8 @@
 """What each target can express, and the nearest plan it can.
 
-A rule looks at one thing a plan asks for and either passes or yields a `Problem`: what the target
-lacks, and the layout or job fields that would remove it.
+The table of frameworks (`specs.frameworks`) says what a framework has words for. A rule looks at one
+thing a plan asks for and either passes or yields a `Problem`: what the target lacks, and the layout
+fields that would remove it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from dataclasses import field as default_of
 from typing import Any
 
-from meshwright.exports.canonical import DEFAULT_ORDER, canonical
+from meshwright.exports.canonical import canonical
 from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import AXIS_TITLES, Framework, framework, lacks
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Plan
@@ -32,41 +34,28 @@ class Problem:
 class Limits:
     """What the configuration of a target has words for.
 
-    `framework` is the name under which `meshwright plan --framework` keeps to these limits, empty
-    where the planner has none. `without` names axes that must be 1.
+    `framework` is its name in the table of frameworks, under which `meshwright plan --framework`
+    keeps to these limits. `extra` yields what the table has no cell for: architectures.
     """
 
     title: str
     framework: str
-    without: tuple[str, ...] = ()
-    zero: tuple[int, ...] = (0, 1, 2, 3)
-    zero_with_pipeline: tuple[int, ...] | None = None
-    zero_with_tensor: tuple[int, ...] | None = None
-    hybrid_shard: bool = True
-    schedules: tuple[str, ...] = ("1f1b", "interleaved")
-    orders: tuple[str, ...] = (DEFAULT_ORDER,)
-    stage_layers: bool = False
-    recompute: tuple[str, ...] = ("none", "selective", "full")
-    recompute_layers: bool = False
-    sequence_parallel: str = "free"
-    dropout: bool = False
-    document_masking: bool = False
     extra: Callable[[Plan], Iterator[Problem]] | None = None
 
-
-_AXIS = {
-    "tp": "tensor parallelism", "pp": "pipeline parallelism", "cp": "context parallelism",
-    "ep": "expert parallelism", "etp": "tensor parallelism inside experts",
-    "virtual_stages": "virtual pipeline stages",
-}  # fmt: skip
+    @property
+    def can(self) -> Framework:
+        """The framework's row in the table."""
+        return framework(self.framework)
 
 
 def problems(plan: Plan, limits: Limits) -> list[Problem]:
     """Everything in a plan that a target has no words for, in the order a person should fix it."""
-    layout = canonical(plan.layout, plan.model)
-    found = [*_axes(layout, limits), *_sharding(layout, limits), *_pipeline(layout, limits)]
-    found += _details(layout, limits)
-    found += _training(plan.job, limits)
+    layout, can = canonical(plan.layout, plan.model), limits.can
+    found = [*_axes(layout, can), *_splits(plan, layout, can), *_sharding(plan, layout, can)]
+    found += [*_pipeline(layout, can), *_recompute(layout, can), *_ranks(plan, layout, can)]
+    found += _training(plan.job, can)
+    if plan.job.global_batch % (layout.dp * layout.micro_batch):
+        found.append(Problem("micro_batch", layout.micro_batch, "needs whole micro-batches a rank"))
     if limits.extra is not None:
         found += limits.extra(plan)
     return found
@@ -87,9 +76,10 @@ def require(plan: Plan, limits: Limits) -> None:
         remedy += f" (and {len(found) - 1} more: {', '.join(p.field for p in found[1:])})"
     closest = nearest_layout(plan, limits)
     if closest is not None:
-        remedy += f"; the nearest layout it can express is {closest.label()}"
-    if limits.framework:
-        remedy += f"; `meshwright plan --framework {limits.framework}` keeps to what it can"
+        remedy += (
+            f"; the nearest layout it can express is {closest.label()} (--nearest writes it); "
+            f"`meshwright plan --framework {limits.framework}` keeps to what it can"
+        )
     field = first.field if "." in first.field else f"layout.{first.field}"
     raise SpecError(field, first.value, remedy)
 
@@ -100,14 +90,15 @@ def nearest_layout(plan: Plan, limits: Limits) -> Layout | None:
     Devices freed by an axis that the target lacks go to data parallelism, so the world stays.
     """
     current = plan
-    for _ in range(12):
+    for _ in range(16):
         found = problems(current, limits)
         if not found:
             return canonical(current.layout, current.model)
-        if not found[0].change:
+        change = next((problem.change for problem in found if problem.change), None)
+        if change is None:
             return None
         try:
-            current = current.but(layout=_changed(current, found[0].change))
+            current = current.but(layout=_changed(current, change))
         except SpecError:
             return None
     return None
@@ -119,6 +110,12 @@ def _changed(plan: Plan, change: dict[str, Any]) -> dict[str, Any]:
         fields["dp"] = plan.layout.world // (fields["tp"] * fields["pp"] * fields["cp"])
     if fields["shard"] and (fields["dp"] * fields["cp"]) % fields["shard"]:
         fields["shard"] = 0
+    if fields["stage_layers"] is not None and (
+        len(fields["stage_layers"]) != fields["pp"] * fields["virtual_stages"]
+    ):
+        fields |= {"stage_layers": None, "stage_recompute_layers": None}
+    if fields["tp"] == 1:
+        fields["sequence_parallel"] = False
     while plan.job.global_batch % (fields["dp"] * fields["micro_batch"]) and (
         fields["micro_batch"] > 1
     ):
@@ -126,53 +123,106 @@ def _changed(plan: Plan, change: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _axes(layout: Layout, limits: Limits) -> Iterator[Problem]:
-    for axis in limits.without:
+_FLAT = {"virtual_stages": 1, "stage_layers": None, "stage_recompute_layers": None}
+
+
+def _axes(layout: Layout, can: Framework) -> Iterator[Problem]:
+    for axis, title in AXIS_TITLES.items():
         value = getattr(layout, axis)
-        if value > 1:
+        if value > 1 and not can.has(axis):
             change: dict[str, Any] = {axis: 1}
             if axis in ("pp", "virtual_stages"):
-                change |= {
-                    "virtual_stages": 1, "stage_layers": None, "stage_recompute_layers": None,
-                    "schedule": "1f1b",
-                }  # fmt: skip
-            yield Problem(axis, value, f"has no {_AXIS[axis]}", change)
+                change |= _FLAT | {"schedule": "1f1b"}
+            yield Problem(axis, value, f"has no {title}", change)
 
 
-def _sharding(layout: Layout, limits: Limits) -> Iterator[Problem]:
+def _splits(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
+    """What an axis asks of the model."""
+    model = plan.model
+    one = {"tp": 1, "sequence_parallel": False, "etp": 1}
+    if layout.tp > 1:
+        for need in lacks(model, can.tensor_needs):
+            yield Problem("tp", layout.tp, f"has tensor parallelism for models with {need}", one)
+        if layout.pp > 1 and not can.tensor_in_pipeline:
+            yield Problem("tp", layout.tp, "has no tensor parallelism inside its pipeline", one)
+        whole = can.replicated_kv_heads or bool(model.latent_attention)
+        if not whole and model.kv_heads % layout.tp:
+            most = max(
+                n for n in range(1, layout.tp + 1) if not (model.kv_heads % n or layout.tp % n)
+            )
+            yield Problem(
+                "tp", layout.tp, f"splits whole key-value heads ({model.kv_heads})", {"tp": most}
+            )
+    flat = _FLAT | {"pp": 1, "schedule": "1f1b"}
+    if layout.pp > 1:
+        for need in lacks(model, can.pipeline_needs):
+            yield Problem("pp", layout.pp, f"has a pipeline for models with {need}", flat)
+        if can.equal_stages and model.layers % (layout.pp * layout.virtual_stages):
+            yield Problem("pp", layout.pp, f"has equal stages of the {model.layers} layers", flat)
+
+
+def _sharding(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     if layout.dp * layout.cp == 1:
         return
-    allowed, why = limits.zero, ""
-    if limits.zero_with_pipeline is not None and layout.pp > 1:
-        allowed, why = limits.zero_with_pipeline, " with a pipeline"
-    if limits.zero_with_tensor is not None and layout.tp > 1:
-        allowed, why = limits.zero_with_tensor, " with tensor parallelism"
-    if layout.zero not in allowed:
+    allowed = list(can.zero_stages(tp=layout.tp, pp=layout.pp))
+    if can.context_needs_shards and layout.cp > 1:
+        allowed = [stage for stage in allowed if stage]
+    if plan.job.optimizer.name not in can.optimizers_sharded:
+        allowed = [stage for stage in allowed if stage < 2]
+    if allowed and layout.zero not in allowed:
+        axes = [
+            f"{axis} {getattr(layout, axis)}"
+            for axis in ("tp", "pp", "cp")
+            if getattr(layout, axis) > 1
+        ]
+        beside = f" beside {', '.join(axes)}" if axes else ""
         closest = min(allowed, key=lambda stage: (abs(stage - layout.zero), -stage))
         yield Problem(
             "zero",
             layout.zero,
-            f"expresses ZeRO stage {', '.join(map(str, allowed))}{why}",
+            f"expresses ZeRO stage {', '.join(map(str, allowed))}{beside}",
             {"zero": closest, "shard": 0 if closest == 0 else layout.shard},
         )
-    if layout.shard and not limits.hybrid_shard:
-        yield Problem(
-            "shard", layout.shard, "shards over all data-parallel ranks or none", {"shard": 0}
-        )
+    elif not allowed:
+        yield Problem("zero", layout.zero, f"has no ZeRO stage with {plan.job.optimizer.name} here")
+    yield from _groups(layout, can)
 
 
-def _pipeline(layout: Layout, limits: Limits) -> Iterator[Problem]:
-    if layout.pp == 1 or "pp" in limits.without:
+def _groups(layout: Layout, can: Framework) -> Iterator[Problem]:
+    if not layout.zero or not layout.shard:
         return
-    if layout.schedule not in limits.schedules:
+    degree, whole = layout.shard_degree, {"shard": 0}
+    if not can.hybrid_shard:
+        yield Problem("shard", degree, "shards over all data-parallel ranks or none", whole)
+    elif can.shard_holds_context and degree % layout.cp:
+        yield Problem("shard", degree, "shards over whole context-parallel groups", whole)
+    elif can.replicas_need_shards and degree <= layout.cp and layout.tp * layout.cp > 1:
+        yield Problem("shard", degree, "shards over two data-parallel ranks at least beside tensor "
+                      "or context parallelism", whole)  # fmt: skip
+
+
+V_SCHEDULES = ("zb-v", "dualpipe-v", "v-half", "v-min")
+_ONE_STAGE = ("1f1b", "gpipe", "zb-h1", "zb-h2", "zb-auto")
+
+
+def _pipeline(layout: Layout, can: Framework) -> Iterator[Problem]:
+    if layout.pp == 1 or not can.has("pp"):
+        return
+    if layout.schedule not in can.schedules:
         closest = "interleaved" if layout.virtual_stages > 1 else "1f1b"
+        change: dict[str, Any] = {"schedule": closest}
+        if closest not in can.schedules:
+            change = _FLAT | {"schedule": can.schedules[0]}
         yield Problem(
-            "schedule",
-            layout.schedule,
-            f"runs the schedules {', '.join(limits.schedules)}",
-            {"schedule": closest},
+            "schedule", layout.schedule, f"runs the schedules {', '.join(can.schedules)}", change
         )
-    if layout.stage_layers is not None and not limits.stage_layers:
+    elif layout.schedule in V_SCHEDULES and layout.virtual_stages != 2:
+        yield Problem("virtual_stages", layout.virtual_stages, "runs V schedules with two stages a "
+                      "rank", _FLAT | {"virtual_stages": 2})  # fmt: skip
+    elif layout.schedule in _ONE_STAGE and layout.virtual_stages > 1:
+        yield Problem("virtual_stages", layout.virtual_stages, f"runs {layout.schedule} with one "
+                      "stage a rank", _FLAT)  # fmt: skip
+    if layout.stage_layers is not None and not can.stage_layers:
         yield Problem(
             "stage_layers",
             list(layout.stage_layers),
@@ -181,45 +231,61 @@ def _pipeline(layout: Layout, limits: Limits) -> Iterator[Problem]:
         )
 
 
-def _training(job: Job, limits: Limits) -> Iterator[Problem]:
-    if job.dropout and not limits.dropout:
-        yield Problem("job.dropout", job.dropout, "leaves dropout to the model's own code")
-    if job.document_masking and not limits.document_masking:
-        yield Problem("job.document_masking", True, "leaves packing to the data's own code")
-
-
-def _details(layout: Layout, limits: Limits) -> Iterator[Problem]:
-    if layout.rank_order not in limits.orders:
-        yield Problem(
-            "rank_order",
-            layout.rank_order,
-            f"orders ranks as {' or '.join(limits.orders)}",
-            {"rank_order": limits.orders[0]},
-        )
-    if layout.recompute not in limits.recompute:
-        closest = "full" if "full" in limits.recompute else "none"
+def _recompute(layout: Layout, can: Framework) -> Iterator[Problem]:
+    if layout.recompute not in can.recompute:
+        closest = "full" if "full" in can.recompute else "none"
         yield Problem(
             "recompute",
             layout.recompute,
-            f"recomputes {' or '.join(limits.recompute)}",
+            f"recomputes {' or '.join(can.recompute)}",
             {"recompute": closest, "recompute_layers": 0, "stage_recompute_layers": None},
         )
-    if layout.stage_recompute_layers is not None:
+    elif layout.recompute != "none" and can.recompute_needs_shards and layout.zero < 2:
+        several = layout.dp * layout.cp > 1
+        yield Problem(
+            "recompute",
+            layout.recompute,
+            "turns recomputation on in its settings of sharding",
+            {"zero": 2} if several else {"recompute": "none", "recompute_layers": 0},
+        )
+    if layout.stage_recompute_layers is not None and not can.stage_recompute_layers:
+        # The stage that recomputes most keeps every stage inside its memory.
+        most = max(layout.stage_recompute_layers) * layout.virtual_stages
         yield Problem(
             "stage_recompute_layers",
             list(layout.stage_recompute_layers),
             "recomputes alike in every stage",
-            {"stage_recompute_layers": None},
+            {"stage_recompute_layers": None, "recompute_layers": most},
         )
-    if layout.recompute_layers and not limits.recompute_layers:
+    if layout.recompute_layers and not can.recompute_layers:
         yield Problem(
             "recompute_layers",
             layout.recompute_layers,
             "recomputes all layers or none",
             {"recompute_layers": 0},
         )
-    if layout.tp > 1 and limits.sequence_parallel != "free":
-        wanted = limits.sequence_parallel == "always"
+
+
+def _ranks(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
+    if can.rank_orders and layout.rank_order not in can.rank_orders:
+        yield Problem(
+            "rank_order",
+            layout.rank_order,
+            f"orders ranks as {' or '.join(can.rank_orders)}",
+            {"rank_order": can.rank_orders[0]},
+        )
+    methods = can.context_methods_of(plan.model)
+    if layout.cp > 1 and can.has("cp") and layout.cp_method not in methods:
+        yield Problem(
+            "cp_method",
+            layout.cp_method,
+            f"moves keys and values of this attention by {' or '.join(methods)}",
+            {"cp_method": methods[0]},
+        )
+    if layout.tp == 1:
+        return
+    if can.sequence_parallel != "free":
+        wanted = can.sequence_parallel == "always"
         if layout.sequence_parallel != wanted:
             word = "always runs tensor parallelism with" if wanted else "has no"
             yield Problem(
@@ -228,3 +294,34 @@ def _details(layout: Layout, limits: Limits) -> Iterator[Problem]:
                 f"{word} sequence parallelism",
                 {"sequence_parallel": wanted},
             )
+    elif can.experts_need_sequence_parallel and plan.model.experts and not layout.sequence_parallel:
+        yield Problem(
+            "sequence_parallel", False, "trains experts with tensor parallelism only with sequence "
+            "parallelism", {"sequence_parallel": True},
+        )  # fmt: skip
+
+
+def _training(job: Job, can: Framework) -> Iterator[Problem]:
+    compute = job.precision.compute
+    if compute not in can.precisions:
+        yield Problem("job.precision", job.precision.name, f"trains in {_listed(can.precisions)}")
+    elif compute in ("bf16", "fp16", "fp8", "fp4") and (
+        job.precision.master_bytes not in can.master_bytes
+    ):
+        sizes = _listed([f"{size:g}" for size in can.master_bytes])
+        yield Problem("job.precision", job.precision.name, f"keeps master weights of {sizes} bytes")
+    if job.optimizer.name not in can.optimizers:
+        yield Problem(
+            "job.optimizer", job.optimizer.name, f"is exported with {_listed(can.optimizers)}"
+        )
+    if job.lora_rank and not can.adapters:
+        yield Problem("job.lora_rank", job.lora_rank, "trains all weights, without adapters")
+    if job.dropout and not can.dropout:
+        yield Problem("job.dropout", job.dropout, "leaves dropout to the model's own code")
+    if job.document_masking and not can.document_masking:
+        yield Problem("job.document_masking", True, "leaves packing to the data's own code")
+
+
+def _listed(words: Any) -> str:
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else str(last)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.canonical import DEFAULT_ORDER, canonical, even_split
+from meshwright.exports.canonical import DEFAULT_ORDER, TP_PP_DP_ORDER, canonical, even_split
 from meshwright.exports.limits import Limits, Problem
 from meshwright.exports.megatron_model import Flags, model_flags, model_problems, number, read_model
 from meshwright.specs.errors import SpecError
@@ -17,20 +17,13 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-VERSION = "0.19.2"
-TP_PP_DP_ORDER = "tp-cp-ep-pp-dp"
 SHARDING = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 _ATTENTION = {"flash": "flash", "unfused": "unfused", "memory-efficient": "fused"}
 
 
 def _problems(plan: Plan) -> Iterator[Problem]:
-    layout, job = canonical(plan.layout, plan.model), plan.job
+    layout = canonical(plan.layout, plan.model)
     yield from model_problems(plan.model)
-    if plan.model.experts and layout.tp > 1 and not layout.sequence_parallel:
-        yield Problem(
-            "sequence_parallel", False, "trains experts with tensor parallelism only with sequence "
-            "parallelism", {"sequence_parallel": True},
-        )  # fmt: skip
     if layout.recompute_layers % layout.virtual_stages:
         yield Problem(
             "recompute_layers",
@@ -39,26 +32,10 @@ def _problems(plan: Plan) -> Iterator[Problem]:
             {"recompute_layers": -(-layout.recompute_layers // layout.virtual_stages)
              * layout.virtual_stages},
         )  # fmt: skip
-    if job.optimizer.name not in ("adamw", "sgd", "sgd-momentum", "muon"):
-        yield Problem("job.optimizer", job.optimizer.name, "has the optimizers adam, sgd and muon")
-    if job.precision.name == "pure-bf16" or job.precision.compute == "tf32":
-        yield Problem("job.precision", job.precision.name, "keeps fp32 master weights, no TF32")
-    if job.lora_rank:
-        yield Problem("job.lora_rank", job.lora_rank, "pretrains all weights, without adapters")
-    if job.global_batch % (layout.dp * layout.micro_batch):
-        yield Problem("micro_batch", layout.micro_batch, "needs whole micro-batches per rank")
 
 
-LIMITS = Limits(
-    title="Megatron-LM",
-    framework="megatron",
-    zero_with_pipeline=(0, 1),
-    orders=(DEFAULT_ORDER, TP_PP_DP_ORDER),
-    stage_layers=True,
-    recompute_layers=True,
-    dropout=True,
-    extra=_problems,
-)
+LIMITS = Limits("Megatron-LM", "megatron", _problems)
+VERSION = LIMITS.can.checked
 
 
 def parallel_flags(plan: Plan) -> Flags:

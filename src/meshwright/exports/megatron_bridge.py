@@ -16,11 +16,11 @@ from meshwright.exports.megatron_model import Flags, read_pattern
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.plan import Plan
 
-VERSION = "main (2026)"
 RECIPES = {False: "vanilla_gpt_pretrain_config", True: "deepseek_v3_pretrain_config"}
 """Base recipe by whether the model has latent attention."""
 
-LIMITS = replace(megatron.LIMITS, title="Megatron-Bridge")
+LIMITS = replace(megatron.LIMITS, title="Megatron-Bridge", framework="nemo")
+VERSION = LIMITS.can.checked
 
 _SAME = {
     "model": (

@@ -21,8 +21,6 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-VERSION = "main (2026)"
-
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 _TOP = frozenset({"checkpoints", "data_stages", "general", "lighteval", "logging", "model",
                   "optimizer", "parallelism", "profiler", "tokenizer", "tokens", "s3_upload",
@@ -36,27 +34,12 @@ _TOKENS = frozenset({"batch_accumulation_per_replica", "limit_test_batches", "li
 
 
 def _problems(plan: Plan) -> Iterator[Problem]:
-    layout, job = canonical(plan.layout, plan.model), plan.job
     if hf_family(plan.model) != "llama" or plan.model.qkv_bias:
         yield Problem("model.family", plan.model.family, "is exported with its Llama architecture")
-    if job.precision.compute != "bf16":
-        yield Problem("job.precision", job.precision.name, "is exported in bf16")
-    if job.optimizer.name != "adamw":
-        yield Problem("job.optimizer", job.optimizer.name, "is exported with AdamW")
-    if job.global_batch % (layout.dp * layout.micro_batch):
-        yield Problem("micro_batch", layout.micro_batch, "needs whole micro-batches per rank")
 
 
-LIMITS = Limits(
-    title="nanotron",
-    framework="nanotron",
-    without=("cp", "virtual_stages", "ep", "etp"),
-    zero=(0, 1),
-    hybrid_shard=False,
-    schedules=tuple(ENGINES),
-    recompute=("none", "full"),
-    extra=_problems,
-)
+LIMITS = Limits("nanotron", "nanotron", _problems)
+VERSION = LIMITS.can.checked
 
 
 def config(plan: Plan) -> dict[str, Any]:

@@ -20,8 +20,6 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-VERSION = "0.3.0"
-
 SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B",
     "looped-bfs": "LoopedBFS", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
@@ -69,40 +67,13 @@ def flavor(model: Model) -> tuple[str, str] | None:
 
 
 def _problems(plan: Plan) -> Iterator[Problem]:
-    layout, job = canonical(plan.layout, plan.model), plan.job
     if flavor(plan.model) is None:
         names = ", ".join(f"{m} {f}" for m, f, _ in FLAVORS.values())
         yield Problem("model", plan.model.name, f"has the registered models {names}")
-    if layout.zero and layout.shard_degree % layout.cp:
-        yield Problem("shard", layout.shard, "shards over whole context-parallel groups",
-                      {"shard": 0})  # fmt: skip
-    if layout.zero == 0 and layout.cp > 1:
-        yield Problem("zero", 0, "shards over context-parallel ranks", {"zero": 3})
-    if layout.schedule in ("zb-v", "dualpipe-v") and layout.pp > 1 and layout.virtual_stages != 2:
-        yield Problem("virtual_stages", layout.virtual_stages, "runs V schedules with two stages a "
-                      "rank", {"virtual_stages": 2})  # fmt: skip
-    if layout.schedule in ("1f1b", "gpipe") and layout.virtual_stages > 1:
-        yield Problem("virtual_stages", layout.virtual_stages, "has one stage a rank here",
-                      {"virtual_stages": 1})  # fmt: skip
-    if layout.etp not in (1, layout.tp) or (plan.model.experts and layout.etp != 1):
-        yield Problem("etp", layout.etp, "does not split experts by tensor parallelism", {"etp": 1})
-    if job.precision.compute not in ("bf16", "fp32", "fp8"):
-        yield Problem("job.precision", job.precision.name, "trains in bf16, fp8 or fp32")
-    if job.optimizer.name != "adamw":
-        yield Problem("job.optimizer", job.optimizer.name, "is exported with AdamW")
-    if job.global_batch % (layout.dp * layout.micro_batch):
-        yield Problem("micro_batch", layout.micro_batch, "needs whole micro-batches per rank")
 
 
-LIMITS = Limits(
-    title="torchtitan",
-    framework="torchtitan",
-    without=("etp",),
-    zero=(0, 2, 3),
-    schedules=tuple(SCHEDULES),
-    stage_layers=True,
-    extra=_problems,
-)
+LIMITS = Limits("torchtitan", "torchtitan", _problems)
+VERSION = LIMITS.can.checked
 
 
 def parallelism(plan: Plan) -> dict[str, Any]:

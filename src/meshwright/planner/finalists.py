@@ -18,6 +18,7 @@ from meshwright.planner.partial_recompute import fewest_recomputed
 from meshwright.planner.search import Candidates, reprice
 from meshwright.simulator.plan_step import plan_step
 from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import framework
 from meshwright.specs.layout import Layout
 
 MOST = 5
@@ -88,8 +89,9 @@ def balanced(question: Question, layout: Layout) -> Layout:
     even one is priced; the even one wins ties.
     """
     even, surplus = divmod(question.model.layers, layout.pp)
-    named = layout.stage_recompute_layers is not None
-    if layout.pp < 3 or layout.virtual_stages > 1 or even < 2 or named:
+    fixed = layout.stage_recompute_layers is not None
+    fixed = fixed or not framework(question.job.framework).stage_layers
+    if layout.pp < 3 or layout.virtual_stages > 1 or even < 2 or fixed:
         return layout
     splits = [layout]
     for first in range(max(even - 4, 1), even + 1):

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs.columns import Bools, LayoutColumns, from_layouts
+from meshwright.costs.columns import RECOMPUTES, Bools, LayoutColumns, from_layouts
 from meshwright.costs.pipeline import CODE
 from meshwright.specs.cluster import Cluster
+from meshwright.specs.frameworks import AXIS_TITLES, Axis, Framework, framework, lacks
 from meshwright.specs.job import Job
-from meshwright.specs.layout import Layout
+from meshwright.specs.layout import AXES, Layout, ranked
 from meshwright.specs.model import Model
 
 
@@ -39,37 +40,9 @@ class Rule:
 
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-auto", "zb-v", "v-half", "v-min", "dualpipe-v", "dualpipe")
 
-_CAN: dict[str, dict[str, object]] = {
-    # What each framework's launcher accepts; sources in docs/planner.md.
-    "any": {},
-    "megatron": {"zero": (0, 1), "schedules": ("1f1b", "interleaved")},
-    "nemo": {"zero": (0, 1), "schedules": ("1f1b", "interleaved")},
-    "megatron-deepspeed": {
-        "zero": (0, 1), "schedules": ("1f1b",), "cp": False, "virtual": False, "shard": False,
-    },
-    "nanotron": {
-        "zero": (0, 1), "schedules": ("1f1b", "gpipe"), "cp": False, "virtual": False,
-        "shard": False,
-    },
-    "deepspeed": {
-        "zero": (0, 1, 2, 3), "schedules": ("1f1b",), "cp": False, "virtual": False,
-        "zero_with_pipeline": (0, 1), "shard": False,
-    },
-    "torchtitan": {
-        "zero": (2, 3),
-        "schedules": ("1f1b", "interleaved", "gpipe", "zb-v", "dualpipe-v", "looped-bfs"),
-    },
-    "fsdp": {"zero": (0, 2, 3), "tp": False, "pp": False, "cp": False, "schedules": ("1f1b",)},
-    "llm-foundry": {"zero": (0, 2, 3), "tp": False, "pp": False, "cp": False, "schedules": ("1f1b",)},
-    "maxtext": {"zero": (3,), "pp": False, "schedules": ("1f1b",)},
-    "meshwright": {
-        "schedules": ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-v", "dualpipe-v"),
-    },
-}  # fmt: skip
 
-
-def _framework(question: Question) -> dict[str, object]:
-    return _CAN.get(question.job.framework, {})
+def _framework(question: Question) -> Framework:
+    return framework(question.job.framework)
 
 
 def _not_in(values: object, column: np.ndarray) -> Bools:
@@ -93,31 +66,110 @@ def _virtual(question: Question, c: LayoutColumns) -> Bools:
     return (c.virtual_stages > 1) & _is(c, ("interleaved",)) & uneven
 
 
+def _none(c: LayoutColumns) -> Bools:
+    return np.zeros(c.rows, dtype=bool)
+
+
 def _framework_zero(question: Question, c: LayoutColumns) -> Bools:
     can = _framework(question)
-    wrong = _not_in(can.get("zero", (0, 1, 2, 3)), c.zero)
+    wrong = _not_in(can.zero, c.zero)
+    wrong |= (c.pp > 1) & _not_in(can.zero_with_pipeline, c.zero)
+    wrong |= (c.tp > 1) & _not_in(can.zero_with_tensor, c.zero)
+    if can.context_needs_shards:
+        wrong |= (c.cp > 1) & (c.zero == 0)
+    if question.job.optimizer.name not in can.optimizers_sharded:
+        wrong |= c.zero >= 2
     # With a single replica nothing is sharded, whatever the framework calls it.
-    wrong &= c.dp * c.cp > 1
-    if "zero_with_pipeline" in can:
-        wrong |= (c.pp > 1) & _not_in(can["zero_with_pipeline"], c.zero)
-    return wrong
+    return wrong & (c.dp * c.cp > 1)
 
 
-def _framework_axis(axis: str) -> Callable[[Question, LayoutColumns], Bools]:
+def _framework_axis(axis: Axis) -> Callable[[Question, LayoutColumns], Bools]:
     def forbids(question: Question, c: LayoutColumns) -> Bools:
-        if _framework(question).get(axis, True):
-            return np.zeros(c.rows, dtype=bool)
-        column = c.virtual_stages if axis == "virtual" else getattr(c, axis)
-        return column > 1
+        if _framework(question).has(axis):
+            return _none(c)
+        degree: Bools = getattr(c, axis) > 1
+        return degree
 
     return forbids
 
 
+def _framework_shard(question: Question, c: LayoutColumns) -> Bools:
+    can, replicas = _framework(question), c.dp * c.cp
+    degree = np.where(c.shard > 0, c.shard, replicas)
+    partly = (c.zero > 0) & (degree < replicas)
+    wrong = partly if not can.hybrid_shard else _none(c)
+    if can.shard_holds_context:
+        wrong = wrong | (partly & (degree % c.cp != 0))
+    if can.replicas_need_shards:
+        wrong = wrong | (partly & (degree <= c.cp) & ((c.tp > 1) | (c.cp > 1)))
+    return wrong
+
+
+def _framework_tensor(question: Question, c: LayoutColumns) -> Bools:
+    can, model = _framework(question), question.model
+    wrong = _none(c)
+    if not can.tensor_in_pipeline:
+        wrong |= (c.tp > 1) & (c.pp > 1)
+    if lacks(model, can.tensor_needs):
+        wrong |= c.tp > 1
+    if lacks(model, can.pipeline_needs):
+        wrong |= c.pp > 1
+    if not can.replicated_kv_heads and not model.latent_attention:
+        wrong |= model.kv_heads % c.tp != 0
+    return wrong
+
+
+def _framework_sequence(question: Question, c: LayoutColumns) -> Bools:
+    can = _framework(question)
+    off = (c.tp > 1) & (c.sequence_parallel == 0)
+    if can.sequence_parallel == "never":
+        return c.sequence_parallel > 0
+    if can.sequence_parallel == "always":
+        return off
+    return off if can.experts_need_sequence_parallel and question.model.experts else _none(c)
+
+
+def _framework_recompute(question: Question, c: LayoutColumns) -> Bools:
+    can = _framework(question)
+    wrong = _not_in([RECOMPUTES.index(mode) for mode in can.recompute], c.recompute)
+    if not can.recompute_layers:
+        wrong |= c.recompute_layers > 0
+    if not can.stage_recompute_layers:
+        wrong |= c.recompute_split > 0
+    if can.recompute_needs_shards:
+        wrong |= (c.zero < 2) & (c.recompute > 0)
+    return wrong
+
+
+def _framework_stages(question: Question, c: LayoutColumns) -> Bools:
+    can = _framework(question)
+    stages = c.pp * c.virtual_stages
+    wrong = _none(c)
+    if can.equal_stages:
+        wrong |= question.model.layers % stages != 0
+    if not can.stage_layers:
+        wrong |= c.first_layers > 0
+    return wrong
+
+
 def _framework_schedule(question: Question, c: LayoutColumns) -> Bools:
-    names = _framework(question).get("schedules")
-    if names is None:
-        return np.zeros(c.rows, dtype=bool)
-    return (c.pp > 1) & _not_in([CODE[name] for name in names], c.schedule)  # type: ignore[attr-defined]
+    codes = [CODE[name] for name in _framework(question).schedules]
+    return (c.pp > 1) & _not_in(codes, c.schedule)
+
+
+def _framework_order(question: Question, c: LayoutColumns) -> Bools:
+    can = _framework(question).rank_orders
+    if not can:
+        return _none(c)
+    # Only axes above 1 have a place: an order is known by how it ranks those.
+    degrees = np.stack([getattr(c, axis) for axis in AXES], axis=1) > 1
+    masks = degrees @ (1 << np.arange(len(AXES)))
+    wrong = _none(c)
+    for mask, code in np.unique(np.stack([masks, c.rank_order], axis=1), axis=0):
+        used = [axis for bit, axis in enumerate(AXES) if mask >> bit & 1]
+        if ranked(c.orders[code], used) not in [ranked(order, used) for order in can]:
+            wrong |= (masks == mask) & (c.rank_order == code)
+    return wrong
 
 
 def _is(c: LayoutColumns, names: tuple[str, ...]) -> Bools:
@@ -198,22 +250,32 @@ RULES: tuple[Rule, ...] = (
         "a schedule that splits backward cannot run with ZeRO-3: weight gradients are lost",
         lambda q, c: (c.pp > 1) & _is(c, ZERO_BUBBLE) & (c.zero == 3),
     ),
+    *(
+        Rule(f"framework: {axis}", f"the framework has no {title}", _framework_axis(axis))
+        for axis, title in AXIS_TITLES.items()
+    ),
     Rule("framework: ZeRO stage", "the framework cannot run this ZeRO stage", _framework_zero),
-    Rule("framework: tp", "the framework has no tensor parallelism", _framework_axis("tp")),
-    Rule("framework: pp", "the framework has no pipeline parallelism", _framework_axis("pp")),
-    Rule("framework: cp", "the framework has no context parallelism", _framework_axis("cp")),
-    Rule("framework: virtual", "the framework has no virtual stages", _framework_axis("virtual")),
     Rule(
         "framework: shard degree",
-        "the framework shards over all data-parallel ranks or none",
-        lambda q, c: (
-            (c.zero > 0)
-            & (c.shard > 0)
-            & (c.shard < c.dp * c.cp)
-            & (not _framework(q).get("shard", True))
-        ),
+        "the framework has no ZeRO groups of this size (some need all data-parallel ranks or none)",
+        _framework_shard,
     ),
     Rule("framework: schedule", "the framework cannot run this schedule", _framework_schedule),
+    Rule(
+        "framework: stages", "the framework splits the layers into stages itself", _framework_stages
+    ),
+    Rule(
+        "framework: tensor parallel",
+        "the framework cannot split this model over so many tensor-parallel ranks",
+        _framework_tensor,
+    ),
+    Rule(
+        "framework: sequence parallel",
+        "the framework has no tensor parallelism with this choice of sequence parallelism",
+        _framework_sequence,
+    ),
+    Rule("framework: recompute", "the framework cannot recompute like this", _framework_recompute),
+    Rule("framework: rank order", "the framework orders ranks otherwise", _framework_order),
 )
 
 

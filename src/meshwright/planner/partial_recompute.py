@@ -17,6 +17,7 @@ from meshwright.costs.columns import RECOMPUTES, LayoutColumns, from_layouts
 from meshwright.planner.legality import Question
 from meshwright.planner.search import SearchResult, reprice
 from meshwright.planner.space import Constraints
+from meshwright.specs.frameworks import framework
 from meshwright.specs.layout import Layout
 
 SEEDS = 200
@@ -25,10 +26,6 @@ KEPT = 5
 """Layouts handed to the finalists."""
 SPLIT_MARGIN = 0.01
 """Share of the step that unequal stages must gain: few frameworks can run them."""
-UNIFORM = frozenset({"any", "meshwright", "megatron", "nemo", "fsdp"})
-"""Frameworks that recompute a number of layers alike in every stage."""
-UNEQUAL = frozenset({"any", "meshwright"})
-"""Frameworks that take a number for every stage."""
 
 
 def partly_recomputed(
@@ -39,14 +36,15 @@ def partly_recomputed(
     Empty where recomputation is fixed or forbidden, or where the framework has all or nothing.
     """
     fixed = constraints.recompute is not None or constraints.no_recompute
-    if fixed or question.job.framework not in UNIFORM or not result.ranked.columns.rows:
+    can = framework(question.job.framework)
+    if fixed or not can.recompute_layers or not result.ranked.columns.rows:
         return []
     limit = float(result.ranked.pessimistic_s[0])
     seeds = _seeds(result)
     if not seeds.rows:
         return []
     found = _uniform(question, seeds, limit)
-    if question.job.framework in UNEQUAL:
+    if can.stage_recompute_layers:
         found = [_tapered(question, layout, time) for layout, time in found[:KEPT]] + found[KEPT:]
         found.sort(key=lambda item: item[1])
     return [layout for layout, _ in found[:KEPT]]

@@ -11,6 +11,7 @@ from meshwright.costs.columns import RANK_ORDERS, RECOMPUTES, LayoutColumns
 from meshwright.costs.pipeline import CODE
 from meshwright.planner.legality import Question, legal
 from meshwright.specs.base import Spec
+from meshwright.specs.frameworks import framework
 
 MEMORY_MARGIN = 0.05
 """Share of a layout's modelled peak kept free for what the memory model gets wrong."""
@@ -202,7 +203,7 @@ def _schedules(
         if layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0
     ]
     options = [("1f1b", 1)] + [("interleaved", v) for v in chunks]
-    if question.job.framework in ("any", "torchtitan", "meshwright"):
+    if "zb-v" in framework(question.job.framework).schedules:
         options += [("zb-v", 2)] if layers >= 2 * pp else []
     if constraints.schedule is not None:
         options = [o for o in options if o[0] == constraints.schedule] or [

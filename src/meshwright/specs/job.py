@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from meshwright.specs.base import Spec
+from meshwright.specs.frameworks import find_framework
 
 AttentionKernel = Literal["flash", "unfused", "memory-efficient"]
 Framework = Literal[
-    "any", "megatron", "megatron-2021", "megatron-2022", "nemo", "megatron-deepspeed", "deepspeed",
-    "torchtitan", "fsdp", "nanotron", "nanotron-before-pp-fix", "maxtext", "meshwright",
+    "any", "megatron", "megatron-fsdp", "nemo", "megatron-2021", "megatron-2022",
+    "megatron-deepspeed", "deepspeed", "accelerate", "fsdp", "lightning", "llm-foundry", "torchtitan",
+    "nanotron", "nanotron-before-pp-fix", "maxtext", "trl", "axolotl", "llama-factory", "torchtune",
+    "verl", "meshwright",
 ]  # fmt: skip
+"""Names of presets/frameworks.toml; its aliases (megatron-bridge: nemo) are accepted and resolved."""
 
 
 class PrecisionRecipe(Spec):
@@ -71,6 +75,11 @@ class Job(Spec):
         False, description="attention, positions and loss stay inside each packed document"
     )
     token_budget: float = Field(0.0, ge=0, description="tokens of the whole run; 0: not asked")
+
+    @field_validator("framework", mode="before")
+    @classmethod
+    def _own_name(cls, value: object) -> object:
+        return find_framework(value) if isinstance(value, str) else value
 
     @property
     def tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,6 +19,11 @@ SCHEDULES = (
     "v-half", "v-min", "dualpipe", "dualpipe-v", "chimera", "hanayo", "seq-1f1b", "pipedream",
 )  # fmt: skip
 """Names of pipeline schedules, spelled the same everywhere."""
+
+
+def ranked(order: str, used: Collection[str]) -> tuple[str, ...]:
+    """The axes of a rank order that are used, from the fastest-varying digit outwards."""
+    return tuple(axis for axis in order.split("-") if axis in used)
 
 
 class Layout(Spec):

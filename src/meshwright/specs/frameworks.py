@@ -1,0 +1,174 @@
+"""What each training framework can express: the one table that planner, exports and imports read."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import Field
+
+from meshwright.specs.base import Spec
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.model import Model
+from meshwright.specs.presets import table
+
+Axis = Literal["tp", "pp", "virtual_stages", "cp", "ep", "etp"]
+AXIS_TITLES: dict[Axis, str] = {
+    "tp": "tensor parallelism", "pp": "pipeline parallelism", "cp": "context parallelism",
+    "ep": "expert parallelism", "etp": "tensor parallelism inside experts",
+    "virtual_stages": "virtual pipeline stages",
+}  # fmt: skip
+
+
+Need = Literal["untied embeddings", "no experts", "rotary positions"]
+
+
+def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
+    """Which of the needs a model does not meet."""
+    met = {
+        "untied embeddings": not model.tied_embeddings,
+        "no experts": model.experts is None,
+        "rotary positions": model.positions == "rope",
+    }
+    return [need for need in needs if not met[need]]
+
+
+class Framework(Spec):
+    """What one framework has words for. Values and their sources: `presets/frameworks.toml`.
+
+    A cell about sharding counts only where there is more than one data- or context-parallel rank.
+    """
+
+    name: str
+    title: str
+    aliases: tuple[str, ...] = Field((), description="other names of the same software")
+    behaviour: str = Field(description="its row in costs/data/frameworks.toml, which prices it")
+    checked: str = Field(description="the version whose code the cells were read from")
+    released: str = Field("", description="a newer version that was read too")
+    axes: tuple[Axis, ...] = Field(description="axes beside dp that may be above 1")
+    zero: tuple[int, ...]
+    zero_with_pipeline: tuple[int, ...] = Field(description="ZeRO stages where pp > 1")
+    zero_with_tensor: tuple[int, ...] = Field(description="ZeRO stages where tp > 1")
+    hybrid_shard: bool = Field(description="ZeRO groups may be smaller than dp · cp (HSDP)")
+    shard_holds_context: bool = Field(
+        description="a ZeRO group is made of whole context-parallel groups"
+    )
+    context_needs_shards: bool = Field(description="cp > 1 needs ZeRO-2 or ZeRO-3")
+    replicas_need_shards: bool = Field(
+        description="with tp > 1 or cp > 1, replicas of shards need two data-parallel ranks a shard"
+    )
+    recompute_needs_shards: bool = Field(
+        description="recomputation is switched on in the settings of ZeRO-2 and ZeRO-3"
+    )
+    schedules: tuple[str, ...] = Field(description="pipeline schedules")
+    stage_layers: bool = Field(description="the number of layers of each stage can be said")
+    equal_stages: bool = Field(description="layers must divide by stages")
+    recompute: tuple[Literal["none", "selective", "full"], ...]
+    recompute_modules: tuple[str, ...] = Field(description="names for selective recomputation")
+    recompute_layers: bool = Field(description="full recomputation of n layers of each rank")
+    stage_recompute_layers: bool = Field(description="another n in every stage")
+    rank_orders: tuple[str, ...] = Field(description="empty: any")
+    sequence_parallel: Literal["free", "always", "never"]
+    experts_need_sequence_parallel: bool = Field(
+        description="a mixture of experts with tp > 1 needs sequence parallelism"
+    )
+    tensor_in_pipeline: bool = Field(description="tp > 1 and pp > 1 together")
+    tensor_needs: tuple[Need, ...] = Field(description="what a model must be where tp > 1")
+    pipeline_needs: tuple[Need, ...] = Field(description="what a model must be where pp > 1")
+    replicated_kv_heads: bool = Field(description="tp may exceed the key-value heads")
+    context_methods: tuple[str, ...] = Field(description="how keys and values reach other ranks")
+    context_methods_latent: tuple[str, ...] = Field(description="the same for latent attention")
+    dispatchers: tuple[str, ...] = Field(description="how tokens reach their experts")
+    precisions: tuple[str, ...] = Field(description="precisions of the matrix products")
+    gradients: tuple[tuple[float, float], ...] = Field(
+        description="bytes of a gradient as kept and on the wire, in pairs, for 16-bit compute"
+    )
+    master_bytes: tuple[float, ...] = Field(
+        description="bytes of the optimizer's copy of a weight, for 16-bit compute"
+    )
+    optimizers: tuple[str, ...]
+    optimizers_sharded: tuple[str, ...] = Field(description="optimizers with ZeRO-2 and ZeRO-3")
+    offload: tuple[Literal["optimizer", "parameters", "activations"], ...] = Field(
+        description="what can live in host memory"
+    )
+    dropout: bool
+    document_masking: bool
+    adapters: bool = Field(description="low-rank adapters on frozen weights")
+
+    def has(self, axis: Axis) -> bool:
+        """Whether an axis may be above 1."""
+        return axis in self.axes
+
+    def context_methods_of(self, model: Model) -> tuple[str, ...]:
+        """How keys and values of a model's attention can reach other context-parallel ranks."""
+        return self.context_methods_latent if model.latent_attention else self.context_methods
+
+    def zero_stages(self, *, tp: int, pp: int) -> tuple[int, ...]:
+        """ZeRO stages that run beside these degrees."""
+        return tuple(
+            stage
+            for stage in self.zero
+            if (pp == 1 or stage in self.zero_with_pipeline)
+            and (tp == 1 or stage in self.zero_with_tensor)
+        )
+
+
+@cache
+def _names() -> dict[str, str]:
+    names = {}
+    for name, row in table("frameworks").items():
+        for spelling in (name, *row.get("aliases", ())):
+            names[spelling] = name
+    return names
+
+
+def framework_names() -> tuple[str, ...]:
+    """Names of the frameworks in the table, without aliases."""
+    return tuple(table("frameworks"))
+
+
+def find_framework(name: str, field: str = "framework") -> str:
+    """Return a framework's own name for any of its spellings.
+
+    Raises:
+        SpecError: no such framework; the remedy lists the nearest names.
+    """
+    found = _names().get(name.strip().lower().replace("_", "-"))
+    if found is None:
+        raise SpecError(field, name, nearest(name, _names()))
+    return found
+
+
+def _cells(name: str) -> dict[str, Any]:
+    row = table("frameworks")[name]
+    own = {key: value for key, value in row.items() if key not in ("base", "sources")}
+    inherited = _cells(row["base"]) if "base" in row else {}
+    for key in ("aliases", "released"):
+        inherited.pop(key, None)
+    return {**inherited, **own, "name": name}
+
+
+@cache
+def framework(name: str) -> Framework:
+    """Return what a framework can express.
+
+    Raises:
+        SpecError: no such framework; the message names the nearest one.
+    """
+    name = find_framework(name)
+    return Framework.parse(_cells(name), f"frameworks.{name}")
+
+
+def source_of(name: str, cell: str) -> str:
+    """Return where a cell of the table comes from, following `base`.
+
+    Raises:
+        SpecError: no such framework or cell.
+    """
+    current: str | None = find_framework(name)
+    while current is not None:
+        row = table("frameworks")[current]
+        if cell in row["sources"]:
+            return str(row["sources"][cell])
+        current = row.get("base")
+    raise SpecError("cell", cell, nearest(cell, Framework.model_fields))

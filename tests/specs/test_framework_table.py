@@ -1,0 +1,58 @@
+"""The table of frameworks: typed, sourced, and the same for planner and exports."""
+
+import pytest
+
+from meshwright.exports.targets import FRAMEWORKS
+from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import (
+    Framework,
+    find_framework,
+    framework,
+    framework_names,
+    source_of,
+)
+from meshwright.specs.job import OPTIMIZERS, Job
+from meshwright.specs.layout import AXES, SCHEDULES
+from meshwright.specs.presets import table
+
+FREE = ("name", "title", "aliases", "behaviour", "checked", "released", "base", "sources")
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_every_cell_given_has_a_source_and_every_source_a_cell(name):
+    row = table("frameworks")[name]
+    given = set(row) - set(FREE)
+    assert given == set(row["sources"]) - set(FREE)
+    assert "title" in row["sources"]
+    for cell in set(Framework.model_fields) - set(FREE):
+        assert source_of(name, cell)
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_cells_use_the_words_of_the_nouns(name):
+    known = framework(name)
+    assert set(known.schedules) <= set(SCHEDULES)
+    assert set(known.optimizers) <= set(OPTIMIZERS)
+    assert set(known.optimizers_sharded) <= set(OPTIMIZERS)
+    for order in known.rank_orders:
+        assert sorted(order.split("-")) == sorted(AXES)
+    assert bool(known.schedules) == known.has("pp")
+    assert bool(known.context_methods) == known.has("cp") or name.startswith("megatron-")
+    assert known.recompute[0] == "none"
+    for tp in (1, 2):
+        for pp in (1, 2) if known.has("pp") else (1,):
+            assert known.zero_stages(tp=tp, pp=pp)
+
+
+def test_every_export_target_has_a_row_and_a_version_it_was_checked_against():
+    for name, target in FRAMEWORKS.items():
+        row = framework(name)
+        assert target.limits.can == row
+        assert target.version == row.checked
+
+
+def test_a_job_knows_a_framework_by_any_of_its_names():
+    assert find_framework("Megatron-Bridge") == "nemo"
+    assert Job(framework="megatron-bridge").framework == "nemo"
+    with pytest.raises(SpecError, match="megatron"):
+        find_framework("megatrn")
