@@ -1,0 +1,271 @@
+"""Lines of training logs as records of steps, whatever framework printed them.
+
+Frameworks print the same few things under different names; so a line is read as pairs of name and
+value, the names are looked up in one table of aliases with their units, and only what is not a list
+of pairs (progress bars, multi-line blocks) has code of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+
+from meshwright.diagnose.oom import size_bytes
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?<=[ \]])\[(?:\d{1,2}(?:;\d{1,2})*)m(?=\S)|\[39m$")
+
+
+@dataclass(slots=True)
+class Step:
+    """What a log says of one step (or of the steps since the line before)."""
+
+    line: int
+    number: int | None = None
+    of: int | None = None
+    """Steps in all."""
+    rank: int | None = None
+    clock_s: float | None = None
+    """Time of day that the line carries."""
+    step_time_s: float | None = None
+    running_s_it: float | None = None
+    """A progress bar's smoothed seconds per step."""
+    loss: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    samples_per_s: float | None = None
+    flops_per_gpu: float | None = None
+    """FLOP/s, as printed."""
+    mfu: float | None = None
+    """As printed, 0 to 1."""
+    memory_bytes: float | None = None
+    reserved_bytes: float | None = None
+    alloc_retries: float | None = None
+    global_batch: int | None = None
+    tokens: int | None = None
+    """Of the step."""
+    skipped: int | None = None
+    nan: int | None = None
+    data_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    reduce_s: float | None = None
+    optimizer_s: float | None = None
+    generate_s: float | None = None
+    train_s: float | None = None
+    evaluation_s: float | None = None
+    eval_loss: float | None = None
+    runtime_s: float | None = None
+    """Of the whole run, from its summary."""
+    steps_per_s: float | None = None
+
+
+FIELDS = frozenset(one.name for one in fields(Step))
+
+_T, _F, _G = 1e12, 1e12, 1e9
+ALIASES: tuple[tuple[str, str, float], ...] = (
+    # (pattern of the normalised name, field, factor to SI)
+    (r"elapsed_time_per_(?:iteration|step)_(?:in_)?ms|iter_?time_ms|step_?time_ms|batch_time_ms|train_step_timing_in_ms|iteration_time_ms|elapsed_time_per_iteration_ms", "step_time_s", 1e-3),
+    (r"elapsed_time_per_iteration_s|(?:train_)?step_timing_in_s|iter_time_s|step_?time_s|step_?time_in_seconds|train_step_time_in_s|iter_?time|step_?time|time_per_(?:step|iteration)|seconds_per_(?:step|iteration)|sec_per_step|time_s_step|e2e_latency|average_iter_time|avg_iter_time|time_elapsed_per_step|time_metrics_end_to_end_s|train_step_timing", "step_time_s", 1.0),
+    (r"dt|step_avg", "step_time_s", 1.0),
+    (r"time(?:_ms)?", "step_time_s", math.nan),  # only with a unit, see `_of_pair`
+    (r"(?:lm_|reduced_train_|train_|training_|total_|global_avg_|loss_train_)?loss(?:_train)?(?:_total)?|train_crossentropyloss|ce_loss|loss_metrics_global_avg_loss|global_avg_loss", "loss", 1.0),
+    (r"loss_train_total", "loss", 1.0),
+    (r"grad(?:ient)?_norm|gnorm|norm", "grad_norm", 1.0),
+    (r"tokens_per_sec(?:ond)?_per_gpu|tokens_s_gpu|tgs|tgs_tokens_gpu_second|tps|tps_gpu|device_tokens_per_sec|throughput_device_tokens_per_sec(?:ond)?|tokens_per_second_per_gpu|tokens_per_gpu_per_second|tokens_sec_gpu|tok_s_gpu|tokens_per_gpu_per_sec|throughput_tps|wps|tps_per_gpu|tokens_per_sec_per_device|tokens_per_s_per_gpu|throughput_token_per_sec_per_gpu|tokens_per_second_gpu", "tokens_per_s_per_gpu", 1.0),
+    (r"tokens_per_sec(?:ond)?|tokens_sec(?:ond)?|tok_s|tok_sec|tokens_s|throughput_tokens_per_sec|total_tokens_per_second|train_tokens_per_second|tokens_per_s", "tokens_per_s", 1.0),
+    (r"samples_sec|samples_per_sec(?:ond)?|train_samples_per_second|throughput_samples_per_sec|runningavgsamplespersec|samples_s|sequences_per_second", "samples_per_s", 1.0),
+    (r"train_steps_per_second", "steps_per_s", 1.0),
+    (r"throughput_per_gpu_tflop_s_gpu|tflops?(?:_per_gpu)?|model_tflops_per_gpu|tflop_s|tflops_s_gpu|throughput_tflop_s_gpu|throughput_per_gpu|tflops_sec|estimated_tflops|actual_mfu_tflops", "flops_per_gpu", _T),
+    (r"approx_flops_per_gpu", "flops_per_gpu", _T),
+    (r"throughput_device_flops_per_sec|device_flops_per_sec", "flops_per_gpu", 1.0),
+    (r"mfu|throughput_device_mfu|device_mfu|bf16_mfu|train_mfu|model_flops_utilization|throughput_mfu|mfu_percent", "mfu", 1.0),
+    (r"memory|mem|max_?memallocated|peak_memory(?:_active|_alloc)?(?:_gi?b)?|max_mem(?:ory)?(?:_allocated)?(?:_gi?b)?|memory_peak_mem|memory_used|mem_gb|gpu_mem|max_allocated|memory_peak_allocated_mem|memory_max_active_gib|memory_max_allocated|memory_allocated_mem_gb|memory_max_mem_allocated", "memory_bytes", 1.0),
+    (r"max_reserved|reserved|max_memreserved|peak_memory_reserved|memory_reserved_mem|memory_max_reserved_gib|memory_reserved", "reserved_bytes", 1.0),
+    (r"memory_allocated_mem|memory_peak_active_mem", "memory_bytes", 1.0),
+    (r"(?:memory_)?alloc_retries|num_alloc_retries|memory_num_alloc_retries", "alloc_retries", 1.0),
+    (r"global_batch_size|batch_size_global|gbs", "global_batch", 1.0),
+    (r"number_of_skipped_iterations|skipped", "skipped", 1.0),
+    (r"number_of_nan_iterations", "nan", 1.0),
+    (r"data_time|data_loading_time|time_metrics_data_loading_s|batch_generator|data_s|dataloader_time|data_loading_s", "data_s", 1.0),
+    (r"forward_microstep|forward_compute|fwd", "forward_s", 1e-3),
+    (r"backward_microstep|backward_compute|bwd", "backward_s", 1e-3),
+    (r"backward_allreduce_microstep|backward_allreduce|allreduce|bwd_allreduce", "reduce_s", 1e-3),
+    (r"step_microstep|optimizer", "optimizer_s", 1e-3),
+    (r"generate_time", "generate_s", 1.0),
+    (r"training_time", "train_s", 1.0),
+    (r"eval_runtime|evaluation_time|validation_time", "evaluation_s", 1.0),
+    (r"eval_loss|validation_loss|val_loss|lm_loss_value", "eval_loss", 1.0),
+    (r"train_runtime", "runtime_s", 1.0),
+)  # fmt: skip
+_TABLE = [(re.compile(rf"(?:train_)?(?:{pattern})"), name, factor) for pattern, name, factor in ALIASES]
+
+_PAIR = re.compile(
+    r"""['"]?([A-Za-z][A-Za-z0-9_ /.\-]*?(?:\([A-Za-z/ ]*\))?(?:\sin\ss)?)['"]?\s*[:=]\s*
+        ['"]?([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+)|nan|NaN|inf|-inf)\s*
+        (TFLOPS|TFLOPs|TFLOP/s|PFLOP/s|[KMGT]i?B\b|[KMGBT](?=\s|$|\)|,|\||'|")|ms|s\b|%|us)?""",
+    re.VERBOSE,
+)
+_BEHIND = re.compile(
+    r"([\d.,]+) ?(ms|s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())"
+)
+_STEP_OF = re.compile(
+    r"\b(?:iteration|iter|step|global[_ ]?step|batch|Step|Iteration)\s*[:=]?\s*\[?\s*(\d+)\s*/\s*(\d+)"
+)
+_STEP = re.compile(
+    r"\b(?:iteration|iter|steps?|global[_ ]?step|batch)\s*[:=]?\s*\[?\s*(\d[\d,]*)\b(?!\s*[-:]\d\d)",
+    re.IGNORECASE,
+)
+_GLOBAL = re.compile(r"global[_ ]?step\s*[:=]\s*(\d+)", re.IGNORECASE)
+_BAR = re.compile(
+    r"(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d+)<(?:[\d:]+|\?),\s*([\d.]+|\?) ?(s/it|it/s|s/ba|s/batch|ms/it)?"
+)
+_CLOCK = re.compile(r"(?:\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
+_RANK = re.compile(r"^\W*(?:\[?(?:default|rank|Rank) ?(\d+)\]?|(\d+):)")
+_SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+
+def plain(line: str) -> str:
+    """Return a line without colour codes."""
+    return _ANSI.sub("", line) if "\x1b" in line or "m" in line and "[" in line else line
+
+
+def read_step(line: str, number: int) -> Step | None:
+    """Return what a line says of a step, or None where it says nothing of speed, loss or memory."""
+    text = plain(line)
+    step = Step(line=number)
+    known = False
+    for match in _PAIR.finditer(text):
+        known |= _of_pair(step, match[1], match[2], match[3] or "")
+    known |= _behind(step, text)
+    if not known:
+        return None
+    _place(step, text)
+    return step
+
+
+def _of_pair(step: Step, name: str, value: str, unit: str) -> bool:
+    key = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    for _ in range(3):
+        for pattern, field_name, factor in _TABLE:
+            if pattern.fullmatch(key):
+                return _put(step, field_name, key, value, unit, factor)
+        # `INFO - root - loss` and `... tokens consumed loss`: drop leading words.
+        _, found, key = key.partition("_")
+        if not found:
+            return False
+    return False
+
+
+def _put(step: Step, field_name: str, key: str, value: str, unit: str, factor: float) -> bool:
+    number = float(value.replace(",", ""))
+    if math.isnan(factor):
+        if unit not in ("ms", "s"):
+            return False
+        factor = 1.0
+    if unit == "ms" or key.endswith("_ms") and unit in ("", *_SCALE):
+        factor = 1e-3
+    elif unit == "us":
+        factor = 1e-6
+    if key in ("dt", "step_avg") and unit not in ("ms", "s"):
+        factor = 1e-3 if number > 20 else 1.0
+    if field_name in ("memory_bytes", "reserved_bytes"):
+        if unit and unit not in ("s", "ms", "%"):
+            number = size_bytes(str(number), unit if len(unit) > 1 else unit + "B")
+        elif key.endswith("gib"):
+            number *= 2**30
+        elif key.endswith("gb") or key.startswith("memory_"):
+            number *= 1e9
+        else:
+            return False
+    elif field_name == "mfu":
+        number = number / 100 if unit == "%" or number > 1.0 or key.endswith("percent") else number
+    elif field_name == "flops_per_gpu" and unit.startswith("PFLOP"):
+        number *= 1e15
+    elif unit in _SCALE and field_name not in ("flops_per_gpu",):
+        number *= _SCALE[unit] * factor
+    else:
+        number *= factor
+    whole = field_name in ("global_batch", "skipped", "nan")
+    if whole and not math.isfinite(number):
+        return False
+    if getattr(step, field_name) is None:
+        setattr(step, field_name, int(number) if whole else number)
+    return True
+
+
+def _behind(step: Step, text: str) -> bool:
+    """Values whose name stands behind them, as in `| 223.5 ms | 55.2% bf16 MFU | 2345 tok/s`."""
+    if "|" not in text:
+        return False
+    known = False
+    for value, unit in _BEHIND.findall(text):
+        number = float(value.replace(",", ""))
+        if unit in ("ms", "s") and step.step_time_s is None:
+            step.step_time_s, known = number * (1e-3 if unit == "ms" else 1.0), True
+        elif "MFU" in unit and step.mfu is None:
+            step.mfu, known = number / 100, True
+        elif unit in ("tok/s", "tokens/s") and step.tokens_per_s is None:
+            step.tokens_per_s, known = number, True
+    return known
+
+
+def _place(step: Step, text: str) -> None:
+    if match := _GLOBAL.search(text):
+        step.number = int(match[1])
+    elif match := _STEP_OF.search(text):
+        step.number, step.of = int(match[1]), int(match[2])
+    elif match := _STEP.search(text):
+        step.number = int(match[1].replace(",", ""))
+    if match := _CLOCK.search(text):
+        hours, minutes, seconds = (int(part) for part in match.groups()[:3])
+        step.clock_s = 3600 * hours + 60 * minutes + seconds + float(f"0.{match[4] or 0}")
+    if match := _RANK.search(text):
+        step.rank = int(match[1] or match[2])
+
+
+def read_bars(line: str, number: int) -> list[Step]:
+    """Return the states of a progress bar in a line (carriage returns kept them in one)."""
+    found = []
+    for match in _BAR.finditer(line):
+        done, whole, hours, minutes, seconds, rate, unit = match.groups()
+        step = Step(line=number, number=int(done), of=int(whole))
+        step.clock_s = 3600 * int(hours or 0) + 60 * int(minutes) + int(seconds)
+        if rate not in (None, "?") and unit:
+            speed = float(rate)
+            if unit == "it/s":
+                step.running_s_it = 1 / speed if speed else None
+            else:
+                step.running_s_it = speed * (1e-3 if unit == "ms/it" else 1.0)
+        found.append(step)
+    return found
+
+
+_BLOCK = re.compile(r"^\W*\[(?:batch|step|iter)=(\d+)(?:/(\d+))?\]:?\s*$")
+_IN_BLOCK = re.compile(r"^\s+(?:Train |Eval )?([\w/.\-]+):\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan)\s*$")
+
+
+class Blocks:
+    """Composer and its like: a heading with the step, then a name and value per line."""
+
+    def __init__(self) -> None:
+        self.current: Step | None = None
+
+    def read(self, line: str, number: int) -> tuple[bool, Step | None]:
+        """Return whether the line belongs to a block, and the step that a heading opened."""
+        if match := _BLOCK.match(line):
+            self.current = Step(line=number, number=int(match[1]))
+            self.current.of = int(match[2]) if match[2] else None
+            return True, self.current
+        if self.current is not None and (match := _IN_BLOCK.match(line)):
+            name, value = match[1], match[2]
+            if name.endswith("batches_per_sec") and "device" not in name and float(value):
+                self.current.step_time_s = 1 / float(value)
+            elif re.search(r"device/samples_per_sec|flops_per_sec$(?<!device/flops_per_sec)", name):
+                pass
+            else:
+                _of_pair(self.current, name, value, "")
+            return True, None
+        self.current = None
+        return False, None

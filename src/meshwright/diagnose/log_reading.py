@@ -1,0 +1,206 @@
+"""A log read once, line by line: steps, memory, messages, starts and ends, what the run was given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from meshwright.diagnose import watchdog
+from meshwright.diagnose.log_lines import Blocks, Step, plain, read_bars, read_step
+from meshwright.diagnose.oom import OUT_OF_MEMORY, Message, read_message
+
+_MEGATRON_MEMORY = re.compile(
+    r"\[Rank (\d+)\][^\[]*?max allocated: ([\d.]+)[^\[]*?max reserved: ([\d.]+)"
+)
+_FREE_GIB = re.compile(r"Max(?:imum)? (?:memory|GPU)[^:]*: ?([\d.]+) ?([GM]i?B)", re.IGNORECASE)
+_RESTART = re.compile(
+    r"restart_count=([1-9]\d*)|worker_group.*restarting|Restarting worker group|attempt (\d+) of|"
+    r"\[default\] Starting worker group.*restart", re.IGNORECASE,
+)  # fmt: skip
+_RESUMED = re.compile(
+    r"(?:Restor(?:ing|ed) (?:all )?states? from|successfully loaded checkpoint|loaded checkpoint from|"
+    r"Resuming from checkpoint|resum(?:e|ing) (?:training )?from|Loading the checkpoint at)[^\n]*",
+    re.IGNORECASE,
+)
+_ERROR = re.compile(
+    r"^\W*(?:\w*rank\s*\d+\]?:?\s*)?.*?\b((?:[A-Z]\w*(?:Error|Exception)|Exception): .{3,300})"
+)
+_STOPPED = (
+    (re.compile(r"DUE TO TIME LIMIT"), "the job's time limit"),
+    (re.compile(r"CANCELLED AT"), "cancelled"),
+    (re.compile(r"NODE[_ ]FAIL"), "a node failed"),
+    (re.compile(r"No space left on device|Errno 28|disk quota exceeded", re.IGNORECASE), "the disk is full"),
+    (re.compile(r"exitcode\s*:\s*-9|Signal 9 \(SIGKILL\)|Killed\s*$"), "killed (SIGKILL)"),
+)  # fmt: skip
+_RANK = re.compile(r"\[?(?:default|rank ?)(\d+)\]?[:\]]", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class LogReading:
+    """What one log holds."""
+
+    name: str
+    lines: int = 0
+    steps: list[Step] = field(default_factory=list)
+    bars: list[Step] = field(default_factory=list)
+    memory: dict[int, tuple[float, float, int]] = field(default_factory=dict)
+    """Rank → peak allocated, peak reserved, line (Megatron's report)."""
+    messages: list[Message] = field(default_factory=list)
+    aside: list[tuple[int, str]] = field(default_factory=list)
+    """Lines near an out-of-memory message, and settings anywhere."""
+    hang: watchdog.Reading | None = None
+    restarts: list[tuple[int, str]] = field(default_factory=list)
+    resumed: list[tuple[int, str]] = field(default_factory=list)
+    errors: list[tuple[int, str, int | None]] = field(default_factory=list)
+    stopped: list[tuple[int, str, str]] = field(default_factory=list)
+    words: dict[str, str] = field(default_factory=dict)
+    """What the run was given, see `log_setting`."""
+    table: list[str] = field(default_factory=list)
+    """Lines of Megatron-LM's table of arguments, or of torchtitan's configuration."""
+    scores: list[tuple[int, int, float, str]] = field(default_factory=list)
+    """Straggler reports: line, rank, score (1: as fast as the best), which score."""
+    alarms: list[tuple[int, str]] = field(default_factory=list)
+    probes: list[tuple[int, int, float]] = field(default_factory=list)
+    """Probe of a rank's compute: line, rank, time."""
+    failslow: list[tuple[int, float, float]] = field(default_factory=list)
+    """Line, fastest iteration and slow iteration in seconds."""
+    reason: tuple[int, str] | None = None
+
+
+_SETTING = (
+    (r"--nproc[-_]per[-_]node[= ]+(\d+)", "gpus_per_node"),
+    (r"\bGPUS_PER_NODE=(\d+)", "gpus_per_node"),
+    (r"nproc_per_node\s*[:=]\s*(\d+)", "gpus_per_node"),
+    (r"--nnodes[= ]+(\d+)", "nodes"), (r"\bNNODES=(\d+)", "nodes"),
+    (r"using world size:? ?(\d+)", "world"), (r"\bworld[_ ]size[:= ]+(\d+)", "world"),
+    (r"data-parallel[- ]size:? ?(\d+)", "dp"),
+    (r"(?<!data-)(?<!pipeline-)(?:tensor-)?model-parallel[- ]size:? ?(\d+)", "tp"),
+    (r"pipeline-model-parallel[- ]size:? ?(\d+)", "pp"),
+    (r"context-parallel size:? ?(\d+)", "cp"),
+    (r"Total train batch size[^=]*= ?([\d,]+)", "global_batch"),
+    (r"Instantaneous batch size per device = ?([\d,]+)", "micro_batch"),
+    (r"Gradient Accumulation steps = ?([\d,]+)", "accumulation"),
+    (r"Num examples = ?([\d,]+)", "examples"),
+    (r"Total optimization steps = ?([\d,]+)", "steps"),
+    (r"Number of trainable parameters = ?([\d,]+)", "parameters"),
+    (r"--(?:per_device_train_batch_size|micro[-_]batch[-_]size)[= ]+(\d+)", "micro_batch"),
+    (r"--(?:max_seq_len|block_size|seq[-_]length|max_length|model_max_length)[= ]+(\d+)", "seq"),
+    (r"--gradient_accumulation_steps[= ]+(\d+)", "accumulation"),
+    (r"--(?:actor_)?model(?:_name_or_path|_name)?[= ]+(\S+)", "model"),
+    (r"(NVIDIA [A-Z]\w+[ -]?[\w -]*?(?:\d+ ?GB)?|Tesla [A-Z]\d+[\w-]*|gpu_type=[\w ]+?(?= gpu)|\bAMD Instinct MI\d+X?)", "device"),
+    (r"\b((?:NVIDIA )?(?:H100|H200|B200|GB200|A100|V100|A10G|L40S|MI300X|MI325X|RTX ?\d{4}))\b", "device_word"),
+)  # fmt: skip
+_SETTINGS = [(re.compile(pattern), name) for pattern, name in _SETTING]
+_HAS_SETTING = re.compile(
+    r"size|batch|nproc|NODE|nnodes|= ?\d|--|NVIDIA|Tesla|Instinct|gpu_type|[HABV]\d00|RTX|A10G|L40S"
+)
+_ARGUMENT = re.compile(r"^\W*(?:\[?\w*rank\w*\s*\d+\]?:?\s*|\d+:\s*)?\s*\w+ \.{2,}\s*.+$")
+_SCORE = re.compile(r"Rank=(\d+) Node=\S+ Score=([\d.]+)")
+_PROBE = re.compile(r"Computation result of rank (\d+) collected = \(Perf:.*?avg=([\d.]+)")
+_FAILSLOW = re.compile(r"min_iter=([\d.]+), slow_iter=([\d.]+)")
+
+
+def read_log(lines: Iterable[str], name: str) -> LogReading:
+    """Read a log."""
+    found = LogReading(name=name)
+    blocks, window, report = Blocks(), list[tuple[int, str]](), ""
+    open_message: Message | None = None
+    for number, raw in enumerate(lines, 1):
+        found.lines = number
+        line = plain(raw)
+        window.append((number, line))
+        del window[:-30]
+        if open_message is not None and number <= open_message.line + 3:
+            _continue(open_message, line)
+        if OUT_OF_MEMORY.search(line):
+            open_message = _message(found, number, line, open_message)
+            found.aside += [one for one in window if one not in found.aside][:40]
+        elif found.messages and len(found.aside) < 80:
+            found.aside.append((number, line))
+        elif "expandable_segments" in line or "checkpoint" in line and "--" in line:
+            found.aside.append((number, line))
+        _hang(found, number, line)
+        if "relative performance" in line or "individual performance" in line:
+            report = "relative" if "relative" in line else "individual"
+        _events(found, number, line, report)
+        _settings(found, line)
+        if _ARGUMENT.match(line) and len(found.table) < 4096:
+            found.table.append(line)
+        inside, opened = blocks.read(line, number)
+        if opened is not None:
+            found.steps.append(opened)
+        if inside:
+            continue
+        if "<" in line and "/" in line:
+            found.bars += read_bars(line, number)
+        if step := read_step(line, number):
+            found.steps.append(step)
+    return found
+
+
+def _message(found: LogReading, number: int, line: str, before: Message | None) -> Message | None:
+    if len(found.messages) >= 64:
+        return None
+    message = read_message(line, found.name, number)
+    if before is not None and number <= before.line + 3 and before.tried is None:
+        _continue(before, line)
+        return before
+    found.messages.append(message)
+    return message
+
+
+def _continue(message: Message, line: str) -> None:
+    """A message may span lines."""
+    if not re.search(r"allocat|capacity|in use|reserved|free", line):
+        return
+    whole = read_message(f"{message.text} {line}", message.file, message.line)
+    for name in ("tried", "total", "free", "in_use", "allocated", "unallocated", "pools", "gpu"):
+        if getattr(message, name) is None:
+            setattr(message, name, getattr(whole, name))
+    message.processes = message.processes or whole.processes
+    if len(message.text) < 1200 and line not in message.text:
+        message.text = whole.text
+
+
+def _hang(found: LogReading, number: int, line: str) -> None:
+    if found.hang is None:
+        found.hang = watchdog.Reading(file=found.name)
+    watchdog.read_line(found.hang, number, line)
+
+
+def _events(found: LogReading, number: int, line: str, report: str) -> None:
+    short = line.strip()[:300]
+    if "max allocated" in line:
+        for rank, allocated, reserved in _MEGATRON_MEMORY.findall(line):
+            # Megatron prints MB and divides by 2**20.
+            found.memory[int(rank)] = (float(allocated) * 2**20, float(reserved) * 2**20, number)
+    if _RESTART.search(line):
+        found.restarts.append((number, short))
+    if _RESUMED.search(line):
+        found.resumed.append((number, short))
+    if "rror" in line or "xception" in line:
+        if (match := _ERROR.match(line)) and len(found.errors) < 200:
+            who = _RANK.search(line)
+            found.errors.append((number, match[1][:300], int(who[1]) if who else None))
+    for pattern, why in _STOPPED:
+        if pattern.search(line) and len(found.stopped) < 50:
+            found.stopped.append((number, why, short))
+    if match := _SCORE.search(line):
+        found.scores.append((number, int(match[1]), float(match[2]), report))
+    if "STRAGGLER DETECTION" in line or "Detected stragglers" in line:
+        found.alarms.append((number, short))
+    if match := _PROBE.search(line):
+        found.probes.append((number, int(match[1]), float(match[2])))
+    if match := _FAILSLOW.search(line):
+        found.failslow.append((number, float(match[1]) / 1e3, float(match[2]) / 1e3))
+    if match := re.search(r"Reason of fail-slow is (\w+)", line):
+        found.reason = (number, match[1])
+
+
+def _settings(found: LogReading, line: str) -> None:
+    if not _HAS_SETTING.search(line):
+        return
+    for pattern, name in _SETTINGS:
+        if name not in found.words and (match := pattern.search(line)):
+            found.words[name] = match[1].replace(",", "").strip()

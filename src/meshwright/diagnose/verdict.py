@@ -1,0 +1,97 @@
+"""From what the artefacts told to one answer: causes ranked, one sentence, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from meshwright.diagnose.records import SMALL_GAIN, STOPPED, Cause, Diagnosis, Finding, Part
+
+
+def conclude(parts: Sequence[Part]) -> Diagnosis:
+    """Join what the artefacts told."""
+    findings = ranked(_merged(finding for part in parts for finding in part.findings))
+    figures: dict[str, float | int | str | None] = {}
+    for part in parts:
+        for name, value in part.figures.items():
+            figures.setdefault(name, value)
+    faults = [f for f in findings if not f.layout_cost and not _small(f.cause)]
+    known = [f for f in faults if f.cause.kind != "unknown"]
+    healthy = not faults and bool(figures or any(part.healthy for part in parts))
+    return Diagnosis(
+        verdict=_sentence(known or faults, findings, parts, healthy),
+        healthy=healthy,
+        causes=tuple(f.cause for f in findings),
+        figures=figures,
+        missing=tuple(dict.fromkeys(line for part in parts for line in part.missing)),
+    )
+
+
+def _small(cause: Cause) -> bool:
+    if cause.kind in STOPPED or cause.gain_fraction is None:
+        return False
+    return cause.gain_fraction < SMALL_GAIN
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """What stopped the run first, then by gain, then by confidence; `unknown` last."""
+
+    def order(finding: Finding) -> tuple[int, float, float]:
+        cause = finding.cause
+        group = 2 if cause.kind == "unknown" else 0 if cause.kind in STOPPED else 1
+        gain = cause.gain_fraction if cause.gain_fraction is not None else 0.0
+        return group, -gain if group else 0.0, -cause.confidence
+
+    return sorted(findings, key=order)
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding for a kind, ranks and place; evidence of all of them."""
+    found: dict[tuple[str, tuple[int, ...], str], Finding] = {}
+    for finding in findings:
+        cause = finding.cause
+        key = (cause.kind, cause.ranks, cause.where)
+        held = found.get(key)
+        if held is None:
+            found[key] = finding
+            continue
+        best = finding if cause.confidence > held.cause.confidence else held
+        evidence = tuple(dict.fromkeys((*held.cause.evidence, *cause.evidence)))[:8]
+        found[key] = Finding(
+            cause=Cause(
+                kind=best.cause.kind, ranks=best.cause.ranks, where=best.cause.where,
+                share_of_step=best.cause.share_of_step, gain_fraction=best.cause.gain_fraction,
+                confidence=best.cause.confidence, remedy=best.cause.remedy, evidence=evidence,
+            ),
+            sentence=best.sentence, layout_cost=best.layout_cost,
+        )  # fmt: skip
+    return list(found.values())
+
+
+def _sentence(
+    faults: list[Finding], findings: list[Finding], parts: Sequence[Part], healthy: bool
+) -> str:
+    if faults:
+        first = faults[0]
+        text = first.sentence
+        if len(faults) > 1:
+            others = ", ".join(dict.fromkeys(f.cause.kind for f in faults[1:4]))
+            text += f" (also: {others})"
+        return text
+    said = [line for part in parts for line in part.healthy]
+    if healthy:
+        costs = [f.sentence for f in findings if f.layout_cost]
+        text = "Nothing is wrong"
+        if said:
+            text += ": " + "; ".join(said[:3])
+        if costs:
+            text += f". What the layout costs: {costs[0]}"
+        return text
+    return "The artefacts do not tell: nothing in them says how the run did or why it stopped"
+
+
+def confidence_word(confidence: float) -> str:
+    """A word for a confidence from 0 to 1."""
+    for limit, word in ((0.9, "certain"), (0.7, "likely"), (0.5, "probable")):
+        if confidence >= limit:
+            return word
+    return "a guess"

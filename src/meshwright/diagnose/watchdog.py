@@ -1,0 +1,545 @@
+"""NCCL watchdog, monitored-barrier and launcher texts: who waited, who is absent, what was going on.
+
+A rank that reports a time-out waited; a rank that does not report is the one that others waited
+for, but only if the text shows most of the others. Sequence numbers count the collectives of one
+process group: they are compared within a group only, and where the text does not name the group
+only if they could belong to the same one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from meshwright.diagnose.records import Evidence, Finding, Part, of, ranks_text
+
+WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout|Timeout at NCCL work|CollectiveFingerPrint"
+    r"|Some NCCL operations have failed or timed out|failed to pass monitoredBarrier"
+    r"|store based barrier|Culprit rank|Not all ranks joining collective|missing ranks"
+    r"|Timed out waiting \d+ms for (?:recv|send)|watchdog at work sequence id"
+    r"|(?:unhandled|remote process exited).{0,60}(?:error|NCCL)|NCCL WARN|NCCL error|NVRM: Xid"
+    r"|uncorrectable ECC|ProcessGroupNCCL.*(?:heartbeat|exception)|Connection closed by peer"
+    r"|illegal memory access|unspecified launch failure|fallen off the bus|hipErrorLaunchFailure",
+    re.IGNORECASE,
+)
+
+_TIMEOUT = re.compile(
+    r"\[(?:PG (?:ID )?(?P<pg>\w+)(?: PG GUID (?P<guid>[^\]()]*?))?(?:\s*\((?P<name>[^)]*)\))? )?Rank (?P<rank>\d+)\]"
+    r".*?Watchdog caught collective operation timeout: WorkNCCL\((?P<work>[^)]*)",
+    re.IGNORECASE,
+)
+_BARE = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\((?P<work>[^)]*)")
+_RAN = re.compile(r"ran for (\d+) milliseconds")
+_AT_WORK = re.compile(
+    r"\[PG (?:ID )?(?P<pg>\w+)(?: PG GUID (?P<guid>[^\]()]*?))?(?:\s*\((?P<name>[^)]*)\))? Rank (?P<rank>\d+)\]"
+    r".*?work(?: sequence id)?:? ?(?P<at>-?\d+)?.*?last enqueued(?: NCCL)? work: (?P<enqueued>-?\d+), "
+    r"last completed(?: NCCL)? work: (?P<completed>-?\d+)",
+    re.IGNORECASE,
+)
+_FINGERPRINT = re.compile(
+    r"Rank (\d+) is running (?:inconsistent )?collective: CollectiveFingerPrint\(([^\n]*?TensorShape=\[[^\]]*\][^)]*)"
+)
+_CULPRIT = re.compile(r"Culprit rank (\d+); Error type: (\w+)(?:, Expected ([^']*)'([^']*)' does not match found [^']*'([^']*)')?")
+_MISSING = re.compile(r"missing ranks:? ?[\[{(]?([\d, ]+)", re.IGNORECASE)
+_BARRIER = re.compile(r"[Rr]anks? ([\d, ]+) failed to pass monitoredBarrier in (\d+) ms")
+_STORE = re.compile(
+    r"store based barrier on rank:? (\d+).*?world_size=(\d+), (?:worker_count|num_workers_joined)=(\d+)"
+)
+_GPU_FAULT = re.compile(
+    r"NVRM: Xid|uncorrectable (?:NVLink|ECC) error|fallen off the bus|illegal memory access"
+    r"|unspecified launch failure|device-side assert|hipErrorLaunchFailure|CUDA error: [^\n]*ECC",
+    re.IGNORECASE,
+)
+_NETWORK = re.compile(
+    r"NCCL WARN[^\n]*(?:ibv_|IB |NET/|socket|connect|Connection|Timeout|port)|ncclRemoteError"
+    r"|remote process exited or there was a network error|Connection (?:reset|closed) by (?:remote )?peer"
+    r"|NET/IB[^\n]*(?:error|failed)|No route to host|link (?:down|flap)",
+    re.IGNORECASE,
+)
+_RANK = re.compile(r"\[?(?:default|rank) ?(\d+)\]?:", re.IGNORECASE)
+
+CHECKPOINT = re.compile(
+    r"\bsav(?:ing|ed|e_state|e_checkpoint|e_model)\b|state[_ ]dict|checkpoint (?:to|save|written)"
+    r"|Retrieving full model|Saving DeepSpeed", re.IGNORECASE,
+)  # fmt: skip
+EVALUATION = re.compile(
+    r"\bvalidat(?:ion|ing|e)\b|\bevaluat|\beval_|Generating (?:samples|images|videos)", re.IGNORECASE
+)
+START_UP = re.compile(
+    r"compiling|fused kernels|initializ(?:ed|ing)|loading (?:model|checkpoint|weights)|building|"
+    r"dataset index|rendezvous|NCCL version", re.IGNORECASE,
+)  # fmt: skip
+_NOT_A_PHASE = re.compile(r"ProcessGroupNCCL|Watchdog|WorkNCCL", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Wait:
+    """One rank's report that a collective did not end."""
+
+    line: int
+    text: str
+    rank: int | None
+    group: str
+    """Empty where the text does not name it."""
+    seq: int | None = None
+    op: str = ""
+    numel_in: int | None = None
+    timeout_ms: int | None = None
+    ran_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Reading:
+    """All that a text says about a stop."""
+
+    file: str
+    waits: list[Wait] = field(default_factory=list)
+    positions: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
+    """(group, rank) → last enqueued, last completed, line."""
+    fingerprints: dict[int, tuple[str, str, int, str]] = field(default_factory=dict)
+    """rank → operation, shape, line, text."""
+    culprits: dict[int, tuple[str, str, str, int, str]] = field(default_factory=dict)
+    absent: dict[int, tuple[int, str]] = field(default_factory=dict)
+    joined: tuple[int, int, int, str] | None = None
+    gpu_faults: list[tuple[int, str, int | None]] = field(default_factory=list)
+    network: list[tuple[int, str, int | None]] = field(default_factory=list)
+    general: tuple[int, str] | None = None
+    phase: tuple[str, int, str] | None = None
+    """What went on before the first report: `checkpoint`, `evaluation`, `start-up`."""
+    world: int | None = None
+
+
+def read_line(reading: Reading, number: int, line: str) -> None:
+    """Take in one line of a log."""
+    _phase(reading, number, line)
+    if not WATCHDOG.search(line) and "last enqueued" not in line:
+        return
+    short = line.strip()[:400]
+    for match in _TIMEOUT.finditer(line):
+        reading.waits.append(_wait(match, line, number, short))
+    if not reading.waits or reading.waits[-1].line != number:
+        if match := _BARE.search(line):
+            reading.waits.append(_wait(match, line, number, short))
+    if match := _AT_WORK.search(line):
+        group = match["name"] or match["guid"] or match["pg"] or ""
+        key = (group.strip(), int(match["rank"]))
+        reading.positions[key] = (int(match["enqueued"]), int(match["completed"]), number)
+    for rank, print_ in _FINGERPRINT.findall(line):
+        op = re.search(r"OpType=(\w+)", print_)
+        shape = re.search(r"TensorShape=\[([^\]]*)\]", print_)
+        reading.fingerprints[int(rank)] = (
+            op[1] if op else "", shape[1] if shape else "", number, short,
+        )  # fmt: skip
+    for rank, kind, _, expected, found in _CULPRIT.findall(line):
+        reading.culprits[int(rank)] = (kind, expected, found, number, short)
+    for pattern in (_MISSING, _BARRIER):
+        if match := pattern.search(line):
+            for rank in re.findall(r"\d+", match[1]):
+                reading.absent[int(rank)] = (number, short)
+    if match := _STORE.search(line):
+        reading.joined = (int(match[3]), int(match[2]), number, short)
+    who = _RANK.search(line)
+    rank = int(who[1]) if who else None
+    if _GPU_FAULT.search(line):
+        reading.gpu_faults.append((number, short, rank))
+    elif _NETWORK.search(line):
+        reading.network.append((number, short, rank))
+    elif reading.general is None and "WARN" not in line:
+        reading.general = (number, short)
+
+
+def _phase(reading: Reading, number: int, line: str) -> None:
+    if reading.waits or reading.fingerprints:
+        return
+    if match := re.search(r"world[_ ]size[:= ]+(\d+)|nproc[-_]per[-_]node[= ]+(\d+)", line):
+        reading.world = int(match[1] or match[2])
+    if _NOT_A_PHASE.search(line):
+        return
+    for name, pattern in (
+        ("checkpoint", CHECKPOINT), ("evaluation", EVALUATION), ("start-up", START_UP),
+    ):  # fmt: skip
+        if pattern.search(line):
+            reading.phase = (name, number, line.strip()[:300])
+            return
+    if re.search(r"\b(?:step|iteration|iter|loss)\b.*\d", line, re.IGNORECASE):
+        reading.phase = ("training", number, line.strip()[:300])
+
+
+def _wait(match: re.Match[str], line: str, number: int, short: str) -> Wait:
+    groups = match.groupdict()
+    work = groups["work"]
+    group = groups.get("name") or groups.get("guid") or groups.get("pg") or ""
+    rank = int(groups["rank"]) if groups.get("rank") else None
+    wait = Wait(line=number, text=short, rank=rank, group=group.strip())
+
+    def number_of(name: str) -> int | None:
+        found = re.search(rf"{name}=(-?\d+)", work + ")")
+        return int(found[1]) if found else None
+
+    wait.seq, wait.numel_in = number_of("SeqNum"), number_of("NumelIn")
+    if op := re.search(r"OpType=(\w+)", work):
+        wait.op = op[1]
+    rest = line[match.start() :]
+    if found := re.search(r"Timeout\(ms\)=(\d+)", rest):
+        wait.timeout_ms = int(found[1])
+    if found := _RAN.search(rest):
+        wait.ran_ms = int(found[1])
+    return wait
+
+
+def judge(reading: Reading) -> Part:
+    """Say what stopped the run, as far as the text tells."""
+    part = Part()
+    by_order = (_gpu_fault, _culprits, _fingerprints, _barrier, _timeouts, _broken_link, _general)
+    for step in by_order:
+        part.findings += step(reading)
+        if part.findings:
+            break
+    if reading.waits:
+        longest = max((w.ran_ms or 0 for w in reading.waits), default=0)
+        if longest:
+            part.figures["waited_s"] = longest / 1e3
+    if part.findings:
+        part.missing += [
+            "the flight-recorder dumps of all ranks (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 "
+            "TORCH_NCCL_DUMP_ON_TIMEOUT=1): which rank misses which collective of which group",
+            "the last lines of every rank's log, the absent ones' first",
+        ]
+    return part
+
+
+def _said(reading: Reading, *lines: tuple[int, str, int | None]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(file=reading.file, line=number, text=text, rank=rank)
+        for number, text, rank in lines
+    )
+
+
+def _gpu_fault(reading: Reading) -> list[Finding]:
+    if not reading.gpu_faults:
+        return []
+    ranks = tuple(sorted({rank for _, _, rank in reading.gpu_faults if rank is not None}))
+    first = reading.gpu_faults[0]
+    program = re.search(r"illegal memory|device-side assert|launch failure", first[1], re.IGNORECASE)
+    remedy = (
+        "a kernel went wrong: run the step with CUDA_LAUNCH_BLOCKING=1 (or compute-sanitizer) on that "
+        "rank to see which; time-outs of other ranks are its shadow"
+        if program else
+        "take the node out and look at the GPU (dmesg Xid, nvidia-smi -q -d ECC,RETIRED_PAGES); restart "
+        "from the last checkpoint without it; time-outs of other ranks are its shadow"
+    )  # fmt: skip
+    who = ranks_text(ranks) if ranks else "a GPU"
+    return [
+        of("gpu-error", f"{who[0].upper() + who[1:]} reports an error of the device: {first[1][:120]}",
+           remedy, confidence=0.9, ranks=ranks, where="GPU",
+           evidence=_said(reading, *reading.gpu_faults[:4]))
+    ]  # fmt: skip
+
+
+def _culprits(reading: Reading) -> list[Finding]:
+    if not reading.culprits:
+        return []
+    ranks = tuple(sorted(reading.culprits))
+    kind, expected, found, number, text = reading.culprits[ranks[0]]
+    what = f": {found} where the others have {expected}" if expected else ""
+    return [
+        of("mismatched-collective",
+           f"{ranks_text(ranks).capitalize()} left step with the others: they are in another operation{what} "
+           f"({kind.lower().replace('_', ' ')})",
+           "find where these ranks take another branch than the rest (data-dependent shapes, a "
+           "condition on the rank, an uneven last batch): log the shape before that collective on "
+           "them and on a healthy rank",
+           confidence=0.85, ranks=ranks, where="process group of the dump",
+           evidence=_said(reading, *((n, t, r) for r, (_, _, _, n, t) in reading.culprits.items()))[:4])
+    ]  # fmt: skip
+
+
+def _fingerprints(reading: Reading) -> list[Finding]:
+    prints = reading.fingerprints
+    if len(prints) < 1:
+        return []
+    ranks = tuple(sorted(prints))
+    ops = {op for op, _, _, _ in prints.values()}
+    shapes = {rank: shape for rank, (_, shape, _, _) in prints.items()}
+    listed = ", ".join(f"rank {rank} [{shapes[rank]}]" for rank in ranks[:4])
+    evidence = _said(reading, *((n, t, r) for r, (_, _, n, t) in prints.items()))[:4]
+    if len(ops) > 1:
+        named = ", ".join(f"rank {r} {prints[r][0]}" for r in ranks[:4])
+        return [
+            of("mismatched-collective", f"Ranks call different collectives at the same place: {named}",
+               "make all ranks take the same branch: a collective stands under a condition that "
+               "differs between ranks", confidence=0.9, ranks=ranks, where=named, evidence=evidence)
+        ]  # fmt: skip
+    op = next(iter(ops)).lower()
+    first = {shape.split(",")[0].strip() for shape in shapes.values()}
+    rest = {",".join(shape.split(",")[1:]) for shape in shapes.values()}
+    batch = len(first) > 1 and len(rest) == 1
+    remedy = (
+        "give every rank the same number of samples: drop_last=True, a collate function that replaces "
+        "missing samples instead of dropping them, complete data on every rank; or pad before the "
+        f"{op} and mask after it"
+        if batch else "make the shapes agree before the collective: log them on both ranks"
+    )  # fmt: skip
+    return [
+        of("mismatched-collective",
+           f"The same {op} has different shapes on different ranks: {listed}"
+           + (": the batches are uneven" if batch else ""),
+           remedy, confidence=0.9, ranks=ranks, where=f"{op} of {listed}", evidence=evidence)
+    ]  # fmt: skip
+
+
+def _barrier(reading: Reading) -> list[Finding]:
+    if reading.absent:
+        ranks = tuple(sorted(reading.absent))
+        lines = [(n, t, r) for r, (n, t) in reading.absent.items()]
+        return [
+            of("missing-collective", f"{ranks_text(ranks).capitalize()} did not come to the collective "
+               "that the others are in", f"read the logs of {ranks_text(ranks)} first: they crashed, left the loop "
+               "early (fewer batches) or stand elsewhere (saving, loading)",
+               confidence=0.85, ranks=ranks, where="barrier or collective", evidence=_said(reading, *lines[:4]))
+        ]  # fmt: skip
+    if reading.joined is not None:
+        here, world, number, text = reading.joined
+        return [
+            of("wrong-configuration", f"Only {here} of {world} processes reached the rendezvous: it is "
+               "start-up, not training", "see that as many processes start as the world size says, that all reach "
+               "MASTER_ADDR:MASTER_PORT, and read the log of those that did not",
+               confidence=0.8, where="start-up", evidence=_said(reading, (number, text, None)))
+        ]  # fmt: skip
+    return []
+
+
+def _timeouts(reading: Reading) -> list[Finding]:
+    if not reading.waits:
+        return []
+    if finding := _uneven(reading):
+        return [finding]
+    if finding := _first_ever(reading):
+        return [finding]
+    if finding := _lagging(reading):
+        return [finding]
+    return [_absent(reading)]
+
+
+def _groups(reading: Reading) -> dict[tuple[str, str], list[Wait]]:
+    """Reports that can be of one process group: by its name, else by operation."""
+    found: dict[tuple[str, str], list[Wait]] = defaultdict(list)
+    for wait in reading.waits:
+        if wait.seq is not None:
+            found[wait.group, "" if wait.group else wait.op].append(wait)
+    return found
+
+
+def _same_count(waits: list[Wait]) -> bool:
+    """Whether numbers of an unnamed group can be one count: they differ by a few, not by many."""
+    numbers = [wait.seq for wait in waits if wait.seq is not None]
+    return max(numbers) - min(numbers) <= max(8, 0.001 * max(numbers))
+
+
+def _uneven(reading: Reading) -> Finding | None:
+    """The same collective with different sizes on different ranks."""
+    for (_, _), waits in _groups(reading).items():
+        by_seq: dict[int, list[Wait]] = defaultdict(list)
+        for wait in waits:
+            if wait.rank is not None and wait.numel_in is not None and wait.seq is not None:
+                by_seq[wait.seq].append(wait)
+        for seq, same in by_seq.items():
+            sizes = {wait.rank: wait.numel_in for wait in same}
+            if len(sizes) < 2 or len(set(sizes.values())) < 2:
+                continue
+            if len({w.op for w in same}) > 1 or re.search(r"ALLTOALL|SEND|RECV|GATHER$(?<!ALLGATHER)|SCATTER$(?<!REDUCE_SCATTER)", same[0].op):
+                continue
+            ranks = tuple(sorted(rank for rank in sizes if rank is not None))
+            listed = ", ".join(f"{sizes[rank]:,} on rank {rank}" for rank in ranks[:4])
+            behind = [w for w in waits if w.seq is not None and w.seq < seq and w.op == same[0].op]
+            extra = ""
+            if behind and _same_count(waits):
+                extra = (
+                    f"; rank {behind[0].rank} is still at {behind[0].seq}"
+                    + (f" with {behind[0].numel_in:,}" if behind[0].numel_in is not None else "")
+                )
+            op = same[0].op.lower()
+            return of(
+                "mismatched-collective",
+                f"The same {op} (number {seq}) has different sizes on different ranks: {listed}{extra}",
+                f"give every rank the same shapes before the {op}: pad batches to one length and size, "
+                "drop_last=True, or exchange the sizes first and pad",
+                confidence=0.85, ranks=ranks, where=f"{op} {seq}",
+                evidence=_said(reading, *((w.line, w.text, w.rank) for w in (same + behind)[:4])),
+            )  # fmt: skip
+    return None
+
+
+def _first_ever(reading: Reading) -> Finding | None:
+    """Nothing ever completed: start-up."""
+    completed = [done for _, done, _ in reading.positions.values()]
+    numbers = [wait.seq for wait in reading.waits if wait.seq is not None]
+    never = bool(completed) and max(completed) <= 0
+    if not (never or (not completed and numbers and max(numbers) <= 1)):
+        return None
+    lines = [(w.line, w.text, w.rank) for w in reading.waits[:2]]
+    remedy = (
+        "look at what the silent ranks do: a stale build lock (remove the kernels' build folder and "
+        "start again), a data index that one rank builds alone; then at the fabric: NCCL_DEBUG=INFO, "
+        "NCCL_SOCKET_IFNAME, and NCCL_P2P_DISABLE=1 as a test"
+    )
+    if reading.phase is not None:
+        lines.append((reading.phase[1], reading.phase[2], None))
+    return of(
+        "wrong-configuration",
+        "The very first collective never completes: it is start-up (communicator, fabric, or a rank "
+        "still busy elsewhere), not training"
+        + (f"; the last thing printed before is “{reading.phase[2][:80]}”" if reading.phase else ""),
+        remedy, confidence=0.75, where="start-up: first collective", evidence=_said(reading, *lines),
+    )  # fmt: skip
+
+
+def _lagging(reading: Reading) -> Finding | None:
+    """Ranks of one group at different places of its sequence."""
+    for (group, _), waits in _groups(reading).items():
+        seqs = {wait.rank: wait.seq for wait in waits if wait.rank is not None}
+        if len(seqs) < 2 or len(set(seqs.values())) < 2:
+            continue
+        if not group and not _same_count(waits):
+            listed = ", ".join(f"rank {rank} at {seq:,}" for rank, seq in list(seqs.items())[:4])
+            late = _late(reading)
+            return of(
+                "unknown",
+                f"The text does not tell which rank is at fault: {listed} do not count the same "
+                "sequence (other process groups, or another number of collectives per step), so they "
+                "cannot be compared" + late,
+                "collect flight-recorder dumps of all ranks, which name the group of each collective; "
+                "check that all ranks issue as many collectives per step",
+                confidence=0.6, where="unnamed process groups",
+                evidence=_said(reading, *((w.line, w.text, w.rank) for w in waits[:4])),
+            )  # fmt: skip
+        enqueued = {
+            rank: reading.positions[group, rank][0]
+            for rank in seqs if rank is not None and (group, rank) in reading.positions
+        }  # fmt: skip
+        place = enqueued if len(enqueued) == len(seqs) and len(set(enqueued.values())) > 1 else seqs
+        least = min(v for v in place.values() if v is not None)
+        ranks = tuple(sorted(r for r, v in place.items() if v == least and r is not None))
+        if 2 * len(ranks) > len(place):
+            continue
+        return of(
+            "missing-collective",
+            f"{ranks_text(ranks).capitalize()} is at collective {least}, the others wait ahead of it"
+            if len(ranks) == 1 else
+            f"{ranks_text(ranks).capitalize()} are at collective {least}, the others wait ahead of them",
+            f"read what {ranks_text(ranks)} did last (py-spy dump, its log): it issued fewer collectives",
+            confidence=0.75 if group else 0.6, ranks=ranks, where=group or "process group",
+            evidence=_said(reading, *((w.line, w.text, w.rank) for w in waits[:4])),
+        )  # fmt: skip
+    return None
+
+
+def _late(reading: Reading) -> str:
+    for wait in reading.waits:
+        if wait.ran_ms and wait.timeout_ms and wait.ran_ms > 3 * wait.timeout_ms >= 180_000:
+            return (
+                f". The watchdog itself was late: {wait.ran_ms / 1e3:,.0f} s against a limit of "
+                f"{wait.timeout_ms / 1e3:,.0f} s"
+            )
+    return ""
+
+
+def _absent(reading: Reading) -> Finding:
+    """All that report are at the same place: who does not report?"""
+    waits = reading.waits
+    ranks = sorted({wait.rank for wait in waits if wait.rank is not None})
+    world = reading.world or (max(ranks) + 1 if ranks else 0)
+    absent = tuple(rank for rank in range(world) if rank not in ranks)
+    op = next((wait.op.lower() for wait in waits if wait.op), "collective")
+    lines = [(w.line, w.text, w.rank) for w in waits[:4]]
+    phase = reading.phase
+    if phase is not None and phase[0] in ("checkpoint", "evaluation"):
+        lines.insert(0, (phase[1], phase[2], None))
+        return _beside(reading, phase[0], absent, ranks, op, lines)
+    if len(ranks) >= 2 and absent and len(absent) < len(ranks):
+        who = ranks_text(absent)
+        return of(
+            "missing-collective",
+            f"{who.capitalize()} did not come to the {op} in which {ranks_text(ranks)} wait"
+            + _number(waits) + _late(reading),
+            f"read the log of {who}: most often it was given fewer batches and left the loop (uneven "
+            "data: balance the shards, drop_last, or Join), or it stands in a branch of its own "
+            "(saving, evaluating); the network is not the first suspect",
+            confidence=0.75, ranks=absent, where=f"{op} of {ranks_text(ranks)}",
+            evidence=_said(reading, *lines),
+        )  # fmt: skip
+    branch = (
+        f"a {op} that only some ranks enter is most often a save or an evaluation under a condition "
+        "on the rank (is_main_process): all ranks must call save_state and its like"
+        if op in ("broadcast", "allgather", "barrier", "coalesced", "gather") or not ranks
+        else "the ranks that are not in this text"
+    )
+    odd = ""
+    for wait in waits:
+        if wait.timeout_ms and wait.ran_ms and wait.ran_ms > 500 * wait.timeout_ms:
+            odd = (
+                f" (the printed limit {wait.timeout_ms} is far below the {wait.ran_ms / 1e3:,.0f} s waited: "
+                "seconds were given where milliseconds are meant, or the reverse)"
+            )
+    return of(
+        "missing-collective",
+        f"{'A rank' if not ranks else ranks_text(ranks).capitalize()} waited in a {op} that others "
+        f"did not join; the text does not tell which{odd}{_late(reading)}",
+        f"look at {branch}; then at who is absent in the dumps of the flight recorder",
+        confidence=0.45, where=op, evidence=_said(reading, *lines),
+    )  # fmt: skip
+
+
+def _number(waits: list[Wait]) -> str:
+    numbers = {wait.seq for wait in waits if wait.seq is not None}
+    return f" (number {numbers.pop()})" if len(numbers) == 1 else ""
+
+
+def _beside(
+    reading: Reading, phase: str, absent: tuple[int, ...], ranks: list[int], op: str,
+    lines: list[tuple[int, str, int | None]],
+) -> Finding:  # fmt: skip
+    """Some ranks save or evaluate while the others wait in the next collective."""
+    few = absent if len(ranks) >= 2 and 0 < len(absent) < len(ranks) else ()
+    who = ranks_text(few) if few else "one process"
+    waiting = ranks_text(ranks) if ranks else "the others"
+    verb = "saves" if phase == "checkpoint" else "evaluates"
+    remedy = (
+        "let all ranks enter the save (sharded or distributed checkpoint, save_state on every rank, "
+        "not under is_main_process); where one process has to write alone, raise the time-out for it. "
+        "Training itself is not at fault, and NCCL settings do not help"
+        if phase == "checkpoint" else
+        "evaluate on all ranks, or less of it (fewer samples), or raise the time-out above what it takes"
+    )  # fmt: skip
+    return of(
+        "evaluation-or-checkpoint",
+        f"{who.capitalize()} {verb} while {waiting} wait{'s' if len(ranks) == 1 else ''} in the next {op}",
+        remedy, confidence=0.8 if few else 0.7, ranks=few,
+        where="checkpoint" if phase == "checkpoint" else "evaluation",
+        evidence=_said(reading, *lines[:5]),
+    )  # fmt: skip
+
+
+def _broken_link(reading: Reading) -> list[Finding]:
+    if not reading.network:
+        return []
+    return [
+        of("unknown", "A connection between ranks broke; which rank broke it, or whether it died first, "
+           "this text does not tell", "find the first error over all ranks' logs by time: a peer that died closes its "
+           "connections; if none died, test the links (ib_write_bw, nccl-tests) and read NCCL_DEBUG=INFO",
+           confidence=0.5, where="network or a dead peer", evidence=_said(reading, *reading.network[:4]))
+    ]  # fmt: skip
+
+
+def _general(reading: Reading) -> list[Finding]:
+    if reading.general is None:
+        return []
+    number, text = reading.general
+    return [
+        of("unknown", "The text says that a collective failed or timed out, not which rank, group or cause",
+           "if it happened while one rank validated or saved, shorten that or raise the time-out; "
+           "otherwise look for the first error above this line, on every rank",
+           confidence=0.3, where="the text does not tell", evidence=_said(reading, (number, text, None)))
+    ]  # fmt: skip
