@@ -31,6 +31,7 @@ _register("train", "train", "Run a plan for real, on processes of this machine."
 _register("report", "report", "The page of a training run, from its records.")
 _register("flight", "flight", "The last collectives of a run that stood still: who is missing.")
 _register("trace", "trace", "A profiled step as it ran: timeline, bubble, collectives.")
+_register("diagnose", "diagnose", "Whatever a run left behind: cause, fix, and what it gains.")
 _register("walk", "walk", "The toy model through every axis, on real ranks.")
 _register("drill", "drill", "Break a run on purpose; measure its recovery.")
 _register("verify", "verify", "Prove that a plan trains as one device would.")

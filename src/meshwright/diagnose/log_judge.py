@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from statistics import mean, median
@@ -17,6 +18,8 @@ WARM_UP = 1.3
 SLOW_SCORE, FAR_FROM_REST = 0.9, 0.93
 """A rank is slow if it scores below both: the score itself, and its share of the median score."""
 SLOW_PROBE = 1.15
+INTERRUPTED = 0.03
+"""Share of the time that saving and evaluating may take unremarked."""
 SPIKE = 1.5
 """Steps this much longer than the median interrupt a run."""
 
@@ -83,8 +86,8 @@ def judge_log(reading: LogReading) -> Part:
     _phases(part, reading, steps)
     _restarts(part, reading, steps)
     _ends(part, reading)
-    if times and not part.findings:
-        part.healthy.append(_speed_sentence(part, times))
+    if part.figures and all(finding.layout_cost for finding in part.findings):
+        part.healthy.append(_speed_sentence(part))
     return part
 
 
@@ -134,11 +137,19 @@ def _speed(part: Part, reading: LogReading, steps: list[Step]) -> list[tuple[Ste
 def _step_count(reading: LogReading, steps: list[Step]) -> int | None:
     if "steps" in reading.words:
         return int(reading.words["steps"])
+    rates, whole = _values(steps, "steps_per_s"), _values(steps, "runtime_s")
+    if rates and whole:
+        # Printed to three digits; a whole number of steps if only one fits.
+        low, high = (rates[0] - 5e-4) * whole[0], (rates[0] + 5e-4) * whole[0]
+        if math.floor(high) == math.ceil(low) > 0:
+            return math.ceil(low)
     ends = [bar.of for bar in reading.bars if bar.of and bar.number == bar.of]
     if ends:
         return ends[-1]
     if "examples" in reading.words and "global_batch" in reading.words:
-        return math.ceil(int(reading.words["examples"]) / max(int(reading.words["global_batch"]), 1))
+        return math.ceil(
+            int(reading.words["examples"]) / max(int(reading.words["global_batch"]), 1)
+        )
     return None
 
 
@@ -196,7 +207,9 @@ def _by_bar(reading: LogReading) -> list[tuple[Step, float]]:
         return [(last, speed)] if speed else []
     whole = [bar for bar in order if bar.number]
     first, last = order[0], order[-1]
-    average = ((last.clock_s or 0) - (first.clock_s or 0)) / ((last.number or 0) - (first.number or 0))
+    average = ((last.clock_s or 0) - (first.clock_s or 0)) / (
+        (last.number or 0) - (first.number or 0)
+    )
     speeds = [(bar, bar.running_s_it) for bar in whole if bar.running_s_it]
     if not speeds and average > 0:
         return [(last, average)]
@@ -214,6 +227,7 @@ def _memory(part: Part, reading: LogReading, steps: list[Step]) -> None:
         part.figures["peak_memory_bytes"] = max(values)
     if values := _values(steps, "reserved_bytes"):
         part.figures["reserved_memory_bytes"] = max(values)
+        part.figures.setdefault("peak_memory_bytes", max(values))
     _growth(part, reading, steps)
     retries = _values(steps, "alloc_retries")
     if retries and max(retries) > 0:
@@ -240,7 +254,7 @@ def _growth(part: Part, reading: LogReading, steps: list[Step]) -> None:
     early, middle, late = (
         median(values[:third]), median(values[third:-third] or values), median(values[-third:])
     )  # fmt: skip
-    rises = sum(b > a for a, b in zip(values, values[1:], strict=False))
+    rises = sum(b > a for a, b in itertools.pairwise(values))
     if late > 1.05 * early and early < middle < late and rises >= 0.5 * (len(values) - 1):
         first, last = kept[0], kept[-1]
         number = (last[0].number or last[0].line) - (first[0].number or first[0].line)
@@ -389,7 +403,28 @@ def _fail_slow(part: Part, reading: LogReading, times: list[tuple[Step, float]])
                share_of_step=gain, gain_fraction=gain, evidence=tuple(evidence))
         )  # fmt: skip
         return
+    if _change_points(part, reading):
+        return
     _onset(part, reading, times)
+
+
+def _change_points(part: Part, reading: LogReading) -> bool:
+    """What a detector of slow iterations wrote: all ranks slow down together, so none is named."""
+    if not reading.degraded:
+        return False
+    line, share = reading.degraded[0]
+    worst = median([value for _, value in reading.degraded])
+    part.figures["slowdown"] = round(1 + worst, 4)
+    gain = round(1 - 1 / (1 + worst), 4)
+    part.findings.append(
+        of("unknown", f"Iterations became {worst:.0%} slower, on all ranks at once, as they wait for each "
+           "other; which rank or link it is, this text does not tell",
+           "probe each rank's compute and each link (the detector's controller does); then exclude what is slow",
+           confidence=0.7, where="iteration time", share_of_step=gain, gain_fraction=gain,
+           evidence=(Evidence(file=reading.name, line=line, text=f"change point: degradation {share:.3f}"),))
+    )  # fmt: skip
+    part.missing.append("the compute and link probes of all ranks: which of them is slow")
+    return True
 
 
 def _onset(part: Part, reading: LogReading, times: list[tuple[Step, float]]) -> None:
@@ -400,7 +435,9 @@ def _onset(part: Part, reading: LogReading, times: list[tuple[Step, float]]) -> 
     best, at = 0.0, 0
     for cut in range(4, len(kept) - 3):
         before, after = median(kept[:cut]), median(kept[cut:])
-        spread = mean([abs(v - before) for v in kept[:cut]]) + mean([abs(v - after) for v in kept[cut:]])
+        spread = mean([abs(v - before) for v in kept[:cut]]) + mean(
+            [abs(v - after) for v in kept[cut:]]
+        )
         lead = (after - before) - 2 * spread
         if after > 1.08 * before and lead > best:
             best, at = lead, cut
@@ -418,7 +455,9 @@ def _onset(part: Part, reading: LogReading, times: list[tuple[Step, float]]) -> 
            share_of_step=round(1 - before / after, 4), gain_fraction=round(1 - before / after, 4),
            evidence=(_at(reading, step),))
     )  # fmt: skip
-    part.missing.append("profiler traces of all ranks from before and after: which rank or link it is")
+    part.missing.append(
+        "profiler traces of all ranks from before and after: which rank or link it is"
+    )
 
 
 def _interruptions(
@@ -434,10 +473,10 @@ def _interruptions(
         return
     lost = sum(t - typical for _, t in long) / sum(kept)
     part.figures["interruption_share"] = round(lost, 4)
-    if lost < 0.02:
+    if lost < INTERRUPTED:
         return
     numbers = [s.number for s, _ in long if s.number is not None]
-    gaps = {b - a for a, b in zip(numbers, numbers[1:], strict=False)}
+    gaps = {b - a for a, b in itertools.pairwise(numbers)}
     regular = len(numbers) > 2 and len(gaps) == 1
     where = f"every {gaps.pop()} steps" if regular else "steps " + ", ".join(map(str, numbers[:6]))
     part.findings.append(
@@ -515,7 +554,7 @@ def _phases(part: Part, reading: LogReading, steps: list[Step]) -> None:
 def _restarts(part: Part, reading: LogReading, steps: list[Step]) -> None:
     numbers = [(s.number, s) for s in reading.steps if s.number is not None]
     again = [
-        (a, b, s) for (a, _), (b, s) in zip(numbers, numbers[1:], strict=False)
+        (a, b, s) for (a, _), (b, s) in itertools.pairwise(numbers)
         if b <= a and b < a - 0 and reading.resumed
     ]  # fmt: skip
     if not reading.restarts and not again:
@@ -531,8 +570,13 @@ def _restarts(part: Part, reading: LogReading, steps: list[Step]) -> None:
     where = f"resumed at step {again[0][1]} after step {again[0][0]}" if again else "restart"
     total = len({s.number for s in steps}) + lost
     share = lost / total if lost and total else None
-    said = [Evidence(file=reading.name, line=error[0], text=error[1], rank=error[2])] if error else []
-    said += [Evidence(file=reading.name, line=n, text=t) for n, t in (reading.restarts + reading.resumed)[:3]]
+    said = (
+        [Evidence(file=reading.name, line=error[0], text=error[1], rank=error[2])] if error else []
+    )
+    said += [
+        Evidence(file=reading.name, line=n, text=t)
+        for n, t in (reading.restarts + reading.resumed)[:3]
+    ]
     part.findings.append(
         of("unknown", f"The run crashed{crash} and restarted ({where}); it went on"
            + (f", {lost} steps were done twice" if lost else ""),
@@ -549,7 +593,9 @@ def _ends(part: Part, reading: LogReading) -> None:
         return
     for line, why, text in reading.stopped:
         if why in ("cancelled", "the job's time limit"):
-            part.healthy.append(f"it was ended by {why}" if why[0] == "t" else f"it was {why} by hand")
+            part.healthy.append(
+                f"it was ended by {why}" if why[0] == "t" else f"it was {why} by hand"
+            )
             return
         kind, remedy = {
             "the disk is full": ("wrong-configuration", "free space or quota where checkpoints and logs "
@@ -580,15 +626,20 @@ def _harmless(text: str) -> bool:
     return text.startswith(("ChildFailedError", "KeyboardInterrupt", "DeprecationWarning"))
 
 
-def _speed_sentence(part: Part, times: list[tuple[Step, float]]) -> str:
-    step = part.figures.get("step_time_s")
-    if not isinstance(step, float):
-        return "the log shows steady steps"
-    spread = part.figures.get("step_time_spread")
-    text = f"steps of {format_seconds(step)}"
-    if isinstance(spread, float):
-        text += f", steady within {spread:.0%}" if spread < 0.3 else ""
-    return text
+def _speed_sentence(part: Part) -> str:
+    figures = part.figures
+    step, rate = figures.get("step_time_s"), figures.get("tokens_per_s_per_gpu")
+    parts = []
+    if isinstance(step, float):
+        spread = figures.get("step_time_spread")
+        within = isinstance(spread, float) and spread < 0.3
+        steady = f", steady within {max(spread, 0.01):.0%}" if within else ""  # type: ignore[type-var]
+        parts.append(f"steps of {format_seconds(step)}{steady}")
+    if isinstance(rate, float):
+        parts.append(f"{rate:,.0f} tokens/s per GPU")
+    if isinstance(mfu := figures.get("mfu"), float):
+        parts.append(f"MFU {mfu:.1%} as printed")
+    return ", ".join(parts) or "the log shows no fault"
 
 
 def unknown_if_silent(part: Part, reading: LogReading) -> Finding | None:

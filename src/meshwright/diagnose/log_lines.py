@@ -81,9 +81,9 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"approx_flops_per_gpu", "flops_per_gpu", _T),
     (r"throughput_device_flops_per_sec|device_flops_per_sec", "flops_per_gpu", 1.0),
     (r"mfu|throughput_device_mfu|device_mfu|bf16_mfu|train_mfu|model_flops_utilization|throughput_mfu|mfu_percent", "mfu", 1.0),
-    (r"memory|mem|max_?memallocated|peak_memory(?:_active|_alloc)?(?:_gi?b)?|max_mem(?:ory)?(?:_allocated)?(?:_gi?b)?|memory_peak_mem|memory_used|mem_gb|gpu_mem|max_allocated|memory_peak_allocated_mem|memory_max_active_gib|memory_max_allocated|memory_allocated_mem_gb|memory_max_mem_allocated", "memory_bytes", 1.0),
+    (r"memory|mem|max_?memallocated|peak_memory(?:_active|_alloc)?(?:_gi?b)?|max_mem(?:ory)?(?:_allocated)?(?:_gi?b)?|memory_peak_mem|memory_used|mem_gb|gpu_mem|max_allocated|memory_peak_allocated_mem|memory_max_active_gib|memory_max_allocated|memory_max_mem_allocated", "memory_bytes", 1.0),
     (r"max_reserved|reserved|max_memreserved|peak_memory_reserved|memory_reserved_mem|memory_max_reserved_gib|memory_reserved", "reserved_bytes", 1.0),
-    (r"memory_allocated_mem|memory_peak_active_mem", "memory_bytes", 1.0),
+    (r"memory_peak_active_mem", "memory_bytes", 1.0),
     (r"(?:memory_)?alloc_retries|num_alloc_retries|memory_num_alloc_retries", "alloc_retries", 1.0),
     (r"global_batch_size|batch_size_global|gbs", "global_batch", 1.0),
     (r"number_of_skipped_iterations|skipped", "skipped", 1.0),
@@ -99,7 +99,9 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"eval_loss|validation_loss|val_loss|lm_loss_value", "eval_loss", 1.0),
     (r"train_runtime", "runtime_s", 1.0),
 )  # fmt: skip
-_TABLE = [(re.compile(rf"(?:train_)?(?:{pattern})"), name, factor) for pattern, name, factor in ALIASES]
+_TABLE = [
+    (re.compile(rf"(?:train_)?(?:{pattern})"), name, factor) for pattern, name, factor in ALIASES
+]
 
 _PAIR = re.compile(
     r"""['"]?([A-Za-z][A-Za-z0-9_ /.\-]*?(?:\([A-Za-z/ ]*\))?(?:\sin\ss)?)['"]?\s*[:=]\s*
@@ -107,8 +109,9 @@ _PAIR = re.compile(
         (TFLOPS|TFLOPs|TFLOP/s|PFLOP/s|[KMGT]i?B\b|[KMGBT](?=\s|$|\)|,|\||'|")|ms|s\b|%|us)?""",
     re.VERBOSE,
 )
-_BEHIND = re.compile(
-    r"([\d.,]+) ?(ms|s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())"
+_BEHIND = re.compile(r"([\d.,]+) ?(ms|s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())")
+_SPACED = re.compile(
+    r"\b(train loss|val loss|loss|time|mfu|dt|norm|tok/sec)\s+([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?|nan)\s*(ms|s|%)?(?=[,;| ]|$)"
 )
 _STEP_OF = re.compile(
     r"\b(?:iteration|iter|step|global[_ ]?step|batch|Step|Iteration)\s*[:=]?\s*\[?\s*(\d+)\s*/\s*(\d+)"
@@ -128,7 +131,7 @@ _SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 def plain(line: str) -> str:
     """Return a line without colour codes."""
-    return _ANSI.sub("", line) if "\x1b" in line or "m" in line and "[" in line else line
+    return _ANSI.sub("", line) if "\x1b" in line or ("m" in line and "[" in line) else line
 
 
 def read_step(line: str, number: int) -> Step | None:
@@ -138,10 +141,15 @@ def read_step(line: str, number: int) -> Step | None:
     known = False
     for match in _PAIR.finditer(text):
         known |= _of_pair(step, match[1], match[2], match[3] or "")
+    for match in _SPACED.finditer(text):
+        known |= _of_pair(step, match[1], match[2], match[3] or "")
     known |= _behind(step, text)
     if not known:
         return None
     _place(step, text)
+    timed = step.step_time_s is not None or step.tokens_per_s_per_gpu is not None
+    if not timed and _SAVING.search(text):
+        return None  # a checkpoint's name carries a step and a loss
     return step
 
 
@@ -164,7 +172,7 @@ def _put(step: Step, field_name: str, key: str, value: str, unit: str, factor: f
         if unit not in ("ms", "s"):
             return False
         factor = 1.0
-    if unit == "ms" or key.endswith("_ms") and unit in ("", *_SCALE):
+    if unit == "ms" or (key.endswith("_ms") and unit in ("", *_SCALE)):
         factor = 1e-3
     elif unit == "us":
         factor = 1e-6
@@ -243,7 +251,12 @@ def read_bars(line: str, number: int) -> list[Step]:
 
 
 _BLOCK = re.compile(r"^\W*\[(?:batch|step|iter)=(\d+)(?:/(\d+))?\]:?\s*$")
-_IN_BLOCK = re.compile(r"^\s+(?:Train |Eval )?([\w/.\-]+):\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan)\s*$")
+_IN_BLOCK = re.compile(
+    r"^\s+(?:Train |Eval )?([\w/.\-]+):\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan)\s*$"
+)
+
+
+_SAVING = re.compile(r"checkpoint|\.ckpt", re.IGNORECASE)
 
 
 class Blocks:

@@ -66,6 +66,8 @@ class LogReading:
     failslow: list[tuple[int, float, float]] = field(default_factory=list)
     """Line, fastest iteration and slow iteration in seconds."""
     reason: tuple[int, str] | None = None
+    degraded: list[tuple[int, float]] = field(default_factory=list)
+    """Line and share by which a detector found iterations slower."""
 
 
 _SETTING = (
@@ -116,9 +118,11 @@ def read_log(lines: Iterable[str], name: str) -> LogReading:
         if OUT_OF_MEMORY.search(line):
             open_message = _message(found, number, line, open_message)
             found.aside += [one for one in window if one not in found.aside][:40]
-        elif found.messages and len(found.aside) < 80:
-            found.aside.append((number, line))
-        elif "expandable_segments" in line or "checkpoint" in line and "--" in line:
+        elif (
+            (found.messages and len(found.aside) < 80)
+            or "expandable_segments" in line
+            or ("checkpoint" in line and "--" in line)
+        ):
             found.aside.append((number, line))
         _hang(found, number, line)
         if "relative performance" in line or "individual performance" in line:
@@ -179,10 +183,10 @@ def _events(found: LogReading, number: int, line: str, report: str) -> None:
         found.restarts.append((number, short))
     if _RESUMED.search(line):
         found.resumed.append((number, short))
-    if "rror" in line or "xception" in line:
-        if (match := _ERROR.match(line)) and len(found.errors) < 200:
-            who = _RANK.search(line)
-            found.errors.append((number, match[1][:300], int(who[1]) if who else None))
+    failed = ("rror" in line or "xception" in line) and len(found.errors) < 200
+    if failed and (match := _ERROR.match(line)):
+        who = _RANK.search(line)
+        found.errors.append((number, match[1][:300], int(who[1]) if who else None))
     for pattern, why in _STOPPED:
         if pattern.search(line) and len(found.stopped) < 50:
             found.stopped.append((number, why, short))
@@ -194,6 +198,8 @@ def _events(found: LogReading, number: int, line: str, report: str) -> None:
         found.probes.append((number, int(match[1]), float(match[2])))
     if match := _FAILSLOW.search(line):
         found.failslow.append((number, float(match[1]) / 1e3, float(match[2]) / 1e3))
+    if match := re.search(r"change point.*degradation=([\d.]+)", line):
+        found.degraded.append((number, float(match[1])))
     if match := re.search(r"Reason of fail-slow is (\w+)", line):
         found.reason = (number, match[1])
 

@@ -171,7 +171,9 @@ def look_around(lines: list[tuple[int, str]]) -> Around:
             found.backward = True
         if re.search(r"optimizer\.step|in step\b|adamw?\.py|_init_group|exp_avg", low):
             found.optimizer = True
-        if re.search(r"evaluation_loop|prediction_step|\bvalidation_step|\beval(?:uate|uation)?\b", low):
+        if re.search(
+            r"evaluation_loop|prediction_step|\bvalidation_step|\beval(?:uate|uation)?\b", low
+        ):
             found.evaluation = number
         if re.search(
             r"(?:activation|gradient)[-_ ]?checkpoint\w*[=: ]+(?:true|1|full)|checkpoint_activations[= ]true"
@@ -308,10 +310,11 @@ def _by_share(message: Message, around: Around, said: tuple[Evidence, ...]) -> l
     fragmented = (
         message.fragmented >= FRAGMENTED and would_do and not full and unused >= 0.5 * tried
     )
-    if fragmented:
-        findings.append(_fragmentation(message, around, said))
-        if message.total is not None and message.total < SMALL_DEVICE_BYTES:
-            findings.insert(0, _too_small(message, said))
+    if fragmented and message.total is not None and message.total < SMALL_DEVICE_BYTES:
+        findings.append(_too_small(message, said))
+        findings.append(_fragmentation(message, around, said, confidence=0.5))
+    elif fragmented:
+        findings.append(_fragmentation(message, around, said, confidence=0.8))
     elif large:
         findings.append(_one_request(message, around, said))
     else:
@@ -326,7 +329,9 @@ def _large(message: Message) -> bool:
     return by_live or (message.total is not None and tried >= 0.25 * message.total)
 
 
-def _fragmentation(message: Message, around: Around, said: tuple[Evidence, ...]) -> Finding:
+def _fragmentation(
+    message: Message, around: Around, said: tuple[Evidence, ...], confidence: float
+) -> Finding:
     unused = format_bytes(message.unallocated or 0.0)
     sentence = (
         f"Fragmentation: {unused} are reserved and lie unused between live blocks "
@@ -346,7 +351,7 @@ def _fragmentation(message: Message, around: Around, said: tuple[Evidence, ...])
             f"2.9); it can return up to {unused}"
         )
     return of(
-        "fragmentation", sentence, remedy, confidence=0.8, ranks=_ranks(message),
+        "fragmentation", sentence, remedy, confidence=confidence, ranks=_ranks(message),
         where=f"{_where(message)}: caching allocator", evidence=said,
     )  # fmt: skip
 
@@ -457,9 +462,7 @@ def _bare(message: Message, around: Around, said: tuple[Evidence, ...]) -> Findi
             "say how much of the rest is live"
         )
     if around.checkpointing_asked is not None:
-        sentence += (
-            "; activation checkpointing was asked for, so check that it has an effect"
-        )
+        sentence += "; activation checkpointing was asked for, so check that it has an effect"
         said = (*said, Evidence(file=message.file, line=around.checkpointing_asked,
                                 text="activation checkpointing is asked for here"))  # fmt: skip
         advice = (

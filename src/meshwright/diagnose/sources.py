@@ -1,26 +1,24 @@
-"""Opening what a run left behind: regular files of bounded size, gzip or not, never executed."""
+"""What a run left behind as sources: files, folders, pasted text; opened by the one foreign reader."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
-import stat
 import sys
-import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import open_stream
 
 HEAD_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
-MAX_TEXT_BYTES = 1 << 31
-"""A log of more than 2 GiB is refused; nobody reads it, and its tail says the same."""
-MAX_EXPANSION = 400
-"""How many times larger than its gzip file an artefact may be; traces reach 30."""
+MAX_BYTES = 1 << 33
+"""Of a streamed artefact, packed or not: 8 GiB is more than any trace a viewer opens."""
+MAX_PASTED_BYTES = 1 << 27
 MAX_FILES = 4096
 
 
@@ -32,43 +30,27 @@ class Source:
     path: Path | None = None
     text: bytes = b""
 
-    @property
-    def size_bytes(self) -> int:
-        """Size as stored."""
-        return len(self.text) if self.path is None else self.path.stat().st_size
-
-    def open(self) -> BinaryIO:
-        """Open for reading, decompressed.
+    @contextmanager
+    def open(self, limit: int = MAX_BYTES) -> Iterator[BinaryIO]:
+        """Open for reading, unpacked, up to `limit` bytes.
 
         Raises:
-            SpecError: it cannot be opened.
+            SpecError: it cannot be opened, is larger, or is damaged; also while reading.
         """
         if self.path is None:
-            return io.BytesIO(self.text)
-        try:
-            # Not blocking: a pipe with nobody at its other end must not hold the command up.
-            handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                os.close(handle)
-                raise SpecError("artefact", self.name, "is no regular file")
-            raw = os.fdopen(handle, "rb", buffering=1 << 20)
-        except OSError as error:
-            raise SpecError("artefact", self.name, f"cannot be read ({error.strerror})") from None
-        magic = raw.read(2)
-        raw.seek(0)
-        if magic != b"\x1f\x8b":
-            return raw
-        limit = max(MAX_EXPANSION * self.size_bytes, 1 << 24)
-        return cast(BinaryIO, _Bounded(gzip.GzipFile(fileobj=raw), limit, self.name))
+            yield io.BytesIO(self.text)
+            return
+        with open_stream(self.path, "artefact", limit, unpack=True) as stream:
+            yield stream
 
     def head(self, size: int = HEAD_BYTES) -> bytes:
-        """Return the first bytes, decompressed.
+        """Return the first bytes, unpacked.
 
         Raises:
             SpecError: it cannot be read.
         """
-        with self.open() as file:
-            return _read(file, size, self.name)
+        with self.open() as stream:
+            return cast(io.BufferedReader, stream).read(size)
 
     def bytes(self, limit: int) -> bytes:
         """Return all of it.
@@ -76,75 +58,18 @@ class Source:
         Raises:
             SpecError: it cannot be read or is larger than `limit`.
         """
-        with self.open() as file:
-            data = _read(file, limit + 1, self.name)
-        if len(data) > limit:
-            raise SpecError("artefact", self.name, f"is larger than {limit >> 20} MiB")
-        return data
+        with self.open(limit) as stream:
+            return stream.read()
 
     def lines(self) -> Iterator[str]:
-        """Yield lines of text, carriage returns counting as ends of lines.
+        """Yield lines of text; a line of more than 64 KiB comes in pieces.
 
         Raises:
             SpecError: it cannot be read or is larger than a log may be.
         """
-        read = 0
-        with self.open() as file:
-            while True:
-                try:
-                    line = file.readline(MAX_LINE_BYTES)
-                except (OSError, EOFError, zlib.error):
-                    raise SpecError(
-                        "artefact", self.name, "is damaged or cut short (gzip)"
-                    ) from None
-                if not line:
-                    return
-                read += len(line)
-                if read > MAX_TEXT_BYTES:
-                    raise SpecError(
-                        "artefact", self.name, f"is larger than {MAX_TEXT_BYTES >> 30} GiB of text"
-                    )
+        with self.open() as stream:
+            while line := stream.readline(MAX_LINE_BYTES):
                 yield line.decode("utf-8", errors="replace").rstrip("\n")
-
-
-def _read(file: BinaryIO, size: int, name: str) -> bytes:
-    pieces, left = [], size
-    try:
-        while left > 0 and (piece := file.read(min(left, 1 << 24))):
-            pieces.append(piece)
-            left -= len(piece)
-    except (OSError, EOFError, zlib.error):
-        raise SpecError("artefact", name, "is damaged or cut short (gzip)") from None
-    return b"".join(pieces)
-
-
-class _Bounded(io.BufferedIOBase):
-    """A decompressed stream that ends with an error where it grows past a limit."""
-
-    def __init__(self, inner: gzip.GzipFile, limit: int, name: str) -> None:
-        self._inner, self._left, self._name = inner, limit, name
-
-    def readable(self) -> bool:
-        return True
-
-    def _spend(self, data: bytes) -> bytes:
-        self._left -= len(data)
-        if self._left < 0:
-            raise SpecError("artefact", self._name, "expands to far more than a run writes")
-        return data
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return self._spend(self._inner.read(-1 if size is None else size))
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        return self._spend(self._inner.readline(-1 if size is None else size))
-
-    def close(self) -> None:
-        inner = self._inner.fileobj
-        self._inner.close()
-        if inner is not None:
-            inner.close()
-        super().close()
 
 
 def gather(paths: list[str]) -> list[Source]:
@@ -156,7 +81,9 @@ def gather(paths: list[str]) -> list[Source]:
     found: list[Source] = []
     for path in paths:
         if path == "-":
-            text = sys.stdin.buffer.read(MAX_TEXT_BYTES >> 4)
+            text = sys.stdin.buffer.read(MAX_PASTED_BYTES + 1)
+            if len(text) > MAX_PASTED_BYTES:
+                raise SpecError("artefact", "-", f"is larger than {MAX_PASTED_BYTES >> 20} MiB")
             found.append(Source(name="standard input", text=text))
             continue
         where = Path(path)

@@ -41,7 +41,9 @@ _AT_WORK = re.compile(
 _FINGERPRINT = re.compile(
     r"Rank (\d+) is running (?:inconsistent )?collective: CollectiveFingerPrint\(([^\n]*?TensorShape=\[[^\]]*\][^)]*)"
 )
-_CULPRIT = re.compile(r"Culprit rank (\d+); Error type: (\w+)(?:, Expected ([^']*)'([^']*)' does not match found [^']*'([^']*)')?")
+_CULPRIT = re.compile(
+    r"Culprit rank (\d+); Error type: (\w+)(?:, Expected ([^']*)'([^']*)' does not match found [^']*'([^']*)')?"
+)
 _MISSING = re.compile(r"missing ranks:? ?[\[{(]?([\d, ]+)", re.IGNORECASE)
 _BARRIER = re.compile(r"[Rr]anks? ([\d, ]+) failed to pass monitoredBarrier in (\d+) ms")
 _STORE = re.compile(
@@ -65,7 +67,8 @@ CHECKPOINT = re.compile(
     r"|Retrieving full model|Saving DeepSpeed", re.IGNORECASE,
 )  # fmt: skip
 EVALUATION = re.compile(
-    r"\bvalidat(?:ion|ing|e)\b|\bevaluat|\beval_|Generating (?:samples|images|videos)", re.IGNORECASE
+    r"\bvalidat(?:ion|ing|e)\b|\bevaluat|\beval_|Generating (?:samples|images|videos)",
+    re.IGNORECASE,
 )
 START_UP = re.compile(
     r"compiling|fused kernels|initializ(?:ed|ing)|loading (?:model|checkpoint|weights)|building|"
@@ -117,11 +120,8 @@ def read_line(reading: Reading, number: int, line: str) -> None:
     if not WATCHDOG.search(line) and "last enqueued" not in line:
         return
     short = line.strip()[:400]
-    for match in _TIMEOUT.finditer(line):
-        reading.waits.append(_wait(match, line, number, short))
-    if not reading.waits or reading.waits[-1].line != number:
-        if match := _BARE.search(line):
-            reading.waits.append(_wait(match, line, number, short))
+    matches = list(_TIMEOUT.finditer(line)) or list(_BARE.finditer(line))
+    reading.waits += [_wait(match, line, number, short) for match in matches]
     if match := _AT_WORK.search(line):
         group = match["name"] or match["guid"] or match["pg"] or ""
         key = (group.strip(), int(match["rank"]))
@@ -222,7 +222,9 @@ def _gpu_fault(reading: Reading) -> list[Finding]:
         return []
     ranks = tuple(sorted({rank for _, _, rank in reading.gpu_faults if rank is not None}))
     first = reading.gpu_faults[0]
-    program = re.search(r"illegal memory|device-side assert|launch failure", first[1], re.IGNORECASE)
+    program = re.search(
+        r"illegal memory|device-side assert|launch failure", first[1], re.IGNORECASE
+    )
     remedy = (
         "a kernel went wrong: run the step with CUDA_LAUNCH_BLOCKING=1 (or compute-sanitizer) on that "
         "rank to see which; time-outs of other ranks are its shadow"
@@ -242,7 +244,7 @@ def _culprits(reading: Reading) -> list[Finding]:
     if not reading.culprits:
         return []
     ranks = tuple(sorted(reading.culprits))
-    kind, expected, found, number, text = reading.culprits[ranks[0]]
+    kind, expected, found, _, _ = reading.culprits[ranks[0]]
     what = f": {found} where the others have {expected}" if expected else ""
     return [
         of("mismatched-collective",
@@ -340,7 +342,7 @@ def _same_count(waits: list[Wait]) -> bool:
 
 def _uneven(reading: Reading) -> Finding | None:
     """The same collective with different sizes on different ranks."""
-    for (_, _), waits in _groups(reading).items():
+    for waits in _groups(reading).values():
         by_seq: dict[int, list[Wait]] = defaultdict(list)
         for wait in waits:
             if wait.rank is not None and wait.numel_in is not None and wait.seq is not None:
@@ -349,16 +351,17 @@ def _uneven(reading: Reading) -> Finding | None:
             sizes = {wait.rank: wait.numel_in for wait in same}
             if len(sizes) < 2 or len(set(sizes.values())) < 2:
                 continue
-            if len({w.op for w in same}) > 1 or re.search(r"ALLTOALL|SEND|RECV|GATHER$(?<!ALLGATHER)|SCATTER$(?<!REDUCE_SCATTER)", same[0].op):
+            if len({w.op for w in same}) > 1 or re.search(
+                r"ALLTOALL|SEND|RECV|GATHER$(?<!ALLGATHER)|SCATTER$(?<!REDUCE_SCATTER)", same[0].op
+            ):
                 continue
             ranks = tuple(sorted(rank for rank in sizes if rank is not None))
             listed = ", ".join(f"{sizes[rank]:,} on rank {rank}" for rank in ranks[:4])
             behind = [w for w in waits if w.seq is not None and w.seq < seq and w.op == same[0].op]
             extra = ""
             if behind and _same_count(waits):
-                extra = (
-                    f"; rank {behind[0].rank} is still at {behind[0].seq}"
-                    + (f" with {behind[0].numel_in:,}" if behind[0].numel_in is not None else "")
+                extra = f"; rank {behind[0].rank} is still at {behind[0].seq}" + (
+                    f" with {behind[0].numel_in:,}" if behind[0].numel_in is not None else ""
                 )
             op = same[0].op.lower()
             return of(
@@ -449,7 +452,8 @@ def _late(reading: Reading) -> str:
 def _absent(reading: Reading) -> Finding:
     """All that report are at the same place: who does not report?"""
     waits = reading.waits
-    ranks = sorted({wait.rank for wait in waits if wait.rank is not None})
+    told = {wait.rank for wait in waits if wait.rank is not None}
+    ranks = sorted(told | {rank for _, rank in reading.positions})
     world = reading.world or (max(ranks) + 1 if ranks else 0)
     absent = tuple(rank for rank in range(world) if rank not in ranks)
     op = next((wait.op.lower() for wait in waits if wait.op), "collective")
@@ -471,7 +475,7 @@ def _absent(reading: Reading) -> Finding:
             evidence=_said(reading, *lines),
         )  # fmt: skip
     branch = (
-        f"a {op} that only some ranks enter is most often a save or an evaluation under a condition "
+        f"where a {op} stands: one that only some ranks enter is most often a save or an evaluation under a condition "
         "on the rank (is_main_process): all ranks must call save_state and its like"
         if op in ("broadcast", "allgather", "barrier", "coalesced", "gather") or not ranks
         else "the ranks that are not in this text"

@@ -1,0 +1,79 @@
+"""From arguments to a diagnosis: every source is recognised, read by its reader, and all are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from meshwright.diagnose.artefacts import Artefact, recognise
+from meshwright.diagnose.records import Diagnosis, Part
+from meshwright.diagnose.sources import Source, gather
+from meshwright.diagnose.verdict import conclude
+from meshwright.specs.errors import SpecError
+
+if TYPE_CHECKING:
+    from meshwright.specs.cluster import Cluster
+    from meshwright.specs.plan import Plan
+
+Progress = Callable[[str], None]
+
+
+def diagnose(
+    paths: Sequence[str],
+    *,
+    plan: Plan | None = None,
+    cluster: Cluster | None = None,
+    progress: Progress | None = None,
+) -> tuple[Diagnosis, list[Part]]:
+    """Diagnose what a run left behind.
+
+    Args:
+        paths: files, folders, or `-` for standard input.
+        plan: what the run was meant to be.
+        cluster: what it ran on, where neither plan nor artefacts say.
+        progress: called with what is being read.
+
+    Raises:
+        SpecError: an artefact cannot be read, or nothing in it is known.
+    """
+    sources = gather(list(paths))
+    several = len(sources) > 1
+    by_kind: dict[Artefact, list[Source]] = {}
+    for source in sources:
+        by_kind.setdefault(recognise(source), []).append(source)
+    parts = _read_all(by_kind, plan, cluster, several, progress or (lambda _: None))
+    if not parts:
+        names = ", ".join(source.name for source in sources[:4])
+        raise SpecError("artefact", names, "nothing that a training run writes is recognised in it")
+    return conclude(parts), parts
+
+
+def _read_all(
+    by_kind: dict[Artefact, list[Source]], plan: Plan | None, cluster: Cluster | None,
+    several: bool, progress: Progress,
+) -> list[Part]:  # fmt: skip
+    parts: list[Part] = []
+    for source in by_kind.get("text", []):
+        progress(source.name)
+        if part := _text(source, plan, cluster, several):
+            parts.append(part)
+    return parts
+
+
+def _text(source: Source, plan: Plan | None, cluster: Cluster | None, several: bool) -> Part | None:
+    from meshwright.diagnose import oom
+    from meshwright.diagnose.expected import compare
+    from meshwright.diagnose.log_judge import judge_log, unknown_if_silent
+    from meshwright.diagnose.log_reading import read_log
+
+    reading = read_log(source.lines(), source.name)
+    part = judge_log(reading)
+    if plan is not None and reading.messages:
+        oom.against_plan(part, plan.estimate.memory_parts, plan.estimate.capacity_bytes)
+    compare(part, reading, plan, cluster)
+    silent = unknown_if_silent(part, reading)
+    if silent is not None:
+        if several:
+            return None  # a README beside the artefacts says nothing, and need not
+        part.findings.append(silent)
+    return part
