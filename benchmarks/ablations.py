@@ -18,7 +18,7 @@ from meshwright.costs import frameworks, step
 from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.measured import absolute_time_trusted, measured_step_time_s
-from meshwright.evidence.predict import _group_key, predict_runs
+from meshwright.evidence.predict import group_key, predict_runs
 from meshwright.evidence.rows import published_rows
 
 FILE = Path(evidence.__file__).parent / "data" / "ablations.md"
@@ -79,7 +79,7 @@ def main() -> None:
             continue
         measured = measured_step_time_s(row, run)
         if row.scorable and absolute_time_trusted(row) and not math.isnan(measured):
-            groups.setdefault(_group_key(run), []).append((row.table, run, measured))
+            groups.setdefault(group_key(run), []).append((row.table, run, measured))
     step.behaviour = behaviour
     shown = ("all", "nanotron_ultrascale_full", "vtrain_singlenode", "aleph_alpha_layouts_a100",
              "mosaic_llm_foundry_2023", "nvidia_megatron_bridge")  # fmt: skip

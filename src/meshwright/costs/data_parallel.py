@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
-from functools import cache
-from importlib import resources
-
 import numpy as np
 
 from meshwright.costs import pipeline
@@ -15,6 +11,7 @@ from meshwright.costs.fabric import Fabric, place
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.memory import MemoryColumns, expert_shard_degree
 from meshwright.costs.stages import StageLayers
+from meshwright.costs.tables import table
 from meshwright.specs.job import Job
 
 PESSIMISTIC_TRAFFIC = 1.35
@@ -169,8 +166,6 @@ def _exposed(time: Floats, behind: Floats, least: Floats, overlapped: bool) -> F
     return out + overlap_slowdown() * (time - out)
 
 
-@cache
 def overlap_slowdown() -> float:
     """Extra compute time per second of communication hidden behind it, from data/overlap.toml."""
-    text = resources.files("meshwright.costs").joinpath("data/overlap.toml").read_text("utf-8")
-    return float(tomllib.loads(text)["slowdown"]["per_hidden_second"])
+    return float(table("overlap")["slowdown"]["per_hidden_second"])

@@ -7,16 +7,14 @@ level. `meshwright.costs.collectives` prices collectives from the two.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.costs.tables import table
 from meshwright.specs.cluster import Cluster, LinkLevel
 from meshwright.specs.errors import SpecError
 
@@ -63,19 +61,13 @@ class Network:
     fill_half_bytes: float
 
 
-@cache
-def _data() -> dict[str, Any]:
-    text = resources.files("meshwright.costs").joinpath("data/links.toml").read_text("utf-8")
-    return tomllib.loads(text)
-
-
 def link_constants(kind: str, device: str = "") -> Link:
     """Constants of a link kind under a device; the newest generation where none is named.
 
     Raises:
         SpecError: no constants exist for the kind.
     """
-    rows = [row for row in _data()["link"] if kind in row["kinds"]]
+    rows = [row for row in table("links")["link"] if kind in row["kinds"]]
     if not rows:
         raise SpecError("kind", kind, "an innermost level of links or a torus is expected")
     words = device.upper().replace("-", " ").replace("_", " ").split()
@@ -95,7 +87,7 @@ def _closest(rows: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 def network_constants() -> Network:
     """Constants of network levels."""
-    return Network(**{k: v for k, v in _data()["network"].items() if k != "source"})
+    return Network(**{k: v for k, v in table("links")["network"].items() if k != "source"})
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
-from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 from pydantic import Field
 
+from meshwright.costs.tables import derived, table
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.frameworks import framework as capabilities
@@ -163,10 +161,8 @@ class Behaviour(Spec):
     vocab_multiple: int = Field(ge=1, description="vocabulary is padded to a multiple · tp")
 
 
-@cache
 def _table() -> dict[str, dict[str, Any]]:
-    text = resources.files("meshwright.costs").joinpath("data/frameworks.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return table("frameworks")
 
 
 def framework_names() -> tuple[str, ...]:
@@ -175,15 +171,15 @@ def framework_names() -> tuple[str, ...]:
 
 
 def _cells(name: str) -> dict[str, Any]:
-    table = _table()
-    if name not in table:
-        raise SpecError("framework", name, nearest(name, table))
-    own = {key: value for key, value in table[name].items() if key not in ("base", "sources")}
-    base = table[name].get("base")
+    known = _table()
+    if name not in known:
+        raise SpecError("framework", name, nearest(name, known))
+    own = {key: value for key, value in known[name].items() if key not in ("base", "sources")}
+    base = known[name].get("base")
     return {**(_cells(base) if base else {}), **own, "name": name}
 
 
-@cache
+@derived
 def framework(name: str) -> Behaviour:
     """Return the documented behaviour of a framework.
 
@@ -218,12 +214,12 @@ def source_of(name: str, field: str) -> str:
     Raises:
         SpecError: no such framework or cell.
     """
-    table = _table()
+    known = _table()
     current: str | None = name
     while current is not None:
-        if current not in table:
-            raise SpecError("framework", current, nearest(current, table))
-        if field in table[current]["sources"]:
-            return str(table[current]["sources"][field])
-        current = table[current].get("base")
+        if current not in known:
+            raise SpecError("framework", current, nearest(current, known))
+        if field in known[current]["sources"]:
+            return str(known[current]["sources"][field])
+        current = known[current].get("base")
     raise SpecError("field", field, nearest(field, Behaviour.model_fields))

@@ -6,15 +6,13 @@ the streaming multiprocessors, everything else by bytes over bandwidth. All shap
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
 from meshwright.costs.columns import Floats, Ints
+from meshwright.costs.tables import table
 from meshwright.specs.cluster import Device
 
 TILES = ((256, 128, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.60))
@@ -46,19 +44,17 @@ class Kernels:
     fp8_quantize: float
 
 
-@cache
 def generations() -> dict[str, dict[str, object]]:
     """Return the kernel constants by device generation, from data/kernels.toml."""
-    text = resources.files("meshwright.costs").joinpath("data/kernels.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return table("kernels")
 
 
 def generation(device: Device) -> str:
     """Return the generation whose kernel constants describe a device."""
     name = device.name.lower().replace(" ", "-")
     best, length = "other", 0
-    for label, table in generations().items():
-        for prefix in table["devices"]:  # type: ignore[attr-defined]
+    for label, known in generations().items():
+        for prefix in known["devices"]:  # type: ignore[attr-defined]
             if name.startswith(prefix) and len(prefix) > length:
                 best, length = label, len(prefix)
     return best
@@ -66,8 +62,8 @@ def generation(device: Device) -> str:
 
 def kernels_for(device: Device, precision: str) -> Kernels:
     """Return the kernel model of a device at a compute precision (attention stays in 16 bits)."""
-    table = generations()[generation(device)]
-    number: dict[str, float] = {k: v for k, v in table.items() if isinstance(v, float)}
+    known = generations()[generation(device)]
+    number: dict[str, float] = {k: v for k, v in known.items() if isinstance(v, float)}
     eight = precision in ("fp8", "fp4")
     attention = "bf16" if eight else precision
     return Kernels(
@@ -80,8 +76,8 @@ def kernels_for(device: Device, precision: str) -> Kernels:
         ),
         tile_overhead_s=number["tile_overhead_s"],
         kernel_gap_s=number["kernel_gap_s"],
-        flash_forward=_three(table["flash_forward"]),
-        flash_backward=_three(table["flash_backward"]),
+        flash_forward=_three(known["flash_forward"]),
+        flash_backward=_three(known["flash_backward"]),
         flash_head64=number["flash_head64"],
         unfused_gemm=number["unfused_gemm"],
         fp8_quantize=number["fp8_quantize"] if eight else 0.0,

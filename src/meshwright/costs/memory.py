@@ -6,10 +6,7 @@ in between, and the last (head, logits and loss). Each is priced; the largest de
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.parameters import LocalParameters, local_parameters, trainable_share
 from meshwright.costs.stages import ROLES, StageLayers
+from meshwright.costs.tables import table
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 
@@ -34,11 +32,9 @@ MOVING = ("activations", "recompute_peak", "logits", "gathered_parameters")
 """Parts that come and go within a step, between which an allocator leaves gaps."""
 
 
-@cache
 def constants() -> dict[str, dict[str, Any]]:
     """Return the constants of data/memory.toml."""
-    text = resources.files("meshwright.costs").joinpath("data/memory.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return table("memory")
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def predict(rows: Iterable[Row], progress: Callable[[int], None] | None = None) 
         except SkipRow as skip:
             result[index] = Prediction(row.id, None, str(skip))
             continue
-        groups.setdefault(_group_key(run), []).append((index, run))
+        groups.setdefault(group_key(run), []).append((index, run))
     for members in groups.values():
         for (index, _), prediction in zip(
             members, predict_runs([run for _, run in members]), strict=True
@@ -77,7 +77,8 @@ def predict(rows: Iterable[Row], progress: Callable[[int], None] | None = None) 
     return [prediction for prediction in result if prediction is not None]
 
 
-def _group_key(run: Run) -> str:
+def group_key(run: Run) -> str:
+    """Runs of one key share model, cluster and job, so they are priced in one table."""
     return "\n".join(
         (run.model.model_dump_json(), run.cluster.model_dump_json(), run.job.model_dump_json())
     )
