@@ -15,7 +15,7 @@ from typing import Any
 from meshwright import costs
 from meshwright.costs.tables import changed, table
 from meshwright.specs.errors import SpecError
-from meshwright.specs.plan import write_atomically
+from meshwright.specs.writing import write_atomically
 
 DIGITS = 4
 """Significant digits that a fitted value is written with."""
