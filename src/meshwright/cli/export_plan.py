@@ -31,6 +31,7 @@ def command(
     Without -o the files are printed. What a target cannot express is an error that names it and
     the nearest layout the target can run.
     """
+    from meshwright.cli.inputs import command_line
     from meshwright.cli.output import print_json
     from meshwright.exports.targets import TARGETS, export
     from meshwright.specs.errors import SpecError
@@ -42,7 +43,7 @@ def command(
     if not to and everything is None:
         raise SpecError("--to", to, f"a target is expected: {', '.join(TARGETS)} (or --all DIR)")
     loaded = load_plan(plan)
-    stamp = "meshwright " + shlex.join(sys.argv[1:])
+    stamp = command_line()
     if everything is not None:
         if to:
             raise SpecError("--all", everything, "give either --to or --all")

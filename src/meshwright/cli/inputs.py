@@ -11,7 +11,7 @@ from meshwright.cli.options import QuestionOptions
 from meshwright.costs.frameworks import behaviour_of
 from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster
-from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.errors import SpecError, nearest, one_line
 from meshwright.specs.frameworks import find_framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
 from meshwright.specs.layout import Layout
@@ -97,7 +97,7 @@ def build_layout(cluster: Cluster, degrees: dict[str, Any], options: dict[str, A
 
 def command_line() -> str:
     """The command line as typed, for the record in a plan."""
-    return "meshwright " + shlex.join(sys.argv[1:])
+    return one_line("meshwright " + shlex.join(sys.argv[1:]))
 
 
 def write_text(path: str, text: str) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data
+from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.hf import hf_config, hf_problems, layer_class
@@ -104,15 +103,13 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     """`accelerate.yaml`, the model's `config.json` and the script that uses them."""
     layout, stamp = canonical(plan.layout, plan.model), f"accelerate {VERSION}"
     text = comment(plan, command, stamp) + yaml.safe_dump(config(plan), sort_keys=False)
-    source = resources.files("meshwright.exports").joinpath("templates/train_accelerate.py.txt")
-    script = source.read_text("utf-8")
-    for name, value in {
+    values = {
         "STAMP": comment(plan, command, stamp).rstrip(),
         "SEQ_LEN": plan.job.seq_len,
         "MICRO_BATCH": layout.micro_batch,
         "ACCUMULATION": layout.micro_batches(plan.job.global_batch),
-    }.items():
-        script = script.replace("{{" + name + "}}", str(value))
+    }
+    script = template("train_accelerate.py", values)
     model = hf_config(plan.model, plan.job.seq_len)
     model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
     return {

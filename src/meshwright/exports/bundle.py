@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from meshwright.specs.errors import SpecError
+from meshwright.specs.errors import SpecError, one_line
 from meshwright.specs.plan import Plan
 from meshwright.specs.writing import write_atomically
 from meshwright.version import __version__
@@ -47,8 +49,11 @@ class Bundle:
 
 
 def stamp_lines(plan: Plan, command: str, target: str) -> list[str]:
-    """What every exported file says about its origin: tool, version, command, what it runs."""
-    return [
+    """What every exported file says about its origin: tool, version, command, what it runs.
+
+    Names and the command come from the plan's file; each line stays one line in every language.
+    """
+    lines = [
         f"made by meshwright {__version__} for {target}",
         f"command: {command or 'meshwright export'}",
         f"model {plan.model.name}, cluster {plan.cluster.name} ({plan.cluster.nodes} x "
@@ -56,11 +61,24 @@ def stamp_lines(plan: Plan, command: str, target: str) -> list[str]:
         f"layout {plan.layout.label()}, global batch {plan.job.global_batch}, "
         f"sequence {plan.job.seq_len}",
     ]
+    return [one_line(line) for line in lines]
 
 
-def comment(plan: Plan, command: str, target: str, mark: str = "#") -> str:
-    """The stamp as a block of comments, newline at its end."""
-    return "".join(f"{mark} {line}".lstrip() + "\n" for line in stamp_lines(plan, command, target))
+def comment(plan: Plan, command: str, target: str) -> str:
+    """The stamp as a block of comments (of a shell, Python or YAML), newline at its end.
+
+    Never among the first two lines of a Python file: a comment there can change its encoding.
+    """
+    return "".join(f"# {line}\n" for line in stamp_lines(plan, command, target))
+
+
+def template(name: str, values: Mapping[str, object]) -> str:
+    """A script of `templates/` with its `{{NAMES}}` filled in, in one pass.
+
+    What is filled in is never looked at again, so that no value can stand for another one.
+    """
+    source = resources.files("meshwright.exports").joinpath(f"templates/{name}.txt")
+    return re.sub(r"\{\{(\w+)\}\}", lambda hole: str(values[hole[1]]), source.read_text("utf-8"))
 
 
 def stamp_data(plan: Plan, command: str, target: str) -> dict[str, Any]:

@@ -154,10 +154,9 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
     return stamp + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100)
 
 
-_RAY = '''"""Start the run through Ray Train: one worker a device, ranks in node order.
+_RAY = '''"""Start the run through Ray Train: one worker a device, ranks in node order."""
 
 {stamp}
-"""
 
 import os
 import runpy
@@ -199,7 +198,7 @@ def ray_script(plan: Plan, command: Command, stamp: str) -> str:
     words = [re.sub(r"\$\{(\w+):-\.\}", r".", word.strip('"')) for word in command.words]
     gpu = plan.cluster.device.vendor != "cpu"
     return _RAY.format(
-        stamp=stamp.replace("# ", "").rstrip(),
+        stamp=stamp.rstrip(),
         words=pprint.pformat(words, width=96, compact=True),
         environment=pprint.pformat(_variables(plan, command), sort_dicts=False, width=96),
         backend="nccl" if gpu else "gloo",

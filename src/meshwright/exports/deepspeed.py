@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
-from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data
+from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.hf import hf_config, hf_problems
 from meshwright.exports.limits import Limits, Problem
@@ -108,11 +107,9 @@ def _zero(layout: Layout) -> dict[str, Any]:
 def files(plan: Plan, command: str) -> dict[str, str]:
     """`ds_config.json`, the model's `config.json` and the script that uses them."""
     pipelined = "_pipeline" if canonical(plan.layout, plan.model).pp > 1 else ""
-    name = f"templates/train_deepspeed{pipelined}.py.txt"
-    source = resources.files("meshwright.exports").joinpath(name)
-    script = source.read_text("utf-8")
-    script = script.replace("{{STAMP}}", comment(plan, command, f"DeepSpeed {VERSION}").rstrip())
-    script = script.replace("{{SEQ_LEN}}", str(plan.job.seq_len))
+    name = f"train_deepspeed{pipelined}.py"
+    stamp = comment(plan, command, f"DeepSpeed {VERSION}").rstrip()
+    script = template(name, {"STAMP": stamp, "SEQ_LEN": plan.job.seq_len})
     model = hf_config(plan.model, plan.job.seq_len)
     model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
     return {

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ast
 import pprint
 from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
-from meshwright.exports.bundle import comment
+from meshwright.exports.bundle import comment, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limits import Limits, Problem
 from meshwright.specs.errors import SpecError
@@ -69,13 +68,12 @@ def tables(plan: Plan) -> dict[str, dict[str, Any]]:
 
 def files(plan: Plan, command: str) -> dict[str, str]:
     """`train_fsdp.py`."""
-    source = resources.files("meshwright.exports").joinpath("templates/train_fsdp.py.txt")
-    text = source.read_text("utf-8")
-    text = text.replace("{{STAMP}}", comment(plan, command, f"PyTorch {VERSION}", "").rstrip())
-    for name, table in tables(plan).items():
-        shown = pprint.pformat(table, sort_dicts=False, compact=True, width=90)
-        text = text.replace("{{" + name + "}}", shown)
-    return {"train_fsdp.py": text}
+    values = {
+        name: pprint.pformat(table, sort_dicts=False, compact=True, width=90)
+        for name, table in tables(plan).items()
+    }
+    values["STAMP"] = comment(plan, command, f"PyTorch {VERSION}").rstrip()
+    return {"train_fsdp.py": template("train_fsdp.py", values)}
 
 
 def read(tree: ast.Module) -> tuple[Model, Job, Layout]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,10 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+from meshwright.specs.models import model_names
+
+_PRESET_SIZE = re.compile(r"[\w.-]{1,40}:\d{1,7}x\d{1,4}", re.ASCII)
+"""How the clusters of presets are called in a stamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +279,8 @@ def _megatron(
 
 def _named_alike(model: Model, stamp: Stamp) -> Model | None:
     """The stamped model, when its shape is the one that the flags describe."""
-    if not stamp.model:
-        return None
-    try:
-        known = load_model(stamp.model)
-    except SpecError:
+    known = _stamped_model(stamp)
+    if known is None:
         return None
     same = (
         "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gated", "norm",
@@ -412,20 +414,23 @@ def _whole(text: str) -> int:
 def _model(given: Given, stamp: Stamp) -> Model:
     if given.model is not None:
         return given.model
-    if stamp.model:
-        try:
-            return load_model(stamp.model)
-        except SpecError:
-            pass
+    stamped = _stamped_model(stamp)
+    if stamped is not None:
+        return stamped
     raise SpecError(
         "--model", None, "this format does not describe the model: name it, as llama3-8b"
     )
 
 
+def _stamped_model(stamp: Stamp) -> Model | None:
+    """The preset that a stamp names; a stamp never names a file to be opened."""
+    return load_model(stamp.model) if stamp.model in model_names() else None
+
+
 def _cluster(given: Given, stamp: Stamp, world: int) -> Cluster:
     if given.cluster is not None:
         return given.cluster
-    if stamp.cluster:
+    if _PRESET_SIZE.fullmatch(stamp.cluster):
         try:
             return load_cluster(stamp.cluster)
         except SpecError:

@@ -6,6 +6,7 @@ the link it priced, so host numbers are always given (`--node-rank`).
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -83,7 +84,7 @@ def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
     hosts, per_host = check_hosts(plan)
     launcher = launch_words(plan, command, '"$SLURM_NODEID"', '"$MASTER_ADDR"', '"$MASTER_PORT"')
     inner = " \\\n  ".join([" ".join(launcher[:5]), " ".join(launcher[5:]), *command.lines()])
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in plan.model.name)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plan.model.name).strip("-")[:100] or "training"
     return (
         "#!/usr/bin/env bash\n"
         f"#SBATCH --job-name={name}\n"

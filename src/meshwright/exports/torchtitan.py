@@ -151,10 +151,9 @@ def notes(plan: Plan) -> tuple[str, ...]:
     )
 
 
-_RECIPE = '''"""A torchtitan recipe: python -m torchtitan.train --module recipe --config recipe
+_RECIPE = '''"""A torchtitan recipe: python -m torchtitan.train --module recipe --config recipe"""
 
 {stamp}
-"""
 
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.optimizer import default_adamw
@@ -209,7 +208,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         return "\n".join(f"            {name}={value!r}," for name, value in fields.items())
 
     text = _RECIPE.format(
-        stamp=comment(plan, command, f"torchtitan {VERSION}", "").rstrip(),
+        stamp=comment(plan, command, f"torchtitan {VERSION}").rstrip(),
         imports="from torchtitan.components.quantization import Float8LinearConverter\n"
         if fp8
         else "",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from meshwright.specs.errors import SpecError, nearest
+
+_LONGEST = 100_000
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Spec(BaseModel):
@@ -19,8 +23,10 @@ class Spec(BaseModel):
         """Build from plain data (a parsed file).
 
         Raises:
-            SpecError: one sentence naming the first offending field.
+            SpecError: one sentence naming the first offending field; also for text with control
+                characters, which reaches terminals, scripts and pages.
         """
+        check_texts(data, where or cls.__name__.lower())
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -37,6 +43,27 @@ class Spec(BaseModel):
             SpecError: a field is unknown or its new value is not accepted.
         """
         return type(self).parse({**self.model_dump(), **changes})
+
+
+def check_texts(data: Any, where: str) -> None:
+    """Refuse text that does more than show: line breaks, escapes, marks that turn its direction.
+
+    Raises:
+        SpecError: such a character, or a text of more than 100,000 characters.
+    """
+    waiting = [(where, data)]
+    while waiting:
+        field, value = waiting.pop()
+        if isinstance(value, str):
+            if len(value) > _LONGEST:
+                raise SpecError(field, value, f"at most {_LONGEST:,} characters are expected")
+            if not value.isprintable() and _CONTROL.search(value):
+                raise SpecError(field, value, "text without control characters is expected")
+        elif isinstance(value, dict):
+            waiting += [(f"a name in {field}", key) for key in value]
+            waiting += [(f"{field}.{key}", one) for key, one in value.items()]
+        elif isinstance(value, (list, tuple)):
+            waiting += [(f"{field}.{index}", one) for index, one in enumerate(value)]
 
 
 def spec_error(error: ValidationError, cls: type[BaseModel], where: str = "") -> SpecError:

@@ -18,10 +18,8 @@ class SpecError(ValueError):
         self.field = field
         self.value = value
         self.remedy = remedy
-        sentence = f"{shorten(field, str)} = {shorten(value)}: {remedy}"
-        if not sentence.isprintable():  # a field name from a file may hold a line break
-            sentence = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
-        super().__init__(sentence)
+        # A field's name and what a remedy quotes may come from a file, too.
+        super().__init__(one_line(f"{shorten(field, str)} = {shorten(value)}: {remedy}"))
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[str, object, str]]:
         """What a copy in another process is made from."""
@@ -30,6 +28,13 @@ class SpecError(ValueError):
 
 class DoesNotFitError(Exception):
     """No layout fits: the answer to a valid question, so not a `SpecError` (exit code 1)."""
+
+
+def one_line(text: str) -> str:
+    """Return text with escapes for all that breaks a line or moves a terminal's cursor."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shorten(value: object, form: Callable[[Any], str] = repr, limit: int = 80) -> str:
