@@ -12,6 +12,7 @@ from meshwright.costs.frameworks import behaviour_of
 from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError, nearest, one_line
+from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.frameworks import find_framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
 from meshwright.specs.layout import Layout
@@ -37,12 +38,20 @@ def read_job(options: QuestionOptions) -> Job:
     length = changes.get("seq_len", base.seq_len)
     if options.global_batch is not None:
         changes["global_batch"] = parse_batch(options.global_batch, length, "--global-batch")
+    changes |= _fine_tuning(base, options)
     precision = options.precision
+    if precision is None and not options.job and changes.get("finetune"):
+        precision = TUNED_PRECISION
     if options.framework is not None:
         changes["framework"] = find_framework(options.framework, "--framework")
         known = behaviour_of(changes["framework"])
         changes["attention_kernel"] = known.attention_kernel
-        if precision is None and base.precision == PrecisionRecipe() and known.gradient_bytes == 4:
+        if (
+            precision is None
+            and base.precision == PrecisionRecipe()
+            and not base.finetune
+            and known.gradient_bytes == 4
+        ):
             precision = "bf16-fp32-grads"
     if precision is not None:
         changes["precision"] = _named(precision, RECIPES, "--precision")
@@ -51,6 +60,39 @@ def read_job(options: QuestionOptions) -> Job:
     if options.tokens is not None:
         changes["token_budget"] = float(parse_count(options.tokens, "--tokens"))
     return base.but(**changes) if changes else base
+
+
+TUNED_PRECISION = "pure-bf16"
+"""Weights as published, in 16 bits, without an fp32 copy: what fine-tuning tools load."""
+
+
+def _fine_tuning(base: Job, options: QuestionOptions) -> dict[str, Any]:
+    """Fields of a job that the options on fine-tuning and the loss change."""
+    changes: dict[str, Any] = {}
+    if options.loss is not None:
+        changes["loss"] = options.loss
+    asked = {"method": options.finetune, "rank": options.rank, "targets": options.targets}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not given:
+        return changes
+    if options.finetune is None:
+        if base.finetune is None:
+            name = next(iter(given))
+            raise SpecError(f"--{name}", given[name], "goes with --finetune lora, dora or qlora")
+        return changes | {"finetune": base.finetune.but(**given)}
+    tune = finetune_recipe(given, "--finetune")
+    changes["finetune"] = tune
+    if options.framework is None and base.framework == "any":
+        changes["framework"] = "trl"
+    if options.global_batch is None and not options.job:
+        changes["global_batch"] = TUNED_BATCH
+    if options.optimizer is None and not options.job and tune is not None and not tune.adapts:
+        changes["optimizer"] = OPTIMIZERS["adamw-bf16"]
+    return changes
+
+
+TUNED_BATCH = 16
+"""Sequences per step where fine-tuning is asked for and no batch is given."""
 
 
 def _named(name: str, table: dict[str, Any], option: str) -> Any:

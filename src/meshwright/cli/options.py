@@ -66,6 +66,16 @@ class QuestionOptions:
     ] = None
     precision: Annotated[str | None, typer.Option(help=f"Recipe: {', '.join(RECIPES)}.")] = None
     optimizer: Annotated[str | None, typer.Option(help=f"One of {', '.join(OPTIMIZERS)}.")] = None
+    finetune: Annotated[
+        str | None, typer.Option(help="Train further: full, lora, dora or qlora.")
+    ] = None
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank of the adapters.")] = None
+    targets: Annotated[
+        str | None, typer.Option(help="Adapted matrices: all-linear, attention, q_proj,v_proj…")
+    ] = None
+    loss: Annotated[
+        str | None, typer.Option(help="Cross-entropy: framework, full, chunked, liger or cut.")
+    ] = None
     framework: Annotated[str | None, typer.Option(help="Keep to what this framework can run.")] = (
         None
     )

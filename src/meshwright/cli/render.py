@@ -44,7 +44,8 @@ def _show_head(console: Console, plan: Plan) -> None:
             (plan.model.name, "bold"), f" on {cluster.gpus} × {cluster.device.name} ",
             (f"({cluster.nodes} node{'s' * (cluster.nodes > 1)} of {cluster.gpus_per_node})", "dim"),
             f" · {job.global_batch} × {job.seq_len} = {tokens} tokens a step · "
-            f"{job.precision.name}, {job.optimizer.name}",
+            f"{job.precision.name}, {job.optimizer.name}"
+            + (f" · fine-tuning: {job.finetune.label()}" if job.finetune else ""),
         )
     )  # fmt: skip
     layout = plan.layout
@@ -103,6 +104,18 @@ def _show_memory(console: Console, estimate: Estimate) -> None:
         if value > 0.002 * estimate.peak_memory_bytes
     ]
     console.print(Text("  " + " · ".join(parts), style="dim"))
+    if estimate.memory_phases:
+        phases = [
+            f"{PHASE_WORDS[name]} {format_bytes(value)}"
+            for name, value in estimate.memory_phases.items()
+        ]
+        console.print(Text("  by phase: " + " · ".join(phases), style="dim"))
+
+
+PHASE_WORDS = {
+    "loading": "loading", "loss": "end of forward", "backward": "start of backward",
+    "backward_end": "end of backward", "update": "optimizer",
+}  # fmt: skip
 
 
 def _show_time(console: Console, estimate: Estimate) -> None:

@@ -12,7 +12,6 @@ from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.memory import MemoryColumns, expert_shard_degree
 from meshwright.costs.stages import StageLayers
 from meshwright.costs.tables import table
-from meshwright.specs.job import Job
 
 PESSIMISTIC_TRAFFIC = 1.35
 """How much slower data-parallel traffic may be than modelled, for ranking: the 90th percentile of
@@ -20,7 +19,6 @@ the collective model's error between nodes (docs/collectives.md) and a busy netw
 
 
 def data_parallel_s(
-    job: Job,
     framework: Behaviour,
     fabric: Fabric,
     columns: LayoutColumns,
@@ -57,14 +55,17 @@ def data_parallel_s(
     ):
         state = used.states[role]
         total, slower = np.zeros(columns.rows), np.zeros(columns.rows)
-        for parameters, group, near in (
-            (state.dense_parameters, few.dp * few.cp, stride),
-            (state.expert_parameters, expert_shard_degree(few), few.ep * few.etp),
+        dense = (state.dense_parameters, state.dense_gathered)
+        expert = (state.expert_parameters, state.expert_gathered)
+        for (parameters, gathered), group, near in (
+            (dense, few.dp * few.cp, stride),
+            (expert, expert_shard_degree(few), few.ep * few.etp),
         ):
-            if not parameters.any():
+            if not gathered.any():
                 continue
             pieces = _pieces(framework, few, parameters[rows], layers.total(role)[rows])
-            traffic = _traffic(job, framework, fabric, few, parameters[rows], pieces, group, near)
+            sizes = (parameters[rows] * framework.gradient_reduce_bytes, gathered[rows])
+            traffic = _traffic(fabric, few, sizes, pieces, group, near)
             here = {name: time[inverse] for name, time in traffic.items()}
             hidden = (pieces[inverse], forward, backward, micro_batches)
             total = total + _exposed_of_group(framework, columns, here, *hidden)
@@ -87,18 +88,18 @@ def _pieces(framework: Behaviour, few: LayoutColumns, parameters: Floats, layers
 
 
 def _traffic(
-    job: Job,
-    framework: Behaviour,
     fabric: Fabric,
     few: LayoutColumns,
-    parameters: Floats,
+    sizes: tuple[Floats, Floats],
     pieces: Floats,
     group: Ints,
     stride: Ints,
 ) -> dict[str, Floats]:
-    """Time of each collective over all parameters of a rank, whatever it may hide behind."""
-    gradient_size = parameters * framework.gradient_reduce_bytes
-    gather_size = parameters * job.precision.parameter_bytes
+    """Time of each collective over all parameters of a rank, whatever it may hide behind.
+
+    `sizes` are the bytes of gradients to reduce and of weights to gather.
+    """
+    gradient_size, gather_size = sizes
     shard = np.where(few.zero > 0, np.minimum(few.shard_degree, group), group)
     outer = np.maximum(group // shard, 1)
     whole = place(fabric, group, stride=stride)

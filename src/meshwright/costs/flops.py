@@ -35,13 +35,14 @@ def attention_flops_per_token(model: Model, seq_len: int) -> float:
     return 4.0 * reach * width * model.layers
 
 
-def model_flops_per_token(model: Model, seq_len: int) -> float:
+def model_flops_per_token(model: Model, seq_len: int, frozen: bool = False) -> float:
     """Model FLOPs of training on one token: forward once, backward twice, nothing recomputed.
 
     6N + 12·L·s·h, after PaLM (arXiv 2204.02311, appendix B), with N the parameters a token is
-    multiplied with.
+    multiplied with. Of `frozen` weights no gradient is computed: 4N; adapters are not counted.
     """
-    return 3.0 * (2.0 * matmul_parameters(model) + attention_flops_per_token(model, seq_len))
+    matmul = (2.0 if frozen else 3.0) * 2.0 * matmul_parameters(model)
+    return matmul + 3.0 * attention_flops_per_token(model, seq_len)
 
 
 def recomputed_flops_per_token(model: Model, seq_len: int, mode: str) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.costs.adapters import adapter_times, stored_bytes
 from meshwright.costs.collectives import (
     all_gather,
     all_reduce,
@@ -123,6 +124,12 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
         expert_forward, expert_backward = _expert_matmuls(setting, keys, tokens)
         forward["matmul"] = forward["matmul"] + expert_forward
         backward["matmul"] = backward["matmul"] + expert_backward
+    if job.frozen:
+        adapter_forward, adapter_backward = adapter_times(
+            setting.model, job, setting.kernels, tokens, keys.tp, moe
+        )
+        forward["matmul"] = forward["matmul"] + adapter_forward
+        backward["matmul"] = backward["matmul"] + adapter_backward
     forward["attention"] = _attention(setting, keys, backward=False)
     backward["attention"] = _attention(setting, keys, backward=True)
     forward["elementwise"] = _elementwise(setting, keys, tokens, moe, backward=False)
@@ -198,11 +205,13 @@ def _matmul_times(
     """Forward, and backward (one product for the input's gradient, one for the weight's)."""
     forward: Floats = np.zeros(len(tokens))
     backward: Floats = np.zeros(len(tokens))
-    frozen = setting.job.lora_rank > 0
+    frozen = setting.job.frozen
     for out, into in matrices:
         forward = forward + gemm_time_s(setting.kernels, tokens, out, into, batch)
         backward = backward + gemm_time_s(setting.kernels, tokens, into, out, batch)
         if frozen:
+            unpacked = dequantised_s(setting, np.asarray(out * into * batch, dtype=np.float64))
+            forward, backward = forward + unpacked, backward + unpacked
             continue
         backward = backward + gemm_time_s(setting.kernels, out, into, tokens, batch)
         # Adding the fresh gradient to the resident one is work bound by memory.
@@ -211,6 +220,15 @@ def _matmul_times(
             setting.behaviour.accumulate_bytes / setting.kernels.bandwidth_bytes_s
         )
     return forward, backward
+
+
+def dequantised_s(setting: LayerModel, elements: Floats) -> Floats | float:
+    """Time to write quantised weights out in 16 bits, before each product that uses them."""
+    tune = setting.job.finetune
+    if tune is None or tune.storage in ("16-bit", "fp8"):
+        return 0.0
+    each = stored_bytes(tune, 2.0) + setting.job.precision.activation_bytes
+    return stream_time_s(setting.kernels, elements * each, 1.0)
 
 
 def _expert_matmuls(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> tuple[Floats, Floats]:

@@ -6,20 +6,24 @@ in between, and the last (head, logits and loss). Each is priced; the largest de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from meshwright.costs import pipeline
+from meshwright.costs.adapters import Weights, adapter_state_bytes, largest_matrix, role_weights
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.eager import Held, eager_parts
 from meshwright.costs.factored import STATISTIC_BYTES, factored_statistics
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
-from meshwright.costs.parameters import LocalParameters, local_parameters, trainable_share
+from meshwright.costs.loss import loss_memory_bytes
+from meshwright.costs.parameters import LocalParameters, local_parameters
+from meshwright.costs.phases import heaviest, phase_parts, total
 from meshwright.costs.stages import ROLES, StageLayers
 from meshwright.costs.tables import table
+from meshwright.costs.transformers_layer import Kept, layer_kept
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 
@@ -42,10 +46,14 @@ class StateBytes:
     """Model states that one rank of a role holds, in bytes; arrays of shape (rows,)."""
 
     dense_parameters: Floats
+    """Parameters that train, before ZeRO; `expert_parameters` likewise."""
     expert_parameters: Floats
     parameters: Floats
     gradients: Floats
     optimizer: Floats
+    dense_gathered: Floats
+    """Bytes that ranks of a shard group gather from each other; `expert_gathered` likewise."""
+    expert_gathered: Floats
 
 
 def role_parameters(
@@ -83,42 +91,58 @@ def state_bytes(
     columns: LayoutColumns,
     dense: Floats,
     expert: Floats,
-    trainable: float = 1.0,
+    weights: Weights | None = None,
     statistics: tuple[Floats, Floats] | None = None,
 ) -> StateBytes:
     """Bytes of parameters, gradients and optimizer states after ZeRO.
 
     ZeRO-1 shards the optimizer's, ZeRO-2 gradients too, ZeRO-3 parameters too (Rajbhandari et al.
     2020, arXiv 1910.02054 §5), each component by its own bytes per parameter. Of frozen weights
-    (`trainable` < 1) there are no gradients and no optimizer states. `statistics` are the numbers
-    of factored statistics of the dense and expert parameters (`costs.factored`), where the
-    optimizer keeps such; they are sharded with its other states.
+    (`weights`; None: all train) there are no gradients and no optimizer states. `statistics` are
+    the numbers of factored statistics of the dense and expert parameters (`costs.factored`), where
+    the optimizer keeps such; they are sharded with its other states.
     """
     shard = columns.shard_degree.astype(np.float64)
     expert_shard = np.where(columns.zero > 0, expert_shard_degree(columns), 1).astype(np.float64)
     expert_shard = np.minimum(expert_shard, np.where(columns.zero > 0, np.maximum(shard, 1), 1))
-    optimizer_bytes = job.precision.master_bytes + job.optimizer.state_bytes
+    precision = job.precision
+    optimizer_bytes = precision.master_bytes + job.optimizer.state_bytes
 
-    def split(of_dense: Floats, of_expert: Floats, from_stage: int) -> Floats:
+    def split(of: tuple[Floats, Floats], from_stage: int, bytes_each: float = 1.0) -> Floats:
         whole = columns.zero < from_stage
         return np.asarray(
-            of_dense / np.where(whole, 1.0, shard) + of_expert / np.where(whole, 1.0, expert_shard)
+            bytes_each
+            * (of[0] / np.where(whole, 1.0, shard) + of[1] / np.where(whole, 1.0, expert_shard))
         )
 
-    def sharded(bytes_each: float, from_stage: int) -> Floats:
-        return bytes_each * split(dense, expert, from_stage)
-
-    optimizer = sharded(trainable * optimizer_bytes, 1)
+    if weights is None:
+        each = precision.parameter_bytes
+        trains, gathered = (dense, expert), (each * dense, each * expert)
+        parameters = split(trains, 3, each)
+        gradients = split(trains, 2, precision.gradient_bytes)
+        optimizer = split(trains, 1, optimizer_bytes)
+    else:
+        of_weight, of_gradient, of_states = adapter_state_bytes(job)
+        beside = weights.adapters
+        trains = (weights.trained[0] + beside[0], weights.trained[1] + beside[1])
+        parameters = split(weights.stored, 3) + split(beside, 3, of_weight)
+        gradients = split(weights.trained, 2, precision.gradient_bytes)
+        gradients = gradients + split(beside, 2, of_gradient)
+        optimizer = split(weights.trained, 1, optimizer_bytes) + split(beside, 1, of_states)
+        # Under ZeRO-3 frozen weights travel too, as they are stored.
+        every = columns.zero == 3
+        new = precision.parameter_bytes
+        base = [
+            np.where(every, stored, new * trained)
+            for stored, trained in zip(weights.stored, weights.trained, strict=True)
+        ]
+        gathered = (base[0] + of_weight * beside[0], base[1] + of_weight * beside[1])
     if statistics is not None:
-        optimizer = optimizer + trainable * STATISTIC_BYTES * split(*statistics, 1)
-    return StateBytes(
-        # Under ZeRO-3 frozen parameters travel too.
-        dense_parameters=np.where(columns.zero == 3, dense, trainable * dense),
-        expert_parameters=np.where(columns.zero == 3, expert, trainable * expert),
-        parameters=sharded(job.precision.parameter_bytes, 3),
-        gradients=sharded(trainable * job.precision.gradient_bytes, 2),
-        optimizer=optimizer,
-    )
+        share = 1.0
+        if weights is not None:
+            share = np.sum(trains[0] + trains[1]) / max(np.sum(dense + expert), 1.0)
+        optimizer = optimizer + share * split(statistics, 1, STATISTIC_BYTES)
+    return StateBytes(trains[0], trains[1], parameters, gradients, optimizer, *gathered)
 
 
 def activation_bytes_per_layer(
@@ -139,8 +163,8 @@ def activation_bytes_per_layer(
     norm_inputs = 2.0 * hidden * (1.0 if behaviour.fused_norm else 5.0)
     quantised = behaviour.saves_quantised_inputs and job.precision.compute in ("fp8", "fp4")
     of_input = 1.0 if quantised else element
-    # A frozen weight needs no input for a gradient; adapters sit on attention's projections only.
-    adapted = job.lora_rank > 0
+    # A frozen weight needs no input for a gradient; adapters read attention's input only.
+    adapted = job.frozen
     matmul_inputs = (1.0 if adapted else 2.0) * hidden
     shared = norm_inputs * element + matmul_inputs * of_input
     if behaviour.dropout:
@@ -171,6 +195,21 @@ def activation_bytes_per_layer(
     whole = tokens * per_token + scores
     boundary = tokens * hidden * element / split
     return whole, boundary
+
+
+def kept_per_layer(
+    model: Model, job: Job, behaviour: Behaviour, columns: LayoutColumns, *, moe: bool
+) -> Kept:
+    """What one layer keeps, by the modules that the framework runs."""
+    if behaviour.modules == "transformers":
+        kept = layer_kept(model, job, behaviour, columns, moe=moe)
+        if behaviour.attention_kernel == "unfused":
+            # Probabilities in 16 bits and softmax's own in fp32.
+            scores = _scores(model, job, columns) * (4.0 + job.precision.activation_bytes)
+            kept = replace(kept, whole=kept.whole + scores)
+        return kept
+    whole, boundary = activation_bytes_per_layer(model, job, behaviour, columns, moe=moe)
+    return Kept(whole, boundary, np.zeros(columns.rows))
 
 
 def _scores(model: Model, job: Job, columns: LayoutColumns) -> Floats:
@@ -213,6 +252,8 @@ class MemoryColumns:
     states: dict[str, StateBytes]
     total: dict[str, Floats]
     peak: Floats
+    phases: dict[str, dict[str, Floats]] = field(default_factory=dict)
+    """Of each role, bytes per phase of a step, where the framework's are counted (`costs.phases`)."""
 
     def heaviest(self) -> Ints:
         """Position in ROLES of the heaviest rank."""
@@ -242,19 +283,22 @@ def memory(
         else None
     )
     kept = {
-        moe: activation_bytes_per_layer(model, job, behaviour, columns, moe=moe)
+        moe: kept_per_layer(model, job, behaviour, columns, moe=moe)
         for moe in ((False, True) if model.experts else (False,))
     }
     paced = np.zeros(columns.rows, dtype=bool) if host_paced is None else host_paced
     parts: dict[str, dict[str, Floats]] = {}
     states: dict[str, StateBytes] = {}
     totals: dict[str, Floats] = {}
+    phases: dict[str, dict[str, Floats]] = {}
     for role in ROLES:
         dense, expert = role_parameters(local, layers, columns, role)
-        share = trainable_share(model, job.lora_rank)
+        weights = None
+        if job.finetune is not None:
+            weights = role_weights(model, job, columns, layers, local, role, dense, expert)
         statistics = role_parameters(counted, layers, columns, role) if counted else None
-        states[role] = state_bytes(job, columns, dense, expert, share, statistics)
-        parts[role] = _role_parts(
+        states[role] = state_bytes(job, columns, dense, expert, weights, statistics)
+        parts[role], phases[role] = _role_parts(
             model,
             job,
             behaviour,
@@ -283,7 +327,7 @@ def memory(
             total = total + parts[role][name]
         totals[role] = np.where(_exists(columns, role), total, 0.0)
     peak = np.maximum(np.maximum(totals["first"], totals["middle"]), totals["last"])
-    return MemoryColumns(parts, states, totals, peak)
+    return MemoryColumns(parts, states, totals, peak, phases)
 
 
 def _held(columns: LayoutColumns, layers: StageLayers, role: str, micro_batches: Ints) -> Held:
@@ -318,32 +362,36 @@ def _role_parts(
     micro_batches: Ints,
     role: str,
     state: StateBytes,
-    kept: dict[bool, tuple[Floats, Floats]],
+    kept: dict[bool, Kept],
     local: LocalParameters,
     host_paced: Bools,
-) -> dict[str, Floats]:
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Parts of one rank's memory at its peak; and, where they are counted, bytes per phase."""
     element = job.precision.activation_bytes
     flight = pipeline.in_flight(columns, micro_batches, _stage_of(columns, role))
     full = columns.recompute == 2
     activations = np.zeros(columns.rows)
     working = np.zeros(columns.rows)
+    stored_whole = state.dense_gathered + state.expert_gathered
+    layers_held = np.maximum(layers.total(role), 1.0)
     share = layers.recomputed_share(role, columns, middle="fewest")
     for moe, count in ((False, layers.dense[role]), (True, layers.moe[role])):
         if moe not in kept:
             continue
-        whole, boundary = kept[moe]
+        whole, boundary = kept[moe].whole, kept[moe].boundary
         recomputed = np.where(full, share, 0.0)
         activations = activations + flight * count * (
             recomputed * boundary + (1.0 - recomputed) * whole
         )
-        working = np.maximum(working, np.where(full & (share * count > 0), whole, 0.0))
+        again = np.where(full & (share * count > 0), whole, 0.0) + kept[moe].backward * (count > 0)
+        working = np.maximum(working, again)
     split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
     tokens = columns.micro_batch * ceil_div(job.seq_len, columns.cp)
     activations = activations + flight * tokens * model.hidden * element / split
     on_first = pipeline.head_on_first_rank(columns)
     has_head = {"first": on_first, "middle": on_first & False, "last": ~on_first}[role]
     shards = columns.tp if behaviour.logits_sharded else 1
-    logits = tokens * (local.vocab / shards) * behaviour.logits_bytes
+    logits = loss_memory_bytes(model, job, behaviour, tokens, local.vocab / shards)
     logits = np.where(has_head, logits, 0.0)
     gathered = _gathered(job, columns, local, state, layers, role)
     groups = (
@@ -366,11 +414,14 @@ def _role_parts(
         expert = local.experts_layer * (layers.moe[role] > 0)
         head = np.where(has_head, local.embedding_matrix, 0.0)
         buffers = buffers + job.precision.parameter_bytes * (layer + expert + head)
+    if behaviour.modules == "transformers":
+        gathered = _gathered_units(job, columns, local, state, layers, role)
+    gathered = gathered + _in_compute_precision(job, model, local, layers, role)
     moving = activations + working + logits + gathered
     held = _held_bytes(
         job, model, behaviour, columns, layers.total(role), flight, micro_batches, host_paced
     )
-    return {
+    parts = {
         "parameters": state.parameters,
         "gradients": state.gradients,
         "optimizer": state.optimizer,
@@ -383,6 +434,65 @@ def _role_parts(
         "context": np.full(columns.rows, float(known["context"]["bytes"])),
         "fragmentation": moving * float(known["allocator"]["fragmentation"]) + held,
     }
+    if behaviour.modules == "transformers":
+        if behaviour.optimizer_in_backward:
+            largest = np.maximum(parts["gradients"] / layers_held, local.embedding_matrix)
+            parts["gradients"] = np.minimum(parts["gradients"], largest)
+        loading = np.where((columns.zero == 3) & behaviour.loads_whole, stored_whole, 0.0)
+        one_layer = activations / layers_held
+        return _in_phases(job, behaviour, parts, micro_batches, one_layer, loading)
+    return parts, {}
+
+
+def _in_phases(
+    job: Job, behaviour: Behaviour, parts: dict[str, Floats], micro_batches: Ints,
+    one_layer: Floats, loading: Floats,
+) -> tuple[dict[str, Floats], dict[str, Floats]]:  # fmt: skip
+    """Parts in the heaviest phase, with the gaps that what comes and goes there leaves; all phases."""
+    update = np.zeros_like(one_layer)
+    if not (behaviour.optimizer_fused or job.optimizer.state_bytes <= 2):
+        # torch's foreach update writes one list of tensors out, as large as what trains.
+        update = parts["gradients"]
+    known = phase_parts(parts, micro_batches, one_layer, update, loading, job.optimizer.paged)
+    gaps = float(constants()["allocator"]["fragmentation"])
+    for name, phase in known.items():
+        if name == "loading":
+            continue
+        moving = sum((phase[name] for name in MOVING), np.zeros_like(one_layer))
+        phase["fragmentation"] = moving * gaps
+    return heaviest(known), {name: total(phase) for name, phase in known.items()}
+
+
+def _gathered_units(
+    job: Job, columns: LayoutColumns, local: LocalParameters, state: StateBytes,
+    layers: StageLayers, role: str,
+) -> Floats:  # fmt: skip
+    """FSDP's units of a transformers model: the root, two layers as stored, one layer's gradient.
+
+    Embedding and head belong to the root, which stays gathered from forward to backward.
+    """
+    copies = 1.0 if local.tied else 2.0
+    root = job.precision.parameter_bytes * copies * local.embedding_matrix * (role == "first")
+    count = np.maximum(layers.total(role), 1.0)
+    stored = np.maximum(state.dense_gathered + state.expert_gathered - root, 0.0) / count
+    trained = (state.dense_parameters + state.expert_parameters) / count
+    unit = 2.0 * stored + trained * job.precision.gradient_reduce_bytes
+    return np.where((columns.zero == 3) & (columns.shard_degree > 1), root + unit, 0.0)
+
+
+def _in_compute_precision(
+    job: Job, model: Model, local: LocalParameters, layers: StageLayers, role: str
+) -> Floats:
+    """Weights written out in the compute precision for a product.
+
+    A quantised matrix is dequantised whole for each product; fp32 weights under autocast are cast
+    once and kept until the step's backward is over.
+    """
+    tune = job.finetune
+    none = np.zeros_like(layers.dense[role])
+    if tune is not None and tune.storage not in ("16-bit", "fp8"):
+        return none + job.precision.activation_bytes * largest_matrix(model)
+    return none
 
 
 def _held_bytes(

@@ -126,25 +126,6 @@ def count_parameters(model: Model) -> ParameterCounts:
     )  # fmt: skip
 
 
-def adapter_parameters(model: Model, rank: int) -> int:
-    """Parameters of low-rank adapters of a rank on every layer's attention projections.
-
-    Each adapted matrix of shape (out, in) gains (out + in) · rank (Hu et al. 2021, arXiv
-    2106.09685 §4.1); the MLPerf fine-tuning rules adapt the query-key-value and output projections.
-    """
-    queries = model.heads * model.head_dim
-    fused = queries + 2 * model.kv_heads * model.head_dim
-    widths = (fused + model.hidden) + (model.hidden + model.attention_width)
-    return model.layers * rank * widths
-
-
-def trainable_share(model: Model, lora_rank: int) -> float:
-    """Share of a model's parameters that train: all of them, or its adapters only."""
-    if lora_rank == 0:
-        return 1.0
-    return adapter_parameters(model, lora_rank) / count_parameters(model).total
-
-
 def padded_vocab(vocab: int, tp: Degree = 1, multiple: int = 128) -> Floats:
     """Vocabulary rounded up to a multiple of `multiple` · tp, as Megatron pads it.
 

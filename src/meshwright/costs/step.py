@@ -38,6 +38,7 @@ from meshwright.costs.kernels import (
 )
 from meshwright.costs.layer import PARTS as LAYER_PARTS
 from meshwright.costs.layer import LayerKeys, LayerModel, LayerTime, layer_time
+from meshwright.costs.loss import head_frozen, head_products
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.memory import MemoryColumns, expert_shard_degree, memory
 from meshwright.costs.parameters import padded_vocab
@@ -138,7 +139,6 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     )
     parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
     parts["data_parallel"], data_parallel_worst = data_parallel_s(
-        job,
         setting.behaviour,
         setting.fabric,
         columns,
@@ -307,8 +307,9 @@ def _head_times(setting: Setting, few: LayoutColumns) -> tuple[Floats, Floats]:
     vocab = np.asarray(whole // few.tp, dtype=np.int64)
     hidden = np.full_like(few.tp, model.hidden)
     product = gemm_time_s(kernels, tokens, vocab, hidden)
-    gradients = gemm_time_s(kernels, tokens, hidden, vocab)
-    if setting.job.lora_rank == 0:
+    again = head_products(setting.job, setting.behaviour) - 1.0
+    gradients = gemm_time_s(kernels, tokens, hidden, vocab) + again * product
+    if not head_frozen(setting.job):
         gradients = gradients + gemm_time_s(kernels, vocab, hidden, tokens)
     logits = tokens.astype(np.float64) * vocab
     moved = logits * setting.behaviour.loss_bytes
@@ -470,7 +471,7 @@ def estimate_of(
     step = float(table.step_time_s[row])
     gpus = int(columns.dp[row] * columns.tp[row] * columns.pp[row] * columns.cp[row])
     tokens_per_gpu = job.tokens / (step * gpus)
-    model_flops = flops.model_flops_per_token(model, job.seq_len)
+    model_flops = flops.model_flops_per_token(model, job.seq_len, frozen=job.frozen)
     mode = RECOMPUTES[int(columns.recompute[row])]
     again = flops.recomputed_flops_per_token(model, job.seq_len, mode)
     executed = model_flops + again * _recomputed_share(model, columns, row)
@@ -491,6 +492,7 @@ def estimate_of(
                 )
             )
     heaviest = max(stages, key=lambda stage: stage.total_bytes)
+    heaviest_role = max(ROLES, key=lambda role: float(table.memory.total[role][row]))
     capacity = capacity_bytes(cluster)
     return Estimate(
         step_time_s=step,
@@ -502,6 +504,10 @@ def estimate_of(
         capacity_bytes=capacity,
         fits=heaviest.total_bytes <= capacity,
         memory_parts=heaviest.parts,
+        memory_phases={
+            name: float(value[row])
+            for name, value in table.memory.phases.get(heaviest_role, {}).items()
+        },
         time_parts={name: float(table.time_parts[name][row]) for name in TIME_PARTS},
         stages=tuple(stages),
         step_time_range=time_range(cluster, job, gpus, step),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.costs.frameworks import Behaviour, framework
 from meshwright.evidence.architectures import model_of
+from meshwright.evidence.finetune_rows import finetune_of
 from meshwright.evidence.machines import SkipRow, cluster_of
 from meshwright.evidence.rows import Row
 from meshwright.evidence.software import (
@@ -27,9 +28,6 @@ from meshwright.specs.model import Model
 
 LARGE_RELEASE_BATCH = 1024
 """Sequences per step from which a release test of Megatron-LM is taken to run on sixteen hosts."""
-
-LORA_RANK = 16
-"""Rank of the adapters in the MLPerf fine-tuning rules, used where a row says only "LoRA"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,11 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
         seq_len=seq_len,
         global_batch=batch,
         precision=precision_of(row, rule, known, assumed),
-        optimizer=optimizer_of(row),
+        optimizer=optimizer_of(row, rule),
         attention_kernel=known.attention_kernel,
         framework=rule.framework,
         framework_options=options,
-        lora_rank=LORA_RANK if rule.lora or re.search(r"\bLoRA\b", row["model"]) else 0,
+        finetune=finetune_of(row, rule, assumed),
     )
     layout = _layout(row, rule, known, model, degrees, micro, assumed)
     return Run(
@@ -97,7 +95,7 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
         cluster=cluster,
         job=job,
         layout=layout,
-        memory_convention=_convention(row, known),
+        memory_convention=_convention(row, rule, known),
         memory_rank="last"
         if "LAST rank" in row["setup"]
         else rule.default("memory_rank") or "heaviest",
@@ -105,8 +103,10 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
     )
 
 
-def _convention(row: Row, known: Behaviour) -> str:
+def _convention(row: Row, rule: SourceRule, known: Behaviour) -> str:
     text = row["setup"]
+    if stated := rule.default("memory"):
+        return str(stated)
     if "max_memory_reserved" in text or re.search(r"memory.*reserved", text):
         return "reserved"
     if "nvidia-smi" in text or "whole-process" in text:

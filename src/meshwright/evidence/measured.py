@@ -59,6 +59,10 @@ def absolute_time_trusted(row: Row) -> bool:
 
 
 def measured_memory_bytes(row: Row) -> float:
-    """Return the measured peak memory; NaN where the row measured none."""
+    """Return the measured peak memory; NaN where the row measured none.
+
+    The column's numbers are as printed: in GB where the source says so (`memory_unit`).
+    """
     memory = row.number("measured_peak_mem_gib")
-    return memory * 2.0**30 if memory and row["outcome"] in ("", "ok") else math.nan
+    unit = 1e9 if rule_for(row).default("memory_unit") == "GB" else 2.0**30
+    return memory * unit if memory and row["outcome"] in ("", "ok") else math.nan

@@ -128,6 +128,9 @@ def precision_of(
 ) -> PrecisionRecipe:
     """Return the precision recipe of a row, gradients as its framework keeps them."""
     text = row["precision"].lower()
+    if rule.precision == "pure-bf16":  # weights as published, whatever computes
+        base = RECIPES["pure-bf16"]
+        return base.but(compute="fp16") if text.startswith("fp16") else base
     if not text:
         assumed.append(f"precision={rule.precision}")
         text = rule.precision
@@ -148,8 +151,10 @@ def precision_of(
     )
 
 
-def optimizer_of(row: Row) -> OptimizerRecipe:
-    """Return the optimizer of a row: AdamW unless `setup` names another."""
+def optimizer_of(row: Row, rule: SourceRule) -> OptimizerRecipe:
+    """Return the optimizer of a row: the source's or AdamW unless `setup` names another."""
+    if named := rule.default("optimizer"):
+        return OPTIMIZERS[named]
     if re.search(r"\bmuon\b", row["setup"], re.IGNORECASE):
         return OPTIMIZERS["muon"]
     return OPTIMIZERS["adamw"]

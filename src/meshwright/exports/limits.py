@@ -314,8 +314,8 @@ def _training(job: Job, can: Framework) -> Iterator[Problem]:
         yield Problem(
             "job.optimizer", job.optimizer.name, f"is exported with {_listed(can.optimizers)}"
         )
-    if job.lora_rank and not can.adapters:
-        yield Problem("job.lora_rank", job.lora_rank, "trains all weights, without adapters")
+    if job.finetune is not None and not can.adapters:
+        yield Problem("job.finetune", job.finetune.label(), "trains all weights, without adapters")
     if job.dropout and not can.dropout:
         yield Problem("job.dropout", job.dropout, "leaves dropout to the model's own code")
     if job.document_masking and not can.document_masking:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from meshwright.specs.clusters import cluster_names, load_cluster
     from meshwright.specs.devices import device_names, load_device
     from meshwright.specs.errors import DoesNotFitError, SpecError
+    from meshwright.specs.finetune import Finetune, finetune_recipe
     from meshwright.specs.job import Job, OptimizerRecipe, PrecisionRecipe
     from meshwright.specs.jobs import load_job, optimizer_recipe, precision_recipe
     from meshwright.specs.layout import Layout
@@ -25,6 +26,7 @@ _HOME = {
     "cluster_names": "clusters", "load_cluster": "clusters",
     "device_names": "devices", "load_device": "devices",
     "DoesNotFitError": "errors", "SpecError": "errors",
+    "Finetune": "finetune", "finetune_recipe": "finetune",
     "Job": "job", "OptimizerRecipe": "job", "PrecisionRecipe": "job",
     "load_job": "jobs", "optimizer_recipe": "jobs", "precision_recipe": "jobs",
     "Layout": "layout",
@@ -34,9 +36,10 @@ _HOME = {
 }  # fmt: skip
 
 __all__ = [
-    "Cluster", "Device", "DoesNotFitError", "Estimate", "Experts", "Job", "LatentAttention",
+    "Cluster", "Device", "DoesNotFitError", "Estimate", "Experts", "Finetune", "Job",
+    "LatentAttention",
     "Layout", "LinkLevel", "Model", "OptimizerRecipe", "Plan", "PrecisionRecipe", "SpecError",
-    "cluster_names", "device_names", "load_cluster", "load_device",
+    "cluster_names", "device_names", "finetune_recipe", "load_cluster", "load_device",
     "load_job", "load_model", "load_plan", "model_names", "optimizer_recipe", "precision_recipe",
     "save_plan", "typical_model",
 ]  # fmt: skip

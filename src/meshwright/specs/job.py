@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from meshwright.specs.base import Spec
+from meshwright.specs.finetune import Finetune
 from meshwright.specs.frameworks import find_framework
 
 AttentionKernel = Literal["flash", "unfused", "memory-efficient"]
@@ -14,9 +15,10 @@ Framework = Literal[
     "any", "megatron", "megatron-fsdp", "nemo", "megatron-2021", "megatron-2022",
     "megatron-deepspeed", "deepspeed", "accelerate", "fsdp", "lightning", "llm-foundry", "torchtitan",
     "nanotron", "nanotron-before-pp-fix", "maxtext", "trl", "axolotl", "llama-factory", "torchtune",
-    "verl", "meshwright",
+    "verl", "litgpt", "meshwright",
 ]  # fmt: skip
 """Names of presets/frameworks.toml; its aliases (megatron-bridge: nemo) are accepted and resolved."""
+Loss = Literal["framework", "full", "chunked", "liger", "cut"]
 
 
 class PrecisionRecipe(Spec):
@@ -40,6 +42,9 @@ class OptimizerRecipe(Spec):
     name: str = "adamw"
     state_bytes: float = Field(8, ge=0, le=32, description="moments, momentum…")
     factored: bool = Field(False, description="Adafactor: row and column statistics only")
+    paged: bool = Field(
+        False, description="states live in unified memory and leave the device when it is full"
+    )
     flops_per_parameter: float = Field(
         15, ge=0, description="of one update; Muon's orthogonalisation adds matrix products"
     )
@@ -60,10 +65,13 @@ class Job(Spec):
         default_factory=dict,
         description="deviations from the framework's documented behaviour, by the field's name",
     )
-    lora_rank: int = Field(
-        0,
-        ge=0,
-        description="rank of low-rank adapters on frozen base weights; 0: all weights train",
+    finetune: Finetune | None = Field(
+        None, description="which weights train; absent: all of them, from scratch or on"
+    )
+    loss: Loss = Field(
+        "framework",
+        description="logits whole, in chunks computed again in backward, as Liger's fused linear "
+        "cross-entropy, or never in memory (Cut cross-entropy); framework: its own default",
     )
     dropout: float = Field(
         0.0,
@@ -81,6 +89,23 @@ class Job(Spec):
     def _own_name(cls, value: object) -> object:
         return find_framework(value) if isinstance(value, str) else value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, data: Any) -> Any:
+        """Plans written before fine-tuning was a noun hold `lora_rank`, on attention only."""
+        if not isinstance(data, dict) or "lora_rank" not in data:
+            return data
+        fields = {**data}
+        rank = fields.pop("lora_rank")
+        if rank and not fields.get("finetune"):
+            fields["finetune"] = attention_lora(rank)
+        return fields
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the base weights get no gradients."""
+        return self.finetune is not None and self.finetune.adapts
+
     @property
     def tokens(self) -> int:
         """Tokens in one step."""
@@ -95,6 +120,11 @@ class Job(Spec):
             + self.precision.master_bytes
             + self.optimizer.state_bytes
         )
+
+
+def attention_lora(rank: int) -> Finetune:
+    """Adapters on the attention projections as the MLPerf fine-tuning rules have them."""
+    return Finetune(method="lora", rank=rank, targets=("q", "k", "v", "o"), adapter_bytes=0)
 
 
 RECIPES: dict[str, PrecisionRecipe] = {
@@ -127,6 +157,13 @@ OPTIMIZERS: dict[str, OptimizerRecipe] = {
         name="adafactor", state_bytes=0, factored=True, flops_per_parameter=15
     ),
     "adam8bit": OptimizerRecipe(name="adam8bit", state_bytes=2, flops_per_parameter=20),
+    "paged-adamw": OptimizerRecipe(name="paged-adamw", paged=True),
+    "paged-adam8bit": OptimizerRecipe(
+        name="paged-adam8bit", state_bytes=2, paged=True, flops_per_parameter=20
+    ),
+    "adamw-bf16": OptimizerRecipe(name="adamw-bf16", state_bytes=4),
+    "lion": OptimizerRecipe(name="lion", state_bytes=4, flops_per_parameter=8),
+    "lion8bit": OptimizerRecipe(name="lion8bit", state_bytes=1, flops_per_parameter=12),
     "muon": OptimizerRecipe(name="muon", state_bytes=4, flops_per_parameter=30),
 }
 """Optimizers by name; `state_bytes` is beyond the master copy of the precision recipe."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, OptimizerRecipe, PrecisionRecipe
 from meshwright.specs.quantities import parse_batch, parse_count
 
@@ -41,6 +42,7 @@ def load_job(what: str | Path | Mapping[str, Any] | Job) -> Job:
     _convert(fields, "token_budget", lambda value: float(parse_count(value, "job.token_budget")))
     _convert(fields, "precision", lambda value: precision_recipe(value, "job.precision"))
     _convert(fields, "optimizer", lambda value: optimizer_recipe(value, "job.optimizer"))
+    _convert(fields, "finetune", lambda value: finetune_recipe(value, "job.finetune"))
     seq_len = max(1, fields.get("seq_len", Job().seq_len))
     _convert(fields, "global_batch", lambda value: parse_batch(value, seq_len, "job.global_batch"))
     return Job.parse(fields, "job")

@@ -54,6 +54,10 @@ class Estimate(Spec):
     traffic_bytes: dict[str, float] = Field(
         default_factory=dict, description="bytes one device sends per step, by axis"
     )
+    memory_phases: dict[str, float] = Field(
+        default_factory=dict,
+        description="bytes of the heaviest stage per phase of a step, where they are counted apart",
+    )
     step_time_range: Range | None = None
     peak_memory_range: Range | None = None
 
