@@ -115,21 +115,19 @@ class Behaviour(Spec):
         "(costs/eager.py), instead of fused kernels' closed forms"
     )
     modules: Literal["fused", "transformers"] = Field(
-        "fused",
         description="whose layer is counted: closed forms of fused kernels, or the eager modules of "
         "transformers with PEFT's adapters (costs/transformers_layer.py)",
     )
     keeps_quantised_inputs: bool = Field(
-        False, description="products with 4-bit weights keep their input, although no weight trains"
+        description="products with 4-bit weights keep their input, although no weight trains"
     )
     optimizer_in_backward: bool = Field(
-        False, description="each layer is updated as soon as its gradient is there, which then goes"
+        description="each layer is updated as soon as its gradient is there, which then goes"
     )
     loads_whole: bool = Field(
-        False,
         description="ZeRO-3: every device holds all weights, and its share of them, while loading",
     )
-    loss: Loss = Field("full", description="the loss's kind when a job names none")
+    loss: Loss = Field(description="the loss's kind when a job names none")
     optimizer_fused: bool = Field(description="one multi-tensor kernel updates all states")
     zero: int = Field(ge=0, le=3, description="ZeRO stage when a run names none")
     recompute: Recompute = Field(description="recomputation when a run names none")
