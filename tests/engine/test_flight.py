@@ -20,13 +20,13 @@ from meshwright.engine.ranks.faults import Fault
 from meshwright.engine.ranks.processes import RankError, run_ranks
 from meshwright.engine.ranks.supervise import supervise
 from meshwright.engine.train import Run
+from meshwright.engine.watch.blame import judge
 from meshwright.engine.watch.flight import FlightRecorder
 from meshwright.engine.watch.flightlog import (
     CAPACITY,
     Call,
     Flight,
     folder_of,
-    judge,
     newest_folder,
     read_flights,
 )

@@ -19,7 +19,8 @@ def command(
     Every rank of a run keeps its last 512 collectives in a file that outlives it. They stay when
     the run fails, and can be read while it hangs.
     """
-    from meshwright.engine.watch.flightlog import judge, newest_folder, read_flights
+    from meshwright.engine.watch.blame import judge
+    from meshwright.engine.watch.flightlog import newest_folder, read_flights
 
     folder = newest_folder(run)
     flights = read_flights(folder)

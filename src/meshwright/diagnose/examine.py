@@ -57,6 +57,18 @@ def _read_all(
         progress(source.name)
         if part := _text(source, plan, cluster, several):
             parts.append(part)
+    if dumps := by_kind.get("nccl-dump"):
+        from meshwright.diagnose.hangs import judge_dumps
+
+        progress(f"{len(dumps)} flight-recorder dumps")
+        for part in parts:
+            part.missing = [line for line in part.missing if "flight-recorder dumps" not in line]
+        parts += judge_dumps(dumps)
+    if rings := by_kind.get("ring"):
+        from meshwright.diagnose.hangs import judge_rings
+
+        for folder in dict.fromkeys(ring.path.parent for ring in rings if ring.path is not None):
+            parts.append(judge_rings(folder))
     return parts
 
 

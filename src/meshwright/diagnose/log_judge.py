@@ -10,7 +10,8 @@ from statistics import mean, median
 from meshwright.diagnose import oom, watchdog
 from meshwright.diagnose.log_lines import Step
 from meshwright.diagnose.log_reading import LogReading
-from meshwright.diagnose.records import Evidence, Finding, Part, of, ranks_text
+from meshwright.diagnose.records import Evidence, Finding, Part, of
+from meshwright.engine.watch.flightlog import ranks_text
 from meshwright.specs.quantities import format_seconds
 
 WARM_UP = 1.3

@@ -114,13 +114,3 @@ def of(
     """Make a finding."""
     cause = Cause(kind=kind, remedy=remedy, confidence=round(confidence, 2), **fields)
     return Finding(cause=cause, sentence=sentence, layout_cost=layout_cost)
-
-
-def ranks_text(ranks: tuple[int, ...] | list[int]) -> str:
-    """`rank 3`, `ranks 1, 2 and 3`, `ranks 0, 1, … (64)`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = [str(rank) for rank in ranks[:8]]
-    if len(ranks) > 8:
-        return f"ranks {', '.join(shown)} … ({len(ranks)})"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

@@ -10,6 +10,9 @@ from meshwright.diagnose.records import SMALL_GAIN, STOPPED, Cause, Diagnosis, F
 def conclude(parts: Sequence[Part]) -> Diagnosis:
     """Join what the artefacts told."""
     findings = ranked(_merged(finding for part in parts for finding in part.findings))
+    if any(f.cause.kind != "unknown" and f.cause.confidence >= 0.5 for f in findings):
+        # Where one artefact knows, another's "the text does not tell" is no answer.
+        findings = [f for f in findings if f.cause.kind != "unknown" or f.cause.confidence >= 0.5]
     figures: dict[str, float | int | str | None] = {}
     for part in parts:
         for name, value in part.figures.items():

@@ -12,7 +12,8 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from meshwright.diagnose.records import Evidence, Finding, Part, of, ranks_text
+from meshwright.diagnose.records import Evidence, Finding, Part, of
+from meshwright.engine.watch.flightlog import ranks_text
 
 WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout|Timeout at NCCL work|CollectiveFingerPrint"
@@ -473,6 +474,18 @@ def _absent(reading: Reading) -> Finding:
             "(saving, evaluating); the network is not the first suspect",
             confidence=0.75, ranks=absent, where=f"{op} of {ranks_text(ranks)}",
             evidence=_said(reading, *lines),
+        )  # fmt: skip
+    places = {(wait.seq, wait.op, wait.numel_in) for wait in waits}
+    if len(ranks) >= 2 and not absent and len(places) == 1:
+        return of(
+            "unknown",
+            f"All ranks that the text shows ({len(ranks)}) are in the same {op}{_number(waits)}: none of them is "
+            "absent, so the text does not tell who is at fault: a rank that it does not show, a device that "
+            "stands still, or the link" + _late(reading),
+            "see whether more ranks belong to the group than report here, and read those first; else look for "
+            "Xid lines (dmesg) and test the links with nccl-tests; a longer time-out helps only if one rank "
+            "saves, evaluates or loads for that long",
+            confidence=0.6, where=f"{op} of {ranks_text(ranks)}", evidence=_said(reading, *lines),
         )  # fmt: skip
     branch = (
         f"where a {op} stands: one that only some ranks enter is most often a save or an evaluation under a condition "

@@ -18,7 +18,8 @@ from typing import Any
 from meshwright.engine.checkpoints.checkpoint import clear_partial
 from meshwright.engine.ranks.processes import RankError, run_ranks
 from meshwright.engine.train import Run, check_run, train_rank
-from meshwright.engine.watch.flightlog import Verdict, folder_of, judge, read_flights
+from meshwright.engine.watch.blame import Verdict, judge
+from meshwright.engine.watch.flightlog import folder_of, read_flights
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 

@@ -1,4 +1,4 @@
-"""Reading the flight recorder's rings: who waited for whom, and which rank missed what.
+"""Reading the flight recorder's rings: the last operations of every rank.
 
 Needs no torch. A ring file is a header and slots of 64 bytes, little-endian; the groups that the
 slots number are in a JSON file beside it.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import platform
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from meshwright.specs.errors import SpecError
-from meshwright.specs.quantities import format_bytes, format_seconds
+from meshwright.specs.quantities import format_bytes
 
 MAGIC = b"MWFLIGHT"
 HEADER = struct.Struct("<8sIII")
@@ -30,7 +30,7 @@ KINDS = (
 )  # fmt: skip
 
 
-_ASIDE = ("other", "checkpoint")
+ASIDE = ("other", "checkpoint")
 """Axes of what happens beside the training step; a verdict speaks of them last."""
 
 
@@ -55,11 +55,13 @@ class Call:
     """Counted from 1; 0 before the first."""
     started: float
     finished: float | None
+    shape: str = ""
+    """What must agree between ranks beside the kind, where it was noted: sizes and type."""
 
     def __str__(self) -> str:
         with_whom = f"{'to' if self.kind == 'send' else 'from'} rank {self.peer}"
         if self.peer < 0:
-            with_whom = f"over {self.axis} among {_ranks(self.ranks)}"
+            with_whom = f"over {self.axis} among {ranks_text(self.ranks)}"
         size = f", {format_bytes(self.payload_bytes)}" if self.payload_bytes else ""
         return f"{self.kind} {self.turn} {with_whom} (step {self.step}{size})"
 
@@ -77,6 +79,10 @@ class Flight:
     """The last ones, oldest first."""
     stopped: bool = False
     """Whether its process is on this machine and stopped by a signal, now."""
+    on_device: bool = False
+    """Whether operations run behind the host, on a device of their own."""
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By group of collectives: the last one started and the last one finished, where counted."""
 
     @property
     def waiting(self) -> list[Call]:
@@ -86,25 +92,7 @@ class Flight:
     @property
     def last(self) -> Call | None:
         """The newest operation; one of the training step if there is any."""
-        return max(self.calls, key=lambda c: (c.axis not in _ASIDE, c.number), default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Why a run stood still, as far as the rings tell."""
-
-    sentence: str
-    missing_ranks: tuple[int, ...]
-    """Ranks that others waited for and that waited for nobody."""
-    missed: Call | None
-    """An operation that waited for them, as the rank that waited saw it."""
-
-    def plain(self) -> dict[str, Any]:
-        """Data for JSON."""
-        return {
-            "sentence": self.sentence, "missing_ranks": list(self.missing_ranks),
-            "missed": self.missed.plain() if self.missed else None,
-        }  # fmt: skip
+        return max(self.calls, key=lambda c: (c.axis not in ASIDE, c.number), default=None)
 
 
 def folder_of(out: str | Path, generation: int) -> Path:
@@ -177,104 +165,8 @@ def is_stopped(pid: int) -> bool:
     return state == "T"
 
 
-def judge(flights: Sequence[Flight]) -> Verdict:
-    """Say which rank the others waited for, and in which operation.
-
-    A rank misses a collective that a peer of its group has started and it has not, and a message
-    whose other end it has not started. Who is waited for and misses nothing of anybody's is at the
-    root; if everybody waits for somebody, the ranks wait in a circle.
-    """
-    waits: dict[int, list[tuple[Call, set[int]]]] = {}
-    done = _progress(flights)
-    for flight in flights:
-        for call in flight.waiting:
-            if lacking := _lacking(call, done):
-                waits.setdefault(flight.rank, []).append((call, lacking))
-    if not waits:
-        return _inside(flights)
-    wanted = {rank for calls in waits.values() for _, lacking in calls for rank in lacking}
-    roots = sorted(wanted - set(waits))
-    if not roots:
-        circle = sorted(wanted)
-        return Verdict(
-            sentence=f"{_ranks(circle)} wait for each other in a circle: "
-            + "; ".join(f"rank {rank} in {waits[rank][0][0]}" for rank in circle[:4]),
-            missing_ranks=tuple(circle), missed=waits[circle[0]][0][0],
-        )  # fmt: skip
-    return _blame(roots, waits, flights)
-
-
-def _inside(flights: Sequence[Flight]) -> Verdict:
-    """Nobody misses an operation: what stood still did so inside one, or in no operation at all."""
-    busy = [call for flight in flights for call in flight.waiting]
-    stopped = tuple(flight.rank for flight in flights if flight.stopped)
-    if not busy:
-        return Verdict(sentence="no rank waited for another", missing_ranks=stopped, missed=None)
-    sentence = f"every rank had started what its peers wait for, such as {busy[0]}: "
-    if stopped:
-        sentence += f"{_ranks(stopped)} stopped inside it (by a signal, SIGSTOP or its like)"
-    else:
-        sentence += "a rank inside it, the link between them, or the backend stood still"
-    return Verdict(sentence=sentence, missing_ranks=stopped, missed=busy[0])
-
-
-def _blame(
-    roots: list[int], waits: dict[int, list[tuple[Call, set[int]]]], flights: Sequence[Flight]
-) -> Verdict:
-    missed = min(
-        (call for calls in waits.values() for call, lacking in calls if lacking & set(roots)),
-        key=lambda call: (call.axis in _ASIDE, call.started),
-    )
-    last = next((flight.last for flight in flights if flight.rank == roots[0]), None)
-    verb = "has" if len(roots) == 1 else "have"
-    what = f"{_ranks(roots)} {verb} not started "
-    if missed.peer >= 0:
-        other = "the receive for" if missed.kind == "send" else "the send for"
-        what += f"{other} rank {missed.rank}'s {missed}"
-    else:
-        what += str(missed)
-    sentence = f"{what}, in which rank {missed.rank} waited"
-    others = sorted(set(waits) - {missed.rank})
-    if others:
-        sentence += f"; {_ranks(others)} waited behind it"
-    if last is not None:
-        moment = last.finished or last.started
-        ago = format_seconds(max(missed.started - moment, 0.0))
-        state = "done" if last.finished else "unfinished"
-        order = f"{ago} before" if missed.started > moment else "after that wait began"
-        sentence += f". Its last operation was {last}, {state} {order}"
-    return Verdict(sentence=sentence + ".", missing_ranks=tuple(roots), missed=missed)
-
-
-def _progress(flights: Iterable[Flight]) -> dict[Any, int]:
-    """How far each rank has come on each group, and with each peer: the newest turn started."""
-    found: dict[Any, int] = {}
-    for flight in flights:
-        for call in flight.calls:
-            key = (flight.rank, *_stream(call))
-            found[key] = max(found.get(key, 0), call.turn)
-    return found
-
-
-def _stream(call: Call) -> tuple[Any, ...]:
-    if call.peer >= 0:
-        return call.group, call.kind, call.peer
-    return (call.group,)
-
-
-def _lacking(call: Call, done: dict[Any, int]) -> set[int]:
-    """Ranks whose part in an operation has not started."""
-    if call.peer >= 0:
-        other = "receive" if call.kind == "send" else "send"
-        began = done.get((call.peer, call.group, other, call.rank), 0)
-        return {call.peer} if began < call.turn else set()
-    return {
-        rank for rank in call.ranks
-        if rank != call.rank and done.get((rank, *_stream(call)), 0) < call.turn
-    }  # fmt: skip
-
-
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 1, 2 and 3`, `ranks 0, 1, … (64)`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = [str(rank) for rank in ranks[:8]]

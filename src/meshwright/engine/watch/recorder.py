@@ -17,7 +17,8 @@ from typing import Any, Self
 
 import msgspec
 
-from meshwright.engine.watch.flightlog import judge, newest_folder, read_flights
+from meshwright.engine.watch.blame import judge
+from meshwright.engine.watch.flightlog import newest_folder, read_flights
 from meshwright.engine.watch.runlog import METRICS, RunLog, summarise, with_rates
 from meshwright.specs.errors import SpecError
 from meshwright.specs.quantities import format_bytes, format_seconds

@@ -10,8 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.engine.watch.blame import judge
 from meshwright.engine.watch.charts import Bar, Line, Marks, line_chart, stacked_bars
-from meshwright.engine.watch.flightlog import judge, newest_folder, read_flights
+from meshwright.engine.watch.flightlog import newest_folder, read_flights
 from meshwright.engine.watch.recorder import Recorder, clock, comparison, event_line, format_flop_s
 from meshwright.engine.watch.runlog import HOST_PARTS, RunLog, disturbed, read_log, summarise
 from meshwright.engine.watch.trace import MeasuredStep, measured_steps, read_traces
