@@ -35,6 +35,7 @@ _register("diagnose", "diagnose", "Whatever a run left behind: cause, fix, and w
 _register("walk", "walk", "The toy model through every axis, on real ranks.")
 _register("drill", "drill", "Break a run on purpose; measure its recovery.")
 _register("verify", "verify", "Prove that a plan trains as one device would.")
+_register("prove", "prove", "Is the loss still right after the layout of my framework changed?")
 _register("lab", "lab", "A plan on emulated nodes with slow links.")
 _register("dryrun", "dryrun", "A plan of any size on virtual ranks: memory and bytes, no GPU.")
 _register("simulate", "simulate", "One training step as a timeline: bubble, causes, memory.")

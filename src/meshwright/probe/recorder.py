@@ -1,0 +1,345 @@
+"""Records a few training steps of any loop: sketches of gradients and updates, losses, inputs.
+
+Nothing is gathered and no collective is called: every rank writes what it holds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from meshwright.probe import deepspeed
+from meshwright.probe.files import FORMAT, Writer
+from meshwright.probe.holdings import Placement, canonical_name, holdings
+from meshwright.probe.inputs import Activations, Inputs, input_of
+from meshwright.probe.sketch import BUCKETS, sketch
+
+
+class Recorder:
+    """See `record`; use it as a context and call `step` after every update."""
+
+    def __init__(
+        self,
+        models: list[Any],
+        optimizers: list[Any],
+        folder: Path,
+        *,
+        every: int,
+        rename: Callable[[str], str],
+        placement: Placement | None,
+        layout: Mapping[str, int],
+        activations: tuple[str, ...],
+        seed: int,
+    ) -> None:
+        self._models, self._optimizers = models, optimizers
+        self._every, self._seed, self._folder = every, seed, folder
+        self._rename, self._placement, self._layout = rename, placement, dict(layout)
+        self._patterns = activations
+        self._engine = next((m for m in models if deepspeed.is_engine(m)), None)
+        self._number = 0
+        self._taken: list[torch.Tensor] | None = None
+        self._late = False
+        self._spent_s = 0.0
+        self._started_s = time.perf_counter()
+        self._inputs = Inputs()
+        self._handles: list[Any] = []
+        self._writer: Writer | None = None
+
+    def __enter__(self) -> Recorder:
+        """Attach the hooks."""
+        modules = [m for m in self._models if isinstance(m, torch.nn.Module)]
+        for model in modules:
+            self._handles.append(model.register_forward_pre_hook(self._fed, with_kwargs=True))
+        self._activations = Activations(modules, self._patterns)
+        self._activations.on = True
+        self._handles += self._activations.handles
+        if self._engine is not None and deepspeed.own_clipping(self._engine):
+            self._wrap_engine_optimizer()
+        else:
+            for optimizer in _torch_optimizers(self._optimizers, self._engine):
+                self._handles.append(optimizer.register_step_pre_hook(self._before_update))
+        self._holdings = self._find()
+        if not self._holdings:
+            raise ValueError("probe.record found no trainable parameter in the model")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take the hooks off and close the files."""
+        for handle in self._handles:
+            handle.remove()
+        if self._engine is not None and "step" in vars(self._engine.optimizer):
+            del self._engine.optimizer.step
+        if self._writer is not None:
+            self._writer.close()
+
+    def step(
+        self,
+        loss: torch.Tensor | float | None = None,
+        tokens: torch.Tensor | int | None = None,
+        grad_norm: torch.Tensor | float | None = None,
+    ) -> None:
+        """Close one optimizer step, after the update.
+
+        `loss` is this rank's, as it would be logged; `tokens` how many of them it is the mean over
+        (targets that count); `grad_norm` the global norm that the framework reports, before clipping.
+        """
+        begin = time.perf_counter()
+        if self._number % self._every == 0:
+            self._record(loss, tokens, grad_norm, begin)
+        self._number += 1
+        self._taken = None
+        self._inputs = Inputs()
+        self._activations.on = self._number % self._every == 0
+        self._spent_s += time.perf_counter() - begin
+
+    @property
+    def share(self) -> float:
+        """The share of the time since the recording began that recording took."""
+        return self._spent_s / max(1e-9, time.perf_counter() - self._started_s)
+
+    def _find(self) -> list[Any]:
+        if self._engine is not None:
+            return deepspeed.holdings_of_engine(self._engine, self._rename)
+        return holdings(self._models, self._rename, self._placement)
+
+    def _fed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled() or self._number % self._every:
+            return
+        tensor = input_of(args, kwargs)
+        if tensor is not None:
+            self._inputs.add(tensor)
+
+    def _wrap_engine_optimizer(self) -> None:
+        optimizer = self._engine.optimizer  # type: ignore[union-attr]
+        original = optimizer.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._before_update()
+            return original(*args, **kwargs)
+
+        optimizer.step = step
+
+    def _before_update(self, *_: Any) -> None:
+        """Sketch gradients and values once a step, when the first optimizer is about to use them."""
+        if self._taken is not None or self._number % self._every:
+            return
+        begin = time.perf_counter()
+        self._taken = self._gradients() + self._values()
+        self._spent_s += time.perf_counter() - begin
+
+    def _gradients(self) -> list[torch.Tensor]:
+        missing = torch.full((BUCKETS + 1,), float("nan"), dtype=torch.float64)
+        found = []
+        for holding in self._holdings:
+            gradient = holding.gradient()
+            found.append(
+                missing if gradient is None else sketch(gradient, holding.part, self._seed)
+            )
+        return found
+
+    def _values(self) -> list[torch.Tensor]:
+        return [sketch(_value(one), one.part, self._seed) for one in self._holdings]
+
+    def _record(self, loss: Any, tokens: Any, grad_norm: Any, begin: float) -> None:
+        self._late = self._taken is None
+        taken = self._taken or self._gradients() + self._values()
+        after = self._values()
+        count = len(self._holdings)
+        # [3 · holdings, BUCKETS + 1], in the order of files.KINDS.
+        assert len(taken) == 2 * count
+        numbers = torch.stack([*taken, *after]).numpy().astype("<f8").tobytes()
+        if self._writer is None:
+            self._writer = Writer(self._folder, _rank(), self._header())
+        line = {
+            "step": self._number,
+            "loss": _number(loss),
+            "tokens": _number(tokens),
+            "grad_norm": self._norm(grad_norm),
+            "factor": self._factor(),
+            "late": self._late,
+            "forward_calls": self._inputs.calls,
+            "rows": self._inputs.rows,
+            "token_sum": self._inputs.token_sum,
+            "input_tokens": self._inputs.tokens,
+            "groups": [_settings(o) for o in _torch_optimizers(self._optimizers, self._engine)],
+            "random_state": _random_state(),
+            "activations": dict(self._activations.taken()),
+            "probe_s": time.perf_counter() - begin,
+        }
+        self._writer.step(line, numbers)
+
+    def _factor(self) -> float:
+        if self._engine is None or not deepspeed.own_clipping(self._engine):
+            return 1.0
+        return deepspeed.factor(self._engine)
+
+    def _norm(self, given: Any) -> float | None:
+        if given is None and self._engine is not None:
+            given = self._engine.get_global_grad_norm()
+        return _number(given)
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "meshwright_probe": FORMAT,
+            "rank": _rank(),
+            "world": _world(),
+            "torch": torch.__version__,
+            "seed": self._seed,
+            "buckets": BUCKETS,
+            "every": self._every,
+            "layout": self._layout | _found_layout(self._models, self._engine),
+            "optimizers": sorted(
+                {type(o).__name__ for o in _torch_optimizers(self._optimizers, self._engine)}
+            ),
+            "compute": _compute_dtype(self._models, self._engine),
+            "matrices": _matrices(self._holdings),
+            "dropout": _dropout(self._models),
+            "tied": _tied(self._models, self._rename),
+            "holdings": [
+                {
+                    "name": h.name,
+                    "shape": list(h.part.shape),
+                    "offsets": list(h.part.offsets),
+                    "sizes": list(h.part.sizes),
+                    "flat": list(h.part.flat) if h.part.flat else None,
+                    "dtype": str(_value(h).dtype).removeprefix("torch."),
+                }
+                for h in self._holdings
+            ],
+        }
+
+
+def _value(holding: Any) -> torch.Tensor:
+    value = holding.value()
+    return value.detach() if value is not None else torch.zeros(0)
+
+
+def _torch_optimizers(given: Iterable[Any], engine: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers of torch inside whatever wraps them (accelerate, Megatron, lists of parts)."""
+    found: list[torch.optim.Optimizer] = []
+    queue = list(given) + ([engine.optimizer] if engine is not None else [])
+    for _ in range(64):
+        if not queue:
+            break
+        one = queue.pop(0)
+        inner = getattr(one, "optimizer", None)
+        parts = getattr(one, "optimizers", None) or getattr(one, "chained_optimizers", None)
+        if inner is not None and inner is not one:
+            queue.insert(0, inner)
+        elif isinstance(parts, Sequence):
+            queue = [*parts, *queue]
+        elif isinstance(one, torch.optim.Optimizer) and one not in found:
+            found.append(one)
+    return found
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
+    wanted = ("lr", "weight_decay", "eps", "momentum")
+    return [
+        {k: float(group[k]) for k in wanted if isinstance(group.get(k), int | float)}
+        | {"parameters": len(group["params"])}
+        for group in optimizer.param_groups
+    ]
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if hasattr(value, "full_tensor"):
+        value = value.full_tensor()
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def _rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def _world() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _found_layout(models: list[Any], engine: Any) -> dict[str, int]:
+    """Degrees that the parameters' meshes and known frameworks name."""
+    found: dict[str, int] = {}
+    for model in models:
+        for parameter in model.parameters() if isinstance(model, torch.nn.Module) else ():
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is not None and mesh.mesh_dim_names:
+                found |= {
+                    str(name): int(size)
+                    for name, size in zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)
+                }
+    if engine is not None:
+        found["zero"] = int(engine.zero_optimization_stage())
+        found["accumulation"] = int(engine.gradient_accumulation_steps())
+    return found
+
+
+def _compute_dtype(models: list[Any], engine: Any) -> str:
+    """The lowest precision in which products are likely to be made."""
+    if engine is not None:
+        names = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+        low = torch.bfloat16 if engine.bfloat16_enabled() else None
+        low = torch.float16 if engine.fp16_enabled() else low
+        if low is not None:
+            return names[low]
+    found = {str(p.dtype) for m in models for p in m.parameters()}
+    for model in models:
+        for module in model.modules():
+            policy = getattr(getattr(module, "_fsdp_state", None), "_mp_policy", None)
+            policy = policy or getattr(module, "mixed_precision", None)
+            low = getattr(policy, "param_dtype", None)
+            if low is not None:
+                found.add(str(low))
+    if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
+        found.add("torch.bfloat16")
+    order = ("float16", "bfloat16", "float32", "float64")
+    return next((name for name in order if f"torch.{name}" in found), "float32")
+
+
+def _matrices(held: list[Any]) -> int:
+    """How many matrix products lie behind one another at most: the rounding stages of a pass."""
+    return len({h.name for h in held if len(h.part.shape) > 1})
+
+
+def _dropout(models: list[Any]) -> float:
+    rates = [
+        float(module.p)
+        for model in models
+        for module in model.modules()
+        if isinstance(module, torch.nn.Dropout) and module.training
+    ]
+    return max(rates, default=0.0)
+
+
+def _tied(models: list[Any], rename: Callable[[str], str]) -> list[list[str]]:
+    """Names that share one parameter."""
+    names: dict[int, list[str]] = {}
+    for model in models:
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(rename(canonical_name(name)))
+    return [sorted(set(group)) for group in names.values() if len(set(group)) > 1]
+
+
+def _random_state() -> str:
+    """A digest of the CPU generator's state: equal where the same random numbers come next."""
+    import hashlib
+
+    state = np.asarray(torch.get_rng_state().numpy()).tobytes()
+    return hashlib.blake2b(state, digest_size=8).hexdigest()

@@ -1,0 +1,1 @@
+"""Whether two recorded trainings are one: the judge behind `meshwright prove`."""

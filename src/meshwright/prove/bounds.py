@@ -1,0 +1,88 @@
+"""How far two runs of one training may be apart: rounding, and what it grows to.
+
+Of a gradient tensor, before anything was updated: every one of D matrix products behind one another,
+forward and backward, rounds its result once (relative size u, independent signs), and sums of K terms
+in the same precision add u·sqrt(log2 K) more (pairwise sums, Higham, Accuracy and Stability of
+Numerical Algorithms, section 4.2). Random signs add as a root:
+
+    e = SAFETY · u · sqrt(2 D (1 + log2 K))        16-bit products add up in fp32: K = 1
+
+Where a second run of the same layout was recorded (another order of summation, another precision),
+its measured distance takes the place of e.
+
+After k updates the weights are apart by a measured share w of the way they have come, and a gradient
+that changes by a share c over that way (measured too) may differ by c · w more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from meshwright.prove.read import Recording, Whole
+
+SAFETY = 4.0
+"""Standard deviations of a random walk that are still called rounding."""
+
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-9,
+}  # fmt: skip
+"""Half the spacing of numbers around one (16-bit types: significands of 11 and 8 bits)."""
+
+NORMALISING = (
+    "adam",
+    "lamb",
+    "lion",
+    "muon",
+    "adafactor",
+    "rmsprop",
+    "adagrad",
+    "sophia",
+    "shampoo",
+)
+"""Optimizers that divide an element by its own size, so that rounding of small ones shows whole."""
+
+
+def unit_roundoff(*recordings: Recording) -> float:
+    """Of the coarsest type that products were made in."""
+    return max(UNIT_ROUNDOFF.get(r.header.compute, 2.0**-24) for r in recordings)
+
+
+def precision_name(*recordings: Recording) -> str:
+    """The coarsest type's name."""
+    return max(
+        (r.header.compute for r in recordings), key=lambda name: UNIT_ROUNDOFF.get(name, 2.0**-24)
+    )
+
+
+def rounding(first: Recording, second: Recording) -> float:
+    """Relative difference of a gradient tensor that rounding alone explains, before any update."""
+    u = unit_roundoff(first, second)
+    depth = max(1, first.header.matrices, second.header.matrices)
+    longest = max((max(shape, default=1) for shape in first.parameters.values()), default=1)
+    terms = longest if u <= UNIT_ROUNDOFF["float32"] else 1
+    return SAFETY * u * math.sqrt(2 * depth * (1 + math.log2(max(1, terms))))
+
+
+def systematic(first: Recording, second: Recording) -> float:
+    """A common factor on many gradients that rounding of one shared number explains."""
+    return SAFETY * unit_roundoff(first, second)
+
+
+def update_bound(gradient_bound: float, optimizers: Iterable[str]) -> float:
+    """Relative difference of an update, given that of its gradient.
+
+    SGD's is the gradient's. Where each element is divided by its own size, elements below the
+    rounding (a share of about e of them) take any sign: a distance of 2 sqrt(e) at unit density.
+    """
+    names = [name.lower() for name in optimizers]
+    if any(word in name for name in names for word in NORMALISING) or not names:
+        return gradient_bound + SAFETY / 2 * 2 * math.sqrt(gradient_bound)
+    return SAFETY / 2 * gradient_bound
+
+
+def storage_bound(value: Whole, update: Whole, dtype: str) -> float:
+    """What rounding of the stored value adds to the relative difference of an update."""
+    if update.norm == 0:
+        return 0.0
+    return SAFETY * UNIT_ROUNDOFF.get(dtype, 2.0**-24) * value.norm / update.norm

@@ -1,0 +1,367 @@
+"""Are two recordings one training? The first step and tensor where they part, against derived bounds.
+
+Per step, in the order in which an error would show: data, copies of one tensor, gradients, a common
+factor on them, the update, the loss and the gradient norm as reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.prove.bounds import (
+    precision_name,
+    rounding,
+    storage_bound,
+    systematic,
+    unit_roundoff,
+    update_bound,
+)
+from meshwright.prove.compare import Difference, common, difference, minus
+from meshwright.prove.read import Recording, StepLine, Whole, as_number
+from meshwright.specs.errors import SpecError
+
+SIGMAS = 6.0
+"""Standard deviations beyond which a common factor is no chance: once in 10⁹ by a normal law."""
+
+NOTHING = 1e-7
+"""Of the whole gradient's norm per element: a tensor below it, as a key's bias, is only rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One quantity of one tensor (or of all, name empty) at one step, held against its bound."""
+
+    step: int
+    what: str
+    """`weights`, `data`, `copies`, `gradient`, `factor`, `update`, `loss` or `grad-norm`."""
+    name: str
+    error: float
+    bound: float
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is beyond what rounding explains."""
+        return not self.error <= self.bound
+
+
+@dataclass
+class StepView:
+    """Everything compared at one step; names are the second recording's."""
+
+    step: int
+    gradients: dict[str, Difference] = field(default_factory=dict)
+    updates: dict[str, Difference] = field(default_factory=dict)
+    update_pairs: dict[str, tuple[Whole, Whole, Whole]] = field(default_factory=dict)
+    """Update of A, update of B, value of A before it."""
+    copies: dict[str, Whole] = field(default_factory=dict)
+    factor: float = 1.0
+    factor_error: float = 0.0
+    bound: float = 0.0
+    checks: list[Check] = field(default_factory=list)
+
+    def broken(self, what: str) -> list[Check]:
+        """The checks of one kind that failed, worst first."""
+        found = [c for c in self.checks if c.what == what and c.broken]
+        return sorted(found, key=lambda c: -(c.error / c.bound if c.bound else math.inf))
+
+
+@dataclass
+class Comparison:
+    """Two recordings, step by step up to the first that differs."""
+
+    first: Recording
+    second: Recording
+    pairs: dict[str, str]
+    views: list[StepView]
+    rounding: float
+    measured: bool
+    """Whether the bound was measured on a reference run instead of derived."""
+    precision: str
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing is beyond its bound."""
+        return not any(c.broken for v in self.views for c in v.checks)
+
+    @property
+    def last(self) -> StepView:
+        """The step that decided."""
+        return self.views[-1]
+
+    @property
+    def decisive(self) -> Check | None:
+        """The first broken check in the order an error shows, worst tensor first."""
+        for what in ORDER:
+            if found := self.last.broken(what):
+                return found[0]
+        return None
+
+    @property
+    def worst(self) -> Check:
+        """The check that is largest against its bound, broken or not."""
+        everything = [c for v in self.views for c in v.checks if c.bound > 0]
+        return max(everything, key=lambda c: c.error / c.bound)
+
+
+ORDER = ("weights", "data", "copies", "gradient", "factor", "update", "loss", "grad-norm")
+
+
+def compare(first: Recording, second: Recording, reference: Recording | None = None) -> Comparison:
+    """Compare recording `second` with `first`; `reference` is a second run of the first's kind.
+
+    Raises:
+        SpecError: the two have no parameters or no steps in common, or other sketches.
+    """
+    _comparable(first, second)
+    pairs = common(first, second)
+    base = rounding(first, second)
+    own = _measured_rounding(first, reference) if reference is not None else {}
+    steps = [step for step in first.steps if step in set(second.steps)]
+    result = Comparison(first, second, pairs, [], base, bool(own), precision_name(first, second))
+    travel = _Travel(first, second, pairs, steps[0])
+    for number, step in enumerate(steps):
+        view = StepView(step)
+        if number == 0:
+            _check_weights(result, view)
+        _check_data(result, view)
+        view.bound = base + travel.allowance(step)
+        _check_gradients(result, view, own)
+        _check_factor(result, view)
+        _check_updates(result, view)
+        _check_scalars(result, view)
+        result.views.append(view)
+        if any(c.broken for c in view.checks):
+            break
+        travel.went(step)
+    return result
+
+
+def _comparable(first: Recording, second: Recording) -> None:
+    if (first.header.seed, first.header.buckets) != (second.header.seed, second.header.buckets):
+        raise SpecError(
+            "seed", second.header.seed, f"both recordings with seed {first.header.seed}"
+        )
+    if not set(first.steps) & set(second.steps):
+        raise SpecError(
+            "steps",
+            second.steps[0],
+            f"the recordings share no step; the first has {first.steps[:4]}",
+        )
+    pairs = common(first, second)
+    known = set(pairs.values())
+    missing = [n for n in first.parameters if n not in known]
+    strange = [n for n in second.parameters if n not in pairs]
+    tied = {name for group in first.header.tied + second.header.tied for name in group}
+    missing = [n for n in missing if n not in tied]
+    strange = [n for n in strange if n not in tied]
+    if missing or strange:
+        example = f"{(missing or strange)[0]} is only in the {'first' if missing else 'second'}"
+        hint = f", which has {strange[0]} instead" if missing and strange else ""
+        raise SpecError(
+            "parameters", f"{len(missing)} + {len(strange)} without a partner",
+            f"the same names and shapes in both: {example}{hint}; give probe.record names=…",
+        )  # fmt: skip
+    for recording in (first, second):
+        if recording.incomplete:
+            raise SpecError(
+                "parameters", recording.incomplete[0],
+                f"its parts in {recording.folder.name} do not add up to the whole; tensors that a "
+                "framework of your own cut need probe.record(placement=…)",
+            )  # fmt: skip
+
+
+def _check_weights(result: Comparison, view: StepView) -> None:
+    a, b = (r.wholes(view.step, "before") for r in (result.first, result.second))
+    for name, theirs in result.pairs.items():
+        kinds = {result.first.dtypes[theirs], result.second.dtypes[name]}
+        u = unit_roundoff(result.first, result.second) if len(kinds) > 1 else 2.0**-24
+        apart = difference(name, a[theirs], b[name], _elements(result, name))
+        view.checks.append(Check(view.step, "weights", name, apart.error, 4 * u))
+
+
+def _check_data(result: Comparison, view: StepView) -> None:
+    share = different_data(result.first, result.second, view.step)
+    if share is not None:
+        view.checks.append(Check(view.step, "data", "", share, 1e-9))
+
+
+def different_data(first: Recording, second: Recording, step: int) -> float | None:
+    """The share of sequences that only one run saw; None where the inputs cannot be compared."""
+    seen = [{h for line in r.lines(step) for h in line.rows} for r in (first, second)]
+    if not all(seen):
+        return None
+    if share := len(seen[0] ^ seen[1]) / len(seen[0] | seen[1]):
+        sums = [{line.token_sum for line in r.lines(step) if line.rows} for r in (first, second)]
+        total = sum(sums[0]) % (1 << 64)
+        # Context parallelism cuts sequences: then only the sum over tokens can agree.
+        if len(sums[0]) == 1 and any(
+            sum(sums[1]) % (1 << 64) == total * times % (1 << 64) for times in (1, 2, 4, 8)
+        ):
+            return 0.0
+    return share
+
+
+def _check_gradients(result: Comparison, view: StepView, own: Mapping[str, float]) -> None:
+    a, b = (r.wholes(view.step, "gradient") for r in (result.first, result.second))
+    total = math.sqrt(sum(w.squares for w in a.values() if math.isfinite(w.squares)))
+    everything = sum(_elements(result, name) for name in result.pairs)
+    typical = float(np.median(list(own.values()))) if own else 0.0
+    for name, theirs in result.pairs.items():
+        count = _elements(result, name)
+        one = difference(name, a[theirs], b[name], count)
+        view.gradients[name] = one
+        view.copies[name] = b[name]
+        bound = view.bound
+        if own:
+            bound += 4 * max(own.get(theirs, 0.0), typical) - result.rounding
+        # Rounding of a tensor that nearly cancels is as large as that of the terms it is a sum of.
+        floor = (NOTHING + result.rounding) * total * math.sqrt(count / everything)
+        if one.reference_norm:
+            bound += result.rounding * floor / one.reference_norm
+            if one.reference_norm < NOTHING * total and one.norm < NOTHING * 10 * total:
+                continue
+        view.checks.append(Check(view.step, "gradient", name, one.error, bound))
+        view.checks.append(Check(view.step, "copies", name, b[name].apart, max(bound, 1e-12)))
+
+
+def _check_factor(result: Comparison, view: StepView) -> None:
+    """A factor common to all gradients: rounding has no direction, a wrong scale has."""
+    usable = [
+        g for g in view.gradients.values() if g.error < 0.5 and g.reference_norm > 0 and g.norm > 0
+    ]
+    if not usable:
+        return
+    weights = np.array([1 / max(g.ratio_error, 1e-12) ** 2 for g in usable])
+    ratios = np.array([g.ratio for g in usable])
+    view.factor = float(np.sum(weights * ratios) / np.sum(weights))
+    scatter = math.sqrt(float(np.sum(weights * (ratios - view.factor) ** 2) / np.sum(weights)))
+    view.factor_error = max(1 / math.sqrt(float(np.sum(weights))), scatter / math.sqrt(len(usable)))
+    # Weights that have parted move gradients systematically, unlike rounding: all of it is allowed.
+    grown = view.bound - result.rounding
+    floor = systematic(result.first, result.second) + grown
+    common = Check(
+        view.step, "factor", "", abs(view.factor - 1), max(SIGMAS * view.factor_error, floor)
+    )
+    view.checks.append(common)
+    # One tensor's own factor: against the others' where they share a wrong one.
+    usual = view.factor if common.broken else 1.0
+    for one in usable:
+        bound = SIGMAS * (one.ratio_error + scatter) + floor
+        if abs(one.ratio - usual) > bound:
+            view.checks.append(Check(view.step, "factor", one.name, abs(one.ratio - usual), bound))
+
+
+def _check_updates(result: Comparison, view: StepView) -> None:
+    before = [r.wholes(view.step, "before") for r in (result.first, result.second)]
+    after = [r.wholes(view.step, "after") for r in (result.first, result.second)]
+    optimizers = {*result.first.header.optimizers, *result.second.header.optimizers}
+    for name, theirs in result.pairs.items():
+        mine = minus(after[0][theirs], before[0][theirs])
+        other = minus(after[1][name], before[1][name])
+        one = difference(name, mine, other, _elements(result, name))
+        view.updates[name] = one
+        view.update_pairs[name] = (mine, other, before[0][theirs])
+        gradient = view.gradients.get(name)
+        e = max(view.bound, 2 * gradient.error if gradient and math.isfinite(gradient.error) else 0)
+        dtypes = {result.first.dtypes[theirs], result.second.dtypes[name]}
+        stored = sum(storage_bound(before[0][theirs], mine, d) for d in dtypes)
+        bound = update_bound(e, optimizers) + stored
+        if gradient and gradient.reference_norm == 0 and gradient.norm == 0 and not mine.squares:
+            bound = max(bound, 1e-12)
+        view.checks.append(Check(view.step, "update", name, one.error, bound))
+        view.checks.append(
+            Check(view.step, "copies", name, after[1][name].apart, max(bound, 1e-12))
+        )
+
+
+def _check_scalars(result: Comparison, view: StepView) -> None:
+    base = max(view.bound, systematic(result.first, result.second))
+    a, b = (list(r.lines(view.step)) for r in (result.first, result.second))
+    loss_a, loss_b = losses(a), losses(b)
+    if loss_a and loss_b:
+        apart = min(_relative(x, y) for x in loss_a for y in loss_b)
+        view.checks.append(Check(view.step, "loss", "", apart, base))
+    norm_a, norm_b = (reported_norm(lines) for lines in (a, b))
+    if norm_a is not None and norm_b is not None:
+        view.checks.append(Check(view.step, "grad-norm", "", _relative(norm_a, norm_b), base))
+
+
+def losses(lines: list[StepLine]) -> list[float]:
+    """The loss of a step: the mean over ranks, and the mean weighted by tokens where they are known."""
+    known = [(as_number(x.loss), as_number(x.tokens)) for x in lines]
+    values = [loss for loss, _ in known if loss is not None]
+    if not values:
+        return []
+    found = [float(np.mean(values))]
+    weighted = [(loss, count) for loss, count in known if loss is not None and count]
+    if len(weighted) == len(values):
+        found.append(
+            sum(loss * count for loss, count in weighted) / sum(count for _, count in weighted)
+        )
+    return found
+
+
+def reported_norm(lines: list[StepLine]) -> float | None:
+    """The gradient norm as the framework reports it, of the first rank that does."""
+    norms = [as_number(line.grad_norm) for line in lines]
+    return next((norm for norm in norms if norm is not None), None)
+
+
+def _relative(a: float, b: float) -> float:
+    if a == b or (a != a and b != b):
+        return 0.0
+    found = abs(b - a) / max(abs(a), 1e-30)
+    return found if found == found else math.inf
+
+
+def _elements(result: Comparison, name: str) -> int:
+    return math.prod(result.second.parameters[name])
+
+
+def _measured_rounding(first: Recording, reference: Recording) -> dict[str, float]:
+    """How far a second run of the first's kind is from it, per tensor, at the first common step."""
+    _comparable(first, reference)
+    step = next(s for s in first.steps if s in set(reference.steps))
+    a, b = first.wholes(step, "gradient"), reference.wholes(step, "gradient")
+    pairs = common(first, reference)
+    return {
+        theirs: difference(name, a[theirs], b[name], 1).error
+        for name, theirs in pairs.items()
+        if a[theirs].squares > 0
+    }
+
+
+class _Travel:
+    """How far two runs' weights have parted, as a share of the way that they have come."""
+
+    def __init__(
+        self, first: Recording, second: Recording, pairs: Mapping[str, str], start: int
+    ) -> None:
+        self._first, self._second, self._pairs = first, second, pairs
+        self._origin = first.wholes(start, "before")
+        self._first_gradient = first.wholes(start, "gradient")
+        self._share = 0.0
+
+    def went(self, step: int) -> None:
+        """Take in a step that was found equal."""
+        a, b = self._first.wholes(step, "after"), self._second.wholes(step, "after")
+        apart = way = 0.0
+        for name, theirs in self._pairs.items():
+            apart += float(np.sum((a[theirs].sketch - b[name].sketch) ** 2))
+            way += float(np.sum((a[theirs].sketch - self._origin[theirs].sketch) ** 2))
+        self._share = math.sqrt(apart / way) if way else 0.0
+
+    def allowance(self, step: int) -> float:
+        """What the parted weights allow a gradient to differ by, relative to its size."""
+        if not self._share:
+            return 0.0
+        now = self._first.wholes(step, "gradient")
+        change = size = 0.0
+        for name in self._pairs.values():
+            change += float(np.sum((now[name].sketch - self._first_gradient[name].sketch) ** 2))
+            size += float(np.sum(now[name].sketch ** 2))
+        return 2 * self._share * math.sqrt(change / size) if size else 0.0
