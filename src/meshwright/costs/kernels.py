@@ -11,35 +11,48 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.costs.columns import Floats, Ints
+from meshwright.costs.columns import Bools, Floats, Ints
+from meshwright.costs.kernel_tables import attention_shape, measured_chip, product_shape
 from meshwright.costs.tables import table
 from meshwright.specs.cluster import Device
 
-TILES = ((256, 128, 1.0), (128, 128, 0.94), (128, 64, 0.80), (64, 64, 0.60))
-"""Output tiles that a library chooses from: rows, columns, and rate relative to the largest tile.
-The relative rates follow from operand reuse per loaded byte; measured on CUTLASS's tile menu."""
+TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
+"""Output tiles that a library chooses from: rows and columns. Each is slower than the one before by
+the device's `small_tile`: it reads more operands per product."""
 
+WHOLE_WAVES = 0.3
+"""Weight of whole waves of tiles against even filling: persistent kernels split the last wave among
+idle multiprocessors. Chosen on the measured products of ten devices (0.1 to 1 fit nearly alike)."""
+
+PARTIAL_TILE = 0.5
+"""Tiles of rows that an expert's group fills only in part, on average over routing: half of one."""
 
 ODD_WIDTH = 0.45
 """Rate of a product one of whose matrices has rows of an odd number of elements, over the rate with
-rows that start at 16-byte boundaries: tensor cores are then fed two bytes at a time. Fitted on the head
-of vtrain_singlenode, which multiplies by an unpadded vocabulary of 50257 where tp = 1."""
+rows that start at 16-byte boundaries: tensor cores are then fed two bytes at a time. Rows are as long
+as a layer is wide, so the number of tokens does not matter. Fitted on the head of vtrain_singlenode,
+which multiplies by an unpadded vocabulary of 50257 where tp = 1."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What the kernel model knows of one device at one compute precision; see data/kernels.toml."""
+    """What the kernel model knows of one device at one compute precision.
+
+    Shapes come from measured kernels (data/kernel_tables.toml), the rest from data/kernels.toml.
+    """
 
     peak_flops: float
     attention_peak_flops: float
     bandwidth_bytes_s: float
     sms: int
     gemm_sustained: float
-    tile_overhead_s: float
+    start: float
+    small_tile: float
+    grouped: float
     kernel_gap_s: float
+    attention_start: float
     flash_forward: tuple[float, float, float]
     flash_backward: tuple[float, float, float]
-    flash_head64: float
     unfused_gemm: float
     fp8_quantize: float
 
@@ -60,25 +73,46 @@ def generation(device: Device) -> str:
     return best
 
 
-def kernels_for(device: Device, precision: str) -> Kernels:
-    """Return the kernel model of a device at a compute precision (attention stays in 16 bits)."""
+def kernels_for(device: Device, precision: str, head_dim: int = 128) -> Kernels:
+    """Return the kernel model of a device at a compute precision (attention stays in 16 bits).
+
+    The rate of products alone is the measured table's, else the preset's measured best, else the
+    generation's; in training all are multiplied by the generation's `training_share`, unless the
+    device was itself measured in training (`sustained_…` of `matmul_efficiency`).
+    """
     known = generations()[generation(device)]
     number: dict[str, float] = {k: v for k, v in known.items() if isinstance(v, float)}
     eight = precision in ("fp8", "fp4")
     attention = "bf16" if eight else precision
+    chip = measured_chip(device)
+    like = chip or str(known["like"])
+    shape = product_shape(like, precision)
+    flash = attention_shape(like, head_dim)
+    alone = shape.rate if chip else None
+    if alone is None:
+        alone = device.matmul_efficiency.get(precision)
+    if alone is None:
+        alone = number["gemm_reach_8bit" if eight else "gemm_reach"]
+    reach = flash.rate if chip else number["flash_reach"] * flash.of_widest
+    forward = tuple(reach * share for share in _three(known["flash_relative"]))
+    backward = tuple(
+        f * share for f, share in zip(forward, _three(known["flash_backward"]), strict=True)
+    )
     return Kernels(
         peak_flops=device.peak(precision),
         attention_peak_flops=device.peak(attention),
         bandwidth_bytes_s=device.memory_bandwidth_bytes_s * number["bandwidth_reach"],
         sms=device.sms,
         gemm_sustained=device.matmul_efficiency.get(
-            f"sustained_{precision}", number["gemm_sustained_8bit" if eight else "gemm_sustained"]
+            f"sustained_{precision}", alone * number["training_share"]
         ),
-        tile_overhead_s=number["tile_overhead_s"],
+        start=shape.start,
+        small_tile=shape.small_tile,
+        grouped=shape.grouped,
         kernel_gap_s=number["kernel_gap_s"],
-        flash_forward=_three(known["flash_forward"]),
-        flash_backward=_three(known["flash_backward"]),
-        flash_head64=number["flash_head64"],
+        attention_start=flash.start,
+        flash_forward=_three(forward),
+        flash_backward=_three(backward),
         unfused_gemm=number["unfused_gemm"],
         fp8_quantize=number["fp8_quantize"] if eight else 0.0,
     )
@@ -89,27 +123,125 @@ def _three(values: Any) -> tuple[float, float, float]:
     return float(first), float(second), float(third)
 
 
-def gemm_time_s(kernels: Kernels, m: Ints, n: Ints, k: Ints, batch: Ints | int = 1) -> Floats:
-    """Time of a matrix product (m × k)·(k × n), `batch` of them at once, in seconds.
+def tiled_compute_s(
+    rate_flops: float,
+    sms: int,
+    start: float,
+    small_tile: float,
+    m: Ints | Floats,
+    n: Ints | Floats,
+    k: Ints | Floats,
+) -> Floats:
+    """Arithmetic of a product (m × k)·(k × n) whose output is cut into tiles, in seconds.
 
-    The output is cut into tiles that run in waves over the multiprocessors; the library is taken to
-    choose the tile that ends first. A product is never faster than its operands can be read.
+    Tiles run in waves over the multiprocessors, the last one partly split among them; each pays
+    for `start` more elements of the inner dimension. The library is taken to choose the tile that
+    ends first.
     """
-    compute: Floats | None = None
-    per_sm = kernels.peak_flops * kernels.gemm_sustained / kernels.sms
-    aligned = np.where((m % 2 == 1) & (m > 1) | (n % 2 == 1) | (k % 2 == 1), ODD_WIDTH, 1.0)
-    for rows, columns, relative in TILES:
-        tiles = ceil_div(m, rows) * ceil_div(n, columns) * batch
-        waves = ceil_div(tiles, kernels.sms)
-        rate = per_sm * relative * aligned
-        one = 2.0 * rows * columns * k / rate + kernels.tile_overhead_s
-        time = waves * one
-        compute = time if compute is None else np.minimum(compute, time)
-    assert compute is not None
-    element_bytes = 2.0
-    moved = element_bytes * batch * (m * k + n * k + m * n)
-    quantize = kernels.fp8_quantize * batch * (m * k + n * k) / kernels.bandwidth_bytes_s
-    return np.maximum(compute, moved / kernels.bandwidth_bytes_s) + quantize + kernels.kernel_gap_s
+    best: Floats | None = None
+    slower = 1.0
+    for rows, columns in TILES:
+        tiles = np.ceil(m / rows) * np.ceil(n / columns)
+        time = _waves_s(rate_flops * slower, sms, tiles, rows * columns, k + start)
+        best = time if best is None else np.minimum(best, time)
+        slower *= small_tile
+    assert best is not None
+    return best
+
+
+def grouped_compute_s(
+    rate_flops: float,
+    sms: int,
+    start: float,
+    small_tile: float,
+    experts: Ints | Floats,
+    each: Ints | Floats,
+    n: Ints | Floats,
+    k: Ints | Floats,
+) -> Floats:
+    """Arithmetic of one product per expert with `each` tokens on average, in one launch, in seconds.
+
+    Routing gives no expert exactly the average, so the rows of a group fill half a tile in part and
+    the last wave half of the multiprocessors, whatever the average is.
+    """
+    best: Floats | None = None
+    slower = 1.0
+    for rows, columns in TILES:
+        tiles = experts * (each / rows + PARTIAL_TILE) * np.ceil(n / columns)
+        waves = np.maximum(tiles / sms, 1.0) + 0.5 * WHOLE_WAVES
+        time = waves * (2.0 * rows * columns * (k + start)) / (rate_flops * slower / sms)
+        best = np.asarray(time) if best is None else np.minimum(best, time)
+        slower *= small_tile
+    assert best is not None
+    return best
+
+
+def _waves_s(rate_flops: float, sms: int, tiles: Floats, tile: int, inner: Any) -> Floats:
+    even = np.maximum(tiles / sms, 1.0)
+    waves = WHOLE_WAVES * np.ceil(tiles / sms) + (1.0 - WHOLE_WAVES) * even
+    return np.asarray(waves * (2.0 * tile * inner) / (rate_flops / sms), dtype=np.float64)
+
+
+def gemm_time_s(kernels: Kernels, m: Ints, n: Ints, k: Ints, odd: Bools | bool = False) -> Floats:
+    """Time of a matrix product (m × k)·(k × n), in seconds.
+
+    `odd` says where one of the layer's widths is odd (`ODD_WIDTH`). A product is never faster than
+    its operands can be read.
+    """
+    rate = kernels.peak_flops * kernels.gemm_sustained
+    compute = tiled_compute_s(rate, kernels.sms, kernels.start, kernels.small_tile, m, n, k)
+    compute = compute / np.where(odd, ODD_WIDTH, 1.0)
+    moved = 2.0 * (m * k + n * k + m * n)
+    return np.maximum(compute, moved / kernels.bandwidth_bytes_s) + kernels.kernel_gap_s
+
+
+def linear_times_s(
+    kernels: Kernels, tokens: Ints, out: Ints, into: Ints, *, frozen: bool
+) -> tuple[Floats, Floats]:
+    """Forward and backward of a linear layer, in seconds.
+
+    Backward multiplies once for the input's gradient and, unless the weight is frozen, once for
+    the weight's, whose inner dimension is the tokens. In 8 bits the input and the output's gradient
+    are each made 8-bit once for all products that read them.
+    """
+    odd = (out % 2 == 1) | (into % 2 == 1)
+    forward = gemm_time_s(kernels, tokens, out, into, odd)
+    backward = gemm_time_s(kernels, tokens, into, out, odd)
+    if not frozen:
+        backward = backward + gemm_time_s(kernels, out, into, tokens, odd)
+    quantize = kernels.fp8_quantize / kernels.bandwidth_bytes_s
+    return forward + quantize * tokens * into, backward + quantize * tokens * out
+
+
+def expert_times_s(
+    kernels: Kernels, experts: Ints, each: Floats, out: Ints, into: Ints, *, frozen: bool
+) -> tuple[Floats, Floats]:
+    """Forward and backward of one linear layer of every local expert as grouped products, in seconds.
+
+    `each` is the mean number of tokens an expert has. The weight's gradient has the tokens as inner
+    dimension, so its tiles are whole and each expert pays for its own start.
+    """
+
+    def grouped(n: Ints, k: Ints) -> Floats:
+        rate = kernels.peak_flops * kernels.gemm_sustained * kernels.grouped
+        compute = grouped_compute_s(
+            rate, kernels.sms, kernels.start, kernels.small_tile, experts, each, n, k
+        )
+        moved = 2.0 * experts * (each * k + n * k + each * n)
+        return np.maximum(compute, moved / kernels.bandwidth_bytes_s) + kernels.kernel_gap_s
+
+    forward, backward = grouped(out, into), grouped(into, out)
+    if not frozen:
+        rate = kernels.peak_flops * kernels.gemm_sustained * kernels.grouped
+        compute = tiled_compute_s(
+            rate, kernels.sms, kernels.start, kernels.small_tile, out * experts, into, each
+        )
+        moved = 2.0 * experts * (each * (out + into) + out * into)
+        backward = backward + np.maximum(compute, moved / kernels.bandwidth_bytes_s)
+        backward = backward + kernels.kernel_gap_s
+    quantize = kernels.fp8_quantize / kernels.bandwidth_bytes_s
+    tokens = experts * each
+    return forward + quantize * tokens * into, backward + quantize * tokens * out
 
 
 def ceil_div(a: Ints | int, b: Ints | int) -> Ints:
@@ -138,13 +270,14 @@ def flash_attention_time_s(
     products = 2.0 * (qk_dim + v_dim)
     flops = sequences * heads * query_len * pairs_per_query * products * (2.5 if backward else 1.0)
     rate = (kernels.flash_backward if backward else kernels.flash_forward)[generation - 1]
-    if max(qk_dim, v_dim) <= 64:
-        rate *= kernels.flash_head64
     # Query tiles of 128 rows spread over the multiprocessors; a partial wave leaves some idle.
     tiles = sequences * heads * ceil_div(query_len, 128)
     waves = ceil_div(tiles, kernels.sms)
     fill = tiles / (waves * kernels.sms)
-    return flops / (kernels.attention_peak_flops * rate * fill) + kernels.kernel_gap_s
+    # A tile of queries pays for `attention_start` keys more than it meets.
+    started = pairs_per_query / (pairs_per_query + kernels.attention_start)
+    whole = kernels.attention_peak_flops * rate * fill * started
+    return flops / whole + kernels.kernel_gap_s
 
 
 def unfused_attention_time_s(

@@ -26,8 +26,9 @@ from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import (
     Kernels,
     ceil_div,
+    expert_times_s,
     flash_attention_time_s,
-    gemm_time_s,
+    linear_times_s,
     stream_time_s,
     unfused_attention_time_s,
 )
@@ -200,26 +201,31 @@ def _ffn_matrices(model: Model, width: Ints, hidden: Ints) -> list[tuple[Ints, I
 
 
 def _matmul_times(
-    setting: LayerModel, tokens: Ints, matrices: list[tuple[Ints, Ints]], batch: Ints | int = 1
+    setting: LayerModel, tokens: Ints, matrices: list[tuple[Ints, Ints]]
 ) -> tuple[Floats, Floats]:
-    """Forward, and backward (one product for the input's gradient, one for the weight's)."""
+    """Forward and backward of linear layers, with the sums of their weights' gradients."""
     forward: Floats = np.zeros(len(tokens))
     backward: Floats = np.zeros(len(tokens))
     frozen = setting.job.frozen
     for out, into in matrices:
-        forward = forward + gemm_time_s(setting.kernels, tokens, out, into, batch)
-        backward = backward + gemm_time_s(setting.kernels, tokens, into, out, batch)
-        if frozen:
-            unpacked = dequantised_s(setting, np.asarray(out * into * batch, dtype=np.float64))
-            forward, backward = forward + unpacked, backward + unpacked
-            continue
-        backward = backward + gemm_time_s(setting.kernels, out, into, tokens, batch)
-        # Adding the fresh gradient to the resident one is work bound by memory.
-        accumulated = np.asarray(out * into * batch, dtype=np.float64)
-        backward = backward + accumulated * (
-            setting.behaviour.accumulate_bytes / setting.kernels.bandwidth_bytes_s
-        )
+        there, back = linear_times_s(setting.kernels, tokens, out, into, frozen=frozen)
+        again = _weight_traffic_s(setting, out * into)
+        forward, backward = forward + there + again[0], backward + back + again[1]
     return forward, backward
+
+
+def _weight_traffic_s(setting: LayerModel, weights: Ints) -> tuple[Floats | float, Floats | float]:
+    """Forward and backward time of what moves with weights beside their products.
+
+    Adding a fresh gradient to the resident one; of frozen quantised weights, writing them out in
+    16 bits before each product.
+    """
+    elements = np.asarray(weights, dtype=np.float64)
+    if setting.job.frozen:
+        unpacked = dequantised_s(setting, elements)
+        return unpacked, unpacked
+    passes = setting.behaviour.accumulate_bytes / setting.kernels.bandwidth_bytes_s
+    return 0.0, elements * passes
 
 
 def dequantised_s(setting: LayerModel, elements: Floats) -> Floats | float:
@@ -232,15 +238,21 @@ def dequantised_s(setting: LayerModel, elements: Floats) -> Floats | float:
 
 
 def _expert_matmuls(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> tuple[Floats, Floats]:
-    """Grouped products of the local experts, each with an equal share of the routed tokens."""
+    """Grouped products of the local experts, each with its share of the routed tokens."""
     experts = setting.model.experts
     assert experts is not None
     local = ceil_div(experts.experts, keys.ep)
-    routed = routed_tokens(setting.model, keys, tokens)
-    per_expert = np.maximum(ceil_div(routed, local), 1)
+    each = routed_tokens(setting.model, keys, tokens) / local
     width = ceil_div(experts.ffn, keys.etp)
-    matrices = _ffn_matrices(setting.model, width, np.full_like(keys.tp, setting.model.hidden))
-    return _matmul_times(setting, per_expert, matrices, local)
+    frozen = setting.job.frozen
+    forward: Floats = np.zeros(len(tokens))
+    backward: Floats = np.zeros(len(tokens))
+    hidden = np.full_like(keys.tp, setting.model.hidden)
+    for out, into in _ffn_matrices(setting.model, width, hidden):
+        there, back = expert_times_s(setting.kernels, local, each, out, into, frozen=frozen)
+        again = _weight_traffic_s(setting, local * out * into)
+        forward, backward = forward + there + again[0], backward + back + again[1]
+    return forward, backward
 
 
 def routed_tokens(model: Model, keys: LayerKeys, tokens: Ints) -> Ints:

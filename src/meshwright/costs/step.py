@@ -32,8 +32,8 @@ from meshwright.costs.frameworks import Behaviour, behaviour
 from meshwright.costs.kernels import (
     Kernels,
     ceil_div,
-    gemm_time_s,
     kernels_for,
+    linear_times_s,
     stream_time_s,
 )
 from meshwright.costs.layer import PARTS as LAYER_PARTS
@@ -89,9 +89,14 @@ class Setting:
             cluster,
             job,
             behaviour(job),
-            kernels_for(cluster.device, job.precision.compute),
+            kernels_for(cluster.device, job.precision.compute, _head_width(model)),
             Fabric.of(cluster),
         )
+
+
+def _head_width(model: Model) -> int:
+    latent = model.latent_attention
+    return latent.nope_head_dim + latent.rope_head_dim if latent else model.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +311,10 @@ def _head_times(setting: Setting, few: LayoutColumns) -> tuple[Floats, Floats]:
     whole = padded_vocab(model.vocab, few.tp, multiple) if multiple > 1 else model.vocab
     vocab = np.asarray(whole // few.tp, dtype=np.int64)
     hidden = np.full_like(few.tp, model.hidden)
-    product = gemm_time_s(kernels, tokens, vocab, hidden)
-    again = head_products(setting.job, setting.behaviour) - 1.0
-    gradients = gemm_time_s(kernels, tokens, hidden, vocab) + again * product
-    if not head_frozen(setting.job):
-        gradients = gradients + gemm_time_s(kernels, vocab, hidden, tokens)
+    product, gradients = linear_times_s(
+        kernels, tokens, vocab, hidden, frozen=head_frozen(setting.job)
+    )
+    gradients = gradients + (head_products(setting.job, setting.behaviour) - 1.0) * product
     logits = tokens.astype(np.float64) * vocab
     moved = logits * setting.behaviour.loss_bytes
     loss_forward = stream_time_s(kernels, moved * LOSS_FORWARD_SHARE, 4.0)
@@ -416,7 +420,20 @@ def _optimizer_s(setting: Setting, columns: LayoutColumns, used: MemoryColumns) 
     states = job.precision.master_bytes + job.optimizer.state_bytes
     update = 2.0 * states + 2.0 * job.precision.gradient_bytes + job.precision.parameter_bytes
     passes = 1.0 if setting.behaviour.optimizer_fused else 2.5
-    return stream_time_s(setting.kernels, most * (update * passes), 30.0)
+    moved = most * (update * passes) + _weight_cast_bytes(setting, used)
+    return stream_time_s(setting.kernels, moved, 30.0)
+
+
+def _weight_cast_bytes(setting: Setting, used: MemoryColumns) -> Floats | float:
+    """Bytes moved to make a rank's weights 8- or 4-bit, once a step: they change once a step.
+
+    Every micro-batch reads the same 8-bit copy. Frozen weights were made so before the first step.
+    """
+    if setting.kernels.fp8_quantize == 0.0 or setting.job.frozen:
+        return 0.0
+    trained = [used.states[role] for role in ROLES]
+    most = np.maximum.reduce([s.dense_parameters + s.expert_parameters for s in trained])
+    return np.asarray(most * setting.kernels.fp8_quantize)
 
 
 def estimate(model: Model, cluster: Cluster, job: Job, layout: Layout) -> Estimate:
