@@ -69,7 +69,24 @@ def _read_all(
 
         for folder in dict.fromkeys(ring.path.parent for ring in rings if ring.path is not None):
             parts.append(judge_rings(folder))
+    if found := by_kind.get("trace"):
+        parts += _traces(found, progress)
     return parts
+
+
+def _traces(sources: list[Source], progress: Progress) -> list[Part]:
+    from meshwright.diagnose.trace_judge import judge_traces
+    from meshwright.diagnose.trace_reading import read_trace
+
+    traces = []
+    for source in sources:
+
+        def told(read: int, name: str = source.name) -> None:
+            progress(f"{name} ({read >> 20} MiB)")
+
+        progress(source.name)
+        traces.append(read_trace(source, told))
+    return judge_traces(traces)
 
 
 def _text(source: Source, plan: Plan | None, cluster: Cluster | None, several: bool) -> Part | None:

@@ -31,8 +31,8 @@ class Source:
     text: bytes = b""
 
     @contextmanager
-    def open(self, limit: int = MAX_BYTES) -> Iterator[BinaryIO]:
-        """Open for reading, unpacked, up to `limit` bytes.
+    def open(self, limit: int | None = None) -> Iterator[BinaryIO]:
+        """Open for reading, unpacked, up to `limit` bytes (default: as much as any artefact).
 
         Raises:
             SpecError: it cannot be opened, is larger, or is damaged; also while reading.
@@ -40,7 +40,7 @@ class Source:
         if self.path is None:
             yield io.BytesIO(self.text)
             return
-        with open_stream(self.path, "artefact", limit, unpack=True) as stream:
+        with open_stream(self.path, "artefact", limit or MAX_BYTES, unpack=True) as stream:
             yield stream
 
     def head(self, size: int = HEAD_BYTES) -> bytes:

@@ -19,7 +19,7 @@ def conclude(parts: Sequence[Part]) -> Diagnosis:
             figures.setdefault(name, value)
     faults = [f for f in findings if not f.layout_cost and not _small(f.cause)]
     known = [f for f in faults if f.cause.kind != "unknown"]
-    healthy = not faults and bool(figures or any(part.healthy for part in parts))
+    healthy = not faults and any(part.healthy for part in parts)
     return Diagnosis(
         verdict=_sentence(known or faults, findings, parts, healthy),
         healthy=healthy,
