@@ -16,6 +16,7 @@ READABLE = {
     "fsdp": "train_fsdp.py",
     "lightning": "train_lightning.py",
     "megatron": "run.sh",
+    "primus": "primus.yaml",
     "deepspeed": "ds_config.json",
     "accelerate": "accelerate.yaml",
 }

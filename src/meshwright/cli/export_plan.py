@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -24,18 +25,24 @@ def command(
     everything: str | None = typer.Option(
         None, "--all", help="Write every target that can express the plan under this folder."
     ),
+    nearest: bool = typer.Option(
+        False,
+        "--nearest",
+        help="Where the target cannot express the plan, write the nearest it can.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the files as one JSON document."),
 ) -> None:
     """Write a plan as the files of a framework or a launcher, ready to start.
 
     Without -o the files are printed. What a target cannot express is an error that names it and
-    the nearest layout the target can run.
+    the nearest layout the target can run; --nearest writes that one instead, priced anew, with
+    its plan beside it, and says what changed.
     """
     from meshwright.cli.inputs import command_line
     from meshwright.cli.output import print_json
-    from meshwright.exports.targets import TARGETS, export
+    from meshwright.exports.targets import TARGETS, export, nearest_expressible
     from meshwright.specs.errors import SpecError
-    from meshwright.specs.plan import load_plan
+    from meshwright.specs.plan import load_plan, plan_text
 
     if to == "list":
         _list_targets(as_json)
@@ -47,13 +54,25 @@ def command(
     if everything is not None:
         if to:
             raise SpecError("--all", everything, "give either --to or --all")
+        if nearest:
+            raise SpecError("--nearest", True, "goes with one target (--to), not with --all")
         _export_all(loaded, everything, stamp, as_json)
         return
+    changes: tuple[str, ...] = ()
+    if nearest:
+        loaded, changes = nearest_expressible(loaded, to, launches=launches, command=stamp)
     bundle = export(loaded, to, launches=launches, command=stamp)
+    if changes:
+        bundle = replace(bundle, files=dict(bundle.files) | {"plan.toml": plan_text(loaded)})
+    for change in changes:
+        print(f"changed: {change}", file=sys.stderr)
     for note in bundle.notes:
         print(f"note: {note}", file=sys.stderr)
     if as_json:
-        print_json({"target": bundle.target, "start": bundle.start, "files": dict(bundle.files)})
+        print_json({
+            "target": bundle.target, "start": bundle.start, "files": dict(bundle.files),
+            "changes": list(changes), "notes": list(bundle.notes),
+        })  # fmt: skip
         return
     if output is None:
         _print_files(bundle)
@@ -91,10 +110,18 @@ def _export_all(plan: object, folder: str, stamp: str, as_json: bool) -> None:
 
     from meshwright.cli.output import print_json, print_table
     from meshwright.exports.targets import export_all
+    from meshwright.specs.errors import SpecError
     from meshwright.specs.plan import Plan
 
     assert isinstance(plan, Plan)
     made, refused = export_all(plan, command=stamp)
+    if not made:
+        first, why = next(iter(refused.items()))
+        raise SpecError(
+            "plan", plan.layout.label(),
+            f"no target can express it; {first}: {why}; `meshwright export --to {first} --nearest` "
+            "writes the nearest plan it can",
+        )  # fmt: skip
     for name, bundle in made.items():
         bundle.write(Path(folder) / name)
     if as_json:

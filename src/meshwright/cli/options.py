@@ -105,6 +105,10 @@ class ConstraintOptions:
         None
     )
     schedule: Annotated[str | None, typer.Option(help="Fix the pipeline schedule.")] = None
+    rank_order: Annotated[
+        str | None,
+        typer.Option(help="Fix the rank order, fastest digit first, as tp-cp-ep-pp-dp."),
+    ] = None
     recompute: Annotated[
         str | None, typer.Option(help="Fix recomputation: none, selective, full.")
     ] = None

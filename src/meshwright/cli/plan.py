@@ -37,12 +37,14 @@ def command(
     """
     from meshwright.cli.output import print_json
     from meshwright.cli.progress import counting
+    from meshwright.exports.targets import require_expressible
     from meshwright.planner.plan import plan
     from meshwright.planner.space import Constraints
     from meshwright.specs.plan import save_plan
 
     constraints = Constraints.parse(options.chosen(constraint))
     model, cluster, job = inputs.read_question(question)
+    require_expressible(model, job)
     with counting("layouts priced") as progress:
         made = plan(
             model, cluster, job, constraints=constraints, objective=objective,

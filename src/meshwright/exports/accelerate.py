@@ -16,6 +16,7 @@ from meshwright.exports.limits import Limits, Problem
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
 _TOP = frozenset({
@@ -37,12 +38,14 @@ _PARALLEL = frozenset("parallelism_config_" + name for name in (
     "sp_size", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable",
     "sp_attn_implementation",
 ))  # fmt: skip
+STRATEGIES = {"all-gather": "allgather", "ring": "alltoall"}
+"""Context-parallel method → cp_comm_strategy (torch's all-to-all passes keys round a ring)."""
 KNOWN_KEYS = {"": _TOP, "fsdp_config": _FSDP, "parallelism_config": _PARALLEL}
 """Keys by table; accelerate checks the first level only, we check the tables too."""
 
 
-def _problems(plan: Plan) -> Iterator[Problem]:
-    yield from hf_problems(plan.model)
+def _problems(model: Model) -> Iterator[Problem]:
+    yield from hf_problems(model)
 
 
 LIMITS = Limits("accelerate", "accelerate", _problems)
@@ -95,7 +98,7 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
         "parallelism_config_cp_size": layout.cp,
     }
     if layout.cp > 1:
-        sizes["parallelism_config_cp_comm_strategy"] = "allgather"
+        sizes["parallelism_config_cp_comm_strategy"] = STRATEGIES[layout.cp_method]
     return sizes
 
 
@@ -166,10 +169,12 @@ def read(data: dict[str, Any], seq_len: int, micro: int, batch: int | None) -> t
             3 if fsdp.get("fsdp_reshard_after_forward", True) in (True, "true", "FULL_SHARD") else 2
         )
     dp = replicate * shard
+    methods = {theirs: ours for ours, theirs in STRATEGIES.items()}
     layout = Layout.parse(
         {
             "dp": dp, "tp": tp, "cp": cp, "zero": zero, "micro_batch": micro,
             "shard": shard * cp if zero else 0,
+            "cp_method": methods.get(str(sizes.get("parallelism_config_cp_comm_strategy")), "all-gather"),
             "recompute": "full" if fsdp.get("fsdp_activation_checkpointing") else "none",
         },
         "layout",

@@ -49,6 +49,8 @@ def canonical(layout: Layout, model: Model | None = None) -> Layout:
         change["shard"] = 0
     elif layout.shard == 1:
         change |= {"zero": 0, "shard": 0}
+    if layout.cp == 1:
+        change["cp_method"] = Layout().cp_method
     if layout.tp == 1:
         change["sequence_parallel"] = False
     if model is not None and model.experts is None:

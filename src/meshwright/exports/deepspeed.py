@@ -17,6 +17,7 @@ from meshwright.exports.limits import Limits, Problem
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
 from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
 KNOWN_KEYS = frozenset({
@@ -37,8 +38,8 @@ KNOWN_KEYS = frozenset({
 """Top-level keys that DeepSpeed reads; it ignores any other without a word, we do not."""
 
 
-def _problems(plan: Plan) -> Iterator[Problem]:
-    yield from hf_problems(plan.model)
+def _problems(model: Model) -> Iterator[Problem]:
+    yield from hf_problems(model)
 
 
 LIMITS = Limits("DeepSpeed", "deepspeed", _problems)

@@ -27,8 +27,7 @@ _MODEL = (
 )  # fmt: skip
 
 
-def _problems(plan: Plan) -> Iterator[Problem]:
-    model = plan.model
+def _problems(model: Model) -> Iterator[Problem]:
     wrong = any((
         model.experts, model.latent_attention, model.parallel_block, model.window,
         model.embedding_norm, model.head_bias, model.qk_norm != "none", model.extra_parameters,

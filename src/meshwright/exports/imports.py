@@ -19,6 +19,7 @@ from meshwright.exports import (
     megatron,
     megatron_bridge,
     nanotron,
+    primus,
     torchtitan,
 )
 from meshwright.exports.bundle import STAMP_KEY
@@ -151,6 +152,8 @@ def _yaml(text: str, name: str, given: Given, stamp: Stamp, folder: Path | None)
         ) from None
     if not isinstance(data, dict):
         raise SpecError("file", name, "a table of named fields is expected")
+    if "modules" in data and "workspace" in data:
+        return _megatron(primus.flags_of(data), 0, given, stamp, "Primus YAML", [])
     if "parallelism" in data or "tokens" in data:
         return _nanotron(data, given, stamp)
     if "apiVersion" in data or "run" in data:

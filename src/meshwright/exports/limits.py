@@ -14,9 +14,10 @@ from typing import Any
 
 from meshwright.exports.canonical import canonical
 from meshwright.specs.errors import SpecError
-from meshwright.specs.frameworks import AXIS_TITLES, Framework, framework, lacks
+from meshwright.specs.frameworks import AXIS_TITLES, Framework, framework, job_lacks, lacks
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
 
@@ -40,7 +41,7 @@ class Limits:
 
     title: str
     framework: str
-    extra: Callable[[Plan], Iterator[Problem]] | None = None
+    extra: Callable[[Model], Iterator[Problem]] | None = None
 
     @property
     def can(self) -> Framework:
@@ -53,12 +54,19 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
     layout, can = canonical(plan.layout, plan.model), limits.can
     found = [*_axes(layout, can), *_splits(plan, layout, can), *_sharding(plan, layout, can)]
     found += [*_pipeline(layout, can), *_recompute(layout, can), *_ranks(plan, layout, can)]
-    found += _training(plan.job, can)
+    found += [Problem(*asked) for asked in job_lacks(plan.job, can)]
     if plan.job.global_batch % (layout.dp * layout.micro_batch):
         found.append(Problem("micro_batch", layout.micro_batch, "needs whole micro-batches a rank"))
     if limits.extra is not None:
-        found += limits.extra(plan)
+        found += limits.extra(plan.model)
     return found
+
+
+def unplannable(model: Model, job: Job, limits: Limits) -> Problem | None:
+    """The first thing about a model or a job that no layout makes a target able to express."""
+    for asked in job_lacks(job, limits.can):
+        return Problem(*asked)
+    return next(limits.extra(model), None) if limits.extra is not None else None
 
 
 def require(plan: Plan, limits: Limits) -> None:
@@ -257,6 +265,10 @@ def _recompute(layout: Layout, can: Framework) -> Iterator[Problem]:
             "recomputes alike in every stage",
             {"stage_recompute_layers": None, "recompute_layers": most},
         )
+    again, chunks = layout.recompute_layers, layout.virtual_stages
+    if again % chunks:
+        yield Problem("recompute_layers", again, f"recomputes the same number of layers in each of "
+                      f"{chunks} chunks", {"recompute_layers": -(-again // chunks) * chunks})  # fmt: skip
     if layout.recompute_layers and not can.recompute_layers:
         yield Problem(
             "recompute_layers",
@@ -299,29 +311,3 @@ def _ranks(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
             "sequence_parallel", False, "trains experts with tensor parallelism only with sequence "
             "parallelism", {"sequence_parallel": True},
         )  # fmt: skip
-
-
-def _training(job: Job, can: Framework) -> Iterator[Problem]:
-    compute = job.precision.compute
-    if compute not in can.precisions:
-        yield Problem("job.precision", job.precision.name, f"trains in {_listed(can.precisions)}")
-    elif compute in ("bf16", "fp16", "fp8", "fp4") and (
-        job.precision.master_bytes not in can.master_bytes
-    ):
-        sizes = _listed([f"{size:g}" for size in can.master_bytes])
-        yield Problem("job.precision", job.precision.name, f"keeps master weights of {sizes} bytes")
-    if job.optimizer.name not in can.optimizers:
-        yield Problem(
-            "job.optimizer", job.optimizer.name, f"is exported with {_listed(can.optimizers)}"
-        )
-    if job.finetune is not None and not can.adapters:
-        yield Problem("job.finetune", job.finetune.label(), "trains all weights, without adapters")
-    if job.dropout and not can.dropout:
-        yield Problem("job.dropout", job.dropout, "leaves dropout to the model's own code")
-    if job.document_masking and not can.document_masking:
-        yield Problem("job.document_masking", True, "leaves packing to the data's own code")
-
-
-def _listed(words: Any) -> str:
-    *most, last = words
-    return f"{', '.join(most)} or {last}" if most else str(last)

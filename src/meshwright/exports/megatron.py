@@ -5,11 +5,10 @@ Follows `megatron/training/arguments.py` of megatron-core 0.19.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from meshwright.exports.canonical import DEFAULT_ORDER, TP_PP_DP_ORDER, canonical, even_split
-from meshwright.exports.limits import Limits, Problem
+from meshwright.exports.limits import Limits
 from meshwright.exports.megatron_model import Flags, model_flags, model_problems, number, read_model
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
@@ -18,23 +17,11 @@ from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
 SHARDING = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+COMMUNICATION = {"all-gather": "all_gather", "ring": "p2p"}
 _ATTENTION = {"flash": "flash", "unfused": "unfused", "memory-efficient": "fused"}
 
 
-def _problems(plan: Plan) -> Iterator[Problem]:
-    layout = canonical(plan.layout, plan.model)
-    yield from model_problems(plan.model)
-    if layout.recompute_layers % layout.virtual_stages:
-        yield Problem(
-            "recompute_layers",
-            layout.recompute_layers,
-            f"recomputes the same number of layers in each of {layout.virtual_stages} chunks",
-            {"recompute_layers": -(-layout.recompute_layers // layout.virtual_stages)
-             * layout.virtual_stages},
-        )  # fmt: skip
-
-
-LIMITS = Limits("Megatron-LM", "megatron", _problems)
+LIMITS = Limits("Megatron-LM", "megatron", model_problems)
 VERSION = LIMITS.can.checked
 
 
@@ -48,6 +35,8 @@ def parallel_flags(plan: Plan) -> Flags:
         "micro-batch-size": str(layout.micro_batch),
         "global-batch-size": str(plan.job.global_batch),
     }
+    if layout.cp > 1:
+        flags["cp-comm-type"] = COMMUNICATION[layout.cp_method]
     if plan.model.experts:
         flags["expert-model-parallel-size"] = str(layout.ep)
         flags["expert-tensor-parallel-size"] = str(layout.etp)
@@ -200,6 +189,7 @@ def read_flags(flags: Flags, world: int) -> tuple[Model, Job, Layout]:
             "stage_layers": split,
             "schedule": "interleaved" if virtual > 1 else "1f1b",
             "micro_batch": micro,
+            "cp_method": _read_method(flags),
             "sequence_parallel": bool(flags.get("sequence-parallel")),
             "rank_order": TP_PP_DP_ORDER if flags.get("use-tp-pp-dp-mapping") else DEFAULT_ORDER,
         }
@@ -208,6 +198,12 @@ def read_flags(flags: Flags, world: int) -> tuple[Model, Job, Layout]:
         "layout",
     )  # fmt: skip
     return model, job, canonical(layout, model)
+
+
+def _read_method(flags: Flags) -> str:
+    given = str(flags.get("cp-comm-type", "p2p"))
+    methods = {theirs: ours for ours, theirs in COMMUNICATION.items()}
+    return methods.get(given, "ring")
 
 
 def _read_job(flags: Flags, dp: int, micro: int) -> Job:

@@ -35,7 +35,7 @@ _SAME = {
         "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
         "expert-model-parallel-size", "expert-tensor-parallel-size", "sequence-parallel",
         "pipeline-model-parallel-layout", "recompute-granularity", "recompute-method",
-        "recompute-num-layers", "attention-backend", "vocab-size",
+        "recompute-num-layers", "attention-backend", "vocab-size", "cp-comm-type",
     ),
     "train": ("micro-batch-size", "global-batch-size", "train-iters"),
     "ddp": (

@@ -33,9 +33,9 @@ _TOKENS = frozenset({"batch_accumulation_per_replica", "limit_test_batches", "li
                      "val_check_interval"})  # fmt: skip
 
 
-def _problems(plan: Plan) -> Iterator[Problem]:
-    if hf_family(plan.model) != "llama" or plan.model.qkv_bias:
-        yield Problem("model.family", plan.model.family, "is exported with its Llama architecture")
+def _problems(model: Model) -> Iterator[Problem]:
+    if hf_family(model) != "llama" or model.qkv_bias:
+        yield Problem("model.family", model.family, "is exported with its Llama architecture")
 
 
 LIMITS = Limits("nanotron", "nanotron", _problems)

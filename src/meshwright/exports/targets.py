@@ -14,12 +14,16 @@ from meshwright.exports import (
     megatron,
     megatron_bridge,
     nanotron,
+    primus,
     torchtitan,
 )
 from meshwright.exports.bundle import Bundle, comment
 from meshwright.exports.launch import Command, slurm_script, torchrun_script
-from meshwright.exports.limits import Limits, require
+from meshwright.exports.limits import Limits, Problem, require, unplannable
+from meshwright.exports.nearest import nearest_plan
 from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.job import Job
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
 
@@ -78,6 +82,10 @@ FRAMEWORKS: dict[str, Framework] = {
         "Megatron-Bridge", megatron_bridge.VERSION, megatron_bridge.LIMITS, _no_files,
         megatron_bridge.words,
     ),
+    "primus": Framework(
+        "Primus", primus.VERSION, primus.LIMITS, primus.files,
+        lambda plan: ('"${PRIMUS:-.}/primus/cli/main.py"', "train", "pretrain", "--config", "primus.yaml"),
+    ),
     "fsdp": Framework(
         "PyTorch", fsdp.VERSION, fsdp.LIMITS, fsdp.files, lambda plan: ("train_fsdp.py",)
     ),
@@ -134,6 +142,42 @@ def export(plan: Plan, target: str, *, launches: str | None = None, command: str
     if name not in FRAMEWORKS:
         raise SpecError("--for", name, nearest(name, FRAMEWORKS))
     return _launcher(plan, target, name, command)
+
+
+def nearest_expressible(
+    plan: Plan, target: str, *, launches: str | None = None, command: str = ""
+) -> tuple[Plan, tuple[str, ...]]:
+    """The nearest plan that a target can express, priced, and what changed.
+
+    Raises:
+        SpecError: unknown target, or no plan for this model and job that it can express fits.
+    """
+    name = target if target in FRAMEWORKS else launches or default_framework(plan)
+    if name not in FRAMEWORKS:
+        raise SpecError("--to", name, nearest(name, TARGETS))
+    return nearest_plan(plan, FRAMEWORKS[name].limits, command=command)
+
+
+def require_expressible(model: Model, job: Job) -> None:
+    """Refuse a question whose answer could not be exported to the framework that it names.
+
+    Raises:
+        SpecError: every target of that framework lacks something that no layout changes.
+    """
+    first: tuple[Framework, Problem] | None = None
+    for target in FRAMEWORKS.values():
+        if target.limits.framework != job.framework:
+            continue
+        stuck = unplannable(model, job, target.limits)
+        if stuck is None:
+            return
+        first = first or (target, stuck)
+    if first is not None:
+        target, stuck = first
+        raise SpecError(
+            stuck.field, stuck.value,
+            f"{target.limits.title} {stuck.lacks}; without --framework the layout is planned for any",
+        )  # fmt: skip
 
 
 def default_framework(plan: Plan) -> str:

@@ -66,10 +66,10 @@ def flavor(model: Model) -> tuple[str, str] | None:
     return found[:2] if found else None
 
 
-def _problems(plan: Plan) -> Iterator[Problem]:
-    if flavor(plan.model) is None:
+def _problems(model: Model) -> Iterator[Problem]:
+    if flavor(model) is None:
         names = ", ".join(f"{m} {f}" for m, f, _ in FLAVORS.values())
-        yield Problem("model", plan.model.name, f"has the registered models {names}")
+        yield Problem("model", model.name, f"has the registered models {names}")
 
 
 LIMITS = Limits("torchtitan", "torchtitan", _problems)

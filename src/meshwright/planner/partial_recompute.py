@@ -16,8 +16,7 @@ import numpy as np
 from meshwright.costs.columns import RECOMPUTES, LayoutColumns, from_layouts
 from meshwright.planner.legality import Question
 from meshwright.planner.search import SearchResult, reprice
-from meshwright.planner.space import Constraints
-from meshwright.specs.frameworks import framework
+from meshwright.planner.space import Constraints, offered
 from meshwright.specs.layout import Layout
 
 SEEDS = 200
@@ -36,7 +35,7 @@ def partly_recomputed(
     Empty where recomputation is fixed or forbidden, or where the framework has all or nothing.
     """
     fixed = constraints.recompute is not None or constraints.no_recompute
-    can = framework(question.job.framework)
+    can = offered(question)
     if fixed or not can.recompute_layers or not result.ranked.columns.rows:
         return []
     limit = float(result.ranked.pessimistic_s[0])

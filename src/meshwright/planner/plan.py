@@ -17,9 +17,10 @@ from meshwright.planner.neighbours import neighbours, why_lost
 from meshwright.planner.partial_recompute import partly_recomputed
 from meshwright.planner.rescue import ways_out
 from meshwright.planner.search import Candidates, SearchResult, pareto, search
-from meshwright.planner.space import MEMORY_MARGIN, Constraints
+from meshwright.planner.space import MEMORY_MARGIN, Constraints, offered
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
+from meshwright.specs.frameworks import framework, job_lacks
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -61,11 +62,14 @@ def plan(
 
     Raises:
         DoesNotFitError: no legal layout fits; the message gives the shortfall and three ways out.
-        SpecError: no layout is legal under the constraints, or a deadline without a token budget.
+        SpecError: no layout is legal under the constraints, the framework cannot run the job, or a
+            deadline without a token budget.
     """
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"one of {', '.join(OBJECTIVES)}")
     job = job or Job()
+    for field, value, instead in job_lacks(job, framework(job.framework)):
+        raise SpecError(field, value, f"{framework(job.framework).title} {instead}")
     question = Question(model, cluster, job)
     constraints = constraints or Constraints()
     if max_days is not None:
@@ -81,7 +85,7 @@ def plan(
     if objective != "memory":
         more = partly_recomputed(question, constraints, result)
         choice = choose(question, result.ranked, more)
-    chosen = choice.layout if choice else result.ranked.columns.layout(0)
+    chosen = _with_method(question, choice.layout if choice else result.ranked.columns.layout(0))
     best = estimate(model, question.cluster, job, chosen)
     alternatives = [*economy, *_runners_up(question, result, chosen, best, top)]
     if defend:
@@ -106,6 +110,14 @@ def plan(
             *_memory_too_close(best),
         ),
     )
+
+
+def _with_method(question: Question, layout: Layout) -> Layout:
+    """The layout with a way to move keys and values that the framework has for this attention."""
+    methods = offered(question).context_methods_of(question.model)
+    if layout.cp == 1 or not methods or layout.cp_method in methods:
+        return layout
+    return layout.but(cp_method=methods[0])
 
 
 def _check_deadline(max_days: float, objective: str, job: Job) -> None:

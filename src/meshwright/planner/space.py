@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from pydantic import field_validator
 
 from meshwright.costs.columns import RANK_ORDERS, RECOMPUTES, LayoutColumns
 from meshwright.costs.pipeline import CODE
 from meshwright.planner.legality import Question, legal
 from meshwright.specs.base import Spec
-from meshwright.specs.frameworks import framework
+from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import Framework, framework
+from meshwright.specs.layout import AXES
 
 MEMORY_MARGIN = 0.05
 """Share of a layout's modelled peak kept free for what the memory model gets wrong."""
@@ -32,9 +35,19 @@ class Constraints(Spec):
     recompute: str | None = None
     sequence_parallel: bool | None = None
     schedule: str | None = None
+    rank_order: str | None = None
     max_tp: int | None = None
     max_pp: int | None = None
     no_recompute: bool = False
+
+    @field_validator("rank_order")
+    @classmethod
+    def _known_axes(cls, order: str | None) -> str | None:
+        if order is not None and sorted(order.split("-")) != sorted(AXES):
+            raise SpecError(
+                "rank_order", order, "each of tp, cp, ep, dp, pp once, as tp-cp-ep-pp-dp"
+            )
+        return order
 
 
 @dataclass
@@ -47,6 +60,16 @@ class Tally:
         """Add to a reason's count."""
         if count:
             self.removed[reason] = self.removed.get(reason, 0) + count
+
+
+def offered(question: Question) -> Framework:
+    """The framework whose choices the search offers where the user fixes none.
+
+    A job of no framework is offered what Megatron-Core and all that is built on it can run: any
+    schedule of the literature beside any ZeRO stage would be a plan that nothing can start.
+    """
+    name = question.job.framework
+    return framework("megatron" if name == "any" else name)
 
 
 def divisors(number: int) -> list[int]:
@@ -96,24 +119,27 @@ def _choices(free: list[int], fixed: int | None, most: int | None) -> list[int]:
 
 def _tensor_degrees(question: Question, world: int) -> list[int]:
     model = question.model
+    if not offered(question).has("tp"):
+        return [1]
     return [d for d in divisors(model.heads) if model.ffn % d == 0 and world % d == 0]
 
 
 def _context_degrees(question: Question, rest: int) -> list[int]:
     # Below 2,048 tokens per rank a ring step is all latency; no framework's recipes go there.
-    most = max(question.job.seq_len // 2048, 1)
+    most = max(question.job.seq_len // 2048, 1) if offered(question).has("cp") else 1
     return [
         d for d in divisors(rest) if (d <= most and question.job.seq_len % (2 * d) == 0) or d == 1
     ]
 
 
 def _pipeline_degrees(question: Question, rest: int) -> list[int]:
-    return [d for d in divisors(rest) if d <= question.model.layers]
+    deepest = question.model.layers if offered(question).has("pp") else 1
+    return [d for d in divisors(rest) if d <= deepest]
 
 
 def _expert_degrees(question: Question, ranks: int) -> list[int]:
     experts = question.model.experts
-    if experts is None:
+    if experts is None or not offered(question).has("ep"):
         return [1]
     return [d for d in divisors(experts.experts) if ranks % d == 0]
 
@@ -147,11 +173,10 @@ def _inner(
     micro = [constraints.micro_batch] if constraints.micro_batch else micro
     schedules = _schedules(question, constraints, pp, layers)
     replicas = dp * cp
-    zeros = (
-        [constraints.zero]
-        if constraints.zero is not None
-        else ([0, 1, 2, 3] if replicas > 1 else [0])
-    )
+    can = offered(question)
+    zeros = (can.zero_stages(tp=tp, pp=pp) if replicas > 1 else ()) or (0,)
+    if constraints.zero is not None:
+        zeros = (constraints.zero,)
     shards = [0, *shard_degrees(question, tp=tp, cp=cp, pp=pp, dp=dp)]
     if constraints.shard is not None:
         shards = [constraints.shard]
@@ -164,10 +189,16 @@ def _inner(
             RECOMPUTES.index(constraints.recompute), RECOMPUTES.index(constraints.recompute) + 1
         )
     sequence = [0, 1] if tp > 1 else [0]
+    if tp > 1 and can.experts_need_sequence_parallel and question.model.experts:
+        sequence = [1]
     if constraints.sequence_parallel is not None:
         sequence = [int(constraints.sequence_parallel)]
     # Two placements differ only when both pipeline and data groups could be the inner ones.
     orders = [0, 1] if pp > 1 and replicas > 1 and tp * cp < question.cluster.fast_domain else [0]
+    names: tuple[str, ...] = RANK_ORDERS
+    if constraints.rank_order is not None:
+        names = tuple(dict.fromkeys((*RANK_ORDERS, constraints.rank_order)))
+        orders = [names.index(constraints.rank_order)]
     grids = np.meshgrid(
         np.arange(len(schedules)), np.arange(len(pairs)), np.array(micro), np.array(list(modes)),
         np.array(sequence), np.array(orders), indexing="ij",
@@ -187,7 +218,7 @@ def _inner(
         micro_batch=micro_batch, recompute=recompute, recompute_layers=full(0),
         recompute_split=full(0),
         sequence_parallel=sp, schedule=schedule_table[which, 0], rank_order=order,
-        first_layers=full(0), middle_layers=full(0), last_layers=full(0), orders=RANK_ORDERS,
+        first_layers=full(0), middle_layers=full(0), last_layers=full(0), orders=names,
     )  # fmt: skip
 
 
@@ -203,7 +234,7 @@ def _schedules(
         if layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0
     ]
     options = [("1f1b", 1)] + [("interleaved", v) for v in chunks]
-    if "zb-v" in framework(question.job.framework).schedules:
+    if "zb-v" in offered(question).schedules:
         options += [("zb-v", 2)] if layers >= 2 * pp else []
     if constraints.schedule is not None:
         options = [o for o in options if o[0] == constraints.schedule] or [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -11,6 +12,9 @@ from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.model import Model
 from meshwright.specs.presets import table
+
+if TYPE_CHECKING:
+    from meshwright.specs.job import Job
 
 Axis = Literal["tp", "pp", "virtual_stages", "cp", "ep", "etp"]
 AXIS_TITLES: dict[Axis, str] = {
@@ -111,6 +115,33 @@ class Framework(Spec):
             if (pp == 1 or stage in self.zero_with_pipeline)
             and (tp == 1 or stage in self.zero_with_tensor)
         )
+
+
+def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
+    """What a job asks that a framework has no words for: (field, value, what it does instead)."""
+    precision, compute = job.precision, job.precision.compute
+    found: list[tuple[str, object, str]] = []
+    if compute not in can.precisions:
+        found.append(("job.precision", precision.name, f"trains in {_listed(can.precisions)}"))
+    elif compute not in ("fp32", "tf32") and precision.master_bytes not in can.master_bytes:
+        sizes = _listed([f"{size:g}" for size in can.master_bytes])
+        found.append(("job.precision", precision.name, f"keeps master weights of {sizes} bytes"))
+    if job.optimizer.name not in can.optimizers:
+        words = f"has the optimizer {_listed(can.optimizers)} here"
+        found.append(("job.optimizer", job.optimizer.name, words))
+    if job.finetune is not None and not can.adapters:
+        words = "trains all weights, without adapters"
+        found.append(("job.finetune", job.finetune.label(), words))
+    if job.dropout and not can.dropout:
+        found.append(("job.dropout", job.dropout, "leaves dropout to the model's own code"))
+    if job.document_masking and not can.document_masking:
+        found.append(("job.document_masking", True, "leaves packing to the data's own code"))
+    return found
+
+
+def _listed(words: Sequence[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 @cache

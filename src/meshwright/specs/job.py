@@ -12,7 +12,7 @@ from meshwright.specs.frameworks import find_framework
 
 AttentionKernel = Literal["flash", "unfused", "memory-efficient"]
 Framework = Literal[
-    "any", "megatron", "megatron-fsdp", "nemo", "megatron-2021", "megatron-2022",
+    "any", "megatron", "megatron-fsdp", "nemo", "primus", "megatron-2021", "megatron-2022",
     "megatron-deepspeed", "deepspeed", "accelerate", "fsdp", "lightning", "llm-foundry", "torchtitan",
     "nanotron", "nanotron-before-pp-fix", "maxtext", "trl", "axolotl", "llama-factory", "torchtune",
     "verl", "litgpt", "meshwright",

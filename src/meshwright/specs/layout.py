@@ -158,9 +158,14 @@ class Layout(Spec):
         return global_batch // per_step
 
     def label(self) -> str:
-        """A short name: `tp8 pp4 dp2 mb1 zero1 selective`."""
+        """A short name: `tp8 pp4 dp2 mb1 zero1 selective`.
+
+        The schedule is said where it is not 1F1B (interleaved with virtual stages), the rank order
+        where it ranks the axes in use otherwise than tp, cp, ep, dp, pp.
+        """
         parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
         parts += [f"cp{self.cp}"] * (self.cp > 1) + [f"ep{self.ep}"] * (self.ep > 1)
+        parts += [f"etp{self.etp}"] * (self.etp > 1)
         parts += [f"v{self.virtual_stages}"] * (self.virtual_stages > 1)
         parts += [f"mb{self.micro_batch}"] + [f"zero{self.zero}"] * (self.zero > 0)
         parts += [f"shard{self.shard}"] * bool(
@@ -172,4 +177,9 @@ class Layout(Spec):
         split = "" if again is None else f"({','.join(map(str, again))})"
         parts += [self.recompute + split] * (self.recompute != "none")
         parts += ["sp"] * self.sequence_parallel
+        usual = "interleaved" if self.virtual_stages > 1 else "1f1b"
+        parts += [self.schedule] * (self.pp > 1 and self.schedule not in (usual, "1f1b"))
+        used = [axis for axis in AXES if getattr(self, axis) > 1]
+        order = ranked(self.rank_order, used)
+        parts += ["order:" + "-".join(order)] * (order != ranked("-".join(AXES), used))
         return " ".join(parts)

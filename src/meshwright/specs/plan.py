@@ -130,13 +130,17 @@ def load_plan(path: str | Path) -> Plan:
     return Plan.parse(data)
 
 
+def plan_text(plan: Plan) -> str:
+    """A plan as TOML, as `save_plan` writes it."""
+    return tomli_w.dumps(plan.plain())
+
+
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan as TOML, or as JSON when the name ends so; all or nothing.
 
     Raises:
         SpecError: the file cannot be written.
     """
-    data = plan.plain()
     json_wanted = str(path).endswith(".json")
-    text = json.dumps(data, indent=2) + "\n" if json_wanted else tomli_w.dumps(data)
+    text = json.dumps(plan.plain(), indent=2) + "\n" if json_wanted else plan_text(plan)
     write_atomically(path, text)
