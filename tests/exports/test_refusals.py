@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import make_plan
+from test_round_trip import READABLE
 
 from meshwright.cli import run
 from meshwright.exports import limits as limits_module
@@ -70,9 +71,9 @@ def test_dropout_and_packing_are_translated_or_refused_never_dropped(tmp_path):
         with pytest.raises(SpecError, match="packing") as caught:
             export(packed, target)
         assert caught.value.field == "job.document_masking"
-        if target.startswith("megatron"):
+        if FRAMEWORKS[target].limits.can.dropout:
             export(dropped, target).write(tmp_path / target)
-            back = import_file(tmp_path / target / "run.sh")
+            back = import_file(tmp_path / target / READABLE[target])
             assert back.job.dropout == 0.1
         else:
             with pytest.raises(SpecError, match=r"job\.dropout"):
