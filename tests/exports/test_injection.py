@@ -103,9 +103,9 @@ def same_code(text: str, name: str, safe: str) -> None:
 
 def nameless(data) -> str:
     """Without the label made of the model's name, which a JobSet repeats in its host names."""
-    label = data.get("metadata", data).get("name", "no label")
+    label = data.get("metadata", data).pop("name", "no label")
     assert isinstance(label, str) and re.fullmatch("[a-z0-9][a-z0-9 -]*", label)
-    return json.dumps(data).replace(f" {label}-host-0-0.{label} ", "").replace(f'"{label}"', "")
+    return json.dumps(data).replace(f" {label}-host-0-0.{label} ", "")
 
 
 def code_lines(text: str) -> list[str]:
