@@ -9,11 +9,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from meshwright.costs.parameters import count_parameters
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import Row
 from meshwright.evidence.software import SourceRule, megatron_arguments
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Experts, LatentAttention, Model
+from meshwright.specs.models import load_model, model_names
 
 GPT: dict[str, Any] = {
     "family": "gpt", "gated": False, "norm": "layernorm", "norm_bias": True, "qkv_bias": True,
@@ -26,7 +28,27 @@ MPT: dict[str, Any] = {
 LLAMA: dict[str, Any] = {"family": "llama"}
 FAMILIES = {"gpt": GPT, "mpt": MPT, "llama": LLAMA}
 
-_NOT_A_DECODER = re.compile(r"nemotron[-_ ](3|v3|h)|wan2|gemma4|mamba|hybrid", re.IGNORECASE)
+_GPT_NAMES = re.compile(
+    r"\bgpt(?!-?oss)|gpt[-_ ]?[23]|\bopt[- _]?\d|bloom|pythia|neox|megatron|\bmt-?nlg|turing|"
+    r"santacoder|starcoder|cerebras|nemotron-?4|\bph[iI]-?[12]\b",
+    re.IGNORECASE,
+)
+"""Names of models without a gated FFN."""
+
+GPT2_VOCAB, LLAMA_VOCAB = 50257, 32000
+"""Vocabularies to assume: of GPTs and of Megatron's tests (its GPT2BPETokenizer), and of others."""
+
+SAME_SIZE = 1.35
+"""Factor between a printed size and a known architecture's from which on they are two models."""
+
+_SPARSE = re.compile(r"-A\d+(?:\.\d+)?B|\bMoE\b|\d+x\d+(?:\.\d+)?B", re.IGNORECASE)
+"""Names that say that only a part of the model is active."""
+
+_NOT_A_DECODER = re.compile(
+    r"nemotron[-_ ](3|v3|h)|wan2|gemma4|mamba|hybrid|rwkv|\bbert|\bvit\b|\bt5|diffusion|sdxl|flux|"
+    r"whisper|llava|[-_ ]vl\b|\bdit\b|resnet|qwen3[-_ ]next|qwen3\.5|kimi[-_ ]linear",
+    re.IGNORECASE,
+)
 
 
 @cache
@@ -36,13 +58,27 @@ def _architectures() -> list[dict[str, Any]]:
 
 
 def known_architecture(name: str) -> dict[str, Any] | None:
-    """Return the fields of the public architecture that a printed name means, if any."""
+    """Return the fields of the public architecture that a printed name means, if any.
+
+    The names that tables use come first (data/architectures.toml), then those of the model presets:
+    the longest preset whose name is printed whole.
+    """
     for entry in _architectures():
         if re.search(entry["match"], name, re.IGNORECASE) and not (
             "exclude" in entry and re.search(entry["exclude"], name, re.IGNORECASE)
         ):
             return {k: v for k, v in entry.items() if k not in ("match", "exclude")}
+    squeezed = _squeeze(name)
+    for preset in sorted(model_names(), key=len, reverse=True):
+        if re.search(rf"(?<![a-z0-9]){re.escape(_squeeze(preset))}(?![0-9.])", squeezed):
+            return load_model(preset).model_dump(exclude_defaults=True)
     return None
+
+
+def _squeeze(name: str) -> str:
+    """`Llama 3.1-8B`, `meta-llama/Llama-3.1-8B` and `llama3.1-8b` spelled alike."""
+    text = name.lower().rsplit("/", 1)[-1]
+    return re.sub(r"(?<=[a-z])(?=\d)|[-_ ]+", "-", text)
 
 
 def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Model:
@@ -56,12 +92,10 @@ def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Mo
         raise SkipRow("state-space, vision or mixed layers are not modelled")
     fields = _dimensions(row, rule, assumed)
     fields |= _from_arguments(arguments)
-    if not row["layers"] and (cut := rule.default("layers")):
-        fields["layers"] = int(cut)
-        assumed.append(f"layers={cut}")
-    family = FAMILIES[rule.family]
     named = fields.pop("_named", False)
-    base = dict(family) if not named else {"family": fields.get("family", "llama")}
+    base = (
+        {"family": fields.get("family", "llama")} if named else _family(row, rule, fields, assumed)
+    )
     base |= fields
     if arguments:
         base |= _megatron_flags(arguments)
@@ -73,10 +107,12 @@ def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Mo
     experts = _experts(row, base, arguments)
     if experts is not None:
         base["experts"] = experts
-    if "ultrascale" in row["source"] and hidden <= 3072:
-        base["tied_embeddings"] = True
     base["name"] = row["model"] or "custom"
     base["source"] = base.get("source") or row["source"]
+    if not named:
+        _tie(row, base)
+    if told := re.search(r"tied?_?(?:word_)?emb\w*[=: ]+(\w+)|(embeddings? tied)", row["setup"]):
+        base["tied_embeddings"] = bool(told[2]) or told[1].lower() in ("true", "1", "yes")
     try:
         return Model.parse(base)
     except SpecError as error:
@@ -89,32 +125,119 @@ def _dimensions(row: Row, rule: SourceRule, assumed: list[str]) -> dict[str, Any
         for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
         if (value := row.count(name))
     }
-    if {"layers", "hidden", "heads"} <= printed.keys():
-        fields: dict[str, Any] = dict(printed)
-        named = None
+    named = known_architecture(row["model"])
+    if named is not None and _agrees(named, printed, _size_b(row)):
+        told = {k: v for k, v in printed.items() if not (k == "ffn" and "experts" in named)}
+        fields: dict[str, Any] = {**named, **told, "_named": True}
+        if set(named) - {"source"} - set(told):
+            assumed.append(f"architecture={named.get('source', row['model'])}")
+    elif {"layers", "hidden", "heads"} <= printed.keys():
+        fields = dict(printed)
+    elif _SPARSE.search(row["model"]):
+        raise SkipRow(f"the dimensions of {row['model']!r} are not known")
     else:
-        named = known_architecture(row["model"])
-        if named is not None:
-            assumed.append(f"architecture={named['source']}")
-            fields = {**named, **printed, "_named": True}
-        else:
-            fields = {**_from_parameter_count(row, assumed), **printed}
-    hidden = int(fields["hidden"])
+        fields = {**_from_parameter_count(row, assumed), **printed}
     if "ffn" not in fields:
-        fields["ffn"] = _ffn(row, rule, hidden)
+        fields["ffn"] = _ffn(row, rule, fields)
         assumed.append(f"ffn={fields['ffn']}")
     if "vocab" not in fields:
-        fields["vocab"] = int(rule.default("vocab") or 32000)
+        bpe = bool(megatron_arguments(row)) or bool(_GPT_NAMES.search(row["model"]))
+        fields["vocab"] = int(rule.default("vocab") or (GPT2_VOCAB if bpe else LLAMA_VOCAB))
         assumed.append(f"vocab={fields['vocab']}")
     return fields
 
 
-def _ffn(row: Row, rule: SourceRule, hidden: int) -> int:
-    if "ultrascale" in row["source"]:  # its 80B and 469B models, where a failed run prints no width
-        return {8192: 28672, 16384: 53248}.get(hidden, 4 * hidden)
-    if rule.family == "llama" and not megatron_arguments(row):
+def _size_b(row: Row) -> float | None:
+    """Billions of parameters that a row's name says, else its column."""
+    sizes = re.findall(r"(?<![\dA-Za-z.])(\d+(?:\.\d+)?) ?([BMT])(?![A-Za-z])", row["model"])
+    if sizes:
+        number, unit = sizes[0]
+        return float(number) * {"M": 1e-3, "B": 1.0, "T": 1e3}[unit]
+    return row.number("params_b")
+
+
+def _agrees(named: dict[str, Any], printed: dict[str, Any], size_b: float | None) -> bool:
+    """Whether what a row prints is the named architecture, perhaps cut to fewer layers."""
+    same = ("hidden", "heads", "kv_heads")
+    if any(named.get(name, printed[name]) != printed[name] for name in same if name in printed):
+        return False
+    if size_b is None or "hidden" in printed:
+        return True
+    held = count_parameters(
+        Model.parse({"name": "named", "source": "named", **_whole(named)})
+    ).total
+    return abs(math.log(held / (size_b * 1e9))) < math.log(SAME_SIZE)
+
+
+def _whole(named: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a known architecture with those that follow from others."""
+    heads, hidden = int(named["heads"]), int(named["hidden"])
+    whole = {"kv_heads": heads, "head_dim": max(1, hidden // heads), **named}
+    if whole.get("positions") == "learned":
+        whole.setdefault("max_positions", 2048)
+    return whole
+
+
+def _ffn(row: Row, rule: SourceRule, fields: dict[str, Any]) -> int:
+    """The FFN's width where a row prints none: what its parameter count leaves, else the family's."""
+    hidden, layers = int(fields["hidden"]), int(fields["layers"])
+    gated = rule.family == "llama" or (not rule.family and not _GPT_NAMES.search(row["model"]))
+    billions = row.number("params_b")
+    if gated and billions and "vocab" in fields and not row["experts"]:
+        kv_share = int(fields.get("kv_heads", fields["heads"])) / int(fields["heads"])
+        attention = 2.0 * hidden**2 * (1.0 + kv_share)
+        rest = billions * 1e9 - 2.0 * fields["vocab"] * hidden - layers * attention
+        width = rest / (3.0 * hidden * layers)
+        if 2.0 * hidden < width < 6.0 * hidden:
+            return round(width / 256) * 256
+    if gated and not megatron_arguments(row):
         return math.ceil(8 * hidden / 3 / 256) * 256
     return 4 * hidden
+
+
+def _tie(row: Row, fields: dict[str, Any]) -> None:
+    """Tie head and embedding where the printed parameter count says so better than untied."""
+    billions = row.number("params_b")
+    if not billions or "tied_embeddings" in fields or fields.get("experts"):
+        return
+    try:
+        counts = {
+            tied: count_parameters(Model.parse({**fields, "tied_embeddings": tied})).total
+            for tied in (False, True)
+        }
+    except SpecError:
+        return
+    fields["tied_embeddings"] = abs(math.log(counts[True] / (billions * 1e9))) < abs(
+        math.log(counts[False] / (billions * 1e9))
+    )
+
+
+def _family(
+    row: Row, rule: SourceRule, fields: dict[str, Any], assumed: list[str]
+) -> dict[str, Any]:
+    """The kind of layer of a model that only its dimensions describe.
+
+    A source's documented family; else the model's name; else the kind whose parameter count is
+    nearer to the printed one; else an FFN of exactly four widths is a GPT's.
+    """
+    if rule.family:
+        return dict(FAMILIES[rule.family])
+    if _GPT_NAMES.search(row["model"]):
+        family = "gpt"
+    elif billions := row.number("params_b"):
+        counts = {}
+        for name, kind in (("llama", LLAMA), ("gpt", GPT)):
+            matrices = 4 if kind is GPT else 6
+            per_layer = 4 * fields["hidden"] ** 2 + matrices // 2 * fields["hidden"] * fields["ffn"]
+            counts[name] = fields["layers"] * per_layer + 2 * fields["vocab"] * fields["hidden"]
+        family = min(counts, key=lambda name: abs(math.log(counts[name] / (billions * 1e9))))
+    else:
+        family = "gpt" if fields.get("ffn") == 4 * fields["hidden"] else "llama"
+    assumed.append(f"family={family}")
+    told = dict(FAMILIES[family])
+    if re.search(r"rotary|rope|RMS", f"{row['model']} {row['setup']}", re.IGNORECASE):
+        told["positions"] = "rope"
+    return told
 
 
 def _from_parameter_count(row: Row, assumed: list[str]) -> dict[str, Any]:
@@ -175,8 +298,11 @@ def _megatron_flags(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _experts(row: Row, base: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any] | None:
     count = row.count("experts")
-    if not count:
-        return base.get("experts")
+    known = base.get("experts")
+    if known and not arguments and (not count or count == known["experts"]):
+        return dict(known)
+    if not count or count < 2:
+        return None
     width = int(arguments.get("moe-ffn-hidden-size", 0)) or int(base["ffn"])
     dense = re.match(r"\(\[0\]\*(\d+)", str(arguments.get("moe-layer-freq", "")))
     return Experts(

@@ -26,8 +26,6 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
-LARGE_RELEASE_BATCH = 1024
-"""Sequences per step from which a release test of Megatron-LM is taken to run on sixteen hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +47,16 @@ class Run:
         return self.layout.world
 
 
-def import_row(row: Row) -> Run:
+def import_row(row: Row, as_user: bool = False) -> Run:
     """Return the run that a row describes, from its describing columns only.
+
+    `as_user`: knowing of its source only the framework's name (`software.rule_for`).
 
     Raises:
         SkipRow: the row cannot be priced; the message says why.
     """
     row = row.described()
-    rule = rule_for(row)
+    rule = rule_for(row, as_user)
     assumed: list[str] = []
     try:
         return _import(row, rule, assumed)
@@ -155,19 +155,14 @@ def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> _Degrees:
     if not row["pp"] and not whole and rule.default("pp") is None:
         assumed.append(f"pp={pp}")
     if gpus is None:
-        # Megatron's functional tests print no GPU count for some: the smallest world that holds
-        # the printed degrees and the experts.
+        # The smallest world that holds the printed degrees and the experts, a host at least.
         dp = row.count("dp")
         ep = row.count("ep") or 1
         if dp is None:
             # Experts share the ranks of tp · cp · dp.
             held = ep * _expert_tensor_parallel(row, tp)
             experts_need = -(-held // (tp * (cp or 1)))
-            # Its release tests are jobs of eight hosts, sixteen where the batch is large (inferred
-            # from the optimizer's share of their memory), the others of one.
-            large = (row.count("global_batch") or 0) >= LARGE_RELEASE_BATCH
-            usual = (128 if large else 64) if "release" in row["model"] else 8
-            dp = max(experts_need, usual // (tp * pp * (cp or 1)), 1)
+            dp = max(experts_need, 8 // (tp * pp * (cp or 1)), 1)
             world = tp * pp * (cp or 1) * dp
             assumed.append(f"gpus={world}")
         gpus = tp * pp * (cp or 1) * dp
@@ -205,9 +200,30 @@ def _context(row: Row, rule: SourceRule, gpus: int, tp: int, pp: int, assumed: l
     return 1
 
 
+_ACCUMULATION = (
+    r"(?:grad\w*[-_ ]?accum\w*(?:[-_ ]steps?)?|accum\w*[-_ ]steps?|\bGAS?\b|micro_num(?: \([^)]*\))?)"
+    r" ?(?:steps?)? ?[=:]? ?(\d+)"
+)
+
+
 def _accumulation(setup: str) -> int | None:
-    match = re.search(r"(?:grad_accum|GA)=(\d+)", setup)
+    """Micro-batches per step and replica that `setup` states, as frameworks name them."""
+    match = re.search(_ACCUMULATION, setup, re.IGNORECASE)
     return int(match.group(1)) if match else None
+
+
+def _batch_in_tokens(setup: str, seq_len: int) -> int | None:
+    """Sequences of a global batch that `setup` states in tokens: `global batch tokens=4M`."""
+    match = re.search(
+        r"(?:total_weights(?:\(tokens/step\))?|(?:global[-_ ])?batch[-_ ]?(?:size)?[-_ ]?(?:in )?tokens|"
+        r"tokens[-_ /]*(?:per[-_ ])?step)\D{0,3}?[=:] ?(\d+(?:\.\d+)?)([KM]?)",
+        setup,
+        re.IGNORECASE,
+    )
+    if match is None:
+        return None
+    tokens = float(match[1]) * {"": 1, "k": 2**10, "m": 2**20}[match[2].lower()]
+    return round(tokens / seq_len) or None
 
 
 def _batches(
@@ -216,9 +232,8 @@ def _batches(
     """Global batch, micro-batch and accumulation steps; what is missing follows from the rest."""
     accumulate = _accumulation(row["setup"])
     batch, micro = row.count("global_batch"), row.count("micro_batch")
-    tokens = re.search(r"total_weights(?:\(tokens/step\))?=(\d+)", row["setup"])
-    if batch is None and tokens:
-        batch = round(int(tokens.group(1)) / seq_len)
+    if batch is None:
+        batch = _batch_in_tokens(row["setup"], seq_len)
     if batch is None and (stated := re.search(r'"Batch"=(\d+)', row["setup"])):
         micro, batch = int(stated.group(1)), int(stated.group(1)) * degrees.dp
         assumed.append(f"global_batch={batch}")
@@ -288,7 +303,11 @@ def _layout(
     replicas = degrees.dp * degrees.cp
     if shard >= replicas or (shard and replicas % shard):
         shard = 0
-    titled = re.search(r"\bVP=(\d+)", row["setup"])
+    titled = re.search(
+        r"\b(?:VP|VPP|virtual[-_ ]stages?|num[-_]virtual\w*)[=: ]*(\d+)",
+        row["setup"],
+        re.IGNORECASE,
+    ) or re.search(r"vpp?[-_ =]?(\d+)", row["schedule"], re.IGNORECASE)
     vpp = row.count("vpp") or (int(titled.group(1)) if titled else 0)
     if not vpp and degrees.pp > 1 and rule.default("vpp"):
         vpp = int(rule.default("vpp"))
@@ -308,8 +327,7 @@ def _layout(
     if "vocab" in row["schedule"].lower():
         raise SkipRow("a vocabulary split over pipeline stages is not modelled")
     if degrees.pp > 1 and vpp == 1 and known.stage_split == "cost-balanced":
-        later = "after_pp_fix=False" not in row["setup"]
-        stage_layers = cost_balanced_layers(model, degrees.pp, inclusive=later)
+        stage_layers = cost_balanced_layers(model, degrees.pp)
     sequence = row["sequence_parallel"].lower()
     if not sequence and degrees.tp > 1:
         default = rule.default("sequence_parallel")
@@ -354,14 +372,20 @@ def _stated_split(row: Row, layers: int, pp: int) -> tuple[int, ...] | None:
     return (*(base + (index >= pp - 1 - surplus) for index in range(pp - 1)), last)
 
 
-_SCHEDULES = (("zbv", "zb-v"), ("zbb", "zb-h1"), ("v-half", "v-half"), ("v-min", "v-min"),
-              ("gpipe", "gpipe"), ("dualpipe", "dualpipe"))  # fmt: skip
+_SCHEDULES = (
+    (r"dual-?pipe-?v|zbv-?dual", "dualpipe-v"), (r"dual-?pipe", "dualpipe"),
+    (r"v-?half|half-?v|vhalf", "v-half"), (r"v-?min|vmin", "v-min"),
+    (r"zb-?v|zero-?bubble-?v", "zb-v"), (r"zb-?h2", "zb-h2"),
+    (r"zb|zero-?bubble|interleaved-?zero", "zb-h1"), (r"looped-?bfs", "looped-bfs"),
+    (r"g-?pipe|fill-?drain|all-?forward|afab", "gpipe"),
+)  # fmt: skip
+"""Schedules by how frameworks print them and our names; others are 1F1B, interleaved where vpp > 1."""
 
 
 def _schedule(row: Row, vpp: int) -> str:
-    text = row["schedule"].lower()
+    text = row["schedule"].lower().replace("_", "-").replace(" ", "-")
     for printed, ours in _SCHEDULES:
-        if text.startswith(printed):
+        if re.search(printed, text):
             return ours
     return "interleaved" if vpp > 1 else "1f1b"
 

@@ -6,8 +6,10 @@ import re
 
 from meshwright.evidence.rows import Row
 from meshwright.evidence.software import SourceRule
+from meshwright.specs import presets
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.clusters import load_cluster
+from meshwright.specs.devices import device_names
 from meshwright.specs.quantities import parse_bandwidth
 
 
@@ -18,51 +20,86 @@ class SkipRow(Exception):
 _DEVICES: tuple[tuple[str, str], ...] = (
     (r"GB300", "gb300"),
     (r"GB200", "gb200"),
+    (r"GH200|Grace Hopper", "gh200"),
     (r"B300", "b300"),
-    (r"B200", "b200"),
+    (r"B200|DGX B200", "b200"),
     (r"H200", "h200"),
-    (r"H100|H800", "h100"),
-    (r"A100[ -]?(?:SXM4?[ -]?)?40 ?GB", "a100-40g"),
-    (r"A100|A800", "a100-80g"),
-    (r"V100.*16 ?GB", "v100-16g"),
+    (r"H20\b", "h20"),
+    (r"H100[ _-]?NVL", "h100-nvl"),
+    (r"H100.*PCI-?e", "h100-pcie"),
+    (r"H800", "h800"),
+    (r"H100", "h100"),
+    (r"A800", "a800"),
+    (r"A100.*40 ?G|40 ?G(?:i?B)?[ -]A100|p4d\b", "a100-40g"),
+    (r"A100|p4de\b", "a100-80g"),
+    (r"V100.*16 ?G", "v100-16g"),
     (r"V100", "v100-32g"),
-    (r"MI35\dX", "mi355x"),
-    (r"MI325X", "mi325x"),
-    (r"MI300", "mi300x"),
-    (r"MI250X", "mi250x"),
-    (r"L40S", "l40s"),
+    (r"MI3[05]\d ?A\b", ""),
+    (r"MI35\d ?X?", "mi355x"),
+    (r"MI325 ?X?", "mi325x"),
+    (r"MI300 ?X?", "mi300x"),
+    (r"MI250 ?X?", "mi250x"),
+    (r"L40S?\b", "l40s"),
     (r"L4\b", "l4"),
-    (r"A10G", "a10g"),
     (r"6000 Ada", "rtx6000-ada"),
     (r"A6000", "a6000"),
     (r"A5000", "a5000"),
-    (r"(?:RTX )?3090", "rtx3090"),
-    (r"(?:RTX )?4090", "rtx4090"),
-    (r"(?:RTX )?5090", "rtx5090"),
-    (r"TPU[- ]v4", "tpu-v4"),
-    (r"TPU[- ]v5e", "tpu-v5e"),
-    (r"TPU[- ]v5p", "tpu-v5p"),
-    (r"TPU[- ]v6e|Trillium", "tpu-v6e"),
-    (r"Trainium ?2", "trainium2"),
-    (r"Trainium ?1", "trainium1"),
+    (r"A10G\b", "a10g"),
+    (r"A10\b", "a10"),
+    (r"A40\b", "a40"),
+    (r"\bT4\b", "t4"),
+    (r"3090", "rtx3090"),
+    (r"4090", "rtx4090"),
+    (r"5090", "rtx5090"),
+    (r"(?:TPU[- ]?)?v5p\b", "tpu-v5p"),
+    (r"(?:TPU[- ]?)?v5(?:e|[- ]?lite)", "tpu-v5e"),
+    (r"TPU[- ]?v6e|\bv6e\b|Trillium", "tpu-v6e"),
+    (r"TPU[- ]?v4\b|^v4\b", "tpu-v4"),
+    (r"Trainium ?2|\btrn2", "trainium2"),
+    (r"Trainium ?1?\b|\btrn1", "trainium1"),
 )
-"""Accelerators by how tables print them (first match counts) and their preset."""
+"""Accelerators by how tables print them and their preset; the first match counts, an empty one is none."""
 
-_HOST_GPUS = {"gb200": 4, "gb300": 4, "tpu-v4": 4, "tpu-v5p": 4}
+_HOST_GPUS = {"gb200": 4, "gb300": 4, "gh200": 4, "tpu-v4": 4, "tpu-v5p": 4}
 """Devices of one host where it is not 8; used where a row does not say."""
+
+OTHER_MEMORY = 0.08
+"""Share by which a printed memory size differs from a preset's before it counts as another variant."""
 
 
 def device_key(row: Row) -> str:
-    """Return the preset name of a row's accelerator.
+    """Return the preset name of a row's accelerator, by any of its usual spellings.
 
     Raises:
         SkipRow: no preset matches.
     """
     text = row["gpu"]
-    for pattern, key in _DEVICES:
-        if re.search(pattern, text, re.IGNORECASE):
-            return key
+    for words in (re.sub(r"\(.*?\)", " ", text), text):
+        for pattern, key in _DEVICES:
+            if re.search(pattern, words, re.IGNORECASE):
+                if key:
+                    return key
+                raise SkipRow(f"no device preset for {text!r}")
+    # A preset whose name or alias is printed whole, the longest first: "RTX 6000 Ada 48GB".
+    squeezed = re.sub(r"[^a-z0-9]", "", text.lower())
+    for name in sorted(device_names(), key=len, reverse=True):
+        spellings = (name, *presets.table("devices")[name].get("aliases", ()))
+        if any(re.sub(r"[^a-z0-9]", "", one.lower()) in squeezed for one in spellings):
+            return name
     raise SkipRow(f"no device preset for {text!r}")
+
+
+def _variant(cluster: Cluster, text: str) -> Cluster:
+    """The cluster with the memory that a row prints for its device, where it is not the preset's."""
+    device = cluster.device
+    size = re.search(r"(\d{2,3}) ?Gi?B", text)
+    rate = re.search(r"(\d\.\d+) ?TB/s", text)
+    changes: dict[str, float] = {}
+    if size and abs(float(size[1]) * 2**30 / device.memory_bytes - 1.0) > OTHER_MEMORY:
+        changes["memory_bytes"] = float(size[1]) * 2**30
+    if rate and abs(float(rate[1]) * 1e12 / device.memory_bandwidth_bytes_s - 1.0) > OTHER_MEMORY:
+        changes["memory_bandwidth_bytes_s"] = float(rate[1]) * 1e12
+    return cluster.but(device=device.but(**changes).model_dump()) if changes else cluster
 
 
 def cluster_of(row: Row, rule: SourceRule, gpus: int, assumed: list[str]) -> Cluster:
@@ -86,12 +123,16 @@ def cluster_of(row: Row, rule: SourceRule, gpus: int, assumed: list[str]) -> Clu
     if re.search("NeuronCore", row["gpu"]):
         return _of_neuron_cores(key, gpus, host)
     name = rule.default("cluster") or key
-    cluster = load_cluster(f"{name}:{gpus // host}x{host}")
+    cluster = _variant(load_cluster(f"{name}:{gpus // host}x{host}"), row["gpu"])
     inner = cluster.levels[0]
-    if re.search(r"PCIe", row["interconnect"]) and not re.search("NVL", row["interconnect"]):
+    without_nvlink = re.search(r"no NVLink|without NVLink", row["interconnect"], re.IGNORECASE)
+    if re.search(r"PCI-?e", row["interconnect"], re.IGNORECASE) and (
+        without_nvlink or not re.search("NVL", row["interconnect"], re.IGNORECASE)
+    ):
         cluster = _with_level(cluster, 0, kind="pcie", bandwidth_bytes_s=25e9)
     if gpus > inner.domain and len(cluster.levels) > 1:
-        stated = stated_network_bytes_s(row["interconnect"], host)
+        cards = cluster.levels[-1].nics_per_node or host
+        stated = stated_network_bytes_s(row["interconnect"], host, cards)
         if stated:
             cluster = _with_level(cluster, -1, bandwidth_bytes_s=stated)
         elif rule.default("network_bytes_s"):
@@ -139,25 +180,60 @@ def _of_neuron_cores(key: str, gpus: int, host: int) -> Cluster:
     )
 
 
-_PATTERNS = (
-    r"(?P<cards>\d+) ?x +(?:[A-Za-z][\w./-]* +){0,4}?(?P<rate>\d+) ?Gb",
-    r"inter (?P<rate>\d+) ?Gb(?:ps|/s)/node",
-    r"(?P<rate>\d+) ?Gb(?:ps|/s) per node",
-    r"^(?P<rate>\d+) ?Gbps$",
-)
+_RATE = r"(?P<rate>\d+(?:\.\d+)?) ?(?P<unit>Gb(?:ps|it)?(?:/s)?|Gbits?/s|GB/s|GBps|GbE|Gi?bps)"
+_CARD = r"Infini-?Band|\bIB\b|ConnectX|\bCX-?\d|RoCE|RDMA|NDR|HDR|EDR|FDR|XDR|EFA|Slingshot|Omni-?Path|OPA|BlueField|BF3|Ethernet|GbE|Thor"
+_NETWORK = r"^\W*\d+(?:\.\d+)? ?Gb\S*\W*$|\binter\b|per (?:node|host|server|GPU|device)|network"
+_NOT_COMPUTE = r"storage|management|front-?end|host |\bNS\b|in-band|GPU-PCIe|PCIe-NIC"
+
+SLOWEST_COMPUTE_CARD = 5e9
+"""Bytes/s up to which an Ethernet card without a number of cards is the host's own, not for training."""
 
 
-def stated_network_bytes_s(interconnect: str, host: int) -> float | None:
+def _parts(interconnect: str) -> list[str]:
+    """What a column says of each network, apart: cut at `;`, `+`, `and`, and at commas before a name."""
+    parts: list[str] = []
+    for piece in re.split(r"[;+()]|\band\b", interconnect):
+        for comma in piece.split(","):
+            named = re.search(rf"{_CARD}|:|NVL|\binter\b", comma, re.IGNORECASE)
+            rated = bool(parts) and re.search(_RATE, parts[-1])
+            if parts and comma is not piece.split(",")[0] and not named and not rated:
+                parts[-1] += "," + comma
+            else:
+                parts.append(comma)
+    return [
+        part for part in parts
+        if not re.search(r"NVLink|NVSwitch|XGMI|Infinity Fabric|\bintra\b", part, re.IGNORECASE)
+        or re.search(_CARD, part, re.IGNORECASE)
+    ]  # fmt: skip
+
+
+def stated_network_bytes_s(interconnect: str, host: int, cards: int) -> float | None:
     """Network bytes/s per device per direction that an interconnect column states, if it does.
 
-    Cards named for compute are preferred over those for storage; a rate without a number of cards
-    is a host's.
+    Where several kinds of cards are named, those not for storage, management or the host count,
+    and among them the fastest in all. `N x R` is N cards a host; "per node", "/node" and a list with a
+    total are the host's; "per GPU" is a device's; a card's rate without a number of cards stands for
+    each of the `cards` that such hosts have.
     """
-    compute = re.search(r"Compute: ?(.*?)(?:,|$)", interconnect)
-    for pattern in _PATTERNS:
-        for where in (compute.group(1), interconnect) if compute else (interconnect,):
-            match = re.search(pattern, where)
-            if match:
-                cards = int(match.groupdict().get("cards") or 1)
-                return cards * parse_bandwidth(f"{match['rate']}Gb/s") / host
-    return None
+    found = []
+    for part in _parts(interconnect):
+        if re.search(_NOT_COMPUTE, part, re.IGNORECASE) and "compute" not in part.lower():
+            continue
+        card = re.search(_CARD, part, re.IGNORECASE)
+        if not card and not re.search(_NETWORK, part, re.IGNORECASE):
+            continue
+        rates = list(re.finditer(_RATE, part))
+        if not rates:
+            continue
+        match = rates[-1]
+        rate = parse_bandwidth(match["rate"] + ("GB/s" if "GB" in match["unit"] else "Gb/s"))
+        count = re.search(r"(\d+) ?[x\u00d7] ?", part[: match.start()])
+        if count:
+            found.append(int(count[1]) * rate / host)
+        elif re.search(r"(?:per|/) ?(?:GPU|device|accelerator|chip)", part, re.IGNORECASE):
+            found.append(rate)
+        elif not card or re.search(r"(?:per|/) ?(?:node|host|server)\b", part, re.IGNORECASE):
+            found.append(rate / host)
+        elif rate > SLOWEST_COMPUTE_CARD or host == 1:
+            found.append(rate * cards / host)
+    return max(found) if found else None

@@ -52,8 +52,14 @@ class Prediction:
         return self.run is not None and not self.reason
 
 
-def predict(rows: Iterable[Row], progress: Callable[[int], None] | None = None) -> list[Prediction]:
+def predict(
+    rows: Iterable[Row],
+    progress: Callable[[int], None] | None = None,
+    as_user: bool = False,
+) -> list[Prediction]:
     """Price rows, in their order; a row that cannot be priced says why.
+
+    `as_user`: knowing of each row's source only the framework's name.
 
     `progress`, if given, is called with the number of rows priced since the last call.
     """
@@ -62,7 +68,7 @@ def predict(rows: Iterable[Row], progress: Callable[[int], None] | None = None) 
     groups: dict[str, list[tuple[int, Run]]] = {}
     for index, row in enumerate(rows):
         try:
-            run = import_row(row)
+            run = import_row(row, as_user)
         except SkipRow as skip:
             result[index] = Prediction(row.id, None, str(skip))
             continue

@@ -8,9 +8,10 @@ import tomllib
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 from meshwright.costs.frameworks import Behaviour, framework
+from meshwright.evidence.named import fallback_framework, named_framework
 from meshwright.evidence.rows import Row
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Framework, OptimizerRecipe, PrecisionRecipe
 from meshwright.specs.layout import Recompute
@@ -28,7 +29,6 @@ class SourceRule:
     match: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     lora: bool = False
-    pipeline: bool = False
     gpu: str = ""
     printed_precision: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def source_rules() -> tuple[SourceRule, ...]:
     """Return data/sources.toml, in order."""
     text = resources.files("meshwright.evidence").joinpath("data/sources.toml").read_text("utf-8")
     named = {
-        "framework", "family", "precision", "why", "source", "match", "options", "lora", "pipeline",
+        "framework", "family", "precision", "why", "source", "match", "options", "lora",
         "gpu", "printed_precision",
     }  # fmt: skip
     return tuple(
@@ -56,24 +56,32 @@ def source_rules() -> tuple[SourceRule, ...]:
 
 
 @cache
-def _rule(
-    source: str, model: str, setup: str, gpu: str, precision: str, pipeline: bool
-) -> SourceRule:
+def _rule(source: str, model: str, setup: str, gpu: str, precision: str) -> SourceRule | None:
     everything = f"{source}\n{model}\n{setup}"
     for rule in source_rules():
-        if rule.pipeline and not pipeline:
-            continue
         if not re.search(rule.gpu, gpu) or not re.search(rule.printed_precision, precision):
             continue
         if re.search(rule.source, source) and re.search(rule.match, everything):
             return rule
-    raise AssertionError("the last rule matches everything")
+    return None
 
 
-def rule_for(row: Row) -> SourceRule:
-    """Return the rule that describes a row's source."""
-    pipeline = (row.count("pp") or 1) > 1
-    return _rule(row["source"], row["model"], row["setup"], row["gpu"], row["precision"], pipeline)
+def rule_for(row: Row, as_user: bool = False) -> SourceRule:
+    """Return what is known of the software behind a row.
+
+    The first entry of data/sources.toml that its source matches; else, and always `as_user`, no more
+    than the framework's name: the one that an entry gives, or that the row's texts name.
+    """
+    known = _rule(row["source"], row["model"], row["setup"], row["gpu"], row["precision"])
+    if known is not None and not as_user:
+        return known
+    named = known.framework if known is not None else named_framework(row)
+    return SourceRule(
+        framework=cast("Framework", named or fallback_framework(row)),
+        family="",
+        precision="fp16" if re.search("V100|T4", row["gpu"]) else "bf16",
+        why="named in setup or source" if named else "nothing names the framework",
+    )
 
 
 def megatron_arguments(row: Row) -> dict[str, Any]:
@@ -109,8 +117,9 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
         options["reduce_overlapped"] = bool(arguments.get("overlap-grad-reduce"))
         options["gather_overlapped"] = bool(arguments.get("overlap-param-gather"))
         options["placeholder_gradients"] = not arguments.get("no-gradient-accumulation-fusion")
-        # The functional tests keep Megatron's default of 0.1; every release recipe sets 0.
-        options["dropout"] = "release" not in row["model"]
+        # arguments.py: hidden and attention dropout are 0.1 unless they are given.
+        given = [arguments.get(f"{part}-dropout", 0.1) for part in ("hidden", "attention")]
+        options.setdefault("dropout", any(float(chance) > 0 for chance in given))
         if "make-vocab-size-divisible-by" in arguments:
             options["vocab_multiple"] = int(arguments["make-vocab-size-divisible-by"])
         if arguments.get("cross-entropy-loss-fusion"):
@@ -118,8 +127,16 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
         local = arguments.get("transformer-impl") == "local"
         if arguments.get("attention-backend") == "unfused" or local:
             options["attention_kernel"] = "unfused"
-    if re.search(r"no overlap of gradient all-reduce", row["setup"]):
-        options["reduce_overlapped"] = False
+    if re.search(
+        r"no overlap of gradient all-reduce|no overlap_comm|no overlap of comp", row["setup"]
+    ):
+        options |= {"reduce_overlapped": False, "gather_overlapped": False}
+    if re.search(
+        r"flash[ -]?attention[ -]?2|flash[ -]?attn[ -]?2|\bFA2\b", row["setup"], re.IGNORECASE
+    ):
+        options["flash_generation"] = 2
+    elif re.search(r"flash[ -]?attention[ -]?3|\bFA3\b|cuDNN att", row["setup"], re.IGNORECASE):
+        options["flash_generation"] = 3
     return options
 
 
@@ -134,41 +151,65 @@ def precision_of(
     if not text:
         assumed.append(f"precision={rule.precision}")
         text = rule.precision
-    if "fp8" in text or "mxfp8" in text:
-        base = RECIPES["fp8"]
-    elif "fp4" in text:
-        base = RECIPES["fp8"].but(name="fp4", compute="fp4")
-    elif text.startswith("fp32"):
-        return RECIPES["fp32"]
-    elif "fp16" in text or text == "mixed" or "half" in text:
-        base = RECIPES["fp16"]
-    else:
-        base = RECIPES["bf16"]
+    base = recipe_of(text)
+    if base.name in ("fp32", "tf32"):
+        return base
     if rule.lora and base.name == "fp8":
         base = base.but(parameter_bytes=1)  # frozen weights are kept in fp8
+    gradient = 4.0 if re.search(r"fp32 grad|grad\w*[ -]\w* ?(?:in )?fp32", text) else None
     return base.but(
-        gradient_bytes=known.gradient_bytes, gradient_reduce_bytes=known.gradient_reduce_bytes
+        gradient_bytes=gradient or known.gradient_bytes,
+        gradient_reduce_bytes=known.gradient_reduce_bytes,
     )
 
 
+def recipe_of(text: str) -> PrecisionRecipe:
+    """Return the recipe that a precision column means: `float8`, `MXFP8`, `nvfp4`, `bf16-mixed`, `AMP O2`…"""
+    text = text.lower()
+    if re.search(r"(?:mx|nv)?fp4|float4|e2m1", text):
+        return RECIPES["fp8"].but(name="fp4", compute="fp4")
+    if re.search(r"(?:mx)?fp8|float8|e4m3|e5m2|\b8[ -]?bit float", text):
+        return RECIPES["fp8"]
+    if re.search(r"^(?:fp32|float32|single|32(?:-true|-bit)?$)", text):
+        return RECIPES["tf32" if "tf32" in text else "fp32"]
+    if "tf32" in text:
+        return RECIPES["tf32"]
+    if re.search(r"bf16|bfloat16", text) and not re.match(r"fp16|float16", text):
+        return RECIPES["bf16"]
+    if re.search(r"fp16|float16|half|\bmixed\b|16-mixed|\bamp\b", text):
+        return RECIPES["fp16"]
+    return RECIPES["bf16"]
+
+
 def optimizer_of(row: Row, rule: SourceRule) -> OptimizerRecipe:
-    """Return the optimizer of a row: the source's or AdamW unless `setup` names another."""
+    """Return the optimizer of a row: the one that `setup` names, else the source's, else AdamW."""
     if named := rule.default("optimizer"):
         return OPTIMIZERS[named]
-    if re.search(r"\bmuon\b", row["setup"], re.IGNORECASE):
-        return OPTIMIZERS["muon"]
+    text = row["setup"]
+    for pattern, name in _OPTIMIZERS:
+        if re.search(pattern, text, re.IGNORECASE):
+            return OPTIMIZERS[name]
     return OPTIMIZERS["adamw"]
+
+
+_OPTIMIZERS = (
+    (r"\bmuon\b", "muon"),
+    (r"8-?bit adam|adam\w*[-_ ]?8-?bit|paged_adamw_8bit|bnb adam", "adam8bit"),
+    (r"ada-?factor", "adafactor"),
+    (r"\bsgd\b.{0,12}moment", "sgd-momentum"),
+    (r"\bsgd\b", "sgd"),
+)
 
 
 def recompute_of(row: Row, rule: SourceRule, assumed: list[str]) -> Recompute:
     """Return the recomputation mode: the row's, else the source's, else the framework's."""
-    text = row["recompute"].lower()
-    if text.startswith("full"):
-        return "full"
-    if text.startswith(("selective", "minimal")):
-        return "selective"
-    if text.startswith("none") or text in ("no", "false", "0", "off"):
+    text = row["recompute"].lower().strip()
+    if re.match(r"none|no\b|false|0$|off|w/o|without|disabled", text):
         return "none"
+    if re.match(r"selective|minimal|core|attn|attention|moe|layernorm|save_|partial", text):
+        return "selective"
+    if re.match(r"full|yes|true|on\b|1$|all|uniform|block|enabled|every|checkpoint|gradient", text):
+        return "full"
     mode: Recompute = rule.default("recompute") or framework(rule.framework).recompute
     assumed.append(f"recompute={mode}")
     return mode
@@ -177,19 +218,32 @@ def recompute_of(row: Row, rule: SourceRule, assumed: list[str]) -> Recompute:
 def zero_of(row: Row, rule: SourceRule, assumed: list[str]) -> tuple[int, int]:
     """Return the ZeRO stage and the shard degree that a row states (0: all replicas)."""
     text = row["zero_or_fsdp"]
+    if re.search(r"HSDP|hybrid", text, re.IGNORECASE):
+        stated = re.search(r"shard[ =_]*(\d+)", text)
+        return 3, int(stated[1]) if stated else row.count("gpus_per_node") or 8
+    # InternEvo: zero1=N is ZeRO-1 over groups of N ranks, -1 over all of them.
+    if group := re.search(r"zero1 ?= ?(-?\d+)", text):
+        size = int(group[1])
+        return (1, 0) if size < 0 else (1, size) if size > 1 else (0, 0)
     shard = re.search(r"(?:FSDP\d? ?shard|FSDP)=(\d+)", text)
-    if re.search(r"HSDP", text):
-        return 3, row.count("gpus_per_node") or 8
     if shard:
         return (3, int(shard.group(1))) if int(shard.group(1)) > 1 else (0, 0)
-    if re.search(r"FSDP|fully sharded|optim_grads_params", text, re.IGNORECASE):
+    if re.search(r"SHARD_GRAD_OP", text):
+        return 2, 0
+    if re.search(r"NO_SHARD", text):
+        return 0, 0
+    if re.search(
+        r"FSDP|fully[ -_]sharded|full[ _]shard|optim_grads_params|stage ?3", text, re.IGNORECASE
+    ):
         return 3, 0
-    stage = re.search(r"ZeRO[- ]?(\d)", text, re.IGNORECASE)
+    stage = re.search(r"ZeRO[- _]?(?:stage)?[- _]?(\d)|stage[ -_]?(\d)", text, re.IGNORECASE)
     if stage:
-        return int(stage.group(1)), 0
-    if "distributed optimizer" in text.lower():
+        return int(stage[1] or stage[2]), 0
+    if re.search(
+        r"distributed[ _-]?optimizer|dist[_-]?opt|sharded optimizer|os\b", text, re.IGNORECASE
+    ):
         return 1, 0
-    if text.lower() in ("none", "ddp"):
+    if re.match(r"none|no|ddp|dp|0|false|off|not?\b", text, re.IGNORECASE):
         return 0, 0
     known = rule.default("zero")
     zero = framework(rule.framework).zero if known is None else int(known)

@@ -1,0 +1,51 @@
+"""Which software a row means: the framework that its texts name, whoever wrote them."""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.costs.frameworks import framework_names
+from meshwright.evidence.rows import Row
+
+_NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"nanotron", ("nanotron",)),
+    (r"torch ?tune", ("torchtune", "torchtitan")),
+    (r"lit-?gpt|lightning", ("litgpt", "pytorch", "deepspeed")),
+    (r"torch ?titan|FSDP2|fully_shard|Auto-?model|torchforge", ("torchtitan",)),
+    (r"llm-foundry|composer|mosaic|fms-fsdp|FSDP1", ("fsdp",)),
+    (r"max-?text|\bJAX\b|\bPax|levanter|\bT5X\b|EasyLM|praxis|\bXLA\b", ("maxtext",)),
+    (r"Megatron-DeepSpeed|gpt-?neox|bigscience", ("megatron-deepspeed",)),
+    (r"NeMo\b|Megatron-?Bridge|dgxc", ("nemo",)),
+    (
+        r"Megatron|M-?Core|FlagScale|Primus|Pai-Megatron|MindSpeed|Paddle|Neuron|InternEvo|"
+        r"Colossal|veScale|Nemotron",
+        ("megatron",),
+    ),
+    (
+        r"axolotl|llama-?factory|\bpeft\b|transformers|unsloth|\btrl\b|hugging ?face|accelerate|"
+        r"xtuner|swift|qlora|fastchat|alpaca",
+        ("huggingface", "deepspeed"),
+    ),
+    (r"deep-?speed|ZeRO-?(?:infinity|offload)", ("deepspeed",)),
+    (r"\bFSDP\b", ("fsdp",)),
+    (r"py-?torch|nano-?gpt|\bDDP\b|torch\.compile", ("pytorch", "torchtitan")),
+)
+"""What texts print, in the order of trust, and the behaviours that stand for it (the first that exists)."""
+
+
+def named_framework(row: Row) -> str | None:
+    """Return the framework that a row names: in `setup`, then in its sharding column, then in `source`."""
+    for text in (row["setup"], row["zero_or_fsdp"], row["source"], row["model"]):
+        for pattern, behaviours in _NAMES:
+            if re.search(pattern, text, re.IGNORECASE):
+                known = framework_names()
+                return next((name for name in behaviours if name in known), None)
+    return None
+
+
+def fallback_framework(row: Row) -> str:
+    """The framework to assume where none is named: only Megatron's kind splits layers and stages."""
+    split = any((row.count(axis) or 1) > 1 for axis in ("tp", "pp", "vpp", "ep"))
+    if re.search("TPU", row["gpu"]):
+        return "maxtext"
+    return "megatron" if split or "pytorch" not in framework_names() else "pytorch"
