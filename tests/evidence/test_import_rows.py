@@ -1,10 +1,13 @@
 """Rows become runs from their describing columns only, and what was left open is said."""
 
+import re
+
 import pytest
 
 from meshwright.evidence.import_rows import cost_balanced_layers, import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import MEASURED, Row, published_rows, read_rows
+from meshwright.evidence.software import rule_for, source_rules
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
 
@@ -121,8 +124,7 @@ def test_tests_keep_megatrons_dropout_unless_their_file_sets_it(rows):
 
 
 def test_every_rule_cites_where_and_names_a_source_that_is_here(rows):
-    used = {rule_for(row) for row in rows}
+    used = {id(rule_for(row)) for row in rows}
     for rule in source_rules():
         assert re.search(r"[\w.-]+/[\w.-]+|arXiv \d{4}\.\d{5}|README|MLPerf", rule.why), rule.why
-        assert rule in used, f"no row of the evidence needs: {rule.why}"
-
+        assert id(rule) in used, f"no row of the evidence needs: {rule.why}"

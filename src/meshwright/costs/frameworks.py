@@ -137,6 +137,9 @@ class Behaviour(Spec):
     memory_convention: Literal["allocated", "reserved", "device"] = Field(
         description="what the framework's own log calls memory used"
     )
+    memory_rank: Literal["heaviest", "first", "last"] = Field(
+        description="the rank of a pipeline whose memory the framework logs"
+    )
     kernels_per_layer: int = Field(ge=1, description="kernels of one layer's forward")
     host_kernel_s: float = Field(
         ge=0, description="host time to issue one kernel: Python, dispatch and launch"

@@ -36,21 +36,49 @@ def finetune_of(row: Row, rule: SourceRule, assumed: list[str]) -> Finetune | No
         for pattern, why in _UNMODELLED:
             if re.search(pattern, text, re.IGNORECASE):
                 raise SkipRow(why)
-    quantised = re.search(r"QLoRA|Q-LoRA|bnb\.nf4", method)
-    if not (rule.lora or quantised or re.search(r"\bLoRA\b", method)):
+    quantised = re.search(
+        r"Q-?LoRA|bnb\.nf4|\bnf4\b|\bfp4 base|load_in_4bit|4-?bit|int4", method, re.IGNORECASE
+    )
+    if not (
+        rule.lora or quantised or re.search(r"\b(?:Do)?LoRA\b|\bpeft\b", method, re.IGNORECASE)
+    ):
         return None
-    if known is None:
+    if known is None and not _STATED.search(text) and not quantised:
+        assumed.append(f"adapters of rank {LORA_RANK} on attention")
         return attention_lora(LORA_RANK)
-    fields: dict[str, Any] = {"method": "qlora" if quantised else "lora", **known}
-    assumed.append(f"adapters={known}")
-    if stated := re.search(r"\b(?:r=|rank )(\d+)", text):
-        fields["rank"] = int(stated.group(1))
+    fields: dict[str, Any] = {"method": "qlora" if quantised else "lora", **(known or {})}
+    if re.search(r"\bDoRA\b", method) and not quantised:
+        fields["method"] = "dora"
+    if stated := _STATED.search(text):
+        fields["rank"] = int(next(filter(None, stated.groups())))
+    if known is None and (targets := _targets(text)):
+        fields["targets"] = targets
+    assumed.append(f"adapters={known if known is not None else fields}")
     if quantised:
-        fields["storage"] = "int4" if "int4" in text else "nf4"
-        fields["double_quantization"] = "nf4-dq" in text or bool(known.get("double_quantization"))
+        fields["storage"] = "int4" if re.search(r"int4|gptq|awq", text, re.IGNORECASE) else "nf4"
+        double = re.search(r"nf4-dq|double[_ ]quant", text, re.IGNORECASE)
+        fields["double_quantization"] = bool(double or (known or {}).get("double_quantization"))
     else:
         fields.pop("upcast", None)
         fields.pop("double_quantization", None)
-    if "embedding and output layer also trained" in text:
+    if re.search(r"embedding and (?:output layer|head) also trained|modules_to_save", text):
         fields["train"] = ("embedding", "head")
     return finetune_recipe(fields)
+
+
+_STATED = re.compile(
+    r"(?:\blora[_ -]?r(?:ank)?|\br(?:ank)?)[ =:]*(\d+)|\b(\d+)[- ]rank\b", re.IGNORECASE
+)
+"""The rank of adapters as people write it: `r=64`, `rank 16`, `lora_r: 8`, `lora_rank=32`."""
+
+
+def _targets(text: str) -> list[str]:
+    """Matrices with adapters that a text names: module names, or a group of them."""
+    if re.search(r"all[- _]linear|linear layers|all modules|all layers", text, re.IGNORECASE):
+        return ["all-linear"]
+    names = re.findall(
+        r"\b(?:[qkvo]_proj|(?:gate|up|down)_proj|c_attn|c_proj|w[123]|qkv_proj|query_key_value|"
+        r"linear_qkv|linear_proj|linear_fc[12]|dense_h_to_4h|dense_4h_to_h)\b",
+        text,
+    )
+    return list(dict.fromkeys(names))

@@ -27,7 +27,6 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
 
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A row as the planner's nouns, with what had to be assumed."""
@@ -96,9 +95,7 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
         job=job,
         layout=layout,
         memory_convention=_convention(row, rule, known),
-        memory_rank="last"
-        if "LAST rank" in row["setup"]
-        else rule.default("memory_rank") or "heaviest",
+        memory_rank="last" if "LAST rank" in row["setup"] else known.memory_rank,
         assumed=tuple(assumed),
     )
 

@@ -225,6 +225,13 @@ def scorecard(
     return scores, scored
 
 
+def score_of(name: str, group: list[Scored]) -> Score:
+    """Score some rows by themselves, whatever they have in common."""
+    timed = [one for one in group if one.absolute and not math.isnan(one.measured_s)]
+    mfu = fit_constant_mfu([one.run for one in timed], [one.measured_s for one in timed])
+    return _score(name, [len(group), len(group)], group, mfu)
+
+
 def _score(name: str, count: list[int], group: list[Scored], mfu: float) -> Score:
     baseline = [replace(one, predicted_s=mfu_time_s(one.run, mfu)) for one in group]
     judged = [

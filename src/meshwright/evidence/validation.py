@@ -1,0 +1,131 @@
+"""How good the model is on sources it was not fitted to: left out, and as a user would see them.
+
+Three ways to predict a source's runs: *fitted*, with the shipped constants; *left out*, with the
+constants that the other sources give; *as a user*, left out and knowing nothing of the source but
+its framework's name. The result is stored in data/validation.json with the left-out constants, so
+that it can be shown, guarded and checked without fitting again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from meshwright.evidence.constants import constants_set, fitted_constants
+from meshwright.evidence.fit import Fitted
+from meshwright.evidence.predict import Prediction, predict
+from meshwright.evidence.rows import Row
+from meshwright.evidence.score import Score, Scored, pair, score_of, scorecard
+
+MODES = ("fitted", "left out", "as a user")
+KINDS = ("mixture of experts", "fine-tuning", "pre-training, dense")
+"""Kinds of model and task that are scored beside the sources."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Scores by mode and group (sources, kinds, `all`), and each source's left-out constants."""
+
+    scores: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    constants: Mapping[str, Mapping[str, float]]
+    alike: Mapping[str, Mapping[str, float]]
+    """By mode: medians over sources of their figures, so that every source weighs alike."""
+
+    def text(self) -> str:
+        """Return data/validation.json."""
+        plain = {"scores": self.scores, "alike": self.alike, "constants": self.constants}
+        return json.dumps(plain, indent=1, sort_keys=True) + "\n"
+
+
+def stored() -> Validation:
+    """Return the shipped result."""
+    file = resources.files("meshwright.evidence").joinpath("data/validation.json")
+    return Validation(**json.loads(file.read_text("utf-8")))
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A validation and the rows it rests on, by mode."""
+
+    validation: Validation
+    scored: Mapping[str, Sequence[Scored]]
+
+
+def left_out_constants(fitted: Fitted, sources: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return, for each source, the constants that differ from the shipped ones when it is left out."""
+    shipped = {one.name: one.get() for one in fitted_constants()}
+    result = {}
+    for source in sources:
+        found = fitted.without(source)
+        result[source] = {k: v for k, v in found.items() if v != shipped[k]}
+    return result
+
+
+def validate(
+    rows: Sequence[Row],
+    constants: Mapping[str, Mapping[str, float]],
+    say: Callable[[str], None] = lambda line: None,
+) -> Validated:
+    """Score all rows in the three modes, given each source's left-out constants.
+
+    `say` is called with a line for each source.
+    """
+    tables: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        tables.setdefault(row.table, []).append(index)
+    found: dict[str, list[Prediction | None]] = {mode: [None] * len(rows) for mode in MODES}
+    for number, (source, members) in enumerate(tables.items(), 1):
+        say(f"{number} of {len(tables)} sources: {source}, {len(members)} rows")
+        own = [rows[i] for i in members]
+        answers = {"fitted": predict(own)}
+        with constants_set(constants.get(source, {})):
+            answers["left out"] = predict(own)
+            answers["as a user"] = predict(own, as_user=True)
+        for mode, predictions in answers.items():
+            for i, one in zip(members, predictions, strict=True):
+                found[mode][i] = one
+    scored = {
+        mode: pair(rows, [one for one in predictions if one is not None])
+        for mode, predictions in found.items()
+    }
+    scores: dict[str, dict[str, Any]] = {}
+    alike: dict[str, dict[str, float]] = {}
+    for mode, predictions in found.items():
+        complete = [one for one in predictions if one is not None]
+        table = scorecard(rows, complete)[0]
+        kinds = [score_of(kind, [s for s in scored[mode] if kind_of(s) == kind]) for kind in KINDS]
+        scores[mode] = {one.name: _brief(one) for one in (*table, *kinds)}
+        alike[mode] = _alike(table[:-1])
+    return Validated(Validation(scores, constants, alike), scored)
+
+
+def kind_of(one: Scored) -> str:
+    """Kind of model and task of a run."""
+    if one.run.job.finetune is not None or "finetune" in one.row["model"]:
+        return "fine-tuning"
+    return "mixture of experts" if one.run.model.experts else "pre-training, dense"
+
+
+def _brief(score: Score) -> dict[str, Any]:
+    """The figures of a score that are kept."""
+    plain = score.plain()
+    kept = ("rows", "priced", "time", "memory", "large_memory", "verdicts", "sweeps")
+    return {name: plain[name] for name in kept}
+
+
+def _alike(scores: Sequence[Score]) -> dict[str, float]:
+    def median(values: list[float]) -> float:
+        known = [value for value in values if not math.isnan(value)]
+        return round(float(np.median(known)), 4) if known else math.nan
+
+    return {
+        "time": median([one.time.median for one in scores]),
+        "time p90": median([one.time.p90 for one in scores]),
+        "memory": median([one.memory.median for one in scores]),
+    }
