@@ -180,8 +180,8 @@ def test_a_pipeline_that_turns_back_has_embedding_and_head_on_its_first_rank(
 
 def test_a_nearly_full_pipeline_pays_a_retry_per_message(llama70b):
     cluster = load_cluster("h100:2x8")
-    run = Job(seq_len=8192, global_batch=16, framework="nanotron")
-    without = run.but(framework_options={"retry_s": 0.0})
+    without = Job(seq_len=8192, global_batch=16, framework="nanotron")
+    run = without.but(framework_options={"retry_s": 0.29})
     full = Layout(dp=1, tp=4, pp=4, micro_batch=1, sequence_parallel=True)
     one = estimate(llama70b, cluster, run, full)
     assert one.peak_memory_bytes > one.capacity_bytes

@@ -96,8 +96,8 @@ def validate(
     }
     scores: dict[str, dict[str, Any]] = {}
     alike: dict[str, dict[str, float]] = {}
-    for mode, predictions in found.items():
-        complete = [one for one in predictions if one is not None]
+    for mode in MODES:
+        complete = [one for one in found[mode] if one is not None]
         table = scorecard(rows, complete)[0]
         kinds = [score_of(kind, [s for s in scored[mode] if kind_of(s) == kind]) for kind in KINDS]
         scores[mode] = {one.name: _brief(one) for one in (*table, *kinds)}
