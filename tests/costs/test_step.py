@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from meshwright.costs.columns import ARRAYS, from_layouts
+from meshwright.costs.columns import ARRAYS, concatenate, from_layouts
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.stages import ROLES
 from meshwright.costs.step import TIME_PARTS, _wait, estimate, price
 from meshwright.planner.legality import Question
-from meshwright.planner.search import concatenate
 from meshwright.planner.space import Constraints, Tally, enumerate_layouts
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError

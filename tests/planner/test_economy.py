@@ -14,7 +14,7 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
 
 MODEL, CLUSTER = load_model("llama3-8b"), load_cluster("h100:8x8")
-JOB = Job(seq_len=4096, global_batch=256, token_budget=1e9)
+JOB = Job(seq_len=4096, global_batch=256, token_budget=1e9, framework="any")
 
 
 @pytest.fixture(scope="module")

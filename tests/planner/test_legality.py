@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.costs.columns import concatenate
 from meshwright.planner.legality import Question, legal, why_illegal
-from meshwright.planner.search import concatenate
 from meshwright.planner.space import Constraints, Tally, divisors, enumerate_layouts
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.job import Job

@@ -9,7 +9,7 @@ from rich.text import Text
 from meshwright.planner.comparison import Comparison
 from meshwright.planner.decision_trees import walk_trees
 from meshwright.planner.legality import Question
-from meshwright.planner.plan import RUNNER_UP
+from meshwright.planner.plan import GAMBLE, RUNNER_UP
 from meshwright.planner.words import MEMORY_WORDS, PART_WORDS
 from meshwright.specs.plan import Estimate, Plan
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
@@ -25,6 +25,8 @@ def show_plan(plan: Plan, *, defence: bool, written: str | None) -> None:
     _show_time(console, plan.estimate)
     if plan.job.token_budget:
         _show_run(console, plan)
+    if plan.frameworks:
+        _show_frameworks(console, plan)
     if defence:
         _show_trees(console, plan)
         _show_alternatives(console, plan)
@@ -62,8 +64,10 @@ def _show_head(console: Console, plan: Plan) -> None:
     held = estimate.peak_memory_range
     peaks = f" ({format_bytes(held.low)} – {format_bytes(held.high)})" if held else ""
     verdict = "" if estimate.fits else "  DOES NOT FIT"
-    verdict += "  too close to call" if estimate.memory_too_close else ""
+    if estimate.fit_probability is not None:
+        verdict += f"  fits with {estimate.fit_probability:.0%}"
     rows = [
+        ("framework", _framework(plan)),
         ("step time", format_seconds(estimate.step_time_s) + interval),
         ("throughput", f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s per device"),
         ("MFU / HFU", f"{estimate.mfu:.1%} / {estimate.hfu:.1%}"),
@@ -77,6 +81,11 @@ def _show_head(console: Console, plan: Plan) -> None:
     for name, value in rows:
         grid.add_row(Text(f"  {name}", style="dim"), value)
     console.print(grid)
+
+
+def _framework(plan: Plan) -> str:
+    name = plan.job.framework
+    return "any (an upper bound: no one framework does all of it)" if name == "any" else name
 
 
 def _bar(share: float, width: int = BAR) -> str:
@@ -142,6 +151,29 @@ def _show_run(console: Console, plan: Plan) -> None:
     console.print(line + " [dim](without interruptions)[/dim]")
 
 
+def _show_frameworks(console: Console, plan: Plan) -> None:
+    console.print(
+        "\n[bold]Frameworks[/bold] [dim]each under its own rules, precision and overlaps[/dim]"
+    )
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for heading in ("  framework", "step", "at worst", "memory", "fits"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("layout", overflow="fold", ratio=4)
+    table.add_column("why not", overflow="fold", ratio=4)
+    for one in plan.frameworks:
+        table.add_row(
+            f"  {one.framework}",
+            format_seconds(one.step_time_s) if one.step_time_s else "–",
+            format_seconds(one.pessimistic_s) if one.pessimistic_s else "–",
+            format_bytes(one.peak_memory_bytes) if one.peak_memory_bytes else "–",
+            "–" if one.fit_probability is None else f"{one.fit_probability:.0%}",
+            one.layout.label() if one.layout else "–",
+            one.why_not or "chosen",
+            style="" if not one.why_not else "dim",
+        )
+    console.print(table)
+
+
 def _show_trees(console: Console, plan: Plan) -> None:
     console.print("\n[bold]Decision trees[/bold] [dim]walked with these numbers[/dim]")
     sharded, tensor, verdict = walk_trees(Question(plan.model, plan.cluster, plan.job))
@@ -158,15 +190,16 @@ def _show_alternatives(console: Console, plan: Plan) -> None:
     console.print("\n[bold]Why not…[/bold]")
     table = Table(box=None, padding=(0, 1), header_style="dim")
     table.add_column("  instead", overflow="fold", ratio=3)
-    table.add_column("step", no_wrap=True)
-    table.add_column("memory", no_wrap=True)
+    for heading in ("step", "at worst", "memory"):
+        table.add_column(heading, no_wrap=True)
     table.add_column("why it lost", overflow="fold", ratio=5)
     for other in plan.alternatives:
         priced = other.estimate
-        runner_up = other.axis == RUNNER_UP
+        runner_up = other.axis in (RUNNER_UP, GAMBLE)
         table.add_row(
             f"  {other.layout.label() if runner_up else other.axis}",
             format_seconds(priced.step_time_s) if priced else "–",
+            format_seconds(priced.pessimistic_s) if priced and priced.pessimistic_s else "–",
             format_bytes(priced.peak_memory_bytes) if priced else "–",
             other.why_not,
             style="" if runner_up else "dim",

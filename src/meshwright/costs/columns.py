@@ -106,6 +106,12 @@ ARRAYS = tuple(f.name for f in fields(LayoutColumns) if f.name not in ("orders",
 """Names of the array fields, in order."""
 
 
+def concatenate(tables: Sequence[LayoutColumns]) -> LayoutColumns:
+    """Stack tables that share their rank orders and splits."""
+    arrays = {name: np.concatenate([getattr(t, name) for t in tables]) for name in ARRAYS}
+    return LayoutColumns(**arrays, orders=tables[0].orders, splits=tables[0].splits)
+
+
 def from_layouts(layouts: Sequence[Layout]) -> LayoutColumns:
     """Build columns from layouts.
 

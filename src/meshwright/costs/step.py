@@ -42,6 +42,7 @@ from meshwright.costs.loss import head_frozen, head_products
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.memory import MemoryColumns, expert_shard_degree, memory
 from meshwright.costs.parameters import padded_vocab
+from meshwright.costs.pessimism import pessimistic_s
 from meshwright.costs.stages import ROLES, StageLayers, stage_layers
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
@@ -459,7 +460,13 @@ def estimates(
         layout.micro_batches(job.global_batch)
     columns = from_layouts(layouts)
     table = price(model, cluster, job, columns)
-    return [estimate_of(model, cluster, job, columns, table, row) for row in range(columns.rows)]
+    worst = pessimistic_s(table)
+    return [
+        estimate_of(model, cluster, job, columns, table, row).model_copy(
+            update={"pessimistic_s": float(worst[row])}
+        )
+        for row in range(columns.rows)
+    ]
 
 
 def capacity_bytes(cluster: Cluster) -> float:
@@ -511,6 +518,7 @@ def estimate_of(
     heaviest = max(stages, key=lambda stage: stage.total_bytes)
     heaviest_role = max(ROLES, key=lambda role: float(table.memory.total[role][row]))
     capacity = capacity_bytes(cluster)
+    held = memory_range(cluster, job, gpus, heaviest.total_bytes)
     return Estimate(
         step_time_s=step,
         tokens_per_s_per_gpu=tokens_per_gpu,
@@ -528,5 +536,6 @@ def estimate_of(
         time_parts={name: float(table.time_parts[name][row]) for name in TIME_PARTS},
         stages=tuple(stages),
         step_time_range=time_range(cluster, job, gpus, step),
-        peak_memory_range=memory_range(cluster, job, gpus, heaviest.total_bytes),
+        peak_memory_range=held,
+        fit_probability=held.probability_below(capacity) if held else None,
     )

@@ -13,7 +13,7 @@ from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.evidence.import_rows import Run, import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import Row
-from meshwright.planner.space import MEMORY_MARGIN
+from meshwright.planner.odds import MEMORY_MARGIN
 
 GIB = 2.0**30
 

@@ -22,7 +22,7 @@ from meshwright.lessons.expressions import fill, percent
 from meshwright.lessons.prose import to_text
 from meshwright.planner.legality import RULES, Question
 from meshwright.planner.neighbours import neighbours
-from meshwright.planner.space import MEMORY_MARGIN
+from meshwright.planner.odds import MEMORY_MARGIN
 from meshwright.schedules import Shape, refusal
 from meshwright.specs.base import Spec
 from meshwright.specs.clusters import load_cluster

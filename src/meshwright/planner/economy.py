@@ -17,7 +17,7 @@ from meshwright.planner.search import SearchResult, search
 from meshwright.planner.space import Constraints, divisors
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
-from meshwright.specs.plan import Alternative, Searched
+from meshwright.specs.plan import Alternative
 from meshwright.specs.quantities import format_count
 
 SAME_PRICE = 0.01
@@ -142,16 +142,3 @@ def _why_not(other: Offer, chosen: Offer, max_days: float | None) -> str:
         return f"{cost}, but {other.days:.1f} days are more than {max_days:g}"
     pace = chosen.step_time_s / other.step_time_s
     return f"{cost}, {f'{pace:.2g}× as fast' if pace >= 1 else f'{1 / pace:.2g}× as slow'}"
-
-
-def all_searched(found: list[Offer]) -> Searched:
-    """What all the searches looked at together."""
-    pruned: dict[str, int] = {}
-    for offer in found:
-        for reason, count in offer.result.searched.pruned.items():
-            pruned[reason] = pruned.get(reason, 0) + count
-    return Searched(
-        priced=sum(offer.result.searched.priced for offer in found),
-        pruned=pruned,
-        seconds=sum(offer.result.searched.seconds for offer in found),
-    )

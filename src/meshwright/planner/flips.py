@@ -1,220 +1,285 @@
-"""Flip points: the circumstances under which another layout would be chosen, computed."""
+"""Flip points: the circumstances under which another layout would be chosen, computed and replanned.
+
+A pool of the best layouts of every shape, priced under changed circumstances, says where to look.
+What is printed is decided by planning again there: a flip point at which the whole search does not
+choose another layout is not one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from meshwright.costs.columns import LayoutColumns, from_layouts
+import numpy as np
+
+from meshwright.costs.columns import LayoutColumns, concatenate, from_layouts
+from meshwright.costs.step import capacity_bytes
 from meshwright.planner.legality import Question, legal
-from meshwright.planner.search import (
-    Candidates,
-    SearchResult,
-    _best,
-    concatenate,
-    reprice,
-    with_network,
-)
-from meshwright.planner.space import MEMORY_MARGIN
+from meshwright.planner.odds import Odds
+from meshwright.planner.search import Candidates, SearchResult, reprice
+from meshwright.planner.solve import Solution
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import FlipPoint
 from meshwright.specs.quantities import format_bytes
 
-FACTORS = (2.0, 4.0, 8.0, 16.0)
-POOL = 1500
-"""Layouts re-priced when circumstances change: the best under today's, fitting or not."""
+FACTORS = (2.0, 4.0, 8.0)
+"""How much more (or less) of something is tried."""
+PRECISION = 1.05
+"""Ratio to which a threshold is narrowed down."""
+MEMORY_PRECISION = 1.0002
+"""The same for memory: peaks are known, so it costs nothing to be exact."""
+POOL = 250
+"""Layouts of one framework that are re-priced when circumstances change."""
+OFF = 1.08
+"""How far beyond the pool's threshold the search is asked again when it does not agree."""
+TRIES = 2
+
+Replan = Callable[[Question], Solution | None]
+"""The whole way from a question to a choice, as the plan itself took it; None: nothing fits."""
 
 
-def flip_points(question: Question, result: SearchResult, chosen: Layout) -> tuple[FlipPoint, ...]:
-    """Find what would change the choice: network, memory, global batch, one at a time."""
-    pool = _pool(result)
-    # Circumstances are judged by the closed forms, so the choice to compare with is theirs too.
-    today = _winner(question, pool) or chosen
-    found = [*_network_flips(question, pool, today), *_memory_flips(question, result, chosen)]
-    found += _batch_flips(question, pool, today)
+@dataclass(frozen=True)
+class Axis:
+    """One circumstance: how to change the question by a factor, and how to say it."""
+
+    quantity: str
+    current: float
+    at: Callable[[Question, float], Question]
+    rounded: Callable[[float, int], float]
+    said: Callable[[str, float, str], str]
+    only_memory: bool = False
+
+
+def flip_points(
+    question: Question, solutions: list[Solution], replan: Replan
+) -> tuple[FlipPoint, ...]:
+    """Find what would change the choice: network, memory, global batch, one at a time.
+
+    `solutions` are what the frameworks that came close answered, the chosen one first.
+    """
+    finder = _Finder(question, solutions, replan)
+    found: list[FlipPoint] = []
+    for axis in (*_network(question), _memory(question)):
+        for direction in (1, -1):
+            found += finder.first(axis, direction, FACTORS)
+    for direction in (1, -1):
+        found += finder.first(_batch(question), direction, FACTORS, narrow=False)
     return tuple(found)
 
 
-def _pool(result: SearchResult) -> LayoutColumns:
-    """Candidates worth re-pricing: the best of every degree triple, so that all shapes are there."""
-    columns = result.ranked.columns
-    seen: dict[tuple[int, ...], int] = {}
-    picks = []
-    for row in range(columns.rows):
-        key = (
-            int(columns.tp[row]), int(columns.pp[row]), int(columns.cp[row]), int(columns.ep[row]),
-            int(columns.zero[row]), int(columns.recompute[row]),
-        )  # fmt: skip
-        if seen.get(key, 0) < 4:
-            seen[key] = seen.get(key, 0) + 1
-            picks.append(row)
-        if len(picks) >= POOL:
-            break
-    import numpy as np
+class _Finder:
+    def __init__(self, question: Question, solutions: list[Solution], replan: Replan) -> None:
+        self.question, self.replan = question, replan
+        self.chosen = solutions[0]
+        self.pools = [(one.question, _pool(one.result)) for one in solutions]
+        # Layers recomputed in part, or moved between stages, are not in what the search enumerates.
+        self.pools += [(one.question, from_layouts([one.layout])) for one in solutions]
+        self.room = Odds.of(self.chosen.question).room(self.chosen.result.fit_probability)
+        self.priced = self._price(question)
+        self.today = self._best(self.priced, capacity_bytes(question.cluster)) or _key(self.chosen)
 
-    tables = [columns.take(np.array(picks, dtype=np.int64))]
-    if result.over_memory.columns.rows:
-        tables.append(result.over_memory.columns)
+    def _price(self, question: Question) -> list[tuple[str, Candidates]]:
+        """The pools under a question, without what is not legal under it."""
+        found: list[tuple[str, Candidates]] = []
+        for asked, pool in self.pools:
+            under = replace(question, job=asked.job.but(global_batch=question.job.global_batch))
+            alive, _ = legal(under, pool)
+            if alive.any():
+                priced = reprice(under, pool.take(alive), self.room)
+                found.append((under.job.framework, priced))
+        return found
+
+    def _best(
+        self, priced: list[tuple[str, Candidates]], capacity: float
+    ) -> tuple[object, ...] | None:
+        """What kind of layout is fastest among what fits."""
+        best: tuple[float, tuple[object, ...]] | None = None
+        for framework, candidates in priced:
+            fits = candidates.peak_bytes * self.room <= capacity
+            times = np.where(fits, candidates.pessimistic_s, np.inf)
+            row = int(np.argmin(times))
+            if math.isfinite(times[row]) and (best is None or times[row] < best[0]):
+                best = float(times[row]), _kind(framework, candidates.columns.layout(row))
+        return best[1] if best else None
+
+    def changes(self, axis: Axis, factor: float) -> bool:
+        """Whether another kind of layout wins among the pools when something grows by a factor."""
+        question = axis.at(self.question, factor)
+        # More memory, or less, changes what fits, and no time.
+        priced = self.priced if axis.only_memory else self._price(question)
+        return self._best(priced, capacity_bytes(question.cluster)) != self.today
+
+    def first(
+        self, axis: Axis, direction: int, factors: tuple[float, ...], *, narrow: bool = True
+    ) -> list[FlipPoint]:
+        """The first change in a direction, if there is one, as replanned."""
+        if axis.only_memory and direction < 0:
+            # Below what the chosen layout itself needs, it cannot stay.
+            needed = self._needed_share()
+            if needed < 1.0 and (found := self._replanned(axis, direction, needed, narrow=False)):
+                return found
+        inside = 1.0
+        for factor in factors:
+            outside = factor**direction
+            if self.changes(axis, outside):
+                if narrow:
+                    outside = self._narrowed(axis, inside, outside)
+                return self._replanned(axis, direction, outside, narrow=narrow)
+            inside = outside
+        return []
+
+    def _needed_share(self) -> float:
+        """Share of the device's memory just below what the chosen layout needs."""
+        cluster = self.question.cluster
+        choice = self.chosen.choice
+        assert choice is not None
+        needed = choice.peak_bytes * self.room + cluster.reserve_bytes
+        return needed / cluster.device.memory_bytes * (1 - 1e-4)
+
+    def _narrowed(self, axis: Axis, inside: float, outside: float) -> float:
+        precision = MEMORY_PRECISION if axis.only_memory else PRECISION
+        while max(inside, outside) / min(inside, outside) > precision:
+            middle = math.sqrt(inside * outside)
+            if self.changes(axis, middle):
+                outside = middle
+            else:
+                inside = middle
+        return outside
+
+    def _replanned(
+        self, axis: Axis, direction: int, factor: float, *, narrow: bool
+    ) -> list[FlipPoint]:
+        """Plan again at the figure that will be printed, and a little beyond it if need be."""
+        for attempt in range(TRIES if narrow else 1):
+            value = axis.rounded(axis.current * factor * OFF ** (direction * attempt), direction)
+            if value <= 0 or value == axis.current:
+                return []
+            after = self.replan(axis.at(self.question, value / axis.current))
+            if after is None and direction > 0:
+                return []
+            word = "above" if direction > 0 else "below"
+            if after is None:
+                label, name = "none", ""
+                sentence = axis.said(word, value, "nothing priced here would fit")
+            else:
+                if _key(after) == _key(self.chosen):
+                    continue
+                label, name = after.layout.label(), after.question.job.framework
+                other = name != self.chosen.question.job.framework
+                text = label + (f" under {name}" if other else "")
+                sentence = axis.said(word, value, f"{text} would be chosen")
+            return [
+                FlipPoint(
+                    quantity=axis.quantity, current=axis.current, threshold=value,
+                    direction=word, becomes=label, framework=name, sentence=sentence,
+                )
+            ]  # fmt: skip
+        return []
+
+
+def _key(solution: Solution) -> tuple[object, ...]:
+    return _kind(solution.question.job.framework, solution.layout)
+
+
+def _kind(framework: str, layout: Layout) -> tuple[object, ...]:
+    """What makes another kind of layout: framework, degrees, sharding, recomputation."""
+    return (
+        framework, layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.zero,
+        layout.recompute,
+    )  # fmt: skip
+
+
+def _pool(result: SearchResult) -> LayoutColumns:
+    """Candidates worth re-pricing: the best of every kind, fitting or not, so that all are there."""
+    columns = result.ranked.columns
+    keys = np.stack(
+        [
+            columns.tp,
+            columns.pp,
+            columns.cp,
+            columns.ep,
+            columns.etp,
+            columns.zero,
+            columns.recompute,
+        ]
+    )
+    _, first = np.unique(keys, axis=1, return_index=True)
+    picks = np.sort(first)[:POOL]
+    tables = [columns.take(picks)]
+    others = (result.gambles.columns, result.over_memory.columns)
+    tables += [more.slice(0, POOL // 4) for more in others if more.rows]
     return concatenate(tables)
 
 
-def _winner(question: Question, pool: LayoutColumns) -> Layout | None:
-    import numpy as np
-
-    alive, _ = legal(question, pool)
-    if not alive.any():
-        return None
-    candidates = reprice(question, pool.take(alive))
-    fitting = candidates.take(np.flatnonzero(candidates.fits))
-    if not fitting.columns.rows:
-        return None
-    return _best(fitting, "time", 1).columns.layout(0)
-
-
-def _differs(layout: Layout | None, chosen: Layout) -> bool:
-    """Whether the choice is a different kind of layout: degrees, sharding or recomputation."""
-    if layout is None:
-        return False
-    fields = ("tp", "pp", "cp", "ep", "zero", "recompute")
-    return any(getattr(layout, name) != getattr(chosen, name) for name in fields)
-
-
-def _bisect(
-    at: Callable[[float], Layout | None], inside: float, outside: float, chosen: Layout
-) -> tuple[float, Layout]:
-    """Narrow the factor between one that keeps the choice and one that changes it to 2 %."""
-    becomes = at(outside)
-    assert becomes is not None
-    while max(inside, outside) / min(inside, outside) > 1.02:
-        middle = (inside * outside) ** 0.5
-        layout = at(middle)
-        if layout is not None and _differs(layout, chosen):
-            outside, becomes = middle, layout
-        else:
-            inside = middle
-    return outside, becomes
-
-
-def _first_change(
-    at: Callable[[float], Layout | None], factors: Iterable[float], chosen: Layout
-) -> tuple[float, float] | None:
-    inside = 1.0
-    for factor in factors:
-        if _differs(at(factor), chosen):
-            return inside, factor
-        inside = factor
-    return None
-
-
-def _network_flips(question: Question, pool: LayoutColumns, chosen: Layout) -> list[FlipPoint]:
+def _network(question: Question) -> list[Axis]:
     cluster = question.cluster
     if len(cluster.levels) < 2 or cluster.gpus <= cluster.fast_domain:
         return []
-    level = cluster.levels[-1]
-    current = level.bandwidth_bytes_s / 1e9
 
-    def at(factor: float) -> Layout | None:
-        return _winner(with_network(question, factor), pool)
+    def said(word: str, value: float, then: str) -> str:
+        return f"{word} {value:g} GB/s per device between nodes (now {current:.3g}), {then}"
 
-    found = []
-    for direction, factors in (("above", FACTORS), ("below", tuple(1 / f for f in FACTORS))):
-        change = _first_change(at, factors, chosen)
-        if change is None:
-            continue
-        threshold, becomes = _bisect(at, *change, chosen)
-        value = current * threshold
-        found.append(
-            FlipPoint(
-                quantity="inter-node bandwidth, GB/s per device per direction",
-                current=current,
-                threshold=value,
-                direction=direction,
-                becomes=becomes.label(),
-                sentence=f"{direction} {value:.3g} GB/s per device between nodes "
-                f"(now {current:.3g}), {becomes.label()} would win",
-            )
+    current = cluster.levels[-1].bandwidth_bytes_s / 1e9
+    return [
+        Axis(
+            "inter-node bandwidth, GB/s per device per direction", current, with_network,
+            lambda value, direction: _significant(value, direction), said,
         )
-    return found
+    ]  # fmt: skip
 
 
-def _memory_flips(question: Question, result: SearchResult, chosen: Layout) -> list[FlipPoint]:
-    """Memory thresholds follow from the peaks themselves: no search is needed."""
-    found = []
-    current = question.cluster.device.memory_bytes
-    ranked, over = result.ranked, result.over_memory
-    winner = reprice(question, from_layouts([chosen]))
-    best, peak = float(winner.pessimistic_s[0]), float(winner.peak_bytes[0])
-    need = peak * (1 + MEMORY_MARGIN) + question.cluster.reserve_bytes
-    lighter = _first_lighter(ranked, chosen, peak)
-    text = "nothing priced here would fit"
-    label = "none"
-    if lighter is not None:
-        label = ranked.columns.layout(lighter).label()
-        slower = float(ranked.pessimistic_s[lighter]) / best - 1
-        text = f"{label} would be chosen ({slower:.1%} slower)"
-    found.append(
-        FlipPoint(
-            quantity="device memory, bytes",
-            current=current,
-            threshold=need,
-            direction="below",
-            becomes=label,
-            sentence=f"below {format_bytes(need)} of memory per device (now {format_bytes(current)}), {text}",
-        )
+def with_network(question: Question, factor: float) -> Question:
+    """The same question with every level outside the innermost scaled in bandwidth."""
+    cluster = question.cluster
+    levels = tuple(
+        level
+        if index == 0
+        else level.model_copy(update={"bandwidth_bytes_s": level.bandwidth_bytes_s * factor})
+        for index, level in enumerate(cluster.levels)
     )
-    for row in range(over.columns.rows):
-        layout = over.columns.layout(row)
-        if float(over.peak_bytes[row]) > 4.0 * current:
-            continue  # no such device is sold
-        if float(over.pessimistic_s[row]) < best * 0.995 and _differs(layout, chosen):
-            need = (
-                float(over.peak_bytes[row]) * (1 + MEMORY_MARGIN) + question.cluster.reserve_bytes
-            )
-            gain = 1 - float(over.pessimistic_s[row]) / best
-            found.append(
-                FlipPoint(
-                    quantity="device memory, bytes",
-                    current=current,
-                    threshold=need,
-                    direction="above",
-                    becomes=layout.label(),
-                    sentence=f"above {format_bytes(need)} of memory per device, {layout.label()} "
-                    f"would win ({gain:.1%} faster)",
-                )
-            )
-            break
-    return found
+    return replace(question, cluster=cluster.model_copy(update={"levels": levels}))
 
 
-def _first_lighter(ranked: Candidates, chosen: Layout, peak: float) -> int | None:
-    for row in range(ranked.columns.rows):
-        if ranked.peak_bytes[row] < peak * 0.98 and _differs(ranked.columns.layout(row), chosen):
-            return row
-    return None
+def _memory(question: Question) -> Axis:
+    current = question.cluster.device.memory_bytes
+
+    def said(word: str, value: float, then: str) -> str:
+        return f"{word} {format_bytes(value)} of memory per device (now {format_bytes(current)}), {then}"
+
+    return Axis(
+        "device memory, bytes", current, with_memory, lambda value, direction: value, said,
+        only_memory=True,
+    )  # fmt: skip
 
 
-def _batch_flips(question: Question, pool: LayoutColumns, chosen: Layout) -> list[FlipPoint]:
-    batch = question.job.global_batch
-    found = []
-    for direction, factors in (("below", (0.5, 0.25, 0.125)), ("above", (2.0, 4.0, 8.0))):
-        for factor in factors:
-            size = round(batch * factor)
-            if size < 1:
-                break
-            other = replace(question, job=question.job.but(global_batch=size))
-            layout = _winner(other, pool)
-            if _differs(layout, chosen):
-                assert layout is not None
-                found.append(
-                    FlipPoint(
-                        quantity="global batch, sequences",
-                        current=batch,
-                        threshold=size,
-                        direction=direction,
-                        becomes=layout.label(),
-                        sentence=f"with a global batch of {size} sequences (now {batch}), "
-                        f"{layout.label()} would win",
-                    )
-                )
-                break
-    return found
+def with_memory(question: Question, factor: float) -> Question:
+    """The same question on devices with more memory, or less."""
+    cluster: Cluster = question.cluster
+    device = cluster.device.model_copy(
+        update={"memory_bytes": cluster.device.memory_bytes * factor}
+    )
+    return replace(question, cluster=cluster.model_copy(update={"device": device}))
+
+
+def _batch(question: Question) -> Axis:
+    current = question.job.global_batch
+
+    def at(asked: Question, factor: float) -> Question:
+        size = max(round(current * factor), 1)
+        return replace(asked, job=asked.job.but(global_batch=size))
+
+    def said(word: str, value: float, then: str) -> str:
+        return f"with a global batch of {value:g} sequences (now {current}), {then}"
+
+    return Axis(
+        "global batch, sequences", current, at, lambda value, direction: float(round(value)), said
+    )
+
+
+def _significant(value: float, direction: int) -> float:
+    """Three significant digits, rounded away from the current value."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    exact = (math.ceil if direction > 0 else math.floor)(round(value / step, 6)) * step
+    return float(f"{exact:.3g}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs.columns import RECOMPUTES, Bools, LayoutColumns, from_layouts
+from meshwright.costs.columns import RECOMPUTES, Bools, Ints, LayoutColumns, from_layouts
 from meshwright.costs.pipeline import CODE
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.frameworks import AXIS_TITLES, Axis, Framework, framework, lacks
@@ -279,13 +279,33 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def legal(question: Question, columns: LayoutColumns) -> tuple[Bools, dict[str, int]]:
-    """Return the rows that can run, and how many each rule removed (the first rule that applies)."""
+SHARDING = frozenset(
+    {
+        "shard degree", "zero-bubble with resharding", "framework: ZeRO stage",
+        "framework: shard degree", "framework: recompute",
+    }
+)  # fmt: skip
+SHARDING_RULES = tuple(rule for rule in RULES if rule.name in SHARDING)
+"""Rules that look at how states are sharded."""
+OTHER_RULES = tuple(rule for rule in RULES if rule.name not in SHARDING)
+"""Rules that do not: what they remove, they remove however states are sharded."""
+
+
+def legal(
+    question: Question,
+    columns: LayoutColumns,
+    rules: tuple[Rule, ...] = RULES,
+    weights: Ints | None = None,
+) -> tuple[Bools, dict[str, int]]:
+    """Return the rows that can run, and how many each rule removed (the first rule that applies).
+
+    `weights` says how many layouts each row stands for; None: one.
+    """
     alive = np.ones(columns.rows, dtype=bool)
     removed: dict[str, int] = {}
-    for rule in RULES:
+    for rule in rules:
         hit = alive & rule.forbids(question, columns)
-        count = int(hit.sum())
+        count = int(hit.sum() if weights is None else weights[hit].sum())
         if count:
             removed[rule.name] = count
             alive &= ~hit

@@ -6,32 +6,38 @@ from collections.abc import Iterator
 
 from meshwright.costs.step import estimates
 from meshwright.planner.legality import Question, why_illegal
-from meshwright.planner.space import MEMORY_MARGIN, divisors, shard_degrees
+from meshwright.planner.odds import WANTED, Odds
+from meshwright.planner.space import divisors, shard_degrees
 from meshwright.planner.words import PART_WORDS
+from meshwright.specs.frameworks import framework
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Alternative, Estimate
-from meshwright.specs.quantities import format_bytes
+from meshwright.specs.quantities import format_bytes, format_seconds
 
 
-def neighbours(question: Question, chosen: Layout, best: Estimate) -> tuple[Alternative, ...]:
+def neighbours(
+    question: Question, chosen: Layout, best: Estimate, wanted: float = WANTED
+) -> tuple[Alternative, ...]:
     """Price one step either way on every axis and say in a line why it was not chosen."""
-    steps = list(_steps(question, chosen))
-    sentences = [why_illegal(question, layout) for _, layout in steps]
-    legal = [layout for (_, layout), sentence in zip(steps, sentences, strict=True) if not sentence]
+    near = steps(question, chosen)
+    sentences = [why_illegal(question, layout) for _, layout in near]
+    legal = [layout for (_, layout), sentence in zip(near, sentences, strict=True) if not sentence]
     priced = iter(estimates(question.model, question.cluster, question.job, legal))
     found = []
-    for (axis, layout), sentence in zip(steps, sentences, strict=True):
+    for (axis, layout), sentence in zip(near, sentences, strict=True):
         if sentence is not None:
             why = f"cannot run: {sentence}"
             found.append(Alternative(axis=axis, layout=layout, why_not=why))
             continue
         other = next(priced)
-        why = why_lost(question, best, other, layout)
+        why = why_lost(question, best, other, layout, wanted)
         found.append(Alternative(axis=axis, layout=layout, estimate=other, why_not=why))
     return tuple(found)
 
 
-def why_lost(question: Question, best: Estimate, other: Estimate, layout: Layout) -> str:
+def why_lost(
+    question: Question, best: Estimate, other: Estimate, layout: Layout, wanted: float = WANTED
+) -> str:
     """One line: out of memory by how much and where, or slower by how much and through what."""
     if not other.fits:
         heaviest = max(other.stages, key=lambda stage: stage.total_bytes)
@@ -50,24 +56,109 @@ def why_lost(question: Question, best: Estimate, other: Estimate, layout: Layout
         )
     if change > 0.005:
         return f"{change:.1%} slower: more time in {cause} ({grown[0][0]:+.3g} s)"
-    if other.peak_memory_bytes * (1 + MEMORY_MARGIN) > other.capacity_bytes:
-        free = 1.0 - other.peak_memory_bytes / other.capacity_bytes
+    odds = Odds.of(question).fits(other.peak_memory_bytes, other.capacity_bytes)
+    if odds < wanted:
+        return f"{-change:+.1%} in speed, but fits with {odds:.0%} only ({wanted:.0%} is asked for)"
+    worst = _worst(other) / _worst(best) - 1.0
+    if worst > 0.0005 and change < -0.0005:
         return (
-            f"{-change:+.1%} in speed, but only {free:.1%} of memory would be free: less than the "
-            f"{MEMORY_MARGIN:.0%} kept for what the memory model gets wrong"
-        )
-    if change < -0.005:
-        return (
-            f"{-change:.1%} faster if the model is exactly right (less {gained}), slower once "
-            f"{cause} is priced pessimistically"
+            f"{-change:.1%} faster if the model is exactly right (less {gained}), {worst:.1%} slower "
+            f"({format_seconds(_worst(other))} against {format_seconds(_worst(best))}) once {cause} "
+            f"is priced pessimistically"
         )
     return f"as fast within half a percent ({change:+.2%}); {_tie_breaker(best, other)}"
+
+
+def _worst(priced: Estimate) -> float:
+    return priced.pessimistic_s or priced.step_time_s
 
 
 def _tie_breaker(best: Estimate, other: Estimate) -> str:
     if other.peak_memory_bytes > best.peak_memory_bytes * 1.01:
         return f"needs {format_bytes(other.peak_memory_bytes - best.peak_memory_bytes)} more memory"
     return "too close to call: measure both"
+
+
+def steps(question: Question, chosen: Layout) -> list[tuple[str, Layout]]:
+    """Layouts one step from the chosen one, each with what differs from it.
+
+    Everything else is kept where it can be: data parallelism makes up the devices, and what could
+    not be kept is said.
+    """
+    found = []
+    for axis, layout in _steps(question, chosen):
+        other = _runnable(question, layout)
+        if other is not None and other != chosen:
+            found.append((axis + _also(axis, chosen, other), other))
+    return found
+
+
+def _runnable(question: Question, layout: Layout) -> Layout | None:
+    """The layout with the least changed that its new degrees do not allow."""
+    batch = question.job.global_batch
+    changes: dict[str, object] = {}
+    if batch % layout.dp:
+        return layout
+    micro = layout.micro_batch
+    while batch % (layout.dp * micro):
+        micro -= 1
+    changes["micro_batch"] = micro
+    ranks = layout.dp * layout.cp * layout.tp
+    if question.model.experts is not None and layout.ep > 1:
+        fitting = [
+            d for d in divisors(question.model.experts.experts)
+            if d <= layout.ep and ranks % (d * layout.etp) == 0
+        ]  # fmt: skip
+        changes["ep"] = max(fitting, default=1)
+    if layout.schedule == "interleaved":
+        layers, pp = question.model.layers, layout.pp
+        fitting = [
+            v for v in range(1, layout.virtual_stages + 1)
+            if v == 1 or layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0
+        ]  # fmt: skip
+        virtual = max(v for v in fitting if v * pp <= layers or v == 1)
+        if batch // (layout.dp * micro) < pp:
+            virtual = 1
+        if virtual != layout.virtual_stages:
+            changes |= {
+                "virtual_stages": virtual,
+                "schedule": "interleaved" if virtual > 1 else "1f1b",
+            }
+    return layout.but(**changes)
+
+
+_SHOWN = {
+    "tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "ep": "ep", "etp": "etp",
+    "virtual_stages": "virtual stages", "micro_batch": "micro-batch", "zero": "ZeRO",
+    "shard": "shard degree", "schedule": "schedule", "recompute": "recompute",
+    "sequence_parallel": "sequence parallel", "recompute_layers": "recomputed layers",
+    "stage_layers": "layers per stage", "stage_recompute_layers": "recomputed layers per stage",
+}  # fmt: skip
+
+
+def _also(axis: str, chosen: Layout, other: Layout) -> str:
+    """What had to change beside the axis that was asked about."""
+    changed = []
+    for name, word in _SHOWN.items():
+        before, after = getattr(chosen, name), getattr(other, name)
+        if before == after or axis.startswith(f"{word} "):
+            continue
+        if name == "schedule" and (chosen.virtual_stages > 1) != (other.virtual_stages > 1):
+            continue  # interleaved is what more than one virtual stage is called
+        if name == "sequence_parallel" and (chosen.tp > 1) != (other.tp > 1):
+            continue
+        if name.startswith("recomputed") and axis.startswith("recompute"):
+            continue
+        changed.append(f"{word} {_value(before)} → {_value(after)}")
+    return f" (with {', '.join(changed)})" if changed else ""
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "even"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
@@ -85,18 +176,16 @@ def _steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
             if value is not None and (layout := _rebalanced(chosen, axis, value)):
                 yield f"{axis} {current} → {value}", layout
     if question.model.experts:
-        sizes = divisors(question.model.experts.experts)
-        lower = max((s for s in sizes if s < chosen.ep), default=None)
-        higher = min((s for s in sizes if s > chosen.ep), default=None)
-        for value in (lower, higher):
-            if value is not None:
-                yield f"ep {chosen.ep} → {value}", chosen.but(ep=value)
+        yield from _expert_steps(question, chosen)
     for value in (chosen.micro_batch // 2, chosen.micro_batch * 2):
         if value:
             yield f"micro-batch {chosen.micro_batch} → {value}", chosen.but(micro_batch=value)
     for value in (chosen.zero - 1, chosen.zero + 1):
         if 0 <= value <= 3:
-            yield f"ZeRO {chosen.zero} → {value}", chosen.but(zero=value, shard=0)
+            yield (
+                f"ZeRO {chosen.zero} → {value}",
+                chosen.but(zero=value, shard=chosen.shard if value else 0),
+            )
     yield from _shard_steps(question, chosen)
     modes = ("none", "selective", "full")
     for mode in modes:
@@ -113,12 +202,31 @@ def _steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
                 chosen.but(recompute_layers=layers),
             )
     if chosen.tp > 1:
-        word = "off" if chosen.sequence_parallel else "on"
+        before, after = ("on", "off") if chosen.sequence_parallel else ("off", "on")
         yield (
-            f"sequence parallel {word}",
+            f"sequence parallel {before} → {after}",
             chosen.but(sequence_parallel=not chosen.sequence_parallel),
         )
     yield from _schedule_steps(question, chosen)
+
+
+def _expert_steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
+    experts = question.model.experts
+    assert experts is not None
+    for axis, word, sizes in (
+        ("ep", "ep", divisors(experts.experts)),
+        (
+            "etp",
+            "etp",
+            divisors(chosen.tp) if framework(question.job.framework).has("etp") else [1],
+        ),
+    ):
+        current = getattr(chosen, axis)
+        lower = max((s for s in sizes if s < current), default=None)
+        higher = min((s for s in sizes if s > current), default=None)
+        for value in (lower, higher):
+            if value is not None:
+                yield f"{word} {current} → {value}", chosen.but(**{axis: value})
 
 
 def _shard_steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
@@ -166,12 +274,7 @@ def _schedule_steps(question: Question, chosen: Layout) -> Iterator[tuple[str, L
 
 def _rebalanced(chosen: Layout, axis: str, value: int) -> Layout | None:
     """Change one degree and let dp, else pp, make up the number of devices."""
-    changes: dict[str, object] = {
-        axis: value,
-        "shard": 0,
-        "stage_layers": None,
-        "stage_recompute_layers": None,
-    }
+    changes: dict[str, object] = {axis: value}
     world = chosen.world
     others = {name: getattr(chosen, name) for name in ("tp", "pp", "cp")} | {axis: value}
     rest = others["tp"] * others["pp"] * others["cp"]
@@ -182,12 +285,16 @@ def _rebalanced(chosen: Layout, axis: str, value: int) -> Layout | None:
         if axis == "pp" or world % fixed:
             return None
         changes["pp"] = world // fixed
-    if axis == "tp" and value == 1:
-        changes["sequence_parallel"] = False
-    if changes.get("pp", chosen.pp) == 1 or (axis == "pp" and chosen.virtual_stages > 1):
+    replicas = others["cp"] * int(str(changes.get("dp", chosen.dp)))
+    if chosen.shard and (replicas % chosen.shard or chosen.shard % others["cp"]):
+        changes["shard"] = 0
+    if axis == "tp":
+        changes["sequence_parallel"] = value > 1 and (chosen.sequence_parallel or chosen.tp == 1)
+        if value % chosen.etp:
+            changes["etp"] = 1
+    pp = changes.get("pp", chosen.pp)
+    if pp != chosen.pp:
+        changes |= {"stage_layers": None, "stage_recompute_layers": None}
+    if pp == 1:
         changes |= {"virtual_stages": 1, "schedule": "1f1b"}
-    if chosen.ep > 1:
-        ranks = others["tp"] * others["cp"] * int(str(changes.get("dp", chosen.dp)))
-        if ranks % chosen.ep:
-            changes["ep"] = 1
     return chosen.but(**changes)

@@ -28,7 +28,10 @@ SPLIT_MARGIN = 0.01
 
 
 def partly_recomputed(
-    question: Question, constraints: Constraints, result: SearchResult
+    question: Question,
+    constraints: Constraints,
+    result: SearchResult,
+    room: float | None = None,
 ) -> list[Layout]:
     """Layouts that fit with some layers recomputed and beat the best of the search, fastest first.
 
@@ -42,24 +45,12 @@ def partly_recomputed(
     seeds = _seeds(result)
     if not seeds.rows:
         return []
-    found = _uniform(question, seeds, limit)
+    found = _uniform(question, seeds, limit, room)
     if can.stage_recompute_layers:
-        found = [_tapered(question, layout, time) for layout, time in found[:KEPT]] + found[KEPT:]
+        tapered = [_tapered(question, layout, time, room) for layout, time in found[:KEPT]]
+        found = tapered + found[KEPT:]
         found.sort(key=lambda item: item[1])
     return [layout for layout, _ in found[:KEPT]]
-
-
-def fewest_recomputed(question: Question, layout: Layout) -> Layout:
-    """The layout with no more layers recomputed per rank than it needs to fit.
-
-    Moving layers between stages changes how many that is.
-    """
-    if not layout.recompute_layers:
-        return layout
-    counts = range(layout.virtual_stages, layout.recompute_layers, layout.virtual_stages)
-    fewer = [layout.but(recompute_layers=count) for count in counts]
-    fits = reprice(question, from_layouts([*fewer, layout])).fits
-    return [*fewer, layout][int(np.argmax(fits))] if fits.any() else layout
 
 
 def _seeds(result: SearchResult) -> LayoutColumns:
@@ -68,7 +59,9 @@ def _seeds(result: SearchResult) -> LayoutColumns:
     return ranked.columns.take(full[:SEEDS])
 
 
-def _uniform(question: Question, seeds: LayoutColumns, limit: float) -> list[tuple[Layout, float]]:
+def _uniform(
+    question: Question, seeds: LayoutColumns, limit: float, room: float | None
+) -> list[tuple[Layout, float]]:
     """Each seed with the fewest layers per rank that make it fit, if still under the limit."""
     layers = question.model.layers // seeds.pp
     counts = np.arange(1, int(layers.max()))
@@ -78,7 +71,7 @@ def _uniform(question: Question, seeds: LayoutColumns, limit: float) -> list[tup
     # A chunk is a module list: frameworks recompute the same number in each of a rank's chunks.
     sensible = (count < layers[seed]) & (count % seeds.virtual_stages[seed] == 0)
     seed, count = seed[sensible], count[sensible]
-    priced = reprice(question, replace(seeds.take(seed), recompute_layers=count))
+    priced = reprice(question, replace(seeds.take(seed), recompute_layers=count), room)
     good = np.flatnonzero(priced.fits & (priced.pessimistic_s < limit))
     order = good[np.argsort(priced.pessimistic_s[good], kind="stable")]
     _, firsts = np.unique(seed[order], return_index=True)
@@ -86,7 +79,9 @@ def _uniform(question: Question, seeds: LayoutColumns, limit: float) -> list[tup
     return [(priced.columns.layout(int(row)), float(priced.pessimistic_s[row])) for row in chosen]
 
 
-def _tapered(question: Question, layout: Layout, time_s: float) -> tuple[Layout, float]:
+def _tapered(
+    question: Question, layout: Layout, time_s: float, room: float | None
+) -> tuple[Layout, float]:
     """The layout with fewer recomputed layers behind the first rank, where that is faster."""
     most = layout.recompute_layers
     if layout.pp < 2 or layout.virtual_stages > 1 or layout.schedule != "1f1b":
@@ -99,7 +94,7 @@ def _tapered(question: Question, layout: Layout, time_s: float) -> tuple[Layout,
         for last in range((middle if inner else first) + 1)
     ]
     layouts = [layout.but(recompute_layers=0, stage_recompute_layers=split) for split in splits]
-    priced = reprice(question, from_layouts(layouts))
+    priced = reprice(question, from_layouts(layouts), room)
     times = np.where(priced.fits, priced.pessimistic_s, np.inf)
     best = int(np.argmin(times))
     if times[best] < time_s * (1 - SPLIT_MARGIN):

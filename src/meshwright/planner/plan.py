@@ -3,33 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright import __version__
 from meshwright.costs.step import estimate, estimates
-from meshwright.planner.economy import all_searched, cheapest, dearer, offers
-from meshwright.planner.finalists import Choice, choose
-from meshwright.planner.flips import flip_points
+from meshwright.planner.economy import cheapest, dearer, offers
+from meshwright.planner.flips import Replan, flip_points
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import neighbours, why_lost
-from meshwright.planner.partial_recompute import partly_recomputed
+from meshwright.planner.notes import memory_too_close, notes
+from meshwright.planner.odds import Odds
 from meshwright.planner.rescue import ways_out
-from meshwright.planner.search import Candidates, SearchResult, pareto, search
-from meshwright.planner.space import MEMORY_MARGIN, Constraints, offered
+from meshwright.planner.search import SearchResult, pareto, search
+from meshwright.planner.solve import Solution, answer, solve
+from meshwright.planner.space import Constraints
+from meshwright.planner.stacks import (
+    UPPER_BOUND,
+    all_searched,
+    answers,
+    asked_for,
+    solve_all,
+    stacks_for,
+    under,
+)
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.frameworks import framework, job_lacks
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
-from meshwright.specs.plan import Alternative, Estimate, Plan, Searched
-from meshwright.specs.quantities import format_bytes, format_seconds
+from meshwright.specs.plan import (
+    Alternative,
+    Estimate,
+    FlipPoint,
+    FrameworkAnswer,
+    Plan,
+    Searched,
+)
 
 OBJECTIVES = ("time", "memory", "cost")
 RUNNER_UP = "another shape"
 """The `axis` of alternatives that differ in more than one choice."""
+GAMBLE = "gamble"
+"""The `axis` of a faster layout that fits with lower odds than were asked for."""
+GAMBLE_GAIN = 0.01
+"""Share of the step that a gamble must gain to be worth showing."""
+NEAR = 1.15
+"""How much slower than the best a framework may be and still be asked again at flip points."""
 
 
 def plan(
@@ -68,56 +90,106 @@ def plan(
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"one of {', '.join(OBJECTIVES)}")
     job = job or Job()
-    for field, value, instead in job_lacks(job, framework(job.framework)):
-        raise SpecError(field, value, f"{framework(job.framework).title} {instead}")
-    question = Question(model, cluster, job)
+    if asked_for(job):
+        for field, value, instead in job_lacks(job, framework(job.framework)):
+            raise SpecError(field, value, f"{framework(job.framework).title} {instead}")
     constraints = constraints or Constraints()
     if max_days is not None:
         _check_deadline(max_days, objective, job)
+    asked = Question(model, cluster, job)
+    found = _answers(asked, constraints, "time" if objective == "cost" else objective, progress)
+    solution = found.solutions[0]
     economy: list[Alternative] = []
     if objective == "cost":
-        question, result, economy = _cheapest(question, constraints, max_days, top, progress)
-    else:
-        result = search(question, constraints, objective=objective, progress=progress)
-    if not result.ranked.columns.rows:
-        raise DoesNotFitError("; ".join(ways_out(question, constraints, result)))
-    choice = None
-    if objective != "memory":
-        more = partly_recomputed(question, constraints, result)
-        choice = choose(question, result.ranked, more)
-    chosen = _with_method(question, choice.layout if choice else result.ranked.columns.layout(0))
-    best = estimate(model, question.cluster, job, chosen)
-    alternatives = [*economy, *_runners_up(question, result, chosen, best, top)]
+        solution, economy = _cheapest(solution, constraints, max_days, top, progress)
+    if solution.choice is None:
+        exhaustive = search(solution.question, constraints)
+        raise DoesNotFitError("; ".join(ways_out(solution.question, constraints, exhaustive)))
+    question, chosen = solution.question, solution.layout
+    best = estimate(model, question.cluster, question.job, chosen)
+    alternatives = [*economy, *_runners_up(solution, best, top), *_gamble(solution, best)]
+    flips: tuple[FlipPoint, ...] = ()
     if defend:
-        alternatives += neighbours(question, chosen, best)
+        alternatives += neighbours(question, chosen, best, solution.result.fit_probability)
+        if objective == "time":
+            flips = flip_points(asked, found.near, found.replan)
     return Plan(
         meshwright_version=__version__,
         command=command,
         model=model,
         cluster=question.cluster,
-        job=job,
+        job=question.job,
         layout=chosen,
         estimate=best,
         fits=best.fits,
         objective=objective,
+        frameworks=found.table,
         alternatives=tuple(alternatives),
-        flip_points=flip_points(question, result, chosen) if defend else (),
-        searched=result.searched,
-        notes=(
-            *_used(question.cluster, cluster),
-            *_notes(question, result),
-            *_simulated(choice),
-            *_memory_too_close(best),
-        ),
+        flip_points=flips,
+        searched=solution.result.searched if objective == "cost" else found.searched,
+        notes=(*_used(question.cluster, cluster), *notes(solution, best, constraints, asked)),
     )
 
 
-def _with_method(question: Question, layout: Layout) -> Layout:
-    """The layout with a way to move keys and values that the framework has for this attention."""
-    methods = offered(question).context_methods_of(question.model)
-    if layout.cp == 1 or not methods or layout.cp_method in methods:
-        return layout
-    return layout.but(cp_method=methods[0])
+@dataclass(frozen=True)
+class _Answers:
+    """What answered a question: one framework, or several compared."""
+
+    solutions: list[Solution]
+    table: tuple[FrameworkAnswer, ...]
+    searched: Searched
+    replan: Replan
+
+    @property
+    def near(self) -> list[Solution]:
+        """The solutions that came within `NEAR` of the best."""
+        first = self.solutions[0].choice
+        if first is None:
+            return []
+        return [
+            one for one in self.solutions
+            if one.choice is not None and one.choice.score <= first.score * NEAR
+        ]  # fmt: skip
+
+
+def _answers(
+    asked: Question,
+    constraints: Constraints,
+    objective: str,
+    progress: Callable[[int], None] | None,
+) -> _Answers:
+    if asked_for(asked.job) or not stacks_for(asked.cluster.device.vendor):
+        job = asked.job
+        if job.framework != UPPER_BOUND:
+            job = under(job, job.framework)
+        solution = solve(replace(asked, job=job), constraints, objective)
+        if progress:
+            progress(solution.result.searched.priced)
+
+        def again(question: Question) -> Solution | None:
+            renewed = replace(question, job=job.but(global_batch=question.job.global_batch))
+            return _solved(lambda: solve(renewed, constraints))
+
+        return _Answers([solution], (), solution.result.searched, again)
+    solutions, refused = solve_all(asked, constraints, objective, progress=progress)
+    found = _Answers(
+        solutions, answers(solutions, refused),
+        all_searched([one.result.searched for one in solutions]), lambda _: None,
+    )  # fmt: skip
+    names = [one.question.job.framework for one in found.near]
+
+    def all_again(question: Question) -> Solution | None:
+        return _solved(lambda: solve_all(question, constraints, names=names)[0][0])
+
+    return replace(found, replan=all_again)
+
+
+def _solved(solving: Callable[[], Solution]) -> Solution | None:
+    try:
+        found = solving()
+    except SpecError:
+        return None
+    return found if found.choice is not None else None
 
 
 def _check_deadline(max_days: float, objective: str, job: Job) -> None:
@@ -130,19 +202,21 @@ def _check_deadline(max_days: float, objective: str, job: Job) -> None:
 
 
 def _cheapest(
-    question: Question,
+    solution: Solution,
     constraints: Constraints,
     max_days: float | None,
     top: int,
     progress: Callable[[int], None] | None,
-) -> tuple[Question, SearchResult, list[Alternative]]:
-    """The question on as many devices as are cheapest, its search, and `top` other numbers."""
-    found = offers(question, constraints, progress)
+) -> tuple[Solution, list[Alternative]]:
+    """The question on as many devices as are cheapest, solved, and `top` other numbers."""
+    found = offers(solution.question, constraints, progress)
     if not found:
-        return question, search(question, constraints), []
+        return solution, []
     chosen = cheapest(found, max_days)
-    result = replace(chosen.result, searched=all_searched(found))
-    return chosen.question, result, dearer(found, chosen, max_days)[:top]
+    result = replace(
+        chosen.result, searched=all_searched([offer.result.searched for offer in found])
+    )
+    return answer(chosen.question, constraints, result), dearer(found, chosen, max_days)[:top]
 
 
 def _used(used: Cluster, offered: Cluster) -> list[str]:
@@ -169,7 +243,7 @@ def price_layout(
     return Plan(
         meshwright_version=__version__, command=command, model=model, cluster=cluster, job=job,
         layout=layout, estimate=priced, fits=priced.fits, searched=Searched(priced=1),
-        notes=tuple(_memory_too_close(priced)),
+        notes=tuple(memory_too_close(priced)),
     )  # fmt: skip
 
 
@@ -181,107 +255,47 @@ def pareto_front(question: Question, result: SearchResult) -> list[tuple[Layout,
     return list(zip(layouts, priced, strict=True))
 
 
-def _shape(layout: Layout) -> tuple[int, ...]:
-    return (layout.tp, layout.pp, layout.ep, layout.zero)
+def _shape(layout: Layout) -> tuple[object, ...]:
+    return (
+        layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.zero, layout.schedule,
+        layout.recompute,
+    )  # fmt: skip
 
 
-def _runners_up(
-    question: Question, result: SearchResult, chosen: Layout, best: Estimate, top: int
-) -> list[Alternative]:
+def _runners_up(solution: Solution, best: Estimate, top: int) -> list[Alternative]:
     """The best layouts of other shapes: what a colleague would propose instead."""
-    seen = {_shape(chosen)}
+    question, ranked = solution.question, solution.result.ranked
+    seen = {_shape(solution.layout)}
     layouts: list[Layout] = []
-    for row in range(result.ranked.columns.rows if top else 0):
-        layout = result.ranked.columns.layout(row)
+    for row in range(ranked.columns.rows if top else 0):
+        layout = ranked.columns.layout(row)
         if _shape(layout) not in seen:
             seen.add(_shape(layout))
             layouts.append(layout)
         if len(layouts) >= top:
             break
     priced = estimates(question.model, question.cluster, question.job, layouts)
+    wanted = solution.result.fit_probability
     return [
         Alternative(
             axis=RUNNER_UP,
             layout=layout,
             estimate=other,
-            why_not=why_lost(question, best, other, layout),
+            why_not=why_lost(question, best, other, layout, wanted),
         )
         for layout, other in zip(layouts, priced, strict=True)
     ]
 
 
-def _notes(question: Question, result: SearchResult) -> list[str]:
-    ranked = result.ranked
-    notes = [
-        f"ranked by a pessimistic step time (communication up to 35 % slower than modelled); "
-        f"{MEMORY_MARGIN:.0%} of the modelled peak is kept free"
-    ]
-    nominal = int(np.argmin(ranked.step_time_s))
-    if nominal != 0 and ranked.step_time_s[0] > ranked.step_time_s[nominal] * 1.005:
-        lead = ranked.step_time_s[0] / ranked.step_time_s[nominal] - 1
-        notes.append(
-            f"{ranked.columns.layout(nominal).label()} is {lead:.1%} faster if the model is exactly "
-            f"right, but does not survive its uncertainty"
-        )
-    close = _too_close(ranked)
-    if close is not None:
-        notes.append(close)
-    if question.model.source and "assumed" in question.model.source:
-        notes.append(question.model.source)
-    return notes + _mismatches(question)
-
-
-def _mismatches(question: Question) -> list[str]:
-    """What the model, the job and the device do not agree on, and what was assumed about it."""
-    model, job, device = question.model, question.job, question.cluster.device
-    notes = []
-    if model.positions == "learned" and job.seq_len > model.max_positions:
-        notes.append(
-            f"{model.name} has a table of {model.max_positions:,} positions: sequences of "
-            f"{job.seq_len:,} need a longer one, which is not counted"
-        )
-    if job.precision.compute not in device.peak_flops:
-        rate = device.peak(job.precision.compute)
-        used = next(name for name, peak in device.peak_flops.items() if peak == rate)
-        notes.append(
-            f"{device.name} has no {job.precision.compute} matrix units: priced at its {used} rate"
-        )
-    return notes
-
-
-def _simulated(choice: Choice | None) -> list[str]:
-    if choice is None or choice.simulated_s is None:
+def _gamble(solution: Solution, best: Estimate) -> list[Alternative]:
+    """The fastest layout that fits by the estimate, but not with the odds that were asked for."""
+    question, gambles = solution.question, solution.result.gambles
+    rows = np.flatnonzero(gambles.pessimistic_s < (best.pessimistic_s or 0.0) * (1 - GAMBLE_GAIN))
+    if not len(rows):
         return []
-    moved = choice.simulated_s / choice.closed_form_s - 1
-    return [
-        f"simulated operation by operation, the step takes {format_seconds(choice.simulated_s)} "
-        f"({moved:+.1%} against the closed forms)"
-    ]
-
-
-def _memory_too_close(estimate: Estimate) -> list[str]:
-    """Say when the device's memory lies inside the range of the peak: then a run must decide."""
-    held = estimate.peak_memory_range
-    if held is None or not estimate.memory_too_close:
-        return []
-    return [
-        f"whether it fits is too close to call: the peak may be {format_bytes(held.low)} to "
-        f"{format_bytes(held.high)} of {format_bytes(estimate.capacity_bytes)}; two steps on the real "
-        f"devices would settle it"
-    ]
-
-
-def _too_close(ranked: Candidates) -> str | None:
-    """Say when another shape is within 2 %: then a measurement must decide."""
-    first = ranked.columns.layout(0)
-    for row in range(1, min(ranked.columns.rows, 400)):
-        layout = ranked.columns.layout(row)
-        if ranked.pessimistic_s[row] > ranked.pessimistic_s[0] * 1.02:
-            return None
-        if _shape(layout)[:3] != _shape(first)[:3]:
-            gap = ranked.pessimistic_s[row] / ranked.pessimistic_s[0] - 1
-            return (
-                f"too close to call: {layout.label()} is within {gap:.1%}; a ten-step run of both "
-                f"would settle it"
-            )
-    return None
+    layout = gambles.columns.layout(int(rows[0]))
+    other = estimate(question.model, question.cluster, question.job, layout)
+    gain = 1 - other.step_time_s / best.step_time_s
+    odds = Odds.of(question).fits(other.peak_memory_bytes, other.capacity_bytes)
+    why = f"{gain:.1%} faster, but fits with {odds:.0%} only: a gamble that two steps would settle"
+    return [Alternative(axis=GAMBLE, layout=layout, estimate=other, why_not=why)]

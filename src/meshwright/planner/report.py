@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.planner.decision_trees import walk_trees
 from meshwright.planner.legality import Question
 from meshwright.planner.words import MEMORY_WORDS, PART_WORDS
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Estimate, Plan
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
 
 
@@ -16,6 +16,7 @@ def markdown_report(plan: Plan) -> str:
             *_head(plan),
             *_memory(plan),
             *_time(plan),
+            *_frameworks(plan),
             *_trees(plan),
             *_alternatives(plan),
             *_end(plan),
@@ -40,16 +41,44 @@ def _head(plan: Plan) -> list[str]:
         "",
         "| figure | value |",
         "|---|---|",
+        f"| framework | {job.framework} |",
         f"| step time | {format_seconds(estimate.step_time_s)}{interval} |",
         f"| throughput | {estimate.tokens_per_s_per_gpu:,.0f} tokens/s per device |",
         f"| MFU / HFU | {estimate.mfu:.1%} / {estimate.hfu:.1%} |",
         f"| bubble | {estimate.bubble_fraction:.1%} |",
         f"| peak memory | {format_bytes(estimate.peak_memory_bytes)}{peaks} of "
-        f"{format_bytes(estimate.capacity_bytes)} |",
+        f"{format_bytes(estimate.capacity_bytes)}{_odds(estimate)} |",
     ]
     if job.token_budget:
         run_s = job.token_budget / job.tokens * estimate.step_time_s
         lines.append(f"| {format_count(job.token_budget)} tokens | {format_seconds(run_s)} |")
+    return lines
+
+
+def _odds(estimate: Estimate) -> str:
+    odds = estimate.fit_probability
+    return "" if odds is None else f", fits with {odds:.0%}"
+
+
+def _frameworks(plan: Plan) -> list[str]:
+    if not plan.frameworks:
+        return []
+    lines = [
+        "", "## Frameworks", "",
+        "| framework | layout | step | at worst | memory | fits | why not |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for one in plan.frameworks:
+        cells = [
+            one.framework,
+            one.layout.label() if one.layout else "–",
+            format_seconds(one.step_time_s) if one.step_time_s else "–",
+            format_seconds(one.pessimistic_s) if one.pessimistic_s else "–",
+            format_bytes(one.peak_memory_bytes) if one.peak_memory_bytes else "–",
+            "–" if one.fit_probability is None else f"{one.fit_probability:.0%}",
+            one.why_not or "**chosen**",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -103,14 +132,16 @@ def _alternatives(plan: Plan) -> list[str]:
         "",
         "## Why not…",
         "",
-        "| change | layout | step | memory | why it lost |",
-        "|---|---|---|---|---|",
+        "| change | layout | step | at worst | memory | why it lost |",
+        "|---|---|---|---|---|---|",
     ]
     for other in plan.alternatives:
         step = format_seconds(other.estimate.step_time_s) if other.estimate else "–"
         peak = format_bytes(other.estimate.peak_memory_bytes) if other.estimate else "–"
+        slowest = other.estimate.pessimistic_s if other.estimate else None
+        worst = format_seconds(slowest) if slowest else "–"
         lines.append(
-            f"| {other.axis} | {other.layout.label()} | {step} | {peak} | {other.why_not} |"
+            f"| {other.axis} | {other.layout.label()} | {step} | {worst} | {peak} | {other.why_not} |"
         )
     return lines
 

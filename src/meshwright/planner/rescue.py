@@ -8,8 +8,9 @@ import numpy as np
 
 from meshwright.costs.step import capacity_bytes
 from meshwright.planner.legality import Question
+from meshwright.planner.odds import FALLBACKS, MEMORY_MARGIN, Odds
 from meshwright.planner.search import SearchResult, search
-from meshwright.planner.space import MEMORY_MARGIN, Constraints
+from meshwright.planner.space import Constraints
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
@@ -31,17 +32,18 @@ def ways_out(question: Question, constraints: Constraints, result: SearchResult)
 
 
 def _shortfall(question: Question, result: SearchResult) -> str:
-    over = result.over_memory
+    over = result.over_memory if result.over_memory.columns.rows else result.gambles
+    if result.gambles.columns.rows and over.peak_bytes.min() > result.gambles.peak_bytes.min():
+        over = result.gambles
     if not over.columns.rows:
         return "no layout is legal under these constraints"
     lightest = int(np.argmin(over.peak_bytes))
-    short = float(over.peak_bytes[lightest]) * (1 + MEMORY_MARGIN) - capacity_bytes(
-        question.cluster
-    )
+    surest = Odds.of(question).room(FALLBACKS[-1])
+    short = float(over.peak_bytes[lightest]) * surest - capacity_bytes(question.cluster)
     label = over.columns.layout(lightest).label()
     return (
         f"nothing fits on {question.cluster.gpus} × {question.cluster.device.name}: the lightest "
-        f"layout, {label}, is short of {format_bytes(short)} per device"
+        f"layout, {label}, is short of {format_bytes(max(short, 0.0))} per device to fit at even odds"
     )
 
 

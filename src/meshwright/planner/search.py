@@ -1,36 +1,34 @@
-"""The search: price every legal layout, keep what fits, rank by a pessimistic estimate.
+"""The search: price layouts, keep what fits with the odds that are asked for, rank pessimistically.
 
 A search finds the layout whose cost the model underestimates most, so candidates are ranked not by
 their nominal step time but by the time under a pessimistic reading of the model (slower links,
-slower kernels for what is hard to predict), and memory must fit with a stated reserve.
+slower kernels for what is hard to predict), and memory must fit with a stated probability.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.costs.columns import ARRAYS, Floats, Ints, LayoutColumns
-from meshwright.costs.step import EstimateColumns, capacity_bytes, price
+from meshwright.costs.columns import Floats, Ints, LayoutColumns, concatenate
+from meshwright.costs.pessimism import pessimistic_s
+from meshwright.costs.step import capacity_bytes, price
+from meshwright.planner.bounds import bounded_tables
 from meshwright.planner.legality import Question
-from meshwright.planner.space import MEMORY_MARGIN, Constraints, Tally, enumerate_layouts
+from meshwright.planner.odds import FALLBACKS, WANTED, Odds
+from meshwright.planner.space import Constraints, Tally, enumerate_layouts
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Searched
 
 OBJECTIVES = ("time", "memory")
-CHUNK = 16_384
 HYBRID_MARGIN = 0.002
 """Share of the step that sharding over fewer than all replicas must gain to be worth a second
 group: less is within what any model of latencies gets wrong."""
-PESSIMISM = {
-    "tensor_parallel": 0.25, "context_parallel": 0.25, "expert_parallel": 0.35,
-    "pipeline_p2p": 0.50, "pipeline_bubble": 0.15,
-    "launch": 0.25, "elementwise": 0.10, "recompute": 0.0, "step_overhead": 0.5,
-}  # fmt: skip
-"""How much worse each part may be than modelled when ranking: communication most, products least."""
+LIGHTEST = 20
+"""Layouts kept of each table for being light, beside those kept for being fast."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,17 @@ class Candidates:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found: the ranking, the fastest that do not fit, and what was looked at."""
+    """What a search found.
+
+    `ranked` fits with `fit_probability`, which is less than was asked for where nothing fits so
+    surely; `gambles` fit by the estimate alone, `over_memory` not even by that: the fastest of each.
+    """
 
     ranked: Candidates
+    gambles: Candidates
     over_memory: Candidates
     searched: Searched
+    fit_probability: float
 
 
 def search(
@@ -66,85 +70,98 @@ def search(
     *,
     objective: str = "time",
     keep: int = 4000,
+    bounded: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> SearchResult:
-    """Price every legal layout and return the best `keep` that fit, best first.
+    """Price legal layouts and return the best `keep` that fit, best first.
 
-    `progress` is called with the number of layouts priced so far.
+    `bounded` leaves out what provably cannot win or fit (`planner.bounds`): the best is the same,
+    the tail of the ranking is cut. `progress` is called with the number of layouts priced so far.
 
     Raises:
-        SpecError: the objective is unknown.
+        SpecError: the objective is unknown, or no combination of axes is legal.
     """
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"one of {', '.join(OBJECTIVES)}")
     started = time.perf_counter()
     constraints = constraints or Constraints()
     tally = Tally()
-    capacity = capacity_bytes(question.cluster)
-    kept: list[Candidates] = []
-    over: list[Candidates] = []
-    priced = 0
-    for table in _chunks(enumerate_layouts(question, constraints, tally)):
-        candidates = _price(question, table, capacity)
-        priced += table.rows
-        fits = np.flatnonzero(candidates.fits)
-        tally.add("does not fit in memory", table.rows - len(fits))
-        kept.append(_best(candidates.take(fits), objective, keep))
-        short = candidates.take(np.flatnonzero(~candidates.fits))
-        over += [_best(short, "time", 200), _best(short, "memory", 20)]
-        if progress:
-            progress(priced)
-    searched = Searched(priced=priced, pruned=tally.removed, seconds=time.perf_counter() - started)
-    return SearchResult(_best(_join(kept), objective, keep), _sorted(_join(over)), searched)
+    wanted = constraints.fit_probability or WANTED
+    kept = _Kept(question, objective, keep, wanted)
+    if bounded and objective == "time":
+        bounded_tables(question, constraints, tally, kept.add)
+    else:
+        for table in enumerate_layouts(question, constraints, tally):
+            kept.add(table)
+            if progress:
+                progress(kept.priced)
+    if progress:
+        progress(kept.priced)
+    tally.add("does not fit in memory", kept.unfit)
+    result = kept.result()
+    searched = Searched(
+        priced=kept.priced, pruned=tally.removed, seconds=time.perf_counter() - started
+    )
+    return replace(result, searched=searched)
 
 
-def _price(question: Question, table: LayoutColumns, capacity: float) -> Candidates:
+class _Kept:
+    """The best of the tables seen so far."""
+
+    def __init__(self, question: Question, objective: str, keep: int, wanted: float) -> None:
+        self.question, self.objective, self.keep, self.wanted = question, objective, keep, wanted
+        self.odds = Odds.of(question)
+        self.room = self.odds.room(wanted)
+        self.capacity = capacity_bytes(question.cluster)
+        self.ranked: list[Candidates] = []
+        self.gambles: list[Candidates] = []
+        self.over: list[Candidates] = []
+        self.priced = self.unfit = 0
+
+    def add(self, table: LayoutColumns) -> Candidates:
+        """Price a table and keep its best; returns what fits."""
+        candidates = _price(self.question, table, self.capacity, self.room)
+        self.priced += table.rows
+        nominal = candidates.peak_bytes <= self.capacity
+        fitting = candidates.take(np.flatnonzero(candidates.fits))
+        gamble = candidates.take(np.flatnonzero(nominal & ~candidates.fits))
+        short = candidates.take(np.flatnonzero(~nominal))
+        self.unfit += short.columns.rows
+        self.ranked.append(_best(fitting, self.objective, self.keep))
+        for some, into in ((gamble, self.gambles), (short, self.over)):
+            into += [_best(some, "time", 10 * LIGHTEST), _best(some, "memory", LIGHTEST)]
+        return fitting
+
+    def result(self) -> SearchResult:
+        """Everything kept, best first; where nothing fits surely enough, what fits most surely."""
+        ranked = _best(_join(self.ranked), self.objective, self.keep)
+        gambles, over = _sorted(_join(self.gambles)), _sorted(_join(self.over))
+        reached = self.wanted
+        for lower in FALLBACKS:
+            if ranked.columns.rows or lower >= self.wanted:
+                continue
+            sure = gambles.peak_bytes * self.odds.room(lower) <= self.capacity
+            reached = lower
+            ranked = _best(gambles.take(np.flatnonzero(sure)), self.objective, self.keep)
+        return SearchResult(ranked, gambles, over, Searched(), reached)
+
+
+def _price(question: Question, table: LayoutColumns, capacity: float, room: float) -> Candidates:
     estimates = price(question.model, question.cluster, question.job, table)
     peak = estimates.memory.peak
     hybrid = (table.zero > 0) & (table.shard > 0) & (table.shard < table.dp * table.cp)
     pessimistic = pessimistic_s(estimates) * np.where(hybrid, 1.0 + HYBRID_MARGIN, 1.0)
-    return Candidates(
-        table, estimates.step_time_s, pessimistic, peak,
-        peak * (1.0 + MEMORY_MARGIN) <= capacity,
-    )  # fmt: skip
+    return Candidates(table, estimates.step_time_s, pessimistic, peak, peak * room <= capacity)
 
 
-def pessimistic_s(estimates: EstimateColumns) -> Floats:
-    """Step time with every part that is hard to predict at the bad end of its range."""
-    total = estimates.step_time_s - estimates.time_parts["data_parallel"]
-    total = total + estimates.data_parallel_worst_s
-    for name, extra in PESSIMISM.items():
-        total = total + extra * estimates.time_parts[name]
-    return total
+def reprice(question: Question, columns: LayoutColumns, room: float | None = None) -> Candidates:
+    """Price given layouts under a question (another cluster or job), without re-enumerating.
 
-
-def reprice(question: Question, columns: LayoutColumns) -> Candidates:
-    """Price given layouts under a question (another cluster or job), without re-enumerating."""
-    return _price(question, columns, capacity_bytes(question.cluster))
-
-
-def _chunks(tables: Iterator[LayoutColumns]) -> Iterator[LayoutColumns]:
-    """Join small tables and split large ones into chunks that stay in the processor's cache."""
-    waiting: list[LayoutColumns] = []
-    rows = 0
-    for table in tables:
-        waiting.append(table)
-        rows += table.rows
-        if rows >= CHUNK:
-            whole = concatenate(waiting)
-            full = whole.rows - whole.rows % CHUNK
-            for start in range(0, full, CHUNK):
-                yield whole.slice(start, start + CHUNK)
-            rest = whole.slice(full, whole.rows)
-            waiting, rows = ([rest], rest.rows) if rest.rows else ([], 0)
-    if waiting:
-        yield concatenate(waiting)
-
-
-def concatenate(tables: list[LayoutColumns]) -> LayoutColumns:
-    """Stack tables that share their rank orders."""
-    arrays = {name: np.concatenate([getattr(t, name) for t in tables]) for name in ARRAYS}
-    return LayoutColumns(**arrays, orders=tables[0].orders, splits=tables[0].splits)
+    `room` is how many times its peak a layout needs to count as fitting; None: for 90 %.
+    """
+    if room is None:
+        room = Odds.of(question).room(WANTED)
+    return _price(question, columns, capacity_bytes(question.cluster), room)
 
 
 def _objective_values(candidates: Candidates, objective: str) -> tuple[Floats, ...]:
@@ -172,7 +189,8 @@ def _sorted(candidates: Candidates) -> Candidates:
     return _best(candidates, "time", max(candidates.columns.rows, 1))
 
 
-def _join(parts: list[Candidates]) -> Candidates:
+def _join(parts: Iterable[Candidates]) -> Candidates:
+    parts = list(parts)
     parts = [part for part in parts if part.columns.rows] or parts[:1]
     if not parts:
         raise SpecError(
@@ -185,6 +203,14 @@ def _join(parts: list[Candidates]) -> Candidates:
             for name in ("step_time_s", "pessimistic_s", "peak_bytes", "fits")
         ),
     )
+
+
+def undominated(candidates: Candidates) -> Ints:
+    """Rows that no other beats in both nominal step time and peak memory, in their given order."""
+    order = np.lexsort((candidates.peak_bytes, candidates.step_time_s))
+    lightest = np.minimum.accumulate(candidates.peak_bytes[order])
+    earlier = np.concatenate([[np.inf], lightest[:-1]])
+    return np.sort(order[candidates.peak_bytes[order] < earlier])
 
 
 def pareto(candidates: Candidates, most: int = 24) -> Ints:
@@ -200,15 +226,3 @@ def pareto(candidates: Candidates, most: int = 24) -> Ints:
         picks = np.linspace(0, len(front) - 1, most).round().astype(int)
         front = [front[i] for i in picks]
     return np.array(front, dtype=np.int64)
-
-
-def with_network(question: Question, factor: float) -> Question:
-    """The same question with every level outside the innermost scaled in bandwidth."""
-    cluster = question.cluster
-    levels = tuple(
-        level
-        if index == 0
-        else level.model_copy(update={"bandwidth_bytes_s": level.bandwidth_bytes_s * factor})
-        for index, level in enumerate(cluster.levels)
-    )
-    return replace(question, cluster=cluster.model_copy(update={"levels": levels}))

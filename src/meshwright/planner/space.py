@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
-from meshwright.costs.columns import RANK_ORDERS, RECOMPUTES, LayoutColumns
+from meshwright.costs.columns import (
+    RANK_ORDERS,
+    RECOMPUTES,
+    Bools,
+    Ints,
+    LayoutColumns,
+    concatenate,
+)
 from meshwright.costs.pipeline import CODE
-from meshwright.planner.legality import Question, legal
+from meshwright.planner.legality import (
+    OTHER_RULES,
+    SHARDING_RULES,
+    Question,
+    legal,
+)
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import Framework, framework
-from meshwright.specs.layout import AXES
-
-MEMORY_MARGIN = 0.05
-"""Share of a layout's modelled peak kept free for what the memory model gets wrong."""
+from meshwright.specs.layout import AXES, Layout
 
 
 class Constraints(Spec):
@@ -28,6 +38,7 @@ class Constraints(Spec):
     dp: int | None = None
     cp: int | None = None
     ep: int | None = None
+    etp: int | None = None
     virtual_stages: int | None = None
     zero: int | None = None
     shard: int | None = None
@@ -39,6 +50,9 @@ class Constraints(Spec):
     max_tp: int | None = None
     max_pp: int | None = None
     no_recompute: bool = False
+    fit_probability: float | None = Field(
+        None, gt=0, lt=1, description="with which the winner must fit; None: 90 %"
+    )
 
     @field_validator("rank_order")
     @classmethod
@@ -48,6 +62,23 @@ class Constraints(Spec):
                 "rank_order", order, "each of tp, cp, ep, dp, pp once, as tp-cp-ep-pp-dp"
             )
         return order
+
+
+def allows(constraints: Constraints, layout: Layout) -> bool:
+    """Whether a layout keeps to what the user fixed or forbade."""
+    fixed = (
+        "tp", "pp", "dp", "cp", "ep", "etp", "virtual_stages", "zero", "shard", "micro_batch",
+        "recompute", "sequence_parallel", "schedule", "rank_order",
+    )  # fmt: skip
+    for name in fixed:
+        wanted = getattr(constraints, name)
+        if wanted is not None and getattr(layout, name) != wanted:
+            return False
+    return (
+        layout.tp <= (constraints.max_tp or layout.tp)
+        and layout.pp <= (constraints.max_pp or layout.pp)
+        and not (constraints.no_recompute and layout.recompute != "none")
+    )
 
 
 @dataclass
@@ -61,15 +92,15 @@ class Tally:
         if count:
             self.removed[reason] = self.removed.get(reason, 0) + count
 
+    def add_all(self, removed: dict[str, int]) -> None:
+        """Add to several reasons' counts."""
+        for reason, count in removed.items():
+            self.add(reason, count)
+
 
 def offered(question: Question) -> Framework:
-    """The framework whose choices the search offers where the user fixes none.
-
-    A job of no framework is offered what Megatron-Core and all that is built on it can run: any
-    schedule of the literature beside any ZeRO stage would be a plan that nothing can start.
-    """
-    name = question.job.framework
-    return framework("megatron" if name == "any" else name)
+    """The framework whose choices the search offers where the user fixes none."""
+    return framework(question.job.framework)
 
 
 def divisors(number: int) -> list[int]:
@@ -78,14 +109,104 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Layouts that differ in more than how states are sharded; each stands for all ways to shard it.
+
+    `columns` holds each head sharded as far as its framework may, so that no way to shard it holds
+    less; `group` says of each row which of `ways` it has: arrays of (ZeRO stage, shard degree).
+    """
+
+    columns: LayoutColumns
+    group: Ints
+    ways: tuple[Ints, ...]
+
+    @property
+    def counts(self) -> Ints:
+        """Layouts that each head stands for; shape (rows,)."""
+        return np.array([len(ways) for ways in self.ways], dtype=np.int64)[self.group]
+
+    def take(self, index: Ints | Bools) -> Heads:
+        """Return the chosen rows."""
+        return Heads(self.columns.take(index), self.group[index], self.ways)
+
+    def expand(self, index: Ints | slice) -> LayoutColumns:
+        """Every way to shard the chosen heads."""
+        group = self.group[index]
+        rows = np.arange(self.columns.rows)[index]
+        each = [self.ways[code] for code in group]
+        pairs = np.concatenate(each)
+        table = self.columns.take(np.repeat(rows, [len(ways) for ways in each]))
+        return replace(table, zero=pairs[:, 0].copy(), shard=pairs[:, 1].copy())
+
+
 def enumerate_layouts(
     question: Question, constraints: Constraints, tally: Tally
 ) -> Iterator[LayoutColumns]:
-    """Yield tables of legal layouts, one per (tp, cp, pp, ep); illegal ones are counted in `tally`.
+    """Yield tables of legal layouts; illegal ones are counted in `tally`.
 
     Degrees that cannot divide heads, layers, experts or the batch are never generated; the tally
     counts what the remaining rules of `legality` remove.
     """
+    for heads in enumerate_heads(question, constraints, tally):
+        for start, stop in _even_cuts(heads.counts, TABLE):
+            table = heads.expand(slice(start, stop))
+            alive, removed = legal(question, table, SHARDING_RULES)
+            tally.add_all(removed)
+            if alive.any():
+                yield table if alive.all() else table.take(alive)
+
+
+TABLE = 16_384
+"""Layouts in a table: few enough to stay in a processor's cache, enough to be worth a call."""
+
+
+def _even_cuts(counts: Ints, size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows whose counts add up to about `size`."""
+    ends = np.cumsum(counts)
+    start = 0
+    while start < len(counts):
+        done = ends[start - 1] if start else 0
+        stop = max(int(np.searchsorted(ends, done + size, side="right")), start + 1)
+        yield start, stop
+        start = stop
+
+
+def enumerate_heads(question: Question, constraints: Constraints, tally: Tally) -> Iterator[Heads]:
+    """Yield legal heads, many degrees to a table; what rules remove is counted in layouts."""
+    waiting: list[LayoutColumns] = []
+    group: list[int] = []
+    ways: list[Ints] = []
+    rows = 0
+    for table, pairs in _tables(question, constraints, tally):
+        waiting.append(table)
+        group.append(table.rows)
+        ways.append(pairs)
+        rows += table.rows
+        if rows >= TABLE:
+            yield from _legal_heads(question, waiting, group, ways, tally)
+            waiting, group, ways, rows = [], [], [], 0
+    if waiting:
+        yield from _legal_heads(question, waiting, group, ways, tally)
+
+
+def _legal_heads(
+    question: Question, tables: list[LayoutColumns], sizes: list[int], ways: list[Ints],
+    tally: Tally,
+) -> Iterator[Heads]:  # fmt: skip
+    heads = Heads(
+        concatenate(tables), np.repeat(np.arange(len(sizes), dtype=np.int64), sizes), tuple(ways)
+    )
+    alive, removed = legal(question, heads.columns, OTHER_RULES, heads.counts)
+    tally.add_all(removed)
+    if alive.any():
+        yield heads if alive.all() else heads.take(alive)
+
+
+def _tables(
+    question: Question, constraints: Constraints, tally: Tally
+) -> Iterator[tuple[LayoutColumns, Ints]]:
+    """Combinations at fixed degrees, and the ways to shard each; one per (tp, cp, pp, ep, etp)."""
     world = question.cluster.gpus
     for tp in _choices(_tensor_degrees(question, world), constraints.tp, constraints.max_tp):
         for cp in _choices(_context_degrees(question, world // tp), constraints.cp, None):
@@ -100,15 +221,15 @@ def enumerate_layouts(
                 if question.job.global_batch % dp:
                     tally.add("batch", 1)
                     continue
+                pairs = _ways(question, constraints, tp=tp, cp=cp, pp=pp, dp=dp)
                 for ep in _choices(_expert_degrees(question, dp * cp * tp), constraints.ep, None):
-                    table = _inner(question, constraints, tp, cp, pp, dp, ep)
-                    alive, removed = legal(question, table)
-                    for reason, count in removed.items():
-                        tally.add(reason, count)
-                    if alive.all():
-                        yield table
-                    elif alive.any():
-                        yield table.take(alive)
+                    for etp in _choices(
+                        _expert_tensor_degrees(question, tp), constraints.etp, None
+                    ):
+                        yield (
+                            _inner(question, constraints, pairs, Degrees(tp, cp, pp, dp, ep, etp)),
+                            pairs,
+                        )
 
 
 def _choices(free: list[int], fixed: int | None, most: int | None) -> list[int]:
@@ -144,6 +265,13 @@ def _expert_degrees(question: Question, ranks: int) -> list[int]:
     return [d for d in divisors(experts.experts) if ranks % d == 0]
 
 
+def _expert_tensor_degrees(question: Question, tp: int) -> list[int]:
+    experts = question.model.experts
+    if experts is None or not offered(question).has("etp"):
+        return [1]
+    return [d for d in divisors(tp) if experts.ffn % d == 0]
+
+
 def shard_degrees(question: Question, *, tp: int, cp: int, pp: int, dp: int) -> list[int]:
     """ZeRO shard degrees below all replicas (HSDP) that are worth pricing, ascending.
 
@@ -164,62 +292,83 @@ def shard_degrees(question: Question, *, tp: int, cp: int, pp: int, dp: int) -> 
     )
 
 
-def _inner(
-    question: Question, constraints: Constraints, tp: int, cp: int, pp: int, dp: int, ep: int
-) -> LayoutColumns:
-    """All combinations of the remaining choices at fixed degrees."""
-    job, layers = question.job, question.model.layers
-    micro = [d for d in divisors(job.global_batch // dp) if d <= max(64, 16384 // job.seq_len)]
-    micro = [constraints.micro_batch] if constraints.micro_batch else micro
-    schedules = _schedules(question, constraints, pp, layers)
+class Degrees(NamedTuple):
+    """Degrees of every axis."""
+
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+    ep: int
+    etp: int
+
+
+def _ways(
+    question: Question, constraints: Constraints, *, tp: int, cp: int, pp: int, dp: int
+) -> Ints:
+    """Pairs of ZeRO stage and shard degree to consider; shape (ways, 2)."""
     replicas = dp * cp
     can = offered(question)
-    zeros = (can.zero_stages(tp=tp, pp=pp) if replicas > 1 else ()) or (0,)
+    zeros: tuple[int, ...] = (can.zero_stages(tp=tp, pp=pp) if replicas > 1 else ()) or (0,)
     if constraints.zero is not None:
         zeros = (constraints.zero,)
     shards = [0, *shard_degrees(question, tp=tp, cp=cp, pp=pp, dp=dp)]
     if constraints.shard is not None:
         shards = [constraints.shard]
     pairs = [(zero, shard) for zero in zeros for shard in (shards if zero >= 1 else [0])]
-    modes = range(len(RECOMPUTES))
+    return np.array(pairs, dtype=np.int64)
+
+
+def _inner(question: Question, constraints: Constraints, pairs: Ints, at: Degrees) -> LayoutColumns:
+    """All combinations of the remaining choices at fixed degrees, sharded as far as may be."""
+    job, layers = question.job, question.model.layers
+    micro = [d for d in divisors(job.global_batch // at.dp) if d <= max(64, 16384 // job.seq_len)]
+    micro = [constraints.micro_batch] if constraints.micro_batch else micro
+    schedules = _schedules(question, constraints, at.pp, layers)
+    modes = list(range(len(RECOMPUTES)))
     if constraints.no_recompute:
-        modes = range(1)
+        modes = [0]
     if constraints.recompute is not None:
-        modes = range(
-            RECOMPUTES.index(constraints.recompute), RECOMPUTES.index(constraints.recompute) + 1
-        )
-    sequence = [0, 1] if tp > 1 else [0]
-    if tp > 1 and can.experts_need_sequence_parallel and question.model.experts:
+        modes = [RECOMPUTES.index(constraints.recompute)]
+    sequence = [0, 1] if at.tp > 1 else [0]
+    if at.tp > 1 and offered(question).experts_need_sequence_parallel and question.model.experts:
         sequence = [1]
     if constraints.sequence_parallel is not None:
         sequence = [int(constraints.sequence_parallel)]
     # Two placements differ only when both pipeline and data groups could be the inner ones.
-    orders = [0, 1] if pp > 1 and replicas > 1 and tp * cp < question.cluster.fast_domain else [0]
+    inside = at.tp * at.cp < question.cluster.fast_domain
+    orders = [0, 1] if at.pp > 1 and at.dp * at.cp > 1 and inside else [0]
     names: tuple[str, ...] = RANK_ORDERS
     if constraints.rank_order is not None:
         names = tuple(dict.fromkeys((*RANK_ORDERS, constraints.rank_order)))
         orders = [names.index(constraints.rank_order)]
     grids = np.meshgrid(
-        np.arange(len(schedules)), np.arange(len(pairs)), np.array(micro), np.array(list(modes)),
-        np.array(sequence), np.array(orders), indexing="ij",
+        np.arange(len(schedules)), np.array(micro), np.array(modes), np.array(sequence),
+        np.array(orders), indexing="ij",
     )  # fmt: skip
-    which, pair, micro_batch, recompute, sp, order = (
-        grid.ravel().astype(np.int64) for grid in grids
-    )
+    which, micro_batch, recompute, sp, order = (grid.ravel().astype(np.int64) for grid in grids)
     rows = len(which)
 
     def full(value: int) -> np.ndarray:
         return np.full(rows, value, dtype=np.int64)
 
-    schedule_table, pair_table = np.array(schedules), np.array(pairs)
+    schedule_table = np.array(schedules)
     return LayoutColumns(
-        dp=full(dp), tp=full(tp), pp=full(pp), cp=full(cp), ep=full(ep), etp=full(1),
-        virtual_stages=schedule_table[which, 1], zero=pair_table[pair, 0], shard=pair_table[pair, 1],
+        dp=full(at.dp), tp=full(at.tp), pp=full(at.pp), cp=full(at.cp), ep=full(at.ep),
+        etp=full(at.etp), virtual_stages=schedule_table[which, 1],
+        zero=full(_most_sharded(question, pairs, at)), shard=full(0),
         micro_batch=micro_batch, recompute=recompute, recompute_layers=full(0),
         recompute_split=full(0),
         sequence_parallel=sp, schedule=schedule_table[which, 0], rank_order=order,
         first_layers=full(0), middle_layers=full(0), last_layers=full(0), orders=names,
     )  # fmt: skip
+
+
+def _most_sharded(question: Question, pairs: Ints, at: Degrees) -> int:
+    """The highest ZeRO stage of some pairs that the framework runs; the highest if it runs none."""
+    can = offered(question).zero_stages(tp=at.tp, pp=at.pp)
+    stages = [int(zero) for zero in pairs[:, 0] if int(zero) in can]
+    return max(stages or [int(pairs[:, 0].max())])
 
 
 def _schedules(

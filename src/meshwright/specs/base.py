@@ -37,12 +37,12 @@ class Spec(BaseModel):
         return self.model_dump(mode="json", exclude_none=True)
 
     def but(self, **changes: Any) -> Self:
-        """Return a validated copy with some fields changed.
+        """Return a validated copy with some fields changed; what was left at its default stays so.
 
         Raises:
             SpecError: a field is unknown or its new value is not accepted.
         """
-        return type(self).parse({**self.model_dump(), **changes})
+        return type(self).parse({**self.model_dump(exclude_unset=True), **changes})
 
 
 def check_texts(data: Any, where: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from statistics import NormalDist
 
 import tomli_w
 from pydantic import Field
@@ -36,6 +38,29 @@ class Range(Spec):
     high: float
     basis: str = Field("", description="what the interval rests on")
 
+    def probability_below(self, value: float) -> float:
+        """Probability that the measured value is at most `value`.
+
+        The interval's ends are the 10th and the 90th percentile of a log-normal distribution:
+        errors of a cost model multiply.
+        """
+        if self.high <= self.low or self.low <= 0 or value <= 0:
+            return float(value >= self.high)
+        z = _z_of_ends() * (2 * math.log(value / self.low) / math.log(self.high / self.low) - 1)
+        return NormalDist().cdf(z)
+
+    def quantile(self, probability: float) -> float:
+        """The value that the measured one stays below with a probability between 0 and 1."""
+        if self.high <= self.low or self.low <= 0:
+            return self.high
+        share = (NormalDist().inv_cdf(probability) / _z_of_ends() + 1) / 2
+        return self.low * (self.high / self.low) ** share
+
+
+def _z_of_ends() -> float:
+    """Standard deviations between the middle of a range and its ends."""
+    return NormalDist().inv_cdf(0.9)
+
 
 class Estimate(Spec):
     """Predicted memory and step time of one layout. Parts add up to their total."""
@@ -60,6 +85,12 @@ class Estimate(Spec):
     )
     step_time_range: Range | None = None
     peak_memory_range: Range | None = None
+    pessimistic_s: float | None = Field(
+        None, description="step time with hard-to-predict parts at their bad end; ranks layouts"
+    )
+    fit_probability: float | None = Field(
+        None, ge=0, le=1, description="that the peak stays within the device's memory"
+    )
 
     @property
     def memory_too_close(self) -> bool:
@@ -77,6 +108,18 @@ class Alternative(Spec):
     why_not: str
 
 
+class FrameworkAnswer(Spec):
+    """The best that one framework can do, and why it was not chosen."""
+
+    framework: str
+    layout: Layout | None = Field(None, description="None: nothing legal, or nothing fits")
+    step_time_s: float | None = None
+    pessimistic_s: float | None = Field(None, description="what frameworks are ranked by")
+    peak_memory_bytes: float | None = None
+    fit_probability: float | None = None
+    why_not: str = Field("", description="empty: this one was chosen")
+
+
 class FlipPoint(Spec):
     """A change of circumstances at which another layout would be chosen."""
 
@@ -85,6 +128,7 @@ class FlipPoint(Spec):
     threshold: float
     direction: str = Field(description="above or below the threshold the choice changes")
     becomes: str = Field(description="the layout that would then be chosen")
+    framework: str = Field("", description="the framework that would then be chosen")
     sentence: str
 
 
@@ -109,6 +153,9 @@ class Plan(Spec):
     estimate: Estimate
     fits: bool
     objective: str = "time"
+    frameworks: tuple[FrameworkAnswer, ...] = Field(
+        (), description="what each framework would do, best first; empty where one was asked for"
+    )
     alternatives: tuple[Alternative, ...] = ()
     flip_points: tuple[FlipPoint, ...] = ()
     searched: Searched = Searched()

@@ -1,0 +1,117 @@
+"""What a reader of a plan must know beside its figures: assumptions, doubts, disagreements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.planner.finalists import Choice
+from meshwright.planner.legality import Question
+from meshwright.planner.odds import MEMORY_MARGIN, WANTED
+from meshwright.planner.search import Candidates
+from meshwright.planner.solve import Solution
+from meshwright.planner.space import Constraints
+from meshwright.planner.stacks import UPPER_BOUND, asked_for
+from meshwright.specs.layout import Layout
+from meshwright.specs.plan import Estimate
+from meshwright.specs.quantities import format_bytes, format_seconds
+
+
+def notes(
+    solution: Solution, best: Estimate, constraints: Constraints, asked: Question
+) -> list[str]:
+    """All notes of a plan, a sentence each."""
+    question, result = solution.question, solution.result
+    found = [
+        "ranked by a pessimistic step time (communication up to 35 % slower than modelled); "
+        f"at least {MEMORY_MARGIN:.0%} of the modelled peak is kept free"
+    ]
+    if question.job.framework == UPPER_BOUND:
+        asked_it = asked_for(asked.job)
+        found.append(
+            "an upper bound: no single framework has all that `any` assumes"
+            + ("" if asked_it else f"; none of those known here runs on {_device(question)}")
+        )
+    wanted = constraints.fit_probability or WANTED
+    if result.fit_probability < wanted:
+        found.append(
+            f"nothing fits with {wanted:.0%}; this layout is the fastest of those that fit with "
+            f"{result.fit_probability:.0%} or more"
+        )
+    if question.model.source and "assumed" in question.model.source:
+        found.append(question.model.source)
+    found += [*_close(solution, best), *_mismatches(question), *_simulated(solution.choice)]
+    return found + memory_too_close(best)
+
+
+def _device(question: Question) -> str:
+    return question.cluster.device.name
+
+
+def _close(solution: Solution, best: Estimate) -> list[str]:
+    """Where the nominal ranking differs, or another shape is within 2 %: a measurement decides."""
+    ranked, chosen = solution.result.ranked, solution.layout
+    found = []
+    nominal = int(np.argmin(ranked.step_time_s))
+    lead = best.step_time_s / float(ranked.step_time_s[nominal]) - 1
+    fastest = ranked.columns.layout(nominal)
+    if lead > 0.005 and fastest != chosen:
+        found.append(
+            f"{fastest.label()} is {lead:.1%} faster if the model is exactly right, but does not "
+            f"survive its uncertainty"
+        )
+    close = _too_close(ranked, chosen, best.pessimistic_s or best.step_time_s)
+    return [*found, close] if close else found
+
+
+def _too_close(ranked: Candidates, chosen: Layout, pessimistic_s: float) -> str | None:
+    for row in range(min(ranked.columns.rows, 400)):
+        gap = float(ranked.pessimistic_s[row]) / pessimistic_s - 1
+        if gap > 0.02:
+            return None
+        layout = ranked.columns.layout(row)
+        if (layout.tp, layout.pp, layout.ep) != (chosen.tp, chosen.pp, chosen.ep):
+            return (
+                f"too close to call: {layout.label()} is within {abs(gap):.1%}; a ten-step run of "
+                f"both would settle it"
+            )
+    return None
+
+
+def _mismatches(question: Question) -> list[str]:
+    """What the model, the job and the device do not agree on, and what was assumed about it."""
+    model, job, device = question.model, question.job, question.cluster.device
+    notes = []
+    if model.positions == "learned" and job.seq_len > model.max_positions:
+        notes.append(
+            f"{model.name} has a table of {model.max_positions:,} positions: sequences of "
+            f"{job.seq_len:,} need a longer one, which is not counted"
+        )
+    if job.precision.compute not in device.peak_flops:
+        rate = device.peak(job.precision.compute)
+        used = next(name for name, peak in device.peak_flops.items() if peak == rate)
+        notes.append(
+            f"{device.name} has no {job.precision.compute} matrix units: priced at its {used} rate"
+        )
+    return notes
+
+
+def _simulated(choice: Choice | None) -> list[str]:
+    if choice is None or choice.simulated_s is None:
+        return []
+    moved = choice.simulated_s / choice.closed_form_s - 1
+    return [
+        f"simulated operation by operation, the step takes {format_seconds(choice.simulated_s)} "
+        f"({moved:+.1%} against the closed forms)"
+    ]
+
+
+def memory_too_close(estimate: Estimate) -> list[str]:
+    """Say when the device's memory lies inside the range of the peak: then a run must decide."""
+    held = estimate.peak_memory_range
+    if held is None or not estimate.memory_too_close:
+        return []
+    return [
+        f"whether it fits is too close to call: the peak may be {format_bytes(held.low)} to "
+        f"{format_bytes(held.high)} of {format_bytes(estimate.capacity_bytes)}; two steps on the real "
+        f"devices would settle it"
+    ]

@@ -1,0 +1,184 @@
+"""The default answer: the best that a real framework can do, and what the others would.
+
+A plan that no software runs is an upper bound. So unless a framework is asked for, each that runs on
+the device answers the question under its own rules (what it can express), its own precision (fp32
+gradients where it accumulates in fp32) and its own measured behaviour, and the fastest answer wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from meshwright.costs.frameworks import framework as documented
+from meshwright.costs.step import estimate
+from meshwright.planner.legality import Question
+from meshwright.planner.odds import Odds
+from meshwright.planner.search import SearchResult, search
+from meshwright.planner.solve import Solution, answer, first_of
+from meshwright.planner.space import Constraints
+from meshwright.planner.words import PART_WORDS
+from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import framework, job_lacks
+from meshwright.specs.job import RECIPES, Framework, Job
+from meshwright.specs.plan import Estimate, FrameworkAnswer, Searched
+from meshwright.specs.quantities import format_bytes
+
+UPPER_BOUND = "any"
+"""What stands for the union of all frameworks: a bound on what one could reach, not a stack."""
+
+STACKS: dict[str, tuple[Framework, ...]] = {
+    "nvidia": ("megatron", "torchtitan", "deepspeed", "nanotron", "maxtext"),
+    "amd": ("megatron", "torchtitan", "deepspeed", "maxtext"),
+    "google": ("maxtext",),
+    "aws": ("torchtitan", "maxtext"),
+    "intel": ("deepspeed", "torchtitan"),
+    "huawei": ("megatron", "deepspeed"),
+    "cpu": ("meshwright",),
+}
+"""Frameworks compared on a vendor's devices; meshwright's own engine only where nothing else runs."""
+
+
+CLOSE = 1.03
+"""How much slower than the best, by the search alone, a framework may be and still be looked at closely:
+with partial recomputation, uneven stages and the simulator."""
+
+
+def asked_for(job: Job) -> bool:
+    """Whether the job names its framework."""
+    return "framework" in job.model_fields_set
+
+
+def stacks_for(vendor: str) -> tuple[Framework, ...]:
+    """Frameworks to compare on a vendor's devices."""
+    return STACKS.get(vendor, ())
+
+
+def under(job: Job, name: Framework) -> Job:
+    """The job as a framework runs it: its attention kernel, and its precision unless one was named."""
+    changes: dict[str, object] = {"framework": name}
+    known = documented(name)
+    if "attention_kernel" not in job.model_fields_set:
+        changes["attention_kernel"] = known.attention_kernel
+    if "precision" not in job.model_fields_set and known.gradient_bytes == 4:
+        changes["precision"] = RECIPES["bf16-fp32-grads"]
+    return job.but(**changes)
+
+
+def solve_all(
+    question: Question,
+    constraints: Constraints,
+    objective: str = "time",
+    names: Iterable[Framework] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[list[Solution], dict[str, str]]:
+    """What every framework answers, best first, and why some have nothing to answer.
+
+    `names` keeps to some of the device's frameworks.
+
+    Raises:
+        SpecError: no framework has a legal layout under the constraints.
+    """
+    names = stacks_for(question.cluster.device.vendor) if names is None else tuple(names)
+    found: list[tuple[Question, SearchResult]] = []
+    refused: dict[str, str] = {}
+    priced = 0
+    for name in names:
+        asked = replace(question, job=under(question.job, name))
+        if missing := job_lacks(asked.job, framework(name)):
+            refused[name] = missing[0][2]
+            continue
+        try:
+            result = search(asked, constraints, objective=objective, bounded=True)
+        except SpecError as error:
+            refused[name] = error.remedy
+            continue
+        found.append((asked, result))
+        priced += result.searched.priced
+        if progress:
+            progress(priced)
+    if not found:
+        raise SpecError("framework", ", ".join(names), "; ".join(sorted(set(refused.values()))))
+    rough = [first_of(asked, result) for asked, result in found]
+    best = min(_rank(one, objective) for one in rough)
+    solutions = [
+        answer(one.question, constraints, one.result, objective)
+        if one.choice is not None and _rank(one, objective) <= (best[0], best[1] * CLOSE)
+        else one
+        for one in rough
+    ]
+    return sorted(solutions, key=lambda one: _rank(one, objective)), refused
+
+
+def _rank(solution: Solution, objective: str) -> tuple[float, float]:
+    """Best first: by the odds of fitting where they differ, then by what was asked for."""
+    if solution.choice is None:
+        return (1.0, float("inf"))
+    value = solution.choice.score if objective != "memory" else solution.choice.peak_bytes
+    return (-solution.result.fit_probability, value)
+
+
+def answers(solutions: list[Solution], refused: dict[str, str]) -> tuple[FrameworkAnswer, ...]:
+    """The table of a plan: what each framework would do, best first, and why not."""
+    best = _priced(solutions[0])
+    found = []
+    for solution in solutions:
+        name, priced = solution.question.job.framework, _priced(solution)
+        if priced is None:
+            found.append(FrameworkAnswer(framework=name, why_not=_shortfall(solution)))
+            continue
+        why = "" if solution is solutions[0] else _why_not(solution, best, priced)
+        found.append(
+            FrameworkAnswer(
+                framework=name, layout=solution.layout, step_time_s=priced.step_time_s,
+                pessimistic_s=priced.pessimistic_s, peak_memory_bytes=priced.peak_memory_bytes,
+                fit_probability=priced.fit_probability, why_not=why,
+            )
+        )  # fmt: skip
+    found += [FrameworkAnswer(framework=name, why_not=why) for name, why in refused.items()]
+    return tuple(found)
+
+
+def _priced(solution: Solution) -> Estimate | None:
+    if solution.choice is None:
+        return None
+    question = solution.question
+    return estimate(question.model, question.cluster, question.job, solution.layout)
+
+
+def _shortfall(solution: Solution) -> str:
+    over = solution.result.over_memory
+    if not over.columns.rows:
+        return "no legal layout"
+    question = solution.question
+    room = Odds.of(question).room(solution.result.fit_probability)
+    capacity = question.cluster.device.memory_bytes - question.cluster.reserve_bytes
+    short = float(over.peak_bytes.min()) * room - capacity
+    return f"does not fit: its lightest layout is short of {format_bytes(max(short, 0.0))}"
+
+
+def _why_not(solution: Solution, best: Estimate | None, priced: Estimate) -> str:
+    assert best is not None
+    if (
+        solution.result.fit_probability
+        and (best.fit_probability or 1) - (priced.fit_probability or 1) > 0.1
+    ):
+        return f"fits with {priced.fit_probability:.0%} only"
+    change = (priced.pessimistic_s or 0.0) / (best.pessimistic_s or 1.0) - 1
+    grown = max(
+        (priced.time_parts[name] - best.time_parts[name], name) for name in priced.time_parts
+    )
+    return f"{change:.0%} slower: more time in {PART_WORDS[grown[1]]} ({grown[0]:+.3g} s)"
+
+
+def all_searched(searches: list[Searched]) -> Searched:
+    """What several searches looked at together."""
+    pruned: dict[str, int] = {}
+    for one in searches:
+        for reason, count in one.pruned.items():
+            pruned[reason] = pruned.get(reason, 0) + count
+    return Searched(
+        priced=sum(one.priced for one in searches),
+        pruned=pruned,
+        seconds=sum(one.seconds for one in searches),
+    )

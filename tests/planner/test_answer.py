@@ -1,0 +1,217 @@
+"""What a plan claims of itself: it is the best of a real stack, it fits by its odds, it flips there."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.costs.columns import from_layouts
+from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.odds import WANTED, Odds
+from meshwright.planner.plan import GAMBLE, plan
+from meshwright.planner.search import reprice, search
+from meshwright.planner.space import Constraints
+from meshwright.planner.stacks import STACKS, under
+from meshwright.specs.clusters import load_cluster
+from meshwright.specs.errors import DoesNotFitError, SpecError
+from meshwright.specs.job import Job
+from meshwright.specs.model import Experts, Model
+from meshwright.specs.models import load_model
+from meshwright.specs.plan import Range
+
+SMALL = Model(
+    name="small", layers=12, hidden=2048, heads=16, kv_heads=8, head_dim=128, ffn=5632, vocab=32000
+)
+ROUTED = SMALL.but(
+    name="routed", experts=Experts(experts=16, top_k=2, ffn=1408, dense_layers=0), ffn=5632
+)
+FRAMEWORKS = ("any", "megatron", "torchtitan", "deepspeed", "nanotron", "maxtext", "fsdp")
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan(load_model("llama3-70b"), load_cluster("h100:8x8"), Job(seq_len=8192))
+
+
+def test_the_default_is_the_best_real_stack(made):
+    assert {one.framework for one in made.frameworks} == set(STACKS["nvidia"])
+    assert made.job.framework == made.frameworks[0].framework
+    assert made.layout == made.frameworks[0].layout
+    assert made.frameworks[0].why_not == ""
+    assert all(one.why_not for one in made.frameworks[1:])
+    worst = [one.pessimistic_s for one in made.frameworks if one.layout]
+    assert worst[0] <= min(worst) * 1.01  # the simulator may move the two best by a little
+    question = Question(made.model, made.cluster, made.job)
+    assert why_illegal(question, made.layout) is None
+
+
+def test_each_framework_answers_under_its_own_precision(made):
+    assert made.job.precision.gradient_bytes == 4
+    assert under(Job(), "deepspeed").precision.gradient_bytes == 2
+    named = Job.parse({"precision": {"name": "mine", "gradient_bytes": 1}})
+    assert under(named, "megatron").precision == named.precision
+
+
+def test_any_is_called_an_upper_bound():
+    bound = plan(SMALL, load_cluster("h100:1x8"), Job(framework="any"), defend=False)
+    assert bound.frameworks == ()
+    assert any("upper bound" in note for note in bound.notes)
+
+
+def test_an_asked_framework_is_not_compared():
+    asked = plan(SMALL, load_cluster("h100:1x8"), Job(framework="torchtitan"), defend=False)
+    assert asked.job.framework == "torchtitan"
+    assert asked.frameworks == ()
+
+
+def test_the_winner_fits_with_the_odds_that_were_asked_for(made):
+    assert made.estimate.fit_probability >= WANTED
+    surer = plan(
+        made.model, made.cluster, Job(seq_len=8192), defend=False,
+        constraints=Constraints(fit_probability=0.999),
+    )  # fmt: skip
+    assert surer.estimate.fit_probability >= 0.999
+    assert surer.estimate.pessimistic_s >= made.estimate.pessimistic_s * 0.999
+    gamble = next(a for a in made.alternatives if a.axis == GAMBLE)
+    assert gamble.estimate.fits
+    assert gamble.estimate.fit_probability < WANTED
+    assert gamble.estimate.pessimistic_s < made.estimate.pessimistic_s
+    assert f"{gamble.estimate.fit_probability:.0%}" in gamble.why_not
+
+
+def test_a_range_gives_the_odds_of_a_log_normal():
+    spread = Range(low=0.8, high=1.25)
+    assert spread.probability_below(0.8) == pytest.approx(0.1)
+    assert spread.probability_below(1.0) == pytest.approx(0.5)
+    assert spread.probability_below(1.25) == pytest.approx(0.9)
+    for chance in (0.02, 0.5, 0.97):
+        assert spread.probability_below(spread.quantile(chance)) == pytest.approx(chance)
+
+
+def test_no_shown_alternative_is_faster_and_lighter(made):
+    for other in made.alternatives:
+        priced = other.estimate
+        if priced is None or (priced.fit_probability or 1) < WANTED:
+            continue
+        assert (
+            priced.step_time_s >= made.estimate.step_time_s
+            or priced.peak_memory_bytes >= made.estimate.peak_memory_bytes
+        ), other.axis
+
+
+def test_neighbours_change_one_axis_or_say_what_else(made):
+    """Every field that differs is the axis itself, dp with it, or named in the words."""
+    words = {"virtual_stages": "virtual stages", "micro_batch": "micro-batch", "zero": "ZeRO",
+             "shard": "shard degree", "recompute": "recompute", "dp": "dp", "pp": "pp", "cp": "cp",
+             "tp": "tp", "sequence_parallel": "sequence parallel"}  # fmt: skip
+    for other in made.alternatives:
+        if other.axis in (GAMBLE, "another shape"):
+            assert other.layout.label() != made.layout.label()
+            continue
+        for name, word in words.items():
+            if getattr(other.layout, name) != getattr(made.layout, name):
+                drops_with_tp = name == "sequence_parallel" and 1 in (
+                    other.layout.tp,
+                    made.layout.tp,
+                )
+                assert word in other.axis or drops_with_tp, (other.axis, name)
+
+
+CASES = st.tuples(
+    st.sampled_from([SMALL, ROUTED, SMALL.but(layers=30, hidden=4096, heads=32, ffn=14336)]),
+    st.sampled_from(["h100:1x8", "a100-80g:2x8", "a100-40g:4x4"]),
+    st.sampled_from([2048, 8192]), st.sampled_from([32, 96, 256]),
+)  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(case=CASES, framework=st.sampled_from(FRAMEWORKS))
+def test_bounds_never_lose_the_best(case, framework):
+    model, cluster, seq, batch = case
+    job = Job(seq_len=seq, global_batch=batch, framework=framework)
+    question = Question(model, load_cluster(cluster), job)
+    try:
+        whole = search(question)
+    except SpecError:
+        with pytest.raises(SpecError):
+            search(question, bounded=True)
+        return
+    bounded = search(question, bounded=True)
+    assert bounded.fit_probability == whole.fit_probability
+    if whole.ranked.columns.rows:
+        assert bounded.ranked.columns.layout(0) == whole.ranked.columns.layout(0)
+        assert bounded.ranked.pessimistic_s[0] == whole.ranked.pessimistic_s[0]
+    counted = bounded.searched.priced + sum(
+        count for reason, count in bounded.searched.pruned.items() if "bound" in reason
+    )
+    assert counted >= whole.searched.priced, "every layout is priced or counted as bounded away"
+    assert bounded.searched.priced <= whole.searched.priced
+
+
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(case=CASES, framework=st.sampled_from(["", "megatron", "torchtitan", "any"]))
+def test_flip_points_flip(case, framework):
+    """Plan again at every one: another layout is chosen, the one that was named."""
+    model, cluster, seq, batch = case
+    job = Job(seq_len=seq, global_batch=batch, **({"framework": framework} if framework else {}))
+    try:
+        first = plan(model, load_cluster(cluster), job)
+    except (DoesNotFitError, SpecError):
+        return
+    for flip in first.flip_points:
+        assert flip.becomes != first.layout.label() or flip.framework != first.job.framework
+        changed, asked = load_cluster(cluster), job
+        if flip.quantity.startswith("inter-node"):
+            level = changed.levels[-1].model_copy(
+                update={"bandwidth_bytes_s": flip.threshold * 1e9}
+            )
+            changed = changed.model_copy(update={"levels": (*changed.levels[:-1], level)})
+        elif flip.quantity.startswith("device memory"):
+            device = changed.device.model_copy(update={"memory_bytes": flip.threshold})
+            changed = changed.model_copy(update={"device": device})
+        else:
+            asked = job.but(global_batch=int(flip.threshold))
+        try:
+            then = plan(model, changed, asked, defend=False)
+        except DoesNotFitError:
+            assert flip.becomes == "none"
+            continue
+        assert then.layout.label() == flip.becomes, flip.sentence
+        assert then.job.framework == flip.framework
+
+
+def test_odds_are_calibrated_where_they_were_measured():
+    """The room for 90 % is the 90th percentile of measured over predicted peaks of that kind."""
+    question = Question(SMALL, load_cluster("h100:8x8"), Job(framework="nanotron"))
+    odds = Odds.of(question)
+    assert odds.room(0.9) == pytest.approx(max(odds.spread.high, 1.05))
+    assert odds.fits(1.0, odds.spread.high) == pytest.approx(0.9)
+    assert math.isclose(odds.fits(2.0, 2.0 * odds.spread.low), 0.1)
+
+
+def test_ranked_layouts_fit_with_room_and_gambles_without():
+    question = Question(SMALL, load_cluster("a100-40g:1x8"), Job(seq_len=8192, framework="any"))
+    found = search(question)
+    room = Odds.of(question).room(found.fit_probability)
+    capacity = question.cluster.device.memory_bytes - question.cluster.reserve_bytes
+    assert (found.ranked.peak_bytes * room <= capacity).all()
+    assert (found.gambles.peak_bytes * room > capacity).all()
+    assert (found.gambles.peak_bytes <= capacity).all()
+    again = reprice(question, from_layouts([found.ranked.columns.layout(0)]))
+    assert np.array_equal(again.peak_bytes, found.ranked.peak_bytes[:1])
+
+
+def test_where_nothing_fits_surely_the_surest_is_taken_and_said():
+    model, cluster = load_model("llama3-8b"), load_cluster("h100:1x1")
+    job = Job(seq_len=2048, global_batch=8, framework="megatron")
+    question = Question(model, cluster, under(job, "megatron"))
+    lightest = search(question).over_memory.peak_bytes.min()
+    device = cluster.device.model_copy(update={"memory_bytes": float(lightest) * 1.2})
+    tight = replace(question, cluster=cluster.model_copy(update={"device": device}))
+    made = plan(model, tight.cluster, job, defend=False)
+    assert made.fits
+    assert made.estimate.fit_probability < WANTED
+    assert any("nothing fits with 90%" in note for note in made.notes)
