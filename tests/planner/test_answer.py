@@ -127,7 +127,7 @@ CASES = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(case=CASES, framework=st.sampled_from(FRAMEWORKS))
 def test_bounds_never_lose_the_best(case, framework):
     model, cluster, seq, batch = case
@@ -151,7 +151,7 @@ def test_bounds_never_lose_the_best(case, framework):
     assert bounded.searched.priced <= whole.searched.priced
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(case=CASES, framework=st.sampled_from(["", "megatron", "torchtitan", "any"]))
 def test_flip_points_flip(case, framework):
     """Plan again at every one: another layout is chosen, the one that was named."""
