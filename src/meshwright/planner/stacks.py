@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from meshwright.costs.frameworks import framework as documented
+from meshwright.costs.frameworks import behaviour
 from meshwright.costs.step import estimate
 from meshwright.planner.legality import Question
 from meshwright.planner.odds import Odds
@@ -28,7 +28,14 @@ UPPER_BOUND = "any"
 """What stands for the union of all frameworks: a bound on what one could reach, not a stack."""
 
 STACKS: dict[str, tuple[Framework, ...]] = {
-    "nvidia": ("megatron", "torchtitan", "deepspeed", "nanotron", "maxtext"),
+    "nvidia": (
+        "megatron",
+        "torchtitan",
+        "megatron-fsdp",
+        "deepspeed",
+        "nanotron",
+        "maxtext",
+    ),
     "amd": ("megatron", "torchtitan", "deepspeed", "maxtext"),
     "google": ("maxtext",),
     "aws": ("torchtitan", "maxtext"),
@@ -57,11 +64,15 @@ def stacks_for(vendor: str) -> tuple[Framework, ...]:
 def under(job: Job, name: Framework) -> Job:
     """The job as a framework runs it: its attention kernel, and its precision unless one was named."""
     changes: dict[str, object] = {"framework": name}
-    known = documented(name)
+    known = behaviour(Job(framework=name))
     if "attention_kernel" not in job.model_fields_set:
         changes["attention_kernel"] = known.attention_kernel
     if "precision" not in job.model_fields_set and known.gradient_bytes == 4:
-        changes["precision"] = RECIPES["bf16-fp32-grads"]
+        recipe = RECIPES["bf16-fp32-grads"]
+        wires = [wire for kept, wire in framework(name).gradients if kept == recipe.gradient_bytes]
+        if wires and recipe.gradient_reduce_bytes not in wires:
+            recipe = recipe.but(gradient_reduce_bytes=wires[0])
+        changes["precision"] = recipe
     return job.but(**changes)
 
 
