@@ -103,7 +103,6 @@ def work(reader: Reader, seed: int, first: int, count: int, pipe: Any) -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    reader.call_prepare()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     before = int(Path("/proc/self/statm").read_text().split()[5]) * 4096
     resource.setrlimit(resource.RLIMIT_DATA, (before + MEMORY_BYTES, hard))
@@ -118,6 +117,8 @@ def work(reader: Reader, seed: int, first: int, count: int, pipe: Any) -> None:
 def run_reader(reader: Reader, seed: int, count: int, first: int = 0) -> Tally:
     """Read `count` inputs; a process that hangs or dies is counted and replaced."""
     tally, began, number, end = Tally(), time.perf_counter(), first, first + count
+    reader.call_prepare()
+    reader.seeds()
     context = multiprocessing.get_context("fork")
     while number < end:
         ours, theirs = context.Pipe(duplex=False)

@@ -56,10 +56,7 @@ def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
     packed = content[:2] == b"\x1f\x8b"
     inner = gzip.decompress(content) if packed and draw.random() < 0.8 else content
     for _ in range(draw.choice((1, 1, 1, 2, 3, 8))):
-        if draw.random() < 0.67:
-            inner = _structure(inner, suffix, draw)
-        else:
-            inner = _bytes(inner, draw)
+        inner = _structure(inner, suffix, draw) if draw.random() < 0.67 else _bytes(inner, draw)
     return gzip.compress(inner, 1) if packed and inner is not content else inner
 
 
@@ -121,8 +118,8 @@ def _cell(text: str, draw: random.Random) -> bytes:
     row = rows[draw.randrange(len(rows))] if rows else []
     if row:
         value = draw.choice([v for v in VALUES if not isinstance(v, (list, dict))])
-        shown = "" if value is None else value if isinstance(value, str) else f"{value:.6g}"
-        row[draw.randrange(len(row))] = shown if isinstance(value, (str, float)) else shown
+        shown = "" if value is None else value if isinstance(value, str) else _short(value)
+        row[draw.randrange(len(row))] = shown
     out = io.StringIO()
     csv.writer(out).writerows(rows)
     return out.getvalue().encode("utf-8", "replace")

@@ -22,7 +22,6 @@ def command(
     error fell. The result is a cluster file that every command accepts.
     """
     from dataclasses import asdict
-    from pathlib import Path
 
     import tomli_w
     from rich.console import Console
@@ -34,7 +33,7 @@ def command(
     from meshwright.evidence.nccl_tests import parse_nccl_tests
     from meshwright.evidence.rows import Row, read_rows
     from meshwright.specs.clusters import load_cluster
-    from meshwright.specs.errors import SpecError
+    from meshwright.specs.foreign import TABLE_BYTES, read_text
     from meshwright.specs.writing import write_atomically
 
     base = load_cluster(cluster)
@@ -44,10 +43,7 @@ def command(
         if source.endswith(".csv"):
             rows += read_rows(source)
             continue
-        try:
-            text = Path(source).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise SpecError("from", source, f"cannot be read ({error.strerror})") from None
+        text = read_text(source, "from", TABLE_BYTES, errors="replace")
         for run in parse_nccl_tests(text, where=source):
             timings += run.measurements(base.gpus_per_node)
     with Console(stderr=True).status("fitting"):

@@ -172,14 +172,9 @@ def _build(name: str, shape: Any) -> Schedule:
 
 def _read_csv(path: Path) -> Schedule:
     from meshwright.schedules import read_torch_csv
-    from meshwright.specs.errors import SpecError
+    from meshwright.specs.foreign import read_text
 
-    try:
-        return read_torch_csv(path.read_text("utf-8"), path.name)
-    except OSError as error:
-        raise SpecError("--schedule", str(path), f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise SpecError("--schedule", str(path), "is not text") from None
+    return read_torch_csv(read_text(path, "--schedule"), path.name)
 
 
 def parse_times(text: str) -> tuple[float, float, float]:

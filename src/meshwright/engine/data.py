@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from meshwright.engine.model.loss import IGNORED
-from meshwright.specs.errors import SpecError
+from meshwright.specs.errors import SpecError, shorten
+from meshwright.specs.foreign import read_text
 
 BYTE_VOCABULARY = 256
 DEMO = Path(__file__).parent / "texts" / "demo.txt"
@@ -24,6 +25,7 @@ DEMO = Path(__file__).parent / "texts" / "demo.txt"
 
 _TOKEN_FILES = (".npy", ".bin")
 _CHUNK_CHARACTERS = 1 << 20
+_TOKENIZER_BYTES = 1 << 28
 _END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>")
 _NPY_HEADER_BYTES = 128  # what NumPy writes for a flat array of any length
 
@@ -154,6 +156,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _open(file: Path) -> Any:
+    if not file.is_file():
+        what = "not a regular file" if file.exists() else "No such file or directory"
+        raise SpecError("data", str(file), f"cannot be read ({what})")
     try:
         if file.suffix == ".npy":
             array = np.load(file, mmap_mode="r")
@@ -184,10 +189,12 @@ def end_of_text(tokenizer: str | Path) -> int | None:
 def _tokenizer(path: str | Path) -> Any:
     from tokenizers import Tokenizer
 
+    text = read_text(path, "tokenizer", _TOKENIZER_BYTES)
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
-        raise SpecError("tokenizer", str(path), f"cannot be read ({error})") from None
+        reason = shorten(str(error), str, 40)
+        raise SpecError("tokenizer", str(path), f"cannot be read ({reason})") from None
 
 
 def tokenize(data: str | Path, tokenizer: str | Path, target: str | Path) -> tuple[int, int]:

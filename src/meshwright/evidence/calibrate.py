@@ -245,7 +245,7 @@ def _measured_runs(
             skipped.append(f"{row.id}: {skip}")
             continue
         time = measured_step_time_s(row, run)
-        if math.isnan(time):
+        if not 0 < time < math.inf:
             skipped.append(f"{row.id}: no step time")
             continue
         runs.append(run)

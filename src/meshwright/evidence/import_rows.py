@@ -21,7 +21,7 @@ from meshwright.evidence.software import (
     zero_of,
 )
 from meshwright.specs.cluster import Cluster
-from meshwright.specs.errors import SpecError
+from meshwright.specs.errors import SpecError, shorten
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -55,12 +55,17 @@ def import_row(row: Row, as_user: bool = False) -> Run:
         SkipRow: the row cannot be priced; the message says why.
     """
     row = row.described()
+    if impossible := row.impossible():
+        raise SkipRow(f"{impossible} is no number that a run can have")
     rule = rule_for(row, as_user)
     assumed: list[str] = []
     try:
         return _import(row, rule, assumed)
     except SpecError as error:
         raise SkipRow(str(error)) from None
+    except (ValueError, ArithmeticError, LookupError) as error:
+        # One row that contradicts itself must not cost the others their price.
+        raise SkipRow(f"contradicts itself ({shorten(str(error), str, 30)})") from None
 
 
 def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:

@@ -28,14 +28,14 @@ def measured_step_time_s(row: Row, run: Run) -> float:
     if "ultrascale" in row["source"] and (row.number("measured_mfu") or 100.0) < BROKEN_MFU_PERCENT:
         return math.nan
     time = row.number("measured_iter_time_s")
-    if time:
+    if time and time > 0:
         return time
     rate = row.number("measured_tokens_per_s_per_gpu")
-    if rate:
+    if rate and rate > 0:
         return run.job.tokens / (rate * run.gpus)
     tflops = row.number("measured_tflops_per_gpu")
     convention = rule_for(row).default("flop_convention")
-    if tflops and convention:
+    if tflops and tflops > 0 and convention:
         return flops_per_step(run, convention) / (tflops * 1e12 * run.gpus)
     return math.nan
 
@@ -65,4 +65,4 @@ def measured_memory_bytes(row: Row) -> float:
     """
     memory = row.number("measured_peak_mem_gib")
     unit = 1e9 if rule_for(row).default("memory_unit") == "GB" else 2.0**30
-    return memory * unit if memory and row["outcome"] in ("", "ok") else math.nan
+    return memory * unit if memory and memory > 0 and row["outcome"] in ("", "ok") else math.nan

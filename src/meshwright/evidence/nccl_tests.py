@@ -116,6 +116,8 @@ def _row(line: str) -> NcclRow:
         size, time_us, bus = float(cells[0]), float(cells[first]), float(cells[first + 2])
     except (IndexError, ValueError):
         raise SpecError("nccl-tests", line.strip(), "a row of numbers is expected") from None
+    if not all(0 <= number < 1e18 for number in (size, time_us, bus)):
+        raise SpecError("nccl-tests", line.strip(), "numbers from 0 to 1e18 are expected")
     return NcclRow(size, time_us * 1e-6, bus * 1e9)
 
 

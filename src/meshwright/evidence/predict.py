@@ -14,6 +14,7 @@ from meshwright.evidence.import_rows import Run, import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import Row
 from meshwright.planner.odds import MEMORY_MARGIN
+from meshwright.specs.errors import SpecError, shorten
 
 GIB = 2.0**30
 
@@ -75,12 +76,27 @@ def predict(
         groups.setdefault(group_key(run), []).append((index, run))
     for members in groups.values():
         for (index, _), prediction in zip(
-            members, predict_runs([run for _, run in members]), strict=True
+            members, _predict_all([run for _, run in members]), strict=True
         ):
             result[index] = prediction
         if progress is not None:
             progress(len(members))
     return [prediction for prediction in result if prediction is not None]
+
+
+def _predict_all(runs: Sequence[Run]) -> list[Prediction]:
+    """Price runs together; where one of them cannot be priced, each on its own."""
+    try:
+        found = predict_runs(runs)
+    except (SpecError, ArithmeticError, ValueError, LookupError) as error:
+        if len(runs) > 1:
+            return [one for run in runs for one in _predict_all([run])]
+        return [Prediction(runs[0].id, None, shorten(str(error), str, 40))]
+    return [
+        one if math.isfinite(one.iter_time_s) and math.isfinite(one.peak_memory_bytes)
+        else Prediction(one.id, None, "its numbers lead to no finite price")
+        for one in found
+    ]  # fmt: skip
 
 
 def group_key(run: Run) -> str:

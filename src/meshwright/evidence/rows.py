@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from meshwright.specs.errors import SpecError
+from meshwright.specs import foreign
+from meshwright.specs.errors import SpecError, shorten
 
 DESCRIBING = (
     "id", "source", "gpu", "gpus", "gpus_per_node", "interconnect", "model", "params_b", "layers",
@@ -19,6 +19,13 @@ DESCRIBING = (
     "global_batch", "recompute", "schedule", "setup",
 )  # fmt: skip
 """Columns that describe a run. A predictor reads these and nothing else."""
+
+COUNTS = (
+    "gpus", "gpus_per_node", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab",
+    "seq_len", "tp", "pp", "vpp", "dp", "cp", "ep", "experts", "topk", "micro_batch",
+    "global_batch",
+)  # fmt: skip
+"""Describing columns that hold numbers."""
 
 MEASURED = (
     "measured_iter_time_s", "measured_tokens_per_s_per_gpu", "measured_tflops_per_gpu",
@@ -29,6 +36,8 @@ MEASURED = (
 OTHER_TABLES = ("nccl", "hardware", "microbench_layer_times")
 """Tables that ship beside the runs and have schemas of their own."""
 
+_LARGEST = 1e15
+"""Of a number in a cell: what follows from it must fit 64 bits."""
 _NOT_SCORED = re.compile(r"CHECK|DUPLICATE|SUSPECT|INCONSISTENT")
 
 
@@ -48,17 +57,30 @@ class Row:
         return self["id"]
 
     def number(self, column: str) -> float | None:
-        """Return a cell as a number, or None where it is blank or not a number."""
+        """Return a cell as a number, or None where it is blank, no number, or beyond 1e15."""
         text = self[column].replace(",", "")
         try:
-            return float(text) if text else None
+            value = float(text) if len(text) < 40 else math.nan
         except ValueError:
             return None
+        return value if abs(value) <= _LARGEST else None
 
     def count(self, column: str) -> int | None:
         """Return a cell as a whole number, or None where it is blank or not a number."""
         value = self.number(column)
         return None if value is None else round(value)
+
+    def impossible(self) -> str:
+        """The first describing column with a number that nothing can have, as `tp = -1`, or ""."""
+        for column in COUNTS:
+            text = self[column].replace(",", "")
+            try:
+                value = float(text) if len(text) < 40 else math.inf
+            except ValueError:
+                continue  # words: the source's way to say that it is not stated
+            if not 0 <= value <= _LARGEST:
+                return f"{column} = {shorten(self[column])}"
+        return ""
 
     def described(self) -> Row:
         """Return the row with only its describing columns: what a predictor may see."""
@@ -76,20 +98,15 @@ def read_rows(path: str | Path) -> list[Row]:
     Raises:
         SpecError: the file cannot be read, is not UTF-8, or has no `id` column.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError("rows", str(path), f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise SpecError("rows", str(path), "is not UTF-8 text") from None
+    text = foreign.read_text(path, "rows", foreign.TABLE_BYTES)
     return _parse(text, Path(path).stem, str(path))
 
 
 def _parse(text: str, table: str, where: str) -> list[Row]:
-    reader = csv.DictReader(io.StringIO(text))
-    if "id" not in (reader.fieldnames or ()):
+    rows = foreign.parse_csv(text, "rows", where)
+    if rows and "id" not in rows[0]:
         raise SpecError("rows", where, "a CSV table with a header and an `id` column is expected")
-    return [Row(table, {k: v or "" for k, v in cells.items() if k}) for cells in reader]
+    return [Row(table, cells) for cells in rows]
 
 
 def table_names() -> list[str]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from meshwright.exports import (
     accelerate,
@@ -31,10 +28,14 @@ from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import Limits, parse_json, parse_yaml, read_text
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.models import model_names
+
+_AS_THEIR_PARSERS = Limits(last_wins=True)
+"""A key given twice is no reason to refuse a file that its own tool reads."""
 
 _PRESET_SIZE = re.compile(r"[\w.-]{1,40}:\d{1,7}x\d{1,4}", re.ASCII)
 """How the clusters of presets are called in a stamp."""
@@ -75,18 +76,7 @@ def import_file(path: str | Path, given: Given | None = None) -> Imported:
 
 
 def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise SpecError("file", str(path), f"is larger than {MAX_BYTES} bytes")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise SpecError("file", str(path), f"cannot be read ({error.strerror})") from None
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise SpecError(
-            "file", str(path), "is a binary file; a script or a configuration is expected"
-        ) from None
+    text = read_text(path, "file", MAX_BYTES)
     if "\0" in text:
         raise SpecError(
             "file", str(path), "is a binary file; a script or a configuration is expected"
@@ -134,22 +124,14 @@ def _looks_like_shell(text: str, suffix: str) -> bool:
 
 
 def _json(text: str, name: str, given: Given, stamp: Stamp, world: int = 0) -> Imported:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError("file", name, f"is not valid JSON ({str(error)[:100]})") from None
+    data = parse_json(text, "file", name, _AS_THEIR_PARSERS)
     if not isinstance(data, dict):
         raise SpecError("file", name, "a JSON object is expected")
     return _deepspeed(data, given, stamp, world, [])
 
 
 def _yaml(text: str, name: str, given: Given, stamp: Stamp, folder: Path | None) -> Imported:
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SpecError(
-            "file", name, f"is not valid YAML ({' '.join(str(error).split())[:100]})"
-        ) from None
+    data = parse_yaml(text, "file", name, _AS_THEIR_PARSERS)
     if not isinstance(data, dict):
         raise SpecError("file", name, "a table of named fields is expected")
     if "modules" in data and "workspace" in data:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -60,6 +61,13 @@ def _cells(schedule: Schedule, rank: int) -> list[str]:
     return cells
 
 
+def _lines(text: str) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(io.StringIO(text))
+    except csv.Error as error:
+        raise SpecError("csv", None, f"is no CSV table ({error})") from None
+
+
 def read_torch_csv(text: str, name: str = "csv") -> Schedule:
     """Read a schedule and prove it; sends, receives and FSDP actions are checked and dropped.
 
@@ -72,7 +80,7 @@ def read_torch_csv(text: str, name: str = "csv") -> Schedule:
     ranks: list[list[tuple[int, int, int]]] = []
     pairs: list[list[bool]] = []
     cells = 0
-    for row, line in enumerate(csv.reader(io.StringIO(text))):
+    for row, line in enumerate(_lines(text)):
         ops: list[tuple[int, int, int]] = []
         marks: list[bool] = []
         cells += len(line)

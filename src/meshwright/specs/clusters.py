@@ -11,6 +11,7 @@ from meshwright.specs import presets
 from meshwright.specs.cluster import Cluster, LinkLevel
 from meshwright.specs.devices import default_host, load_device
 from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.foreign import MIB, read_data, read_text
 from meshwright.specs.quantities import parse_bandwidth, parse_bytes, parse_seconds
 from meshwright.specs.topology import Topology, host_levels, parse_topology
 
@@ -133,8 +134,6 @@ def _fitted(levels: list[dict[str, Any]], full: int, used: int) -> list[dict[str
 
 
 def _from_file(path: Path) -> Cluster:
-    from meshwright.specs.foreign import read_data
-
     return _from_table(read_data(path, "cluster"), path.parent)
 
 
@@ -271,10 +270,6 @@ def _from_topology(device_name: str, size: str) -> Cluster:
 
 
 def _topology_file(path: Path, device_name: str) -> tuple[Topology, tuple[LinkLevel, ...]]:
-    try:
-        text = path.read_text("utf-8", errors="replace")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a path"
-        raise SpecError("topology", str(path), f"cannot be read ({reason})") from None
+    text = read_text(path, "topology", MIB, errors="replace")
     topology = parse_topology(text)
     return topology, host_levels(topology, device_name)

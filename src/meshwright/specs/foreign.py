@@ -191,6 +191,25 @@ def _check_regular(status: os.stat_result, field: str, name: str, size_bytes: in
         raise too_large(field, name, size_bytes)
 
 
+@contextmanager
+def expecting(field: str, name: str, what: str) -> Iterator[None]:
+    """Turn what a document of another shape leads to, in a `with`, into the sentence "is not {what}".
+
+    For readers of files that a program wrote whose every field they use: what lacks one, or holds
+    another kind of value there, is not that program's file.
+
+    Raises:
+        SpecError: a key, an index, a kind or a range that the code inside did not find.
+    """
+    try:
+        yield
+    except SpecError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        reason = f"{type(error).__name__}: {error}"[:100]
+        raise SpecError(field, name, f"is not {what} ({reason})") from None
+
+
 # --- documents -----------------------------------------------------------------------------------
 
 

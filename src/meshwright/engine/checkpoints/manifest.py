@@ -10,9 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
+
+from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
 from meshwright.specs.writing import write_atomically
 
@@ -21,6 +25,41 @@ NAME = "manifest.json"
 METADATA = ".metadata"
 """torch's own index of a distributed checkpoint."""
 _CHUNK_BYTES = 1 << 22
+
+
+_MOST_BYTES = 2**30
+_LIMITS = foreign.Limits(size_bytes=_MOST_BYTES, nodes=50_000_000)
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+_File = Annotated[str, msgspec.Meta(pattern=r"^(\.metadata|[\w-][\w.-]*)\Z", max_length=200)]
+"""A name in the checkpoint's own folder."""
+
+
+class _Shard(TypedDict):
+    offset: list[_Size]
+    shape: list[_Size]
+    file: _File
+    start_byte: _Size
+    bytes: _Size
+    blake2b: str
+
+
+class _Tensor(TypedDict):
+    shape: list[_Size]
+    dtype: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,30}\Z")]
+    shards: list[_Shard]
+
+
+class _Content(TypedDict, total=False):
+    """The fields of a manifest that are used; what else it records may be anything."""
+
+    step: _Size
+    model: dict[str, Any]
+    layout: dict[str, Any]
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=10**7)]
+    data: dict[str, Any]
+    files: dict[_File, _Size]
+    metadata_blake2b: str
+    tensors: dict[str, _Tensor]
 
 
 class DamagedError(Exception):
@@ -69,22 +108,28 @@ def read(folder: Path) -> dict[str, Any]:
         DamagedError: no manifest, one that was changed, or a file missing or of another size.
     """
     try:
-        content = json.loads((folder / NAME).read_text())
-    except OSError as error:
-        raise DamagedError(f"{NAME} cannot be read ({error.strerror})") from None
-    except ValueError:
-        raise DamagedError(f"{NAME} is not JSON") from None
+        raw = foreign.read_bytes(folder / NAME, "manifest", _MOST_BYTES)
+        content = foreign.parse_json(raw, "manifest", NAME, _LIMITS)
+    except SpecError as error:
+        raise DamagedError(f"{NAME} {error.remedy}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedError(f"{NAME} is not of format {FORMAT}")
     if content.pop("blake2b", None) != _hash_of_content(content):
         raise DamagedError(f"{NAME} was changed after it was written")
+    try:
+        msgspec.convert(content, _Content)
+    except msgspec.ValidationError as error:
+        # The hash tells of accidents; who forges a manifest forges its hash.
+        raise DamagedError(f"{NAME} is no manifest ({error})") from None
     for name, size in content["files"].items():
         try:
-            found = (folder / name).stat().st_size
-        except OSError:
+            status = (folder / name).lstat()
+        except (OSError, ValueError):
             raise DamagedError(f"{name} is missing") from None
-        if found != size:
-            raise DamagedError(f"{name} has {found} bytes instead of {size}")
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedError(f"{name} is not a regular file")
+        if status.st_size != size:
+            raise DamagedError(f"{name} has {status.st_size} bytes instead of {size}")
     return content
 
 
@@ -119,8 +164,9 @@ def candidates(place: str | Path) -> list[Path]:
         root, preferred = root.parent, root
     else:
         with contextlib.suppress(OSError, ValueError):
-            named = root / (root / "LATEST").read_text().strip()
-            preferred = named if named.name.startswith("step-") and named.is_dir() else None
+            named = root / foreign.read_text(root / "LATEST", "resume", 1000).strip()
+            inside = named.parent == root and named.name.startswith("step-")
+            preferred = named if inside and named.is_dir() else None
     known = sorted((p for p in root.glob("step-*") if p.is_dir()), reverse=True)
     if preferred is not None:
         # What is newer than LATEST belongs to a run that was given up.

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from meshwright.engine.model.numerics import FAMILIES, Numerics, numerics_of_config
+from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
 from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.model import Experts, Model
@@ -88,17 +89,15 @@ class Checkpoint:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         config_file = self.path / "config.json"
-        try:
-            self.config: dict[str, Any] = json.loads(config_file.read_text())
-        except OSError as error:
-            raise SpecError("init", str(path), f"no config.json ({error.strerror})") from None
-        except ValueError:
-            raise SpecError("init", str(config_file), "is not valid JSON") from None
+        # Some families' configurations hold infinities, all of them may repeat a key.
+        limits = foreign.Limits(any_number=True, last_wins=True)
+        self.config: dict[str, Any] = foreign.read_data(config_file, "init", limits)
         family = self.config.get("model_type")
-        if family not in FAMILIES:
+        if not isinstance(family, str) or family not in FAMILIES:
             raise SpecError("model_type", family, f"one of {', '.join(FAMILIES)}")
-        self.numerics = numerics_of_config(self.config)
-        self.model = model_of_config(self.config)
+        with foreign.expecting("init", str(config_file), f"a whole configuration of {family}"):
+            self.numerics = numerics_of_config(self.config)
+            self.model = model_of_config(self.config)
         self._files = self._index()
 
     def _index(self) -> dict[str, Path]:
@@ -106,6 +105,8 @@ class Checkpoint:
         found: dict[str, Path] = {}
         for file in sorted(self.path.glob("*.safetensors")):
             try:
+                if not file.is_file():
+                    raise SpecError("init", str(file), "is no regular file")
                 with safe_open(file, framework="pt") as opened:
                     found.update(dict.fromkeys(opened.keys(), file))
             except (SafetensorError, OSError) as error:

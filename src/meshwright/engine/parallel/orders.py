@@ -10,6 +10,7 @@ from pathlib import Path
 
 from meshwright.schedules import FAMILIES, Schedule, Shape, build, read_torch_csv, refusal
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -33,11 +34,7 @@ def read_csv(path: str) -> Schedule:
     Raises:
         SpecError: it cannot be read, is no schedule, or is not sound.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("csv", path, f"cannot be read ({error})") from None
-    return read_torch_csv(text, Path(path).name)
+    return read_torch_csv(read_text(path, "csv"), Path(path).name)
 
 
 def placement(layout: Layout, csv: str = "") -> tuple[int, ...]:

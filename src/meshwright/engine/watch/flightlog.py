@@ -6,15 +6,18 @@ slots number are in a JSON file beside it.
 
 from __future__ import annotations
 
-import json
+import os
 import platform
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from meshwright.specs.errors import SpecError
+import msgspec
+
+from meshwright.specs.errors import SpecError, one_line
+from meshwright.specs.foreign import expecting, read_bytes
 from meshwright.specs.quantities import format_bytes
 
 MAGIC = b"MWFLIGHT"
@@ -23,11 +26,30 @@ SLOT = struct.Struct("<QddHBxiQQI")
 """Number, started, finished (0: not yet), group, kind, peer, turn, payload bytes, step."""
 HEADER_BYTES = SLOT_BYTES = 64
 CAPACITY = 512
+MOST_CALLS = 1_000_000
+LATEST = 1e12
+"""Seconds; no clock is beyond."""
 
 KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "receive", "broadcast",
     "barrier", "gather", "scatter", "reduce",
 )  # fmt: skip
+
+
+class _Group(msgspec.Struct):
+    """A process group, as a ring's slots number it."""
+
+    axis: Annotated[str, msgspec.Meta(max_length=200)]
+    name: Annotated[str, msgspec.Meta(max_length=2000)]
+    ranks: list[Annotated[int, msgspec.Meta(ge=0, le=10**7)]]
+
+
+class _Sidecar(msgspec.Struct):
+    """The JSON file beside a ring."""
+
+    groups: list[_Group]
+    host: str
+    pid: int
 
 
 ASIDE = ("other", "checkpoint")
@@ -108,7 +130,7 @@ def newest_folder(out: str | Path) -> Path:
     """
     found = sorted(
         (Path(out) / "flight").glob("generation-*/rank-*.ring"),
-        key=lambda path: int(path.parent.name.rpartition("-")[2]),
+        key=lambda path: (len(path.parent.name), path.parent.name, path.name),
     )
     if not found:
         raise SpecError(
@@ -127,16 +149,23 @@ def read_flights(folder: Path) -> list[Flight]:
 
 
 def _read(path: Path) -> Flight:
+    sidecar = path.with_suffix(".json")
+    if not os.path.lexists(sidecar):  # no operation yet
+        with expecting("run", str(path), "a flight recorder's ring"):
+            return Flight(rank=int(path.stem.rpartition("-")[2]), calls=())
+    raw = read_bytes(path, "run")
     try:
-        raw = path.read_bytes()
         magic, capacity, rank, _ = HEADER.unpack_from(raw)
-        facts = json.loads(path.with_suffix(".json").read_text("utf-8"))
-        groups, here = facts["groups"], facts["host"] == platform.node()
-    except FileNotFoundError:
-        return Flight(rank=int(path.stem.rpartition("-")[2]), calls=())  # no operation yet
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        facts = msgspec.json.decode(read_bytes(sidecar, "run"), type=_Sidecar)
+    except (msgspec.MsgspecError, struct.error, UnicodeError):
         raise SpecError("run", str(path), "is no flight recorder's ring") from None
-    if magic != MAGIC or len(raw) < HEADER_BYTES + capacity * SLOT_BYTES:
+    groups, here = facts.groups, facts.host == platform.node()
+    if (
+        capacity > MOST_CALLS
+        or rank > 10**7
+        or magic != MAGIC
+        or len(raw) < HEADER_BYTES + capacity * SLOT_BYTES
+    ):
         raise SpecError("run", str(path), "is no flight recorder's ring")
     calls = []
     for at in range(capacity):
@@ -145,15 +174,19 @@ def _read(path: Path) -> Flight:
         )
         if number == 0 or group >= len(groups):
             continue
+        times = 0 <= started < LATEST and 0 <= finished < LATEST  # NaN is neither
+        if kind >= len(KINDS) or not times or max(number, turn, size) >= 2**53:
+            raise SpecError("run", str(path), "is no flight recorder's ring")
         calls.append(
             Call(
-                rank=rank, number=number, kind=KINDS[kind], axis=groups[group]["axis"],
-                group=groups[group]["name"], ranks=tuple(groups[group]["ranks"]), peer=peer, turn=turn, payload_bytes=size,
-                step=step, started=started, finished=finished or None,
+                rank=rank, number=number, kind=KINDS[kind], axis=one_line(groups[group].axis),
+                group=one_line(groups[group].name), ranks=tuple(groups[group].ranks), peer=peer,
+                turn=turn, payload_bytes=size, step=step, started=started,
+                finished=finished or None,
             )
         )  # fmt: skip
     calls.sort(key=lambda call: call.number)
-    return Flight(rank=rank, calls=tuple(calls), stopped=here and is_stopped(facts["pid"]))
+    return Flight(rank=rank, calls=tuple(calls), stopped=here and is_stopped(facts.pid))
 
 
 def is_stopped(pid: int) -> bool:

@@ -18,6 +18,7 @@ from meshwright.engine.watch.runlog import HOST_PARTS, RunLog, disturbed, read_l
 from meshwright.engine.watch.trace import MeasuredStep, measured_steps, read_traces
 from meshwright.simulator.render_svg import svg_timeline
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import expecting
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
 from meshwright.specs.writing import write_atomically
 
@@ -61,7 +62,8 @@ def page_of(run: Path) -> str:
     if log.last("summary") is None:
         with suppress(SpecError):  # no start left rings
             verdict = judge(read_flights(newest_folder(run))).sentence
-    return report_page(log, profiled, verdict)
+    with expecting("run", str(run), "a run's record"):
+        return report_page(log, profiled, verdict)
 
 
 @contextmanager

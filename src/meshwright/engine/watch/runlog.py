@@ -6,16 +6,19 @@ fields are listed in docs/train.md; a reader must ignore kinds and fields that i
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshwright.engine.watch.record_kinds import checked
+from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
 
 METRICS = "metrics.jsonl"
+MOST_BYTES, MOST_RECORDS = 2**29, 1_000_000
+"""Of a run's records that are read: a million steps."""
 
 HOST_PARTS = ("context", "communicators", "fragmentation")
 """Predicted memory outside any tensor, which no count of tensors can see."""
@@ -72,24 +75,17 @@ def read_log(folder: str | Path) -> RunLog:
     """
     path = Path(folder)
     path = path / METRICS if path.is_dir() else path
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise SpecError("run", str(folder), f"{path.name} cannot be read ({reason})") from None
-    log = RunLog()
+    log, torn = RunLog(), ""
+    limits = foreign.Limits(nodes=MOST_RECORDS, last_wins=True)
+    lines = foreign.read_lines(path, "run", MOST_BYTES, line_bytes=limits.size_bytes)
     for number, line in enumerate(lines, 1):
+        if torn or number > MOST_RECORDS:
+            raise SpecError("run", str(folder), torn or f"has more than {MOST_RECORDS:,} records")
         try:
-            record = json.loads(line)
-            if not isinstance(record["kind"], str):
-                raise TypeError
-        except (ValueError, KeyError, TypeError):
-            if number == len(lines):
-                break  # the run was killed while it wrote
-            raise SpecError(
-                "run", str(folder), f"line {number} of {path.name} is no record of a run"
-            ) from None
-        log.add(record)
+            log.add(checked(foreign.parse_json(line, "run", f"line {number}", limits)))
+        except ValueError as error:  # of the last line only: the run was killed while it wrote
+            reason = " ".join(str(error).split())[:160]
+            torn = f"line {number} of {path.name} is no record of a run ({reason})"
     return log
 
 
@@ -115,9 +111,15 @@ def _mfu(flop_s: float, start: dict[str, Any]) -> float | None:
 
 def summarise(log: RunLog) -> dict[str, Any]:
     """What a run came to: loss, speed, memory and traffic, each beside its prediction."""
-    start, steps, counts = log.last("start"), log.steps, log.last("ledger")
+    start = log.last("start")
     if start is None:
         raise SpecError("run", METRICS, "has no start record; it was not written by a run")
+    with foreign.expecting("run", METRICS, "a run's record"):
+        return _summary(log, start)
+
+
+def _summary(log: RunLog, start: dict[str, Any]) -> dict[str, Any]:
+    steps, counts = log.steps, log.last("ledger")
     took = _median(step["step_time_s"] for step in log.steady)
     tokens_s = _median(step["tokens_s"] for step in log.steady)
     flop_s = start["model_flops_per_token"] * tokens_s if tokens_s else None

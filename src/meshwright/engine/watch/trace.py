@@ -7,12 +7,11 @@ a pipeline that spans hosts is as good as their clocks.
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,10 +21,11 @@ from meshwright.simulator.evaluate import Simulator
 from meshwright.simulator.timeline import Bubble, Timeline
 from meshwright.simulator.times import StageTimes
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import expecting, open_stream
 
-_OPERATION = re.compile(r"(F|B|I|W|loss) stage (\d+) micro-batch (\d+)")
-_CALL = re.compile(r"(\S+) (\S+) (\d+) B")
-_STEP = re.compile(r"step (\d+)")
+_OPERATION = re.compile(r"(F|B|I|W|loss) stage (\d{1,4}) micro-batch (\d{1,6})")
+_CALL = re.compile(r"([\w.-]{1,40}) (\S{1,200}) (\d{1,15}) B")
+_STEP = re.compile(r"step (\d{1,12})")
 
 
 class Span(NamedTuple):
@@ -92,28 +92,59 @@ def read_trace(path: Path) -> RankTrace:
     Raises:
         SpecError: not a Chrome trace that `train --profile` wrote.
     """
-    try:
-        raw = path.read_bytes()
-        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        document = msgspec.json.decode(raw)
-        facts, events = document["meshwright"], document["traceEvents"]
-        base_s = document.get("baseTimeNanoseconds", 0) * 1e-9
-        return _sorted_out(facts, events, base_s)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        reason = getattr(error, "strerror", None) or "not written by train --profile"
-        raise SpecError("trace", str(path), f"cannot be read ({reason})") from None
+    with open_stream(path, "trace", MOST_BYTES, unpack=True) as stream:
+        raw = stream.read()
+    with expecting("trace", str(path), "a trace of train --profile"):
+        document = msgspec.json.decode(raw, type=_Document)
+        base_s = document.baseTimeNanoseconds * 1e-9
+        return _sorted_out(
+            msgspec.structs.asdict(document.meshwright), document.traceEvents, base_s
+        )
 
 
-def _sorted_out(facts: dict[str, Any], events: list[Any], base_s: float) -> RankTrace:
+MOST_BYTES = 2**28
+"""Of an unpacked trace: a few steps have some tens of megabytes."""
+_Number = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
+
+
+class _Event(msgspec.Struct):
+    """What is read of one event."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    ts: Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)] = 0.0
+    dur: Annotated[float, msgspec.Meta(ge=0, le=1e15)] = 0.0
+
+
+class _Facts(msgspec.Struct):
+    """What the profiler notes of its rank."""
+
+    rank: _Number
+    pp_rank: _Number
+    pipeline: _Number
+    pp: _Number
+    schedule: Annotated[str, msgspec.Meta(max_length=100, pattern=r"^[\w .-]+$")]
+    virtual_stages: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+    micro_batches: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+
+
+class _Document(msgspec.Struct):
+    meshwright: _Facts
+    traceEvents: list[_Event]
+    baseTimeNanoseconds: Annotated[float, msgspec.Meta(ge=0, le=1e20)] = 0.0
+
+
+def _sorted_out(facts: dict[str, Any], events: list[_Event], base_s: float) -> RankTrace:
     steps: dict[int, Span] = {}
     operations: list[tuple[tuple[str, int, int], Span]] = []
     calls: list[tuple[str, int, Span]] = []
     transfers: list[Span] = []
     for event in events:
-        if event.get("ph") != "X" or event.get("cat") != "user_annotation":
+        if event.ph != "X" or event.cat != "user_annotation":
             continue
-        name, start = event["name"], base_s + event["ts"] * 1e-6
-        span = Span(start, start + event["dur"] * 1e-6)
+        name, start = event.name, base_s + event.ts * 1e-6
+        span = Span(start, start + event.dur * 1e-6)
         if match := _OPERATION.fullmatch(name):
             operations.append(((match[1], int(match[2]), int(match[3])), span))
         elif match := _STEP.fullmatch(name):
@@ -194,7 +225,8 @@ def measured_steps(traces: Sequence[RankTrace], pipeline: int | None = None) -> 
             "trace", wanted, f"its pipeline has {ranks[0].facts['pp']} ranks, {len(ranks)} traces"
         )
     numbers = sorted(set.intersection(*(set(t.steps) for t in ranks)))
-    return [_measured(number, wanted, ranks) for number in numbers]
+    with expecting("trace", str(wanted), "a pipeline's trace of whole steps"):
+        return [_measured(number, wanted, ranks) for number in numbers]
 
 
 def _measured(number: int, pipeline: int, ranks: list[RankTrace]) -> MeasuredStep:
