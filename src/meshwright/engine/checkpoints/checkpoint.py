@@ -258,7 +258,7 @@ class Checkpoints:
         _make_state(self._program, self._optimizer)
         state = _state(self._program, self._optimizer)
         # Another layout has other ranks: their generators start as those of a fresh run do.
-        same = content["layout"] == self._program.layout.plain()
+        same = content.get("layout") == self._program.layout.plain()
         generators = _generators(self._rank) if same else {}
         generators = {key: value for key, value in generators.items() if key in content["tensors"]}
         dcp.load(state | generators, checkpoint_id=str(path), process_group=self._group)
@@ -330,7 +330,7 @@ def _changes(content: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     """Sentences on what the data order depends on and is not as it was."""
     then, now = content.get("data", {}), facts.get("data", {})
     changed = [
-        f"{name} {then[name]!r} -> {now[name]!r}" for name in now if then.get(name) != now[name]
+        f"{name} {then.get(name)!r} -> {now[name]!r}" for name in now if then.get(name) != now[name]
     ]
     if not then or not changed:
         return []

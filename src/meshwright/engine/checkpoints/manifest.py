@@ -118,6 +118,8 @@ def read(folder: Path) -> dict[str, Any]:
         raise DamagedError(f"{NAME} was changed after it was written")
     try:
         msgspec.convert(content, _Content)
+        if missing := {"step", "model", "files", "tensors"} - content.keys():
+            raise msgspec.ValidationError(f"no {min(missing)}")
     except msgspec.ValidationError as error:
         # The hash tells of accidents; who forges a manifest forges its hash.
         raise DamagedError(f"{NAME} is no manifest ({error})") from None
@@ -146,7 +148,7 @@ def verify(folder: Path, content: dict[str, Any], part: int = 0, parts: int = 1)
         file = folder / shard["file"]
         if hash_of(file, shard["start_byte"], shard["bytes"]) != shard["blake2b"]:
             raise DamagedError(f"{name} in {file.name} is not what was written")
-    if part == 0 and hash_of(folder / METADATA) != content["metadata_blake2b"]:
+    if part == 0 and hash_of(folder / METADATA) != content.get("metadata_blake2b"):
         raise DamagedError(f"{METADATA} is not what was written")
 
 
