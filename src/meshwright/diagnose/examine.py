@@ -69,8 +69,33 @@ def _read_all(
 
         for folder in dict.fromkeys(ring.path.parent for ring in rings if ring.path is not None):
             parts.append(judge_rings(folder))
+    parts += _operations(by_kind.get("operations", []), progress)
     if found := by_kind.get("trace"):
         parts += _traces(found, progress)
+    return parts
+
+
+def _operations(sources: list[Source], progress: Progress) -> list[Part]:
+    """Tables of operations, and pipeline tracers' events."""
+    parts, events = [], []
+    for source in sources:
+        if source.head(4) != b"PAR1":
+            events.append(source)
+            continue
+        from meshwright.diagnose.stragglers import judge_table
+
+        progress(source.name)
+        parts.append(judge_table(source))
+    if events:
+        from meshwright.diagnose.pipeline_events import compare, judge_pipeline, read_tables
+
+        progress(f"{len(events)} tables of pipeline events")
+        tables = read_tables(events)
+        found = [judge_pipeline(table) for table in tables]
+        if len(found) == 2:
+            compare(found[1], found[0], (tables[0].file, tables[1].file))
+            found = [found[1], found[0]]
+        parts += found
     return parts
 
 
@@ -86,7 +111,13 @@ def _traces(sources: list[Source], progress: Progress) -> list[Part]:
 
         progress(source.name)
         traces.append(read_trace(source, told))
-    return judge_traces(traces)
+    from meshwright.diagnose.pipeline_events import from_traces, judge_pipeline
+
+    pipeline = from_traces(traces) if len(traces) > 1 else None
+    parts = [judge_pipeline(pipeline)] if pipeline is not None else []
+    if pipeline is None or any(len(trace.start) for trace in traces):
+        parts += judge_traces(traces)
+    return parts
 
 
 def _text(source: Source, plan: Plan | None, cluster: Cluster | None, several: bool) -> Part | None:

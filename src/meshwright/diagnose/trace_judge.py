@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.diagnose.log_judge import steady
 from meshwright.diagnose.records import Evidence, Finding, Part, of
+from meshwright.diagnose.trace_host import judge_host
 from meshwright.diagnose.trace_ranks import align
 from meshwright.diagnose.trace_reading import Trace
 from meshwright.diagnose.trace_shares import SYNCHRONISE, Shares, is_sampled, shares
@@ -30,7 +31,7 @@ def judge_traces(traces: Sequence[Trace]) -> list[Part]:
         return [_before_and_after(traces[0], traces[1])]
     measured = {at: shares(trace) for at, trace in enumerate(traces) if len(trace.start)}
     if not measured:
-        return [_host_only(traces)]
+        return [judge_host(traces)]
     part = Part()
     first = next(iter(measured))
     _figures(part, traces, measured)
@@ -251,22 +252,6 @@ def _alone(part: Part, trace: Trace, s: Shares) -> None:
         )
     if "step_time_s" not in part.figures:
         part.missing.append("profiler steps (profiler.step()): the time of a step")
-
-
-def _host_only(traces: Sequence[Trace]) -> Part:
-    part = Part()
-    part.figures["events_read"] = sum(trace.events for trace in traces)
-    steps = [end - start for trace in traces for start, end in trace.steps.values()]
-    if steps:
-        part.figures["step_time_s"] = median(steps)
-        part.figures["ranks_read"] = len(traces)
-    part.missing.append("device activity (ProfilerActivity.CUDA): what the device did")
-    if not any(len(trace.said) for trace in traces):
-        part.findings.append(
-            of("unknown", "The trace holds no device events and no named ranges", "record CUDA activity as well",
-               confidence=0.9, where=traces[0].file)
-        )  # fmt: skip
-    return part
 
 
 def _before_and_after(before: Trace, after: Trace) -> Part:

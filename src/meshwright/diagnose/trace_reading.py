@@ -28,7 +28,7 @@ MAX_EVENTS = 60_000_000
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)|(?:train(?:ing)?_)?step\s*[#:]?\s*(\d+)")
 _SAID = re.compile(
     r"dataloader|data_loading|get_batch|next_batch|load_batch|fetch_batch|batch_generator|"
-    r"optimizer\.|Optimizer|checkpoint|save_state|torch\.save|\bsave\b|evaluat|validation|"
+    r"optimizer\.|Optimizer|checkpoint|save_state|torch\.save|\bsave\b|evaluat(?!e_function)|validation|"
     r"\bgc\b|gc\.collect|garbage|PP:|forward_step|backward_step|ProfilerStep|zero_grad|clip_grad|"
     r"cudaDeviceSynchronize|cudaStreamSynchronize|aten::item|_local_scalar_dense|cudaMalloc|cudaFree|"
     r"record_param_comms|\bstep \d+$|stage \d+ micro-batch|gloo:|nccl:",
