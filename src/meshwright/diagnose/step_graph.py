@@ -90,7 +90,8 @@ class StepGraph:
             mask[[op[2] not in chosen for op in self.ops]] = False
         if dp is not None:
             chosen = set(dp)
-            mask[:, :, [at not in chosen for at in range(mask.shape[2])]] = False
+            others = np.array([at not in chosen for at in range(self.ranks.shape[1])])
+            mask[:, :, others] = False
         return mask
 
     def computes(self) -> list[int]:
@@ -227,11 +228,9 @@ def _after_compute(
     if gathers and forwards:
         waits[forwards[0]].add(gathers[-1])
     tail = [max(compute, key=lambda at: end[at, 0, 0])] if compute else []
-    for kind in ("gc", "layernorm-grads-all-reduce", "embedding-grads-all-reduce"):
-        if (kind, 0, stage) in index and (
-            kind != "embedding-grads-all-reduce" or stage in (0, stages - 1)
-        ):
-            tail.append(index[kind, 0, stage])
+    ends_of_model = ["embedding-grads-all-reduce"] if stage in (0, stages - 1) else []
+    before = ("gc", "layernorm-grads-all-reduce", *ends_of_model)
+    tail += [index[kind, 0, stage] for kind in before if (kind, 0, stage) in index]
     tail += scatters
     ends = (("optimizer-clip-main-grad", 0, stage), ("optimizer", 0, stage))
     tail += [index[op] for op in ends if op in index]
