@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from meshwright import evidence
-from meshwright.costs import frameworks, step
+from meshwright.costs import frameworks, setting
 from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.measured import absolute_time_trusted, measured_step_time_s
@@ -80,7 +80,7 @@ def main() -> None:
         measured = measured_step_time_s(row, run)
         if row.scorable and absolute_time_trusted(row) and not math.isnan(measured):
             groups.setdefault(group_key(run), []).append((row.table, run, measured))
-    step.behaviour = behaviour
+    setting.behaviour = behaviour
     shown = ("all", "nanotron_ultrascale_full", "vtrain_singlenode", "aleph_alpha_layouts_a100",
              "mosaic_llm_foundry_2023", "nvidia_megatron_bridge")  # fmt: skip
     lines = [

@@ -1,8 +1,11 @@
 """Time of mixture-of-experts layers: overlap of their all-to-alls, launches, biases, recomputation."""
 
+import numpy as np
 import pytest
 
-from meshwright.costs.step import EXPERT_KERNELS, EXPERT_KERNELS_8BIT, estimate
+from meshwright.costs.experts import distinct_share
+from meshwright.costs.host import EXPERT_KERNELS, EXPERT_KERNELS_8BIT
+from meshwright.costs.step import estimate
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
@@ -91,3 +94,38 @@ def test_a_dense_model_knows_nothing_of_experts(llama70b):
     options = {"expert_overlapped": True, "activations_recomputed": True}
     first = priced(llama70b, cluster, layout)
     assert priced(llama70b, cluster, layout, **options).step_time_s == first.step_time_s
+
+
+@pytest.mark.parametrize(("places", "choices"), [(4, 8), (8, 8), (32, 8), (2, 2), (64, 6), (1, 4)])
+def test_distinct_places_are_those_of_random_choices(places, choices):
+    draws = np.random.default_rng(7).integers(places, size=(20000, choices))
+    distinct = np.mean([len(set(draw)) for draw in draws.tolist()])
+    share = float(distinct_share(np.array([float(places)]), choices)[0])
+    assert share * choices == pytest.approx(distinct, rel=0.02)
+
+
+def test_deduplicated_dispatch_sends_less_between_hosts(mixtral, h100_64):
+    many = with_experts(mixtral, top_k=8, experts=64, ffn=2048)
+    over_hosts = LAYOUT.but(ep=32)
+    plain = priced(many, h100_64, over_hosts).time_parts["expert_parallel"]
+    once = priced(many, h100_64, over_hosts, expert_dispatch="deduplicated")
+    # Of eight copies on four hosts 3.6 are distinct.
+    assert once.time_parts["expert_parallel"] == pytest.approx(plain * 3.6 / 8, rel=0.1)
+
+
+def test_recomputing_whole_layers_leaves_nothing_to_hide_dispatch_behind(mixtral, h100_64):
+    def dispatch(recompute: str, **options: object) -> float:
+        layout = LAYOUT.but(recompute=recompute)
+        return priced(mixtral, h100_64, layout, **options).time_parts["expert_parallel"]
+
+    assert dispatch("none", expert_overlapped=True) < 0.5 * dispatch("none")
+    assert dispatch("full", expert_overlapped=True) == dispatch("full")
+
+
+def test_graphs_leave_the_host_only_what_they_do_not_hold(mixtral, h100_64):
+    slow = {"host_kernel_s": 5e-4}
+    launch = [
+        priced(mixtral, h100_64, graphs=graphs, **slow).time_parts["launch"]
+        for graphs in ("none", "layers", "all")
+    ]
+    assert launch[0] > 2 * launch[1] > launch[2] == 0.0

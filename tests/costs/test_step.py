@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from meshwright.costs.columns import ARRAYS, concatenate, from_layouts
+from meshwright.costs.host import wait_s
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.stages import ROLES
-from meshwright.costs.step import TIME_PARTS, _wait, estimate, price
+from meshwright.costs.step import TIME_PARTS, estimate, price
 from meshwright.planner.legality import Question
 from meshwright.planner.space import Constraints, Tally, enumerate_layouts
 from meshwright.specs.clusters import load_cluster
@@ -236,7 +237,7 @@ def test_an_odd_vocabulary_slows_the_head_unless_it_is_padded(h100_64):
 def test_host_and_device_add_up_only_where_they_are_alike():
     host = np.array([1.0, 2.0, 1.0, 0.0])
     device = np.array([1.0, 1.0, 4.0, 1.0])
-    together = _wait(host, device) + device
+    together = wait_s(host, device) + device
     assert together == pytest.approx([2**0.25, 17**0.25, 257**0.25, 1.0])
     assert (together >= np.maximum(host, device)).all()
 

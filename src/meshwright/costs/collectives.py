@@ -16,7 +16,7 @@ correctly rounded, so an element has the same bits alone and inside a column of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ class CollectiveCost:
     """Bytes that one rank sends in all."""
     algorithm: npt.NDArray[np.int8]
     """Index into `ALGORITHMS`."""
+    crossing_s: Column | float = 0.0
+    """Of an all-to-all, the time of what leaves the innermost domain, whether or not it binds."""
 
     @property
     def total_s(self) -> Column:
@@ -253,7 +255,7 @@ def all_to_all_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> Collec
         link.base_s
         + (members - 1.0) * link.step_s
         + net.hop_latencies * np.where(up.tree_hops_s > 0.0, fabric.hop_s, 0.0)
-        + net.alltoall_peer_s * (n - members)
+        + net.alltoall_peer_hops * fabric.hop_s * (n - members)
     )
     inside = size * ((members - 1.0) / n)
     if fabric.levels[0].kind == "torus":
@@ -262,7 +264,8 @@ def all_to_all_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> Collec
     else:
         intra = inside / ring_bandwidth(fabric, members)
     inter = size * up.scatter_s_per_byte / net.alltoall_fraction
-    return _cost(group, latency, intra, inter, size * ((n - 1.0) / n), 5)
+    cost = _cost(group, latency, intra, inter, size * ((n - 1.0) / n), 5)
+    return replace(cost, crossing_s=inter)
 
 
 def send_recv_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> CollectiveCost:

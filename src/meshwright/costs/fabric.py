@@ -51,7 +51,7 @@ class Network:
 
     reduce_fraction: float
     gather_fraction: float
-    alltoall_peer_s: float
+    alltoall_peer_hops: float
     alltoall_fraction: float
     point_to_point_fraction: float
     nvls_tree_fraction: float

@@ -50,6 +50,14 @@ class Behaviour(Spec):
     expert_overlapped: bool = Field(
         description="the all-to-alls of one micro-batch's experts run beside another's compute"
     )
+    expert_dispatch: Literal["all-to-all", "deduplicated"] = Field(
+        description="how tokens reach experts on other ranks: one copy per chosen expert, or one per "
+        "distinct host and rank (DeepEP, HybridEP)"
+    )
+    graphs: Literal["none", "layers", "all"] = Field(
+        description="what CUDA graphs replay: nothing, layers without their experts (whose shapes "
+        "routing decides), or the whole iteration; the host issues only the rest"
+    )
     expert_bias_fused: bool = Field(
         description="experts with biases: bias, activation and routing weight in one kernel"
     )

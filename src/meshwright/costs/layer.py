@@ -12,27 +12,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs.adapters import adapter_times, stored_bytes
+from meshwright.costs.adapters import adapter_times
 from meshwright.costs.collectives import (
     all_gather,
     all_reduce,
-    all_to_all,
     reduce_scatter,
 )
 from meshwright.costs.columns import Floats, Ints
 from meshwright.costs.data_parallel import overlap_slowdown
-from meshwright.costs.fabric import Fabric, place
-from meshwright.costs.frameworks import Behaviour
+from meshwright.costs.experts import dispatch_s, overlapped_dispatch_s, routed_tokens
+from meshwright.costs.fabric import place
 from meshwright.costs.kernels import (
-    Kernels,
     ceil_div,
-    expert_times_s,
     flash_attention_time_s,
-    linear_times_s,
     stream_time_s,
     unfused_attention_time_s,
 )
-from meshwright.specs.job import Job
+from meshwright.costs.layer_setting import LayerKeys, LayerModel
+from meshwright.costs.linears import dense_matrices, expert_matmuls, matmul_times
 from meshwright.specs.model import Model
 
 PARTS = (
@@ -52,26 +49,12 @@ have biases and nothing is fused: both biases added to splits and concatenated (
 activation (12), routing weight in fp32 and the casts around it (11); backward likewise per input."""
 
 
+FIRST_CHUNK = 0.25
+"""Share of a tensor-parallel collective that user-buffer kernels cannot hide: the first of four chunks."""
+
+
 ROTARY_EAGER = 13.0
 """Elements moved by a rotary embedding written out: rotate half, two products, a sum."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKeys:
-    """The columns that a layer's time depends on; all of shape (rows,).
-
-    `*_stride` is the rank distance between neighbours of a group.
-    """
-
-    tp: Ints
-    cp: Ints
-    ep: Ints
-    etp: Ints
-    micro_batch: Ints
-    sequence_parallel: Ints
-    tp_stride: Ints
-    cp_stride: Ints
-    ep_stride: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +62,14 @@ class LayerTime:
     """Seconds per part, forward and backward, of one layer for one micro-batch.
 
     `core_attention` is the share of the forward that selective recomputation repeats.
+    `hidden_dispatch` is the exposed time of the experts' dispatch in each direction where it runs
+    beside another micro-batch's compute; None where nothing hides it.
     """
 
     forward: dict[str, Floats]
     backward: dict[str, Floats]
     core_attention: Floats
+    hidden_dispatch: Floats | None = None
 
     def forward_s(self) -> Floats:
         """Total forward time."""
@@ -101,28 +87,17 @@ def _total(parts: dict[str, Floats]) -> Floats:
     return total
 
 
-@dataclass(frozen=True)
-class LayerModel:
-    """Everything a layer's time needs besides the layout."""
-
-    model: Model
-    job: Job
-    kernels: Kernels
-    fabric: Fabric
-    behaviour: Behaviour
-
-
 def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     """Price one dense or mixture-of-experts layer for every row of `keys`."""
     job = setting.job
     tokens = keys.micro_batch * ceil_div(job.seq_len, keys.cp)
-    dense_forward, dense_backward = _matmul_times(
-        setting, tokens, _dense_matrices(setting.model, keys, moe)
+    dense_forward, dense_backward = matmul_times(
+        setting, tokens, dense_matrices(setting.model, keys, moe)
     )
     forward = {"matmul": dense_forward}
     backward = {"matmul": dense_backward}
     if moe:
-        expert_forward, expert_backward = _expert_matmuls(setting, keys, tokens)
+        expert_forward, expert_backward = expert_matmuls(setting, keys, tokens)
         forward["matmul"] = forward["matmul"] + expert_forward
         backward["matmul"] = backward["matmul"] + expert_backward
     if job.frozen:
@@ -136,132 +111,17 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     forward["elementwise"] = _elementwise(setting, keys, tokens, moe, backward=False)
     backward["elementwise"] = _elementwise(setting, keys, tokens, moe, backward=True)
     forward["tensor_parallel"], backward["tensor_parallel"] = _tensor_parallel(
-        setting, keys, tokens, backward["matmul"], moe
+        setting, keys, tokens, (forward["matmul"], backward["matmul"]), moe
     )
     forward["context_parallel"], backward["context_parallel"] = _context_parallel(
         setting, keys, tokens, forward["attention"], backward["attention"]
     )
-    forward["expert_parallel"] = (
-        _expert_parallel(setting, keys, tokens) if moe else 0.0 * dense_forward
-    )
+    forward["expert_parallel"] = dispatch_s(setting, keys, tokens) if moe else 0.0 * dense_forward
     backward["expert_parallel"] = forward["expert_parallel"].copy()
+    hidden = None
     if moe and setting.behaviour.expert_overlapped:
-        _overlap_experts(forward, backward)
-    return LayerTime(forward, backward, forward["attention"])
-
-
-def _overlap_experts(forward: dict[str, Floats], backward: dict[str, Floats]) -> None:
-    """Hide the experts' all-to-alls behind the compute of another micro-batch's other direction.
-
-    One micro-batch's forward runs beside another's backward (Megatron-Core's combined 1F1B, DualPipe
-    in arXiv 2412.19437 section 3.2): what exceeds the compute of both sticks out, what hides slows it.
-    """
-    names = ("matmul", "attention", "elementwise")
-    compute = np.zeros_like(forward["matmul"])
-    for name in names:
-        compute = compute + forward[name] + backward[name]
-    traffic = forward["expert_parallel"] + backward["expert_parallel"]
-    out = np.maximum(traffic - compute, 0.0)
-    half = 0.5 * (out + overlap_slowdown() * (traffic - out))
-    forward["expert_parallel"], backward["expert_parallel"] = half, half.copy()
-
-
-def _dense_matrices(model: Model, keys: LayerKeys, moe: bool) -> list[tuple[Ints, Ints]]:
-    """(output width, input width) of each weight matrix that a rank multiplies every token with."""
-    hidden = np.full_like(keys.tp, model.hidden)
-    heads = ceil_div(model.heads, keys.tp)
-    kv_heads = ceil_div(model.kv_heads, keys.tp)
-    matrices: list[tuple[Ints, Ints]] = []
-    if (latent := model.latent_attention) is not None:
-        query_width = heads * (latent.nope_head_dim + latent.rope_head_dim)
-        if latent.q_rank:
-            matrices += [(np.full_like(keys.tp, latent.q_rank), hidden)]
-            matrices += [(query_width, np.full_like(keys.tp, latent.q_rank))]
-        else:
-            matrices += [(query_width, hidden)]
-        matrices += [(np.full_like(keys.tp, latent.kv_rank + latent.rope_head_dim), hidden)]
-        width = heads * (latent.nope_head_dim + latent.v_head_dim)
-        matrices += [(width, np.full_like(keys.tp, latent.kv_rank))]
-        matrices += [(hidden, heads * latent.v_head_dim)]
-    else:
-        matrices += [((heads + 2 * kv_heads) * model.head_dim, hidden)]
-        matrices += [(hidden, heads * model.head_dim)]
-    if moe:
-        assert model.experts is not None
-        matrices += [(np.full_like(keys.tp, model.experts.experts), hidden)]
-        if model.experts.shared_ffn:
-            matrices += _ffn_matrices(model, ceil_div(model.experts.shared_ffn, keys.tp), hidden)
-    else:
-        matrices += _ffn_matrices(model, ceil_div(model.ffn, keys.tp), hidden)
-    return matrices
-
-
-def _ffn_matrices(model: Model, width: Ints, hidden: Ints) -> list[tuple[Ints, Ints]]:
-    return [((2 if model.gated else 1) * width, hidden), (hidden, width)]
-
-
-def _matmul_times(
-    setting: LayerModel, tokens: Ints, matrices: list[tuple[Ints, Ints]]
-) -> tuple[Floats, Floats]:
-    """Forward and backward of linear layers, with the sums of their weights' gradients."""
-    forward: Floats = np.zeros(len(tokens))
-    backward: Floats = np.zeros(len(tokens))
-    frozen = setting.job.frozen
-    for out, into in matrices:
-        there, back = linear_times_s(setting.kernels, tokens, out, into, frozen=frozen)
-        again = _weight_traffic_s(setting, out * into)
-        forward, backward = forward + there + again[0], backward + back + again[1]
-    return forward, backward
-
-
-def _weight_traffic_s(setting: LayerModel, weights: Ints) -> tuple[Floats | float, Floats | float]:
-    """Forward and backward time of what moves with weights beside their products.
-
-    Adding a fresh gradient to the resident one; of frozen quantised weights, writing them out in
-    16 bits before each product.
-    """
-    elements = np.asarray(weights, dtype=np.float64)
-    if setting.job.frozen:
-        unpacked = dequantised_s(setting, elements)
-        return unpacked, unpacked
-    passes = setting.behaviour.accumulate_bytes / setting.kernels.bandwidth_bytes_s
-    return 0.0, elements * passes
-
-
-def dequantised_s(setting: LayerModel, elements: Floats) -> Floats | float:
-    """Time to write quantised weights out in 16 bits, before each product that uses them."""
-    tune = setting.job.finetune
-    if tune is None or tune.storage in ("16-bit", "fp8"):
-        return 0.0
-    each = stored_bytes(tune, 2.0) + setting.job.precision.activation_bytes
-    return stream_time_s(setting.kernels, elements * each, 1.0)
-
-
-def _expert_matmuls(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> tuple[Floats, Floats]:
-    """Grouped products of the local experts, each with its share of the routed tokens."""
-    experts = setting.model.experts
-    assert experts is not None
-    local = ceil_div(experts.experts, keys.ep)
-    each = routed_tokens(setting.model, keys, tokens) / local
-    width = ceil_div(experts.ffn, keys.etp)
-    frozen = setting.job.frozen
-    forward: Floats = np.zeros(len(tokens))
-    backward: Floats = np.zeros(len(tokens))
-    hidden = np.full_like(keys.tp, setting.model.hidden)
-    for out, into in _ffn_matrices(setting.model, width, hidden):
-        there, back = expert_times_s(setting.kernels, local, each, out, into, frozen=frozen)
-        again = _weight_traffic_s(setting, local * out * into)
-        forward, backward = forward + there + again[0], backward + back + again[1]
-    return forward, backward
-
-
-def routed_tokens(model: Model, keys: LayerKeys, tokens: Ints) -> Ints:
-    """Token copies that the experts of one rank process per micro-batch under even routing.
-
-    Each of the tp ranks of an attention group dispatches its 1/tp share of the tokens.
-    """
-    assert model.experts is not None
-    return ceil_div(tokens * model.experts.top_k * keys.etp, keys.tp)
+        hidden = overlapped_dispatch_s(forward, backward)
+    return LayerTime(forward, backward, forward["attention"], hidden)
 
 
 def _attention(setting: LayerModel, keys: LayerKeys, *, backward: bool) -> Floats:
@@ -339,7 +199,7 @@ def _elementwise(
 
 
 def _tensor_parallel(
-    setting: LayerModel, keys: LayerKeys, tokens: Ints, backward_matmul: Floats, moe: bool
+    setting: LayerModel, keys: LayerKeys, tokens: Ints, matmul: tuple[Floats, Floats], moe: bool
 ) -> tuple[Floats, Floats]:
     """Exposed time of the tensor-parallel collectives of one layer.
 
@@ -361,16 +221,24 @@ def _tensor_parallel(
     pairs = 2.0 if not moe or (setting.model.experts and setting.model.experts.shared_ffn) else 1.0
     sp = keys.sequence_parallel > 0
     forward = pairs * np.where(sp, gather + scatter, reduce)
+    regather = np.maximum(pairs * gather - matmul[1] / 2.0, 0.0)
+    backward = forward + np.where(sp, regather, 0.0)
     if setting.behaviour.tensor_overlapped:
-        # User-buffer kernels pipeline chunks of the collective with the product: the share that
-        # cannot hide is the first chunk of four.
-        forward = 0.25 * forward
-        backward = 0.25 * pairs * np.where(sp, gather + scatter, reduce)
-    else:
-        hidden_behind = backward_matmul / 2.0
-        regather = np.maximum(pairs * gather - hidden_behind, 0.0)
-        backward = pairs * np.where(sp, gather + scatter, reduce) + np.where(sp, regather, 0.0)
+        overlapped = (_pipelined(forward, matmul[0]), _pipelined(forward, matmul[1] / 2.0))
+        # User buffers are memory of NVLink peers: a group over hosts has none.
+        forward = np.where(spans, forward, overlapped[0])
+        backward = np.where(spans, backward, overlapped[1])
     return forward, backward
+
+
+def _pipelined(collective: Floats, product: Floats) -> Floats:
+    """Exposed time of a collective that is cut into chunks and pipelined with its product.
+
+    The first chunk of four has nothing to hide behind; what outlasts the product sticks out; what
+    hides slows the product down.
+    """
+    out = np.maximum(collective - product, FIRST_CHUNK * collective)
+    return np.asarray(out + overlap_slowdown() * (collective - out))
 
 
 def _context_parallel(
@@ -404,11 +272,3 @@ def _context_parallel(
     merge_forward = steps * (10.0 * outputs)
     merge_backward = steps * 6.0 * (outputs + tokens * per_token)
     return exposed_forward + merge_forward, exposed_backward + merge_backward
-
-
-def _expert_parallel(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
-    """Dispatch and combine: two all-to-alls of the routed token copies among the ep ranks."""
-    model, element = setting.model, setting.job.precision.activation_bytes
-    size = routed_tokens(model, keys, tokens) / keys.etp * float(model.hidden) * element
-    group = place(setting.fabric, keys.ep, stride=keys.ep_stride)
-    return 2.0 * all_to_all(setting.fabric, size, group)

@@ -17,7 +17,6 @@ from meshwright.costs.collectives import (
 )
 from meshwright.costs.columns import (
     RECOMPUTES,
-    Bools,
     Floats,
     Ints,
     LayoutColumns,
@@ -27,22 +26,22 @@ from meshwright.costs.columns import (
 )
 from meshwright.costs.confidence import memory_range, time_range
 from meshwright.costs.data_parallel import data_parallel_s
-from meshwright.costs.fabric import Fabric, place
-from meshwright.costs.frameworks import Behaviour, behaviour
+from meshwright.costs.fabric import place
+from meshwright.costs.host import host_sets_the_pace, launch_s
 from meshwright.costs.kernels import (
-    Kernels,
     ceil_div,
-    kernels_for,
     linear_times_s,
     stream_time_s,
 )
 from meshwright.costs.layer import PARTS as LAYER_PARTS
-from meshwright.costs.layer import LayerKeys, LayerModel, LayerTime, layer_time
+from meshwright.costs.layer import LayerTime, layer_time
+from meshwright.costs.layer_setting import LayerKeys, LayerModel
 from meshwright.costs.loss import head_frozen, head_products
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.memory import MemoryColumns, expert_shard_degree, memory
 from meshwright.costs.parameters import padded_vocab
 from meshwright.costs.pessimism import pessimistic_s
+from meshwright.costs.setting import Setting
 from meshwright.costs.stages import ROLES, StageLayers, stage_layers
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
@@ -58,46 +57,9 @@ TIME_PARTS = (
 
 LOSS_FORWARD_SHARE = 0.7
 """Share of the loss's passes over the logits that its forward makes."""
-EXPERT_KERNELS = 2
-"""Kernels that each local expert adds to a layer's forward: its two products, which Transformer
-Engine's grouped linear launches one by one."""
-EXPERT_KERNELS_8BIT = 8
-"""The same with 8-bit operands, where each product's input is cast by rows and by columns and its
-scales are rearranged."""
 NEARLY_FULL = 1.0
 """Share of a device's memory from which on the allocator must free and retry: where what it would
 reserve, cached and waiting blocks included, no longer fits."""
-MOE_KERNELS = 12
-"""Kernels that routing, permuting and combining add to a layer's forward, counted in Megatron-Core."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What every row of a table shares: model, cluster, job and what follows from them."""
-
-    model: Model
-    cluster: Cluster
-    job: Job
-    behaviour: Behaviour
-    kernels: Kernels
-    fabric: Fabric
-
-    @staticmethod
-    def of(model: Model, cluster: Cluster, job: Job) -> Setting:
-        """Derive kernels, fabric and framework behaviour."""
-        return Setting(
-            model,
-            cluster,
-            job,
-            behaviour(job),
-            kernels_for(cluster.device, job.precision.compute, _head_width(model)),
-            Fabric.of(cluster),
-        )
-
-
-def _head_width(model: Model) -> int:
-    latent = model.latent_attention
-    return latent.nope_head_dim + latent.rope_head_dim if latent else model.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +94,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     stage_parts = {
         role: _stage_parts(setting, columns, layers, per_layer, inverse, role) for role in ROLES
     }
-    host_paced = _host_sets_the_pace(stage_parts["first"])
+    host_paced = host_sets_the_pace(stage_parts["first"])
     used = memory(
         model, job, setting.behaviour, columns, layers, micro_batches, host_paced,
         on_cpu=cluster.device.vendor == "cpu",
@@ -206,8 +168,14 @@ def _stage_parts(
     for name in LAYER_PARTS:
         forward, backward = np.zeros(columns.rows), np.zeros(columns.rows)
         for moe, time in per_layer.items():
-            forward = forward + counts[moe] * time.forward[name][inverse]
-            backward = backward + counts[moe] * time.backward[name][inverse]
+            there, back = time.forward[name][inverse], time.backward[name][inverse]
+            if name == "expert_parallel" and time.hidden_dispatch is not None:
+                # Recomputing whole layers leaves no forward to run beside a backward.
+                hidden = time.hidden_dispatch[inverse]
+                there = np.where(columns.recompute == 2, there, hidden)
+                back = np.where(columns.recompute == 2, back, hidden)
+            forward = forward + counts[moe] * there
+            backward = backward + counts[moe] * back
         parts[name] = (forward, backward)
     again = np.zeros(columns.rows)
     share = layers.recomputed_share(role, columns)
@@ -223,65 +191,8 @@ def _stage_parts(
         again = again + counts[moe] * each
     parts["recompute"] = (np.zeros(columns.rows), again)
     parts["embedding_and_head"] = _ends(setting, columns, role)
-    parts["launch"] = _launch(setting, columns, layers, parts, role)
+    parts["launch"] = launch_s(setting, columns, layers, parts, role)
     return parts
-
-
-def _launch(
-    setting: Setting,
-    columns: LayoutColumns,
-    layers: StageLayers,
-    parts: dict[str, tuple[Floats, Floats]],
-    role: str,
-) -> tuple[Floats, Floats]:
-    """Time that the device waits for the host to issue kernels, per micro-batch.
-
-    The host runs ahead while kernels are long; where they are short it sets the pace. Backward
-    issues twice as many kernels as forward, and the forward's again when recomputing in full.
-    """
-    framework = setting.behaviour
-    one = framework.kernels_per_layer * framework.host_kernel_s
-    experts = setting.model.experts
-    local = ceil_div(experts.experts, columns.ep) if experts else np.zeros_like(columns.ep)
-    eight = setting.job.precision.compute in ("fp8", "fp4")
-    own = local * (EXPERT_KERNELS_8BIT if eight else EXPERT_KERNELS)
-    moe = (framework.kernels_per_layer + MOE_KERNELS + own) * framework.host_kernel_s
-    host = layers.dense[role] * one + layers.moe[role] * moe
-    # Two pairs of tensor-parallel collectives a layer, and one more gather each in backward.
-    inside = columns.tp <= setting.fabric.levels[0].domain
-    several = framework.host_member_local_s if setting.cluster.nodes > 1 else 0.0
-    member = np.where(inside, several, framework.host_member_s)
-    collective = framework.host_collective_s + member * columns.tp
-    collective = np.where(columns.tp > 1, 4.0 * collective, 0.0)
-    host = host + layers.total(role) * collective
-    fixed = framework.host_micro_batch_s
-    again = np.where(columns.recompute == 2, host, 0.0)
-    device_forward, device_backward = np.zeros(columns.rows), np.zeros(columns.rows)
-    for forward, backward in parts.values():
-        device_forward, device_backward = device_forward + forward, device_backward + backward
-    return (
-        _wait(host + fixed / 3.0, device_forward),
-        _wait(2.0 * host + again + fixed * (2.0 / 3.0), device_backward),
-    )
-
-
-def _host_sets_the_pace(parts: dict[str, tuple[Floats, Floats]]) -> Bools:
-    """Rows in which issuing a forward takes the host longer than running it takes the device."""
-    device = sum((forward for name, (forward, _) in parts.items() if name != "launch"), 0.0)
-    return np.asarray(parts["launch"][0] > _wait(np.asarray(device), np.asarray(device)))
-
-
-def _wait(host: Floats, device: Floats) -> Floats:
-    """Time that a device with `device` seconds of kernels waits for a host that takes `host` to issue them.
-
-    A layer has short kernels, for which the device waits, beside long ones, behind which the host gets
-    ahead, so both together take longer than the slower alone: the fourth root of the sum of their
-    fourth powers, 19 % more where they are equal and nothing where one is twice the other. Two
-    square roots, because they are correctly rounded and a general power is not.
-    """
-    square_host, square_device = host * host, device * device
-    fourth = square_host * square_host + square_device * square_device
-    return np.asarray(np.maximum(np.sqrt(np.sqrt(fourth)) - device, 0.0))
 
 
 def _ends(setting: Setting, columns: LayoutColumns, role: str) -> tuple[Floats, Floats]:

@@ -105,6 +105,15 @@ _KERNELS = (
 )
 
 
+_EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"(?i)deep ?ep\b|hybrid ?ep\b", {"expert_dispatch": "deduplicated"}),
+    (r"(?i)a2a overlap(?! off)", {"expert_overlapped": True}),
+    (r"(?i)cuda graphs? attn", {"graphs": "layers"}),
+    (r"(?i)full[- _]iteration (?:cuda )?graph", {"graphs": "all"}),
+)
+"""What a row says of its experts' dispatch, in the words that Megatron and its users print."""
+
+
 def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     """Return the run's deviations from its framework: the source's, then the row's own."""
     options = dict(rule.options)
@@ -137,6 +146,12 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
         options["flash_generation"] = 2
     elif re.search(r"flash[ -]?attention[ -]?3|\bFA3\b|cuDNN att", row["setup"], re.IGNORECASE):
         options["flash_generation"] = 3
+    stated = f"{row['setup']}; {row['interconnect']}"
+    for pattern, values in _EXPERTS:
+        if re.search(pattern, stated):
+            options |= values
+    if re.search(r"norm, act|moe_act", f"{row['recompute']}; {stated}"):
+        options["activations_recomputed"] = True
     return options
 
 

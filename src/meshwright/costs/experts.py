@@ -1,0 +1,80 @@
+"""Routing of tokens to experts: how many copies travel where, and what hides their travel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.costs.collectives import all_to_all_cost, ring_bandwidth
+from meshwright.costs.columns import Floats, Ints
+from meshwright.costs.data_parallel import overlap_slowdown
+from meshwright.costs.fabric import place
+from meshwright.costs.kernels import ceil_div
+from meshwright.costs.layer_setting import LayerKeys, LayerModel
+from meshwright.specs.model import Model
+
+DISPATCH_REACH = 0.72
+"""Share of the rate of an NVLink ring that kernels which send tokens by the copy reach inside a
+domain: DeepEP's 20 multiprocessors move 275 to 277 GB/s on H100 where an all-to-all of NCCL moves 381
+(dispatch and combine of 4,096 tokens; ai-dynamo/aiconfigurator)."""
+
+
+def routed_tokens(model: Model, keys: LayerKeys, tokens: Ints) -> Ints:
+    """Token copies that the experts of one rank process per micro-batch under even routing.
+
+    Each of the tp ranks of an attention group dispatches its 1/tp share of the tokens.
+    """
+    assert model.experts is not None
+    return ceil_div(tokens * model.experts.top_k * keys.etp, keys.tp)
+
+
+def dispatch_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
+    """Dispatch and combine: each routed copy of a token travels to its expert and back.
+
+    A plain all-to-all sends one copy per expert chosen. Kernels that deduplicate (DeepEP, HybridEP)
+    send a token once to each distinct host and once to each distinct rank: of k choices among D
+    places, D·(1 − (1 − 1/D)^k) are distinct on average, which is D·(1 − (1 − 1/D)^k) / k of the
+    copies, the same share for those that leave.
+    """
+    model, element = setting.model, setting.job.precision.activation_bytes
+    size = routed_tokens(model, keys, tokens) / keys.etp * float(model.hidden) * element
+    group = place(setting.fabric, keys.ep, stride=keys.ep_stride)
+    cost = all_to_all_cost(setting.fabric, size, group)
+    if setting.behaviour.expert_dispatch == "all-to-all":
+        return 2.0 * cost.total_s
+    assert model.experts is not None
+    top_k = model.experts.top_k
+    ranks, hosts = group.ranks, group.domains[0]
+    leaving = (ranks - group.members[0]) / ranks
+    per_byte = np.where(leaving > 0.0, cost.crossing_s / np.maximum(size * leaving, 1.0), 0.0)
+    outside = size * leaving * per_byte * distinct_share(hosts, top_k)
+    reached = ring_bandwidth(setting.fabric, np.maximum(group.members[0], 2.0)) * DISPATCH_REACH
+    inside = size * ((ranks - 1.0) / ranks) * distinct_share(ranks, top_k) / reached
+    # What arrives from outside is handed on inside while the rest arrives.
+    moving = np.maximum(outside, np.where(group.members[0] > 1.0, inside, 0.0))
+    return 2.0 * np.where(ranks > 1.0, cost.latency_s + moving, 0.0)
+
+
+def distinct_share(places: Floats, choices: int) -> Floats:
+    """Distinct places among `choices` even and independent ones, over `choices`.
+
+    The power is written as products, which are correctly rounded.
+    """
+    missed = np.ones_like(places)
+    for _ in range(choices):
+        missed = missed * (1.0 - 1.0 / places)
+    return np.minimum(places * (1.0 - missed) / choices, 1.0)
+
+
+def overlapped_dispatch_s(forward: dict[str, Floats], backward: dict[str, Floats]) -> Floats:
+    """Exposed time a direction of dispatch that runs beside another micro-batch's other direction.
+
+    One micro-batch's forward runs beside another's backward (Megatron-Core's combined 1F1B, DualPipe
+    in arXiv 2412.19437 section 3.2): what exceeds the compute of both sticks out, what hides slows it.
+    """
+    names = ("matmul", "attention", "elementwise")
+    compute = np.zeros_like(forward["matmul"])
+    for name in names:
+        compute = compute + forward[name] + backward[name]
+    traffic = forward["expert_parallel"] + backward["expert_parallel"]
+    out = np.maximum(traffic - compute, 0.0)
+    return np.asarray(0.5 * (out + overlap_slowdown() * (traffic - out)))

@@ -1,0 +1,82 @@
+"""Time of the host: issuing kernels, and what the device waits for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.costs.columns import Bools, Floats, LayoutColumns
+from meshwright.costs.kernels import ceil_div
+from meshwright.costs.setting import Setting
+from meshwright.costs.stages import StageLayers
+
+EXPERT_KERNELS = 2
+"""Kernels that each local expert adds to a layer's forward: its two products, which Transformer
+Engine's grouped linear launches one by one."""
+EXPERT_KERNELS_8BIT = 8
+"""The same with 8-bit operands, where each product's input is cast by rows and by columns and its
+scales are rearranged."""
+MOE_KERNELS = 12
+"""Kernels that routing, permuting and combining add to a layer's forward, counted in Megatron-Core."""
+
+
+def launch_s(
+    setting: Setting,
+    columns: LayoutColumns,
+    layers: StageLayers,
+    parts: dict[str, tuple[Floats, Floats]],
+    role: str,
+) -> tuple[Floats, Floats]:
+    """Time that the device waits for the host to issue kernels, per micro-batch.
+
+    The host runs ahead while kernels are long; where they are short it sets the pace. Backward
+    issues twice as many kernels as forward, and the forward's again when recomputing in full.
+    """
+    framework = setting.behaviour
+    one: Floats | float = framework.kernels_per_layer * framework.host_kernel_s
+    experts = setting.model.experts
+    local = ceil_div(experts.experts, columns.ep) if experts else np.zeros_like(columns.ep)
+    eight = setting.job.precision.compute in ("fp8", "fp4")
+    each = EXPERT_KERNELS_8BIT if eight else EXPERT_KERNELS
+    own = local * (each * framework.host_kernel_s)
+    moe: Floats | float = one + MOE_KERNELS * framework.host_kernel_s
+    if framework.graphs != "none":
+        one, moe = 0.0 * one, 0.0 * moe
+    if framework.graphs == "all":
+        own = 0.0 * own
+    host = layers.dense[role] * one + layers.moe[role] * (moe + own)
+    # Two pairs of tensor-parallel collectives a layer, and one more gather each in backward.
+    inside = columns.tp <= setting.fabric.levels[0].domain
+    several = framework.host_member_local_s if setting.cluster.nodes > 1 else 0.0
+    member = np.where(inside, several, framework.host_member_s)
+    collective = framework.host_collective_s + member * columns.tp
+    collective = np.where(columns.tp > 1, 4.0 * collective, 0.0)
+    collective = collective * (framework.graphs == "none")
+    host = host + layers.total(role) * collective
+    fixed = framework.host_micro_batch_s * (framework.graphs != "all")
+    again = np.where(columns.recompute == 2, host, 0.0)
+    device_forward, device_backward = np.zeros(columns.rows), np.zeros(columns.rows)
+    for forward, backward in parts.values():
+        device_forward, device_backward = device_forward + forward, device_backward + backward
+    return (
+        wait_s(host + fixed / 3.0, device_forward),
+        wait_s(2.0 * host + again + fixed * (2.0 / 3.0), device_backward),
+    )
+
+
+def host_sets_the_pace(parts: dict[str, tuple[Floats, Floats]]) -> Bools:
+    """Rows in which issuing a forward takes the host longer than running it takes the device."""
+    device = sum((forward for name, (forward, _) in parts.items() if name != "launch"), 0.0)
+    return np.asarray(parts["launch"][0] > wait_s(np.asarray(device), np.asarray(device)))
+
+
+def wait_s(host: Floats, device: Floats) -> Floats:
+    """Time that a device with `device` seconds of kernels waits for a host that takes `host` to issue them.
+
+    A layer has short kernels, for which the device waits, beside long ones, behind which the host gets
+    ahead, so both together take longer than the slower alone: the fourth root of the sum of their
+    fourth powers, 19 % more where they are equal and nothing where one is twice the other. Two
+    square roots, because they are correctly rounded and a general power is not.
+    """
+    square_host, square_device = host * host, device * device
+    fourth = square_host * square_host + square_device * square_device
+    return np.asarray(np.maximum(np.sqrt(np.sqrt(fourth)) - device, 0.0))

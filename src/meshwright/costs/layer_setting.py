@@ -1,0 +1,41 @@
+"""What the time of a layer depends on: the model, the software and the columns of its layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.costs.columns import Ints
+from meshwright.costs.fabric import Fabric
+from meshwright.costs.frameworks import Behaviour
+from meshwright.costs.kernels import Kernels
+from meshwright.specs.job import Job
+from meshwright.specs.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKeys:
+    """The columns that a layer's time depends on; all of shape (rows,).
+
+    `*_stride` is the rank distance between neighbours of a group.
+    """
+
+    tp: Ints
+    cp: Ints
+    ep: Ints
+    etp: Ints
+    micro_batch: Ints
+    sequence_parallel: Ints
+    tp_stride: Ints
+    cp_stride: Ints
+    ep_stride: Ints
+
+
+@dataclass(frozen=True)
+class LayerModel:
+    """Everything a layer's time needs besides the layout."""
+
+    model: Model
+    job: Job
+    kernels: Kernels
+    fabric: Fabric
+    behaviour: Behaviour

@@ -1,0 +1,106 @@
+"""Time of a layer's matrix products: which matrices a rank multiplies, and what moves beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.costs.adapters import stored_bytes
+from meshwright.costs.columns import Floats, Ints
+from meshwright.costs.experts import routed_tokens
+from meshwright.costs.kernels import (
+    ceil_div,
+    expert_times_s,
+    linear_times_s,
+    stream_time_s,
+)
+from meshwright.costs.layer_setting import LayerKeys, LayerModel
+from meshwright.specs.model import Model
+
+
+def dense_matrices(model: Model, keys: LayerKeys, moe: bool) -> list[tuple[Ints, Ints]]:
+    """(output width, input width) of each weight matrix that a rank multiplies every token with."""
+    hidden = np.full_like(keys.tp, model.hidden)
+    heads = ceil_div(model.heads, keys.tp)
+    kv_heads = ceil_div(model.kv_heads, keys.tp)
+    matrices: list[tuple[Ints, Ints]] = []
+    if (latent := model.latent_attention) is not None:
+        query_width = heads * (latent.nope_head_dim + latent.rope_head_dim)
+        if latent.q_rank:
+            matrices += [(np.full_like(keys.tp, latent.q_rank), hidden)]
+            matrices += [(query_width, np.full_like(keys.tp, latent.q_rank))]
+        else:
+            matrices += [(query_width, hidden)]
+        matrices += [(np.full_like(keys.tp, latent.kv_rank + latent.rope_head_dim), hidden)]
+        width = heads * (latent.nope_head_dim + latent.v_head_dim)
+        matrices += [(width, np.full_like(keys.tp, latent.kv_rank))]
+        matrices += [(hidden, heads * latent.v_head_dim)]
+    else:
+        matrices += [((heads + 2 * kv_heads) * model.head_dim, hidden)]
+        matrices += [(hidden, heads * model.head_dim)]
+    if moe:
+        assert model.experts is not None
+        matrices += [(np.full_like(keys.tp, model.experts.experts), hidden)]
+        if model.experts.shared_ffn:
+            matrices += _ffn_matrices(model, ceil_div(model.experts.shared_ffn, keys.tp), hidden)
+    else:
+        matrices += _ffn_matrices(model, ceil_div(model.ffn, keys.tp), hidden)
+    return matrices
+
+
+def _ffn_matrices(model: Model, width: Ints, hidden: Ints) -> list[tuple[Ints, Ints]]:
+    return [((2 if model.gated else 1) * width, hidden), (hidden, width)]
+
+
+def matmul_times(
+    setting: LayerModel, tokens: Ints, matrices: list[tuple[Ints, Ints]]
+) -> tuple[Floats, Floats]:
+    """Forward and backward of linear layers, with the sums of their weights' gradients."""
+    forward: Floats = np.zeros(len(tokens))
+    backward: Floats = np.zeros(len(tokens))
+    frozen = setting.job.frozen
+    for out, into in matrices:
+        there, back = linear_times_s(setting.kernels, tokens, out, into, frozen=frozen)
+        again = _weight_traffic_s(setting, out * into)
+        forward, backward = forward + there + again[0], backward + back + again[1]
+    return forward, backward
+
+
+def _weight_traffic_s(setting: LayerModel, weights: Ints) -> tuple[Floats | float, Floats | float]:
+    """Forward and backward time of what moves with weights beside their products.
+
+    Adding a fresh gradient to the resident one; of frozen quantised weights, writing them out in
+    16 bits before each product.
+    """
+    elements = np.asarray(weights, dtype=np.float64)
+    if setting.job.frozen:
+        unpacked = dequantised_s(setting, elements)
+        return unpacked, unpacked
+    passes = setting.behaviour.accumulate_bytes / setting.kernels.bandwidth_bytes_s
+    return 0.0, elements * passes
+
+
+def dequantised_s(setting: LayerModel, elements: Floats) -> Floats | float:
+    """Time to write quantised weights out in 16 bits, before each product that uses them."""
+    tune = setting.job.finetune
+    if tune is None or tune.storage in ("16-bit", "fp8"):
+        return 0.0
+    each = stored_bytes(tune, 2.0) + setting.job.precision.activation_bytes
+    return stream_time_s(setting.kernels, elements * each, 1.0)
+
+
+def expert_matmuls(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> tuple[Floats, Floats]:
+    """Grouped products of the local experts, each with its share of the routed tokens."""
+    experts = setting.model.experts
+    assert experts is not None
+    local = ceil_div(experts.experts, keys.ep)
+    each = routed_tokens(setting.model, keys, tokens) / local
+    width = ceil_div(experts.ffn, keys.etp)
+    frozen = setting.job.frozen
+    forward: Floats = np.zeros(len(tokens))
+    backward: Floats = np.zeros(len(tokens))
+    hidden = np.full_like(keys.tp, setting.model.hidden)
+    for out, into in _ffn_matrices(setting.model, width, hidden):
+        there, back = expert_times_s(setting.kernels, local, each, out, into, frozen=frozen)
+        again = _weight_traffic_s(setting, local * out * into)
+        forward, backward = forward + there + again[0], backward + back + again[1]
+    return forward, backward
