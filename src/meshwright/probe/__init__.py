@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meshwright.probe.holdings import Placement, Shard
     from meshwright.probe.recorder import Recorder
 
-__all__ = ["Recorder", "Shard", "layout", "record"]
+__all__ = ["Recorder", "Shard", "attach", "layout", "record"]
 
 _HOME = {"Shard": "holdings", "Recorder": "recorder"}
 
@@ -88,6 +88,16 @@ def record(
         activations=tuple(activations),
         seed=seed,
     )
+
+
+def attach(trainer: Any, out: str | Path | None = None, **settings: Any) -> None:
+    """Record the steps of a Hugging Face `Trainer`, TRL's included; call it before `trainer.train()`.
+
+    `settings` are those of `record`. With `logging_steps=1` loss and gradient norm are recorded too.
+    """
+    from meshwright.probe.trainer import TrainerProbe
+
+    trainer.add_callback(TrainerProbe(trainer, {"out": out, **settings}))
 
 
 def layout() -> dict[str, int]:
