@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
+SUM_MODULUS = 1 << 62
+"""Of the sums of token hashes."""
+
 KINDS = ("gradient", "before", "after")
 """What is sketched of each holding, in the order of the file."""
 

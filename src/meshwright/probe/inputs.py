@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from meshwright.probe.files import SUM_MODULUS
 from meshwright.probe.holdings import canonical_name
 from meshwright.probe.sketch import _draw, _shift, _signed
 
@@ -46,7 +47,8 @@ class Inputs:
         rows = _mix(mixed + place * _signed(0xD1342543DE82EF95)).sum(1)
         if len(self.rows) < _MOST_ROWS:
             self.rows += rows.cpu().tolist()
-        self.token_sum = (self.token_sum + int(mixed.sum())) % (1 << 64)
+        # 62 bits: sums of residues stay residues, and every reader of JSON takes them.
+        self.token_sum = (self.token_sum + int(mixed.sum())) % SUM_MODULUS
         self.tokens += numbers.numel()
 
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from meshwright.probe.files import FORMAT, KINDS, number_path
+from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -25,6 +26,7 @@ Number = float | str | None
 
 _MOST_BYTES = 4 << 30
 _MOST_LINE_BYTES = 64 << 20
+_LIMITS = foreign.Limits(size_bytes=_MOST_LINE_BYTES, depth=8, nodes=4_000_000)
 
 
 class HoldingRecord(msgspec.Struct, frozen=True):
@@ -267,25 +269,19 @@ def _read_rank(folder: Path, path: Path) -> RankRecord:
 
 def _lines(path: Path) -> Iterator[Any]:
     """The JSON lines of a file; a last line that was cut off is left out."""
-    if not path.is_file():
-        raise SpecError("recording", path.name, "a regular file")
-    with path.open("rb") as file:
-        while line := file.readline(_MOST_LINE_BYTES):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield msgspec.json.decode(line)
-            except (msgspec.DecodeError, RecursionError, ValueError):
-                raise SpecError("recording", path.name, "lines of JSON") from None
+    lines = foreign.read_lines(path, "recording", _MOST_BYTES, _MOST_LINE_BYTES)
+    held: str | None = None
+    for line in lines:
+        if held is not None:
+            yield foreign.parse_json(held, "recording", path.name, _LIMITS)
+        held = line
+    if held is not None and held.endswith("}"):
+        yield foreign.parse_json(held, "recording", path.name, _LIMITS)
 
 
 def _numbers(path: Path) -> Array:
-    if not path.is_file():
-        raise SpecError("recording", path.name, "the sketches beside it are missing")
-    size = path.stat().st_size
-    if size > _MOST_BYTES:
-        raise SpecError("recording", path.name, f"{size} bytes of sketches; at most {_MOST_BYTES}")
-    return np.fromfile(path, dtype="<f8", count=size // 8)
+    raw = foreign.read_bytes(path, "recording", _MOST_BYTES)
+    return np.frombuffer(raw[: len(raw) // 8 * 8], dtype="<f8")
 
 
 def as_number(value: Number) -> float | None:
