@@ -67,11 +67,11 @@ def accelerate(bug: str, *, fsdp: bool, accumulation: int = 2) -> None:
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=accumulation, fsdp_plugin=plugin
     )
-    model = small_llama(tied=bug.startswith("tied"))
+    model = small_llama()
     if bug == "late-dropout":
         for layer in model.model.layers:
             layer.self_attn.attention_dropout = 0.1
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
     model, optimizer = accelerator.prepare(model, optimizer)
     if bug == "optimizer-of-other-model":
         optimizer = accelerator.prepare(torch.optim.AdamW(small_llama().parameters(), lr=LR))
@@ -111,19 +111,12 @@ def trainer(bug: str) -> None:
         def _get_train_sampler(self, *given: Any) -> Any:
             return SequentialSampler(self.train_dataset)
 
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if bug == "own-mean-uneven":  # a loss of one's own that forgets num_items_in_batch
-                kwargs.pop("num_items_in_batch", None)
-                return super().compute_loss(model, inputs, *args, **kwargs)
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    # The last step decides the batch: accumulation and devices split the same eight sequences.
     accumulation = 2
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(), use_cpu=True, per_device_train_batch_size=BATCH // WORLD // accumulation,
         gradient_accumulation_steps=accumulation, max_steps=STEPS, learning_rate=LR, logging_steps=1,
         lr_scheduler_type="constant", max_grad_norm=CLIP, report_to=[], save_strategy="no", seed=1,
-        average_tokens_across_devices=bug != "tokens-per-device-uneven", weight_decay=0.1,
+        average_tokens_across_devices=bug != "tokens-per-device-uneven", weight_decay=0.1 if bug == "decay" else 0.0,
         disable_tqdm=True, data_seed=1,
     )  # fmt: skip
     data = sequences("uneven" in bug)
@@ -147,7 +140,7 @@ def deepspeed(bug: str, *, stage: int, bf16: bool = False, accumulation: int = 2
     if bug == "reduced-in-bf16":
         config["communication_data_type"] = "bfp16"
     model = small_llama()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
     engine, optimizer, *_ = ds.initialize(model=model, optimizer=optimizer, config=config)
     with probe.record(engine, optimizer, layout=f"dp{WORLD}") as p:
         for ids, labels in step_batches("uneven" in bug):
@@ -186,8 +179,10 @@ def plain(bug: str, *, wrap: str) -> None:
             fully_shard(layer)
         fully_shard(model)
     elif wrap == "tp":
-        _tensor_parallel(model, init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",)), bug)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, foreach=False)
+        _tensor_parallel(model, init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",)))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LR, weight_decay=0.1 if bug == "decay" else 0.0, foreach=False
+    )
     share = 1 if wrap == "tp" else WORLD
     limit = 0.2 if bug == "fsdp1-clip-by-torch" else CLIP
     with probe.record(model, optimizer, layout=f"{'tp' if wrap == 'tp' else 'dp'}{WORLD}") as p:
@@ -234,7 +229,7 @@ def _whole(grad: Any) -> torch.Tensor:
     return grad.full_tensor() if hasattr(grad, "full_tensor") else grad
 
 
-def _tensor_parallel(model: Any, mesh: Any, bug: str) -> None:
+def _tensor_parallel(model: Any, mesh: Any) -> None:
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -245,8 +240,6 @@ def _tensor_parallel(model: Any, mesh: Any, bug: str) -> None:
         plan: dict[str, Any] = {f"self_attn.{n}_proj": ColwiseParallel() for n in "qkv"}
         plan |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
         plan |= {f"mlp.{n}_proj": ColwiseParallel() for n in ("gate", "up")}
-        if bug == "up-not-split":
-            del plan["mlp.up_proj"]
         parallelize_module(layer, mesh, plan)
 
 

@@ -319,13 +319,20 @@ def _matrices(held: list[Any]) -> int:
 
 
 def _dropout(models: list[Any]) -> float:
-    rates = [
-        float(module.p)
-        for model in models
-        for module in model.modules()
-        if isinstance(module, torch.nn.Dropout) and module.training
-    ]
-    return max(rates, default=0.0)
+    """The largest rate: of dropout modules, and of modules that keep a rate and call it themselves."""
+    rates = [0.0]
+    for model in models:
+        for module in model.modules():
+            if not module.training:
+                continue
+            if isinstance(module, torch.nn.Dropout):
+                rates.append(float(module.p))
+            rates += [
+                float(rate)
+                for name, rate in vars(module).items()
+                if name.endswith("dropout") and isinstance(rate, float)
+            ]
+    return max(rates)
 
 
 def _tied(models: list[Any], rename: Callable[[str], str]) -> list[list[str]]:

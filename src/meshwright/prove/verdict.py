@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.prove.bounds import unit_roundoff
-from meshwright.prove.causes import NAMES, Cause, explain
+from meshwright.prove.cause import NAMES, Cause
+from meshwright.prove.causes import explain
 from meshwright.prove.judge import Check, Comparison, compare
 from meshwright.prove.read import read_recording
 

@@ -1,0 +1,135 @@
+"""What the rules ask about the step at which two recordings part."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+
+from meshwright.prove.bounds import SAFETY, systematic
+from meshwright.prove.compare import Difference
+from meshwright.prove.judge import Comparison, losses, reported_norm
+from meshwright.prove.kinds import kind_of, layer_of
+from meshwright.prove.read import StepLine, as_number
+
+
+class Evidence:
+    """What the rules ask about the deciding step."""
+
+    def __init__(self, result: Comparison) -> None:
+        self.result, self.view = result, result.last
+        self.first, self.second = result.first, result.second
+        self.shapes = self.second.parameters
+        self.exact = systematic(self.first, self.second)
+        self.lines_a: list[StepLine] = list(self.first.lines(self.view.step))
+        self.lines_b: list[StepLine] = list(self.second.lines(self.view.step))
+
+    def has(self, what: str) -> bool:
+        """Whether a kind of check failed."""
+        return bool(self.view.broken(what))
+
+    @cached_property
+    def bad(self) -> list[str]:
+        """Parameters whose gradient is wrong, by size or by factor."""
+        found = [c.name for c in self.view.broken("gradient")]
+        return found + [
+            c.name for c in self.view.broken("factor") if c.name and c.name not in found
+        ]
+
+    @cached_property
+    def judged(self) -> list[str]:
+        """Parameters whose gradient could be wrong: all that were held against a bound."""
+        return [c.name for c in self.view.checks if c.what == "gradient"]
+
+    def kinds(self, names: list[str]) -> set[str]:
+        """The kinds of some parameters."""
+        return {kind_of(name, self.shapes[name]) for name in names}
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """The wrong gradients."""
+        return [self.view.gradients[name] for name in self.bad]
+
+    @cached_property
+    def common_factor(self) -> float | None:
+        """The factor on all wrong gradients, where it is one and nothing else is wrong with them.
+
+        An embedding that is tied has a second gradient, which may be right: it is left out of many.
+        """
+        found = self.differences
+        inside = [d for d in found if layer_of(d.name) is not None]
+        return one_factor(inside if len(inside) > 0.9 * len(found) else found, self.view.bound)
+
+    @cached_property
+    def shrunk(self) -> tuple[float, float]:
+        """By how much clipping shrank the gradients of A and B: reported norm over the norm as used."""
+        found = []
+        for lines, norms in (
+            (self.lines_a, [g.reference_norm for g in self.view.gradients.values()]),
+            (self.lines_b, [g.norm for g in self.view.gradients.values()]),
+        ):
+            reported, used = reported_norm(lines), math.sqrt(sum(n * n for n in norms))
+            found.append(reported / used if reported and used else 1.0)
+        return found[0], found[1]
+
+    @property
+    def clipped(self) -> bool:
+        """Whether both runs clipped in this step."""
+        return min(self.shrunk) > 1 + 1e-3
+
+    @property
+    def before_clipping(self) -> float:
+        """What turns a factor between clipped gradients into one between those before clipping."""
+        ratio = self.shrunk[1] / self.shrunk[0]
+        return ratio if math.isfinite(ratio) and abs(ratio - 1) > 1e-3 else 1.0
+
+    @cached_property
+    def loss_ratio(self) -> float | None:
+        """Reported loss of B over A's, the pair that is closest."""
+        pairs = [(a, b) for a in losses(self.lines_a) for b in losses(self.lines_b) if a]
+        return min((b / a for a, b in pairs), key=lambda r: abs(r - 1)) if pairs else None
+
+    @property
+    def loss_agrees(self) -> bool:
+        """Whether the losses agree, or are not known."""
+        return not self.has("loss")
+
+    @cached_property
+    def micro_batches(self) -> tuple[int, int]:
+        """Forward calls a step on the busiest rank of each run."""
+        calls = [
+            max((x.forward_calls for x in ls), default=1) for ls in (self.lines_a, self.lines_b)
+        ]
+        return max(1, calls[0]), max(1, calls[1])
+
+    @cached_property
+    def unequal_tokens(self) -> bool:
+        """Whether ranks of B counted unequal numbers of tokens."""
+        counts = {as_number(line.tokens) for line in self.lines_b} - {None}
+        return len(counts) > 1
+
+
+def one_factor(found: list[Difference], bound: float) -> float | None:
+    """A factor that explains several differences: they agree on it and leave only rounding."""
+    usable = [d for d in found if d.reference_norm > 0 and math.isfinite(d.ratio)]
+    if not usable or len(usable) < len(found):
+        return None
+    factor = float(np.median([d.ratio for d in usable]))
+    if abs(factor) < 1e-3:
+        return None
+    for d in usable:
+        allowed = SAFETY * d.ratio_error + 2 * bound * max(1.0, abs(factor))
+        if abs(d.ratio - factor) > allowed or d.residual > 3 * bound * max(1.0, abs(factor)):
+            return None
+    return factor
+
+
+def without_gradient(e: Evidence) -> list[str]:
+    """Wrong gradients that B does not have at all."""
+    found = []
+    for name in e.bad:
+        g = e.view.gradients[name]
+        if g.reference_norm > 0 and (g.norm == 0 or math.isnan(g.norm)):
+            found.append(name)
+    return found

@@ -1,0 +1,75 @@
+"""Most gradients point elsewhere: part of the batch, means of means, forward, backward, stale weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshwright.prove.cause import Cause
+from meshwright.prove.evidence import Evidence
+from meshwright.prove.read import StepLine, as_number
+from meshwright.prove.rules_tensors import backward, is_backward_break
+
+
+def all_wrong(e: Evidence) -> Iterator[Cause]:
+    """Most gradients point elsewhere."""
+    if len(e.bad) < 0.5 * len(e.judged) or e.common_factor is not None or e.has("data"):
+        return
+    if is_backward_break(e):
+        yield backward(e)
+    first_step = e.view is e.result.views[0]
+    dropout = max(e.first.header.dropout, e.second.header.dropout)
+    if dropout:
+        yield Cause("dropout", 0.8, f"dropout of {dropout:g} is on; other layouts draw other numbers", "switch dropout off for the proof, or seed it by position in the whole tensor")  # fmt: skip
+    if not first_step and e.result.views[-2].updates:
+        yield Cause("stale-parameters", 0.85, f"step {e.result.views[-2].step} was equal with its update, and step {e.view.step} computes with other weights", "copy the updated master weights to the ones that the forward pass reads, on every rank")  # fmt: skip
+        return
+    if e.loss_agrees:
+        yield from _right_loss_wrong_gradient(e)
+    else:
+        yield from _wrong_forward(e)
+
+
+def _right_loss_wrong_gradient(e: Evidence) -> Iterator[Cause]:
+    sizes = [d.error for d in e.differences if math.isfinite(d.error)]
+    typical = float(np.median(sizes)) if sizes else math.inf
+    split = max(e.micro_batches[1], e.second.world) > 1
+    if e.unequal_tokens or (split and typical < 0.3 and len(e.bad) > 0.9 * len(e.judged)):
+        yield Cause("mean-of-means", 0.85 if e.unequal_tokens else 0.6, f"all gradients are off by about {100 * typical:.2g} % in direction; ranks or micro-batches count unequal tokens", "sum losses over tokens and divide once by the global count")  # fmt: skip
+    if split and typical >= 0.15:
+        yield Cause("batch-lost", 0.7, f"all gradients are off by about {100 * typical:.2g} % and the loss agrees", "look for micro-batches that are overwritten, zeroed or not reduced before the update")  # fmt: skip
+    yield Cause("backward", 0.45, "the loss agrees and gradients do not", "look at custom backward functions, recomputation and reductions of activation gradients")  # fmt: skip
+
+
+def _wrong_forward(e: Evidence) -> Iterator[Cause]:
+    loss = e.loss_ratio or 1.0
+    where = _first_activation(e)
+    if e.second.layout("cp") > 1:
+        yield Cause("positions", 0.85, f"the loss is {100 * (loss - 1):+.3g} % off under context parallelism{where}", "give every rank the positions of its own chunk, and the mask of the whole sequence")  # fmt: skip
+    if e.unequal_tokens:
+        yield Cause("mean-of-means", 0.8, "ranks count unequal tokens and loss and gradients are off", "sum losses over tokens and divide once by the global count")  # fmt: skip
+    yield Cause("forward", 0.6, f"the loss is {100 * (loss - 1):+.3g} % off and so are all gradients{where}", "record activations=(…) at the layers' borders to see the first that differs")  # fmt: skip
+
+
+def _first_activation(e: Evidence) -> str:
+    mine, theirs = (_activations(lines) for lines in (e.lines_a, e.lines_b))
+    for name, values in mine.items():
+        if name in theirs:
+            apart = float(np.linalg.norm(values - theirs[name])) / max(
+                float(np.linalg.norm(values)), 1e-30
+            )
+            if apart > 10 * max(e.view.bound, e.exact):
+                return f"; the first activation that differs is {name}'s, by {apart:.1e}"
+    return ""
+
+
+def _activations(lines: list[StepLine]) -> dict[str, np.ndarray]:
+    """Means over all tokens of all ranks, per module, in forward order."""
+    sums: dict[str, np.ndarray] = {}
+    for line in lines:
+        for name, values in line.activations.items():
+            row = np.array([as_number(v) or 0.0 for v in values])
+            sums[name] = sums.get(name, np.zeros(len(row))) + row
+    return {name: row[1:] / max(row[0], 1.0) for name, row in sums.items()}

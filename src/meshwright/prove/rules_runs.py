@@ -1,0 +1,56 @@
+"""Runs that could not be the same: other data, other weights, numbers that are not finite, loss logs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from meshwright.prove.cause import Cause
+from meshwright.prove.evidence import Evidence, without_gradient
+
+
+def data(e: Evidence) -> Iterator[Cause]:
+    """Other sequences."""
+    if e.has("data"):
+        share = e.view.broken("data")[0].error
+        yield Cause(
+            "different-data", 0.99,
+            f"{100 * share:.0f} % of the sequences of step {e.view.step} were seen by one run only",
+            "feed both runs the same global batch: same seed, sampler, shard order, drop_last",
+        )  # fmt: skip
+
+
+def weights(e: Evidence) -> Iterator[Cause]:
+    """Other initial values."""
+    broken = e.view.broken("weights")
+    if broken:
+        yield Cause(
+            "different-initial-weights", 0.99,
+            f"{len(broken)} of {len(e.result.pairs)} parameters start with other values, "
+            f"{broken[0].name} by {broken[0].error:.1e}",
+            "load one checkpoint in both, or seed the initialisation independently of the layout",
+        )  # fmt: skip
+
+
+def not_finite(e: Evidence) -> Iterator[Cause]:
+    """Gradients that are not finite."""
+    wrong = [
+        n
+        for n, g in e.view.gradients.items()
+        if not math.isfinite(g.norm) and math.isfinite(g.reference_norm)
+    ]
+    if wrong and not without_gradient(e):
+        yield Cause("not-a-number", 0.95, f"{wrong[0]} has a gradient that is not finite", "look at the step's loss and loss scale")  # fmt: skip
+
+
+def loss_only(e: Evidence) -> Iterator[Cause]:
+    """Training agrees, the number in the log does not."""
+    if not e.has("loss") or e.bad or e.has("factor") or e.has("update"):
+        return
+    ratio = e.loss_ratio or 1.0
+    why = (
+        "ranks count unequal tokens"
+        if e.unequal_tokens
+        else f"it is {ratio:.4g} times the reference's"
+    )
+    yield Cause("loss-report", 0.93, f"gradients and updates agree, the reported loss does not: {why}", "weight the ranks' losses by their tokens and reduce over every rank that holds some")  # fmt: skip

@@ -1,0 +1,118 @@
+"""All gradients point the right way and have a wrong size: loss, accumulation, ranks, clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+from meshwright.prove.cause import Cause
+from meshwright.prove.evidence import Evidence, without_gradient
+from meshwright.prove.judge import reported_norm
+from meshwright.prove.read import as_number
+
+
+def factor_everywhere(e: Evidence) -> Iterator[Cause]:
+    """All gradients carry one factor."""
+    factor = e.common_factor
+    if e.bad and (len(e.bad) < 0.7 * len(e.judged)):
+        return
+    if not e.bad and e.has("factor"):
+        factor = e.view.factor
+    if factor is None or abs(factor - 1) <= e.exact:
+        return
+    norm_a, norm_b = reported_norm(e.lines_a), reported_norm(e.lines_b)
+    tolerance = max(0.01, 4 * e.view.bound)
+    if (
+        norm_a
+        and norm_b
+        and abs(factor * norm_b / norm_a - 1) < tolerance < abs(norm_b / norm_a - 1)
+    ):
+        # Clipped gradients carry the inverse of the norm that they were divided by.
+        yield Cause("gradient-norm", 0.96, f"the reported gradient norm is {norm_b / norm_a:.4g} times the reference's and all clipped gradients {factor:.4g} times", "sum squares over every axis a parameter is sharded on, and over each element once")  # fmt: skip
+        return
+    yield from _scale_causes(e, factor * e.before_clipping, tolerance)
+
+
+def _scale_causes(e: Evidence, factor: float, tolerance: float) -> Iterator[Cause]:
+    """Where a factor on all gradients, before clipping, may come from."""
+    loss = e.loss_ratio
+    if loss is not None and abs(loss / factor - 1) < tolerance and abs(loss - 1) > tolerance:
+        yield Cause("loss-scale", 0.95, f"loss and all gradients are {factor:.4g} times the reference's", f"divide the loss once: {_number_words(e, factor)}")  # fmt: skip
+        return
+    micro_a, micro_b = e.micro_batches
+    candidates: list[tuple[str, float, float, str]] = []
+    if micro_b > 1:
+        candidates.append(("accumulation-scale", micro_b, 0.93, "micro-batches a step"))
+    if micro_a > 1:
+        candidates.append(
+            ("accumulation-scale", micro_a, 0.8, "micro-batches a step of the reference")
+        )
+    if micro_a != micro_b:
+        ratio = max(micro_a, micro_b) / min(micro_a, micro_b)
+        candidates.append(("accumulation-scale", ratio, 0.75, "times the micro-batches a step"))
+    data = _degree(e, "dp", "data", "dp_shard", "dp_replicate", "shard", "zero_dp") or (
+        e.second.world if not e.second.header.layout.keys() - {"zero", "accumulation"} else 0
+    )
+    candidates += [("data-parallel-scale", data, 0.9, "data parallel ranks")] if data > 1 else []
+    for axis, words in (("tp", "tensor parallel"), ("cp", "context parallel"), ("pp", "pipeline")):
+        if (degree := e.second.layout(axis)) > 1:
+            candidates.append(("gradient-scale", degree, 0.85, f"{words} ranks"))
+    for name, number, sure, words in candidates:
+        for value in (number, 1 / number):
+            if abs(factor / value - 1) < tolerance:
+                yield Cause(name, sure, f"all gradients are {factor:.4g} times the reference's, and there are {number:g} {words}", _scale_remedy(name))  # fmt: skip
+    yield Cause("gradient-scale", 0.7, f"all gradients are {factor:.5g} times the reference's", f"look for a factor of {factor:.5g}: loss scale, a mean over something else, clipping")  # fmt: skip
+
+
+def _scale_remedy(name: str) -> str:
+    if name == "accumulation-scale":
+        return (
+            "divide each micro-batch's loss by the number of micro-batches (or by all tokens), once"
+        )
+    if name == "data-parallel-scale":
+        return "average over data parallel ranks once: DDP and FSDP already do"
+    return "look for a sum over this axis where each rank holds the whole gradient"
+
+
+def _degree(e: Evidence, *axes: str) -> int:
+    return math.prod(e.second.layout(axis) for axis in axes)
+
+
+def _number_words(e: Evidence, factor: float) -> str:
+    if e.micro_batches[1] > 1 and abs(factor / e.micro_batches[1] - 1) < 0.01:
+        return f"{e.micro_batches[1]} micro-batches are summed where they are averaged"
+    return f"something of {factor:.4g} is summed where it is averaged"
+
+
+def norm_only(e: Evidence) -> Iterator[Cause]:
+    """Gradients agree, the reported norm does not."""
+    if not e.has("grad-norm") or e.has("gradient") or e.has("factor"):
+        return
+    norm_a, norm_b = reported_norm(e.lines_a), reported_norm(e.lines_b)
+    if norm_a and norm_b and e.clipped:
+        # Clipping made the gradients equal again; what it took off tells the factor.
+        yield from _scale_causes(e, norm_b / norm_a, max(0.01, 4 * e.view.bound))
+        return
+    broken = e.view.broken("grad-norm")[0]
+    yield Cause("gradient-norm", 0.95, f"gradients agree and the reported norm is off by {100 * broken.error:.3g} %", "sum squares over every axis a parameter is sharded on, and over each element once; clipping will act on it")  # fmt: skip
+
+
+def clip_groups(e: Evidence) -> Iterator[Cause]:
+    """Every gradient has the right direction, and factors of a few kinds."""
+    if len(e.bad) < 2 or e.common_factor is not None or without_gradient(e):
+        return
+    bound = max(e.view.bound, 1e-9)
+    if any(d.residual > 0.02 + 10 * bound for d in e.differences):
+        # Shards of one tensor that are clipped apart leave a residual; then the norms tell.
+        norm_a, norm_b = reported_norm(e.lines_a), reported_norm(e.lines_b)
+        norms = {as_number(line.grad_norm) for line in e.lines_b} - {None}
+        if len(norms) > 1 and norm_a is not None and norm_b is not None:
+            yield Cause("clipping-per-rank", 0.9, f"ranks report {len(norms)} different gradient norms", "reduce the norm over all ranks before clipping")  # fmt: skip
+        return
+    ratios = sorted(d.ratio for d in e.differences)
+    groups = 1 + sum(b - a > 0.01 * abs(a) for a, b in pairwise(ratios))
+    if groups <= max(2, e.second.world):
+        norms = {as_number(line.grad_norm) for line in e.lines_b} - {None}
+        sure = 0.92 if len(norms) > 1 else 0.75
+        yield Cause("clipping-per-rank", sure, f"gradients have the right direction and {groups} different factors, {ratios[0]:.3g} to {ratios[-1]:.3g}", "reduce the norm over all ranks and stages before clipping")  # fmt: skip
