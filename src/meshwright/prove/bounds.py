@@ -65,8 +65,15 @@ def rounding(first: Recording, second: Recording) -> float:
 
 
 def systematic(first: Recording, second: Recording) -> float:
-    """A common factor on many gradients that rounding of one shared number explains."""
-    return SAFETY * unit_roundoff(first, second)
+    """A common factor on many gradients that rounding of one shared number explains.
+
+    The number is a sum over everything, as the gradient norm that clipping divides by; 16-bit training
+    adds it up in fp32, but rounds what goes into it.
+    """
+    u = unit_roundoff(first, second)
+    elements = sum(math.prod(shape) for shape in first.parameters.values())
+    terms = elements if u <= UNIT_ROUNDOFF["float32"] else 1
+    return SAFETY * u * math.sqrt(1 + math.log2(max(1, terms)))
 
 
 def update_bound(gradient_bound: float, optimizers: Iterable[str]) -> float:
