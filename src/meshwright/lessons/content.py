@@ -13,7 +13,13 @@ from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
 
 
-class Concept(Spec):
+class Prose(Spec):
+    """A part of the lessons; its texts may have several lines."""
+
+    line_breaks = True
+
+
+class Concept(Prose):
     """One idea, in a paragraph or two, tied to the simulation that shows it."""
 
     id: str
@@ -24,7 +30,7 @@ class Concept(Spec):
     query: str = ""
 
 
-class Phase(Spec):
+class Phase(Prose):
     """A group of steps of the path."""
 
     id: str
@@ -32,7 +38,7 @@ class Phase(Spec):
     goal: str
 
 
-class Block(Spec):
+class Block(Prose):
     """A piece of a step: prose, a setting of the simulation, an example, a check or a table."""
 
     kind: Literal["prose", "steer", "example", "check", "table", "note"]
@@ -43,7 +49,7 @@ class Block(Spec):
     step: int | None = Field(None, description="step of the simulation to show")
 
 
-class Step(Spec):
+class Step(Prose):
     """One step of the path."""
 
     id: str
@@ -59,7 +65,7 @@ class Step(Spec):
     blocks: tuple[Block, ...]
 
 
-class Vary(Spec):
+class Vary(Prose):
     """The quantity of an example that a reader moves."""
 
     name: str
@@ -67,7 +73,7 @@ class Vary(Spec):
     stops: tuple[int | float, ...]
 
 
-class Formula(Spec):
+class Formula(Prose):
     """A formula: symbols, the same with values filled in, and where it comes from."""
 
     id: str
@@ -80,7 +86,7 @@ class Formula(Spec):
     note: str = ""
 
 
-class Example(Spec):
+class Example(Prose):
     """A worked example: the story, its variables, and the formula that answers it."""
 
     id: str
@@ -91,14 +97,14 @@ class Example(Spec):
     vary: Vary | None = None
 
 
-class Wrong(Spec):
+class Wrong(Prose):
     """A wrong answer that a known misconception produces."""
 
     value: str = Field(description="an expression, or the number of a choice")
     says: str
 
 
-class Question(Spec):
+class Question(Prose):
     """A question with its answer as an expression, or a choice with the right one named."""
 
     id: str
@@ -117,7 +123,7 @@ class Question(Spec):
     query: str = ""
 
 
-class Card(Spec):
+class Card(Prose):
     """A flashcard."""
 
     id: str
@@ -127,7 +133,7 @@ class Card(Spec):
     sim: str = ""
 
 
-class Faq(Spec):
+class Faq(Prose):
     """A frequent question, answered."""
 
     id: str
@@ -137,7 +143,7 @@ class Faq(Spec):
     query: str = ""
 
 
-class TableText(Spec):
+class TableText(Prose):
     """A table whose cells may hold `{{ … }}`."""
 
     id: str
@@ -146,7 +152,7 @@ class TableText(Spec):
     rows: tuple[tuple[str, ...], ...]
 
 
-class Rule(Spec):
+class Rule(Prose):
     """A decision rule, with what the engine says to it."""
 
     id: str
@@ -154,7 +160,7 @@ class Rule(Spec):
     prose: str
 
 
-class Term(Spec):
+class Term(Prose):
     """A word and its meaning."""
 
     term: str
@@ -163,7 +169,7 @@ class Term(Spec):
     href: str = ""
 
 
-class Mistake(Spec):
+class Mistake(Prose):
     """A mistake that circulates, and what is right."""
 
     id: str
@@ -172,7 +178,7 @@ class Mistake(Spec):
     shown: str = Field(description="where the product shows or tests it")
 
 
-class Paper(Spec):
+class Paper(Prose):
     """A paper and what it gave the field."""
 
     title: str
@@ -183,7 +189,7 @@ class Paper(Spec):
     note: str = ""
 
 
-class Objective(Spec):
+class Objective(Prose):
     """What a learner can do at the end, and where that is practised."""
 
     id: str
@@ -191,7 +197,7 @@ class Objective(Spec):
     steps: tuple[str, ...]
 
 
-class Panel(Spec):
+class Panel(Prose):
     """One piece of evidence of a drill, opened on request."""
 
     id: str
@@ -206,7 +212,7 @@ class Panel(Spec):
     decisive: bool = Field(False, description="without it, the case cannot be told from others")
 
 
-class Drill(Spec):
+class Drill(Prose):
     """A case: story, evidence, a plan to change, and what it is graded against."""
 
     id: str

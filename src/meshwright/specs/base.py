@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -18,6 +18,9 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, ser_json_inf_nan="null")
 
+    line_breaks: ClassVar[bool] = False
+    """Whether texts may have several lines: only where they are this package's own prose."""
+
     @classmethod
     def parse(cls, data: Any, where: str = "") -> Self:
         """Build from plain data (a parsed file).
@@ -26,7 +29,7 @@ class Spec(BaseModel):
             SpecError: one sentence naming the first offending field; also for text with control
                 characters, which reaches terminals, scripts and pages.
         """
-        check_texts(data, where or cls.__name__.lower())
+        check_texts(data, where or cls.__name__.lower(), cls.line_breaks)
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -45,7 +48,7 @@ class Spec(BaseModel):
         return type(self).parse({**self.model_dump(exclude_unset=True), **changes})
 
 
-def check_texts(data: Any, where: str) -> None:
+def check_texts(data: Any, where: str, line_breaks: bool = False) -> None:
     """Refuse text that does more than show: line breaks, escapes, marks that turn its direction.
 
     Raises:
@@ -57,7 +60,8 @@ def check_texts(data: Any, where: str) -> None:
         if isinstance(value, str):
             if len(value) > _LONGEST:
                 raise SpecError(field, value, f"at most {_LONGEST:,} characters are expected")
-            if not value.isprintable() and _CONTROL.search(value):
+            shown = value.replace("\n", " ") if line_breaks else value
+            if not shown.isprintable() and _CONTROL.search(shown):
                 raise SpecError(field, value, "text without control characters is expected")
         elif isinstance(value, dict):
             waiting += [(f"a name in {field}", key) for key in value]
