@@ -15,6 +15,8 @@ Artefact = Literal[
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _JSON = re.compile(rb'\s*(?:\{\s*["}]|\[\s*[\[{"\]]|\[\s*-?\d[\d.]*\s*,)')
 """A table or list as JSON writes it; a log's `[rank0]:` or a dictionary as Python prints it is not."""
+_TIMELINE = re.compile(rb"\s*\[\s*\[\s*-?\d+\s*,\s*\d\s*,\s*-?\d+\s*,\s*\d\s*\]")
+"""[time, action, bytes, category]"""
 _RING = b"MWFLIGHT"
 _PARQUET = b"PAR1"
 
@@ -58,9 +60,7 @@ def _json(head: bytes) -> Artefact:
         return "nccl-dump"
     if b'"device_traces"' in head or (b'"segments"' in head and b'"total_size"' in head):
         return "memory-snapshot"
-    if re.match(rb"\s*\[\s*\[\s*\d{6,}\s*,\s*(?:-?\d+|\[)", head) or re.match(
-        rb"\s*\[\s*\[\s*\d+\s*,\s*\d\s*,\s*\d+\s*,\s*\d\s*\]", head
-    ):
+    if _TIMELINE.match(head):
         return "memory-timeline"
     if b'"ph"' in head and b'"ts"' in head:
         return "operations" if _is_pipeline_events(head) else "trace"

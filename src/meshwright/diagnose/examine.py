@@ -69,6 +69,16 @@ def _read_all(
 
         for folder in dict.fromkeys(ring.path.parent for ring in rings if ring.path is not None):
             parts.append(judge_rings(folder))
+    for source in by_kind.get("memory-snapshot", []):
+        from meshwright.diagnose.memory_records import judge_snapshot
+
+        progress(source.name)
+        parts.append(judge_snapshot(source))
+    for source in by_kind.get("memory-timeline", []):
+        from meshwright.diagnose.memory_records import judge_timeline
+
+        progress(source.name)
+        parts.append(judge_timeline(source))
     parts += _operations(by_kind.get("operations", []), progress)
     if found := by_kind.get("trace"):
         parts += _traces(found, progress)
