@@ -39,6 +39,8 @@ QUESTION = Question(LLAMA, H100, Job(seq_len=8192, global_batch=512))
         ),
         (Layout(pp=2, dp=32, zero=3, schedule="zb-h1"), "weight gradients are lost"),
         (Layout(cp=64), None),
+        (Layout(tp=8, pp=2, dp=4, stage_layers=(40, 39)), "add up to 79 layers"),
+        (Layout(dp=64, zero=3, recompute="full", recompute_layers=999), "holds 80 layers"),
     ],
 )
 def test_each_rule_has_its_sentence(layout, words):

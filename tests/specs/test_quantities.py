@@ -18,6 +18,26 @@ def test_counts(text, count):
 
 
 @pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("4k", 4096), ("128K", 131072), ("1M", 2**20), ("8000", 8000), (4096, 4096), ("1.5k", 1500)],
+)
+def test_lengths_are_what_the_field_calls_them(text, tokens):
+    assert q.parse_length(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["4096.5", 4096.5, "1.0001k", "0.5"])
+def test_a_count_is_whole(text):
+    with pytest.raises(SpecError, match="a whole number"):
+        q.parse_count(text)
+
+
+def test_a_batch_in_tokens_is_near_whole_sequences():
+    assert q.parse_batch("4M-tokens", 8192) == 512
+    with pytest.raises(SpecError, match="4096-tokens or 8192-tokens"):
+        q.parse_batch("5000-tokens", 4096)
+
+
+@pytest.mark.parametrize(
     ("text", "size"),
     [("80GiB", 80 * 2**30), ("80GB", 80e9), ("512 MiB", 2**29), ("2TB", 2e12), (1e9, 1e9)],
 )

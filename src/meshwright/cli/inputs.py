@@ -17,7 +17,13 @@ from meshwright.specs.frameworks import find_framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
-from meshwright.specs.quantities import parse_batch, parse_bytes, parse_count
+from meshwright.specs.quantities import (
+    format_bytes,
+    parse_batch,
+    parse_bytes,
+    parse_count,
+    parse_length,
+)
 from meshwright.specs.writing import write_atomically
 
 
@@ -34,7 +40,7 @@ def read_job(options: QuestionOptions) -> Job:
     base = load_job(Path(options.job)) if options.job else Job()
     changes: dict[str, Any] = {}
     if options.seq is not None:
-        changes["seq_len"] = parse_count(options.seq, "--seq")
+        changes["seq_len"] = parse_length(options.seq, "--seq")
     length = changes.get("seq_len", base.seq_len)
     if options.global_batch is not None:
         changes["global_batch"] = parse_batch(options.global_batch, length, "--global-batch")
@@ -105,7 +111,14 @@ def read_cluster(cluster: str, reserve: str | None) -> Cluster:
     """Load a cluster and set the memory to leave free."""
     loaded = load_cluster(cluster)
     if reserve is not None:
-        loaded = loaded.but(reserve_bytes=parse_bytes(reserve, "--reserve"))
+        kept = parse_bytes(reserve, "--reserve")
+        if kept >= loaded.device.memory_bytes:
+            raise SpecError(
+                "--reserve",
+                reserve,
+                f"less than the device's {format_bytes(loaded.device.memory_bytes)} is expected",
+            )
+        loaded = loaded.but(reserve_bytes=kept)
     return loaded
 
 

@@ -59,7 +59,7 @@ class QuestionOptions:
         str | None, typer.Option(help="A TOML file with the job; other options override it.")
     ] = None
     seq: Annotated[
-        str | None, typer.Option(help="Sequence length in tokens (4k = 4000, 8192).")
+        str | None, typer.Option(help="Sequence length in tokens: 8192, or 8k for the same.")
     ] = None
     global_batch: Annotated[
         str | None, typer.Option(help="Per step: 512 sequences or 4M-tokens.")

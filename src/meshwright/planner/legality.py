@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs.columns import RECOMPUTES, Bools, Ints, LayoutColumns, from_layouts
+from meshwright.costs.columns import (
+    RECOMPUTES,
+    Bools,
+    Ints,
+    LayoutColumns,
+    from_layouts,
+    layers_per_rank,
+)
 from meshwright.costs.pipeline import CODE
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.frameworks import AXIS_TITLES, Axis, Framework, framework, lacks
@@ -314,8 +321,24 @@ def legal(
 
 def why_illegal(question: Question, layout: Layout) -> str | None:
     """Return the sentence of the first rule that a layout breaks, or None if it can run."""
+    if (wrong := _wrong_layers(question.model, layout)) is not None:
+        return wrong
     columns = from_layouts([layout])
     for rule in RULES:
         if bool(rule.forbids(question, columns)[0]):
             return rule.sentence
+    return None
+
+
+def _wrong_layers(model: Model, layout: Layout) -> str | None:
+    """What is wrong with the numbers of layers that a layout names, which columns do not hold."""
+    held = layout.stage_layers
+    if held is not None and sum(held) != model.layers:
+        return f"stage_layers add up to {sum(held)} layers, and the model has {model.layers}"
+    most = -(-model.layers // layout.pp) if held is None else max(layers_per_rank(layout, held))
+    if layout.recompute_layers > most:
+        return (
+            f"recompute_layers = {layout.recompute_layers}, and a pipeline rank holds {most} layers "
+            f"at most (0 means all of them)"
+        )
     return None

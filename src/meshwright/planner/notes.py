@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.costs.frameworks import behaviour
 from meshwright.planner.finalists import Choice
 from meshwright.planner.legality import Question
 from meshwright.planner.odds import MEMORY_MARGIN, WANTED
@@ -85,6 +86,11 @@ def _mismatches(question: Question) -> list[str]:
         notes.append(
             f"{model.name} has a table of {model.max_positions:,} positions: sequences of "
             f"{job.seq_len:,} need a longer one, which is not counted"
+        )
+    if job.document_masking and not behaviour(job).eager:
+        notes.append(
+            "document masking is priced as attention over whole sequences: an upper bound, since how "
+            "long the documents are is not known"
         )
     if job.precision.compute not in device.peak_flops:
         rate = device.peak(job.precision.compute)

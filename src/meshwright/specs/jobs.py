@@ -10,7 +10,7 @@ from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, OptimizerRecipe, PrecisionRecipe
-from meshwright.specs.quantities import parse_batch, parse_count
+from meshwright.specs.quantities import parse_batch, parse_count, parse_length
 
 Recipe = TypeVar("Recipe", bound=Spec)
 
@@ -38,7 +38,7 @@ def load_job(what: str | Path | Mapping[str, Any] | Job) -> Job:
     if isinstance(data.get("job"), Mapping):
         data = data["job"]
     fields = dict(data)
-    _convert(fields, "seq_len", lambda value: parse_count(value, "job.seq_len"))
+    _convert(fields, "seq_len", lambda value: parse_length(value, "job.seq_len"))
     _convert(fields, "token_budget", lambda value: float(parse_count(value, "job.token_budget")))
     _convert(fields, "precision", lambda value: precision_recipe(value, "job.precision"))
     _convert(fields, "optimizer", lambda value: optimizer_recipe(value, "job.optimizer"))

@@ -48,7 +48,23 @@ def parse_count(text: object, field: str = "count") -> int:
     factor = _DECIMAL.get(unit.lower(), binary.get(unit.lower()))
     if factor is None or number * factor > 1e18:
         raise SpecError(field, text, "a count is expected, such as 4096, 4k, 4M, 70B")
-    return round(number * factor)
+    count = round(number * factor)
+    if abs(number * factor - count) > 1e-9 * max(count, 1):
+        raise SpecError(field, text, "a whole number is expected, such as 4096 or 1.5k")
+    return count
+
+
+def parse_length(text: object, field: str = "seq_len") -> int:
+    """Parse a sequence length in tokens: `8k` is 8192 and `1M` is 1,048,576, as the field says them.
+
+    A length of `8k` is a power of two in every published model; `8000` is still 8000.
+
+    Raises:
+        SpecError: not a whole number, or not one with a suffix.
+    """
+    if isinstance(text, str) and (match := re.fullmatch(r"\s*([0-9]+)\s*([kKmM])\s*", text[:64])):
+        return parse_count(f"{match.group(1)}{match.group(2)}i", field)
+    return parse_count(text, field)
 
 
 def parse_bytes(text: object, field: str = "size") -> float:
@@ -123,7 +139,15 @@ def parse_batch(text: object, seq_len: int, field: str = "global_batch") -> int:
                     raise SpecError(
                         field, text, f"a batch holds at least one sequence of {seq_len} tokens"
                     )
-                return _shareable(tokens / seq_len)
+                sequences = _shareable(tokens / seq_len)
+                if abs(sequences * seq_len / tokens - 1) > 0.125:
+                    below = tokens // seq_len * seq_len
+                    raise SpecError(
+                        field, text,
+                        f"not near a whole number of sequences of {seq_len} tokens: {below}-tokens "
+                        f"or {below + seq_len}-tokens",
+                    )  # fmt: skip
+                return sequences
         for suffix in ("-sequences", "-seqs", " sequences", "-samples"):
             if text.lower().endswith(suffix):
                 text = text[: -len(suffix)]

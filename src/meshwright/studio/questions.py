@@ -17,7 +17,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.jobs import optimizer_recipe, precision_recipe
 from meshwright.specs.model import Model
 from meshwright.specs.models import is_size, load_model
-from meshwright.specs.quantities import format_count, parse_batch, parse_count
+from meshwright.specs.quantities import format_count, parse_batch, parse_length
 
 MOST_DEVICES = 65_536
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ +-]{0,60}")
@@ -83,7 +83,7 @@ def read_question(
     devices = load_cluster(cluster)
     if devices.gpus > MOST_DEVICES:
         raise SpecError("cluster", cluster, f"at most {MOST_DEVICES} devices here")
-    length = parse_count(seq, "seq")
+    length = parse_length(seq, "seq")
     job = Job.parse(
         {
             "seq_len": length, "global_batch": parse_batch(batch, max(length, 1), "batch"),
