@@ -1,0 +1,221 @@
+"""Published layouts of experts against the planner's own choice, by the planner's own model.
+
+    python benchmarks/experts.py --write docs/experts.md
+
+Recipes are rows of the published tables that state a whole layout (NVIDIA's Megatron-Bridge and DGX
+Cloud recipes, torchtitan's, InternEvo's, XTuner's …) and figures from papers (expert_layouts.toml, a
+source each). Each is asked three things: may its framework run it, does it fit by the estimate, and how
+much faster the planner claims to be under the same framework, model, devices and batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.costs.step import estimate
+from meshwright.evidence.import_rows import import_row
+from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.rows import published_rows
+from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.neighbours import why_lost
+from meshwright.planner.odds import FALLBACKS
+from meshwright.planner.solve import solve
+from meshwright.planner.space import Constraints
+from meshwright.specs import load_cluster, load_model
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.layout import Layout
+
+TABLES = (
+    "nvidia_megatron_bridge", "nvidia_dgxc_benchmarking", "megatron_moe_modelzoo_qwen3", "torchtitan",
+    "mlperf_training", "xtuner", "mtnlg_530b", "bigscience_bloom_a100",
+)  # fmt: skip
+"""Tables whose rows are layouts that their authors recommend, not sweeps of bad and good ones."""
+AT_MOST = 0.10
+"""Gain over the expert from which the planner owes an explanation."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A published layout as a question and its expert's answer."""
+
+    name: str
+    source: str
+    question: Question
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the planner says of a recipe; times in seconds, gain as a fraction of the expert's step."""
+
+    name: str
+    source: str
+    devices: str
+    experts: bool
+    expert: str
+    ours: str
+    refused: str
+    fits: bool
+    fit_probability: float
+    expert_step_s: float
+    our_step_s: float
+    gain: float
+    why: str
+
+
+def from_tables(tables: Iterable[str]) -> Iterator[Recipe]:
+    """Every distinct recipe of some published tables on several devices."""
+    seen = set()
+    for row in published_rows(tables):
+        text = f"{row['notes']} {row['setup']}"
+        if row["outcome"] not in ("", "ok") or any(
+            word in text for word in ("CHECK", "DUPLICATE", "SUSPECT", "INCONSISTENT")
+        ):
+            continue
+        if not row.count("tp") or not row.count("gpus"):
+            continue
+        try:
+            run = import_row(row)
+        except SkipRow:
+            continue
+        key = (run.model.name, run.cluster.device.name, run.gpus, run.job.seq_len,
+               run.job.global_batch, run.job.precision.compute, run.layout.label())  # fmt: skip
+        if run.gpus < 8 or run.job.finetune is not None or key in seen:
+            continue
+        seen.add(key)
+        yield Recipe(
+            row["model"], row["source"], Question(run.model, run.cluster, run.job), run.layout
+        )
+
+
+def from_papers(path: Path) -> Iterator[Recipe]:
+    """The layouts that papers print."""
+    for entry in tomllib.loads(path.read_text("utf-8"))["recipe"]:
+        job = dict(entry["job"])
+        if "precision" in job:
+            job["precision"] = RECIPES[job["precision"]]
+        question = Question(
+            load_model(entry["model"]), load_cluster(entry["cluster"]), Job.parse(job)
+        )
+        yield Recipe(entry["name"], entry["source"], question, Layout.parse(entry["layout"]))
+
+
+def judge(recipe: Recipe) -> Verdict | None:
+    """Hold a recipe against the planner; None where the planner has no answer of its own."""
+    question, layout = recipe.question, recipe.layout
+    refused = why_illegal(question, layout) or ""
+    try:
+        expert = estimate(question.model, question.cluster, question.job, layout)
+        solution = solve(question, Constraints(fit_probability=FALLBACKS[0]))
+    except SpecError as error:
+        print(f"{recipe.name}: {error}", file=sys.stderr)
+        return None
+    if solution.choice is None:
+        return None
+    best = estimate(question.model, question.cluster, question.job, solution.layout)
+    gain = 1 - best.step_time_s / expert.step_time_s
+    cluster = question.cluster
+    return Verdict(
+        recipe.name, recipe.source, f"{cluster.gpus} × {cluster.device.name}",
+        question.model.experts is not None, layout.label(), solution.layout.label(), refused,
+        expert.fits, expert.fit_probability or 0.0, expert.step_time_s, best.step_time_s, gain,
+        why_lost(question, best, expert, layout) if abs(gain) > AT_MOST else "",
+    )  # fmt: skip
+
+
+def summary(found: list[Verdict]) -> dict[str, Any]:
+    """The figures that count."""
+    kinds = {
+        "dense": [v for v in found if not v.experts],
+        "experts": [v for v in found if v.experts],
+    }
+    return {
+        "recipes": len(found),
+        "refused": sum(bool(v.refused) for v in found),
+        "does_not_fit": sum(not v.fits for v in found),
+        **{
+            f"{kind}_within_10_percent": [sum(v.gain <= AT_MOST for v in some), len(some)]
+            for kind, some in kinds.items()
+        },
+    }
+
+
+def page(found: list[Verdict]) -> str:
+    """The page as Markdown."""
+    figures = summary(found)
+    dense, routed = (figures[f"{kind}_within_10_percent"] for kind in ("dense", "experts"))
+    lines = [
+        "# Is it what experts chose?", "",
+        "Written by `python benchmarks/experts.py --write docs/experts.md`. Every published layout is "
+        "priced by the same model as the planner's own choice under the same framework, model, devices "
+        "and batch; the gain is what the planner claims over the expert, so a large one is more likely "
+        "an error of the cost model than of the expert.", "",
+        "| figure | value |", "|---|--:|",
+        f"| recipes | {figures['recipes']} |",
+        f"| refused (the framework could not run it, we say) | {figures['refused']} |",
+        f"| do not fit, by the estimate, on what they ran on | {figures['does_not_fit']} |",
+        f"| dense: the planner claims at most 10 % more | {dense[0]} of {dense[1]} |",
+        f"| mixtures of experts: the same | {routed[0]} of {routed[1]} |", "",
+    ]  # fmt: skip
+    for title, some in (
+        ("Dense models", [v for v in found if not v.experts]),
+        ("Mixtures of experts", [v for v in found if v.experts]),
+    ):
+        lines += [f"## {title}", "", "| recipe | devices | expert's layout | ours | expert | ours | "
+                  "claimed gain | expert's fits |", "|---|---|---|---|--:|--:|--:|--:|"]  # fmt: skip
+        for v in sorted(some, key=lambda v: (v.name, v.devices, v.expert)):
+            fits = f"{v.fit_probability:.0%}" + ("" if v.fits else " (no)")
+            lines.append(
+                f"| {v.name} | {v.devices} | {v.expert} | {v.ours} | {v.expert_step_s:.3g} s | "
+                f"{v.our_step_s:.3g} s | {v.gain:+.1%} | {fits} |"
+            )
+        lines.append("")
+    large = [v for v in found if v.gain > AT_MOST]
+    if large:
+        lines += ["## Where the planner claims more than 10 %", ""]
+        lines += [
+            f"- {v.name} on {v.devices}, {v.expert} against {v.ours}: the expert's layout is {v.why}."
+            for v in large
+        ]
+        lines.append("")
+    refused = [v for v in found if v.refused]
+    if refused:
+        lines += ["## Refused", ""]
+        lines += [f"- {v.name} on {v.devices}, {v.expert}: {v.refused}." for v in refused]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Judge all recipes and print or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, help="write this Markdown file")
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    parser.add_argument("--only", default="", help="recipes whose name holds this")
+    parser.add_argument("--tables", nargs="*", default=TABLES)
+    options = parser.parse_args()
+    papers = from_papers(Path(__file__).parent / "data" / "expert_layouts.toml")
+    found = []
+    for recipe in (*from_tables(options.tables), *papers):
+        if options.only.lower() in recipe.name.lower():
+            verdict = judge(recipe)
+            if verdict is not None:
+                found.append(verdict)
+                print(f"{len(found):4} {verdict.gain:+6.1%} {verdict.name}", file=sys.stderr)
+    if options.write:
+        options.write.write_text(page(found), "utf-8")
+    if options.json:
+        print(json.dumps([asdict(verdict) for verdict in found], indent=1))
+    print(json.dumps(summary(found), indent=1), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
