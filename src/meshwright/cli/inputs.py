@@ -24,6 +24,7 @@ from meshwright.specs.quantities import (
     parse_count,
     parse_length,
 )
+from meshwright.specs.routing import parse_routing
 from meshwright.specs.writing import write_atomically
 
 
@@ -63,6 +64,8 @@ def read_job(options: QuestionOptions) -> Job:
         changes["precision"] = _named(precision, RECIPES, "--precision")
     if options.optimizer is not None:
         changes["optimizer"] = _named(options.optimizer, OPTIMIZERS, "--optimizer")
+    if options.routing is not None:
+        changes["routing"] = parse_routing(options.routing, "--routing")
     if options.tokens is not None:
         changes["token_budget"] = float(parse_count(options.tokens, "--tokens"))
     return base.but(**changes) if changes else base

@@ -85,6 +85,12 @@ class QuestionOptions:
     reserve: Annotated[
         str | None, typer.Option(help="Memory to leave free on every device, as 4GiB.")
     ] = None
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens to experts: balanced, power:0.5, or a CSV/JSON file of counts per expert."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

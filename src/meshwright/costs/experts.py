@@ -10,6 +10,8 @@ from meshwright.costs.data_parallel import overlap_slowdown
 from meshwright.costs.fabric import place
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
+from meshwright.costs.routing import hottest_rank
+from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 
 DISPATCH_REACH = 0.72
@@ -18,13 +20,18 @@ domain: DeepEP's 20 multiprocessors move 275 to 277 GB/s on H100 where an all-to
 (dispatch and combine of 4,096 tokens; ai-dynamo/aiconfigurator)."""
 
 
-def routed_tokens(model: Model, keys: LayerKeys, tokens: Ints) -> Ints:
-    """Token copies that the experts of one rank process per micro-batch under even routing.
+def routed_tokens(model: Model, job: Job, keys: LayerKeys, tokens: Ints) -> Ints:
+    """Token copies that the experts of the hottest rank process per micro-batch.
 
-    Each of the tp ranks of an attention group dispatches its 1/tp share of the tokens.
+    Each of the tp ranks of an attention group dispatches its 1/tp share of the tokens. How many times
+    the mean the hottest rank gets is the job's routing (`costs.routing`): all ranks wait for it.
     """
     assert model.experts is not None
-    return ceil_div(tokens * model.experts.top_k * keys.etp, keys.tp)
+    even = ceil_div(tokens * model.experts.top_k * keys.etp, keys.tp)
+    if job.routing.balanced:
+        return even
+    hot = hottest_rank(job.routing, model.experts.experts, keys.ep)
+    return np.ceil(even * hot).astype(np.int64)
 
 
 def dispatch_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
@@ -36,7 +43,9 @@ def dispatch_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
     copies, the same share for those that leave.
     """
     model, element = setting.model, setting.job.precision.activation_bytes
-    size = routed_tokens(model, keys, tokens) / keys.etp * float(model.hidden) * element
+    size = (
+        routed_tokens(model, setting.job, keys, tokens) / keys.etp * float(model.hidden) * element
+    )
     group = place(setting.fabric, keys.ep, stride=keys.ep_stride)
     cost = all_to_all_cost(setting.fabric, size, group)
     if setting.behaviour.expert_dispatch == "all-to-all":

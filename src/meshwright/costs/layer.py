@@ -177,7 +177,7 @@ def _elementwise(
     if moe:
         assert model.experts is not None
         width = model.experts.shared_ffn
-        routed = routed_tokens(model, keys, tokens)
+        routed = routed_tokens(model, setting.job, keys, tokens)
         # Permute and unpermute each read and write every routed copy.
         moved = moved + routed * model.hidden * 4.0 * element
         moved = moved + routed * (3.0 if model.gated else 2.0) * element * (

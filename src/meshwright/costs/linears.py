@@ -93,7 +93,7 @@ def expert_matmuls(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> tuple[
     experts = setting.model.experts
     assert experts is not None
     local = ceil_div(experts.experts, keys.ep)
-    each = routed_tokens(setting.model, keys, tokens) / local
+    each = routed_tokens(setting.model, setting.job, keys, tokens) / local
     width = ceil_div(experts.ffn, keys.etp)
     frozen = setting.job.frozen
     forward: Floats = np.zeros(len(tokens))

@@ -21,6 +21,7 @@ from meshwright.costs.kernels import ceil_div
 from meshwright.costs.loss import loss_memory_bytes
 from meshwright.costs.parameters import LocalParameters, local_parameters
 from meshwright.costs.phases import heaviest, phase_parts, total
+from meshwright.costs.routing import hottest_rank
 from meshwright.costs.stages import ROLES, StageLayers
 from meshwright.costs.tables import table
 from meshwright.costs.transformers_layer import Kept, layer_kept
@@ -179,7 +180,8 @@ def activation_bytes_per_layer(
     if moe:
         assert model.experts is not None
         width = float(model.experts.shared_ffn)
-        copies = model.experts.top_k * columns.etp / tp
+        hot = hottest_rank(job.routing, model.experts.experts, columns.ep, at_peak=True)
+        copies = model.experts.top_k * columns.etp / tp * hot
         each = _ffn_bytes(model, behaviour, element, of_input, adapted)
         expert = each * model.experts.ffn / columns.etp + hidden * (element + of_input)
         per_token = per_token + copies * expert

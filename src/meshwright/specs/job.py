@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from meshwright.specs.base import Spec
 from meshwright.specs.finetune import Finetune
 from meshwright.specs.frameworks import find_framework
+from meshwright.specs.routing import Routing
 
 AttentionKernel = Literal["flash", "unfused", "memory-efficient"]
 Framework = Literal[
@@ -83,6 +84,9 @@ class Job(Spec):
         False, description="attention, positions and loss stay inside each packed document"
     )
     token_budget: float = Field(0.0, ge=0, description="tokens of the whole run; 0: not asked")
+    routing: Routing = Field(
+        default_factory=Routing, description="how unevenly tokens go to experts"
+    )
 
     @field_validator("framework", mode="before")
     @classmethod

@@ -11,6 +11,7 @@ from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, OptimizerRecipe, PrecisionRecipe
 from meshwright.specs.quantities import parse_batch, parse_count, parse_length
+from meshwright.specs.routing import parse_routing
 
 Recipe = TypeVar("Recipe", bound=Spec)
 
@@ -39,6 +40,8 @@ def load_job(what: str | Path | Mapping[str, Any] | Job) -> Job:
         data = data["job"]
     fields = dict(data)
     _convert(fields, "seq_len", lambda value: parse_length(value, "job.seq_len"))
+    if isinstance(fields.get("routing"), str):
+        fields["routing"] = parse_routing(fields["routing"], "job.routing")
     _convert(fields, "token_budget", lambda value: float(parse_count(value, "job.token_budget")))
     _convert(fields, "precision", lambda value: precision_recipe(value, "job.precision"))
     _convert(fields, "optimizer", lambda value: optimizer_recipe(value, "job.optimizer"))

@@ -1,0 +1,156 @@
+"""How unevenly a router sends tokens to experts: an input of the plan, not an assumption.
+
+Experts sit on ranks in groups, and a step waits for the rank whose experts got most. So what counts
+is the load of the hottest of `groups` equal groups of experts over the mean load.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from meshwright.specs.base import Spec
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import parse_csv, parse_document, read_text
+
+ROWS = 200_000
+UNITS = 4096
+"""Most rows and most experts (or ranks) of a file of counts."""
+
+
+class HotGroup(Spec):
+    """Load of the hottest of so many equal groups of experts over the mean load."""
+
+    groups: int = Field(ge=1, le=UNITS)
+    mean: float = Field(ge=1, description="averaged over layers and steps: what time follows")
+    peak: float = Field(ge=1, description="95th percentile of them: what memory must hold")
+
+
+class Routing(Spec):
+    """Where tokens go: evenly, by a power law of the experts' popularity, or as counted."""
+
+    name: str = Field("balanced", max_length=200)
+    power: float = Field(
+        0.0, ge=0, le=4, description="the i-th most popular expert gets tokens as i**-power"
+    )
+    counted: tuple[HotGroup, ...] = Field((), description="from counts of a real run")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.power and self.counted:
+            raise SpecError("routing", self.name, "a power law or counts, not both")
+        return self
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every expert gets as many tokens."""
+        return not self.power and not self.counted
+
+
+def parse_routing(text: str, field: str = "routing") -> Routing:
+    """Read `balanced`, `power:0.5` or the name of a file of token counts.
+
+    A file is CSV or JSON: a row (or list) of counts per layer and step, a column per expert; columns
+    that hold no counts (method, layer, iteration) are left out. One count a line is one row too.
+    Columns r0, r1… or rank0, rank1… are counts per rank of a run: its hottest rank then stands for
+    any expert-parallel degree, since which experts a rank held is not known.
+
+    Raises:
+        SpecError: neither, or a file without counts.
+    """
+    if text == "balanced":
+        return Routing()
+    kind, colon, rest = text.partition(":")
+    if kind == "power" and colon:
+        try:
+            power = float(rest)
+        except ValueError:
+            raise SpecError(field, text, "a number is expected, as power:0.5") from None
+        return Routing.parse({"name": text, "power": power}, field)
+    rows, per_rank = _counts(text, field)
+    return counted_routing(rows, Path(text).name, field, per_rank=per_rank)
+
+
+def counted_routing(
+    rows: list[list[float]], name: str, field: str = "routing", *, per_rank: bool = False
+) -> Routing:
+    """Return the routing of counts: a list per layer and step, an entry per expert (or per rank).
+
+    Raises:
+        SpecError: no counts, rows of different lengths, or a row without tokens.
+    """
+    units = len(rows[0]) if rows else 0
+    if units < 2 or units > UNITS or any(len(row) != units for row in rows):
+        raise SpecError(field, name, f"rows of as many counts each are expected, 2 to {UNITS}")
+    if any(min(row) < 0 or sum(row) <= 0 for row in rows):
+        raise SpecError(field, name, "counts of at least 0 that add up to more are expected")
+    counted = []
+    sizes = [units] if per_rank else [d for d in range(2, units + 1) if units % d == 0]
+    for groups in sizes:
+        ratios = sorted(hottest(row, groups) for row in rows)
+        counted.append(
+            HotGroup(
+                groups=2 if per_rank else groups,
+                mean=sum(ratios) / len(ratios),
+                peak=ratios[min(math.ceil(0.95 * len(ratios)), len(ratios)) - 1],
+            )
+        )
+    return Routing(name=name, counted=tuple(counted))
+
+
+def hottest(loads: list[float], groups: int) -> float:
+    """Load of the hottest of `groups` equal groups of neighbours over the mean of all."""
+    size = len(loads) // groups
+    sums = [sum(loads[start : start + size]) for start in range(0, size * groups, size)]
+    return max(sums) / (sum(sums) / groups)
+
+
+def _counts(path: str, field: str) -> tuple[list[list[float]], bool]:
+    """Rows of counts, and whether they are per rank."""
+    if path.endswith(".json"):
+        data = parse_document(read_text(path, field), ".json", field, path)
+        lists = data if isinstance(data, list) else None
+        if lists and not isinstance(lists[0], list):
+            lists = [lists]
+        if lists is None or not all(isinstance(row, list) for row in lists):
+            raise SpecError(field, path, "a list of counts, or a list of such lists, is expected")
+        return [[_number(value, field, path) for value in row] for row in lists], False
+    text = read_text(path, field)
+    first = text.split("\n", 1)[0]
+    if "," not in first and _is_number(first.strip()):
+        return [[_number(line, field, path) for line in text.split()]], False
+    table = parse_csv(text, field, path, ROWS)
+    if not table:
+        raise SpecError(field, path, "holds no rows")
+    columns = _count_columns(list(table[0]), table)
+    per_rank = bool(columns) and columns[0].rstrip("0123456789").lower().strip("_") in ("r", "rank")
+    return [[_number(row[name], field, path) for name in columns] for row in table], per_rank
+
+
+def _count_columns(names: list[str], table: list[dict[str, str]]) -> list[str]:
+    """Columns of counts: numbered alike (r0, r1… or expert_0…), else all that hold numbers."""
+    stems: dict[str, list[str]] = {}
+    for name in names:
+        stem = name.rstrip("0123456789")
+        if stem != name:
+            stems.setdefault(stem, []).append(name)
+    numbered = max(stems.values(), key=len, default=[])
+    if len(numbered) >= 2:
+        return numbered
+    return [name for name in names if all(_is_number(row[name]) for row in table[:100])]
+
+
+def _is_number(text: Any) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except (TypeError, ValueError):
+        return False
+
+
+def _number(value: Any, field: str, path: str) -> float:
+    if isinstance(value, bool) or not _is_number(value):
+        raise SpecError(field, path, f"counts are expected, not {str(value)[:40]!r}")
+    return float(value)
