@@ -80,6 +80,8 @@ def _shard_flags(layout: Layout) -> Flags:
             "ckpt-format": "fsdp_dtensor",
             "no-gradient-accumulation-fusion": True,
         }
+        if layout.zero == 3:
+            flags["init-model-with-meta-device"] = True
     if layout.shard:
         instances = layout.dp * layout.cp // layout.shard
         flags["num-distributed-optimizer-instances"] = str(instances)
@@ -109,11 +111,23 @@ def job_flags(plan: Plan) -> Flags:
     """Flags of precision, optimizer, kernels, data and length of the run."""
     job, model = plan.job, plan.model
     steps = round(job.token_budget / job.tokens) if job.token_budget else 1000
+    kernel = _ATTENTION[job.attention_kernel]
+    if kernel == "flash" and model.latent_attention is not None:
+        # Heads of 192 and 128 wide need FlashAttention 3; cuDNN's fused kernel has them everywhere.
+        kernel = "auto"
     flags: Flags = {
-        "attention-backend": _ATTENTION[job.attention_kernel],
+        "attention-backend": kernel,
+        # The mask of 128k tokens would be 16 GiB a sample; every kernel here knows the causal one.
+        "no-create-attention-mask-in-dataloader": True,
         "train-iters": str(max(1, steps)),
         "lr": "3e-4",
+        "min-lr": "3e-5",
         "lr-decay-style": "cosine",
+        "lr-warmup-fraction": "0.01",
+        "adam-beta1": "0.9",
+        "adam-beta2": "0.95",
+        "adam-eps": "1e-8",
+        "init-method-std": "0.02",
         "clip-grad": "1.0",
         "weight-decay": "0.1",
         "mock-data": True,
@@ -122,7 +136,11 @@ def job_flags(plan: Plan) -> Flags:
         "log-interval": "1",
         "log-throughput": True,
         "eval-iters": "0",
+        "distributed-timeout-minutes": "60",
     }
+    if job.attention_kernel == "unfused":
+        # Without a fused kernel the mask is applied by hand.
+        del flags["no-create-attention-mask-in-dataloader"]
     if job.dropout:
         flags["hidden-dropout"] = str(job.dropout)
     compute = job.precision.compute
@@ -201,7 +219,7 @@ def read_flags(flags: Flags, world: int) -> tuple[Model, Job, Layout]:
 
 
 def _read_method(flags: Flags) -> str:
-    given = str(flags.get("cp-comm-type", "p2p"))
+    given = str(flags.get("cp-comm-type", "p2p")).strip("[]'\" ")
     methods = {theirs: ours for ours, theirs in COMMUNICATION.items()}
     return methods.get(given, "ring")
 

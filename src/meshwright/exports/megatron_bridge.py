@@ -36,6 +36,10 @@ _SAME = {
         "expert-model-parallel-size", "expert-tensor-parallel-size", "sequence-parallel",
         "pipeline-model-parallel-layout", "recompute-granularity", "recompute-method",
         "recompute-num-layers", "attention-backend", "vocab-size", "cp-comm-type",
+        "rotary-base", "rope-scaling-factor", "rope-type", "rotary-scaling-factor", "mscale",
+        "mscale-all-dim", "moe-router-dtype", "moe-router-num-groups", "moe-router-group-topk",
+        "moe-router-topk-scaling-factor", "moe-router-bias-update-rate", "init-method-std",
+        "init-model-with-meta-device",
     ),
     "train": ("micro-batch-size", "global-batch-size", "train-iters"),
     "ddp": (
@@ -43,13 +47,16 @@ _SAME = {
         "use-megatron-fsdp", "data-parallel-sharding-strategy",
         "num-distributed-optimizer-instances",
     ),
-    "dist": ("use-tp-pp-dp-mapping",),
+    "dist": ("use-tp-pp-dp-mapping", "distributed-timeout-minutes"),
     "checkpoint": ("ckpt-format",),
-    "optimizer": ("optimizer", "lr", "clip-grad", "weight-decay", "sgd-momentum"),
+    "optimizer": ("optimizer", "lr", "min-lr", "clip-grad", "weight-decay", "sgd-momentum",
+                  "adam-beta1", "adam-beta2", "adam-eps"),
 }  # fmt: skip
 _RENAMED = {
     "num-query-groups": "model.num_query_groups",
     "num-experts": "model.num_moe_experts",
+    "norm-epsilon": "model.layernorm_epsilon",
+    "use-rope-scaling": "model.rope_scaling",
     "num-virtual-stages-per-pipeline-rank": "model.virtual_pipeline_model_parallel_size",
     "recompute-modules": "model.recompute_modules",
 }
@@ -61,7 +68,8 @@ _FLAG = {field: flag for flag, field in _FIELD.items()}
 _IGNORED = frozenset(
     {"dataset.seq_length", "optimizer.use_distributed_optimizer", "model.gradient_accumulation_fusion",
      "tokenizer.vocab_size", "logger.log_interval", "validation.eval_iters", "dataset.blend",
-     "model.mtp_num_layers"}
+     "model.mtp_num_layers", "optimizer.use_precision_aware_optimizer",
+     "optimizer.main_grads_dtype", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype"}
 )  # fmt: skip
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed",
           "fp4": "bf16_with_nvfp4_mixed"}  # fmt: skip
@@ -86,7 +94,10 @@ def overrides(plan: Plan) -> dict[str, str]:
     found["model.add_bias_linear"] = _bool(model.attention_out_bias)
     found["model.share_embeddings_and_output_weights"] = _bool(model.tied_embeddings)
     found["model.gated_linear_unit"] = _bool(model.gated)
-    found["model.activation_func"] = "silu" if model.gated else "gelu"
+    plain = "squared_relu" if flags.get("squared-relu") else "gelu"
+    found["model.activation_func"] = "silu" if model.gated else plain
+    # Recipes bring optimizer states of their own precision; the plan prices fp32 ones.
+    found["optimizer.use_precision_aware_optimizer"] = "false"
     found["tokenizer.vocab_size"] = str(model.vocab)
     found["dataset.seq_length"] = str(job.seq_len)
     sharded = canonical(plan.layout, model).zero > 0
@@ -98,6 +109,8 @@ def overrides(plan: Plan) -> dict[str, str]:
         # The DeepSeek recipe brings a multi-token-prediction layer and a split of its own.
         found["model.mtp_num_layers"] = "null"
         found.setdefault("model.pipeline_model_parallel_layout", "null")
+        for state in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+            found[f"optimizer.{state}"] = "torch.float32"
     found["logger.log_interval"], found["validation.eval_iters"] = "1", "0"
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 from meshwright.exports.limits import Problem
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
+from meshwright.specs.numerics import numerics_of
 
 Flags = dict[str, str | bool]
 """Flag (without dashes) → its value; True for a flag that takes none."""
@@ -20,6 +21,10 @@ _POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 def model_problems(model: Model) -> Iterator[Problem]:
     """Parts of an architecture that Megatron-LM's flags cannot describe."""
     dense = model.moe_layers < model.layers
+    numerics = numerics_of(model)
+    acts = ("silu", "quick-gelu") if model.gated else ("gelu", "gelu-tanh", "relu2")
+    scaling = numerics.rope_scaling.kind if numerics.rope_scaling else ""
+    stretched = ("", "yarn") if model.latent_attention else ("", "llama3", "linear", "yarn")
     checks: list[tuple[str, object, bool, str]] = [
         ("positions", model.positions, model.positions == "alibi", "has no ALiBi positions"),
         ("embedding_norm", True, model.embedding_norm, "has no norm after the embedding"),
@@ -27,6 +32,9 @@ def model_problems(model: Model) -> Iterator[Problem]:
         ("norms_per_layer", model.norms_per_layer, model.norms_per_layer != 2, "has two norms a layer"),
         ("final_norm", False, not model.final_norm, "always ends with a norm"),
         ("norm", model.norm, model.norm == "none", "needs a norm"),
+        ("numerics.activation", numerics.activation, numerics.activation not in acts,
+         f"has the activations {', '.join(acts)} {'with' if model.gated else 'without'} a gate"),
+        ("numerics.rope_scaling", scaling, scaling not in stretched, "has no such rotary scaling"),
         ("qk_norm", model.qk_norm, model.qk_norm == "full", "normalises queries and keys per head only"),
         ("head_bias", True, model.head_bias, "has no bias in the LM head"),
         ("ffn_bias", model.ffn_bias, dense and model.ffn_bias != model.attention_out_bias,
@@ -51,15 +59,21 @@ def model_flags(model: Model, seq_len: int) -> Flags:
         "max-position-embeddings": str(max(seq_len, model.max_positions)),
         "position-embedding-type": _POSITIONS[model.positions],
         "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "norm-epsilon": f"{numerics_of(model).norm_epsilon:g}",
         "attention-dropout": "0.0",
         "hidden-dropout": "0.0",
     }
+    if model.positions == "rope":
+        flags |= _rotary(model)
     if model.latent_attention is None:
         flags["kv-channels"] = str(model.head_dim)
     if model.kv_heads != model.heads and model.latent_attention is None:
         flags |= {"group-query-attention": True, "num-query-groups": str(model.kv_heads)}
+    activation = numerics_of(model).activation
     if model.gated:
-        flags["swiglu"] = True
+        flags["quick-geglu" if activation == "quick-gelu" else "swiglu"] = True
+    elif activation == "relu2":
+        flags["squared-relu"] = True
     if not model.tied_embeddings:
         flags["untie-embeddings-and-output-weights"] = True
     if not model.attention_out_bias:
@@ -75,6 +89,33 @@ def model_flags(model: Model, seq_len: int) -> Flags:
     return flags | _latent(model) | _experts(model)
 
 
+def _rotary(model: Model) -> Flags:
+    """Base and scaling of rotary positions; latent attention scales as YaRN unless told not to."""
+    numerics = numerics_of(model)
+    flags: Flags = {"rotary-base": str(round(numerics.rope_theta))}
+    scaling = numerics.rope_scaling
+    if scaling is None:
+        return flags | ({"rope-type": "rope"} if model.latent_attention else {})
+    if scaling.kind == "llama3":
+        return flags | {"use-rope-scaling": True, "rope-scaling-factor": f"{scaling.factor:g}"}
+    if scaling.kind == "linear":
+        return flags | {"rotary-seq-len-interpolation-factor": str(round(scaling.factor))}
+    if model.latent_attention:
+        return flags | {
+            "rope-type": "yarn",
+            "rotary-scaling-factor": f"{scaling.factor:g}",
+            "mscale": f"{scaling.mscale:g}",
+            "mscale-all-dim": f"{scaling.mscale_all_dim:g}",
+        }
+    return flags | {
+        "position-embedding-type": "yarn",
+        "yarn-rotary-scaling-factor": f"{scaling.factor:g}",
+        "yarn-original-max-position-embeddings": str(scaling.original_positions),
+        "yarn-beta-fast": f"{scaling.beta_fast:g}",
+        "yarn-beta-slow": f"{scaling.beta_slow:g}",
+    }
+
+
 def _latent(model: Model) -> Flags:
     latent = model.latent_attention
     if latent is None:
@@ -85,6 +126,8 @@ def _latent(model: Model) -> Flags:
         "qk-head-dim": str(latent.nope_head_dim),
         "qk-pos-emb-head-dim": str(latent.rope_head_dim),
         "v-head-dim": str(latent.v_head_dim),
+        # The norms on the compressed queries, keys and values, which every such model has.
+        "qk-layernorm": True,
     }
     if latent.q_rank:
         flags["q-lora-rank"] = str(latent.q_rank)
@@ -108,10 +151,34 @@ def _experts(model: Model) -> Flags:
         flags["moe-shared-expert-intermediate-size"] = str(experts.shared_ffn)
         if experts.shared_gate:
             flags["moe-shared-expert-gate"] = True
-    if experts.router_bias:
-        flags |= {"moe-router-enable-expert-bias": True, "moe-router-score-function": "sigmoid"}
+    flags |= _router(model)
     if experts.dense_layers or experts.period > 1:
         flags["moe-layer-freq"] = _pattern([model.is_moe_layer(i) for i in range(model.layers)])
+    return flags
+
+
+def _router(model: Model) -> Flags:
+    """How the router scores, groups and scales; with a bias per expert it balances by that bias."""
+    numerics, experts = numerics_of(model), model.experts
+    flags: Flags = {"moe-router-dtype": "fp32"}
+    if numerics.router == "sigmoid":
+        flags["moe-router-score-function"] = "sigmoid"
+    if numerics.router_groups > 1:
+        flags |= {
+            "moe-router-num-groups": str(numerics.router_groups),
+            "moe-router-group-topk": str(numerics.router_group_top_k),
+        }
+    if numerics.router_scaling != 1:
+        flags["moe-router-topk-scaling-factor"] = f"{numerics.router_scaling:g}"
+    if experts is not None and experts.router_bias and numerics.router == "sigmoid":
+        # DeepSeek-V3 (arXiv 2412.19437 §2.1.2, §4.2): a bias moved by 0.001 a step balances, and a
+        # loss per sequence of weight 0.0001 guards.
+        flags |= {
+            "moe-router-enable-expert-bias": True,
+            "moe-router-bias-update-rate": "1e-3",
+            "moe-router-load-balancing-type": "seq_aux_loss",
+            "moe-aux-loss-coeff": "1e-4",
+        }
     return flags
 
 
@@ -156,7 +223,7 @@ def read_model(flags: Flags, name: str = "imported") -> Model:
             "tied_embeddings": not flags.get("untie-embeddings-and-output-weights"),
             "norm": "rmsnorm" if rms else "layernorm",
             "norm_bias": not rms,
-            "qk_norm": "head" if flags.get("qk-layernorm") else "none",
+            "qk_norm": "head" if flags.get("qk-layernorm") and not latent else "none",
             "qkv_bias": biased or bool(flags.get("add-qkv-bias")),
             "attention_out_bias": biased,
             "ffn_bias": biased,

@@ -14,6 +14,7 @@ from meshwright.specs.hf_config import Config
 from meshwright.specs.hf_dense import DENSE
 from meshwright.specs.hf_sparse import SPARSE
 from meshwright.specs.model import Model
+from meshwright.specs.numerics import from_config
 
 READERS = {**DENSE, **SPARSE}
 """Reader of each supported `model_type`."""
@@ -60,6 +61,7 @@ def model_from_config(data: Mapping[str, Any], name: str = "", source: str = "")
     fields["source"] = source or "a Hugging Face config.json"
     if data.get("num_nextn_predict_layers"):
         fields["source"] += "; its multi-token-prediction layers are not counted"
+    fields.setdefault("numerics", from_config(data))
     return Model.parse(fields, "config")
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError
+from meshwright.specs.numerics import Numerics
 
 Norm = Literal["rmsnorm", "layernorm", "none"]
 Positions = Literal["rope", "learned", "alibi", "none"]
@@ -88,6 +89,9 @@ class Model(Spec):
     experts: Experts | None = None
     extra_parameters: dict[str, int] = Field(
         default_factory=dict, description="named parameter counts that no other field expresses"
+    )
+    numerics: Numerics | None = Field(
+        None, description="what a layer computes beyond its shape; None: as published for the name"
     )
     source: str = Field("", description="where the numbers come from")
 

@@ -1,0 +1,123 @@
+"""What a layer computes beyond its shape: positions, activation, epsilons, router.
+
+None of it changes time or memory as priced; a framework that is told nothing trains another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from meshwright.specs.base import Spec
+from meshwright.specs.presets import table
+
+if TYPE_CHECKING:
+    from meshwright.specs.model import Model
+
+Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "quick-gelu"]
+
+
+class RopeScaling(Spec):
+    """How rotary positions are stretched beyond the length a model was trained on."""
+
+    kind: Literal["llama3", "yarn", "linear", "dynamic", "longrope"]
+    factor: float = Field(gt=0)
+    original_positions: int = Field(0, ge=0, description="length that the factor refers to")
+    low_frequency: float = Field(1.0, gt=0, description="llama3's low_freq_factor")
+    high_frequency: float = Field(4.0, gt=0, description="llama3's high_freq_factor")
+    beta_fast: float = Field(32.0, gt=0, description="YaRN's (arXiv 2309.00071)")
+    beta_slow: float = Field(1.0, gt=0, description="YaRN's (arXiv 2309.00071)")
+    mscale: float = Field(1.0, ge=0, description="YaRN's temperature, as DeepSeek has it")
+    mscale_all_dim: float = Field(0.0, ge=0)
+
+
+class Numerics(Spec):
+    """Numbers of a model's config.json that decide what it computes, not what it costs."""
+
+    rope_theta: float = Field(10_000.0, gt=0, description="base of the rotary frequencies")
+    rope_scaling: RopeScaling | None = None
+    activation: Activation = "silu"
+    norm_epsilon: float = Field(1e-5, gt=0, lt=1)
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    router_groups: int = Field(1, ge=1, description="groups of experts that are chosen among first")
+    router_group_top_k: int = Field(1, ge=1, description="groups that a token may visit")
+    router_scaling: float = Field(1.0, gt=0, description="of the routed experts' output")
+
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu", "swish": "silu", "swiglu": "silu", "gelu": "gelu", "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "relu2": "relu2",
+    "relu_squared": "relu2", "quick_gelu": "quick-gelu", "geglu": "gelu-tanh",
+}  # fmt: skip
+
+
+def numerics_of(model: Model) -> Numerics:
+    """The model's own numbers, else those published for its preset, else usual ones of its kind."""
+    if model.numerics is not None:
+        return model.numerics
+    rows = table("numerics")
+    known = max((key for key in rows if model.name.startswith(key)), key=len, default=None)
+    usual: dict[str, Any] = {"activation": "silu" if model.gated else "gelu-tanh"}
+    if model.experts is not None and model.experts.router_bias:
+        usual["router"] = "sigmoid"
+    return Numerics.parse(usual | (rows[known] if known else {}), f"numerics.{known}")
+
+
+def from_config(config: Mapping[str, Any]) -> Numerics | None:
+    """The numbers that a Hugging Face config.json states; None where it states none.
+
+    What cannot be read as a number is left at its usual value: shape decides whether a model is
+    accepted, this does not.
+    """
+    found: dict[str, Any] = {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope if isinstance(rope, Mapping) else {}
+    theta = config.get("rope_theta", rope.get("rope_theta", config.get("rotary_emb_base")))
+    _number(found, "rope_theta", theta)
+    for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"):
+        _number(found, "norm_epsilon", config.get(name))
+    act = config.get("hidden_activation") or config.get("hidden_act") or (
+        config.get("activation_function")
+    )  # fmt: skip
+    if isinstance(act, str) and act.lower() in _ACTIVATIONS:
+        found["activation"] = _ACTIVATIONS[act.lower()]
+    if not found:
+        return None
+    scaling = _scaling(rope, config)
+    if scaling is not None:
+        found["rope_scaling"] = scaling
+    if config.get("scoring_func") == "sigmoid":
+        found["router"] = "sigmoid"
+    for ours, theirs in (("router_groups", "n_group"), ("router_group_top_k", "topk_group")):
+        value = config.get(theirs)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            found[ours] = value
+    _number(found, "router_scaling", config.get("routed_scaling_factor"))
+    return Numerics.parse(found, "config")
+
+
+def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind not in ("llama3", "yarn", "linear", "dynamic", "longrope"):
+        return None
+    found: dict[str, Any] = {"kind": kind}
+    names = {
+        "factor": "factor", "low_frequency": "low_freq_factor", "high_frequency": "high_freq_factor",
+        "beta_fast": "beta_fast", "beta_slow": "beta_slow", "mscale": "mscale",
+        "mscale_all_dim": "mscale_all_dim",
+    }  # fmt: skip
+    for ours, theirs in names.items():
+        _number(found, ours, rope.get(theirs))
+    original = rope.get(
+        "original_max_position_embeddings", config.get("original_max_position_embeddings")
+    )
+    if isinstance(original, int) and original > 0:
+        found["original_positions"] = original
+    return found if "factor" in found else None
+
+
+def _number(found: dict[str, Any], name: str, value: object) -> None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e12:
+        found[name] = value
