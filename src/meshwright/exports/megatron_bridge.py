@@ -39,7 +39,9 @@ _SAME = {
         "rotary-base", "rope-scaling-factor", "rope-type", "rotary-scaling-factor", "mscale",
         "mscale-all-dim", "moe-router-dtype", "moe-router-num-groups", "moe-router-group-topk",
         "moe-router-topk-scaling-factor", "moe-router-bias-update-rate", "init-method-std",
-        "init-model-with-meta-device",
+        "init-model-with-meta-device", "softmax-type", "glu-linear-offset",
+        "activation-func-clamp-value", "yarn-rotary-scaling-factor",
+        "yarn-original-max-position-embeddings", "yarn-beta-fast", "yarn-beta-slow",
     ),
     "train": ("micro-batch-size", "global-batch-size", "train-iters"),
     "ddp": (
@@ -94,8 +96,9 @@ def overrides(plan: Plan) -> dict[str, str]:
     found["model.add_bias_linear"] = _bool(model.attention_out_bias)
     found["model.share_embeddings_and_output_weights"] = _bool(model.tied_embeddings)
     found["model.gated_linear_unit"] = _bool(model.gated)
+    gate = "quick_gelu" if flags.get("quick-geglu") else "silu"
     plain = "squared_relu" if flags.get("squared-relu") else "gelu"
-    found["model.activation_func"] = "silu" if model.gated else plain
+    found["model.activation_func"] = gate if model.gated else plain
     # Recipes bring optimizer states of their own precision; the plan prices fp32 ones.
     found["optimizer.use_precision_aware_optimizer"] = "false"
     found["tokenizer.vocab_size"] = str(model.vocab)

@@ -40,6 +40,9 @@ def model_problems(model: Model) -> Iterator[Problem]:
         ("ffn_bias", model.ffn_bias, dense and model.ffn_bias != model.attention_out_bias,
          "gives biases to all linear layers or none"),
         ("qkv_bias", False, model.attention_out_bias and not model.qkv_bias, "gives biases to all linear layers"),
+        ("experts.router_bias", True,
+         bool(model.experts and model.experts.router_bias) and not model.attention_out_bias,
+         "trains a bias in the router only with biases in all linear layers"),
         ("extra_parameters", model.extra_parameters, bool(model.extra_parameters),
          "has no flag for extra parameters"),
     ]  # fmt: skip
@@ -72,6 +75,9 @@ def model_flags(model: Model, seq_len: int) -> Flags:
     activation = numerics_of(model).activation
     if model.gated:
         flags["quick-geglu" if activation == "quick-gelu" else "swiglu"] = True
+        if activation == "quick-gelu":
+            # GPT-OSS: x · sigmoid(1.702 x) · (1 + gate), both clamped at 7.
+            flags |= {"glu-linear-offset": "1.0", "activation-func-clamp-value": "7.0"}
     elif activation == "relu2":
         flags["squared-relu"] = True
     if not model.tied_embeddings:
@@ -80,6 +86,8 @@ def model_flags(model: Model, seq_len: int) -> Flags:
         flags["disable-bias-linear"] = True
         if model.qkv_bias:
             flags["add-qkv-bias"] = True
+    if model.attention_sinks:
+        flags["softmax-type"] = "learnable"
     if model.qk_norm == "head":
         flags["qk-layernorm"] = True
     if model.window:
@@ -159,7 +167,7 @@ def _experts(model: Model) -> Flags:
 
 def _router(model: Model) -> Flags:
     """How the router scores, groups and scales; with a bias per expert it balances by that bias."""
-    numerics, experts = numerics_of(model), model.experts
+    numerics = numerics_of(model)
     flags: Flags = {"moe-router-dtype": "fp32"}
     if numerics.router == "sigmoid":
         flags["moe-router-score-function"] = "sigmoid"
@@ -170,7 +178,7 @@ def _router(model: Model) -> Flags:
         }
     if numerics.router_scaling != 1:
         flags["moe-router-topk-scaling-factor"] = f"{numerics.router_scaling:g}"
-    if experts is not None and experts.router_bias and numerics.router == "sigmoid":
+    if numerics.router_balances:
         # DeepSeek-V3 (arXiv 2412.19437 §2.1.2, §4.2): a bias moved by 0.001 a step balances, and a
         # loss per sequence of weight 0.0001 guards.
         flags |= {
@@ -200,7 +208,7 @@ def read_model(flags: Flags, name: str = "imported") -> Model:
     if positions not in ("rope", "yarn", "mrope", "learned_absolute", "none"):
         raise SpecError("--position-embedding-type", positions, "rope, learned_absolute or none")
     latent = _read_latent(flags)
-    gated = bool(flags.get("swiglu"))
+    gated = bool(flags.get("swiglu") or flags.get("quick-geglu"))
     ffn = number(flags, "ffn-hidden-size", int(hidden * 8 / 3) // 64 * 64 if gated else 4 * hidden)
     rms = flags.get("normalization", "LayerNorm") == "RMSNorm"
     window = str(flags.get("window-size", ""))
@@ -227,6 +235,7 @@ def read_model(flags: Flags, name: str = "imported") -> Model:
             "qkv_bias": biased or bool(flags.get("add-qkv-bias")),
             "attention_out_bias": biased,
             "ffn_bias": biased,
+            "attention_sinks": flags.get("softmax-type") == "learnable",
             "positions": {"learned_absolute": "learned", "none": "none"}.get(positions, "rope"),
             "max_positions": number(
                 flags, "max-position-embeddings", number(flags, "seq-length", 0)
@@ -304,7 +313,9 @@ def _read_experts(flags: Flags, ffn: int) -> dict[str, Any] | None:
         "shared_gate": bool(flags.get("moe-shared-expert-gate")),
         "dense_layers": dense,
         "period": period,
-        "router_bias": bool(flags.get("moe-router-enable-expert-bias")),
+        # A trained bias comes with those of all linear layers (core/transformer/moe/router.py);
+        # --moe-router-enable-expert-bias is moved by a rule and no parameter of the model.
+        "router_bias": not flags.get("disable-bias-linear"),
         "expert_bias": not flags.get("disable-bias-linear"),
     }
 

@@ -41,6 +41,9 @@ class Numerics(Spec):
     activation: Activation = "silu"
     norm_epsilon: float = Field(1e-5, gt=0, lt=1)
     router: Literal["softmax", "sigmoid"] = "softmax"
+    router_balances: bool = Field(
+        False, description="a bias per expert, moved after each step, not trained, balances experts"
+    )
     router_groups: int = Field(1, ge=1, description="groups of experts that are chosen among first")
     router_group_top_k: int = Field(1, ge=1, description="groups that a token may visit")
     router_scaling: float = Field(1.0, gt=0, description="of the routed experts' output")
@@ -59,9 +62,7 @@ def numerics_of(model: Model) -> Numerics:
         return model.numerics
     rows = table("numerics")
     known = max((key for key in rows if model.name.startswith(key)), key=len, default=None)
-    usual: dict[str, Any] = {"activation": "silu" if model.gated else "gelu-tanh"}
-    if model.experts is not None and model.experts.router_bias:
-        usual["router"] = "sigmoid"
+    usual = {"activation": "silu" if model.gated else "gelu-tanh"}
     return Numerics.parse(usual | (rows[known] if known else {}), f"numerics.{known}")
 
 
@@ -90,6 +91,8 @@ def from_config(config: Mapping[str, Any]) -> Numerics | None:
         found["rope_scaling"] = scaling
     if config.get("scoring_func") == "sigmoid":
         found["router"] = "sigmoid"
+    if config.get("topk_method") == "noaux_tc":
+        found["router_balances"] = True
     for ours, theirs in (("router_groups", "n_group"), ("router_group_top_k", "topk_group")):
         value = config.get(theirs)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
