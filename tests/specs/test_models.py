@@ -75,7 +75,11 @@ def test_gpt2_and_bloom_accept_both_generations_of_keys():
     assert model_from_config(old) == model_from_config(new)
 
 
-def test_a_multimodal_config_gives_its_language_model():
+def test_a_multimodal_config_gives_its_language_model(monkeypatch):
+    def absent(config):
+        raise SpecError("config.model_type", config["model_type"], "torch is not there")
+
+    monkeypatch.setattr("meshwright.specs.huggingface.trace", absent)
     text = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
             "num_key_value_heads": 2, "intermediate_size": 100, "vocab_size": 99}  # fmt: skip
     model = model_from_config({"model_type": "gemma3", "text_config": text, "vision_config": {}})

@@ -7,13 +7,14 @@ tensor parallelism the factor on the split side is split with its matrix, the ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.costs import pipeline
 from meshwright.costs.columns import Floats, Ints, LayoutColumns
 from meshwright.costs.kernels import Kernels, ceil_div, gemm_time_s, stream_time_s
+from meshwright.costs.mixers import layer_shares, mixer_matrices
 from meshwright.costs.parameters import LocalParameters, layer_parameters
 from meshwright.costs.stages import StageLayers
 from meshwright.specs.finetune import Finetune
@@ -46,7 +47,11 @@ class Matrix:
 
 
 def layer_matrices(model: Model, *, moe: bool) -> list[Matrix]:
-    """Matrices of one layer, with the names that adapters give them."""
+    """Matrices of one layer, with the names that adapters give them.
+
+    Where layers of a kind differ, those of the mean layer: `copies` is then a share. A linear
+    mixer's inputs count as `q`, its output as `o`.
+    """
     hidden = float(model.hidden)
     found: list[Matrix] = []
     latent = model.latent_attention
@@ -64,6 +69,12 @@ def layer_matrices(model: Model, *, moe: bool) -> list[Matrix]:
         found += [Matrix("q", float(model.heads * model.head_dim), hidden)]
         found += [Matrix("k", keys, hidden), Matrix("v", keys, hidden)]
     found += [Matrix("o", hidden, float(model.attention_width), "into")]
+    share = layer_shares(model, moe=moe)
+    found = [replace(one, copies=share.attention) for one in found]
+    if share.linear and model.mixer is not None:
+        for out, into, split in mixer_matrices(model, model.mixer):
+            target = "o" if split == "into" else "q"
+            found += [Matrix(target, out, into, split, share.linear)]
     width = float(model.ffn)
     if moe and model.experts is not None:
         spec = model.experts
@@ -73,9 +84,11 @@ def layer_matrices(model: Model, *, moe: bool) -> list[Matrix]:
         found += [Matrix("experts", float(spec.ffn), hidden, "out", inward * spec.experts)]
         found += [Matrix("experts", hidden, float(spec.ffn), "into", float(spec.experts))]
     if width:
-        found += [Matrix("gate", width, hidden)] if model.gated else []
-        found += [Matrix("up", width, hidden), Matrix("down", hidden, width, "into")]
-    return found
+        often = 1.0 if moe else share.ffn
+        found += [Matrix("gate", width, hidden, copies=often)] if model.gated else []
+        found += [Matrix("up", width, hidden, copies=often)]
+        found += [Matrix("down", hidden, width, "into", often)]
+    return [matrix for matrix in found if matrix.copies]
 
 
 def _adapter(matrix: Matrix, tune: Finetune, tp: Floats) -> Floats:
@@ -168,7 +181,7 @@ def role_weights(
                     of_experts = of_experts + count * _adapter(matrix, tune, etp) / ep
                 continue
             share = 1.0 if matrix.split == "none" else tp
-            matrices = matrices + count * matrix.out * matrix.into / share
+            matrices = matrices + count * matrix.copies * matrix.out * matrix.into / share
             if matrix.target in tune.targets:
                 of_dense = of_dense + count * _adapter(matrix, tune, tp)
     trained = zero

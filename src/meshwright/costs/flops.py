@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.costs.mixers import equivalent_keys
 from meshwright.costs.parameters import count_parameters
 from meshwright.specs.model import Model
 
@@ -12,7 +13,7 @@ def matmul_parameters(model: Model) -> float:
     A tied head counts: its product is done although its parameters are the embedding's.
     """
     counts = count_parameters(model)
-    lookups = counts.embedding + counts.positions
+    lookups = counts.embedding + counts.positions + counts.encoder
     head = model.vocab * model.hidden if model.tied_embeddings else 0
     return float(counts.active - lookups + head)
 
@@ -28,11 +29,29 @@ def attention_flops_per_token(model: Model, seq_len: int) -> float:
         width = model.heads * (latent.nope_head_dim + latent.rope_head_dim + latent.v_head_dim) / 2
     else:
         width = float(model.heads * model.head_dim)
+    if model.layer_kinds:
+        return _mixed_flops_per_token(model, seq_len, width)
     reach = float(seq_len)
     if model.window and model.window < seq_len:
         share = (model.window_period - 1) / model.window_period if model.window_period > 1 else 1.0
         reach = share * model.window + (1 - share) * seq_len
     return 4.0 * reach * width * model.layers
+
+
+def _mixed_flops_per_token(model: Model, seq_len: int, width: float) -> float:
+    """The same where layers differ: windows, sparse attention, and linear mixers' own products."""
+    total = 0.0
+    for kind in model.layer_kinds:
+        mixer = kind.partition("+")[0]
+        if mixer in ("attention", "both"):
+            reach = min(seq_len, model.indexer.top_k) if model.indexer else seq_len
+            total += 4.0 * reach * width
+        elif mixer == "window":
+            total += 4.0 * min(seq_len, model.window or seq_len) * width
+        if mixer in ("linear", "both") and model.mixer is not None:
+            each = model.mixer.key_dim + model.mixer.head_dim
+            total += 2.0 * equivalent_keys(model.mixer) * model.mixer.heads * each
+    return total
 
 
 def model_flops_per_token(model: Model, seq_len: int, frozen: bool = False) -> float:

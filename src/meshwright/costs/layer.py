@@ -29,7 +29,8 @@ from meshwright.costs.kernels import (
     unfused_attention_time_s,
 )
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
-from meshwright.costs.linears import dense_matrices, expert_matmuls, matmul_times
+from meshwright.costs.linears import expert_matmuls, weighted_products
+from meshwright.costs.mixers import LayerShares, equivalent_keys, layer_shares, window_share
 from meshwright.specs.model import Model
 
 PARTS = (
@@ -91,9 +92,7 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     """Price one dense or mixture-of-experts layer for every row of `keys`."""
     job = setting.job
     tokens = keys.micro_batch * ceil_div(job.seq_len, keys.cp)
-    dense_forward, dense_backward = matmul_times(
-        setting, tokens, dense_matrices(setting.model, keys, moe)
-    )
+    dense_forward, dense_backward = weighted_products(setting, keys, tokens, moe)
     forward = {"matmul": dense_forward}
     backward = {"matmul": dense_backward}
     if moe:
@@ -106,8 +105,9 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
         )
         forward["matmul"] = forward["matmul"] + adapter_forward
         backward["matmul"] = backward["matmul"] + adapter_backward
-    forward["attention"] = _attention(setting, keys, backward=False)
-    backward["attention"] = _attention(setting, keys, backward=True)
+    share = layer_shares(setting.model, moe=moe)
+    forward["attention"] = _mixing(setting, keys, share, backward=False)
+    backward["attention"] = _mixing(setting, keys, share, backward=True)
     forward["elementwise"] = _elementwise(setting, keys, tokens, moe, backward=False)
     backward["elementwise"] = _elementwise(setting, keys, tokens, moe, backward=True)
     forward["tensor_parallel"], backward["tensor_parallel"] = _tensor_parallel(
@@ -122,6 +122,33 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     if moe and setting.behaviour.expert_overlapped:
         hidden = overlapped_dispatch_s(forward, backward)
     return LayerTime(forward, backward, forward["attention"], hidden)
+
+
+def _mixing(setting: LayerModel, keys: LayerKeys, share: LayerShares, *, backward: bool) -> Floats:
+    """Time of what mixes tokens in the mean layer: attention, its indexer, or a linear scan."""
+    model = setting.model
+    time = share.attention * _attention(setting, keys, backward=backward)
+    queries = ceil_div(setting.job.seq_len, keys.cp)
+    generation = setting.behaviour.flash_generation
+    if model.indexer is not None:
+        causal = (setting.job.seq_len + 1) / 2
+        time = time + share.attention * flash_attention_time_s(
+            setting.kernels, sequences=keys.micro_batch, query_len=queries,
+            pairs_per_query=np.full_like(queries, round(causal), dtype=np.float64),
+            heads=np.full_like(queries, model.indexer.heads), qk_dim=model.indexer.head_dim, v_dim=0,
+            generation=generation, backward=backward,
+        )  # fmt: skip
+    if share.linear and model.mixer is not None:
+        mixer = model.mixer
+        time = time + share.linear * flash_attention_time_s(
+            setting.kernels, sequences=keys.micro_batch, query_len=queries,
+            pairs_per_query=np.full_like(
+                queries, round(equivalent_keys(mixer)), dtype=np.float64
+            ),
+            heads=ceil_div(mixer.heads, keys.tp), qk_dim=mixer.key_dim, v_dim=mixer.head_dim,
+            generation=generation, backward=backward,
+        )  # fmt: skip
+    return time
 
 
 def _attention(setting: LayerModel, keys: LayerKeys, *, backward: bool) -> Floats:
@@ -152,9 +179,15 @@ def mean_keys(model: Model, seq_len: int) -> float:
     With `window_period` n, every n-th layer sees the whole sequence.
     """
     causal = (seq_len + 1) / 2
+    if model.indexer is not None:
+        top = model.indexer.top_k
+        return causal if top >= seq_len else top * (1 - (top - 1) / (2 * seq_len))
     if not model.window or model.window >= seq_len:
         return causal
     windowed = model.window * (1 - (model.window - 1) / (2 * seq_len))
+    if model.layer_kinds:
+        share = window_share(model)
+        return windowed * share + causal * (1 - share)
     if model.window_period <= 1:
         return windowed
     return (windowed * (model.window_period - 1) + causal) / model.window_period
@@ -186,13 +219,20 @@ def _elementwise(
         if model.experts.expert_bias and not behaviour.expert_bias_fused:
             passes = EXPERT_BIAS_EAGER[backward]
             moved = moved + routed * (model.experts.ffn / keys.etp) * element * passes
-    activation = tokens * (width / keys.tp) * (3.0 if model.gated else 2.0)
+    share = layer_shares(model, moe=moe)
+    activation = share.ffn * tokens * (width / keys.tp) * (3.0 if model.gated else 2.0)
     activation = activation * (1.0 if behaviour.fused_activation else 2.0)
     moved = moved + activation * element * (1.6 if backward else 1.0)
     copied = tokens * (model.hidden / keys.tp) * behaviour.moved_widths
     moved = moved + copied * 2.0 * element
+    if share.linear and model.mixer is not None:
+        # The convolution reads and writes its channels; gates and the gated norm read two widths.
+        streams = 2.0 * model.mixer.key_width + 3.0 * model.mixer.width
+        moved = moved + share.linear * tokens * (streams / keys.tp) * 2.0 * element
     if model.positions == "rope":
-        rotated = tokens * ((model.heads + model.kv_heads) / keys.tp) * model.head_dim
+        rotated = (
+            share.attention * tokens * ((model.heads + model.kv_heads) / keys.tp) * model.head_dim
+        )
         moved = moved + rotated * element * (2.0 if behaviour.fused_rotary else ROTARY_EAGER)
     count = 8.0 + (6.0 if moe else 0.0)
     return stream_time_s(setting.kernels, moved, count)

@@ -14,15 +14,54 @@ from meshwright.costs.kernels import (
     stream_time_s,
 )
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
+from meshwright.costs.mixers import layer_shares, mixer_matrices
 from meshwright.specs.model import Model
 
+Matrices = list[tuple[Ints, Ints]]
 
-def dense_matrices(model: Model, keys: LayerKeys, moe: bool) -> list[tuple[Ints, Ints]]:
-    """(output width, input width) of each weight matrix that a rank multiplies every token with."""
+
+def weighted_products(
+    setting: LayerModel, keys: LayerKeys, tokens: Ints, moe: bool
+) -> tuple[Floats, Floats]:
+    """Forward and backward of the mean layer: each part's products times its share of layers."""
+    model = setting.model
+    share = layer_shares(model, moe=moe)
+    if not model.layer_kinds:
+        whole = attention_matrices(model, keys) + dense_matrices(model, keys, moe)
+        return matmul_times(setting, tokens, whole)
+    forward: Floats = np.zeros(len(tokens))
+    backward: Floats = np.zeros(len(tokens))
+    for part, matrices in (
+        (share.attention, attention_matrices(model, keys)),
+        (share.linear, _mixer_matrices(model, keys)),
+        (share.ffn, dense_matrices(model, keys, moe)),
+    ):
+        if part and matrices:
+            there, back = matmul_times(setting, tokens, matrices)
+            forward, backward = forward + part * there, backward + part * back
+    return forward, backward
+
+
+def _mixer_matrices(model: Model, keys: LayerKeys) -> Matrices:
+    """Products of a layer whose mixer is linear in the length."""
+    if model.mixer is None:
+        return []
+    return [
+        (_on_rank(out, split == "out", keys.tp), _on_rank(into, split == "into", keys.tp))
+        for out, into, split in mixer_matrices(model, model.mixer)
+    ]
+
+
+def _on_rank(width: float, split: bool, tp: Ints) -> Ints:
+    return ceil_div(round(width), tp) if split else np.full_like(tp, round(width))
+
+
+def attention_matrices(model: Model, keys: LayerKeys) -> Matrices:
+    """(output width, input width) of each of attention's weight matrices on a rank."""
     hidden = np.full_like(keys.tp, model.hidden)
     heads = ceil_div(model.heads, keys.tp)
     kv_heads = ceil_div(model.kv_heads, keys.tp)
-    matrices: list[tuple[Ints, Ints]] = []
+    matrices: Matrices = []
     if (latent := model.latent_attention) is not None:
         query_width = heads * (latent.nope_head_dim + latent.rope_head_dim)
         if latent.q_rank:
@@ -35,8 +74,17 @@ def dense_matrices(model: Model, keys: LayerKeys, moe: bool) -> list[tuple[Ints,
         matrices += [(width, np.full_like(keys.tp, latent.kv_rank))]
         matrices += [(hidden, heads * latent.v_head_dim)]
     else:
-        matrices += [((heads + 2 * kv_heads) * model.head_dim, hidden)]
+        fused = heads * (2 if model.attention_gate else 1)
+        fused = fused + kv_heads * (1 if model.keys_are_values else 2)
+        matrices += [(fused * model.head_dim, hidden)]
         matrices += [(hidden, heads * model.head_dim)]
+    return matrices
+
+
+def dense_matrices(model: Model, keys: LayerKeys, moe: bool) -> Matrices:
+    """The same of the dense FFN, or of the router and the shared experts."""
+    hidden = np.full_like(keys.tp, model.hidden)
+    matrices: Matrices = []
     if moe:
         assert model.experts is not None
         matrices += [(np.full_like(keys.tp, model.experts.experts), hidden)]

@@ -19,6 +19,7 @@ from meshwright.costs.factored import STATISTIC_BYTES, factored_statistics
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.loss import loss_memory_bytes
+from meshwright.costs.mixers import layer_shares, mixer_bytes
 from meshwright.costs.parameters import LocalParameters, local_parameters
 from meshwright.costs.phases import heaviest, phase_parts, total
 from meshwright.costs.routing import hottest_rank
@@ -171,12 +172,15 @@ def activation_bytes_per_layer(
     if behaviour.dropout:
         shared += 2.0 * hidden
     per_token = shared / split
-    per_token = per_token + _attention_bytes(model, element, tp)
+    mixers = layer_shares(model, moe=moe)
+    per_token = per_token + mixers.attention * _attention_bytes(model, element, tp)
+    if mixers.linear and model.mixer is not None:
+        per_token = per_token + mixers.linear * mixer_bytes(model.mixer, element) / tp
     if quantised:
         # Attention keeps its output in 16 bits; the projection after it keeps its own copy.
         per_token = per_token + of_input * model.attention_width / tp
     per_token = per_token + behaviour.copied_widths * hidden * element / tp
-    width = float(model.ffn)
+    width = mixers.ffn * model.ffn
     if moe:
         assert model.experts is not None
         width = float(model.experts.shared_ffn)

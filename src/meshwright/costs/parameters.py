@@ -13,11 +13,12 @@ replicated. Where there are fewer kv heads than ranks, each rank holds at least 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.costs.columns import Floats, Ints, LayoutColumns
+from meshwright.costs.mixers import indexer_parameters, layer_shares, mixer_parameters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import LatentAttention, Model
 
@@ -69,15 +70,16 @@ class ParameterCounts:
     final_norm: int
     head: int
     extra: int
+    encoder: int
     total: int
     active: int
 
     @property
     def layers(self) -> int:
         """Parameters of all layers."""
-        held = self.dense_layers * int(self.dense_layer.total)
+        held = round(self.dense_layers * float(self.dense_layer.total))
         if self.moe_layer is not None:
-            held += self.moe_layers * int(self.moe_layer.total)
+            held += round(self.moe_layers * float(self.moe_layer.total))
         return held
 
     def parts(self) -> dict[str, int]:
@@ -93,13 +95,28 @@ class ParameterCounts:
         ):
             if count and layer is not None:
                 for part in ("attention", "norms", "ffn", "router", "shared", "experts"):
-                    parts[f"{name}: {part}"] = count * int(getattr(layer, part))
+                    parts[f"{name}: {part}"] = round(count * float(getattr(layer, part)))
         parts |= {"final norm": self.final_norm, "head": self.head, "extra": self.extra}
+        parts["encoder"] = self.encoder
         return {name: held for name, held in parts.items() if held}
 
 
 def count_parameters(model: Model) -> ParameterCounts:
-    """Count the parameters of a model exactly."""
+    """Count the parameters of a model exactly.
+
+    Of a model whose modules were counted, what its shape does not explain is `extra`.
+    """
+    counts = _count(model)
+    if not model.counted_parameters:
+        return counts
+    rest = model.counted_parameters - counts.total
+    return replace(
+        counts, extra=counts.extra + rest, total=model.counted_parameters,
+        active=max(counts.active + rest, 1),
+    )  # fmt: skip
+
+
+def _count(model: Model) -> ParameterCounts:
     moe = layer_parameters(model, moe=True) if model.experts else None
     dense = layer_parameters(model, moe=False)
     moe_layers = model.moe_layers
@@ -112,17 +129,19 @@ def count_parameters(model: Model) -> ParameterCounts:
     embedding_norm = one_norm if model.embedding_norm else 0
     final_norm = final_norm_parameters(model)
     extra = sum(model.extra_parameters.values())
-    outside = embedding + positions + embedding_norm + final_norm + head + extra
-    total = outside + dense_layers * int(dense.total)
+    encoder = model.encoder.parameters if model.encoder else 0
+    outside = embedding + positions + embedding_norm + final_norm + head + extra + encoder
+    # Layers of one kind may differ in their mixers: their mean times their number is whole.
+    total = outside + round(dense_layers * float(dense.total))
     active = total
     if moe is not None and model.experts is not None:
-        total += moe_layers * int(moe.total)
+        total += round(moe_layers * float(moe.total))
         visited = int(moe.experts) * model.experts.top_k // model.experts.experts
-        active += moe_layers * (int(moe.dense) + visited)
+        active += round(moe_layers * (float(moe.dense) + visited))
     return ParameterCounts(
         embedding=embedding, positions=positions, embedding_norm=embedding_norm,
         dense_layer=dense, moe_layer=moe, dense_layers=dense_layers, moe_layers=moe_layers,
-        final_norm=final_norm, head=head, extra=extra, total=total, active=active,
+        final_norm=final_norm, head=head, extra=extra, encoder=encoder, total=total, active=active,
     )  # fmt: skip
 
 
@@ -178,7 +197,7 @@ def final_norm_parameters(model: Model) -> int:
 def layer_parameters(
     model: Model, moe: bool, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1
 ) -> LayerParameters:
-    """Parameters of one layer that one rank holds.
+    """Parameters of one layer that one rank holds: of the mean one, where mixers differ.
 
     Args:
         model: the architecture.
@@ -205,13 +224,17 @@ def layer_parameters(
         router = zero + spec.experts * (model.hidden + spec.router_bias)
         shared = _ffn(model, spec.shared_ffn, width, model.ffn_bias) if spec.shared_ffn else zero
         shared = shared + (model.hidden if spec.shared_gate else 0)
-    else:
-        ffn = _ffn(model, model.ffn, width, model.ffn_bias)
+    share = layer_shares(model, moe=moe)
+    if not moe:
+        ffn = share.ffn * _ffn(model, model.ffn, width, model.ffn_bias)
     norms = zero + model.norms_per_layer * _norm(model, model.hidden)
     if model.latent_attention is None:
         attention = _attention(model, width)
     else:
         attention = _latent_attention(model, model.latent_attention, width)
+    attention = share.attention * attention
+    if share.linear and model.mixer is not None:
+        attention = attention + share.linear * mixer_parameters(model, model.mixer, width)
     return LayerParameters(attention, norms, ffn, router, shared, experts)
 
 
@@ -252,12 +275,15 @@ def local_parameters(model: Model, columns: LayoutColumns, vocab_multiple: int) 
     if model.experts is not None:
         moe = layer_parameters(model, True, columns.tp, columns.ep, columns.etp)
         moe_layer, experts_layer = moe.dense, moe.experts
-    extra = sum(model.extra_parameters.values()) / max(model.layers, 1)
+    extra = count_parameters(model).extra / max(model.layers, 1)
     return LocalParameters(
         dense_layer=dense + extra,
         moe_layer=moe_layer + (extra if model.experts is not None else 0.0),
         experts_layer=experts_layer,
-        embedding=matrix + position_parameters(model) + (norm if model.embedding_norm else 0.0),
+        embedding=matrix
+        + position_parameters(model)
+        + (norm if model.embedding_norm else 0.0)
+        + (model.encoder.parameters if model.encoder else 0.0),
         embedding_matrix=matrix,
         head=head - (matrix if model.tied_embeddings else 0.0) + final_norm_parameters(model),
         tied=model.tied_embeddings,
@@ -289,9 +315,11 @@ def _attention(model: Model, tp: Floats) -> Floats:
     heads = _share(model.heads, tp)
     kv_heads = _share(model.kv_heads, tp)
     queries, keys = heads * model.head_dim, kv_heads * model.head_dim
-    held = model.hidden * (queries + 2 * keys) + queries * model.hidden
+    values = 0.0 if model.keys_are_values else keys
+    gate = queries if model.attention_gate else 0.0
+    held = model.hidden * (queries + gate + keys + values) + queries * model.hidden
     if model.qkv_bias:
-        held = held + queries + 2 * keys
+        held = held + queries + gate + keys + values
     if model.attention_out_bias:
         held = held + model.hidden
     if model.attention_sinks:
@@ -307,11 +335,11 @@ def _latent_attention(model: Model, latent: LatentAttention, tp: Floats) -> Floa
     """MLA (arXiv 2405.04434 §2.1): compressions and their norms replicated, expansions split."""
     heads = _share(model.heads, tp)
     query_width = latent.nope_head_dim + latent.rope_head_dim
+    held = indexer_parameters(model)
     if latent.q_rank:
-        held = model.hidden * latent.q_rank + latent.q_rank
+        held += model.hidden * latent.q_rank + latent.q_rank
         queries = latent.q_rank * heads * query_width
     else:
-        held = 0
         queries = model.hidden * heads * query_width
     held += model.hidden * (latent.kv_rank + latent.rope_head_dim) + latent.kv_rank
     expansions = latent.kv_rank * heads * (latent.nope_head_dim + latent.v_head_dim)

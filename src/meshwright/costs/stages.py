@@ -67,6 +67,10 @@ def stage_layers(model: Model, columns: LayoutColumns) -> StageLayers:
             dense[role] = layers.astype(np.float64)
             moe[role] = np.zeros(len(layers))
             continue
+        if model.layer_kinds:
+            moe[role] = _listed(model, role, layers)
+            dense[role] = layers - moe[role]
+            continue
         leading = model.experts.dense_layers
         if role == "first":
             led = np.minimum(layers, leading)
@@ -76,3 +80,15 @@ def stage_layers(model: Model, columns: LayoutColumns) -> StageLayers:
         moe[role] = with_experts
         dense[role] = layers - with_experts
     return StageLayers(dense, moe)
+
+
+def _listed(model: Model, role: str, layers: Floats) -> Floats:
+    """Mixture-of-experts layers among the first or last `layers`, or the mean number in between."""
+    sparse = np.array([kind.endswith("+moe") for kind in model.layer_kinds], dtype=np.float64)
+    count = np.asarray(layers, dtype=np.int64)
+    before = np.concatenate([[0.0], np.cumsum(sparse)])
+    if role == "first":
+        return np.asarray(before[count])
+    if role == "last":
+        return np.asarray(before[-1] - before[model.layers - count])
+    return np.asarray(count * sparse.mean())

@@ -15,6 +15,7 @@ from meshwright.costs.adapters import layer_matrices
 from meshwright.costs.columns import Floats, LayoutColumns
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
+from meshwright.costs.mixers import layer_shares, mixer_bytes
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 
@@ -40,8 +41,12 @@ def layer_kept(
     element = job.precision.activation_bytes
     tp = columns.tp.astype(np.float64)
     tokens = (columns.micro_batch * ceil_div(job.seq_len, columns.cp)).astype(np.float64)
-    per_token = _norms(model, job, behaviour, element) + _attention(model, job, element) / tp
-    width = float(model.ffn)
+    mixers = layer_shares(model, moe=moe)
+    per_token = np.zeros(columns.rows) + _norms(model, job, behaviour, element)
+    per_token = per_token + mixers.attention * _attention(model, job, element) / tp
+    if mixers.linear and model.mixer is not None:
+        per_token = per_token + mixers.linear * mixer_bytes(model.mixer, element) / tp
+    width = mixers.ffn * model.ffn
     if moe and model.experts is not None:
         width = float(model.experts.shared_ffn)
         per_token = per_token + _experts(model, job, behaviour, element)
@@ -126,9 +131,9 @@ def _inputs(model: Model, job: Job, behaviour: Behaviour, element: float, moe: b
         if matrix.target in ("experts", "router") or not (trains or every):
             continue
         if dora and trains:
-            held += 2.0 * element * matrix.out
+            held += 2.0 * element * matrix.out * matrix.copies
         if dropped and trains:
-            held += (element + DROPPED) * matrix.into
+            held += (element + DROPPED) * matrix.into * matrix.copies
             if not every:
                 continue
         group = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "in", "up": "in"}.get(
@@ -138,7 +143,7 @@ def _inputs(model: Model, job: Job, behaviour: Behaviour, element: float, moe: b
         if group == "o" or (group in seen and not latent):
             continue
         seen.add(group)
-        held += element * matrix.into
+        held += element * matrix.into * matrix.copies
     return held
 
 

@@ -55,6 +55,9 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
     found = [*_axes(layout, can), *_splits(plan, layout, can), *_sharding(plan, layout, can)]
     found += [*_pipeline(layout, can), *_recompute(layout, can), *_ranks(plan, layout, can)]
     found += [Problem(*asked) for asked in job_lacks(plan.job, can)]
+    if unusual := plan.model.unusual():
+        says = "is exported for plain decoders with attention in every layer"
+        found.append(Problem("model", f"{plan.model.name} with {', '.join(unusual)}", says))
     if plan.job.global_batch % (layout.dp * layout.micro_batch):
         found.append(Problem("micro_batch", layout.micro_batch, "needs whole micro-batches a rank"))
     if limits.extra is not None:

@@ -29,6 +29,7 @@ from meshwright.planner.stacks import (
     under,
 )
 from meshwright.specs.cluster import Cluster
+from meshwright.specs.devices import unmeasured
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.frameworks import framework, job_lacks
 from meshwright.specs.job import Job
@@ -127,7 +128,11 @@ def plan(
         alternatives=tuple(alternatives),
         flip_points=flips,
         searched=solution.result.searched if objective == "cost" else found.searched,
-        notes=(*_used(question.cluster, cluster), *notes(solution, best, constraints, asked)),
+        notes=(
+            *_used(question.cluster, cluster),
+            *notes(solution, best, constraints, asked),
+            *_unmeasured(question.cluster),
+        ),
     )
 
 
@@ -219,6 +224,11 @@ def _cheapest(
     return answer(chosen.question, constraints, result), dearer(found, chosen, max_days)[:top]
 
 
+def _unmeasured(cluster: Cluster) -> list[str]:
+    note = unmeasured(cluster.device)
+    return [note] if note else []
+
+
 def _used(used: Cluster, offered: Cluster) -> list[str]:
     if used.gpus == offered.gpus:
         return []
@@ -243,7 +253,7 @@ def price_layout(
     return Plan(
         meshwright_version=__version__, command=command, model=model, cluster=cluster, job=job,
         layout=layout, estimate=priced, fits=priced.fits, searched=Searched(priced=1),
-        notes=tuple(memory_too_close(priced)),
+        notes=(*memory_too_close(priced), *_unmeasured(cluster)),
     )  # fmt: skip
 
 

@@ -52,6 +52,16 @@ def load_device(what: str | Mapping[str, Any] | Device, field: str = "device") -
     return Device.parse({**fields, **changed}, field)
 
 
+def unmeasured(device: Device) -> str | None:
+    """A sentence where no measured rate of a device's matrix products is known; else None."""
+    if device.matmul_efficiency or device.vendor == "cpu":
+        return None
+    return (
+        f"no measurement of matrix products on {device.name} is known here: its times rest on its "
+        "data sheet and on what kernels reach on other devices"
+    )
+
+
 def default_host(device: str) -> str:
     """Name of the host template (in clusters.toml) that holds a device preset."""
     return str(presets.table("devices")[device]["host"])

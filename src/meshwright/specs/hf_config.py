@@ -10,13 +10,42 @@ from meshwright.specs.errors import SpecError
 _LIMIT = 10**9
 
 
+class _Watched(dict[str, Any]):
+    """A table that notes which keys were asked for."""
+
+    def __init__(self, data: Mapping[str, Any], read: set[str]) -> None:
+        super().__init__(data)
+        self._read = read
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return super().__contains__(key)
+
+
 class Config:
     """A parsed config.json whose values are checked when read; each may have several spellings."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        self.data = data
+        self.read: set[str] = {"model_type"}
+        """Keys that were asked for, present or not."""
+        self.data: Mapping[str, Any] = _Watched(data, self.read)
+
+    def spelt(self, **changes: Any) -> Config:
+        """The same config with some keys given in another spelling; shares what was read."""
+        other = Config({**self.data, **changes})
+        other.read, other.data = self.read, _Watched(other.data, self.read)
+        return other
 
     def _find(self, names: Sequence[str]) -> tuple[str, Any]:
+        self.read.update(names)
         for name in names:
             if self.data.get(name) is not None:
                 return name, self.data[name]
@@ -59,6 +88,7 @@ class Config:
         Raises:
             SpecError: not a list.
         """
+        self.read.add(name)
         value = self.data.get(name)
         if value is None:
             return []

@@ -185,8 +185,10 @@ def _opt(config: Config) -> Fields:
 
 def _bloom(config: Config) -> Fields:
     hidden = config.whole("hidden_size", "n_embed")
-    spelt = {**config.data, "hidden_size": hidden}
-    return {**_biased(Config(spelt), 4 * hidden, "alibi"), "embedding_norm": True}
+    return {
+        **_biased(config.spelt(hidden_size=hidden), 4 * hidden, "alibi"),
+        "embedding_norm": True,
+    }
 
 
 def _mpt(config: Config) -> Fields:

@@ -19,13 +19,14 @@ from meshwright.specs.hf_dense import (
 from meshwright.specs.model import Experts
 
 
-def _experts(**fields: Any) -> Experts:
+def experts_of(**fields: Any) -> Experts:
+    """Experts whose bad values are reported as the config's."""
     return Experts.parse(fields, "config.experts")
 
 
 def _mixtral(config: Config) -> Fields:
     fields = mistral(config)
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("num_local_experts", "num_experts", default=8),
         top_k=config.whole("num_experts_per_tok", default=2),
         ffn=fields["ffn"],
@@ -51,7 +52,7 @@ def _qwen_experts(config: Config, fields: Fields, **shared: Any) -> Fields:
     leading = step - 1
     while leading in dense and leading < fields["layers"]:
         leading += step
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("num_experts", "num_local_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn=config.whole("moe_intermediate_size"),
@@ -80,7 +81,8 @@ def _qwen3_moe(config: Config) -> Fields:
     return _qwen_experts(config, fields)
 
 
-def _deepseek(config: Config) -> Fields:
+def deepseek(config: Config) -> Fields:
+    """Latent attention with routed and shared experts (DeepSeek-V2 and V3)."""
     fields = llama(config)
     nope = config.whole("qk_nope_head_dim", default=128)
     rope = config.whole("qk_rope_head_dim", default=64)
@@ -98,7 +100,7 @@ def _deepseek(config: Config) -> Fields:
         raise SpecError("config.attention_bias", True, "biased latent attention is not supported")
     width = config.whole("moe_intermediate_size")
     shared = 2 if config.data.get("model_type") == "deepseek_v2" else 1
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("n_routed_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn=width,
@@ -112,7 +114,7 @@ def _deepseek(config: Config) -> Fields:
 def _glm4_moe(config: Config) -> Fields:
     fields = llama(config)
     width = config.whole("moe_intermediate_size")
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("n_routed_experts", "num_local_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn=width,
@@ -126,7 +128,7 @@ def _glm4_moe(config: Config) -> Fields:
 def _gpt_oss(config: Config) -> Fields:
     fields = llama(config)
     bias = config.flag("attention_bias", default=True)
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("num_local_experts", "num_experts", default=128),
         top_k=config.whole("num_experts_per_tok", "experts_per_token", default=4),
         ffn=fields["ffn"],
@@ -155,7 +157,7 @@ def _llama4(config: Config) -> Fields:
     if listed and listed != list(range(step - 1, fields["layers"], step)):
         raise SpecError("config.moe_layers", listed, "every n-th layer is expected")
     width = config.whole("intermediate_size")
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("num_local_experts", default=16),
         top_k=config.whole("num_experts_per_tok", default=1),
         ffn=width,
@@ -175,7 +177,7 @@ def _llama4(config: Config) -> Fields:
 
 def _olmoe(config: Config) -> Fields:
     fields = olmo2(config)
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("num_experts", "num_local_experts", default=64),
         top_k=config.whole("num_experts_per_tok", default=8),
         ffn=fields["ffn"],
@@ -185,7 +187,7 @@ def _olmoe(config: Config) -> Fields:
 
 def _granitemoe(config: Config) -> Fields:
     fields = llama(config)
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("num_local_experts", "num_experts", default=8),
         top_k=config.whole("num_experts_per_tok", default=2),
         ffn=fields["ffn"],
@@ -197,7 +199,7 @@ def _dots1(config: Config) -> Fields:
     fields = llama(config)
     fields["kv_heads"] = config.whole("num_key_value_heads", default=32)
     width = config.whole("moe_intermediate_size", default=1408)
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("n_routed_experts", "num_local_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn=width,
@@ -209,7 +211,7 @@ def _dots1(config: Config) -> Fields:
 
 def _minimax_m2(config: Config) -> Fields:
     fields = llama(config)
-    experts = _experts(
+    experts = experts_of(
         experts=config.whole("num_local_experts", "num_experts", default=256),
         top_k=config.whole("num_experts_per_tok", default=8),
         ffn=fields["ffn"],
@@ -225,7 +227,7 @@ def _minimax_m2(config: Config) -> Fields:
 
 SPARSE: dict[str, Callable[[Config], Fields]] = {
     "mixtral": _mixtral, "phimoe": _phimoe, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe,
-    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "glm4_moe": _glm4_moe, "dots1": _dots1,
+    "deepseek_v2": deepseek, "deepseek_v3": deepseek, "glm4_moe": _glm4_moe, "dots1": _dots1,
     "gpt_oss": _gpt_oss, "llama4_text": _llama4, "olmoe": _olmoe, "granitemoe": _granitemoe,
     "minimax_m2": _minimax_m2,
 }  # fmt: skip

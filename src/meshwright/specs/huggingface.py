@@ -6,21 +6,38 @@ that the parameter count equals what transformers would build (a differential te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config
 from meshwright.specs.hf_dense import DENSE
+from meshwright.specs.hf_hybrid import HYBRID, WINDOW, layer_kinds
 from meshwright.specs.hf_sparse import SPARSE
 from meshwright.specs.model import Model
 from meshwright.specs.numerics import from_config
+from meshwright.specs.traced import trace, traced_fields
 
-READERS = {**DENSE, **SPARSE}
+READERS = {**DENSE, **SPARSE, **HYBRID}
 """Reader of each supported `model_type`."""
 
-_SAME_AS = {"kimi_k2": "deepseek_v3", "ministral": "mistral", "phi4": "phi3"}
-_TEXT_OF = {"gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral"}
+_SAME_AS = {"kimi_k2": "deepseek_v3", "ministral": "mistral", "phi4": "phi3",
+            "deepseek_v3_2": "deepseek_v32", "MiniMaxText01": "minimax", "minimax_text_01": "minimax",
+            "granitemoeshared": "granitemoehybrid"}  # fmt: skip
+_TEXT_OF = {
+    "gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama",
+    "llava_next": "llama", "paligemma": "gemma", "idefics3": "llama", "smolvlm": "llama",
+    "internvl": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe", "kimi_k25": "kimi_k2", "kimi_vl": "deepseek_v3",
+}  # fmt: skip
+"""Family of the language model where `text_config` names none."""
+
+_TEXT_SAME_AS = {
+    "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4", "mistral3_text": "mistral",
+}  # fmt: skip
+_SAME_AS |= _TEXT_SAME_AS
 _FAMILY_LIST = ", ".join(sorted(READERS))
 
 
@@ -30,39 +47,120 @@ def is_config(data: Mapping[str, Any]) -> bool:
 
 
 def model_from_config(data: Mapping[str, Any], name: str = "", source: str = "") -> Model:
-    """Build a Model from a parsed config.json of a supported family.
+    """Build a Model from a parsed config.json.
 
-    Of a multimodal config only the language model (`text_config`) is taken.
+    A family without a reader is built by transformers without weights and counted, where torch and
+    transformers are there. Of a multimodal config the language model (`text_config`) is read and
+    the encoder counted the same way. `source` says what was counted, and which keys that change a
+    model's size or cost were not read.
 
     Raises:
         SpecError: unsupported family, a required key is absent, or a value is impossible.
     """
     given_type = data.get("model_type")
-    text = data.get("text_config")
+    text = data.get("text_config") or data.get("llm_config")
     if isinstance(text, Mapping):
-        note = f"language model of the multimodal {given_type} config; other parts are not counted"
-        inner = {"model_type": _TEXT_OF.get(str(given_type), f"{given_type}_text"), **text}
-        return model_from_config(inner, name, f"{source}; {note}" if source else note)
+        return _multimodal(data, text, name, source)
     if not isinstance(given_type, str):
         raise SpecError("config.model_type", given_type, f"a family is expected: {_FAMILY_LIST}")
     family = _SAME_AS.get(given_type, given_type)
     read = READERS.get(family)
+    known = data.get("_name_or_path")
+    named = name or (known if isinstance(known, str) and known else given_type)
+    source = source or "a Hugging Face config.json"
     if read is None:
-        raise SpecError(
-            "config.model_type", given_type,
-            f"this family is not supported ({nearest(given_type, READERS)}); "
-            "describe the model by its shape instead",
-        )  # fmt: skip
+        return _traced(data, named, source)
     config = Config(data)
     fields = read(config)
     fields.setdefault("family", family)
-    known = data.get("_name_or_path")
-    fields["name"] = name or (known if isinstance(known, str) and known else given_type)
-    fields["source"] = source or "a Hugging Face config.json"
+    fields["name"] = named
+    fields["source"] = source + _unread(config)
     if data.get("num_nextn_predict_layers"):
         fields["source"] += "; its multi-token-prediction layers are not counted"
     fields.setdefault("numerics", from_config(data))
-    return Model.parse(fields, "config")
+    return _with_windows(Model.parse(fields, "config"), data.get("layer_types"))
+
+
+def _with_windows(model: Model, types: object) -> Model:
+    """The model with windows in the layers that `layer_types` lists, where no period says so."""
+    if not isinstance(types, list) or len(types) != model.layers or model.layer_kinds:
+        return model
+    windows = [one in WINDOW for one in types]
+    step = model.window_period
+    regular = [
+        bool(model.window) and (step <= 1 or (i + 1) % step != 0) for i in range(model.layers)
+    ]
+    if windows == regular or not model.window:
+        return model
+    ffns = ["moe" if model.is_moe_layer(index) else "dense" for index in range(model.layers)]
+    return model.but(layer_kinds=layer_kinds([str(one) for one in types], ffns), window_period=1)
+
+
+def _multimodal(data: Mapping[str, Any], text: Mapping[str, Any], name: str, source: str) -> Model:
+    """The language model of a multimodal config, with its encoder where it can be counted."""
+    given = str(data.get("model_type"))
+    inner = {"model_type": _TEXT_OF.get(given, f"{given}_text"), **text}
+    if _SAME_AS.get(str(inner["model_type"]), inner["model_type"]) not in READERS:
+        return _traced(data, name or given, source or "a Hugging Face config.json")
+    tied = data.get("tie_word_embeddings")
+    if isinstance(tied, bool):
+        inner.setdefault("tie_word_embeddings", tied)
+    model = model_from_config(inner, name or given, source)
+    try:
+        counted = trace(data)
+    except SpecError:
+        note = f"language model of the multimodal {given} config; other parts are not counted"
+        return model.but(source=f"{model.source}; {note}")
+    encoder = int(counted["encoder"])
+    note = (
+        f"language model of the multimodal {given} config, and its encoder of {encoder:,} parameters "
+        f"as transformers {counted['transformers']} builds it; priced on text, without images"
+    )
+    return model.but(
+        source=f"{model.source}; {note}", encoder={"parameters": encoder},
+        counted_parameters=int(counted["total"]),
+    )  # fmt: skip
+
+
+def _traced(data: Mapping[str, Any], name: str, source: str) -> Model:
+    """A model of a family without a reader."""
+    given = str(data.get("model_type"))
+    answer = trace(data)
+
+    note = (
+        f"no reader for {given}: {answer['class']} of transformers {answer['transformers']} was built "
+        "without weights and counted; what its shape does not explain is counted but not priced as "
+        "products, and whatever mixes tokens is priced as softmax attention"
+    )
+    fields = traced_fields(answer)
+    return Model.parse(
+        {**fields, "family": given, "name": name, "source": f"{source}; {note}"}, "config"
+    )
+
+
+_MATTERS = re.compile(
+    r"layer|expert|moe|head|hidden|intermediate|ffn|rank|dim|window|attention_type|attn|mamba|ssm|conv"
+    r"|vocab|altup|laurel|index|tie_|bias|mlp|linear|nextn|mtp|shared"
+)
+_INERT = re.compile(
+    r"dropout|norm_eps|initializer|rope|token_id|temperature|aux_loss|max_position|max_window|chunk_size"
+    r"|output_|use_cache|torch_dtype|router_jitter|capacity|scaling|softcap|multiplier|topk_method"
+    r"|scoring|norm_topk|use_mamba_kernels|time_step|implementation|flash|_act$|activation|ep_size"
+    r"|pretraining_tp|logits_to_keep|id2label|label2id|is_encoder|add_cross|cross_attention|prune"
+    r"|no_rope|num_nextn|qk_head_dim|moe_renormalize|layer_types|tie_encoder|seq_aux|n_group|topk_group|group|qk_norm_type|block_size|_factor|max_|attn_temp|floor"
+    r"|_attn_implementation|attention_dropout|residual|z_loss|loss|kernel_options|head_mask"
+)
+
+
+def _unread(config: Config) -> str:
+    """A sentence about keys that may change a model's size or cost and that no reader asked for."""
+    left = [
+        key
+        for key, value in config.data.items()
+        if key not in config.read and _MATTERS.search(key) and not _INERT.search(key)
+        and value not in (None, False, 0, "", [], {}) and not isinstance(value, Mapping)
+    ]  # fmt: skip
+    return f"; not read: {', '.join(sorted(left)[:12])}" if left else ""
 
 
 def families() -> list[str]:

@@ -44,11 +44,63 @@ class Experts(Spec):
         return self
 
 
+class Mixer(Spec):
+    """What mixes tokens in layers without softmax attention: linear in the length.
+
+    A head keeps a state of `key_dim` × `head_dim` numbers.
+    """
+
+    kind: Literal["mamba2", "mamba", "gated-delta", "kda", "lightning", "short-conv"]
+    heads: int = Field(ge=1, description="heads of values (mamba: one per channel group)")
+    head_dim: int = Field(ge=1, description="width of a head's values")
+    key_heads: int = Field(1, ge=1, description="heads of keys and queries, or Mamba's groups")
+    key_dim: int = Field(1, ge=1, description="width of a head's keys: the state's other side")
+    conv: int = Field(0, ge=0, description="taps of the causal convolution; 0: none")
+    rank: int = Field(0, ge=0, description="of Mamba's step width or of KDA's gates; 0: full")
+    bias: bool = Field(False, description="biases of the projections")
+    conv_bias: bool = False
+    norm: bool = Field(True, description="a gated norm on the output")
+    inner_norms: bool = Field(False, description="norms on step width and states (Jamba)")
+
+    @property
+    def width(self) -> int:
+        """Width of all values."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Width of all keys."""
+        return self.key_heads * self.key_dim
+
+
+class Indexer(Spec):
+    """DeepSeek sparse attention: a small attention that picks the keys (arXiv 2512.02556 §2.1)."""
+
+    heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    top_k: int = Field(ge=1, description="keys that a query then attends to")
+
+
+class Encoder(Spec):
+    """What turns images (or sound) into tokens: on the pipeline's first rank."""
+
+    parameters: int = Field(ge=0, description="encoder and projector together")
+    patches: int = Field(0, ge=0, description="tokens inside the encoder of one image; 0: unknown")
+
+
+LayerKind = str
+"""Mixer and FFN of one layer: `attention`, `window`, `linear`, `both` or `none`, a plus sign, and
+`dense`, `moe` or `none`."""
+
+_MIXERS = ("attention", "window", "linear", "both", "none")
+_FFNS = ("dense", "moe", "none")
+
+
 class Model(Spec):
     """A decoder-only transformer.
 
     Shapes are per layer; every layer is alike except where `experts.dense_layers` and
-    `experts.period` say otherwise.
+    `experts.period`, or `layer_kinds`, say otherwise.
     """
 
     name: str = "custom"
@@ -87,11 +139,24 @@ class Model(Spec):
     parallel_block: bool = Field(False, description="attention and FFN side by side (GPT-NeoX)")
     latent_attention: LatentAttention | None = None
     experts: Experts | None = None
+    mixer: Mixer | None = Field(None, description="of the layers without softmax attention")
+    layer_kinds: tuple[LayerKind, ...] = Field(
+        (), description="each layer as mixer+ffn, such as linear+moe; empty: attention everywhere"
+    )
+    attention_gate: bool = Field(False, description="queries come with a gate of their width")
+    keys_are_values: bool = Field(False, description="one projection gives keys and values")
+    indexer: Indexer | None = None
+    encoder: Encoder | None = Field(None, description="of a multimodal model")
     extra_parameters: dict[str, int] = Field(
         default_factory=dict, description="named parameter counts that no other field expresses"
     )
     numerics: Numerics | None = Field(
         None, description="what a layer computes beyond its shape; None: as published for the name"
+    )
+    counted_parameters: int = Field(
+        0,
+        ge=0,
+        description="all parameters, where they were counted: what the shape lacks is extra",
     )
     source: str = Field("", description="where the numbers come from")
 
@@ -105,11 +170,54 @@ class Model(Spec):
             raise SpecError(
                 "max_positions", self.max_positions, "learned positions need at least 1"
             )
+        self._check_kinds()
         if self.experts and self.experts.dense_layers > self.layers:
             raise SpecError(
                 "experts.dense_layers", self.experts.dense_layers, f"at most {self.layers} layers"
             )
         return self
+
+    def _check_kinds(self) -> None:
+        if not self.layer_kinds:
+            if self.mixer is not None:
+                raise SpecError("layer_kinds", [], "a model with a mixer says which layers have it")
+            return
+        if len(self.layer_kinds) != self.layers:
+            raise SpecError(
+                "layer_kinds", len(self.layer_kinds), f"one for each of the {self.layers} layers"
+            )
+        for kind in self.layer_kinds:
+            mixer, _, ffn = kind.partition("+")
+            if mixer not in _MIXERS or ffn not in _FFNS:
+                raise SpecError(
+                    "layer_kinds", kind, f"{' or '.join(_MIXERS)}, +, {' or '.join(_FFNS)} expected"
+                )
+            if mixer in ("linear", "both") and self.mixer is None:
+                raise SpecError("mixer", None, f"layers of kind {kind} need one")
+            if ffn == "moe" and self.experts is None:
+                raise SpecError("experts", None, f"layers of kind {kind} need some")
+
+    def unusual(self) -> list[str]:
+        """Parts beyond a plain decoder's, in words: what most software refuses or must be told of."""
+        found = []
+        if self.mixer is not None:
+            found.append(f"{self.mixer.kind} layers")
+        mixers = {kind.partition("+")[0] for kind in self.layer_kinds}
+        if "window" in mixers:
+            found.append("windows in listed layers")
+        if "none" in mixers or any(kind.endswith("+none") for kind in self.layer_kinds):
+            found.append("blocks of one part")
+        if self.indexer is not None:
+            found.append("sparse attention by an indexer")
+        if self.attention_gate:
+            found.append("gated attention")
+        if self.keys_are_values:
+            found.append("keys that are values")
+        if self.encoder is not None:
+            found.append("an encoder of images or sound")
+        if self.counted_parameters:
+            found.append(f"parts of {self.family} that have no name here")
+        return found
 
     @property
     def attention_width(self) -> int:
@@ -123,12 +231,16 @@ class Model(Spec):
         """Number of layers whose FFN is a mixture of experts."""
         if self.experts is None:
             return 0
+        if self.layer_kinds:
+            return sum(kind.endswith("+moe") for kind in self.layer_kinds)
         return (self.layers - self.experts.dense_layers + self.experts.period - 1) // (
             self.experts.period
         )
 
     def is_moe_layer(self, index: int) -> bool:
         """Whether layer `index` (from 0) has experts."""
+        if self.layer_kinds:
+            return self.layer_kinds[index].endswith("+moe")
         if self.experts is None or index < self.experts.dense_layers:
             return False
         return (index - self.experts.dense_layers) % self.experts.period == 0

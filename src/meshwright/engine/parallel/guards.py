@@ -39,6 +39,12 @@ def check_model(model: Model, seq_len: int) -> None:
     Raises:
         SpecError: naming the field of the model.
     """
+    if unusual := model.unusual():
+        raise SpecError(
+            "model", model.name,
+            f"the engine trains plain decoders, not {', '.join(unusual)}: plan and price it, train it "
+            "with another framework",
+        )  # fmt: skip
     if model.family not in FAMILIES:
         raise SpecError(
             "model.family",

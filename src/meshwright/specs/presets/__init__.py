@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
@@ -28,6 +29,26 @@ def normalise(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
+_MAKERS = re.compile(
+    r"\b(nvidia|geforce|tesla|quadro|amd|radeon|instinct|google|cloud|aws|amazon|intel|habana|huawei"
+    r"|graphics|gpus?|accelerators?|generation|edition|superchip|hbm[23]e?|sxm[2345]?|oam|workstation|server)\b"
+)
+
+
+def without_makers(name: str) -> str:
+    """A normalised device name less its maker, form factor and memory type, as tools print them."""
+    short = re.sub(r"-+", "", _MAKERS.sub("", name))
+    return re.sub(r"(\d)gb\b", r"\1g", short)
+
+
+@cache
+def _short_names(file: str) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for spelling, key in _names(file).items():
+        names.setdefault(without_makers(spelling), key)
+    return names
+
+
 @cache
 def _names(file: str) -> dict[str, str]:
     """Every accepted spelling of the presets of one file, to the preset's own name."""
@@ -46,6 +67,8 @@ def find(file: str, name: str, field: str) -> str:
     """
     names = _names(file)
     found = names.get(normalise(name))
+    if found is None and file == "devices":
+        found = _short_names(file).get(without_makers(normalise(name)))
     if found is None:
         raise SpecError(field, name, f"no such preset; {nearest(normalise(name), names)}")
     return found
@@ -53,4 +76,9 @@ def find(file: str, name: str, field: str) -> str:
 
 def known(file: str, name: str) -> bool:
     """Whether a name (or alias) is a preset of the file."""
-    return normalise(name) in _names(file)
+    plain = normalise(name)
+    if plain in _names(file):
+        return True
+    if file != "devices" or plain in _names("clusters"):
+        return False
+    return without_makers(plain) in _short_names(file)

@@ -1,0 +1,114 @@
+"""Counts a config.json's parameters by building it on torch's meta device: no memory, no weights.
+
+Run as a process of its own (`python -m meshwright.engine.model.traced`): a config.json on standard
+input, a JSON object on standard output. Only classes that transformers ships are built; code that a
+config names elsewhere is never fetched nor run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.(.+)$")
+_ENCODER = re.compile(
+    r"vision|visual|image|audio|speech|multi_modal|multimodal|mm_|projector|connector|resampler|qformer"
+    r"|embed_vision|embed_audio|perceiver|aligner"
+)
+_FFN = re.compile(
+    r"mlp|feed_forward|ffn|moe|experts|shared_expert|fc1|fc2|dense_h|dense_4h|block_sparse"
+)
+_NORM = re.compile(r"norm|ln_|\bln\d")
+_MIXER = re.compile(r"attn|attention|mamba|mixer|conv|temporal|ssm|linear_attn|laurel|delta|rwkv")
+
+
+def tally(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a config's modules hold: totals, and each layer by part.
+
+    Raises:
+        ValueError: transformers has no class for the config, or cannot build it.
+    """
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    fields = {key: value for key, value in config.items() if key not in ("model_type", "auto_map")}
+    try:
+        made = transformers.AutoConfig.for_model(str(config.get("model_type")), **fields)
+        with torch.device("meta"):
+            model = _built(transformers, made)
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}".splitlines()[0][:300]) from None
+    text = made.get_text_config() if hasattr(made, "get_text_config") else made
+    layers: list[dict[str, int]] = []
+    outside: dict[str, int] = {}
+    encoder = 0
+    for name, weight in model.named_parameters():
+        if _ENCODER.search(name):
+            encoder += weight.numel()
+            continue
+        found = _LAYER.search(name)
+        if found is None:
+            outside[name] = weight.numel()
+            continue
+        index, inner = int(found.group(1)), found.group(2)
+        while len(layers) <= index:
+            layers.append({})
+        part = _part(inner)
+        layers[index][part] = layers[index].get(part, 0) + weight.numel()
+    plain = {
+        key: value for key, value in text.to_dict().items()
+        if isinstance(value, (int, float, bool, str)) or (isinstance(value, list) and len(value) < 2000)
+    }  # fmt: skip
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        if isinstance(value := getattr(text, name, None), int):
+            plain[name] = value  # a family's own spelling, under the usual name
+    return {
+        "total": sum(weight.numel() for weight in model.parameters()),
+        "encoder": encoder, "layers": layers, "outside": outside, "config": plain,
+        "class": type(model).__name__, "transformers": transformers.__version__,
+    }  # fmt: skip
+
+
+def _built(transformers: Any, made: Any) -> Any:
+    """The model of a config: a multimodal one where there is one, else the language model."""
+    kinds = ("AutoModelForImageTextToText", "AutoModelForCausalLM", "AutoModelForMultimodalLM",
+             "AutoModelForSeq2SeqLM", "AutoModel")  # fmt: skip
+    failure: Exception | None = None
+    for kind in kinds:
+        if not hasattr(transformers, kind):
+            continue
+        try:
+            return getattr(transformers, kind).from_config(made)
+        except Exception as error:
+            unknown = isinstance(error, ValueError) and "Unrecognized configuration" in str(error)
+            failure = failure if unknown and failure is not None else error
+    assert failure is not None
+    raise failure
+
+
+def _part(inner: str) -> str:
+    """The part of a layer that a weight belongs to."""
+    if "expert" in inner and "shared" not in inner:
+        return "experts"
+    head = inner.split(".")[0]
+    if _FFN.search(inner):
+        return "ffn"
+    if _MIXER.search(inner) and not _NORM.search(head):
+        return "mixer"
+    return "norms" if _NORM.search(inner) else "other"
+
+
+def main() -> None:
+    """Read a config from standard input, print its tally, or one line of `error`."""
+    try:
+        answer: dict[str, Any] = tally(json.load(sys.stdin))
+    except (ValueError, ImportError, RecursionError) as error:
+        answer = {"error": str(error).splitlines()[0][:300] if str(error) else "cannot be built"}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,374 @@
+"""Readers of families whose layers differ: linear and sparse attention, windows, experts by list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshwright.specs.errors import SpecError
+from meshwright.specs.hf_config import Config
+from meshwright.specs.hf_dense import Fields, llama, mistral
+from meshwright.specs.hf_sparse import deepseek, experts_of
+
+LINEAR = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "kda", "linear")
+WINDOW = ("sliding_attention", "chunked_attention", "local", "hybrid_sliding")
+"""Words of `layer_types` for attention within a window."""
+
+
+def layer_kinds(mixers: Sequence[str], ffns: Sequence[str]) -> tuple[str, ...]:
+    """Return kinds of layers from transformers' words for each layer's mixer and FFN."""
+    return tuple(f"{_mixer(one)}+{other}" for one, other in zip(mixers, ffns, strict=True))
+
+
+def _mixer(word: str) -> str:
+    if word in LINEAR:
+        return "linear"
+    if word in WINDOW:
+        return "window"
+    return word if word in ("none", "both") else "attention"
+
+
+def mixers_of(config: Config, layers: int, default: Callable[[int], str]) -> list[str]:
+    """The mixer of each layer: `layer_types`, or what the family does where the key is absent.
+
+    Raises:
+        SpecError: a list of another length.
+    """
+    listed = [str(one) for one in config.layers_named("layer_types")]
+    listed = listed or [str(one) for one in config.layers_named("layers_block_type")]
+    if listed and len(listed) != layers:
+        raise SpecError("config.layer_types", len(listed), f"one for each of the {layers} layers")
+    return listed or [default(index) for index in range(layers)]
+
+
+def _qwen3_next(config: Config) -> Fields:
+    fields = _gated_delta(config)
+    layers = fields["layers"]
+    step = config.whole("decoder_sparse_step", default=1)
+    dense = config.layers_named("mlp_only_layers")
+    ffns = [
+        "moe" if index not in dense and (index + 1) % step == 0 else "dense"
+        for index in range(layers)
+    ]
+    return _with_experts(config, fields, ffns)
+
+
+def _qwen3_5(config: Config) -> Fields:
+    fields = _gated_delta(config)
+    mixers = fields.pop("_mixers")
+    return {**fields, "layer_kinds": layer_kinds(mixers, ["dense"] * len(mixers))}
+
+
+def _qwen3_5_moe(config: Config) -> Fields:
+    fields = _gated_delta(config)
+    return _with_experts(config, fields, ["moe"] * fields["layers"])
+
+
+def _with_experts(config: Config, fields: Fields, ffns: list[str]) -> Fields:
+    shared = config.whole("shared_expert_intermediate_size", default=512, least=0)
+    mixers = fields.pop("_mixers")
+    return {
+        **fields,
+        "experts": experts_of(
+            experts=config.whole("num_experts", default=512),
+            top_k=config.whole("num_experts_per_tok", default=10),
+            ffn=config.whole("moe_intermediate_size", default=512),
+            shared_ffn=shared, shared_gate=shared > 0,
+        ),
+        "layer_kinds": layer_kinds(mixers, ffns),
+    }  # fmt: skip
+
+
+def _gated_delta(config: Config) -> Fields:
+    """Qwen3-Next and its successors: three gated delta nets, then gated attention."""
+    fields = llama(config.spelt(intermediate_size=config.whole("intermediate_size", default=5632)))
+    interval = config.whole("full_attention_interval", default=4)
+    mixers = mixers_of(
+        config, fields["layers"],
+        lambda index: "full_attention" if (index + 1) % interval == 0 else "linear_attention",
+    )  # fmt: skip
+    fields.update(
+        kv_heads=config.whole("num_key_value_heads", default=fields["kv_heads"]),
+        head_dim=config.whole("head_dim", default=256), qk_norm="head", attention_gate=True,
+        ffn_bias=False, attention_out_bias=config.flag("attention_bias", default=False),
+        mixer={
+            "kind": "gated-delta",
+            "heads": config.whole("linear_num_value_heads", default=32),
+            "head_dim": config.whole("linear_value_head_dim", default=128),
+            "key_heads": config.whole("linear_num_key_heads", default=16),
+            "key_dim": config.whole("linear_key_head_dim", default=128),
+            "conv": config.whole("linear_conv_kernel_dim", default=4),
+        },
+        _mixers=mixers,
+    )  # fmt: skip
+    return fields
+
+
+def _mamba2(config: Config, prefix: str, heads: int, head_dim: int, state: int) -> dict[str, Any]:
+    return {
+        "kind": "mamba2",
+        "heads": config.whole(f"{prefix}n_heads", "mamba_num_heads", default=heads),
+        "head_dim": config.whole(f"{prefix}d_head", "mamba_head_dim", default=head_dim),
+        "key_heads": config.whole(f"{prefix}n_groups", "n_groups", default=1),
+        "key_dim": config.whole(f"{prefix}d_state", "ssm_state_size", default=state),
+        "conv": config.whole(f"{prefix}d_conv", "conv_kernel", default=4),
+        "bias": config.flag(f"{prefix}proj_bias", "use_bias", default=False),
+        "conv_bias": config.flag(f"{prefix}conv_bias", "use_conv_bias", default=True),
+    }
+
+
+_NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def _nemotron_h(config: Config) -> Fields:
+    """Nemotron-H and Nemotron 3: every block is a mixer or an FFN, with one norm."""
+    pattern = config.data.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        blocks = [_NEMOTRON.get(letter, letter) for letter in pattern]
+    else:
+        blocks = [str(one) for one in config.layers_named("layers_block_type")]
+    if not blocks or any(block not in (*_NEMOTRON.values(), *LINEAR, "full_attention")
+                         for block in blocks):  # fmt: skip
+        raise SpecError(
+            "config.hybrid_override_pattern", pattern, "M, *, - and E for each block are expected"
+        )
+    mixers = ["none" if block in ("mlp", "moe") else block for block in blocks]
+    ffns = [{"mlp": "dense", "moe": "moe"}.get(block, "none") for block in blocks]
+    fields = llama(config.spelt(num_hidden_layers=len(blocks)))
+    bias = config.flag("mlp_bias", default=False)
+    fields.update(
+        head_dim=config.whole("head_dim", "attention_head_dim", default=128), gated=False,
+        kv_heads=config.whole("num_key_value_heads", default=8), norms_per_layer=1, ffn_bias=bias,
+        positions="none", mixer=_mamba2(config, "mamba_", 128, 64, 128),
+        layer_kinds=layer_kinds(mixers, ffns),
+    )  # fmt: skip
+    if "moe" in ffns:
+        fields["experts"] = experts_of(
+            experts=config.whole("n_routed_experts", default=8),
+            top_k=config.whole("num_experts_per_tok", default=2),
+            ffn=config.whole("moe_intermediate_size", default=7688),
+            shared_ffn=config.whole("moe_shared_expert_intermediate_size", default=7688, least=0)
+            * min(config.whole("n_shared_experts", default=1, least=0), 1),
+        )  # fmt: skip
+    return fields
+
+
+def _granite_hybrid(config: Config) -> Fields:
+    fields = llama(config)
+    plain = config.data.get("model_type") == "granitemoeshared"
+    mixers = mixers_of(config, fields["layers"], lambda _: "attention" if plain else "mamba")
+    count = config.whole("num_local_experts", default=8, least=0)
+    shared = config.whole("shared_intermediate_size", default=1024, least=0)
+    fields.update(
+        kv_heads=config.whole("num_key_value_heads", default=fields["heads"]), ffn_bias=False,
+        mixer=_mamba2(config, "mamba_", 128, 64, 256),
+    )  # fmt: skip
+    if config.data.get("mamba_d_head") in (None, "auto"):
+        expanded = config.whole("mamba_expand", default=2) * fields["hidden"]
+        fields["mixer"]["head_dim"] = expanded // fields["mixer"]["heads"]
+    if not count:
+        kinds = layer_kinds(mixers, ["dense"] * len(mixers))
+        return {**fields, "ffn": shared, "layer_kinds": kinds}
+    routed = experts_of(
+        experts=count, top_k=config.whole("num_experts_per_tok", default=2), ffn=fields["ffn"],
+        shared_ffn=shared,
+    )  # fmt: skip
+    return {**fields, "experts": routed, "layer_kinds": layer_kinds(mixers, ["moe"] * len(mixers))}
+
+
+def _bamba(config: Config) -> Fields:
+    fields = llama(config)
+    listed = config.layers_named("attn_layer_indices")
+    mixers = mixers_of(
+        config, fields["layers"], lambda index: "attention" if index in listed else "mamba"
+    )
+    mixer = _mamba2(config, "mamba_", 128, 64, 256)
+    if config.data.get("mamba_d_head") in (None, "auto"):
+        expanded = config.whole("mamba_expand", default=2) * fields["hidden"]
+        mixer["head_dim"] = expanded // mixer["heads"]
+    kinds = layer_kinds(mixers, ["dense"] * len(mixers))
+    fields["kv_heads"] = config.whole("num_key_value_heads", default=8)
+    return {**fields, "mixer": mixer, "layer_kinds": kinds}
+
+
+def _jamba(config: Config) -> Fields:
+    fields = llama(config)
+    layers, hidden = fields["layers"], fields["hidden"]
+
+    def periodic(what: str, index: int, period: int, offset: int) -> bool:
+        step = config.whole(f"{what}_layer_period", default=period)
+        return index % step == config.whole(f"{what}_layer_offset", default=offset, least=0)
+
+    mixers = mixers_of(
+        config, layers,
+        lambda index: "attention" if periodic("attn", index, 8, 4) else "mamba",
+    )  # fmt: skip
+    count = config.whole("num_experts", default=16)
+    ffns = ["moe" if count > 1 and periodic("expert", i, 2, 1) else "dense" for i in range(layers)]
+    rank = config.data.get("mamba_dt_rank", "auto")
+    fields.update(
+        kv_heads=config.whole("num_key_value_heads", default=8), positions="none",
+        qkv_bias=False, attention_out_bias=False, ffn_bias=False,
+        mixer={
+            "kind": "mamba", "heads": config.whole("mamba_expand", default=2) * hidden,
+            "head_dim": 1, "key_dim": config.whole("mamba_d_state", default=16),
+            "conv": config.whole("mamba_d_conv", default=4),
+            "rank": rank if isinstance(rank, int) else -(-hidden // 16),
+            "bias": False, "conv_bias": config.flag("mamba_conv_bias", default=True),
+            "norm": False, "inner_norms": True,
+        },
+        layer_kinds=layer_kinds(mixers, ffns),
+    )  # fmt: skip
+    if "moe" in ffns:
+        fields["experts"] = experts_of(
+            experts=count, top_k=config.whole("num_experts_per_tok", default=2), ffn=fields["ffn"]
+        )
+    return fields
+
+
+def _kimi_linear(config: Config) -> Fields:
+    spelt = {
+        "q_lora_rank": None, "moe_layer_freq": 1,
+        "n_routed_experts": config.data.get("num_experts", 256),
+        "num_experts_per_tok": config.data.get("num_experts_per_token", 8),
+        "n_shared_experts": config.data.get("num_shared_experts", 1),
+    }  # fmt: skip
+    stated = {key: value for key, value in config.data.items() if key in spelt}
+    fields = deepseek(config.spelt(**{**spelt, **stated, "head_dim": None}))
+    layers = fields["layers"]
+    own = config.data.get("linear_attn_config")
+    own = own if isinstance(own, dict) else {}
+    full = own.get("full_attn_layers")
+    if isinstance(full, list):  # counted from 1 in the published files
+        mixers = mixers_of(
+            config, layers, lambda index: "attention" if index + 1 in full else "kda"
+        )
+    else:
+        mixers = mixers_of(
+            config, layers,
+            lambda index: "attention" if (index + 1) % 4 == 0 or index == layers - 1 else "kda",
+        )  # fmt: skip
+    leading = config.whole("first_k_dense_replace", default=1, least=0)
+    given = [str(one) for one in config.layers_named("mlp_layer_types")]
+    ffns = ["moe" if one == "sparse" else "dense" for one in given] or [
+        "dense" if index < leading else "moe" for index in range(layers)
+    ]
+    linear = Config(own)
+    head = linear.whole("head_dim", default=config.whole("linear_head_dim", default=128))
+    heads = linear.whole("num_heads", default=config.whole("linear_num_heads", default=32))
+    taps = config.whole("linear_conv_kernel_dim", "short_conv_kernel_size", default=4)
+    full_gates = config.data.get("model_type") == "bailing_hybrid"
+    fields.update(
+        mixer={
+            "kind": "kda", "heads": heads, "head_dim": head, "key_heads": heads, "key_dim": head,
+            "conv": linear.whole("short_conv_kernel_size", default=taps),
+            "rank": 0 if full_gates else head,
+        },
+        layer_kinds=layer_kinds(mixers, ffns), positions="none",
+    )  # fmt: skip
+    if full_gates:  # a gate a head on latent attention's output
+        gates = sum(kind.startswith("attention") for kind in fields["layer_kinds"])
+        gates *= fields["hidden"] * fields["heads"]
+        fields["extra_parameters"] = {"attention gates": gates}
+    return fields
+
+
+def _minimax(config: Config) -> Fields:
+    """MiniMax-Text-01: lightning attention, softmax attention in some layers."""
+    fields = mistral(config)
+    fields["window"] = 0
+    listed = config.layers_named("attn_type_list")
+    mixers = mixers_of(
+        config, fields["layers"],
+        lambda index: ("full_attention" if listed[index] else "linear_attention")
+        if listed else ("linear_attention" if index % 2 else "full_attention"),
+    )  # fmt: skip
+    fields.update(
+        mixer={
+            "kind": "lightning", "heads": fields["heads"], "head_dim": fields["head_dim"],
+            "key_heads": fields["heads"], "key_dim": fields["head_dim"],
+        },
+        experts=experts_of(
+            experts=config.whole("num_local_experts", default=8),
+            top_k=config.whole("num_experts_per_tok", default=2), ffn=fields["ffn"],
+        ),
+        layer_kinds=layer_kinds(mixers, ["moe"] * fields["layers"]),
+    )  # fmt: skip
+    return fields
+
+
+def _sparse_attention(config: Config) -> Fields:
+    """DeepSeek-V3.2 and GLM-5: latent attention over the keys that an indexer picks."""
+    fields = deepseek(config)
+    fields["indexer"] = {
+        "heads": config.whole("index_n_heads", default=64),
+        "head_dim": config.whole("index_head_dim", default=128),
+        "top_k": config.whole("index_topk", default=2048),
+    }
+    return _listed_ffns(config, fields)
+
+
+def _listed_ffns(config: Config, fields: Fields) -> Fields:
+    """Where `mlp_layer_types` says which layers are sparse."""
+    given = [str(one) for one in config.layers_named("mlp_layer_types")]
+    if given:
+        ffns = ["moe" if one == "sparse" else "dense" for one in given]
+        fields["layer_kinds"] = layer_kinds(["attention"] * len(ffns), ffns)
+    return fields
+
+
+def _glm4_moe_lite(config: Config) -> Fields:
+    leading = config.whole("first_k_dense_replace", default=1, least=0)
+    return _listed_ffns(config, deepseek(config.spelt(first_k_dense_replace=leading)))
+
+
+def _ernie_moe(config: Config) -> Fields:
+    fields = llama(config)
+    layers = fields["layers"]
+    first = config.whole("moe_layer_start_index", default=1, least=0)
+    last = config.data.get("moe_layer_end_index", -1)
+    last = layers - 1 if not isinstance(last, int) or last < 0 else last
+    step = config.whole("moe_layer_interval", default=1)
+    ffns = [
+        "moe" if first <= index <= last and (index + 1) % step == 0 else "dense"
+        for index in range(layers)
+    ]
+    width = config.whole("moe_intermediate_size", default=1536)
+    bias = config.flag("use_bias", default=False)
+    fields.update(
+        kv_heads=config.whole("num_key_value_heads", default=4),
+        tied_embeddings=config.flag("tie_word_embeddings", default=True),
+        qkv_bias=bias, attention_out_bias=bias, ffn_bias=bias, head_bias=bias,
+        experts=experts_of(
+            experts=config.whole("moe_num_experts", default=64),
+            top_k=config.whole("moe_k", default=6), ffn=width,
+            shared_ffn=width * config.whole("moe_num_shared_experts", default=2, least=0),
+            router_bias=True,
+        ),
+        layer_kinds=layer_kinds(["attention"] * layers, ffns),
+    )  # fmt: skip
+    return fields
+
+
+def _falcon_h1(config: Config) -> Fields:
+    """Attention and a state-space mixer side by side in every layer."""
+    fields = llama(config)
+    mixer = _mamba2(config, "mamba_", 128, 8, 256)
+    inner = config.whole("mamba_d_ssm", default=1024)
+    mixer.update(
+        head_dim=inner // mixer["heads"], norm=config.flag("mamba_rms_norm", default=False)
+    )
+    kinds = layer_kinds(["both"] * fields["layers"], ["dense"] * fields["layers"])
+    fields["kv_heads"] = config.whole("num_key_value_heads", default=8)
+    return {**fields, "mixer": mixer, "layer_kinds": kinds}
+
+
+HYBRID: dict[str, Callable[[Config], Fields]] = {
+    "qwen3_next": _qwen3_next, "qwen3_5_text": _qwen3_5, "qwen3_5_moe_text": _qwen3_5_moe,
+    "nemotron_h": _nemotron_h, "granitemoehybrid": _granite_hybrid, "bamba": _bamba,
+    "jamba": _jamba, "kimi_linear": _kimi_linear, "bailing_hybrid": _kimi_linear,
+    "minimax": _minimax, "deepseek_v32": _sparse_attention, "glm_moe_dsa": _sparse_attention,
+    "glm4_moe_lite": _glm4_moe_lite, "ernie4_5_moe": _ernie_moe, "falcon_h1": _falcon_h1,
+    "ministral3": mistral,
+}  # fmt: skip
+"""Reader of each of these `model_type`s."""

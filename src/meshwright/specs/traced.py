@@ -1,0 +1,121 @@
+"""Models of families without a reader: their modules are built without weights and counted.
+
+The counting runs in a process of its own (`meshwright.engine.model.traced`), which needs torch and
+transformers; nothing here imports either.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.specs.errors import SpecError
+from meshwright.specs.hf_config import Config
+from meshwright.specs.hf_dense import Fields, llama
+from meshwright.specs.hf_hybrid import LINEAR, layer_kinds
+from meshwright.specs.hf_sparse import experts_of
+
+PATIENCE_S = 120.0
+"""Time that building a config's modules may take."""
+
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k")
+_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size",
+          "intermediate_size")  # fmt: skip
+
+
+def trace(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Count a config's modules in a process of its own.
+
+    Raises:
+        SpecError: torch or transformers is not there, or cannot build the config.
+    """
+    family = config.get("model_type")
+    command = [sys.executable, "-m", "meshwright.engine.model.traced"]
+    try:
+        ran = subprocess.run(
+            command, input=json.dumps(dict(config)), capture_output=True, text=True,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        answer = json.loads(ran.stdout)
+    except subprocess.TimeoutExpired:
+        answer = {"error": f"not built within {PATIENCE_S:.0f} s"}
+    except ValueError:
+        answer = {"error": "the counting process failed"}
+    if "error" in answer:
+        raise SpecError(
+            "config.model_type", family,
+            f"this family is not supported: it has no reader, and transformers cannot build it ({answer['error']}); "
+            "describe the model by its shape instead",
+        )  # fmt: skip
+    return dict(answer)
+
+
+def traced_fields(answer: Mapping[str, Any]) -> Fields:
+    """Return fields of Model, whose parameters count as traced, from an answer of `trace`."""
+    layers = list(answer["layers"])
+    if not layers:
+        raise SpecError(
+            "config.model_type", answer["config"].get("model_type"),
+            f"no stack of decoder layers is found in {answer['class']}; describe the model by its shape",
+        )  # fmt: skip
+    known = {"intermediate_size": 1, "num_attention_heads": 1, **answer["config"]}
+    for name, value in known.items():  # a list has one number a layer
+        if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
+            known[name] = max(value)
+    fields = llama(Config(known))
+    fields["layers"] = len(layers)
+    fields["tied_embeddings"] = not any("head" in name for name in answer["outside"])
+    for name in ("qkv_bias", "attention_out_bias", "ffn_bias"):
+        fields[name] = False
+    dense = [layer.get("ffn", 0) for layer in layers if not layer.get("experts")]
+    fields["gated"], fields["ffn"] = _width(fields, max(dense, default=0), known)
+    types = [str(one) for one in answer["config"].get("layer_types") or ()]
+    mixers = types if len(types) == len(layers) else ["attention"] * len(layers)
+    mixers = ["attention" if mixer in LINEAR else mixer for mixer in mixers]
+    ffns = [
+        "moe" if one.get("experts") else "dense" if one.get("ffn") else "none" for one in layers
+    ]
+    mixers = [
+        mixer if layer.get("mixer") else "none" for mixer, layer in zip(mixers, layers, strict=True)
+    ]
+    if "moe" in ffns:
+        fields["experts"] = _experts(known, layers)
+    fields["layer_kinds"] = layer_kinds(mixers, ffns)
+    if window := answer["config"].get("sliding_window"):
+        fields["window"] = int(window)
+    encoder = int(answer["encoder"])
+    if encoder:
+        fields["encoder"] = {"parameters": encoder}
+    fields["counted_parameters"] = int(answer["total"])
+    return fields
+
+
+def _width(fields: Fields, held: int, config: Mapping[str, Any]) -> tuple[bool, int]:
+    """Whether the FFN is gated, and its width, from the parameters that it holds."""
+    stated = config.get("intermediate_size")
+    if isinstance(stated, int) and stated > 1 and held:
+        return held > 2.5 * stated * fields["hidden"], stated
+    return True, max(held // (3 * fields["hidden"]), 1)
+
+
+def _experts(config: Mapping[str, Any], layers: list[dict[str, int]]) -> Any:
+    """The experts that the config's keys name, as large as the traced ones."""
+    found = [
+        next((config[name] for name in names if isinstance(config.get(name), int) and config[name]), 1)
+        for names in (_EXPERTS, _TOP_K, _WIDTH)
+    ]  # fmt: skip
+    count, top_k, width = found
+    hidden = int(config["hidden_size"])
+    held = max(layer.get("experts", 0) for layer in layers)
+    each = held // max(count, 1)
+    if each and abs(each / (3 * hidden * width) - 1) > 0.05:
+        width = max(each // (3 * hidden), 1)
+    shared = max((layer.get("ffn", 0) for layer in layers if layer.get("experts")), default=0)
+    return experts_of(
+        experts=max(count, 1), top_k=min(top_k, count), ffn=width,
+        shared_ffn=max(shared - count * hidden, 0) // (3 * hidden),
+    )  # fmt: skip

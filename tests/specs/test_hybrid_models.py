@@ -1,0 +1,230 @@
+"""Families whose layers differ: counts against transformers, fall-back, unread keys, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.costs.flops import attention_flops_per_token
+from meshwright.costs.layer import mean_keys
+from meshwright.costs.mixers import window_share
+from meshwright.costs.parameters import count_parameters
+from meshwright.costs.step import estimate
+from meshwright.engine.model.traced import tally
+from meshwright.engine.parallel.guards import check_model
+from meshwright.specs import load_cluster, load_model, presets
+from meshwright.specs.errors import SpecError
+from meshwright.specs.huggingface import model_from_config
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+BASE: dict[str, Any] = {
+    "hidden_size": 96, "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 3,
+    "intermediate_size": 200, "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+LATENT = {"q_lora_rank": 30, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+          "v_head_dim": 10, "num_key_value_heads": 6}  # fmt: skip
+ROUTED = {"moe_intermediate_size": 40, "n_routed_experts": 7, "num_experts_per_tok": 2,
+          "n_group": 1, "topk_group": 1}  # fmt: skip
+MAMBA = {"mamba_n_heads": 12, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_n_groups": 2,
+         "mamba_d_conv": 3}  # fmt: skip
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 20,
+         "linear_value_head_dim": 28, "linear_conv_kernel_dim": 3, "head_dim": 24}  # fmt: skip
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+           "shared_expert_intermediate_size": 56}  # fmt: skip
+INDEX = {"index_n_heads": 3, "index_head_dim": 16, "index_topk": 64}
+KINDS = ["linear_attention", "linear_attention", "full_attention", "linear_attention"] * 2
+
+
+def built(config: dict[str, Any]) -> int:
+    keys = {key: value for key, value in config.items() if key != "model_type"}
+    made = transformers.AutoConfig.for_model(config["model_type"], **keys)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(made)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_next", {**DELTA, **EXPERTS}),
+    ("qwen3_next", {**DELTA, **EXPERTS, "layer_types": KINDS, "mlp_only_layers": [0, 3]}),
+    ("qwen3_next", {**DELTA, **EXPERTS, "decoder_sparse_step": 2, "attention_bias": True}),
+    ("qwen3_5_text", DELTA),
+    ("qwen3_5_text", {**DELTA, "layer_types": KINDS, "tie_word_embeddings": True}),
+    ("qwen3_5_moe_text", {**DELTA, **EXPERTS}),
+    ("granitemoehybrid", {**MAMBA, "num_local_experts": 5, "shared_intermediate_size": 72,
+                          "layer_types": ["mamba", "attention"] * 4}),
+    ("granitemoehybrid", {**MAMBA, "num_local_experts": 0, "shared_intermediate_size": 72,
+                          "layer_types": ["mamba"] * 6 + ["attention"] * 2}),
+    ("granitemoeshared", {"num_local_experts": 5, "shared_intermediate_size": 72}),
+    ("bamba", {**MAMBA, "attn_layer_indices": [3, 5]}),
+    ("jamba", {"num_experts": 4, "mamba_dt_rank": 11, "mamba_d_state": 9}),
+    ("jamba", {"num_experts": 4, "expert_layer_period": 3, "expert_layer_offset": 2,
+               "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_dt_rank": "auto"}),
+    ("falcon_h1", {**MAMBA, "mamba_d_ssm": 192}),
+    ("falcon_h1", {**MAMBA, "mamba_d_ssm": 192, "mamba_rms_norm": True}),
+    ("minimax", {"num_local_experts": 5, "head_dim": 20}),
+    ("minimax", {"num_local_experts": 5, "layer_types": KINDS}),
+    ("deepseek_v32", {**LATENT, **ROUTED, **INDEX, "first_k_dense_replace": 2}),
+    ("glm_moe_dsa", {**LATENT, **ROUTED, **INDEX, "first_k_dense_replace": 1}),
+    ("glm4_moe_lite", {**LATENT, **ROUTED}),
+    ("ernie4_5_moe", {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 40,
+                      "moe_num_shared_experts": 1, "moe_layer_start_index": 2,
+                      "moe_layer_end_index": 6}),
+    ("ernie4_5_moe", {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 40,
+                      "moe_layer_interval": 2, "use_bias": True}),
+    ("ministral3", {"head_dim": 20}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "change"), VARIANTS)
+def test_counts_equal_what_transformers_builds(family: str, change: dict[str, Any]) -> None:
+    config = {"model_type": family, **BASE, **change}
+    assert count_parameters(model_from_config(config)).total == built(config)
+
+
+@pytest.mark.parametrize("change", [
+    {"layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba", "mlp"]},
+    {"layers_block_type": ["mamba", "mlp"] * 3, "use_bias": False, "use_conv_bias": False},
+])  # fmt: skip
+def test_nemotron_counts(change: dict[str, Any]) -> None:
+    config = {
+        "model_type": "nemotron_h", **BASE, "head_dim": 20, "mamba_num_heads": 12,
+        "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2, "conv_kernel": 3,
+        "n_routed_experts": 5, "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 56, **change,
+    }  # fmt: skip
+    del config["num_hidden_layers"]
+    assert count_parameters(model_from_config(config)).total == built(config)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    heads=st.integers(1, 4), ratio=st.integers(1, 3), key=st.integers(2, 24),
+    value=st.integers(2, 24), taps=st.integers(2, 5), hidden=st.integers(3, 12),
+    kinds=st.lists(st.sampled_from(["linear_attention", "full_attention"]), min_size=1, max_size=6),
+)  # fmt: skip
+def test_any_gated_delta_net_counts(
+    heads: int, ratio: int, key: int, value: int, taps: int, hidden: int, kinds: list[str]
+) -> None:
+    config = {
+        "model_type": "qwen3_5_text", **BASE, "hidden_size": 8 * hidden, "head_dim": 16,
+        "num_hidden_layers": len(kinds), "layer_types": kinds, "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads * ratio, "linear_key_head_dim": key,
+        "linear_value_head_dim": value, "linear_conv_kernel_dim": taps,
+    }  # fmt: skip
+    assert count_parameters(model_from_config(config)).total == built(config)
+
+
+PRESETS = ["qwen3-next-80b-a3b", "nemotron-h-8b", "granite-4.0-h-small", "jamba-v0.1",
+           "kimi-linear-48b-a3b", "minimax-text-01", "deepseek-v3.2", "ernie-4.5-21b-a3b"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_priced_and_refused_by_the_engine(name: str) -> None:
+    model, cluster = load_model(name), load_cluster("h100:8x8")
+    priced = estimate(model, cluster, Job(global_batch=64), Layout(dp=64, zero=3, recompute="full"))
+    assert 0.005 < priced.mfu < 0.8
+    assert sum(priced.time_parts.values()) == pytest.approx(priced.step_time_s)
+    if model.unusual():
+        with pytest.raises(SpecError, match="engine trains plain decoders"):
+            check_model(model, 128)
+
+
+def test_linear_layers_do_not_grow_with_the_square_of_the_length() -> None:
+    hybrid, plain = load_model("nemotron-h-8b"), load_model("llama3-8b")
+    growth = [
+        attention_flops_per_token(model, 65536) / attention_flops_per_token(model, 4096)
+        for model in (plain, hybrid)
+    ]
+    assert growth[0] == pytest.approx(16)
+    assert growth[1] < 12
+
+
+def test_windows_follow_layer_types() -> None:
+    types = ["sliding_attention"] * 5 + ["full_attention"] * 3
+    config = {"model_type": "qwen3", **BASE, "layer_types": types, "use_sliding_window": True,
+              "sliding_window": 16, "max_window_layers": 3}  # fmt: skip
+    model = model_from_config(config)
+    assert window_share(model) == pytest.approx(5 / 8)
+    whole = model.but(layer_kinds=(), window=0)
+    assert mean_keys(model, 1024) < mean_keys(whole, 1024)
+
+
+def test_sparse_attention_meets_top_k_keys() -> None:
+    sparse = load_model("deepseek-v3.2")
+    assert mean_keys(sparse, 65536) < 2048 < mean_keys(sparse.but(indexer=None), 65536)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count modules in this process: another would import torch once more."""
+    monkeypatch.setattr("meshwright.specs.huggingface.trace", tally)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_family_without_a_reader_is_built_and_counted() -> None:
+    config = {
+        "model_type": "lfm2", **BASE, "num_hidden_layers": 4,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+    }  # fmt: skip
+    model = model_from_config(config)
+    assert "no reader for lfm2" in model.source
+    assert count_parameters(model).total == built(config)
+    assert sum(count_parameters(model).parts().values()) == count_parameters(model).total
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_encoder_is_counted_and_placed() -> None:
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = {
+        "model_type": "llava", "text_config": {"model_type": "llama", **BASE},
+        "vision_config": {"model_type": "clip_vision_model", **vision, "projection_dim": 32},
+    }  # fmt: skip
+    model = model_from_config(config)
+    made = transformers.AutoConfig.for_model(
+        "llava", **{key: value for key, value in config.items() if key != "model_type"}
+    )
+    with torch.device("meta"):
+        real = transformers.AutoModelForImageTextToText.from_config(made)
+    assert count_parameters(model).total == sum(weight.numel() for weight in real.parameters())
+    assert model.encoder is not None and model.encoder.parameters > 0
+
+
+def test_a_family_that_nobody_knows_is_one_sentence() -> None:
+    with pytest.raises(SpecError, match="describe the model by its shape"):
+        model_from_config({"model_type": "no_such_family", **BASE})
+
+
+def test_keys_that_no_reader_asked_for_are_said() -> None:
+    model = model_from_config({"model_type": "llama", **BASE, "num_experts": 8, "rope_theta": 1e4})
+    assert "not read: num_experts" in model.source
+    assert "not read" not in model_from_config({"model_type": "llama", **BASE}).source
+
+
+@pytest.mark.parametrize("change", [
+    {"layer_kinds": ("attention+dense",)},
+    {"layer_kinds": ("linear+dense", "attention+dense")},
+    {"layer_kinds": ("attention+moe", "attention+dense")},
+    {"layer_kinds": ("attn+dense", "attention+dense")},
+])  # fmt: skip
+def test_impossible_layers_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(SpecError):
+        Model(layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=96).but(
+            **change
+        )
+
+
+def test_published_configs_of_presets_leave_no_key_unread() -> None:
+    for name, entry in presets.table("models").items():
+        if "config" in entry:
+            assert "not read" not in load_model(name).source, name
