@@ -75,3 +75,28 @@ def test_long_queries_are_refused(client):
 def test_paths_do_not_leave_the_page(client):
     for path in ("/../pyproject.toml", "/%2e%2e/app.py", "/..%2fapp.py", "/static/../../app.py"):
         assert "create_app" not in client.get(path).text
+
+
+def test_a_body_of_quotes_or_brackets_is_refused_at_once():
+    import time
+
+    from meshwright.studio.guard import Refused, _check_shape
+
+    for body in (b'{"a": "' + b'\\"' * 500_000, b'"' * 1_000_000, b"[" * 1_000_000,
+                 b"[" * 40 + b"]" * 40):  # fmt: skip
+        began = time.process_time()
+        with pytest.raises(Refused):
+            _check_shape(body)
+        assert time.process_time() - began < 5
+    _check_shape(b"[" * 32 + b"]" * 32)
+    _check_shape(b'{"a": [1, {"b": "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["}]}')
+
+
+def test_a_run_of_endless_failures_is_refused():
+    from meshwright.specs.errors import SpecError
+    from meshwright.studio.sims.failures import failures
+
+    with pytest.raises(SpecError, match="at most 20,000"):
+        failures(100_000, "1ns", "60s", "0s", "0", 365, 0)
+    with pytest.raises(SpecError, match="at most 20,000"):
+        failures(100_000, "1s", "60s", "0s", "0", 365, 0)

@@ -57,6 +57,43 @@ def test_other_folders_are_left_alone(tmp_path):
     assert (tmp_path / "thesis.tex").exists()
 
 
+def test_an_export_removes_only_what_an_earlier_one_lists(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "requests", lambda: iter([("/api/health", {})]))
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "static.js").write_text("mine")
+    with pytest.raises(SpecError, match="earlier export"):
+        site.export_site(folder)
+    assert (folder / "static.js").read_text() == "mine"
+    (folder / "static.js").unlink()
+    site.export_site(folder)
+    (folder / "notes.txt").write_text("years of work")
+    monkeypatch.setattr(site, "requests", lambda: iter([("/api/lessons", {})]))
+    site.export_site(folder)
+    assert (folder / "notes.txt").exists() and (folder / "data" / "lessons.js").exists()
+    assert not (folder / "data" / "health.js").exists()
+    listed = json.loads((folder / "export.json").read_text())
+    listed["files"].append("../thesis.tex")
+    (folder / "export.json").write_text(json.dumps(listed))
+    with pytest.raises(SpecError, match="earlier export"):
+        site.export_site(folder)
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "requests", lambda: iter([("/api/health", {})]))
+    site.export_site(tmp_path / "site")
+    before = {p: p.read_bytes() for p in (tmp_path / "site").rglob("*") if p.is_file()}
+
+    def full(*_unused):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(site, "write_atomically", full)
+    with pytest.raises(SpecError, match="No space left"):
+        site.export_site(tmp_path / "site")
+    assert {p: p.read_bytes() for p in (tmp_path / "site").rglob("*") if p.is_file()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["site"]
+
+
 def test_every_setting_that_a_lesson_steers_to_is_answered():
     from starlette.testclient import TestClient
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -51,16 +55,49 @@ _register("import", "import_plan", "A run of another tool as a plan, priced and 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exits with 0, 1 (does not fit, failed check) or 2 (bad input)."""
+    """Run the command line and exit.
+
+    Exit codes: 0; 1 the answer is no (does not fit, a failed check or run); 2 bad input; 70 a fault
+    of ours; 74 the output cannot be written; 130 Ctrl-C; 143 SIGTERM.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
-    sys.exit(run(arguments))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _without_output(0)
+    except OSError as error:
+        _print_error(f"the output cannot be written ({error.strerror})")
+        code = _without_output(74)
+    except KeyboardInterrupt as stop:
+        code = 143 if isinstance(stop, Terminated) else 130
+    sys.exit(code)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what Ctrl-C does, with its own exit code."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the first one is being obeyed
+    raise Terminated
+
+
+def _without_output(code: int) -> int:
+    """Let nothing more be written, so that the interpreter's end does not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     import typer
 
-    from meshwright.specs.errors import DoesNotFitError, SpecError
+    from meshwright.specs.errors import DoesNotFitError, SpecError, one_line
 
     chosen = next((a for a in arguments if not a.startswith("-")), None)
     app = _build_app(chosen if chosen in COMMANDS else None)
@@ -75,23 +112,45 @@ def run(arguments: list[str]) -> int:
         return 1
     except typer.Exit as stop:
         return stop.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as stop:
         _print_error("stopped")
-        return 130
+        return 143 if isinstance(stop, Terminated) else 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise
+        return _our_fault(error)
     except Exception as error:
         # Typer's own usage errors carry an exit code and a message; anything else is our bug.
         code, show = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or show is None:
-            raise
-        _print_error(str(show()))
+            return _our_fault(error)
+        _print_error(one_line(str(show())))
         return int(code)
 
 
+def _our_fault(error: Exception) -> int:
+    """Say where an unforeseen exception came from; all of it with MESHWRIGHT_TRACEBACK set."""
+    if os.environ.get("MESHWRIGHT_TRACEBACK"):
+        traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = next((f for f in reversed(frames) if "meshwright" in f.filename), frames[-1])
+    from meshwright.specs.errors import one_line
+
+    _print_error(
+        one_line(
+            f"a fault of meshwright, not of your input: {type(error).__name__}: {str(error)[:300]} "
+            f"({os.path.basename(where.filename)}:{where.lineno}); set MESHWRIGHT_TRACEBACK=1 for "
+            "the whole trace"
+        )
+    )
+    return 70
+
+
 def _print_error(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(f"error: {message}", file=sys.stderr)
 
 
 def _build_app(chosen: str | None) -> Any:

@@ -79,7 +79,7 @@ def command(
     from meshwright.engine.model.numerics import default_numerics
     from meshwright.engine.model.weights import Checkpoint
     from meshwright.engine.ranks.supervise import PATIENCE
-    from meshwright.engine.train import Run, check_run, prepare_out
+    from meshwright.engine.train import Run, check_run, prepare_out, saved_numerics
 
     job = running.run_job(subject, seq, global_batch, precision)
     job = running.regularised(job, dropout, document_masking)
@@ -88,7 +88,8 @@ def command(
         tokenize(data, tokenizer, target)
         data = str(target)
         end_token = end_of_text(tokenizer) if end_token is None else end_token
-    numerics = Checkpoint(init).numerics if init else default_numerics(subject.model)
+    numerics = Checkpoint(init).numerics if init else saved_numerics(resume)
+    numerics = numerics or default_numerics(subject.model)
     from meshwright.engine.watch.meter import default_cluster
     from meshwright.specs.clusters import load_cluster
 

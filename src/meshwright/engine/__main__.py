@@ -81,7 +81,7 @@ def _train(path: str, options: dict[str, Any]) -> int:
     from meshwright.engine.model.weights import Checkpoint
     from meshwright.engine.parallel.backend import backend_for
     from meshwright.engine.ranks.rendezvous import join
-    from meshwright.engine.train import Run, check_run, prepare_out
+    from meshwright.engine.train import Run, check_run, prepare_out, saved_numerics
     from meshwright.specs.plan import load_plan
 
     plan = load_plan(path)
@@ -91,7 +91,8 @@ def _train(path: str, options: dict[str, Any]) -> int:
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restarts and any(Path(options["out"]).glob("step-*")):
         options["resume"] = options["out"]  # the same command line goes on where it was
-    numerics = Checkpoint(init).numerics if init else default_numerics(plan.model)
+    numerics = Checkpoint(init).numerics if init else saved_numerics(options["resume"])
+    numerics = numerics or default_numerics(plan.model)
     run = Run(
         model=plan.model, numerics=numerics, layout=plan.layout, job=plan.job,
         warmup=min(10, options["steps"]), cluster=plan.cluster, predicted=plan.estimate,

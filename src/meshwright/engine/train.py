@@ -26,6 +26,7 @@ from meshwright.engine.parallel.guards import check
 from meshwright.engine.parallel.orders import splits_backward
 from meshwright.engine.parallel.parallelize import Precision
 from meshwright.engine.parallel.program import Program
+from meshwright.engine.ranks.claim import claim
 from meshwright.engine.ranks.faults import Fault, Injector
 from meshwright.engine.ranks.heap import give_back_freed_memory
 from meshwright.engine.ranks.preflight import check_disk, check_fresh, check_vocabulary
@@ -145,6 +146,19 @@ def check_run(run: Run, ranks: int | None = None) -> None:
             raise SpecError("resume", str(path), "is a checkpoint of another model")
 
 
+def saved_numerics(resume: str) -> Numerics | None:
+    """The numerics that the checkpoint to resume from was trained with, if it records them.
+
+    Raises:
+        SpecError: there is no checkpoint, or it records something else.
+    """
+    if not resume:
+        return None
+    path, _passed_over = manifest.newest_good(resume)
+    saved = manifest.read(path).get("numerics")
+    return None if saved is None else Numerics.parse(saved, "numerics")
+
+
 def corpus_of(run: Run) -> Corpus:
     """The run's data, in its order.
 
@@ -159,7 +173,11 @@ def corpus_of(run: Run) -> Corpus:
 
 def _check_init(run: Run) -> None:
     found = Checkpoint(run.init).model
-    for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts"):
+    for field in (
+        "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts", "gated",
+        "norm", "norm_bias", "qk_norm", "qkv_bias", "attention_out_bias", "ffn_bias", "positions",
+        "window", "tied_embeddings",
+    ):  # fmt: skip
         if getattr(found, field) != getattr(run.model, field):
             raise SpecError(
                 "init",
@@ -225,6 +243,10 @@ def _train(
         flight.name_axes(program.world.names | {store.group_name: "checkpoint"})
     if run.resume:
         start = store.load(run.resume)
+        if run.generation and store.changed:
+            raise SpecError(
+                "data", run.data, f"is not what this run began with ({'; '.join(store.changed)})"
+            )
         if first:
             report({"kind": "resumed", "step": start})
     profiler = StepProfiler(run, program, flight)
@@ -284,8 +306,9 @@ def _train(
 def _data_facts(run: Run, corpus: Corpus) -> dict[str, Any]:
     """What decides which tokens a step sees, for the manifest."""
     return {
+        "numerics": run.numerics.plain(),
         "data": {
-            "tokens": corpus.tokens, "seed": run.seed, "seq_len": run.job.seq_len,
+            "tokens": corpus.tokens, "content": corpus.fingerprint(), "seed": run.seed, "seq_len": run.job.seq_len,
             "global_batch": run.job.global_batch,
         }
     }  # fmt: skip
@@ -327,6 +350,8 @@ def prepare_out(run: Run) -> Path:
     out = Path(run.out)
     try:
         out.mkdir(parents=True, exist_ok=True)
+        if os.environ.get("RANK", "0") == "0":  # the process that records; others only look in
+            claim(out)
         if run.generation == 0:  # an earlier run's last collectives
             shutil.rmtree(out / "flight", ignore_errors=True)
     except OSError as error:

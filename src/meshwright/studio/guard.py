@@ -8,7 +8,6 @@ this server itself delivered may call it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,9 +32,6 @@ HEADERS = {
     b"cross-origin-opener-policy": b"same-origin",
     b"cross-origin-resource-policy": b"same-origin",
 }
-
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 class Refused(Exception):
@@ -125,18 +121,22 @@ async def _checked_body(scope: Scope, receive: Receive) -> bytes:
 
 
 def _check_shape(body: bytes) -> None:
-    depth = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", body)):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > MAX_DEPTH:
-            raise Refused(422, "body", f"> {MAX_DEPTH} levels", "nested too deeply")
-    if body:
-        # Python's own parser, which comes next, lets NaN, lone surrogates and more through.
-        try:
-            msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            shown = body[:40].decode("ascii", "replace")
-            raise Refused(422, "body", shown, f"is not JSON ({error})") from None
+    if not body:
+        return
+    # Python's own parser, which comes next, lets NaN, lone surrogates and more through.
+    try:
+        data = msgspec.json.decode(body)
+    except RecursionError:
+        raise Refused(422, "body", f"> {MAX_DEPTH} levels", "nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        shown = body[:40].decode("ascii", "replace")
+        raise Refused(422, "body", shown, f"is not JSON ({error})") from None
+    level = [data]
+    for _ in range(MAX_DEPTH + 1):
+        tables = [one for one in level if isinstance(one, (dict, list))]
+        level = [v for one in tables for v in (one.values() if isinstance(one, dict) else one)]
+    if any(isinstance(one, (dict, list)) for one in level) or tables:
+        raise Refused(422, "body", f"> {MAX_DEPTH} levels", "nested too deeply")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from meshwright.lessons import content
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_data
 from meshwright.specs.writing import write_atomically
 from meshwright.studio.app import create_app, routes, static_folder
 
@@ -41,10 +44,56 @@ def export_site(folder: Path, progress: Callable[[int, int], None] | None = None
     page = static_folder()
     if not (page / "index.html").exists():
         raise SpecError("studio", str(page), "the page is not built: npm run build in studio-web/")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "static.js").exists():
-        raise SpecError("folder", str(folder), "an empty folder, or an earlier export, is expected")
-    if folder.exists():
-        shutil.rmtree(folder)
+    try:
+        earlier = _earlier(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.resolve().parent, prefix=".export-") as beside:
+            made = _write_site(Path(beside), page, progress)
+            _move(Path(beside), folder.resolve(), earlier)
+    except OSError as error:
+        raise SpecError("folder", str(folder), f"cannot be written ({error.strerror})") from None
+    return made
+
+
+def _earlier(folder: Path) -> list[str]:
+    """The files that an earlier export into this folder wrote, by its own list.
+
+    Raises:
+        SpecError: the folder holds something else.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return []
+    wrong = SpecError("folder", str(folder), "an empty folder, or an earlier export, is expected")
+    if not folder.is_dir() or not (folder / LISTED).is_file():
+        raise wrong
+    names = read_data(folder / LISTED, "folder").get("files")
+    if not isinstance(names, list) or not all(
+        isinstance(n, str) and _OWN.fullmatch(n) for n in names
+    ):
+        raise wrong
+    return names
+
+
+def _move(beside: Path, folder: Path, earlier: list[str]) -> None:
+    """Put the new files in place, one by one whole, then remove those of the earlier export."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    new = sorted(str(file.relative_to(beside)) for file in beside.rglob("*") if file.is_file())
+    for name in [n for n in new if n != LISTED]:
+        os.replace(beside / name, folder / name)
+    os.replace(beside / LISTED, folder / LISTED)
+    for name in set(earlier) - set(new):
+        (folder / name).unlink(missing_ok=True)
+
+
+LISTED = "export.json"
+"""In an exported site: the names of its files, which is all that a later export may remove."""
+_OWN = re.compile(r"(data/)?[A-Za-z0-9~_-][A-Za-z0-9.=,~_-]*")
+
+
+def _write_site(
+    folder: Path, page: Path, progress: Callable[[int, int], None] | None
+) -> dict[str, int]:
+    folder.chmod(0o755)
     (folder / "data").mkdir(parents=True)
     for source in sorted(page.iterdir()):
         if source.is_file() and source.name != "requests.json":
@@ -66,6 +115,8 @@ def export_site(folder: Path, progress: Callable[[int, int], None] | None = None
         if progress:
             progress(done, len(wanted))
     files = [file for file in folder.rglob("*") if file.is_file()]
+    names = sorted(str(file.relative_to(folder)) for file in files)
+    write_atomically(folder / LISTED, json.dumps({"files": names}, indent=1))
     size = sum(file.stat().st_size for file in files)
     return {
         "files": len(files),

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.checkpoints import manifest
+from meshwright.engine.checkpoints.index import IndexReader
 from meshwright.engine.model.init import canonical
 from meshwright.engine.parallel.backend import on_gpu
 from meshwright.engine.parallel.program import Program
@@ -72,6 +73,8 @@ class Checkpoints:
         self._buffers: dict[str, torch.Tensor] = {}
         self.failed = ""
         """Why the latest save is not in force; empty when it is."""
+        self.changed: list[str] = []
+        """What of the data's order is not as it was when the loaded checkpoint was saved."""
 
     @property
     def group_name(self) -> str:
@@ -253,7 +256,8 @@ class Checkpoints:
         path, content = self._choose(place)
         if content["model"] != self._program.model.plain():
             raise SpecError("resume", str(path), "is a checkpoint of another model")
-        for sentence in _changes(content, self._facts):
+        self.changed = _changes(content, self._facts)
+        for sentence in self.changed:
             self._report({"kind": "notice", "text": sentence})
         _make_state(self._program, self._optimizer)
         state = _state(self._program, self._optimizer)
@@ -261,7 +265,12 @@ class Checkpoints:
         same = content.get("layout") == self._program.layout.plain()
         generators = _generators(self._rank) if same else {}
         generators = {key: value for key, value in generators.items() if key in content["tensors"]}
-        dcp.load(state | generators, checkpoint_id=str(path), process_group=self._group)
+        try:
+            dcp.load(
+                state | generators, storage_reader=IndexReader(str(path)), process_group=self._group
+            )
+        except CheckpointException as error:
+            raise SpecError("resume", str(path), _reason_of(error)) from None
         _set_generators(generators)
         _copy_tied(self._program, self._optimizer, state)
         return int(content["step"])
@@ -314,7 +323,7 @@ def largest_difference(one: str | Path, other: str | Path) -> float:
             whole = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that this is one process, as it should be
-                dcp.load({name: whole}, checkpoint_id=str(folder), no_dist=True)
+                dcp.load({name: whole}, storage_reader=IndexReader(str(folder)), no_dist=True)
             values.append(whole.double())
         worst = max(worst, float((values[0] - values[1]).abs().max()))
     return worst
@@ -330,7 +339,9 @@ def _changes(content: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     """Sentences on what the data order depends on and is not as it was."""
     then, now = content.get("data", {}), facts.get("data", {})
     changed = [
-        f"{name} {then.get(name)!r} -> {now[name]!r}" for name in now if then.get(name) != now[name]
+        f"{name} {then.get(name)!r} -> {now[name]!r}"
+        for name in now
+        if name in then and then[name] != now[name]
     ]
     if not then or not changed:
         return []

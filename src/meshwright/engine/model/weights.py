@@ -286,6 +286,7 @@ def write_index(
 ) -> None:
     """Write `config.json`, and the index where the weights are in several files."""
     target = Path(directory)
+    _remove_stale(target, set(files.values()))
     if len(set(files.values())) > 1:
         index = {"metadata": {}, "weight_map": dict(sorted(files.items()))}
         write_atomically(
@@ -296,6 +297,23 @@ def write_index(
     with safe_open(target / files[name], framework="pt") as opened:
         config["torch_dtype"] = str(opened.get_tensor(name).dtype).removeprefix("torch.")
     write_atomically(target / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def _remove_stale(target: Path, files: set[str]) -> None:
+    """Remove the weights of an earlier export, which loaders would take in place of these.
+
+    Raises:
+        SpecError: one cannot be removed.
+    """
+    for old in [*target.glob("model*.safetensors"), target / "model.safetensors.index.json"]:
+        ours = re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?", old.name)
+        if ours and old.name not in files:
+            try:
+                old.unlink(missing_ok=True)
+            except OSError as error:
+                raise SpecError(
+                    "export", str(old), f"is of an earlier export and stays ({error.strerror})"
+                ) from None
 
 
 def _written(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -27,12 +29,13 @@ def join(timeout_s: float, collective_timeout_s: float) -> None:
     address, port = os.environ["MASTER_ADDR"], os.environ.get("MASTER_PORT", "")
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun itself
     limit = timedelta(seconds=timeout_s)
+    master = rank == 0 and not served
     try:
         store = dist.TCPStore(
-            address, int(port), ranks, is_master=rank == 0 and not served, timeout=limit,
-            wait_for_workers=False,
+            address, int(port), ranks, is_master=master, timeout=limit, wait_for_workers=False,
+            master_listen_fd=_listener(address, int(port)) if master else None,
         )  # fmt: skip
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise SpecError("MASTER_PORT", port, _why(str(error), rank, address)) from None
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
@@ -43,6 +46,28 @@ def join(timeout_s: float, collective_timeout_s: float) -> None:
         store=keys, rank=rank, world_size=ranks,
         timeout=timedelta(seconds=collective_timeout_s),
     )  # fmt: skip
+
+
+def _listener(address: str, port: int) -> int | None:
+    """A socket that listens at the master's address alone; torch's own listens at every address.
+
+    None where the address is not one of this machine's, as a cluster's virtual ones are not.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(4096)
+        return listener.detach()
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
 
 
 def _why(message: str, rank: int, address: str) -> str:

@@ -48,6 +48,8 @@ class Recorder:
         self.folder, self.log, self._echo = Path(folder), RunLog(), echo
         path = self.folder / METRICS
         try:
+            if not append:
+                _keep_earlier(path)
             self._file = path.open("ab" if append else "wb", buffering=0)
         except OSError as error:
             raise SpecError("out", str(path), f"cannot be written ({error.strerror})") from None
@@ -126,6 +128,16 @@ class Recorder:
         except OSError as error:
             raise SpecError("out", self._file.name, f"is cut short ({error.strerror})") from None
         return summary
+
+
+def _keep_earlier(path: Path) -> None:
+    """Give an earlier run's records in this folder a name of their own, as metrics.1.jsonl."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    number = 1
+    while path.with_suffix(f".{number}.jsonl").exists():
+        number += 1
+    path.rename(path.with_suffix(f".{number}.jsonl"))
 
 
 def to_json(record: dict[str, Any]) -> str:

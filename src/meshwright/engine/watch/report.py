@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.engine.ranks.claim import let_go
 from meshwright.engine.watch.blame import judge
 from meshwright.engine.watch.charts import Bar, Line, Marks, line_chart, stacked_bars
 from meshwright.engine.watch.flightlog import newest_folder, read_flights
@@ -77,10 +78,15 @@ def recording(
     with Recorder(run.out, append=bool(run.resume), echo=echo, tensorboard=tensorboard) as recorder:
         try:
             yield recorder
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                what = "SIGTERM" if type(error).__name__ == "Terminated" else "Ctrl-C"
+                recorder.hear_own({"kind": "failure", "sentence": f"stopped by {what}"})
             with suppress(SpecError):  # of the two, what ended the run is worth saying
                 _write_page(recorder)
             raise
+        finally:
+            let_go(recorder.folder)
         _write_page(recorder)
 
 

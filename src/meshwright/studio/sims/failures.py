@@ -14,6 +14,7 @@ from meshwright.specs.quantities import format_seconds, parse_seconds
 from meshwright.studio.views import View, check, percent
 
 MOST_EVENTS = 1500
+MOST_FAILURES = 20_000
 
 
 class RunEvent(TypedDict):
@@ -68,6 +69,13 @@ def failures(
     if node_s <= 0:
         raise SpecError("mtbf_node", mtbf_node, "more than 0 is expected")
     mtbf = job_mtbf_s(node_s, nodes)
+    count = days * 86400.0 / (mtbf + again)
+    if not count <= MOST_FAILURES:
+        raise SpecError(
+            "mtbf_node", mtbf_node,
+            f"the run would fail {count:.3g} times, at most {MOST_FAILURES:,} are simulated: fewer "
+            "nodes, fewer days or a longer time between failures",
+        )  # fmt: skip
     best = best_interval_s(checkpoint_s=save, mtbf_s=mtbf, restart_s=again)
     chosen = parse_seconds(interval, "interval") or best
     share, top = _useful([chosen, best], save, again, mtbf)

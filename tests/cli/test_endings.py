@@ -1,0 +1,81 @@
+"""How a command ends: exit codes, a closed pipe, a full device, Latin-1, signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from meshwright.cli import run
+
+COMMAND = [sys.executable, "-m", "meshwright"]
+
+
+def test_a_fault_of_ours_is_one_sentence_and_70(monkeypatch, capsys):
+    import meshwright.cli.devices as module
+
+    def broken(**_unused):
+        raise ZeroDivisionError("oh\n\x1b[2J")
+
+    monkeypatch.setattr(module, "command", broken)
+    assert run(["devices"]) == 70
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "fault of meshwright" in told and "\x1b" not in told
+
+
+def test_usage_errors_do_not_reach_the_terminal_as_escapes(capsys):
+    assert run(["plan", "--no-such\x1b[2J"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m meshwright models --json | head -c 1", shell=True,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr == "" and done.returncode == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_an_output_without_room_is_one_sentence_and_74():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "models", "--json"], stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 74
+    assert done.stderr == "error: the output cannot be written (No space left on device)\n"
+
+
+def test_a_terminal_that_knows_only_latin_1():
+    done = subprocess.run(
+        [*COMMAND, "plan", "llama3-8b", "--cluster", "h100:8"], capture_output=True, timeout=300,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )  # fmt: skip
+    assert done.returncode in (0, 1) and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_command_in_one_sentence(sign, code):
+    # It waits for its standard input, so the signal finds it at work.
+    process = subprocess.Popen(
+        [*COMMAND, "explain", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not _reads(process.pid):
+        time.sleep(0.1)
+    process.send_signal(sign)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == code and told == "error: stopped\n"
+
+
+def _reads(pid: int) -> bool:
+    """Whether a process waits in a read of its pipe."""
+    try:
+        with open(f"/proc/{pid}/wchan") as file:
+            return "pipe" in file.read()
+    except OSError:
+        return True
