@@ -16,7 +16,8 @@ COMMAND = [sys.executable, "-m", "meshwright"]
 def test_a_fault_of_ours_is_one_sentence_and_70(monkeypatch, capsys):
     import meshwright.cli.devices as module
 
-    def broken(**_unused):
+    def broken() -> None:
+        """Break."""
         raise ZeroDivisionError("oh\n\x1b[2J")
 
     monkeypatch.setattr(module, "command", broken)
@@ -51,10 +52,10 @@ def test_an_output_without_room_is_one_sentence_and_74():
 
 def test_a_terminal_that_knows_only_latin_1():
     done = subprocess.run(
-        [*COMMAND, "plan", "llama3-8b", "--cluster", "h100:8"], capture_output=True, timeout=300,
+        [*COMMAND, "schedules", "--help"], capture_output=True, timeout=300,
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},
     )  # fmt: skip
-    assert done.returncode in (0, 1) and b"Traceback" not in done.stderr
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -69,7 +70,7 @@ def test_signals_end_a_command_in_one_sentence(sign, code):
         time.sleep(0.1)
     process.send_signal(sign)
     _, told = process.communicate(timeout=60)
-    assert process.returncode == code and told == "error: stopped\n"
+    assert process.returncode == code and told.strip() == "error: stopped"
 
 
 def _reads(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import os
 import signal
@@ -64,7 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    signal.signal(signal.SIGTERM, _terminate)
+    with contextlib.suppress(ValueError):  # not in the main thread: whoever is decides
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         code = run(arguments)
         sys.stdout.flush()
@@ -112,15 +114,14 @@ def run(arguments: list[str]) -> int:
         return 1
     except typer.Exit as stop:
         return stop.exit_code
+    except Carried as carried:
+        if isinstance(carried.ended, KeyboardInterrupt):
+            return _stopped(isinstance(carried.ended, Terminated))
+        if not isinstance(carried.ended, OSError) or not _of_output(carried.ended):
+            return _our_fault(carried.ended)
+        raise carried.ended from None
     except (KeyboardInterrupt, typer.Abort) as stop:
-        _print_error("stopped")
-        return 143 if isinstance(stop, Terminated) else 130
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
-            raise
-        return _our_fault(error)
+        return _stopped(isinstance(stop, Terminated))
     except Exception as error:
         # Typer's own usage errors carry an exit code and a message; anything else is our bug.
         code, show = getattr(error, "exit_code", None), getattr(error, "format_message", None)
@@ -128,6 +129,38 @@ def run(arguments: list[str]) -> int:
             return _our_fault(error)
         _print_error(one_line(str(show())))
         return int(code)
+
+
+class Carried(Exception):
+    """What ended a command, past Typer, which would exit 1 or 130 on its own."""
+
+    def __init__(self, ended: Any) -> None:
+        super().__init__()
+        self.ended = ended
+
+
+def _carrying(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with its own end carried out of it."""
+
+    @functools.wraps(command)
+    def carried(**given: Any) -> None:
+        try:
+            command(**given)
+        except (KeyboardInterrupt, OSError) as error:
+            raise Carried(error) from error
+
+    return carried
+
+
+def _of_output(error: OSError) -> bool:
+    """Whether an error is of a stream without a name: standard output."""
+    full = error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+    return full or isinstance(error, BrokenPipeError)
+
+
+def _stopped(by_sigterm: bool) -> int:
+    _print_error("stopped")
+    return 143 if by_sigterm else 130
 
 
 def _our_fault(error: Exception) -> int:
@@ -181,7 +214,7 @@ def _build_app(chosen: str | None) -> Any:
             # Imported here: `--help` of the whole needs no option.
             from meshwright.cli.options import expand
 
-            app.command(name, help=loaded.command.__doc__)(expand(loaded.command))
+            app.command(name, help=loaded.command.__doc__)(_carrying(expand(loaded.command)))
         else:
             app.command(name, help=help_line, short_help=help_line)(_stub())
     return app
