@@ -23,6 +23,7 @@ def _register(name: str, module: str, help_line: str) -> None:
 
 _register("plan", "plan", "Choose the best parallel layout for a model on a cluster.")
 _register("estimate", "estimate", "Price one layout: memory and step time, opened up.")
+_register("fits", "fits", "Will the run that this configuration file starts fit?")
 _register("memory", "memory", "The ZeRO memory table of a model, for any recipe.")
 _register("compare", "compare", "Two plans side by side: what differs, what it costs.")
 _register("explain", "explain", "The defence of a plan, in full.")

@@ -1,0 +1,132 @@
+"""Whether one fine-tuning run fits, with what odds, and which changes make it fit at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshwright.costs.step import estimate
+from meshwright.planner.legality import Question
+from meshwright.planner.odds import Odds
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Estimate
+
+
+class Described(Protocol):
+    """What a configuration file says of a run (see `exports.tuning`)."""
+
+    job: Job
+    micro_batch: int
+    accumulate: int
+    zero: int
+    recompute: bool
+    offload: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One change of a run, priced."""
+
+    change: str
+    estimate: Estimate
+    odds: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to "will it fit?"."""
+
+    layout: Layout
+    estimate: Estimate
+    odds: float
+    fits: bool
+    ways: tuple[Way, ...]
+    not_priced: list[str]
+
+
+def verdict(model: Model, cluster: Cluster, run: Described, wanted: float = 0.9) -> Verdict:
+    """Price a run as its file describes it; where it does not fit, price ways down.
+
+    Args:
+        model: the architecture.
+        cluster: the devices it is started on, one data-parallel rank each.
+        run: what the file says.
+        wanted: probability of fitting that counts as yes.
+
+    Raises:
+        SpecError: a part of the run cannot be priced.
+    """
+    layout = Layout(
+        dp=cluster.gpus, zero=run.zero if cluster.gpus > 1 else 0, micro_batch=run.micro_batch,
+        recompute="full" if run.recompute else "none",
+    )  # fmt: skip
+    priced, odds = _price(model, cluster, run.job, layout)
+    fits = odds >= wanted
+    ways = [] if fits else list(_ways(model, cluster, run.job, layout, wanted))
+    not_priced = [
+        f"{what} in host memory: priced as if it stayed on the device, so the verdict is pessimistic"
+        for what in run.offload
+    ]
+    return Verdict(layout, priced, odds, fits, tuple(ways), not_priced)
+
+
+def _price(model: Model, cluster: Cluster, job: Job, layout: Layout) -> tuple[Estimate, float]:
+    priced = estimate(model, cluster, job, layout)
+    odds = Odds.of(Question(model, cluster, job))
+    return priced, odds.fits(priced.peak_memory_bytes, priced.capacity_bytes)
+
+
+def _ways(model: Model, cluster: Cluster, job: Job, layout: Layout, wanted: float) -> Iterator[Way]:
+    """Changes from the cheapest to the largest, each on top of those before, until one fits."""
+    for change, new_job, new_layout in _changes(job, layout):
+        job, layout = new_job, new_layout
+        try:
+            priced, odds = _price(model, cluster, job, layout)
+        except SpecError:
+            continue
+        yield Way(change, priced, odds, odds >= wanted)
+        if odds >= wanted:
+            return
+
+
+def _changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
+    """Each change in words, on top of all before it."""
+    if layout.recompute != "full":
+        layout = layout.but(recompute="full")
+        yield "recompute activations (gradient checkpointing)", job, layout
+    if job.loss in ("framework", "full"):
+        job = job.but(loss="cut")
+        yield "+ a loss that keeps no logits (Cut cross-entropy, or Liger's)", job, layout
+    while layout.micro_batch > 1:
+        layout = layout.but(micro_batch=max(1, layout.micro_batch // 2))
+        if job.global_batch % (layout.dp * layout.micro_batch) == 0:
+            yield f"+ micro-batch {layout.micro_batch}, more accumulation", job, layout
+    if layout.dp > 1 and layout.zero < 3:
+        layout = layout.but(zero=3)
+        yield "+ ZeRO-3 / FSDP: share the weights among the devices", job, layout
+    tune = job.finetune
+    full = tune is None or not tune.adapts
+    if full and job.precision.name != "pure-bf16":
+        job = job.but(precision=RECIPES["pure-bf16"], optimizer=OPTIMIZERS["adamw-bf16"])
+        yield "+ weights, gradients and moments in 16 bits", job, layout
+    if full and job.optimizer.state_bytes > 2:
+        job = job.but(optimizer=OPTIMIZERS["paged-adam8bit"])
+        yield "+ a paged 8-bit optimizer", job, layout
+    if full:
+        job = job.but(finetune=finetune_recipe("lora"), optimizer=OPTIMIZERS["adamw"])
+        yield "LoRA on all linear layers, rank 16, instead of all weights", job, layout
+    if job.finetune is not None and job.finetune.storage == "16-bit":
+        fields = job.finetune.model_dump()
+        tuned = fields | {"method": "qlora", "storage": "nf4", "double_quantization": True}
+        job = job.but(finetune=finetune_recipe(tuned))
+        yield "+ the frozen weights in 4 bits (QLoRA)", job, layout
+    while job.seq_len > 1024:
+        job = job.but(seq_len=max(1024, job.seq_len // 2))
+        yield f"+ sequences of {job.seq_len} tokens", job, layout

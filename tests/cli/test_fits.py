@@ -1,0 +1,198 @@
+"""`meshwright fits`: files of public tools as they are, verdicts, exit codes. Fixtures are synthetic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.cli import run
+from meshwright.exports.tuning import plainer_name, read_tuning
+from meshwright.planner.fits import verdict
+from meshwright.specs import load_cluster, load_model
+from meshwright.specs.errors import SpecError
+
+FILES = {
+    "axolotl.yml": """
+base_model: NousResearch/Meta-Llama-3-8B
+load_in_4bit: true
+adapter: qlora
+lora_r: 32
+lora_target_linear: true
+sequence_len: 4096
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: paged_adamw_32bit
+bf16: auto
+gradient_checkpointing: true
+""",
+    "factory.yaml": """
+model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
+stage: sft
+template: llama3
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+quantization_bit: 4
+""",
+    "trl.yaml": """
+model_name_or_path: Qwen/Qwen2.5-7B
+max_length: 4096
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+use_liger_kernel: true
+bf16: true
+""",
+    "tune.yaml": """
+model:
+  _component_: torchtune.models.llama3_1.lora_llama3_1_8b
+  lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']
+  apply_lora_to_mlp: True
+  lora_rank: 8
+  lora_alpha: 16
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  max_seq_len: 4096
+batch_size: 2
+gradient_accumulation_steps: 8
+optimizer:
+  _component_: torch.optim.AdamW
+loss:
+  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
+enable_activation_checkpointing: True
+dtype: bf16
+""",
+    "train.sh": """
+MODEL="meta-llama/Llama-2-7b-hf" # the base
+torchrun --nproc_per_node 8 train.py \\
+    --model_name_or_path $MODEL \\
+    --per_device_train_batch_size 2 --gradient_accumulation_steps=16 \\
+    --gradient_checkpointing True --model_max_length 2048 \\
+    --fsdp "full_shard auto_wrap" --bf16 True
+""",
+    "verl.sh": """
+python3 -m verl.trainer.main_ppo \\
+    data.max_prompt_length=1024 data.max_response_length=1024 \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \\
+    trainer.n_gpus_per_node=8 trainer.nnodes=1
+""",
+    "script.py": """
+from trl import SFTConfig, SFTTrainer
+from peft import LoraConfig
+name = "Qwen/Qwen2.5-7B-Instruct"
+bnb = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+model = AutoModelForCausalLM.from_pretrained(name, quantization_config=bnb)
+args = SFTConfig(max_length=2048, per_device_train_batch_size=2, optim="adamw_8bit")
+trainer = SFTTrainer(model, args, peft_config=LoraConfig(r=64, target_modules="all-linear"))
+""",
+    "ds.json": '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, '
+    '"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1}',
+    "launch.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 8\n"
+    "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n",
+}  # fmt: skip
+
+SAID = {
+    "axolotl.yml": ("axolotl", "qlora", 4096, 2, 0, "paged-adamw"),
+    "factory.yaml": ("llama-factory", "qlora", 2048, 1, 0, "adamw"),
+    "trl.yaml": ("trl", "full", 4096, 4, 0, "adamw-bf16"),
+    "tune.yaml": ("torchtune", "lora", 4096, 2, 3, "adamw"),
+    "train.sh": ("trl", "full", 2048, 2, 3, "adamw-bf16"),
+    "verl.sh": ("verl", "full", 2048, 4, 3, "adamw"),
+    "script.py": ("trl", "qlora", 2048, 2, 0, "adam8bit"),
+    "ds.json": ("deepspeed", "full", 2048, 1, 3, "adamw"),
+    "launch.yaml": ("trl", "full", 2048, 1, 3, "adamw-bf16"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_each_tool_is_read_as_it_is(folder: Path, name: str) -> None:
+    found = read_tuning(folder / name)
+    tune = found.job.finetune
+    assert tune is not None
+    said = (found.tool, tune.method, found.job.seq_len, found.micro_batch, found.zero)
+    assert (*said, found.job.optimizer.name) == SAID[name]
+    assert found.unread == []
+
+
+def test_what_is_not_understood_is_said(folder: Path) -> None:
+    path = folder / "axolotl.yml"
+    path.write_text(path.read_text() + "galore_rank: 128\nlogging_steps: 1\n")
+    assert read_tuning(path).unread == ["galore_rank"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "code"),
+    [
+        ("factory.yaml", "rtx4090:1x1", 0), ("trl.yaml", "rtx4090:1x1", 1),
+        ("trl.yaml", "h100:1x8", 0), ("axolotl.yml", "h100:1x1", 0), ("ds.json", "h100:1x8", 2),
+    ],
+)  # fmt: skip
+def test_exit_codes_for_ci(folder: Path, name: str, cluster: str, code: int) -> None:
+    extra = ["--zero", "3"] if cluster.endswith("x8") else []
+    assert run(["fits", str(folder / name), "--cluster", cluster, *extra]) == code
+
+
+def test_json_has_the_verdict_and_priced_ways_down(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["fits", str(folder / "trl.yaml"), "--cluster", "rtx4090:1x1", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["fits"] is False and said["tool"] == "trl"
+    ways = said["ways_down"]
+    assert ways and ways[-1]["fits"] and not any(way["fits"] for way in ways[:-1])
+    assert ways[-1]["peak_memory_bytes"] < said["estimate"]["peak_memory_bytes"]
+
+
+def test_offload_is_not_passed_over_in_silence(folder: Path) -> None:
+    found = read_tuning(folder / "ds.json", 8)
+    answer = verdict(load_model("llama3-8b"), load_cluster("h100:1x8"), found)
+    assert any("optimizer in host memory" in what for what in answer.not_priced)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "just a text", "a: 1", "- 1\n- 2", "base_model: [1]\nlora_r: many"]
+)
+def test_other_files_are_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_text(text)
+    assert run(["fits", str(path), "--cluster", "h100:1x1"]) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(
+    st.sampled_from(["base_model", "adapter", "lora_r", "sequence_len", "micro_batch_size", "deepspeed",
+                     "fsdp", "optimizer", "load_in_4bit", "lora_target_modules", "torch_dtype"]),
+    st.one_of(st.integers(-5, 10**12), st.booleans(), st.text(max_size=8), st.none(),
+              st.lists(st.text(max_size=4), max_size=3)),
+))  # fmt: skip
+def test_any_values_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: dict[str, object]
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "config.json"
+    path.write_text(json.dumps({"base_model": "x", **data}))
+    said = ""
+    try:
+        read_tuning(path)
+    except SpecError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+def test_names_of_relatives() -> None:
+    assert plainer_name("Qwen/Qwen2.5-Coder-7B-Instruct") == "qwen2.5-7b"
+    assert plainer_name("lmsys/vicuna-7b-v1.5") == "llama2-7b"
