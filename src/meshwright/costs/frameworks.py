@@ -139,6 +139,11 @@ class Behaviour(Spec):
     optimizer_fused: bool = Field(description="one multi-tensor kernel updates all states")
     zero: int = Field(ge=0, le=3, description="ZeRO stage when a run names none")
     recompute: Recompute = Field(description="recomputation when a run names none")
+    selective: Literal["attention", "operators", "products"] = Field(
+        description="what selective recomputation keeps: everything but attention's inner tensors, the "
+        "results of every second product and of attention, or those of all products"
+    )
+    tf32: bool = Field(description="fp32 products run in TF32 where the device has it")
     stage_split: Literal["equal", "cost-balanced"] = Field(
         description="layers per pipeline stage: as even as possible, or by compute cost"
     )

@@ -31,6 +31,7 @@ from meshwright.costs.kernels import (
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
 from meshwright.costs.linears import expert_matmuls, weighted_products
 from meshwright.costs.mixers import LayerShares, equivalent_keys, layer_shares, window_share
+from meshwright.costs.selective import repeated_forward_s
 from meshwright.specs.model import Model
 
 PARTS = (
@@ -62,14 +63,14 @@ ROTARY_EAGER = 13.0
 class LayerTime:
     """Seconds per part, forward and backward, of one layer for one micro-batch.
 
-    `core_attention` is the share of the forward that selective recomputation repeats.
+    `selective` is the time of the forward that selective recomputation repeats.
     `hidden_dispatch` is the exposed time of the experts' dispatch in each direction where it runs
     beside another micro-batch's compute; None where nothing hides it.
     """
 
     forward: dict[str, Floats]
     backward: dict[str, Floats]
-    core_attention: Floats
+    selective: Floats
     hidden_dispatch: Floats | None = None
 
     def forward_s(self) -> Floats:
@@ -121,7 +122,8 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     hidden = None
     if moe and setting.behaviour.expert_overlapped:
         hidden = overlapped_dispatch_s(forward, backward)
-    return LayerTime(forward, backward, forward["attention"], hidden)
+    again = repeated_forward_s(setting.behaviour, forward)
+    return LayerTime(forward, backward, again, hidden)
 
 
 def _mixing(setting: LayerModel, keys: LayerKeys, share: LayerShares, *, backward: bool) -> Floats:

@@ -23,6 +23,7 @@ from meshwright.costs.mixers import layer_shares, mixer_bytes
 from meshwright.costs.parameters import LocalParameters, local_parameters
 from meshwright.costs.phases import heaviest, phase_parts, total
 from meshwright.costs.routing import hottest_rank
+from meshwright.costs.selective import selective_bytes
 from meshwright.costs.stages import ROLES, StageLayers
 from meshwright.costs.tables import table
 from meshwright.costs.transformers_layer import Kept, layer_kept
@@ -215,7 +216,11 @@ def kept_per_layer(
             kept = replace(kept, whole=kept.whole + scores)
         return kept
     whole, boundary = activation_bytes_per_layer(model, job, behaviour, columns, moe=moe)
-    return Kept(whole, boundary, np.zeros(columns.rows))
+    tokens = (columns.micro_batch * ceil_div(job.seq_len, columns.cp)).astype(np.float64)
+    selective = selective_bytes(model, job, behaviour, columns, tokens, moe=moe)
+    if selective is not None:
+        selective = np.minimum(selective, whole)
+    return Kept(whole, boundary, np.zeros(columns.rows), selective)
 
 
 def _scores(model: Model, job: Job, columns: LayoutColumns) -> Floats:
@@ -384,10 +389,14 @@ def _role_parts(
     for moe, count in ((False, layers.dense[role]), (True, layers.moe[role])):
         if moe not in kept:
             continue
-        whole, boundary = kept[moe].whole, kept[moe].boundary
+        whole, boundary, selective = kept[moe].whole, kept[moe].boundary, kept[moe].selective
         recomputed = np.where(full, share, 0.0)
+        one = whole
+        if selective is not None:
+            one = np.where(columns.recompute == 1, selective, whole)
+            working = np.maximum(working, np.where(count > 0, whole - one, 0.0))
         activations = activations + flight * count * (
-            recomputed * boundary + (1.0 - recomputed) * whole
+            recomputed * boundary + (1.0 - recomputed) * one
         )
         again = np.where(full & (share * count > 0), whole, 0.0) + kept[moe].backward * (count > 0)
         working = np.maximum(working, again)

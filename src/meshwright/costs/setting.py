@@ -26,12 +26,16 @@ class Setting:
     @staticmethod
     def of(model: Model, cluster: Cluster, job: Job) -> Setting:
         """Derive kernels, fabric and framework behaviour."""
+        software = behaviour(job)
+        compute = job.precision.compute
+        if compute == "fp32" and software.tf32:
+            compute = "tf32"
         return Setting(
             model,
             cluster,
             job,
-            behaviour(job),
-            kernels_for(cluster.device, job.precision.compute, _head_width(model)),
+            software,
+            kernels_for(cluster.device, compute, _head_width(model)),
             Fabric.of(cluster),
         )
 

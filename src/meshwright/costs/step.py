@@ -181,7 +181,7 @@ def _stage_parts(
     share = layers.recomputed_share(role, columns)
     for moe, time in per_layer.items():
         full = time.forward_s()[inverse] * share
-        selective = time.core_attention[inverse]
+        selective = time.selective[inverse]
         each = np.where(
             columns.recompute == 2, full, np.where(columns.recompute == 1, selective, 0.0)
         )

@@ -32,6 +32,8 @@ class Kept:
     whole: Floats
     boundary: Floats
     backward: Floats
+    selective: Floats | None = None
+    """Kept under selective recomputation, where that is less than `whole`."""
 
 
 def layer_kept(

@@ -333,7 +333,11 @@ def _layout(
     sequence = row["sequence_parallel"].lower()
     if not sequence and degrees.tp > 1:
         default = rule.default("sequence_parallel")
-        chosen = bool(default) if default is not None else rule.framework in ("megatron", "nemo")
+        chosen = (
+            bool(default)
+            if default is not None
+            else rule.framework in ("megatron", "nemo", "torchtitan")
+        )
         assumed.append(f"sequence_parallel={'yes' if chosen else 'no'}")
         sequence = "yes" if chosen else "no"
     return Layout(

@@ -1,0 +1,63 @@
+"""Selective recomputation: what frameworks keep and what they run again under that one word.
+
+Megatron's repeats attention alone: with unfused attention its scores go, with flash attention nothing
+does, since flash repeats them anyway. PyTorch's per-operator policy (torchtitan) keeps the results of every
+second product and of attention and runs the rest again; JAX's minimal policies (MaxText) keep the results of
+all products.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.costs.columns import Floats, LayoutColumns
+from meshwright.costs.frameworks import Behaviour
+from meshwright.specs.job import Job
+from meshwright.specs.model import Model
+
+
+def selective_elements(
+    model: Model, behaviour: Behaviour, columns: LayoutColumns, *, moe: bool
+) -> Floats:
+    """Elements per token that one layer keeps under a per-operator policy; shape (rows,).
+
+    The layer's input, attention's result, and of the products in the order that the layer runs them
+    (queries, keys, values, output, gate, up, down) every second or all. Routed experts keep nothing.
+    """
+    tp = columns.tp.astype(np.float64)
+    split = np.where(columns.sequence_parallel > 0, tp, 1.0)
+    width = float(model.experts.shared_ffn) if moe and model.experts else float(model.ffn)
+    inner = width / tp
+    hidden = model.hidden / split
+    queries, keys = model.heads * model.head_dim / tp, model.kv_heads * model.head_dim / tp
+    results = [queries, keys, keys, hidden, *([inner] if model.gated else []), inner, hidden]
+    kept = results[::2] if behaviour.selective == "operators" else results
+    total = hidden + model.attention_width / tp
+    for elements in kept:
+        total = total + elements
+    return np.asarray(total, dtype=np.float64)
+
+
+def repeated_forward_s(behaviour: Behaviour, forward: dict[str, Floats]) -> Floats:
+    """Time of one layer's forward that selective recomputation runs again in its backward."""
+    if behaviour.selective == "attention":
+        return forward["attention"]
+    if behaviour.selective == "products":
+        return forward["elementwise"]
+    return forward["elementwise"] + 0.5 * forward["matmul"]
+
+
+def selective_bytes(
+    model: Model,
+    job: Job,
+    behaviour: Behaviour,
+    columns: LayoutColumns,
+    tokens: Floats,
+    *,
+    moe: bool,
+) -> Floats | None:
+    """Bytes that one layer keeps per micro-batch under a per-operator policy; None under Megatron's."""
+    if behaviour.selective == "attention":
+        return None
+    elements = selective_elements(model, behaviour, columns, moe=moe)
+    return tokens * elements * job.precision.activation_bytes
