@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cli import run
-from meshwright.exports.tuning import plainer_name, read_tuning
+from meshwright.exports.tuning import plainer_name, read_tuning, size_in
 from meshwright.planner.fits import verdict
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
@@ -196,3 +196,14 @@ def test_any_values_are_read_or_refused(
 def test_names_of_relatives() -> None:
     assert plainer_name("Qwen/Qwen2.5-Coder-7B-Instruct") == "qwen2.5-7b"
     assert plainer_name("lmsys/vicuna-7b-v1.5") == "llama2-7b"
+    assert plainer_name("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B") == "qwen2.5-1.5b"
+    assert size_in("some/Model-13b-sft") == "13B" and size_in("/model") is None
+
+
+def test_a_size_in_an_unknown_name_gives_a_typical_shape_and_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "trl.yaml"
+    path.write_text(path.read_text().replace("Qwen/Qwen2.5-7B", "somebody/thing-7B-sft"))
+    assert run(["fits", str(path), "--cluster", "h100:1x8", "--zero", "3"]) == 0
+    assert "a typical one" in " ".join(capsys.readouterr().out.split())

@@ -69,7 +69,7 @@ def _model_of(tuning: Tuning) -> Model:
     Raises:
         SpecError: neither is a preset.
     """
-    from meshwright.exports.tuning import plainer_name
+    from meshwright.exports.tuning import plainer_name, size_in
     from meshwright.specs import load_model
     from meshwright.specs.errors import SpecError
 
@@ -77,17 +77,17 @@ def _model_of(tuning: Tuning) -> Model:
         return load_model(tuning.model)
     except SpecError as error:
         first = error
-    plainer = plainer_name(tuning.model)
-    try:
-        shape = load_model(plainer)
-    except SpecError:
-        raise SpecError(
-            "--model",
-            tuning.model,
-            f"no preset of this name: give one, or its config.json ({first})",
-        ) from None
-    tuning.assumed.append(f"{tuning.model} has the shape of {shape.name}, by its name")
-    return shape
+    size = size_in(tuning.model)
+    for guess, why in ((plainer_name(tuning.model), "by its name"), (size, "a typical one")):
+        try:
+            shape = load_model(guess or "")
+        except SpecError:
+            continue
+        tuning.assumed.append(f"{tuning.model} has the shape of {shape.name}, {why}")
+        return shape
+    raise SpecError(
+        "--model", tuning.model, f"no preset of this name: give one, or its config.json ({first})"
+    )
 
 
 def _plain(model: str, tuning: Tuning, answer: Verdict) -> dict[str, Any]:
