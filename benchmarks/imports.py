@@ -1,0 +1,152 @@
+"""Import real configurations of other projects and write what became of each to docs/imports.md.
+
+    python benchmarks/imports.py CORPUS_DIR [--write docs/imports.md] [--split seen|held] [--show N]
+
+CORPUS_DIR holds `manifest.tsv` (repository, path, format, split; tab-separated) and each
+repository's files under `owner+name/`. A file that asks for what it does not say is asked again
+with `--guess`; a registry of several configurations is read at its first one. The files are
+others' and stay outside the project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given, Imported
+from meshwright.specs.errors import SpecError
+
+# Refusals for a stated reason that is true of the file, not of the reader.
+_RIGHTLY = re.compile(
+    r"does not train|not modelled|meshwright plans|trains an? |trains a |no command that trains|serves|"
+    r"decoder-only|an inference run|an image model|exports weights|no optimizer|no training data"
+)
+
+
+@dataclass
+class Case:
+    """One file, what it asked for, and what became of it."""
+
+    repository: str
+    path: str
+    kind: str
+    split: str
+    asked: list[str] = field(default_factory=list)
+    found: Imported | None = None
+    reason: str = ""
+    verdict: str = ""
+
+
+def run(case: Case, root: Path) -> Case:
+    """Import one file, answering what it asks with its own guess where it offers one."""
+    path = root / case.repository.replace("/", "+") / case.path
+    given = Given()
+    for _ in range(6):
+        try:
+            case.found = import_file(path, given)
+            case.verdict = "accepted" if not case.asked else f"accepted, asks {', '.join(case.asked)}"
+            return case
+        except SpecError as error:
+            sentence = str(error)
+            answered = _answer(error, sentence, given)
+            if answered is None:
+                case.reason = sentence
+                right = _RIGHTLY.search(sentence)
+                asks = error.field.startswith("--") and error.value is None or "--set" in sentence or "--args" in sentence
+                case.verdict = "refused: " + sentence if right else "asks: " + sentence if asks else "FAILED: " + sentence
+                return case
+            given, what = answered
+            case.asked += [one for one in what if one not in case.asked]
+        except Exception:  # the point of this command is to find these
+            case.reason = traceback.format_exc()
+            case.verdict = "TRACEBACK: " + case.reason.strip().splitlines()[-1]
+            return case
+    case.verdict = "FAILED: asks again and again"
+    return case
+
+
+def _answer(error: SpecError, sentence: str, given: Given) -> tuple[Given, list[str]] | None:
+    if error.field == "--config" and "one of " in sentence and not given.config:
+        first = sentence.split("one of ", 1)[1].split(",")[0].rstrip("…").strip()
+        return replace(given, config=first), ["--config"]
+    if "--guess" in sentence and not given.guess:
+        asked = [name for name in ("--model", "--cluster") if name in sentence]
+        return replace(given, guess=True), asked
+    if "a multiple of" in sentence and given.cluster is None and error.field in ("world", "global_batch"):
+        return None
+    return None
+
+
+def main() -> None:
+    """Run the corpus and print or write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--split", default="")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--show", action="store_true")
+    options = parser.parse_args()
+    cases = []
+    for line in (options.corpus / "manifest.tsv").read_text().splitlines():
+        repository, path, kind, split = line.split("\t")
+        if options.split in ("", split) and re.search(options.only or ".", f"{repository} {path} {kind}"):
+            cases.append(Case(repository, path, kind, split))
+    begun = time.monotonic()
+    for case in cases:
+        run(case, options.corpus)
+        if options.show or not case.verdict.startswith("accepted"):
+            print(f"{case.repository} {case.path}: {case.verdict[:260]}")
+        if options.show and case.found is not None:
+            _print(case.found)
+    counts = Counter(case.verdict.split(",")[0].split(":")[0] for case in cases)
+    unread = Counter(
+        f"{case.kind} {remark.option}"
+        for case in cases if case.found is not None for remark in case.found.remarks if remark.kind == "unread"
+    )  # fmt: skip
+    print(dict(counts), f"{len(cases)} files, {time.monotonic() - begun:.0f} s")
+    for name, count in unread.most_common(400 if options.show else 60):
+        print(f"  not understood {count:3} {name}")
+    if options.write:
+        options.write.write_text(_page(cases))
+
+
+def _print(found: Imported) -> None:
+    job, model = found.job, found.model
+    print(f"    {found.format} | {model.name} {model.layers}x{model.hidden}/{model.heads}kv{model.kv_heads} ffn{model.ffn} v{model.vocab} "
+          f"{model.positions} gated={model.gated} exp={model.experts and (model.experts.experts, model.experts.top_k, model.experts.ffn)} | {found.cluster.name} "
+          f"| {found.layout.label()} order={found.layout.schedule} | seq {job.seq_len} gb {job.global_batch} {job.precision.name} {job.optimizer.name} "
+          f"{job.framework} lora={job.lora_rank} drop={job.dropout} docs={job.document_masking} kernel={job.attention_kernel} off={sorted(found.offload)}")
+    for remark in found.remarks:
+        print(f"      - {remark.kind}: {remark.sentence()[:170]}")
+
+
+def _page(cases: list[Case]) -> str:
+    accepted = sum(case.verdict.startswith("accepted") for case in cases)
+    refused = sum(case.verdict.startswith("refused") for case in cases)
+    asks = sum(case.verdict.startswith("asks") for case in cases)
+    lines = [
+        "# Imports tried on other projects' files", "",
+        "Written by `python benchmarks/imports.py CORPUS_DIR --write docs/imports.md`. The files are others'",
+        "and not part of this project; each was read as it stands in the repository named. *Asks* names what",
+        "the file does not say and the options that give it; the guess that the import offers was taken.", "",
+        f"{len(cases)} files of {len({case.repository for case in cases})} repositories: {accepted} read, {refused} refused because "
+        f"they are no training run of a decoder-only", f"transformer, {asks} left asking, "
+        f"{len(cases) - accepted - refused - asks} that should have been read.", "",
+        "| repository | path | read as | verdict |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for case in sorted(cases, key=lambda one: (one.repository.lower(), one.path)):
+        format_ = case.found.format if case.found is not None else ""
+        layout = f": {case.found.layout.label()}, {case.found.model.name}" if case.found is not None else ""
+        verdict = (case.verdict + layout).replace("|", "\\|").replace("\n", " ")
+        lines.append(f"| {case.repository} | {case.path} | {format_} | {verdict[:230]} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""axolotl's YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports import deepspeed
+from meshwright.imports.accelerate import STRATEGY_ZERO
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import OPTIMIZERS, RECIPES
+
+EDITS = {
+    "micro_batch": "micro_batch_size", "accumulation": "gradient_accumulation_steps",
+    "recompute": "gradient_checkpointing",
+}  # fmt: skip
+
+
+def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
+    """Return what an axolotl configuration runs.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    from meshwright.imports.hf import _deepspeed
+
+    options = Options(flattened(data))
+    reading = Reading("axolotl YAML", options=dict(EDITS))
+    reading.model, reading.model_name = given.model, options.loose("base_model")
+    reading.micro_batch = options.whole("micro_batch_size", default=1) or 1
+    reading.accumulation = options.whole("gradient_accumulation_steps", default=1) or 1
+    reading.global_batch = 0
+    total = options.whole("batch_size")
+    if total and "gradient_accumulation_steps" not in options:
+        reading.accumulation = max(1, total // reading.micro_batch)
+    reading.seq_len = options.whole("sequence_len", "sequence_length")
+    reading.job["framework"] = "fsdp"
+    _precision(options, reading)
+    named = options.raw("deepspeed")
+    reading.layout["zero"] = 0
+    if isinstance(named, str) and named:
+        _deepspeed(named, reading, given, folder, None)
+    elif isinstance(data.get("deepspeed"), dict):
+        deepspeed.apply(data["deepspeed"], reading, given)
+        options.read |= {n for n in options.values if n.startswith("deepspeed.")}
+    _fsdp(options, reading)
+    _degrees(options, reading)
+    again = options.text("gradient_checkpointing", "activation_checkpointing").lower()
+    if again == "offload" or options.flag("activation_offloading"):
+        reading.offload.add("activations")
+        again = "true" if again == "offload" else again
+    if again in ("true", "unsloth") or "recompute" not in reading.layout:
+        reading.layout["recompute"] = "full" if again in ("true", "unsloth") else "none"
+    _optimizer(options, reading)
+    _adapters(options, reading)
+    if options.flag("sample_packing"):
+        reading.job["document_masking"] = True
+    if options.flag("eager_attention") or options.word("attn_implementation") == "eager":
+        reading.job["attention_kernel"] = "unfused"
+    if options.has("unfrozen_parameters"):
+        reading.unmodelled("unfrozen_parameters", "only part of the model trains; the estimate trains all")
+    if options.flag("liger_fused_linear_cross_entropy") or "CutCrossEntropy" in str(data.get("plugins", "")):
+        reading.unmodelled("plugins", "a fused loss never holds all logits; the estimate does")
+    options.finish(reading, "axolotl", "hf", "common", strict=given.strict)
+    return reading
+
+
+def _precision(options: Options, reading: Reading) -> None:
+    bf16, fp16 = options.values.get("bf16"), options.values.get("fp16")
+    options.raw("bf16", "fp16", "tf32", "float16", "bfloat16")
+    pure = options.values.get("bfloat16") in (True, "true") or options.values.get("float16") in (True, "true")
+    if options.flag("fp8"):
+        recipe = "fp8"
+    elif bf16 in (True, "auto", "true", "full"):
+        recipe = "bf16"
+        if bf16 == "auto":
+            reading.guess("bf16", "\"auto\" is bf16 on devices that have it; it is taken")
+        if bf16 == "full":
+            recipe = "pure-bf16"
+    elif fp16 in (True, "true", "auto"):
+        recipe = "fp16"
+    else:
+        recipe = "pure-bf16" if pure else "fp32"
+    reading.job["precision"] = RECIPES[recipe].model_dump()
+
+
+def _fsdp(options: Options, reading: Reading) -> None:
+    fsdp = options.raw("fsdp")
+    words = [str(w).upper() for w in fsdp] if isinstance(fsdp, list) else str(fsdp or "").upper().split()
+    there = bool(words) or any(name.startswith("fsdp_config.") for name in options.values)
+    version = options.whole("fsdp_version", "fsdp_config.fsdp_version", default=1)
+    if not there:
+        return
+    strategy = options.text("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy", default="FULL_SHARD").upper()
+    for word in words:
+        strategy = word if word in STRATEGY_ZERO else strategy
+    reshard = options.flag("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward", default=True)
+    zero = STRATEGY_ZERO.get(strategy)
+    if zero is None:
+        raise SpecError("fsdp_config.fsdp_sharding_strategy", strategy, f"one of {', '.join(STRATEGY_ZERO)}")
+    reading.layout["zero"] = 2 if version == 2 and not reshard else zero
+    if options.flag("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params") or "OFFLOAD" in words:
+        reading.offload |= {"optimizer", "parameters"}
+    if options.flag("fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing"):
+        reading.layout["recompute"] = "full"
+    for name in list(options.values):
+        if name.startswith("fsdp_config."):
+            options.read.add(name)
+
+
+def _degrees(options: Options, reading: Reading) -> None:
+    tp = options.whole("tensor_parallel_size", default=1) or 1
+    cp = options.whole("context_parallel_size", "sequence_parallel_degree", default=1) or 1
+    replicate = options.whole("dp_replicate_size")
+    options.raw("dp_shard_size")
+    if tp > 1:
+        reading.layout["tp"] = tp
+    if cp > 1:
+        reading.layout |= {"cp": cp, "cp_method": "ring"}
+    reading.replicate = replicate
+
+
+def _optimizer(options: Options, reading: Reading) -> None:
+    name = options.text("optimizer", default="adamw_torch_fused")
+    try:
+        reading.job["optimizer"] = optimizer_named(name, "optimizer").model_dump()
+    except SpecError:
+        reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
+        reading.unmodelled("optimizer", f"the state of {name} is not known; AdamW's is priced")
+
+
+def _adapters(options: Options, reading: Reading) -> None:
+    kind = options.word("adapter")
+    rank = options.whole("lora_r", default=16) or 16
+    if kind in ("lora", "qlora", "dora"):
+        reading.job["lora_rank"] = rank
+    elif kind:
+        reading.unmodelled("adapter", f"{kind} adapters are not modelled; all weights are priced as trained")
+    four, eight = options.flag("load_in_4bit"), options.flag("load_in_8bit")
+    if kind == "qlora" or four or eight:
+        bits = 8 if eight and not four else 4
+        reading.unmodelled(f"load_in_{bits}bit", f"frozen weights in {bits} bits; the estimate holds them in 16")
+    options.raw("quantization")
+    for name in list(options.values):
+        if name.startswith(("lora_", "peft")):
+            options.read.add(name)

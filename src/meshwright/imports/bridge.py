@@ -1,0 +1,183 @@
+"""Megatron-Bridge: recipes in Python, and run_recipe's overrides."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.exports import megatron_bridge
+from meshwright.imports import megatron
+from meshwright.imports.bash import beside
+from meshwright.imports.names import guess_model, model_named
+from meshwright.imports.options import Options
+from meshwright.imports.pyfile import Made, Module, Unknown, call_function, functions, parse_module
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.foreign import read_text
+from meshwright.specs.model import Model
+
+
+def is_bridge(program: str, words: list[str]) -> bool:
+    """Whether a command runs a Megatron-Bridge recipe."""
+    text = " ".join(words)
+    return bool(re.search(r"--recipe[ =]", text)) and ("finetune" in program or "recipe" in program or "pretrain" in program)
+
+
+def read_words(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:
+    """Return what run_recipe runs: a recipe, and overrides of its fields.
+
+    Raises:
+        SpecError: a field cannot be, or the model is not known.
+    """
+    recipe = _option(words, "--recipe")
+    flags, unknown = megatron_bridge.flags_of(words, True)
+    flags = megatron_bridge.finished(flags)
+    base: dict[str, Any] = {}
+    model: Model | None = given.model
+    named = ""
+    if recipe and "num-layers" not in flags:
+        found = _recipe_at(folder, recipe)
+        if found is not None:
+            base, named = _fields(found)
+        named = named or re.sub(r"_(pretrain|sft|finetune|peft|lora).*", "", recipe).replace("_", "-")
+        model = model or model_named(named)
+    reading = _megatron({**base, **flags}, given, model, named, "Megatron-Bridge overrides")
+    for field in unknown:
+        reading.note("an override that is not understood; it is left out", field)
+    if recipe and not base and "num-layers" not in flags:
+        reading.note(f"the recipe {recipe} is not here: only what the overrides say is read", "--recipe")
+    if _option(words, "--peft_scheme", "--peft") in ("lora", "dora"):
+        reading.job["lora_rank"] = 32
+        reading.guess("--peft", "the rank of the adapters is the recipe's; 32 is taken")
+    return reading
+
+
+def _option(words: list[str], *names: str) -> str:
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else words[index + 1] if index + 1 < len(words) else ""
+    return ""
+
+
+def _recipe_at(folder: Path | None, recipe: str) -> Made | None:
+    """The configuration that a recipe's function returns, where its file lies beside the script."""
+    if folder is None or not recipe.isidentifier():
+        return None
+    family = recipe.split("_")[0]
+    for tail in (f"recipes/{family}/{family}.py", f"src/megatron/bridge/recipes/{family}/h100/{family}.py",
+                 f"{recipe}.py"):  # fmt: skip
+        path = beside(folder, tail)
+        if path is None:
+            continue
+        module = parse_module(read_text(path), str(path), path.parent)
+        for node in functions(module):
+            if node.name == recipe:
+                made = call_function(module, node, [], {})
+                return made if isinstance(made, Made) else None
+    return None
+
+
+def read_recipe(module: Module, name: str, given: Given) -> Reading:
+    """Return what one recipe of a Python file runs.
+
+    Raises:
+        SpecError: there are several and none is chosen, or none with that name.
+    """
+    known = {node.name: node for node in functions(module) if not node.name.startswith("_")
+             and (re.search(r"(pretrain|sft|peft|finetune|_config$)", node.name)) and _returns(node)}  # fmt: skip
+    if not known:
+        raise SpecError("file", name, "no function that returns a recipe was found")
+    chosen = given.config or (next(iter(known)) if len(known) == 1 else "")
+    if not chosen:
+        raise SpecError(
+            "--config", None, f"this file holds {len(known)} recipes: say which with --config, one of "
+            f"{', '.join(list(known)[:12])}{'…' if len(known) > 12 else ''}",
+        )  # fmt: skip
+    if chosen not in known:
+        raise SpecError("--config", chosen, nearest(chosen, known))
+    made = call_function(module, known[chosen], [], {})
+    if not isinstance(made, Made):
+        raise SpecError("--config", chosen, "what this function returns cannot be followed")
+    flags, named = _fields(made)
+    model = given.model or (model_named(named) if named else None)
+    reading = _megatron(flags, given, model, named, f"Megatron-Bridge recipe {chosen}")
+    if "peft" in chosen or "lora" in chosen:
+        rank = made.get("peft.dim")
+        reading.job["lora_rank"] = rank if isinstance(rank, int) else 32
+        if not isinstance(rank, int):
+            reading.guess("peft.dim", "the adapters' rank is not stated here; 32 is taken")
+    return reading
+
+
+def _returns(node: ast.FunctionDef) -> bool:
+    return any(isinstance(inner, ast.Return) and inner.value is not None for inner in ast.walk(node))
+
+
+def _fields(made: Made) -> tuple[dict[str, Any], str]:
+    """(Megatron-LM flags, the model's hub name) of a configuration."""
+    words: list[str] = []
+    for table in ("model", "train", "optimizer", "ddp", "dataset", "tokenizer", "scheduler", "comm_overlap"):
+        part = made.fields.get(table)
+        values = part.fields if isinstance(part, Made) else part if isinstance(part, dict) else {}
+        for key, value in values.items():
+            if isinstance(value, (Made, Unknown, dict)) or value is None:
+                if isinstance(value, Unknown) and value.text.startswith("torch."):
+                    words.append(f"{table}.{key}={value.text.removeprefix('torch.')}")
+                continue
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            words.append(f"{table}.{key}={text}")
+    mixed = made.fields.get("mixed_precision")
+    mixed_text = mixed if isinstance(mixed, str) else mixed.name.rsplit(".", 1)[-1] if isinstance(mixed, Made) else "bf16_mixed"
+    words.append(f"mixed_precision={mixed_text or 'bf16_mixed'}")
+    flags, _unknown = megatron_bridge.flags_of(words, True)
+    flags = dict(megatron_bridge.finished(flags))
+    model = made.fields.get("model")
+    for field, flag in (("seq_length", "seq-length"), ("virtual_pipeline_model_parallel_size", "num-virtual-stages-per-pipeline-rank")):
+        value = made.get(f"model.{field}")
+        if isinstance(value, int) and value:
+            flags.setdefault(flag, str(value))
+    if made.get("ddp.use_megatron_fsdp") is True:
+        flags["use-megatron-fsdp"] = True
+        flags.setdefault("data-parallel-sharding-strategy", str(made.get("ddp.data_parallel_sharding_strategy", "no_shard")))
+    return flags, _hub(model)
+
+
+def _hub(model: Any) -> str:
+    current = model
+    for _ in range(6):
+        if not isinstance(current, Made):
+            return ""
+        for one in [*current.args, *current.fields.values()]:
+            if isinstance(one, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", one):
+                return one
+        if current.name.endswith("ModelProvider") or re.search(r"Provider\w*$", current.name):
+            size = re.search(r"Provider(\w+)$", current.name)
+            family = current.name.rsplit(".", 1)[-1].split("ModelProvider")[0]
+            return f"{family}-{size.group(1)}" if size else family
+        current = current.parent
+    return ""
+
+
+def _megatron(flags: dict[str, Any], given: Given, model: Model | None, named: str, title: str) -> Reading:
+    for flag in ("attention-dropout", "hidden-dropout"):
+        flags.setdefault(flag, "0.0")
+    flags.setdefault("use-distributed-optimizer", True)
+    if model is None and "num-layers" not in flags:
+        guessed = guess_model(named) if named else None
+        if guessed is None or not given.guess:
+            offer = f" (a guess by its size: --model {guessed.name.removeprefix('typical-')}, taken with --guess)" if guessed else ""
+            raise SpecError("--model", None, f"the recipe names {named or 'a model'}, which is no preset: "
+                            f"give a preset, its config.json or a size{offer}")  # fmt: skip
+        model = guessed
+    if model is not None and "num-layers" not in flags:
+        from dataclasses import replace
+
+        given = replace(given, model=model)
+    options = Options(flags, "--")
+    reading = megatron.read(options, given, title)
+    reading.options = {key: value.lstrip("-").replace("-", "_") for key, value in reading.options.items()}
+    reading.job["dropout"] = 0.0
+    return reading

@@ -1,0 +1,204 @@
+"""Complete what a file says with what the user says; ask for the rest, or guess and say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.exports.canonical import canonical
+from meshwright.exports.stamp import Stamp
+from meshwright.imports.names import guess_model, model_named
+from meshwright.imports.reading import Given, Imported, Reading
+from meshwright.specs import load_cluster, load_model
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+_SHAPE = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gated", "norm",
+    "tied_embeddings", "qkv_bias", "attention_out_bias", "qk_norm", "positions", "window",
+    "window_period", "latent_attention", "experts",
+)  # fmt: skip
+"""What a file with an architecture of its own must agree in with the preset that its stamp names."""
+
+
+def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
+    """Return the run that a file describes.
+
+    Raises:
+        SpecError: the model or the cluster is not known (one sentence asks for both), or numbers
+            contradict each other.
+    """
+    model, cluster = _model_and_cluster(reading, given, stamp)
+    world = _world(reading, given, cluster)
+    fields = dict(reading.layout)
+    split = [int(fields.get(axis, 1)) for axis in ("tp", "pp", "cp")]
+    inner = split[0] * split[1] * split[2]
+    if inner < 1 or world % inner:
+        raise SpecError(
+            "world", world, "a multiple of tp · pp · cp = "
+            f"{split[0]} · {split[1]} · {split[2]} devices is expected",
+        )  # fmt: skip
+    if split[1] > model.layers:
+        raise SpecError("pp", split[1], f"at most the {model.layers} layers are expected")
+    dp = world // inner
+    micro = given.micro_batch or reading.micro_batch or stamp.micro_batch
+    if not micro:
+        micro = 1
+        reading.guess("--micro-batch", "the file holds no micro-batch; 1 is taken")
+    seq_len = _seq(reading, given, stamp, model)
+    batch = _batch(reading, given, stamp, dp, micro, seq_len)
+    fields |= {"dp": dp, "micro_batch": micro, "shard": _shard(reading, fields, dp * split[2])}
+    layout = Layout.parse(fields, "layout")
+    job = Job.parse({**reading.job, "seq_len": seq_len, "global_batch": batch}, "job")
+    if batch % (dp * micro):
+        raise SpecError(
+            "global_batch", batch, f"a multiple of dp · micro_batch = {dp} · {micro} is expected; "
+            "--global-batch, --micro-batch or --cluster says otherwise",
+        )  # fmt: skip
+    _check_experts(layout, model)
+    return Imported(
+        reading.format, model, cluster, job, canonical(layout, model), tuple(reading.remarks),
+        frozenset(reading.offload), reading.options,
+    )  # fmt: skip
+
+
+def _check_experts(layout: Layout, model: Model) -> None:
+    if layout.ep > 1 and model.experts is not None and (layout.dp * layout.cp * layout.tp) % (
+        layout.ep * layout.etp
+    ):
+        raise SpecError(
+            "ep", layout.ep, f"ep · etp = {layout.ep} · {layout.etp} must divide dp · cp · tp = "
+            f"{layout.dp} · {layout.cp} · {layout.tp}",
+        )  # fmt: skip
+
+
+def _model_and_cluster(reading: Reading, given: Given, stamp: Stamp) -> tuple[Model, Cluster]:
+    asked: list[SpecError] = []
+    model = given.model or _stamped(reading, stamp)
+    if model is None and reading.model_name:
+        model = model_named(reading.model_name)
+        guessed = guess_model(reading.model_name) if model is None else None
+        if model is None and guessed is not None and given.guess:
+            model = guessed
+            reading.guess(
+                "--model", f"{reading.model_name} is no preset; a typical shape of its size is taken"
+            )
+        if model is None:
+            offer = f" (a guess by its size: --model {guessed.name.removeprefix('typical-')}" \
+                    ", taken with --guess)" if guessed is not None else ""
+            asked.append(SpecError(
+                "--model", None, f"the file names {reading.model_name[:80]}, which is no preset: "
+                f"give a preset, its config.json or a size{offer}",
+            ))  # fmt: skip
+    elif model is None:
+        asked.append(SpecError(
+            "--model", None, "this format does not describe the model: name it, as llama3-8b"
+        ))  # fmt: skip
+    cluster = given.cluster or _stamped_cluster(stamp)
+    if cluster is None:
+        cluster = _asked_cluster(reading, given, asked)
+    if asked:
+        first, *more = asked
+        also = f"; also {more[0].field}: {more[0].remedy}" if more else ""
+        raise SpecError(first.field, first.value, first.remedy + also)
+    assert model is not None and cluster is not None  # noqa: PT018
+    return model, cluster
+
+
+def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cluster | None:
+    world = reading.world() or reading.dp * _inner(reading)
+    per_host = reading.per_host or min(8, world or 8)
+    hosts = reading.hosts or max(1, -(-(world or 8) // per_host))
+    offer = f"{reading.device or 'h100'}:{hosts}x{per_host}"
+    if given.guess:
+        reading.guess("--cluster", f"the file does not say what it runs on; {offer} is taken")
+        return load_cluster(offer)
+    hint = f" ({world} devices are started)" if world else ""
+    asked.append(SpecError(
+        "--cluster", None, f"say what it runs on{hint}, as {offer} (a guess, taken with --guess)"
+    ))  # fmt: skip
+    return None
+
+
+def _inner(reading: Reading) -> int:
+    fields = reading.layout
+    return int(fields.get("tp", 1)) * int(fields.get("pp", 1)) * int(fields.get("cp", 1))
+
+
+def _stamped(reading: Reading, stamp: Stamp) -> Model | None:
+    """The file's model: the stamped preset where the file's shape is that preset's."""
+    if not stamp.model:
+        return reading.model
+    try:
+        known = load_model(stamp.model)
+    except SpecError:
+        return reading.model
+    if reading.model is None:
+        return known
+    same = all(getattr(known, name) == getattr(reading.model, name) for name in _SHAPE)
+    return known if same else reading.model
+
+
+def _stamped_cluster(stamp: Stamp) -> Cluster | None:
+    if not stamp.cluster:
+        return None
+    try:
+        return load_cluster(stamp.cluster)
+    except SpecError:
+        return None
+
+
+def _world(reading: Reading, given: Given, cluster: Cluster) -> int:
+    """Devices of the run: what the user says it runs on, before what a file happens to start."""
+    stated = reading.world() or reading.dp * _inner(reading)
+    if not stated:
+        return cluster.gpus
+    if given.cluster is not None and cluster.gpus != stated:
+        if reading.dp and not reading.world():
+            return stated if stated <= cluster.gpus else cluster.gpus
+        reading.note(f"the file starts {stated} devices; --cluster says {cluster.gpus}")
+        return cluster.gpus
+    return stated
+
+
+def _seq(reading: Reading, given: Given, stamp: Stamp, model: Model) -> int:
+    found = given.seq_len or reading.seq_len or stamp.seq_len
+    if found:
+        return found
+    reading.guess("--seq", "the file holds no sequence length; 4096 is taken")
+    return 4096
+
+
+def _batch(
+    reading: Reading, given: Given, stamp: Stamp, dp: int, micro: int, seq_len: int
+) -> int:
+    if given.global_batch:
+        return given.global_batch
+    if reading.global_batch:
+        return reading.global_batch
+    if reading.batch_tokens:
+        return max(1, reading.batch_tokens // seq_len)
+    if reading.accumulation:
+        return reading.accumulation * micro * dp
+    if stamp.global_batch:
+        return stamp.global_batch
+    reading.guess(
+        "--global-batch", f"the file holds no global batch; one micro-batch per replica, {micro * dp}, is taken"
+    )
+    return micro * dp
+
+
+def _shard(reading: Reading, fields: dict[str, Any], ranks: int) -> int:
+    if not fields.get("zero"):
+        return 0
+    if reading.replicate > 1:
+        if ranks % reading.replicate:
+            raise SpecError(
+                "replicate", reading.replicate, f"a divisor of dp · cp = {ranks} is expected"
+            )
+        return ranks // reading.replicate
+    return reading.shard if reading.shard and reading.shard < ranks else 0
+
+

@@ -1,0 +1,181 @@
+"""A DeepSpeed configuration, alone or as part of a run that names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.exports.bundle import STAMP_KEY
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+
+EDITS = {
+    "micro_batch": "train_micro_batch_size_per_gpu", "zero": "zero_optimization.stage",
+    "accumulation": "gradient_accumulation_steps",
+}  # fmt: skip
+_KEYS = (
+    "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps",
+)  # fmt: skip
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is a DeepSpeed configuration."""
+    return any(key in data for key in _KEYS) and not any(
+        key in data for key in ("model_name_or_path", "base_model", "num_layers", "model", "parallelism")
+    )
+
+
+def read(data: dict[str, Any], given: Given) -> Reading:
+    """Return what a DeepSpeed configuration alone says.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    reading = Reading("DeepSpeed JSON", options=dict(EDITS))
+    reading.job = {"framework": "deepspeed", "optimizer": {"name": "adamw"}}
+    reading.model = given.model
+    ours = STAMP_KEY in data or "pipeline" in data
+    apply({k: v for k, v in data.items() if k != STAMP_KEY}, reading, given, exported=ours)
+    if "precision" not in reading.job:
+        if any(data.get(name) for name in ("bf16", "bfloat16", "fp16")):
+            reading.guess("bf16", "the precision is left to the training script (\"auto\"); bf16 is taken")
+            reading.job["precision"] = RECIPES["bf16"].model_dump()
+        else:
+            reading.job["precision"] = RECIPES["fp32"].model_dump()
+    return reading
+
+
+def apply(
+    data: dict[str, Any], reading: Reading, given: Given, *, exported: bool = False, prefix: str = ""
+) -> None:
+    """Add what a DeepSpeed configuration says to a reading; `"auto"` is what others fill in.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    options = Options(flattened(data), prefix)
+    options.read |= {name for name in options.values if name.startswith(STAMP_KEY)}
+    fields = reading.layout
+    tp = options.whole("tensor_parallel.autotp_size", "autotp_size", "tensor_parallel.tp_size")
+    pp = options.whole("pipeline.stages", default=1) or 1
+    cp = options.whole("sequence_parallel_size", default=1, least=1)
+    if tp > 1:
+        fields["tp"] = tp
+    if pp > 1:
+        fields["pp"] = pp
+    if cp > 1:
+        fields["cp"] = cp
+        reading.unmodelled("sequence_parallel_size", "Ulysses exchanges heads by all-to-all; the same "
+                           "split of the sequence by context parallelism is priced")  # fmt: skip
+    _zero(options, reading)
+    _batches(options, reading)
+    _precision(options, reading)
+    _checkpointing(options, reading, exported)
+    kind = options.text("optimizer.type")
+    if kind:
+        reading.job["optimizer"] = optimizer_named(kind, f"{prefix}optimizer.type").model_dump()
+        for name in list(options.values):
+            if name.startswith("optimizer.params."):
+                options.read.add(name)
+    reading.job.setdefault("framework", "deepspeed")
+    options.finish(reading, "deepspeed", strict=given.strict)
+
+
+def _zero(options: Options, reading: Reading) -> None:
+    name = "zero_optimization.stage"
+    if options.values.get("zero_optimization") is True:
+        options.read.add("zero_optimization")
+        reading.layout["zero"] = 1
+        return
+    if "zero_optimization" in options and isinstance(options.values["zero_optimization"], (str, list)):
+        raise SpecError("zero_optimization", options.values["zero_optimization"], "a table is expected")
+    stage = options.whole(name)
+    if stage > 3:
+        raise SpecError(name, stage, "a stage from 0 to 3 is expected")
+    reading.layout["zero"] = stage
+    hpz = options.whole("zero_optimization.zero_hpz_partition_size", default=1)
+    mics = options.whole("zero_optimization.mics_shard_size", default=0)
+    if stage == 3 and hpz > 1:
+        reading.shard = hpz
+    elif stage == 3 and mics > 0:
+        reading.shard = mics
+    for part, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
+        device = options.word(f"zero_optimization.{part}.device")
+        if device not in ("", "none"):
+            reading.offload.add(what)
+            if device == "nvme":
+                reading.note("goes to NVMe", f"zero_optimization.{part}")
+        for key in list(options.values):
+            if key.startswith(f"zero_optimization.{part}."):
+                options.read.add(key)
+    if options.flag("zero_optimization.cpu_offload"):
+        reading.offload.add("optimizer")
+    if options.flag("zero_optimization.cpu_offload_params"):
+        reading.offload.add("parameters")
+
+
+def _batches(options: Options, reading: Reading) -> None:
+    batch = options.whole("train_batch_size")
+    micro = options.whole("train_micro_batch_size_per_gpu", "train_micro_batch_size_per_chip")
+    steps = options.whole("gradient_accumulation_steps")
+    reading.micro_batch = micro or reading.micro_batch
+    reading.accumulation = steps or reading.accumulation
+    if batch:
+        reading.global_batch = batch
+        if not micro and steps:
+            _micro_of(batch, steps, reading)
+    elif micro and not steps and not reading.accumulation and not reading.global_batch:
+        reading.accumulation = 1
+
+
+def _micro_of(batch: int, steps: int, reading: Reading) -> None:
+    """The micro-batch that follows from batch, accumulation and the devices, where those are known."""
+    inner = 1
+    for axis in ("tp", "pp", "cp"):
+        inner *= int(reading.layout.get(axis, 1))
+    dp = reading.world() // inner
+    if dp and batch % (dp * steps) == 0:
+        reading.micro_batch = batch // (dp * steps)
+
+
+def _precision(options: Options, reading: Reading) -> None:
+    wide = options.word("data_types.grad_accum_dtype") in ("fp32", "float32")
+    sent = options.word("communication_data_type") in ("fp32", "float32")
+    for name in ("bf16", "bfloat16", "fp16"):
+        raw = options.values.get(f"{name}.enabled")
+        on = options.flag(f"{name}.enabled") if raw != "auto" else False
+        for key in list(options.values):
+            if key.startswith(f"{name}."):
+                options.read.add(key)
+        if not on:
+            continue
+        compute = "fp16" if name == "fp16" else "bf16"
+        recipe = RECIPES["bf16-fp32-grads" if wide and sent and compute == "bf16" else compute]
+        reading.job["precision"] = recipe.but(
+            gradient_bytes=4 if wide else 2, gradient_reduce_bytes=4 if sent else 2
+        ).model_dump()
+    if options.has("amp.enabled") and options.flag("amp.enabled"):
+        reading.job["precision"] = RECIPES["fp16"].model_dump()
+    if options.flag("torch_autocast.enabled"):
+        reading.unmodelled("torch_autocast", "weights stay in 32 bits and are cast; 16-bit weights are priced")
+
+
+def _checkpointing(options: Options, reading: Reading, exported: bool) -> None:
+    there = any(name.split(".")[0] == "activation_checkpointing" for name in options.values)
+    for name in list(options.values):
+        if name.startswith("activation_checkpointing"):
+            options.read.add(name)
+    interval = options.whole("pipeline.activation_checkpoint_interval")
+    if (there and exported) or interval:
+        reading.layout["recompute"] = "full"
+    elif there and "recompute" not in reading.layout:
+        if options.values.get("activation_checkpointing.cpu_checkpointing") is True:
+            reading.unmodelled(
+                "activation_checkpointing.cpu_checkpointing", "saved layer inputs go to host memory; not priced"
+            )
+        reading.guess(
+            "activation_checkpointing", "the table only configures what the model's code may switch on; "
+            "no recomputation is taken",
+        )  # fmt: skip

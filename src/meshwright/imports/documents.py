@@ -1,0 +1,176 @@
+"""YAML, JSON and TOML configurations: which framework's, by what is in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.exports.bundle import STAMP_KEY
+from meshwright.exports.stamp import Stamp, read_stamp
+from meshwright.imports import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    hf,
+    hydra,
+    llama_factory,
+    llm_foundry,
+    maxtext,
+    megatron_yaml,
+    nanotron,
+    nemo,
+    neox,
+    olmo,
+    primus,
+    torchtitan,
+    torchtune,
+)
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import Limits, parse_json, parse_toml, parse_yaml
+
+_LIMITS = Limits(size_bytes=4_000_000, any_number=True, last_wins=True)
+Data = dict[str, Any]
+
+
+def read(
+    text: str, name: str, given: Given, folder: Path | None, stamp: Stamp, overrides: list[str] | None = None
+) -> tuple[Reading, Stamp]:
+    """Return what a configuration says.
+
+    Raises:
+        SpecError: it cannot be parsed, or is of no known framework.
+    """
+    data = _parsed(text, name)
+    if STAMP_KEY in data:
+        stamp = read_stamp("\n".join(str(value) for value in dict(data[STAMP_KEY]).values()))
+    if "apiVersion" in data or ("run" in data and isinstance(data["run"], str)):
+        return _cloud(data, name, given, stamp, folder)
+    overrides = overrides or []
+    if deepspeed.is_config(data):
+        return deepspeed.read(data, given), stamp
+    if accelerate.is_config(data) and "model_name_or_path" not in data:
+        return accelerate.read(data, given, folder), stamp
+    if nanotron.is_config(data):
+        return nanotron.read(data, given), stamp
+    if megatron_yaml.is_config(data):
+        return megatron_yaml.read(data, given), stamp
+    if primus.is_config(data):
+        return primus.read(data, given, folder), stamp
+    if "base_model" in data:
+        return axolotl.read(data, given, folder), stamp
+    if llama_factory.is_config(data):
+        return llama_factory.read(data, given, folder), stamp
+    if "_component_" in text and torchtune.is_config(data):
+        return torchtune.read(data, given, overrides), stamp
+    if nemo.is_rl(data):
+        return nemo.read_rl(data, given, folder), stamp
+    if nemo.is_config(data):
+        return nemo.read(data, given, overrides), stamp
+    if "actor_rollout_ref" in data:
+        return hydra.read_verl_data(data, given), stamp
+    if torchtitan.is_config(data):
+        return torchtitan.read_toml(data, given, overrides), stamp
+    if llm_foundry.is_config(data):
+        return llm_foundry.read(data, given), stamp
+    if olmo.is_config(data):
+        return olmo.read(data, given), stamp
+    if maxtext.is_config(data):
+        return maxtext.read(data, given, folder), stamp
+    if neox.is_config(data):
+        return neox.read(data, given), stamp
+    if hf.is_trainer(data):
+        return hf.read(data, given, folder, _trainer_title(data)), stamp
+    raise SpecError(
+        "file", name, "no known format; a training script, recipe, log or configuration of a known "
+        "framework is expected",
+    )  # fmt: skip
+
+
+def _trainer_title(data: Data) -> str:
+    return "TRL YAML" if {"dataset_mixer", "trl", "dataset_mixture", "beta", "chat_template"} & set(data) else "TrainingArguments YAML"
+
+
+def _parsed(text: str, name: str) -> Data:
+    suffix = Path(name).suffix.lower()
+    if suffix == ".toml":
+        data: Any = parse_toml(text, "file", name)
+    elif suffix in (".json", ".jsonc") or text.lstrip()[:1] == "{":
+        data = parse_json(without_comments(text), "file", name, _LIMITS)
+    elif suffix in (".yaml", ".yml") or re.search(r"^[\w\"'-]+\s*:", text, re.MULTILINE):
+        data = parse_yaml(_tamed(text), "file", name, _LIMITS)
+    elif re.search(r"^\[[\w.]+\]", text, re.MULTILINE):
+        data = parse_toml(text, "file", name)
+    else:
+        raise SpecError(
+            "file", name, "no known format; a training script, recipe, log or configuration of a "
+            "known framework is expected",
+        )  # fmt: skip
+    if not isinstance(data, dict):
+        raise SpecError("file", name, "a table of named fields is expected")
+    return data
+
+
+def _tamed(text: str) -> str:
+    """A YAML text without template marks and tags that no plain parser knows."""
+    text = re.sub(r"^\{%.*%\}\s*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"!(?:include|join|ref|new|name|apply)[:\w.]*", "", text)
+    return text.replace("\t", "  ")
+
+
+def without_comments(text: str) -> str:
+    """JSON without `//` and `#` comments, block comments and trailing commas, as people write it."""
+    found: list[str] = []
+    index, end = 0, len(text)
+    while index < end:
+        letter = text[index]
+        if letter == '"':
+            start = index
+            index += 1
+            while index < end and text[index] != '"':
+                index += 2 if text[index] == "\\" else 1
+            index += 1
+            found.append(text[start:index])
+        elif text.startswith("//", index) or letter == "#":
+            index = text.find("\n", index)
+            index = end if index < 0 else index
+        elif text.startswith("/*", index):
+            index = text.find("*/", index) + 2
+            index = end if index < 2 else index
+        else:
+            found.append(letter)
+            index += 1
+    return re.sub(r",(\s*[}\]])", r"\1", "".join(found))
+
+
+def _cloud(
+    data: Data, name: str, given: Given, stamp: Stamp, folder: Path | None
+) -> tuple[Reading, Stamp]:
+    """The command inside a Kubernetes object or a SkyPilot task."""
+    from meshwright.imports import scripts
+
+    if isinstance(data.get("run"), str):
+        script = data["run"]
+    else:
+        found = _command(data)
+        if found is None:
+            raise SpecError("file", name, "no container with a command was found")
+        script = found
+    return scripts.read(script, name, given, folder, stamp)
+
+
+def _command(data: Any) -> str | None:
+    """The last word of the first `command` (or `args`) list, depth first; aliases once."""
+    waiting, seen = [data], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or not isinstance(value, (dict, list)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            words = [w for key in ("command", "args") for w in (value.get(key) or []) if isinstance(value.get(key), list)]
+            if words:
+                return str(words[-1]) if " " in str(words[-1]) else " ".join(map(str, words))
+        waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
+    return None

@@ -1,0 +1,83 @@
+"""Import a file or a folder of another tool: which format it is in, by its content, and its run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from meshwright.exports.stamp import Stamp, read_stamp
+from meshwright.imports import documents, logs, python, scripts
+from meshwright.imports.complete import complete
+from meshwright.imports.reading import Given, Imported, Reading
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
+
+_TEXT_BYTES = 4_000_000
+_SHELL = (".sh", ".bash", ".sbatch", ".slurm", ".sub", ".job")
+_COMMAND = re.compile(
+    r"^\s*(?:torchrun|srun|deepspeed|accelerate launch|python3? |uv run|#SBATCH|tune run|llamafactory-cli|export |bash )",
+    re.MULTILINE,
+)
+
+
+def import_file(path: str | Path, given: Given | None = None) -> Imported:
+    """Read a file of another tool, or a folder with the pieces of one run.
+
+    Raises:
+        SpecError: the file cannot be read or its format is not known, values contradict each
+            other, or something that the format does not say was not given.
+    """
+    given = given or Given()
+    where = Path(path)
+    if str(path) != "-" and where.is_dir():
+        from meshwright.imports.folders import import_folder
+
+        return import_folder(where, given)
+    text = read_text(where, size_bytes=_TEXT_BYTES)
+    folder = None if str(path) == "-" else where.parent
+    return import_text(text, str(path), given, folder)
+
+
+def import_text(text: str, name: str, given: Given, folder: Path | None = None) -> Imported:
+    """Read the content of a file; its name only helps to tell formats apart.
+
+    Raises:
+        SpecError: as `import_file`.
+    """
+    if "\0" in text:
+        raise SpecError("file", name, "is a binary file; a script or a configuration is expected")
+    if not text.strip():
+        raise SpecError("file", name, "is empty")
+    found, stamp = read_any(text, name, given, folder)
+    return complete(found, given, stamp)
+
+
+def read_any(text: str, name: str, given: Given, folder: Path | None) -> tuple[Reading, Stamp]:
+    """What a file says, and the stamp of an export where it has one.
+
+    Raises:
+        SpecError: its format is not known, or it says what cannot be.
+    """
+    stamp = read_stamp(text)
+    logged = logs.read(text, given)
+    if logged is not None:
+        return logged, stamp
+    suffix = Path(name).suffix.lower()
+    if suffix == ".py" or (suffix not in _SHELL and _is_python(text)):
+        return python.read(text, name, given, folder, stamp)
+    if suffix in _SHELL or (text.startswith("#!") and suffix == "") or (
+        suffix not in (".yaml", ".yml", ".json", ".toml") and _COMMAND.search(text)
+    ):
+        return scripts.read(text, name, given, folder, stamp)
+    return documents.read(text, name, given, folder, stamp)
+
+
+def _is_python(text: str) -> bool:
+    if not re.search(r"^(?:import|from) \w|^def \w+\(", text, re.MULTILINE):
+        return False
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True

@@ -1,0 +1,287 @@
+"""Hugging Face TrainingArguments and what is built on them: TRL, alignment-handbook, open-instruct,
+FastChat, LLaVA, Qwen's scripts: a YAML of arguments, or the words of a command."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.imports import accelerate, deepspeed
+from meshwright.imports.bash import beside
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import is_paged, optimizer_named
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import parse_yaml, read_text
+from meshwright.specs.job import OPTIMIZERS, RECIPES
+
+if TYPE_CHECKING:
+    from meshwright.imports.bash import Script
+    from meshwright.imports.launch import Launch
+
+EDITS = {
+    "micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps",
+    "recompute": "gradient_checkpointing",
+}  # fmt: skip
+_MARKS = ("per_device_train_batch_size", "model_name_or_path", "gradient_accumulation_steps", "per_device_batch_size")
+_LENGTHS = (
+    "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len", "seq_length", "block_size",
+    "sequence_len", "max_token_length",
+)  # fmt: skip
+
+
+def is_trainer(flags: dict[str, Any]) -> bool:
+    """Whether flags (dashes or not) are TrainingArguments'."""
+    names = {name.replace("-", "_") for name in flags}
+    return len(names & set(_MARKS)) > 1 or "per_device_train_batch_size" in names or "model_name_or_path" in names
+
+
+def is_trainer_text(text: str) -> bool:
+    """Whether a YAML text is of TrainingArguments."""
+    return re.search(r"^(?:per_device_train_batch_size|model_name_or_path)\s*:", text, re.MULTILINE) is not None
+
+
+def read_words(
+    script: Script, launch: Launch, given: Given, folder: Path | None, text: str = ""
+) -> Reading:
+    """Return what a command with TrainingArguments runs: launcher, configuration, then its words.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    from meshwright.imports.options import flags_of
+
+    values: dict[str, Any] = {}
+    if text:
+        data = parse_yaml(text, "file", "configuration")
+        values = flattened(data) if isinstance(data, dict) else {}
+    flags = {name.replace("-", "_"): value for name, value in flags_of(launch.words).items()}
+    values |= {k: v for k, v in flags.items() if k != "config"}
+    reading = Reading("Hugging Face Trainer script", options={k: f"--{v}" for k, v in EDITS.items()})
+    _launcher(script, launch, reading, given, folder)
+    options = Options(values, "--")
+    options.raw("config", "config_file")
+    return fill(options, reading, given, folder, script)
+
+
+def _launcher(
+    script: Script, launch: Launch, reading: Reading, given: Given, folder: Path | None
+) -> None:
+    named = launch.option("config-file", "config_file")
+    path = beside(folder, named) if named else None
+    if path is not None or named in script.files:
+        body = read_text(path, "--config_file") if path is not None else script.files[named]
+        data = parse_yaml(body, "--config_file", named)
+        if isinstance(data, dict):
+            accelerate.apply(data, reading, given, path.parent if path is not None else folder)
+    elif named:
+        reading.guess("--config_file", f"{named[-60:]} is not here; what it says of sharding is left out")
+    if "--use_deepspeed" in launch.launcher:
+        reading.job["framework"] = "deepspeed"
+        stage = launch.option("zero_stage")
+        reading.layout["zero"] = int(stage) if stage.isdigit() and int(stage) < 4 else 2
+    inner = launch.option("deepspeed_config_file", "deepspeed-config")
+    if inner:
+        _deepspeed(inner, reading, given, folder, script)
+    precision = launch.option("mixed_precision")
+    if precision in ("bf16", "fp16", "fp8"):
+        reading.job["precision"] = RECIPES[precision].model_dump()
+    if "--use_fsdp" in launch.launcher:
+        strategy = launch.option("fsdp_sharding_strategy") or "FULL_SHARD"
+        reading.layout["zero"] = accelerate.STRATEGY_ZERO.get(strategy.upper(), 3)
+    elif any(posixpath.basename(word) == "deepspeed" for word in launch.launcher[:3]):
+        reading.job.setdefault("framework", "deepspeed")
+
+
+def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) -> Reading:
+    """Return what a YAML of TrainingArguments runs.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    reading = Reading(title, options=dict(EDITS))
+    return fill(Options(flattened(data)), reading, given, folder)
+
+
+def fill(
+    options: Options, reading: Reading, given: Given, folder: Path | None, script: Script | None = None
+) -> Reading:
+    """Add what TrainingArguments say to a reading.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    reading.model = given.model
+    reading.model_name = reading.model_name or options.loose(
+        "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",
+    )  # fmt: skip
+    micro = options.whole("per_device_train_batch_size", "per_device_batch_size", "micro_train_batch_size")
+    steps = options.whole("gradient_accumulation_steps")
+    total = options.whole("total_train_batch_size", "global_batch_size")
+    reading.micro_batch = micro or reading.micro_batch or 8
+    if not micro:
+        reading.guess("--micro-batch", f"per_device_train_batch_size is not set; {reading.micro_batch} is taken")
+    reading.accumulation = steps or reading.accumulation or 1
+    reading.global_batch = total or reading.global_batch
+    lengths = [options.whole(name) for name in _LENGTHS]
+    reading.seq_len = next((length for length in lengths if length), 0)
+    if options.has("pack_length"):
+        reading.seq_len = options.whole("pack_length")
+    elif not reading.seq_len and options.has("response_length"):
+        reading.seq_len = options.whole("response_length") + options.whole("max_prompt_token_length")
+    _precision(options, reading)
+    _sharding(options, reading, given, folder, script)
+    _memory(options, reading)
+    _adapters(options, reading)
+    _packing(options, reading)
+    reading.job.setdefault("framework", "fsdp")
+    options.finish(reading, "hf", "common", strict=given.strict)
+    return reading
+
+
+def _precision(options: Options, reading: Reading) -> None:
+    bf16, fp16 = options.flag("bf16"), options.flag("fp16")
+    kind = options.word("mixed_precision", "precision")
+    dtype = options.word("torch_dtype", "dtype", "model_dtype").removeprefix("torch.")
+    options.flag("tf32", "pure_bf16")
+    if options.flag("fp8", "enable_fp8"):
+        reading.job["precision"] = RECIPES["fp8"].model_dump()
+    elif bf16 or kind in ("bf16", "bfloat16"):
+        reading.job["precision"] = RECIPES["bf16"].model_dump()
+    elif fp16 or kind in ("fp16", "float16"):
+        reading.job["precision"] = RECIPES["fp16"].model_dump()
+    elif "precision" not in reading.job:
+        if dtype in ("bfloat16", "bf16", "float16", "fp16"):
+            # Weights in 16 bits and no mixed precision: no 32-bit copy anywhere.
+            reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
+            return
+        reading.job["precision"] = RECIPES["fp32"].model_dump()
+        if dtype in ("", "auto"):
+            reading.note("neither bf16 nor fp16 is set: TrainingArguments compute in fp32", "bf16")
+    if options.flag("pure_bf16"):
+        reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
+
+
+def _sharding(
+    options: Options, reading: Reading, given: Given, folder: Path | None, script: Script | None
+) -> None:
+    named = options.raw("deepspeed", "deepspeed_config", "deepspeed_config_file")
+    if isinstance(named, str) and named not in ("", "none", "null"):
+        _deepspeed(named, reading, given, folder, script)
+    stage = options.whole("deepspeed_stage", default=-1, least=-1)
+    if stage >= 0:
+        reading.layout["zero"] = min(stage, 3)
+        reading.job["framework"] = "deepspeed"
+    if options.flag("deepspeed_offload_param"):
+        reading.offload.add("parameters")
+    if options.flag("deepspeed_offload_optimizer"):
+        reading.offload.add("optimizer")
+    fsdp = options.raw("fsdp")
+    if fsdp is not None and fsdp is not False and fsdp != "":
+        words = re.findall(r"\w+", " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp))
+        for word in words:
+            name = word.upper()
+            if name in accelerate.STRATEGY_ZERO:
+                reading.layout["zero"] = accelerate.STRATEGY_ZERO[name]
+                reading.job["framework"] = "fsdp"
+            if name == "OFFLOAD":
+                reading.offload |= {"optimizer", "parameters"}
+            if name == "TRUE":
+                reading.layout["zero"] = 3
+    if options.flag("fsdp_config.activation_checkpointing"):
+        reading.layout["recompute"] = "full"
+    for name in list(options.values):
+        if name.startswith("fsdp_config"):
+            options.read.add(name)
+    if "zero" not in reading.layout:
+        reading.layout["zero"] = 0
+    tp, sp = options.whole("tensor_parallel_size", "tp_size", default=1), options.whole(
+        "sequence_parallel_size", "sp_size", "context_parallel_size", "sequence_parallel_degree", default=1
+    )
+    if options.has("num_learners_per_node"):
+        counts = [int(n) for n in re.findall(r"\d+", options.loose("num_learners_per_node"))]
+        reading.devices = sum(counts)
+        options.raw("vllm_tensor_parallel_size")
+        reading.note("only the learners are priced, not the rollouts", "--num_learners_per_node")
+    if sp > 1:
+        reading.layout["cp"] = sp
+    if tp > 1 and not options.has("vllm_num_engines"):
+        reading.layout["tp"] = tp
+
+
+def _deepspeed(
+    named: str, reading: Reading, given: Given, folder: Path | None, script: Script | None
+) -> None:
+    from meshwright.imports.documents import without_comments
+    from meshwright.imports.scripts import json_named
+    from meshwright.specs.foreign import parse_json
+
+    reading.job["framework"] = "deepspeed"
+    data: dict[str, Any] | None = None
+    if script is not None:
+        data = json_named(script, folder, named)
+    else:
+        path = beside(folder, named)
+        if path is not None:
+            found = parse_json(without_comments(read_text(path, "deepspeed")), "deepspeed", str(path))
+            data = found if isinstance(found, dict) else None
+    if data is not None:
+        deepspeed.apply(data, reading, given)
+        return
+    base = posixpath.basename(named)
+    stage = re.search(r"(?:zero|stage|z|s)[-_]?(?:stage)?[-_]?([0-3])", base, re.IGNORECASE)
+    reading.layout["zero"] = int(stage.group(1)) if stage else reading.layout.get("zero", 2)
+    if "offload" in base and "no_offload" not in base:
+        reading.offload |= {"optimizer", "parameters"} if reading.layout["zero"] == 3 else {"optimizer"}
+    reading.guess("deepspeed", f"{base[-60:]} is not here; ZeRO-{reading.layout['zero']}, by its name, is taken")
+
+
+def _memory(options: Options, reading: Reading) -> None:
+    default = reading.layout.get("recompute") == "full"
+    again = options.flag("gradient_checkpointing", "use_gradient_checkpointing", "activation_checkpointing",
+                         default=default)  # fmt: skip
+    for name in list(options.values):
+        if name.startswith("gradient_checkpointing_kwargs"):
+            options.read.add(name)
+    reading.layout["recompute"] = "full" if again else "none"
+    name = options.word("optim", "optimizer", default="adamw_torch")
+    if "optimizer" not in reading.job or options.has("optim"):
+        try:
+            reading.job["optimizer"] = optimizer_named(name, "optim").model_dump()
+        except SpecError:
+            reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
+            reading.unmodelled("optim", f"the state of {name} is not known; AdamW's is priced")
+    if is_paged(name):
+        reading.note("optimizer state may move to host memory", "optim")
+    kernel = options.word("attn_implementation", "attn_impl", "_attn_implementation")
+    if kernel == "eager":
+        reading.job["attention_kernel"] = "unfused"
+    elif kernel == "sdpa":
+        reading.job["attention_kernel"] = "flash"
+    elif options.has("use_flash_attn", "use_flash_attention_2", "use_flash_attn_2"):
+        on = options.flag("use_flash_attn", "use_flash_attention_2", "use_flash_attn_2")
+        reading.job["attention_kernel"] = "flash" if on else "unfused"
+    if options.flag("use_liger_kernel", "use_liger"):
+        reading.unmodelled("use_liger_kernel", "Liger's loss never holds all logits; the estimate does")
+
+
+def _adapters(options: Options, reading: Reading) -> None:
+    lora = options.flag("use_peft", "use_lora", "lora", "lora_enable") or options.has("lora_r", "lora_rank")
+    rank = options.whole("lora_r", "lora_rank", "q_lora_r", default=16)
+    quantised = options.flag("load_in_4bit", "q_lora", "use_qlora", "load_in_8bit")
+    if options.flag("use_peft", "use_lora", "lora_enable", default=True) and lora:
+        reading.job["lora_rank"] = max(rank, 1)
+    if quantised:
+        reading.unmodelled("load_in_4bit", "frozen weights in 4 or 8 bits; the estimate holds them in 16")
+    for name in list(options.values):
+        if re.match(r"lora_|peft_|bnb_", name):
+            options.read.add(name)
+
+
+def _packing(options: Options, reading: Reading) -> None:
+    if options.flag("packing", "neat_packing", "pack", "padding_free"):
+        reading.job["document_masking"] = options.flag("padding_free", "neat_packing", default=False)
+    elif options.has("packing"):
+        reading.note("sequences are padded to the longest of their batch; all are priced at full length", "packing")

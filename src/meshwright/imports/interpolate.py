@@ -1,0 +1,107 @@
+"""Fill `${a.b}` references and `${NAME:default}` of a configuration, as OmegaConf and its like do."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.words import mark
+from meshwright.specs.foreign import Limits, parse_yaml, read_text
+
+_WHOLE = re.compile(r"\$\{([^${}]*)\}")
+LIMITS = Limits(size_bytes=4_000_000, any_number=True, last_wins=True)
+
+
+def resolved(data: dict[str, Any], variables: dict[str, str] | None = None) -> dict[str, Any]:
+    """A configuration with its references filled; one that leads nowhere becomes a mark."""
+    return {key: _fill(value, data, variables or {}, 0) for key, value in data.items()}
+
+
+def _fill(value: Any, root: dict[str, Any], variables: dict[str, str], depth: int) -> Any:
+    if depth > 20:
+        return value
+    if isinstance(value, dict):
+        return {key: _fill(one, root, variables, depth + 1) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_fill(one, root, variables, depth + 1) for one in value]
+    if not isinstance(value, str) or "$" not in value:
+        return value
+    alone = _WHOLE.fullmatch(value.strip())
+    if alone:
+        return _fill(_looked_up(alone.group(1), root, variables), root, variables, depth + 1)
+    for _ in range(8):
+        changed = _WHOLE.sub(lambda match: str(_looked_up(match.group(1), root, variables)), value)
+        if changed == value:
+            break
+        value = changed[:10_000]
+    return value
+
+
+def _looked_up(text: str, root: dict[str, Any], variables: dict[str, str]) -> Any:
+    name, colon, default = text.partition(":")
+    if name in variables:
+        return _typed(variables[name])
+    if name in ("oc.env", "env"):
+        name, colon, default = default.partition(",")
+        return _typed(variables[name]) if name in variables else _typed(default) if colon else mark(name)
+    if name in ("oc.select", "oc.decode"):
+        name, colon, default = default.partition(",")
+    current: Any = root
+    for part in name.strip().lstrip(".").split("."):
+        if not isinstance(current, dict) or part not in current:
+            return _typed(default.lstrip("-")) if colon else mark(name.strip())
+        current = current[part]
+    return current
+
+
+def _typed(text: str) -> Any:
+    """A default's text as YAML has it: a number, true, or a word."""
+    bare = text.strip().strip("\"'")
+    if re.fullmatch(r"-?\d{1,18}", bare):
+        return int(bare)
+    if re.fullmatch(r"-?\d*\.\d+(?:[eE][-+]?\d{1,3})?|-?\d+(?:\.\d*)?[eE][-+]?\d{1,3}", bare):
+        return float(bare)
+    return {"true": True, "false": False, "null": None, "None": None}.get(bare, bare)
+
+
+def merged(below: dict[str, Any], above: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Two configurations, the second one's values counting."""
+    found = dict(below)
+    for key, value in above.items():
+        old = found.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict) and depth < 20
+        found[key] = merged(old, value, depth + 1) if both and isinstance(old, dict) else value
+    return found
+
+
+def read_table(path: Path, field: str = "file") -> dict[str, Any]:
+    """A YAML file as a table; an empty one where it holds something else.
+
+    Raises:
+        SpecError: it cannot be read or parsed.
+    """
+    data = parse_yaml(read_text(path, field), field, str(path), LIMITS)
+    return data if isinstance(data, dict) else {}
+
+
+def words_to_table(words: list[str]) -> dict[str, Any]:
+    """Overrides such as `a.b=1 ++c=true` as nested tables."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.lstrip("+~-").partition("=")
+        if not equals or not re.fullmatch(r"[\w@.\[\]/-]+", name):
+            continue
+        place = found
+        *outer, last = name.split(".")
+        for part in outer[:12]:
+            inner = place.setdefault(part, {})
+            place = inner if isinstance(inner, dict) else {}
+        place[last] = _typed(value)
+    return found
+
+
+def suffix(path: str) -> str:
+    """The end of a path's name, in small letters."""
+    return os.path.splitext(path)[1].lower()

@@ -1,0 +1,202 @@
+"""Which of a script's commands trains, on how many devices, with which words."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from dataclasses import dataclass, field
+
+from meshwright.imports.bash import Script
+from meshwright.imports.words import text_of, unmarked, unset
+
+_TRAINERS = re.compile(
+    r"(?:^|/)(?:[\w-]*(?:pretrain|train|finetune|sft|dpo|grpo|ppo|reward|posttrain|run_recipe|run_clm|"
+    r"deepy|main)[\w-]*\.py)$"
+)
+_OTHER = re.compile(
+    r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|preprocess|merge|export|serve|server|prune|"
+    r"quantiz|analy[sz]e|download|prompt|retriev|index|tasks/main|checkpoint_util|trim|conver|hf2|2hf|tokeniz)",
+    re.IGNORECASE,
+)
+_MODULES = (
+    "verl.trainer", "verl.experimental", "openrlhf.cli", "maxtext", "MaxText", "axolotl", "llamafactory", "torchtitan", "recipe.",
+    "nanotron", "swift.cli", "torchtune", "composer", "fastchat", "trl", "primus",
+)  # fmt: skip
+_TOOLS = ("llamafactory-cli", "axolotl", "tune", "swift", "megatron", "trl", "composer", "xtuner", "open_instruct")
+_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "torch.distributed.run", "torch.distributed.launch")
+
+
+@dataclass
+class Launch:
+    """The training command of a script.
+
+    `program` is what it runs (a file, a module, or a tool's name with its verb), `words` what
+    follows, `launcher` what comes before.
+    """
+
+    program: str = ""
+    words: list[str] = field(default_factory=list)
+    launcher: list[str] = field(default_factory=list)
+    hosts: int = 0
+    per_host: int = 0
+    devices: int = 0
+    other: str = ""
+
+    def option(self, *names: str) -> str:
+        """A launcher's option, without what the script does not state; empty where it is absent."""
+        return launch_option(self.launcher, names)
+
+
+def find_launch(script: Script) -> Launch | None:
+    """Return the command that trains: the one with a known trainer, else the most flags.
+
+    None where there is no command with a program; `other` names a program that does not train.
+    """
+    best: tuple[tuple[int, int], Launch] | None = None
+    for command in script.commands:
+        if command.words and posixpath.basename(command.words[0]) in ("echo", "printf", "cat"):
+            continue
+        found = _at_program(_flat(command.words))
+        if found is None:
+            continue
+        flags = sum(word.startswith("-") or "=" in word for word in found.words)
+        score = (2 * _trains(found.program) - bool(_OTHER.search(found.program)), flags)
+        if best is None or score > best[0]:
+            best = score, found
+    if best is None:
+        best = _in_variables(script)
+    if best is None:
+        return None
+    (rank, _), launch = best
+    if rank < 0:
+        launch.other = launch.program
+    _count(script, launch)
+    return launch
+
+
+def _trains(program: str) -> bool:
+    first = program.split()[0] if program else ""
+    return bool(_TRAINERS.search(first)) or first.startswith(_MODULES) or posixpath.basename(first) in _TOOLS
+
+
+def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:
+    """Flags that a script only collects in variables, for another script to use."""
+    flags: list[str] = []
+    for name, value in script.scope.variables.items():
+        words = value if isinstance(value, list) else _split(value) if value.count("--") > 2 else []
+        if sum(word.startswith("--") for word in words) > 1 and "[" not in name:
+            program = _at_program(_flat(words))
+            flags += program.words if program is not None else words
+    if not any(re.match(r"--num[-_]layers|--tensor[-_]model", word) for word in flags):
+        return None
+    return (0, len(flags)), Launch("", flags)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _flat(words: list[str]) -> list[str]:
+    """Words with commands in quotes opened up (`srun bash -c "python …"`, `ray job submit -- …`)."""
+    found: list[str] = []
+    for word in words:
+        inside = " " in word and not word.startswith(("{", "[")) and (
+            re.search(r"(?:^|\s)(?:python3?|torchrun|deepspeed|accelerate|srun|bash)\s", word)
+            or word.count(" --") > 1
+            or re.match(r"--[\w-]+ \S", word)
+        )
+        found += _flat(_split(word)) if inside else [word]
+    return found
+
+
+def _at_program(words: list[str]) -> Launch | None:
+    """Split a command at the program that it runs."""
+    places: list[tuple[int, int, str]] = []
+    for index, word in enumerate(words):
+        bare = unmarked(word).strip()
+        if word.startswith("-") and word != "-m":
+            continue
+        base = posixpath.basename(bare)
+        after = words[index + 1] if index + 1 < len(words) else ""
+        if word == "-m" and after and not after.startswith(("torch.distributed", "accelerate", "deepspeed", "debugpy")):
+            places.append((index + 1, index + 2, after))
+        elif word in ("--module", "--") or not base:
+            continue
+        elif base.endswith(".py") and not (index and words[index - 1].startswith("--") and "=" not in words[index - 1]
+                                           and words[index - 1] != "--no-python" and not _TRAINERS.search(bare)):
+            places.append((index, index + 1, bare))
+        elif base in _TOOLS and after and not after.startswith("-"):
+            places.append((index, index + 2, f"{base} {after}"))
+    if not places:
+        return None
+    ranked = [place for place in places if _trains(place[2]) and not _OTHER.search(place[2])]
+    # A manager of jobs comes before the program that it starts (`mason.py … -- accelerate launch`).
+    chosen = next((p for p in ranked if posixpath.basename(p[2]) not in ("mason.py",)), None) or (
+        ranked[0] if ranked else places[0]
+    )
+    start, after_program, program = chosen
+    rest = words[after_program:]
+    end = next((i for i, word in enumerate(rest) if word in ("&&", ";", "|", "&")), len(rest))
+    return Launch(program, [word for word in rest[:end]], words[:start])
+
+
+def launch_option(words: list[str], names: tuple[str, ...]) -> str:
+    """The value of a launcher's option; dashes and underscores are the same."""
+    wanted = {name.replace("_", "-") for name in names}
+    for index, word in enumerate(words):
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("-") or name.replace("_", "-") not in wanted:
+            continue
+        return value if equals else words[index + 1] if index + 1 < len(words) else ""
+    return ""
+
+
+def whole(text: str) -> int:
+    """A whole number, 0 where a text is none: `2`, `1:4` (its last), `gpu:h100:8`."""
+    last = text.strip().rsplit(":", 1)[-1]
+    return int(last) if last.isdigit() and len(last) < 8 else 0
+
+
+def _count(script: Script, launch: Launch) -> None:
+    """Hosts and devices of a host, from the launcher's words, the batch system's, and variables."""
+    option = launch.option
+    hosts = whole(option("nnodes", "num-nodes", "num-machines", "nodes", "N", "num-hosts"))
+    per_host = whole(option("nproc-per-node", "num-gpus", "gpus-per-node", "gpus", "nproc_per_node"))
+    include = option("include")
+    if include.startswith("localhost:"):
+        per_host = per_host or len(include.partition(":")[2].split(","))
+        hosts = hosts or 1
+    processes = whole(option("num-processes", "np", "n"))
+    batch = script.sbatch
+    hosts = hosts or whole(batch.get("nodes", "")) or whole(batch.get("N", ""))
+    for name in ("gpus-per-node", "gres", "ntasks-per-node", "gpus-per-task"):
+        found = whole(batch.get(name, ""))
+        if not per_host and found and not (name in ("ntasks-per-node", "gpus-per-task") and found == 1):
+            per_host = found
+    if not per_host:
+        visible = script.value("CUDA_VISIBLE_DEVICES")
+        per_host = len(visible.split(",")) if re.fullmatch(r"\d+(,\d+)*", visible) else 0
+    if not per_host:
+        per_host = _variable(script, ("GPUS_PER_NODE", "NPROC_PER_NODE", "NUM_GPUS", "N_GPUS_PER_NODE", "NGPUS", "NUM_GPUS_PER_NODE"))
+    hosts = hosts or _variable(script, ("NNODES", "NUM_NODES", "SLURM_NNODES", "NODES", "NUM_NODE"))
+    if not hosts and per_host and not unset(" ".join(launch.launcher)):
+        hosts = 1 if any(posixpath.basename(w) in ("torchrun", "deepspeed") for w in launch.launcher) else 0
+    launch.hosts, launch.per_host = hosts, per_host
+    if processes and not (hosts and per_host):
+        launch.devices = processes
+    elif processes and "accelerate" in " ".join(launch.launcher) and "--" not in launch.launcher:
+        launch.devices = processes
+
+
+def _variable(script: Script, names: tuple[str, ...]) -> int:
+    for name in names:
+        value = script.scope.get(name)
+        if value is not None and not unset(text_of(value)):
+            found = whole(text_of(value))
+            if found:
+                return found
+    return 0

@@ -1,0 +1,150 @@
+"""llm-foundry's YAML (Composer), also inside an mcli run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.imports.interpolate import resolved
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.words import unmarked
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+from meshwright.specs.model import Model
+
+EDITS = {
+    "micro_batch": "device_train_microbatch_size", "recompute": "fsdp_config.activation_checkpointing",
+    "batch": "global_train_batch_size",
+}  # fmt: skip
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is llm-foundry's."""
+    inner = data.get("parameters") if isinstance(data.get("parameters"), dict) else data
+    return isinstance(inner, dict) and "model" in inner and bool(
+        {"train_loader", "global_train_batch_size", "device_train_microbatch_size", "max_seq_len", "eval_loader"} & set(inner)
+    )
+
+
+def read(data: dict[str, Any], given: Given) -> Reading:
+    """Return what an llm-foundry configuration runs.
+
+    Raises:
+        SpecError: it does not train, or a value cannot be.
+    """
+    inner = data.get("parameters") if isinstance(data.get("parameters"), dict) else data
+    assert isinstance(inner, dict)
+    if "train_loader" not in inner and "global_train_batch_size" not in inner:
+        raise SpecError("train_loader", None, "no training data or batch: this configuration does not train")
+    options = Options(flattened(resolved(inner, dict(given.variables))))
+    reading = Reading("llm-foundry YAML", options=dict(EDITS))
+    compute = data.get("compute")
+    gpus = compute.get("gpus") or compute.get("instance") if isinstance(compute, dict) else 0
+    reading.devices = gpus if isinstance(gpus, int) else 0
+    reading.seq_len = options.whole("max_seq_len")
+    reading.model = given.model or _model(options, reading)
+    if reading.model is None:
+        reading.model_name = unmarked(options.loose("model.pretrained_model_name_or_path", "tokenizer.name"))
+    reading.global_batch = options.whole("global_train_batch_size")
+    reading.accumulation = 1
+    micro = options.raw("device_train_microbatch_size", "device_train_grad_accum")
+    if isinstance(micro, (int, float)):
+        reading.micro_batch = max(1, int(micro))
+    else:
+        reading.guess("--micro-batch", "the micro-batch is \"auto\"; 1 is taken")
+        reading.micro_batch = 1
+    _sharding(options, reading)
+    _job(options, reading)
+    options.finish(reading, "llm_foundry", "common", strict=given.strict)
+    return reading
+
+
+def _model(options: Options, reading: Reading) -> Model | None:
+    if options.has("model.pretrained_model_name_or_path"):
+        return None
+    layers, hidden = options.whole("model.n_layers"), options.whole("model.d_model")
+    heads = options.whole("model.n_heads")
+    if not (layers and hidden and heads):
+        return None
+    get = "model.attn_config."
+    kind = options.word(f"{get}attn_type", default="multihead_attention")
+    groups = options.whole(f"{get}kv_n_heads")
+    kv = 1 if kind == "multiquery_attention" else groups or heads
+    ratio = options.number("model.expansion_ratio", default=4.0)
+    inner = options.word("model.ffn_config.ffn_type", default="mptmlp")
+    gated = inner in ("mptglu", "mptgeglu")
+    ffn = options.whole("model.ffn_config.ffn_hidden_size") or int(ratio * hidden)
+    alibi, rope = options.flag(f"{get}alibi"), options.flag(f"{get}rope")
+    learned = options.flag("model.learned_pos_emb", default=True) and not alibi and not rope
+    norm = options.word("model.norm_type", default="low_precision_layernorm")
+    rms = "rms" in norm
+    bias = not options.flag("model.no_bias")
+    positions = "alibi" if alibi else "rope" if rope else "learned" if learned else "none"
+    experts = options.whole("model.ffn_config.moe_num_experts")
+    kernel = options.word(f"{get}attn_impl", default="flash")
+    reading.job["attention_kernel"] = "unfused" if kernel == "torch" else "flash"
+    if options.flag(f"{get}attn_uses_sequence_id"):
+        reading.job["document_masking"] = True
+    dropout = options.number("model.resid_pdrop") or options.number("model.emb_pdrop")
+    reading.job["dropout"] = dropout
+    return Model.parse(
+        {
+            "name": "imported", "family": "mpt", "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv,
+            "head_dim": hidden // heads, "ffn": ffn, "vocab": options.whole("model.vocab_size", default=50_368), "gated": gated,
+            "tied_embeddings": options.flag("model.tie_word_embeddings", default=True),
+            "norm": "rmsnorm" if rms else "layernorm", "norm_bias": not rms and bias,
+            "qk_norm": "full" if options.flag(f"{get}qk_ln") else "head" if options.flag(f"{get}qk_gn") else "none",
+            "qkv_bias": bias, "attention_out_bias": bias, "ffn_bias": bias, "positions": positions,
+            "max_positions": options.whole("model.max_seq_len", default=2048) if positions == "learned" else 0,
+            "window": max(0, int(options.number(f"{get}sliding_window_size", default=0))),
+            "experts": {"experts": experts, "top_k": options.whole("model.ffn_config.moe_top_k", default=1), "ffn": ffn}
+            if experts > 1 else None,
+        },
+        "model",
+    )  # fmt: skip
+
+
+def _sharding(options: Options, reading: Reading) -> None:
+    from meshwright.imports.accelerate import STRATEGY_ZERO
+
+    strategy = options.text("fsdp_config.sharding_strategy", default="").upper()
+    there = any(name.startswith(("fsdp_config", "parallelism_config")) for name in options.values)
+    if there and not strategy:
+        strategy = "FULL_SHARD"
+    if strategy and strategy not in STRATEGY_ZERO:
+        raise SpecError("fsdp_config.sharding_strategy", strategy, f"one of {', '.join(STRATEGY_ZERO)}")
+    reading.layout = {
+        "zero": STRATEGY_ZERO.get(strategy, 0),
+        "recompute": "full" if options.flag("fsdp_config.activation_checkpointing") else "none",
+        "tp": options.whole("tp_config.tensor_parallel_degree", "tp_config.degree", default=1) or 1,
+    }
+    reading.replicate = options.whole("fsdp_config.data_parallel_replicate_degree")
+    if options.flag("fsdp_config.activation_cpu_offload"):
+        reading.offload.add("activations")
+    if options.flag("fsdp_config.cpu_offload"):
+        reading.offload |= {"optimizer", "parameters"}
+    mixed = options.word("fsdp_config.mixed_precision", default="pure")
+    options.read |= {n for n in options.values if n.startswith("fsdp_config.")}
+    reading.job["_mixed"] = mixed
+
+
+def _job(options: Options, reading: Reading) -> None:
+    precision = options.word("precision", default="amp_bf16")
+    mixed = reading.job.pop("_mixed", "pure")
+    if "fp8" in precision:
+        recipe = RECIPES["fp8"]
+    elif "bf16" in precision:
+        recipe = RECIPES["bf16"].but(gradient_bytes=4, gradient_reduce_bytes=4 if mixed == "default" else 2)
+    elif "fp16" in precision:
+        recipe = RECIPES["fp16"]
+    else:
+        recipe = RECIPES["fp32"]
+    name = options.text("optimizer.name", default="decoupled_adamw")
+    reading.job |= {
+        "framework": "fsdp", "precision": recipe.model_dump(),
+        "optimizer": optimizer_named(name, "optimizer.name").model_dump(),
+    }  # fmt: skip
+    if options.has("model.peft_config.r", "model.peft_config.peft_type"):
+        reading.job["lora_rank"] = options.whole("model.peft_config.r", default=16)
+    options.read |= {n for n in options.values if n.startswith(("optimizer.", "model.peft_config"))}

@@ -1,0 +1,220 @@
+"""MaxText: a YAML over its base, or `key=value` words after one."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.bash import beside
+from meshwright.imports.interpolate import read_table, words_to_table
+from meshwright.imports.names import model_named
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.words import unmarked
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.model import Model
+
+EDITS = {
+    "tp": "ici_tensor_parallelism", "micro_batch": "per_device_batch_size", "recompute": "remat_policy",
+    "cp": "ici_context_parallelism", "ep": "ici_expert_parallelism",
+}  # fmt: skip
+_MARKS = ("per_device_batch_size", "ici_fsdp_parallelism", "remat_policy", "base_emb_dim", "dcn_data_parallelism")
+_AXES = {
+    "data": "replicate", "fsdp": "shard", "fsdp_transpose": "shard", "tensor": "tp", "tensor_sequence": "tp",
+    "tensor_transpose": "tp", "sequence": "cp", "context": "cp", "context_usp_ulysses": "cp", "pipeline": "pp",
+    "expert": "ep", "autoregressive": "tp", "diloco": "replicate", "context_autoregressive": "cp",
+}  # fmt: skip
+_KEPT = ("none", "", "null")
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is MaxText's."""
+    return any(name in data for name in _MARKS)
+
+
+def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
+    """Return what a MaxText command runs: its YAML, and the words over it.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    data: dict[str, Any] = {}
+    for word in words:
+        if unmarked(word).endswith((".yml", ".yaml")) and "=" not in word:
+            path = beside(folder, word)
+            if path is not None and posixpath.basename(str(path)) != "base.yml":
+                data |= _with_base(read_table(path), path.parent)
+    data |= words_to_table(words)
+    reading = read(data, given, folder)
+    reading.format = "MaxText command"
+    return reading
+
+
+def _with_base(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    for _ in range(4):
+        named = data.pop("base_config", None)
+        if not isinstance(named, str) or named.endswith("base.yml"):
+            break
+        path = beside(folder, named)
+        if path is None:
+            break
+        data = {**read_table(path), **data}
+    return data
+
+
+def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
+    """Return what a MaxText configuration runs.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    data = _with_base(dict(data), folder) if folder is not None else dict(data)
+    options = Options(data)
+    reading = Reading("MaxText YAML", options=dict(EDITS))
+    options.raw("base_config", "hardware", "decoder_block")
+    reading.model = given.model
+    named = options.loose("model_name")
+    if named and named != "default":
+        reading.model_name = named
+        if model_named(named) is None and reading.model is None and folder is not None:
+            path = beside(folder, f"models/{named}.yml") or beside(folder, f"configs/models/{named}.yml")
+            if path is not None:
+                reading.model = _model(Options({**read_table(path), **data}), reading)
+    elif reading.model is None:
+        reading.model = _model(options, reading)
+    _mesh(options, reading)
+    each = options.number("per_device_batch_size", default=12.0)
+    if "per_device_batch_size" not in options:
+        reading.note("is MaxText's own, 12", "per_device_batch_size")
+    reading.seq_len = options.whole("max_target_length", default=2048)
+    reading.accumulation = options.whole("gradient_accumulation_steps", default=1) or 1
+    spread = reading.layout["tp"] * reading.layout["cp"]
+    micro = each * spread
+    reading.micro_batch = max(1, round(micro))
+    if micro < 1:
+        reading.note(f"{each:g} sequences a device share one among devices", "per_device_batch_size")
+    if reading.layout["pp"] > 1:
+        reading.micro_batch = max(1, round(each * spread))
+        stages = options.whole("num_pipeline_microbatches")
+        reading.accumulation *= reading.layout["pp"]
+        if stages:
+            options.read.add("num_pipeline_microbatches")
+    _job(options, reading)
+    options.read |= {n for n in options.values if n.startswith(("base_", "ici_", "dcn_"))}
+    options.finish(reading, "maxtext", "common", strict=given.strict)
+    return reading
+
+
+def _mesh(options: Options, reading: Reading) -> None:
+    sizes = {"replicate": 1, "shard": 1, "tp": 1, "cp": 1, "pp": 1, "ep": 1}
+    rest: set[str] = set()
+    for level in ("ici", "dcn"):
+        for axis, ours in _AXES.items():
+            name = f"{level}_{axis}_parallelism"
+            default = -1 if name in ("ici_fsdp_parallelism", "dcn_data_parallelism") else 1
+            size = int(options.number(name, default=default))
+            if size == -1:
+                rest.add(f"{level}:{ours}")
+            elif size > 1:
+                sizes[ours] *= size
+    ep, shard = sizes["ep"], sizes["shard"]
+    if ep > 1:
+        # Experts' devices hold other data, too: they are part of the data-parallel ranks here.
+        shard *= ep
+    reading.layout = {
+        "tp": sizes["tp"], "cp": sizes["cp"], "pp": sizes["pp"], "ep": ep, "sequence_parallel": sizes["tp"] > 1,
+        "zero": 3 if shard > 1 or any(one.endswith(":shard") for one in rest) else 0,
+    }  # fmt: skip
+    replicate = sizes["replicate"]
+    if not rest:
+        reading.dp = replicate * shard
+        reading.replicate = replicate
+    elif "dcn:replicate" in rest and "ici:shard" not in rest:
+        reading.shard = shard
+    elif replicate > 1:
+        reading.replicate = replicate
+    if "ici:shard" in rest and "dcn:replicate" in rest:
+        reading.note("sharded inside a slice and copied between slices; one slice is taken", "ici_fsdp_parallelism")
+
+
+def _model(options: Options, reading: Reading) -> Model | None:
+    layers, hidden, heads = (options.whole(n) for n in ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads"))
+    if not (layers and hidden and heads):
+        reading.model_name = reading.model_name or "MaxText's default model"
+        return None
+    scale = options.whole("global_parameter_scale", default=1)
+    if scale > 1:
+        raise SpecError("global_parameter_scale", scale, "a scaled model is expected to be given as --model")
+    acts = str(options.raw("mlp_activations") or ["silu", "linear"])
+    experts = options.whole("num_experts", default=1)
+    ffn = options.whole("base_mlp_dim", default=4 * hidden)
+    width = options.whole("base_moe_mlp_dim", default=ffn)
+    shared = options.whole("shared_experts")
+    block = options.word("decoder_block", default="llama2")
+    if options.word("attention_type") == "mla":
+        latent: dict[str, int] | None = {
+            "q_rank": options.whole("q_lora_rank"), "kv_rank": options.whole("kv_lora_rank", default=512),
+            "nope_head_dim": options.whole("qk_nope_head_dim", default=128),
+            "rope_head_dim": options.whole("qk_rope_head_dim", default=64), "v_head_dim": options.whole("v_head_dim", default=128),
+        }  # fmt: skip
+    else:
+        latent = None
+    head = options.whole("head_dim", default=128)
+    return Model.parse(
+        {
+            "name": reading.model_name or "imported", "layers": layers, "hidden": hidden, "heads": heads,
+            "kv_heads": options.whole("base_num_kv_heads") or heads,
+            "head_dim": latent["nope_head_dim"] + latent["rope_head_dim"] if latent else head, "ffn": ffn,
+            "vocab": options.whole("vocab_size", default=32_000), "gated": "linear" in acts,
+            "tied_embeddings": options.flag("logits_via_embedding"), "latent_attention": latent,
+            "norms_per_layer": 4 if block in ("gemma2", "gemma3") or options.flag("use_post_attn_norm") else 2,
+            "qk_norm": "head" if options.flag("use_qk_norm") else "none",
+            "window": options.whole("sliding_window_size"),
+            "experts": {"experts": experts, "top_k": options.whole("num_experts_per_tok", default=1), "ffn": width,
+                        "shared_ffn": shared * width, "dense_layers": options.whole("first_num_dense_layers")}
+            if experts > 1 else None,
+        },
+        "model",
+    )  # fmt: skip
+
+
+def _job(options: Options, reading: Reading) -> None:
+    policy = options.word("remat_policy", default="full")
+    reading.layout["recompute"] = "full" if policy == "full" else "none" if policy in _KEPT else "selective"
+    if reading.layout["recompute"] == "selective":
+        reading.unmodelled("remat_policy", f"{policy} keeps some products and recomputes the rest; selective recomputation is priced")
+    if "offload" in policy or any(str(value) == "offload" for value in options.values.values()):
+        reading.offload.add("activations")
+    if options.flag("optimizer_memory_host_offload"):
+        reading.offload.add("optimizer")
+    if options.flag("parameter_memory_host_offload"):
+        reading.offload.add("parameters")
+    weights = options.word("weight_dtype", default="float32")
+    quantised = options.word("quantization", default="")
+    dtype = options.word("dtype", default="bfloat16")
+    recipe = RECIPES["fp32" if dtype == "float32" else "pure-bf16" if weights == "bfloat16" else "bf16-fp32-grads"]
+    if "fp8" in quantised or "int8" in quantised:
+        recipe = RECIPES["fp8"]
+        if "int8" in quantised:
+            reading.unmodelled("quantization", "products in int8; priced as fp8")
+    name = options.word("opt_type", default="adamw")
+    try:
+        optimizer = optimizer_named(name, "opt_type")
+    except SpecError:
+        optimizer = OPTIMIZERS["adamw"]
+        reading.unmodelled("opt_type", f"the state of {name} is not known; AdamW's is priced")
+    if options.word("mu_dtype", default="") in ("bfloat16",) and optimizer.name == "adamw":
+        optimizer = optimizer.but(state_bytes=6.0)
+    kernel = options.word("attention", default="autoselected")
+    reading.job |= {
+        "framework": "maxtext", "precision": recipe.model_dump(), "optimizer": optimizer.model_dump(),
+        "attention_kernel": "unfused" if kernel == "dot_product" else "flash",
+    }  # fmt: skip
+    if options.flag("enable_dropout") and options.number("dropout_rate"):
+        reading.job["dropout"] = options.number("dropout_rate")
+    if re.search(r"tpu|v\d", options.loose("hardware")):
+        reading.device = "tpu-v5p"

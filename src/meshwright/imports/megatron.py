@@ -1,0 +1,336 @@
+"""Megatron-LM and its forks: a command line, a YAML of arguments or a log as a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.exports.canonical import DEFAULT_ORDER
+from meshwright.exports.megatron import SHARDING, TP_PP_DP_ORDER, read_layout_string
+from meshwright.imports.megatron_shape import read_shape
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES, PrecisionRecipe
+from meshwright.specs.model import Model
+
+_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "fp8": 1, "uint8": 1}
+_OLD = ("checkpoint-activations", "activations-checkpoint-method", "activations-checkpoint-granularity",
+        "checkpoint-num-layers", "deepspeed-activation-checkpointing")  # fmt: skip
+EDITS = {
+    "tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size",
+    "cp": "--context-parallel-size", "ep": "--expert-model-parallel-size",
+    "etp": "--expert-tensor-parallel-size", "micro_batch": "--micro-batch-size",
+    "virtual_stages": "--num-virtual-stages-per-pipeline-rank",
+    "sequence_parallel": "--sequence-parallel", "zero1": "--use-distributed-optimizer",
+    "recompute": "--recompute-granularity", "recompute_method": "--recompute-method",
+    "recompute_num": "--recompute-num-layers",
+}  # fmt: skip
+
+
+def read(
+    options: Options, given: Given, title: str = "Megatron-LM", dialect: str = "megatron",
+    config: dict[str, Any] | None = None,
+) -> Reading:  # fmt: skip
+    """Return what a set of flags runs.
+
+    Args:
+        dialect: `megatron`, `megatron-deepspeed` or `bloom`.
+        config: of DeepSpeed, where the command names one.
+
+    Raises:
+        SpecError: a flag is missing, impossible, or of a model that is not modelled.
+    """
+    reading = Reading(title, options=dict(EDITS))
+    reading.model = given.model or read_shape(options, reading, dialect=dialect)
+    if given.model is not None:
+        _skip_shape(options)
+    fields = reading.layout
+    fields |= _degrees(options, reading, reading.model)
+    fields |= _stages(options, reading.model, fields["pp"])
+    fields |= _sharding(options, reading, dialect, config)
+    fields |= _recompute(options, reading, fields["virtual_stages"])
+    reading.micro_batch = options.whole("micro-batch-size", "batch-size")
+    reading.global_batch = options.whole("global-batch-size")
+    reading.accumulation = 1 if not reading.global_batch else 0
+    reading.seq_len = options.whole("seq-length", "max-seq-length", "max-length", "encoder-seq-length")
+    reading.job = _job(options, reading, dialect, fields["zero"])
+    _budget(options, reading)
+    tables = ["megatron", "common"] + (["deepspeed_flags"] if dialect != "megatron" else ["forks"])
+    options.finish(reading, *tables, strict=given.strict)
+    return reading
+
+
+def _skip_shape(options: Options) -> None:
+    """Flags of the shape count as read where the user says which model it is."""
+    try:
+        read_shape(options, Reading(""), dialect="megatron")
+    except SpecError:
+        pass
+
+
+def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]:
+    tp = options.whole("tensor-model-parallel-size", "model-parallel-size", default=1, least=1)
+    ulysses = options.whole("ds-sequence-parallel-size", default=1, least=1)
+    cp = options.whole("context-parallel-size", default=1, least=1)
+    if ulysses > 1:
+        cp *= ulysses
+        reading.unmodelled(
+            "--ds-sequence-parallel-size", "Ulysses exchanges heads by all-to-all; the same split of "
+            "the sequence by context parallelism is priced",
+        )  # fmt: skip
+    kind = options.word("cp-comm-type", default="p2p" if cp > 1 else "")
+    if cp > 1 and kind not in ("p2p", "all_gather", "allgather"):
+        reading.unmodelled("--cp-comm-type", f"{kind} is priced as an all-gather")
+    ep = options.whole("expert-model-parallel-size", "moe-expert-parallel-size", "ep-world-size", default=1, least=1)
+    return {
+        "tp": tp,
+        "pp": options.whole("pipeline-model-parallel-size", default=1, least=1),
+        "cp": cp,
+        "cp_method": "ring" if kind == "p2p" else "all-gather",
+        "ep": ep if model.experts else 1,
+        "etp": options.whole("expert-tensor-parallel-size", default=tp if model.experts else 1, least=1),
+        "sequence_parallel": options.flag("sequence-parallel"),
+        "rank_order": TP_PP_DP_ORDER if options.flag("use-tp-pp-dp-mapping") else DEFAULT_ORDER,
+    }
+
+
+def _stages(options: Options, model: Model, pp: int) -> dict[str, Any]:
+    virtual, split = _split(options, model, pp)
+    return {
+        "virtual_stages": virtual if pp > 1 else 1,
+        "stage_layers": split if pp > 1 else None,
+        "schedule": "interleaved" if virtual > 1 and pp > 1 else "1f1b",
+    }
+
+
+def _split(options: Options, model: Model, pp: int) -> tuple[int, tuple[int, ...] | None]:
+    text = options.text("pipeline-model-parallel-layout")
+    per_stage = options.whole("num-layers-per-virtual-pipeline-stage")
+    stages = options.whole("num-virtual-stages-per-pipeline-rank", "virtual-pipeline-model-parallel-size")
+    ends = sum(options.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss"))
+    first = options.whole("decoder-first-pipeline-num-layers")
+    last = options.whole("decoder-last-pipeline-num-layers")
+    if text:
+        split = read_layout_string(text.strip("\"'"))
+        if len(split) % pp or sum(split) != model.layers:
+            raise SpecError(
+                "--pipeline-model-parallel-layout", text,
+                f"{model.layers} layers in a multiple of {pp} stages are expected",
+            )  # fmt: skip
+        return len(split) // pp, split
+    if stages:
+        return stages, None
+    if per_stage:
+        layers = model.layers + ends
+        if layers % (pp * per_stage):
+            raise SpecError(
+                "--num-layers-per-virtual-pipeline-stage", per_stage,
+                f"a divisor of the {layers // pp} layers per pipeline rank is expected",
+            )  # fmt: skip
+        return layers // (pp * per_stage), None
+    return 1, _first_last(model, pp, first, last)
+
+
+def _first_last(model: Model, pp: int, first: int, last: int) -> tuple[int, ...] | None:
+    if not (first or last) or pp == 1:
+        return None
+    inner = pp - bool(first) - bool(last)
+    rest = model.layers - first - last
+    if rest < 0 or (inner and rest % inner) or (not inner and rest):
+        raise SpecError(
+            "--decoder-first-pipeline-num-layers", first or last,
+            f"the other {rest} layers do not divide over {inner} stages",
+        )  # fmt: skip
+    middle = [rest // inner] * inner if inner else []
+    return tuple([first] * bool(first) + middle + [last] * bool(last))
+
+
+def _sharding(
+    options: Options, reading: Reading, dialect: str, config: dict[str, Any] | None
+) -> dict[str, Any]:
+    distributed = options.flag("use-distributed-optimizer")
+    strategy = options.word("data-parallel-sharding-strategy", default="")
+    fsdp = options.flag("use-megatron-fsdp", "use-custom-fsdp")
+    torch_fsdp = options.flag("use-torch-fsdp2")
+    keep = options.flag("torch-fsdp2-no-reshard-after-forward")
+    reading.replicate = options.whole("num-distributed-optimizer-instances", default=1, least=1)
+    zero = 1 if distributed else 0
+    if dialect != "megatron":
+        zero = options.whole("zero-stage", default=zero)
+        table = (config or {}).get("zero_optimization")
+        if isinstance(table, dict) and isinstance(table.get("stage"), int):
+            zero = table["stage"]
+            _offloads(table, reading)
+        if options.flag("cpu-optimizer"):
+            reading.offload.add("optimizer")
+        options.raw("remote-device", "no-pipeline-parallel", "deepspeed", "deepspeed-config", "zero-stage")
+        options.flag("use-torch-adam", "cpu-torch-adam")
+        if zero > 3:
+            raise SpecError("--zero-stage", zero, "a stage from 0 to 3 is expected")
+    if fsdp:
+        stages = {word: stage for stage, word in SHARDING.items()} | {"no_shard": 0}
+        strategy = strategy or "no_shard"
+        if strategy not in stages:
+            raise SpecError("--data-parallel-sharding-strategy", strategy, f"one of {', '.join(stages)}")
+        zero = stages[strategy]
+        reading.job["framework"] = "megatron"
+    elif torch_fsdp:
+        zero = 2 if keep else 3
+    elif strategy:
+        reading.note(f"{strategy} has no effect without Megatron-FSDP", "--data-parallel-sharding-strategy")
+    return {"zero": zero}
+
+
+def _offloads(table: dict[str, Any], reading: Reading) -> None:
+    for key, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
+        part = table.get(key)
+        device = part.get("device") if isinstance(part, dict) else None
+        if device not in (None, "none"):
+            reading.offload.add(what)
+    if table.get("cpu_offload") is True:
+        reading.offload.add("optimizer")
+
+
+def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, Any]:
+    granularity = options.word("recompute-granularity", "activations-checkpoint-granularity")
+    method = options.word("recompute-method", "activations-checkpoint-method", "checkpoint-method")
+    layers = options.whole(
+        "recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers", default=1
+    )
+    modules = options.text("recompute-modules").replace(",", " ").split()
+    old = options.flag(*_OLD[:1]) or options.flag("deepspeed-activation-checkpointing", "recompute-activations-full")
+    old |= options.flag("moe-layer-recompute") and False
+    if options.flag("recompute-activations") and not granularity:
+        granularity = "selective"
+    if not granularity:
+        if not old and not (method and method != "none"):
+            return {"recompute": "none"}
+        granularity = "full"
+    if granularity == "none":
+        return {"recompute": "none"}
+    if granularity not in ("full", "selective"):
+        raise SpecError("--recompute-granularity", granularity, "full or selective is expected")
+    if granularity == "selective":
+        others = [name for name in modules if name not in ("core_attn", "core_attention")]
+        if others:
+            reading.unmodelled(
+                "--recompute-modules", f"{', '.join(others)} are recomputed too; the estimate keeps "
+                "their activations",
+            )  # fmt: skip
+        core = not modules or len(others) < len(modules)
+        return {"recompute": "selective" if core else "none"}
+    if method == "block":
+        return {"recompute": "full", "recompute_layers": layers * virtual}
+    if layers > 1:
+        reading.unmodelled(
+            "--recompute-num-layers", f"{layers} layers are recomputed from one saved input; the "
+            "estimate saves every layer's",
+        )  # fmt: skip
+    return {"recompute": "full"}
+
+
+def _job(options: Options, reading: Reading, dialect: str, zero: int) -> dict[str, Any]:
+    precision = _precision(options, reading, dialect, zero)
+    name = options.word("optimizer", default="adam")
+    optimizer = optimizer_named(name, "--optimizer", momentum=options.number("sgd-momentum", default=0.9))
+    aware = options.flag("use-precision-aware-optimizer")
+    if aware or options.has("exp-avg-dtype", "exp-avg-sq-dtype"):
+        moments = sum(
+            _width(options, field) for field in ("exp-avg-dtype", "exp-avg-sq-dtype")
+        )
+        optimizer = optimizer.but(state_bytes=float(moments))
+    if options.flag("optimizer-cpu-offload"):
+        fraction = options.number("optimizer-offload-fraction", default=1.0)
+        reading.offload.add("optimizer")
+        if fraction < 1:
+            reading.unmodelled("--optimizer-offload-fraction", f"only {fraction:g} of the optimizer is offloaded")
+    if options.flag("cpu-offloading", "fine-grained-activation-offloading") or options.whole("cpu-offloading-num-layers"):
+        reading.offload.add("activations")
+    attention = options.number("attention-dropout", default=0.1)
+    hidden = options.number("hidden-dropout", default=0.1)
+    for field in ("attention-dropout", "hidden-dropout"):
+        if field not in options:
+            reading.note("is Megatron-LM's default, 0.1, since the file does not set it", f"--{field}")
+    if attention:
+        reading.unmodelled("--attention-dropout", f"{attention:g} on attention weights has no term of its own")
+    found: dict[str, Any] = {
+        "precision": precision.model_dump(),
+        "optimizer": optimizer.model_dump(),
+        "attention_kernel": _attention(options, dialect),
+        "framework": "megatron" if dialect == "megatron" else "megatron-deepspeed",
+        "dropout": hidden,
+        "document_masking": options.flag("reset-attention-mask")
+        or options.flag("dataloader-inter-document-masking"),
+    }
+    if options.flag("reset-position-ids", "eod-mask-loss") and not found["document_masking"]:
+        reading.note("positions or loss restart at documents, attention does not", "--reset-position-ids")
+    return reading.job | found
+
+
+def _width(options: Options, name: str, default: str = "fp32") -> float:
+    word = options.word(name, default=default).removeprefix("torch.")
+    if word not in _BYTES:
+        raise SpecError(f"--{name}", word, f"one of {', '.join(_BYTES)} is expected")
+    return _BYTES[word]
+
+
+def _precision(options: Options, reading: Reading, dialect: str, zero: int) -> PrecisionRecipe:
+    eight = options.word("fp8-format", "fp8", default="")
+    eight = "hybrid" if options.flag("fp8-e4m3", "fp8-hybrid") else eight
+    four = options.word("fp4-format", "fp4", default="")
+    narrow = options.flag("grad-reduce-in-bf16")
+    wide = options.flag("accumulate-allreduce-grads-in-fp32")
+    half, brain = options.flag("fp16"), options.flag("bf16")
+    if half:
+        recipe = RECIPES["fp16"].but(**(_gradients(4) if wide else {}))
+    elif not brain and not eight:
+        return RECIPES["fp32"]
+    else:
+        size = 2 if narrow or (dialect != "megatron" and zero >= 2) else 4
+        recipe = RECIPES["bf16" if size == 2 else "bf16-fp32-grads"]
+        if eight or four:
+            recipe = RECIPES["fp8"].but(**_gradients(size))
+            if four:
+                recipe = recipe.but(name="fp4", compute="fp4")
+    if options.flag("use-precision-aware-optimizer"):
+        recipe = recipe.but(
+            master_bytes=_width(options, "main-params-dtype"),
+            gradient_bytes=_width(options, "main-grads-dtype"),
+        )
+    if options.flag("fp8-param-gather", "fp4-param-gather"):
+        reading.unmodelled("--fp8-param-gather", "weights are kept and gathered in 8 bits; the estimate "
+                           "holds and gathers 16")  # fmt: skip
+    return recipe
+
+
+def _gradients(size: int) -> dict[str, Any]:
+    return {"gradient_bytes": size, "gradient_reduce_bytes": size}
+
+
+def _attention(options: Options, dialect: str) -> str:
+    backend = options.word("attention-backend", default="")
+    flash = options.flag("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton",
+                         "use-flash-attn-builder")  # fmt: skip
+    local = options.word("transformer-impl") == "local"
+    if backend in ("unfused", "local", "attnbackend.unfused", "attnbackend.local"):
+        return "unfused"
+    if flash or backend in ("flash", "fused", "auto"):
+        return "flash"
+    return "unfused" if dialect != "megatron" or local else "flash"
+
+
+def _budget(options: Options, reading: Reading) -> None:
+    ramp = options.loose("rampup-batch-size", "step-batch-size-schedule")
+    if ramp:
+        reading.note(f"the batch grows ({ramp[:40]}); it is priced at its full size", "--rampup-batch-size")
+    try:
+        steps = options.number("train-iters")
+        samples = options.number("train-samples")
+        tokens = options.number("train-tokens")
+    except SpecError:
+        return
+    seq, batch = reading.seq_len, reading.global_batch
+    found = tokens or samples * seq or (steps * batch * seq if steps > 1000 else 0)
+    if found:
+        reading.job["token_budget"] = float(found)

@@ -1,0 +1,252 @@
+"""The architecture that the flags of Megatron-LM and its forks describe."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwright.exports.megatron_model import read_pattern
+from meshwright.imports.names import model_named
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Reading
+from meshwright.specs.errors import SpecError
+from meshwright.specs.model import Model
+
+_POSITIONS = {
+    "rope": "rope", "rotary": "rope", "yarn": "rope", "mrope": "rope", "learned_absolute": "learned",
+    "absolute": "learned", "learned": "learned", "alibi": "alibi", "none": "none",
+}  # fmt: skip
+_TOKENIZERS = {"gpt2bpetokenizer": 50_257, "llama2tokenizer": 32_000, "gpt2": 50_257}
+_HYBRID = (
+    "hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model", "hybrid-attention-ratio",
+    "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json",
+)  # fmt: skip
+_SCRATCH = ("mamba-state-dim", "mamba-num-heads", "linear-attention-freq", "experimental-attention-variant")
+
+
+def read_shape(options: Options, reading: Reading, *, dialect: str, required: bool = True) -> Model | None:
+    """Return the architecture; None where the flags describe none and none is required.
+
+    Args:
+        dialect: `megatron`, `megatron-deepspeed` or `bloom`: their defaults differ.
+
+    Raises:
+        SpecError: a needed flag is missing or impossible, or the model is no decoder-only
+            transformer.
+    """
+    _refuse(options)
+    if not options.has("num-layers") and not required:
+        return None
+    layers, hidden = _needed(options, "num-layers"), _needed(options, "hidden-size")
+    heads = _needed(options, "num-attention-heads")
+    if not 1 <= layers <= 10_000:
+        raise SpecError("--num-layers", layers, "between 1 and 10000 layers are expected")
+    gated, ffn = _ffn(options, hidden)
+    biased = not options.flag("disable-bias-linear") and options.flag("use-bias", default=True)
+    norm = options.word("normalization", default="layernorm")
+    rms = norm == "rmsnorm" or options.flag("use-rmsnorm", "rms-norm", "RMSNorm")
+    latent = _latent(options)
+    positions = _positions(options)
+    fields: dict[str, Any] = {
+        "name": "imported",
+        "family": "gpt" if positions == "learned" else "bloom" if positions == "alibi" else "llama",
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": _kv_heads(options, heads),
+        "head_dim": latent["nope_head_dim"] + latent["rope_head_dim"]
+        if latent
+        else options.whole("kv-channels", default=hidden // heads if heads else 0),
+        "ffn": ffn,
+        "vocab": _vocabulary(options, reading),
+        "gated": gated,
+        "tied_embeddings": not options.flag("untie-embeddings-and-output-weights"),
+        "norm": "rmsnorm" if rms else "layernorm",
+        "norm_bias": not rms,
+        "norms_per_layer": 4 if options.flag("sandwich-norm", "use-post-norm", "post-self-attn-layernorm")
+        else 2,
+        "embedding_norm": options.flag("embed-layernorm", "embedding-layernorm"),
+        "qk_norm": "head" if options.flag("qk-layernorm", "qk-norm") else "none",
+        "qkv_bias": biased or options.flag("add-qkv-bias", "qkv-bias", "add-bias-linear-qkv"),
+        "attention_out_bias": biased,
+        "attention_sinks": options.word("softmax-type") == "learnable",
+        "ffn_bias": biased,
+        "positions": positions,
+        "max_positions": options.whole(
+            "max-position-embeddings", default=options.whole("seq-length", default=0)
+        )
+        if positions == "learned"
+        else 0,
+        "parallel_block": options.flag("parallel-attn", "use-parallel-residual", "gpt-j-residual"),
+        "latent_attention": latent,
+        "experts": _experts(options, reading, layers, ffn, biased, dialect),
+    }  # fmt: skip
+    fields |= _window(options, reading)
+    options.raw("max-position-embeddings", "no-position-embedding", "squared-relu", "xielu", "openai-gelu",
+                "apply-layernorm-1p", "group-query-attention")  # fmt: skip
+    return Model.parse(fields, "model")
+
+
+def _refuse(options: Options) -> None:
+    """Refuse what is no decoder-only transformer, naming what it is instead."""
+    for name in _HYBRID:
+        if options.has(name):
+            raise SpecError(
+                f"--{name}", options.loose(name), "layers of several kinds (state-space, hybrid) are "
+                "not modelled: meshwright plans decoder-only transformers of one kind of layer",
+            )  # fmt: skip
+    for name in _SCRATCH:
+        if options.has(name):
+            raise SpecError(
+                f"--{name}", options.loose(name), "linear or state-space attention is not modelled: "
+                "meshwright plans softmax attention",
+            )  # fmt: skip
+    for name in ("encoder-num-layers", "encoder-seq-length", "decoder-num-layers", "bert-no-binary-head"):
+        if options.has(name) and not options.has("num-layers"):
+            raise SpecError(
+                f"--{name}", options.loose(name), "an encoder or encoder-decoder model is not "
+                "modelled: meshwright plans decoder-only transformers",
+            )  # fmt: skip
+
+
+def _needed(options: Options, name: str) -> int:
+    if name not in options:
+        raise SpecError(
+            f"--{name}", None, "Megatron-LM needs this flag to describe the model (or give --model)"
+        )
+    return options.whole(name)
+
+
+def _ffn(options: Options, hidden: int) -> tuple[bool, int]:
+    activation = options.word("glu-activation")
+    gated = bool(activation) or options.flag("swiglu", "quick-geglu", "gated-linear-unit", "geglu")
+    gated |= options.flag("swiglu-fusion")
+    usual = int(hidden * 8 / 3) // 64 * 64 if gated and not activation else 4 * hidden
+    return gated, options.whole("ffn-hidden-size", "intermediate-size", default=usual)
+
+
+def _positions(options: Options) -> str:
+    said = options.word("position-embedding-type", default="")
+    positions = _POSITIONS.get(said) if said else "learned"
+    if options.flag("use-rotary-position-embeddings", "use-rotary", "use-rope"):
+        positions = "rope"
+    elif options.flag("use-alibi", "use-alibi-position-embeddings", "use-alibi-mask"):
+        positions = "alibi"
+    elif not said and options.has("rotary-base", "rotary-percent"):
+        positions = "rope"
+    elif not said and options.flag("no-position-embedding"):
+        positions = "none"
+    if positions is None or (said and said not in _POSITIONS):
+        raise SpecError(
+            "--position-embedding-type", said, "rope, learned_absolute, alibi or none can be priced"
+        )
+    for name in ("rotary-base", "rotary-percent", "rope-theta", "rotary-scaling-factor", "use-rope-scaling",
+                 "rope-scaling-factor"):  # fmt: skip
+        options.raw(name)
+    return positions
+
+
+def _kv_heads(options: Options, heads: int) -> int:
+    if options.word("attention-head-type") == "multiquery" or options.flag("multi-query-attention"):
+        return 1
+    groups = options.whole(
+        "num-query-groups", "num-key-value-heads", "num-attention-heads-kv", "n-head-kv", "num-kv-heads",
+    )  # fmt: skip
+    if not groups:
+        return heads
+    grouped = options.flag("group-query-attention", default=True)
+    if options.has("num-query-groups") and "group-query-attention" not in options:
+        # Megatron-LM reads the number of groups only beside the switch; its YAML and the forks
+        # that follow other names need no switch.
+        grouped = not options.has("num-layers") or groups > 1
+    return groups if grouped else heads
+
+
+def _latent(options: Options) -> dict[str, int] | None:
+    if not options.flag("multi-latent-attention"):
+        return None
+    return {
+        "q_rank": options.whole("q-lora-rank"),
+        "kv_rank": options.whole("kv-lora-rank", default=32),
+        "nope_head_dim": options.whole("qk-head-dim", "qk-nope-head-dim", default=128),
+        "rope_head_dim": options.whole("qk-pos-emb-head-dim", "qk-rope-head-dim", default=64),
+        "v_head_dim": options.whole("v-head-dim", default=128),
+    }
+
+
+def _window(options: Options, reading: Reading) -> dict[str, int]:
+    text = options.text("window-size", "sliding-window-size", "sliding-window")
+    if not text:
+        return {}
+    first = re.search(r"\d+", text)
+    if first is None or text.strip().startswith(("-1", "(-1")):
+        return {}
+    width = int(first.group()) + (1 if "," in text or " " in text.strip() else 0)
+    skip = options.text("window-attn-skip-freq", default="1")
+    if skip.isdigit():
+        period = int(skip)
+    else:
+        kinds = [int(digit) for digit in re.findall(r"[01]", skip)]
+        globals_at = [index for index, kind in enumerate(kinds) if not kind]
+        gaps = {b - a for a, b in zip(globals_at, globals_at[1:], strict=False)}
+        period = gaps.pop() if len(gaps) == 1 else 1
+        if gaps:
+            reading.unmodelled("--window-attn-skip-freq", "an irregular pattern of windows; every layer is priced with the window")
+    return {"window": width, "window_period": max(period, 1)}
+
+
+def _vocabulary(options: Options, reading: Reading) -> int:
+    """Rows of the embedding before padding."""
+    for name in ("padded-vocab-size", "pad-vocab-size-to", "vocab-size"):
+        found = options.whole(name)
+        if found:
+            return found
+    extra = options.whole("extra-vocab-size", "vocab-extra-ids")
+    tokenizer = options.word("tokenizer-type", default="gpt2bpetokenizer" if "merge-file" in options else "")
+    if tokenizer in _TOKENIZERS:
+        return _TOKENIZERS[tokenizer] + extra
+    named = options.loose("tokenizer-model", "tokenizer-name-or-path", "hf-tokenizer-path", "patch-tokenizer-type",
+                          "load", "hf-checkpoint")  # fmt: skip
+    alike = model_named(named) if named else None
+    size = alike.vocab if alike is not None else 128_000
+    whose = f"{alike.name}'s" if alike is not None else "a usual one"
+    reading.guess("--model", f"the vocabulary is in a tokenizer's file; {whose}, {size}, is taken")
+    return size + extra
+
+
+def _experts(
+    options: Options, reading: Reading, layers: int, ffn: int, biased: bool, dialect: str
+) -> dict[str, Any] | None:
+    said = options.raw("num-experts", "moe-num-experts")
+    if said is None:
+        return None
+    counts = [int(one) for one in re.findall(r"\d+", " ".join(map(str, said if isinstance(said, list) else [said])))]
+    if not counts or max(counts) <= 1:
+        return None
+    if len(set(counts)) > 1:
+        raise SpecError(
+            "--num-experts", " ".join(map(str, counts)), "another number of experts in every layer "
+            "is not modelled: one number for all is expected",
+        )  # fmt: skip
+    residual = options.word("mlp-type") == "residual"
+    fields: dict[str, Any] = {
+        "experts": counts[0],
+        "top_k": options.whole("moe-router-topk", "topk", "moe-topk", default=1 if dialect != "megatron" else 2),
+        "ffn": options.whole("moe-ffn-hidden-size", "moe-intermediate-size", default=ffn),
+        "shared_ffn": options.whole("moe-shared-expert-intermediate-size", "shared-moe-ffn-hidden-size",
+                                    default=ffn if residual else 0),
+        "shared_gate": options.flag("moe-shared-expert-gate") or residual,
+        "router_bias": options.flag("moe-router-enable-expert-bias"),
+        "expert_bias": biased,
+    }  # fmt: skip
+    if dialect != "megatron":
+        interval = options.whole("expert-interval", default=2, least=1)
+        return fields | {"dense_layers": interval - 1, "period": interval}
+    kinds = read_pattern(options.text("moe-layer-freq", default="1"), layers)
+    dense = kinds.index(1) if 1 in kinds else len(kinds)
+    later = [index for index, kind in enumerate(kinds) if kind]
+    period = later[1] - later[0] if len(later) > 1 else 1
+    if kinds != [int(i >= dense and (i - dense) % period == 0) for i in range(layers)]:
+        reading.unmodelled("--moe-layer-freq", "an irregular pattern of experts; every "
+                           f"{period}. layer after the first {dense} is priced with them")  # fmt: skip
+    return fields | {"dense_layers": dense, "period": period}

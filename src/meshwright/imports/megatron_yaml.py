@@ -1,0 +1,52 @@
+"""A YAML of Megatron-LM arguments: its functional tests, MoE-ModelZoo, NeMo-like launchers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.imports import megatron
+from meshwright.imports.interpolate import resolved
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.words import unset
+from meshwright.specs.errors import SpecError
+
+_TABLES = ("MODEL_ARGS", "model_args", "args", "TRAINING_ARGS")
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table holds Megatron-LM arguments."""
+    return _arguments(data) is not None
+
+
+def _arguments(data: dict[str, Any]) -> dict[str, Any] | None:
+    for name in _TABLES:
+        table = data.get(name)
+        if isinstance(table, dict) and any(str(key).startswith("--") for key in table):
+            return table
+    if any(str(key).startswith("--") for key in data):
+        return data
+    return None
+
+
+def read(data: dict[str, Any], given: Given) -> Reading:
+    """Return what the arguments run.
+
+    Raises:
+        SpecError: a flag is missing, impossible, or of a model that is not modelled.
+    """
+    table = resolved(data, dict(given.variables))
+    for key in ("MODE", "TEST_TYPE"):
+        if str(data.get(key, "")).lower() == "inference":
+            raise SpecError(key, data[key], "an inference run; a training run is expected")
+    arguments = _arguments(table) or {}
+    flags = {
+        str(name).lstrip("-").replace("_", "-"): value
+        for name, value in arguments.items()
+        if value is not False
+    }
+    missing = sorted({name for value in flags.values() if isinstance(value, str) for name in unset(value)})
+    reading = megatron.read(Options(flags, "--"), given, "Megatron-LM YAML")
+    if missing:
+        reading.note(f"left to the environment: {', '.join(missing[:6])} (--set gives them)")
+    return reading

@@ -1,0 +1,63 @@
+"""Models by the names that other tools give them."""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.specs import load_model
+from meshwright.specs.errors import SpecError
+from meshwright.specs.model import Model
+from meshwright.specs.models import is_size, typical_model
+from meshwright.specs.quantities import parse_count
+
+_NOISE = re.compile(
+    r"[-_.]?(instruct|chat|hf|base|sft|dpo|rlhf|it|pt|bnb|4bit|8bit|awq|gptq|fp8|bf16|unsloth|"
+    r"v\d+(\.\d+)?|preview|distill|math|coder|thinking|\d{4,})$",
+    re.IGNORECASE,
+)
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:[._]\d+)?)\s*([bmt])(?![a-z0-9])", re.IGNORECASE)
+_EXPERTS = re.compile(r"\d+x\d|-a\d+(\.\d+)?b", re.IGNORECASE)
+
+
+def model_named(name: str) -> Model | None:
+    """The preset that a hub name, path or recipe name means; None where there is none.
+
+    Only a name of the same family and size counts: nothing is guessed here.
+    """
+    bare = name.strip().rstrip("/").replace("_", "-")
+    short = bare.rsplit("/", 1)[-1]
+    if not short or len(short) > 120 or is_size(short):
+        return None
+    for candidate in _spellings(short):
+        try:
+            return load_model(candidate)
+        except SpecError:
+            continue
+    return None
+
+
+def _spellings(short: str) -> list[str]:
+    """A name as it is, then with what says nothing of its shape taken off the end, one by one."""
+    found = [short]
+    current = short
+    for _ in range(5):
+        shorter = _NOISE.sub("", current)
+        if shorter == current or len(shorter) < 4:
+            break
+        current = shorter
+        found.append(current)
+    found += [re.sub(r"^(meta|nvidia|unsloth|google|microsoft)[-_]", "", one, flags=re.I) for one in found]
+    # A file or folder of that name is never what a configuration means.
+    return [one for one in dict.fromkeys(found) if not one.lower().endswith((".json", ".yaml", ".toml", ".yml"))]
+
+
+def guess_model(name: str) -> Model | None:
+    """A typical shape of the size that a name states; None for experts or where it states none."""
+    short = name.rstrip("/").rsplit("/", 1)[-1]
+    size = _SIZE.search(short)
+    if size is None or _EXPERTS.search(short):
+        return None
+    try:
+        return typical_model(parse_count(size.group(1).replace("_", ".") + size.group(2).upper(), "--model"))
+    except SpecError:
+        return None

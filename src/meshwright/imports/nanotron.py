@@ -1,0 +1,123 @@
+"""nanotron's YAML, experts included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.exports.nanotron import ENGINES
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.shapes import llama_like
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+from meshwright.specs.model import Model
+
+EDITS = {
+    "tp": "parallelism.tp", "pp": "parallelism.pp", "dp": "parallelism.dp", "micro_batch": "tokens.micro_batch_size",
+    "accumulation": "tokens.batch_accumulation_per_replica", "zero": "optimizer.zero_stage",
+    "recompute": "parallelism.recompute_layer",
+}  # fmt: skip
+_SHAPE = {
+    "layers": ("model.model_config.num_hidden_layers",), "hidden": ("model.model_config.hidden_size",),
+    "heads": ("model.model_config.num_attention_heads",), "kv_heads": ("model.model_config.num_key_value_heads",),
+    "head_dim": ("model.model_config.head_dim",), "ffn": ("model.model_config.intermediate_size",),
+    "vocab": ("model.model_config.vocab_size",),
+}  # fmt: skip
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is nanotron's."""
+    return "tokens" in data and ("parallelism" in data or "model" in data)
+
+
+def read(data: dict[str, Any], given: Given) -> Reading:
+    """Return what a nanotron configuration runs.
+
+    Raises:
+        SpecError: a missing table, or a value that cannot be.
+    """
+    for table in ("parallelism", "tokens", "model"):
+        if not isinstance(data.get(table), dict):
+            raise SpecError(table, data.get(table), "nanotron needs this table")
+    options = Options(flattened(data))
+    reading = Reading("nanotron YAML", options=dict(EDITS))
+    engines = {ours: theirs for theirs, ours in ENGINES.items()}
+    engine = options.word("parallelism.pp_engine", default="1f1b")
+    if engine not in engines:
+        raise SpecError("parallelism.pp_engine", engine, "1f1b or afab is expected")
+    reading.model = given.model or _model(options, reading)
+    reading.dp = options.whole("parallelism.dp", default=1, least=1)
+    ep = options.whole("parallelism.expert_parallel_size", default=1, least=1)
+    tp = options.whole("parallelism.tp", default=1, least=1)
+    linear = options.word("parallelism.tp_mode")
+    reading.layout = {
+        "tp": tp, "pp": options.whole("parallelism.pp", default=1, least=1),
+        "cp": options.whole("parallelism.context_parallel_size", default=1, least=1),
+        "ep": ep if reading.model is not None and reading.model.experts else 1,
+        "schedule": engines[engine], "sequence_parallel": linear == "reduce_scatter",
+        "recompute": "full" if options.flag("parallelism.recompute_layer") else "none",
+        "zero": options.whole("optimizer.zero_stage"),
+    }  # fmt: skip
+    reading.micro_batch = options.whole("tokens.micro_batch_size", default=1, least=1)
+    reading.accumulation = options.whole("tokens.batch_accumulation_per_replica", default=1, least=1)
+    reading.seq_len = options.whole("tokens.sequence_length")
+    wide = options.flag("optimizer.accumulate_grad_in_fp32", default=True)
+    dtype = options.word("model.dtype", default="bfloat16")
+    recipe = RECIPES["fp32" if dtype in ("float32", "fp32") else "bf16-fp32-grads" if wide else "bf16"]
+    name = options.text("optimizer.optimizer_factory.name", default="adamW")
+    steps = options.whole("tokens.train_steps")
+    batch = reading.dp * reading.micro_batch * reading.accumulation
+    reading.job = {
+        "framework": "nanotron", "precision": recipe.model_dump(),
+        "optimizer": optimizer_named(name, "optimizer.optimizer_factory.name").model_dump(),
+    }  # fmt: skip
+    if steps > 1000:
+        reading.job["token_budget"] = float(steps * batch * reading.seq_len)
+    if options.flag("model.model_config._use_doc_masking"):
+        reading.job["document_masking"] = True
+    if options.word("model.model_config._attn_implementation") in ("eager",):
+        reading.job["attention_kernel"] = "unfused"
+    options.finish(reading, "nanotron", "common", strict=given.strict)
+    return reading
+
+
+def _model(options: Options, reading: Reading) -> Model:
+    get = "model.model_config."
+    if options.flag(f"{get}is_mamba_config") or options.has(f"{get}ssm_cfg", f"{get}d_model"):
+        raise SpecError("model.model_config", "mamba", "a state-space model is not modelled: meshwright "
+                        "plans decoder-only transformers")  # fmt: skip
+    hidden, heads = options.values.get(f"{get}hidden_size"), options.values.get(f"{get}num_attention_heads")
+    if isinstance(hidden, int) and isinstance(heads, int) and heads and hidden % heads and not options.has(f"{get}head_dim"):
+        raise SpecError("num_attention_heads", heads, f"a divisor of hidden_size = {hidden} is expected")
+    bias = options.flag(f"{get}attention_bias")
+    fixed: dict[str, Any] = {
+        "tied_embeddings": options.flag(f"{get}tie_word_embeddings"),
+        "qkv_bias": bias,
+        "qk_norm": "head" if options.flag(f"{get}use_qk_norm", f"{get}qk_norm") else "none",
+    }
+    window = options.whole(f"{get}sliding_window_size", f"{get}sliding_window")
+    if window:
+        fixed["window"] = window
+    if options.flag(f"{get}is_starcoder2_config"):
+        fixed |= {"gated": False, "norm": "layernorm", "norm_bias": True}
+    ffn = options.whole(f"{get}intermediate_size")
+    for places in ("moe_config.", ""):
+        experts = options.whole(f"{get}{places}num_experts", f"{get}{places}moe_num_experts", f"{get}{places}num_local_experts")
+        if experts > 1:
+            fixed["experts"] = _experts(options, f"{get}{places}", experts, ffn)
+            break
+    if options.raw(f"{get}no_rope_layer"):
+        reading.note("some layers have no rotary embedding", "no_rope_layer")
+    return llama_like(options, _SHAPE, **fixed)
+
+
+def _experts(options: Options, get: str, experts: int, ffn: int) -> dict[str, Any]:
+    width = options.whole(f"{get}moe_intermediate_size", f"{get}expert_intermediate_size", default=ffn)
+    shared = options.flag(f"{get}enable_shared_expert")
+    return {
+        "experts": experts,
+        "top_k": options.whole(f"{get}top_k", f"{get}num_experts_per_tok", f"{get}num_experts_per_token", default=2),
+        "ffn": width,
+        "shared_ffn": options.whole(f"{get}shared_expert_intermediate_size", default=width) if shared else 0,
+    }

@@ -1,0 +1,169 @@
+"""GPT-NeoX's YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+from meshwright.specs.model import Model
+
+EDITS = {
+    "tp": "model_parallel_size", "pp": "pipe_parallel_size", "micro_batch": "train_micro_batch_size_per_gpu",
+    "accumulation": "gradient_accumulation_steps", "zero": "zero_optimization.stage",
+    "recompute": "checkpoint_activations",
+}  # fmt: skip
+_POSITIONS = {"rotary": "rope", "alibi": "alibi", "none": "none", "learned": "learned", "sinusoidal": "none"}
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is GPT-NeoX's: flat, with a shape or its parallel sizes."""
+    keys = {str(key).replace("-", "_") for key in data}
+    return bool(keys & {"num_layers", "pipe_parallel_size", "model_parallel_size"}) and not {"model", "modules"} & keys
+
+
+def read(data: dict[str, Any], given: Given) -> Reading:
+    """Return what a GPT-NeoX configuration runs.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is not modelled.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        if isinstance(value, dict) and name in ("zero_optimization", "optimizer", "fp16", "bf16", "precision"):
+            flat |= {f"{name}.{inner}": one for inner, one in value.items()}
+        else:
+            flat[name] = value
+    options = Options(flat)
+    reading = Reading("GPT-NeoX YAML", options=dict(EDITS))
+    reading.model = given.model or _model(options, reading)
+    reading.seq_len = options.whole("seq_length")
+    reading.layout = {
+        "tp": options.whole("model_parallel_size", default=1) or 1,
+        "pp": options.whole("pipe_parallel_size", default=1) or 1,
+        "cp": options.whole("context_parallel_size", default=1) or 1,
+        "ep": options.whole("moe_expert_parallel_size", default=1) or 1 if reading.model.experts else 1,
+        "zero": min(options.whole("zero_optimization.stage"), 3),
+        "sequence_parallel": options.flag("sequence_parallel"),
+        "recompute": "full" if options.flag("checkpoint_activations") else "none",
+    }
+    interval = options.whole("checkpoint_num_layers", default=1)
+    if interval > 1 and reading.layout["recompute"] == "full":
+        reading.unmodelled("checkpoint_num_layers", f"{interval} layers are recomputed from one saved input; the "
+                           "estimate saves every layer's")  # fmt: skip
+    for key, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
+        part = options.raw(f"zero_optimization.{key}")
+        if isinstance(part, dict) and part.get("device") not in (None, "none"):
+            reading.offload.add(what)
+    if options.flag("zero_optimization.cpu_offload"):
+        reading.offload.add("optimizer")
+    reading.micro_batch = options.whole("train_micro_batch_size_per_gpu", "batch_size")
+    reading.global_batch = options.whole("train_batch_size")
+    reading.accumulation = options.whole("gradient_accumulation_steps", default=1) or 1
+    reading.hosts = options.whole("num_nodes")
+    reading.per_host = options.whole("num_gpus")
+    _job(options, reading)
+    options.finish(reading, "neox", "deepspeed", "common", strict=given.strict)
+    return reading
+
+
+def _model(options: Options, reading: Reading) -> Model:
+    layers, hidden, heads = (options.whole(n) for n in ("num_layers", "hidden_size", "num_attention_heads"))
+    if not (layers and hidden and heads):
+        raise SpecError("num_layers", layers or None, "GPT-NeoX needs num_layers, hidden_size and "
+                        "num_attention_heads; import the folder where another file holds them, or give --model")  # fmt: skip
+    kinds = str(options.raw("attention_config") or "")
+    if any(word in kinds for word in ("mamba", "rwkv", "gmlp", "amlp")):
+        raise SpecError("attention_config", kinds[:60], "a state-space or recurrent model is not modelled: "
+                        "meshwright plans decoder-only transformers")  # fmt: skip
+    if any(word in kinds for word in ("sparse", "local", "bigbird", "bslongformer")):
+        reading.unmodelled("attention_config", "sparse attention; dense attention is priced")
+    flash = "flash" in kinds
+    reading.job["attention_kernel"] = "flash" if flash else "unfused"
+    activation = options.word("activation", default="gelu")
+    gated = activation in ("swiglu", "geglu", "reglu", "bilinear", "glu")
+    norm = options.word("norm", default="layernorm")
+    stated = options.whole("intermediate_size") or 4 * hidden
+    ffn = _width(stated, options.whole("mlp_multiple_of", default=1) or 1, gated)
+    if gated and options.has("intermediate_size"):
+        reading.note(f"a gated FFN of intermediate_size {stated} is {ffn} wide", "intermediate_size")
+    positions = _POSITIONS.get(options.word("pos_emb", default="learned"), "learned")
+    rms = norm in ("rmsnorm", "te_rmsnorm")
+    bias = options.flag("use_bias_in_attn_linear", default=True)
+    experts = options.whole("moe_num_experts", default=1)
+    return Model.parse(
+        {
+            "name": "imported", "family": "gpt_neox", "layers": layers, "hidden": hidden, "heads": heads,
+            "kv_heads": options.whole("num_kv_heads") or heads, "head_dim": hidden // heads, "ffn": ffn or 4 * hidden,
+            "vocab": _vocab(options, reading), "gated": gated,
+            "tied_embeddings": not options.flag("no_weight_tying"),
+            "norm": "rmsnorm" if rms else "layernorm", "norm_bias": not rms,
+            "qkv_bias": bias, "attention_out_bias": bias,
+            "ffn_bias": options.flag("use_bias_in_mlp", default=not gated),
+            "positions": positions,
+            "max_positions": options.whole("max_position_embeddings", default=2048) if positions == "learned" else 0,
+            "window": options.whole("sliding_window_width"),
+            "parallel_block": options.flag("gpt_j_residual"),
+            "experts": {"experts": experts, "top_k": options.whole("moe_top_k", default=1) or 1, "ffn": ffn or 4 * hidden,
+                        "period": options.whole("moe_expert_interval", default=1) or 1} if experts > 1 else None,
+        },
+        "model",
+    )  # fmt: skip
+
+
+def _width(stated: int, multiple: int, gated: bool) -> int:
+    """The width of the FFN: a gated one keeps the parameters of an ungated one of the stated size."""
+    if not gated:
+        return -(-stated // multiple) * multiple
+    both = int(stated * 2 / 3)
+    return -(-both // (2 * multiple)) * (2 * multiple) // 2
+
+
+def _vocab(options: Options, reading: Reading) -> int:
+    size = options.whole("padded_vocab_size", "vocab_size")
+    if size:
+        return size
+    multiple = options.whole("make_vocab_size_divisible_by", default=128) or 128
+    tokenizer = options.loose("tokenizer_type", "vocab_file", "tokenizer").lower()
+    known = 32_000 if "spm" in tokenizer or "llama" in tokenizer else 50_257
+    size = -(-known // multiple) * multiple
+    reading.guess("--model", f"the vocabulary is in a tokenizer's file; {size} is taken")
+    return size
+
+
+def _job(options: Options, reading: Reading) -> None:
+    precision = options.word("precision", default="")
+    fp16, bf16 = options.flag("fp16.enabled"), options.flag("bf16.enabled")
+    wide = options.word("data_types.grad_accum_dtype", "grad_accum_dtype") == "fp32"
+    for name in list(options.values):
+        if name.startswith(("fp16.", "bf16.", "precision.", "data_types")):
+            options.read.add(name)
+    if precision in ("bfloat16", "bf16") or bf16:
+        recipe = RECIPES["bf16-fp32-grads" if wide else "bf16"]
+    elif precision in ("fp16",) or fp16:
+        recipe = RECIPES["fp16"]
+    elif not precision and "fp16" not in options and not any(n.startswith("fp16") for n in options.values):
+        recipe = RECIPES["fp16"]
+        reading.guess("precision", "not set; fp16, GPT-NeoX's own, is taken")
+    else:
+        recipe = RECIPES["fp32"]
+    kind = options.text("optimizer.type", default="Adam")
+    for name in list(options.values):
+        if name.startswith("optimizer."):
+            options.read.add(name)
+    reading.job |= {
+        "framework": "megatron-deepspeed", "precision": recipe.model_dump(),
+        "optimizer": optimizer_named(kind, "optimizer.type").model_dump(),
+        "dropout": options.number("hidden_dropout", default=0.0),
+    }  # fmt: skip
+    attention = options.number("attention_dropout", default=0.0)
+    if attention:
+        reading.unmodelled("attention_dropout", f"{attention:g} on attention weights has no term of its own")
+    steps = options.whole("train_iters")
+    batch = reading.global_batch
+    if steps > 1000 and batch:
+        reading.job["token_budget"] = float(steps) * batch * reading.seq_len

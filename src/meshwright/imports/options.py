@@ -1,0 +1,248 @@
+"""The options of a file, checked when read; what nobody read is named in the end."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from meshwright.imports.reading import Reading, Remark
+from meshwright.imports.words import shown, unmarked, unset
+from meshwright.specs.errors import SpecError
+
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0", "none", "null", ""})
+_MOST = 10**12
+
+
+class Options:
+    """Values by name. Every name that is asked for counts as read.
+
+    Args:
+        values: by name, tables inside flattened with dots.
+        prefix: how a person writes a name (`--` for flags).
+        absent: values that mean that the file does not say (`"auto"`).
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], prefix: str = "", absent: tuple[Any, ...] = ("auto",)
+    ) -> None:
+        self.values = dict(values)
+        self.prefix = prefix
+        self.absent = absent
+        self.read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def has(self, *names: str) -> bool:
+        """Whether any of the names is there; does not count as reading it."""
+        return any(name in self.values for name in names)
+
+    def raw(self, *names: str) -> Any:
+        """The first value that is there, None where none is or it means "not said"."""
+        found = None
+        for name in names:
+            if name in self.values:
+                self.read.add(name)
+                value = self.values[name]
+                if found is None and value is not None and not self._silent(value):
+                    found = value
+        return found
+
+    def _silent(self, value: Any) -> bool:
+        return isinstance(value, str) and value.strip().lower() in self.absent
+
+    def _name(self, names: tuple[str, ...]) -> str:
+        return self.prefix + next((name for name in names if name in self.values), names[0])
+
+    def text(self, *names: str, default: str = "") -> str:
+        """A value as text; several words are joined.
+
+        Raises:
+            SpecError: the value depends on something that the file does not state.
+        """
+        value = self.raw(*names)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, list):
+            value = " ".join(map(str, value))
+        return self._stated(names, str(value))
+
+    def _stated(self, names: tuple[str, ...], text: str) -> str:
+        missing = unset(text)
+        if missing:
+            raise Missing(self._name(names), missing[0], shown(text))
+        return text
+
+    def loose(self, *names: str) -> str:
+        """A value as text, without the parts that the file does not state."""
+        value = self.raw(*names)
+        if isinstance(value, list):
+            value = " ".join(map(str, value))
+        return "" if value is None else unmarked(str(value))
+
+    def whole(self, *names: str, default: int = 0, least: int = 0) -> int:
+        """A whole number; `1e6`, `4k` and `1_000` count as such.
+
+        Raises:
+            SpecError: not a whole number of at least `least`.
+        """
+        number = self.number(*names, default=default)
+        if not float(number).is_integer() or not least <= number <= _MOST:
+            raise SpecError(
+                self._name(names), self.raw(*names), f"a whole number of at least {least} expected"
+            )
+        return int(number)
+
+    def number(self, *names: str, default: float = 0.0) -> float:
+        """A number.
+
+        Raises:
+            SpecError: not a finite number.
+        """
+        value = self.raw(*names)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", "")):
+            return default
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return value
+        text = self._stated(names, str(value)).strip().replace("_", "").replace(",", "")
+        scale = {"k": 1_000, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:].lower(), 1)
+        try:
+            made = float(text[:-1] if scale > 1 else text) * scale
+        except ValueError:
+            made = math.nan
+        if len(text) > 40 or not math.isfinite(made):
+            raise SpecError(self._name(names), value, "a number is expected")
+        return made
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """A switch; a name without a value is on.
+
+        Raises:
+            SpecError: neither true nor false.
+        """
+        value = self.raw(*names)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, list):
+            if not value:
+                return True
+            value = value[0]
+        text = self._stated(names, str(value)).strip().lower()
+        if text in _TRUE:
+            return True
+        if text in _FALSE:
+            return False
+        raise SpecError(self._name(names), value, "true or false is expected")
+
+    def word(self, *names: str, default: str = "") -> str:
+        """A value as one lower-case word without quotes."""
+        return self.text(*names, default=default).strip().strip("\"'").lower()
+
+    def finish(self, reading: Reading, *tables: str, strict: bool = False) -> None:
+        """Name every option that nobody read, by what the tables say of it.
+
+        Raises:
+            SpecError: an option is not known, and `strict`.
+        """
+        for name, value in self.values.items():
+            if name in self.read or value is None or _off(name, value):
+                continue
+            effect = known(name, tables)
+            if effect == "":
+                continue
+            option = self.prefix + name
+            if effect is not None:
+                reading.remarks.append(Remark("unmodelled", option, effect))
+                continue
+            if strict:
+                raise SpecError(option, value, "this option is not known (--strict refuses it)")
+            short = shown(str(value))[:60] if not isinstance(value, (dict, list)) or value else ""
+            text = f"{short} is not understood; it is left out" if short else "not understood; it is left out"
+            reading.remarks.append(Remark("unread", option, text))
+
+
+class Missing(SpecError):
+    """An option whose value the file leaves to its environment."""
+
+    def __init__(self, option: str, name: str, text: str) -> None:
+        self.missing = name
+        plain = name.lstrip("$")
+        if name.isdigit():
+            remedy = f"the script takes it as its argument {name}: --args \"…\" gives all of them"
+        elif name.startswith("$"):
+            remedy = "this depends on the machine; give the option's value with --set"
+        else:
+            remedy = f"the file does not state {plain}: --set {plain}=… gives it"
+        super().__init__(option, text, remedy)
+
+
+def _off(name: str, value: Any) -> bool:
+    return value is False or value in ({}, []) and not name.startswith("-") and isinstance(value, dict)
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    file = resources.files("meshwright.imports").joinpath("data/options.toml")
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+@cache
+def known(name: str, tables: tuple[str, ...]) -> str | None:
+    """What an option changes that the estimate has no term for; "" if nothing; None: not known."""
+    short = name.lower().replace("-", "_")
+    for table in tables:
+        entry = _tables()[table]
+        for pattern, effect in entry.get("effects", {}).items():
+            if fnmatch.fnmatchcase(short, pattern):
+                return str(effect)
+    for table in tables:
+        if any(fnmatch.fnmatchcase(short, pattern) for pattern in _tables()[table]["harmless"]):
+            return ""
+    return None
+
+
+def flattened(data: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """Tables inside tables as one, with dotted names; empty tables and lists stay values."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and depth < 12:
+            found |= flattened(value, f"{name}.", depth + 1)
+        else:
+            found[name] = value
+    return found
+
+
+def flags_of(words: list[str]) -> dict[str, Any]:
+    """The `--flag value…` words of a command line by name (dashes), the last one counting."""
+    found: dict[str, Any] = {}
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not _is_flag(word):
+            continue
+        name, equals, inline = word.lstrip("-").partition("=")
+        values = [inline] if equals else []
+        while not equals and index < len(words) and not _is_flag(words[index]):
+            values.append(words[index])
+            index += 1
+        name = name.replace("_", "-")
+        found[name] = True if not values else values[0] if len(values) == 1 else values
+    return found
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") and len(word) > 2 and not word[2].isdigit()

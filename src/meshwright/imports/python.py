@@ -1,0 +1,71 @@
+"""Python recipes: torchtitan's registries, NeMo 2, Megatron-Bridge, OLMo-core, and our own scripts.
+
+Their syntax tree is followed; nothing is imported or run.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from meshwright.exports import fsdp
+from meshwright.exports import torchtitan as exported_titan
+from meshwright.exports.stamp import Stamp, read_stamp
+from meshwright.imports import bridge, logs, nemo, olmo, torchtitan
+from meshwright.imports.pyfile import parse_module
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
+
+
+def read(
+    text: str, name: str, given: Given, folder: Path | None, stamp: Stamp
+) -> tuple[Reading, Stamp]:
+    """Return what a Python file runs.
+
+    Raises:
+        SpecError: not Python, no known recipe, or several of them and none chosen.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SpecError("file", name, "is not valid Python") from None
+    found = fsdp.literals(tree, ("MODEL", "LAYOUT", "JOB", "WORDS"))
+    if isinstance(found.get("WORDS"), list):
+        from meshwright.imports import scripts
+
+        words = " ".join(_quoted(str(word)) for word in found["WORDS"])
+        return scripts.read(words, name, given, folder, stamp)
+    if "LAYOUT" in found:
+        model, job, layout = fsdp.read(tree)
+        return logs.whole("PyTorch script", job, layout, model=given.model or model), stamp
+    if "train_fsdp" in text and folder is not None and Path(name).name != "train_fsdp.py":
+        path = folder / "train_fsdp.py"
+        inner = read_text(path)
+        return read(inner, str(path), given, folder, read_stamp(inner))
+    if stamp.target.startswith("torchtitan") and "ParallelismConfig" in text:
+        world = given.cluster.gpus if given.cluster is not None else 0
+        if not world and stamp.cluster:
+            from meshwright.specs import load_cluster
+
+            world = load_cluster(stamp.cluster).gpus
+        return logs.from_torchtitan(exported_titan.read(tree, world), "torchtitan recipe"), stamp
+    module = parse_module(text, name, folder)
+    if "ParallelismConfig" in text or "Trainer.Config" in text:
+        return torchtitan.read_registry(module, name, given), stamp
+    if "ConfigContainer" in text or "megatron.bridge" in text:
+        return bridge.read_recipe(module, name, given), stamp
+    if "nemo" in text and ("run.Partial" in text or "run.Config" in text):
+        return nemo.read_recipe(module, name, given), stamp
+    if "olmo_core" in text:
+        return olmo.read_script(module, name, given), stamp
+    raise SpecError(
+        "file", name, "no recipe of torchtitan, NeMo, Megatron-Bridge or OLMo-core, and no script "
+        "with a LAYOUT table: arguments of a training program are expected in a script or a YAML",
+    )  # fmt: skip
+
+
+def _quoted(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)

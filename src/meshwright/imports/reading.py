@@ -1,0 +1,126 @@
+"""What one file says of a run, before what it leaves open is asked for or guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
+
+Kind = Literal["guess", "unmodelled", "unread", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One thing a reader of the file should know.
+
+    `guess`: the file does not say it, and what was taken instead; `unmodelled`: understood, but
+    the estimate has no term for it; `unread`: an option that is not known; `note`: anything else.
+    """
+
+    kind: Kind
+    option: str
+    text: str
+
+    def sentence(self) -> str:
+        """The remark as it is printed after its kind."""
+        return f"{self.option}: {self.text}" if self.option else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the user says beside the file.
+
+    Args:
+        config: which configuration, where a file registers several.
+        variables: of the environment that a script reads.
+        arguments: of the script itself (`$1`, `$2`…).
+        guess: take the offered guess where the file does not say what it runs on, or which model.
+        strict: refuse options that are not known instead of naming them.
+    """
+
+    model: Model | None = None
+    cluster: Cluster | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    config: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[str, ...] = ()
+    guess: bool = False
+    strict: bool = False
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a file says. Zero and empty mean that it does not.
+
+    `layout` holds fields of Layout but dp, micro_batch and shard; `job` fields of Job but seq_len
+    and global_batch. `replicate` is the number of copies that a hybrid-sharded state is held in;
+    `shard` the ranks of one shard group, where the format says that instead.
+    """
+
+    format: str
+    model: Model | None = None
+    model_name: str = ""
+    devices: int = 0
+    hosts: int = 0
+    per_host: int = 0
+    device: str = ""
+    dp: int = 0
+    replicate: int = 0
+    shard: int = 0
+    micro_batch: int = 0
+    global_batch: int = 0
+    batch_tokens: int = 0
+    accumulation: int = 0
+    seq_len: int = 0
+    layout: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+    offload: set[str] = field(default_factory=set)
+    remarks: list[Remark] = field(default_factory=list)
+    options: dict[str, str] = field(default_factory=dict)
+
+    def unmodelled(self, option: str, text: str) -> None:
+        """Name an option that is understood but has no term in the estimate."""
+        self.remarks.append(Remark("unmodelled", option, text))
+
+    def note(self, text: str, option: str = "") -> None:
+        """Say something that a reader of the file should know."""
+        self.remarks.append(Remark("note", option, text))
+
+    def guess(self, option: str, text: str) -> None:
+        """Say what was taken where the file is silent."""
+        self.remarks.append(Remark("guess", option, text))
+
+    def world(self) -> int:
+        """Devices that the file starts; 0 where it does not say."""
+        return self.devices or self.hosts * self.per_host
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What a file runs, and what was assumed to complete it."""
+
+    format: str
+    model: Model
+    cluster: Cluster
+    job: Job
+    layout: Layout
+    remarks: tuple[Remark, ...] = ()
+    offload: frozenset[str] = frozenset()
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks as sentences, each after its kind."""
+        return tuple(
+            one.sentence() if one.kind == "note" else f"{_TITLES[one.kind]}: {one.sentence()}"
+            for one in self.remarks
+        )
+
+
+_TITLES = {"guess": "a guess", "unmodelled": "not modelled", "unread": "not understood"}

@@ -1,0 +1,58 @@
+"""Optimizers and precisions by the names that frameworks give them."""
+
+from __future__ import annotations
+
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import OPTIMIZERS, OptimizerRecipe
+
+_MORE: dict[str, OptimizerRecipe] = {
+    # State beyond the master copy, per parameter: two moments but where it says otherwise.
+    "lamb": OptimizerRecipe(name="lamb", state_bytes=8, flops_per_parameter=20),
+    "lion": OptimizerRecipe(name="lion", state_bytes=4, flops_per_parameter=8),
+    "lion8bit": OptimizerRecipe(name="lion8bit", state_bytes=1, flops_per_parameter=10),
+    "ademamix": OptimizerRecipe(name="ademamix", state_bytes=12, flops_per_parameter=20),
+    "adagrad": OptimizerRecipe(name="adagrad", state_bytes=4, flops_per_parameter=6),
+    "rmsprop": OptimizerRecipe(name="rmsprop", state_bytes=4, flops_per_parameter=6),
+    "adam4bit": OptimizerRecipe(name="adam4bit", state_bytes=1, flops_per_parameter=25),
+}  # fmt: skip
+
+_NAMES = {
+    "adam": "adamw", "adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw", "adamw_apex_fused": "adamw", "adamw_torch_xla": "adamw", "adamw_anyprecision": "adamw",
+    "fusedadam": "adamw", "cpuadam": "adamw", "cpu_adam": "adamw", "decoupled_adamw": "adamw",
+    "adam_pax": "adamw", "adamwfloat8": "adamw", "skipstepadamw": "adamw", "adamwconfig": "adamw",
+    "skipstepadamwconfig": "adamw", "stableadamw": "adamw", "stable_adamw": "adamw", "schedule_free_adamw": "adamw",
+    "paged_adamw": "adamw", "paged_adamw_32bit": "adamw", "pagedadamw": "adamw", "distributed_fused_adam": "adamw",
+    "deepspeedcpuadam": "adamw", "adamcpuoffload": "adamw",
+    "adamw_8bit": "adam8bit", "adamw_bnb_8bit": "adam8bit", "adam8bit": "adam8bit", "adamw8bit": "adam8bit",
+    "paged_adamw_8bit": "adam8bit", "pagedadamw8bit": "adam8bit", "ao_adamw_8bit": "adam8bit",
+    "adamw_torch_8bit": "adam8bit", "onebitadam": "adamw", "adamw_torch_4bit": "adam4bit",
+    "ao_adamw_4bit": "adam4bit", "adamw4bit": "adam4bit",
+    "dist_muon": "muon", "muonclip": "muon", "muon": "muon", "adafactor": "adafactor", "lion_8bit": "lion8bit",
+    "decoupled_lionw": "lion", "lionw": "lion", "lion_32bit": "lion", "paged_lion_32bit": "lion",
+    "paged_lion_8bit": "lion8bit", "fusedlamb": "lamb", "onebitlamb": "lamb",
+}  # fmt: skip
+_PAGED = ("paged", "cpu")
+
+
+def optimizer_named(name: str, option: str, momentum: float = 0.9) -> OptimizerRecipe:
+    """Return the recipe of an optimizer.
+
+    Raises:
+        SpecError: the optimizer's state is not known.
+    """
+    short = name.strip().rsplit(".", 1)[-1].lower().replace("-", "_")
+    if short == "sgd":
+        return OPTIMIZERS["sgd-momentum" if momentum else "sgd"]
+    ours = _NAMES.get(short, short)
+    recipe = OPTIMIZERS.get(ours) or _MORE.get(ours)
+    if recipe is None:
+        raise SpecError(
+            option, name, f"the state of this optimizer is not known; one of {', '.join([*OPTIMIZERS, *_MORE])}"
+        )
+    return recipe
+
+
+def is_paged(name: str) -> bool:
+    """Whether an optimizer's state lives in host memory or moves there when memory is full."""
+    return any(part in name.lower() for part in _PAGED)

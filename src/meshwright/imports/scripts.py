@@ -1,0 +1,239 @@
+"""Shell scripts: the command that trains, read by the reader of what it starts."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.exports.stamp import Stamp, read_stamp
+from meshwright.imports import bridge, documents, hf, hydra, maxtext, megatron
+from meshwright.imports.bash import Script, beside, read_script
+from meshwright.imports.launch import Launch, find_launch
+from meshwright.imports.options import Options, flags_of
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.words import shown, unmarked
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import parse_json, read_text
+
+_MEGATRON = re.compile(r"--(?:num-layers|num_layers|tensor-model-parallel-size|tensor_model_parallel_size)\b")
+_DEEPSPEED = ("zero-stage", "deepspeed-config", "deepspeed", "ds-sequence-parallel-size", "moe-expert-parallel-size", "no-pipeline-parallel")
+_BLOOM = ("embed-layernorm", "glu-activation", "pp-partition-method", "kill-switch-path", "pad-vocab-size-to")
+_NAMED = ("--config_file", "--config-file", "--config", "-c", "--conf", "--exp", "--cfg-path")
+
+
+def read(
+    text: str, name: str, given: Given, folder: Path | None, stamp: Stamp
+) -> tuple[Reading, Stamp]:
+    """Return what the training command of a script runs.
+
+    Raises:
+        SpecError: no command trains, or what it runs cannot be read.
+    """
+    script = read_script(text, name, folder, dict(given.variables), list(given.arguments))
+    launch = find_launch(script)
+    if launch is None:
+        raise SpecError("file", name, _nothing(script))
+    if launch.other:
+        raise SpecError("file", name, f"{posixpath.basename(launch.other)[:60]} does not train; a training script is expected")
+    reading, stamp = _dispatch(script, launch, name, given, folder, stamp)
+    if not reading.world() or (launch.hosts and launch.per_host):
+        reading.hosts, reading.per_host = launch.hosts or reading.hosts, launch.per_host or reading.per_host
+        reading.devices = launch.devices or (0 if launch.hosts and launch.per_host else reading.devices)
+    _doubts(script, reading)
+    return reading, stamp
+
+
+def _nothing(script: Script) -> str:
+    missing = f"; it includes {script.missing[0][:60]}, which is not here" if script.missing else ""
+    unset = [doubt for doubt in script.doubts if "$" in doubt]
+    if unset:
+        missing += f"; it depends on {unset[0]} (--set NAME=value or --args says)"
+    return f"no command that trains was found in this script{missing}"
+
+
+def _doubts(script: Script, reading: Reading) -> None:
+    if script.missing:
+        reading.note(f"included but not here: {', '.join(m[-60:] for m in script.missing[:3])}", "source")
+    if script.doubts:
+        reading.note(
+            f"what depends on the machine counts as false: {'; '.join(script.doubts[:3])}"[:200]
+        )
+
+
+def _dispatch(
+    script: Script, launch: Launch, name: str, given: Given, folder: Path | None, stamp: Stamp
+) -> tuple[Reading, Stamp]:
+    program = launch.program
+    words = launch.words
+    joined = " ".join(words)
+    if "run_recipe" in program or bridge.is_bridge(program, words):
+        return bridge.read_words(program, words, given, folder), stamp
+    if program.startswith(("verl.", "recipe.")) or "actor_rollout_ref." in joined:
+        return hydra.read_verl(program, words, given, folder), stamp
+    if program.startswith("openrlhf"):
+        return hydra.read_openrlhf(program, words, given), stamp
+    if program.lower().startswith("maxtext") or "maxtext" in program.lower():
+        return maxtext.read_words(words, given, folder), stamp
+    beside_it = _exported(program, words, folder)
+    if beside_it is not None:
+        return _follow(beside_it, given, folder)
+    if _MEGATRON.search(joined) and "swift" not in program:
+        return _megatron(script, launch, given, folder), stamp
+    if program.startswith("megatron "):
+        return hydra.read_swift_megatron(words, given), stamp
+    named = _configuration(script, launch, folder)
+    if named is not None:
+        return _configured(script, launch, named, given, folder, stamp)
+    if hf.is_trainer(flags_of(words)):
+        return hf.read_words(script, launch, given, folder), stamp
+    raise SpecError(
+        "file", name, f"what {posixpath.basename(program.split()[0])[:60] if program else 'it starts'} "
+        "runs is not known; a training command of a known framework is expected",
+    )  # fmt: skip
+
+
+def _megatron(script: Script, launch: Launch, given: Given, folder: Path | None) -> Reading:
+    flags = flags_of(launch.words)
+    options = Options(flags, "--")
+    _refuse_other(launch, flags)
+    dialect = "megatron"
+    if any(name in flags for name in _DEEPSPEED) or "deepspeed" in " ".join(launch.launcher[:3]):
+        dialect = "megatron-deepspeed"
+    elif any(name in flags for name in _BLOOM):
+        dialect = "bloom"
+    config = None
+    named = options.loose("deepspeed-config", "deepspeed_config")
+    if named:
+        config = json_named(script, folder, named)
+    title = {"megatron": "Megatron-LM script"}.get(dialect, "Megatron-DeepSpeed script")
+    if "rollout-batch-size" in flags:
+        title = "slime script"
+        flags_hf = str(flags.get("hf-checkpoint", ""))
+        options.read.add("hf-checkpoint")
+        reading = _slime(options, given, title, flags_hf)
+    else:
+        reading = megatron.read(options, given, title, dialect, config)
+    return reading
+
+
+def _slime(options: Options, given: Given, title: str, _hub: str) -> Reading:
+    """A reinforcement-learning script: the training half, on the actor's devices."""
+    hosts = options.whole("actor-num-nodes", default=1, least=1)
+    per_host = options.whole("actor-num-gpus-per-node", default=8, least=1)
+    tokens = options.whole("max-tokens-per-gpu")
+    longest = options.whole("rollout-max-response-len") + options.whole("rollout-max-prompt-len")
+    if "global-batch-size" not in options:
+        prompts = options.whole("rollout-batch-size") * options.whole("n-samples-per-prompt", default=1)
+        options.values["global-batch-size"] = prompts // max(options.whole("num-steps-per-rollout", default=1), 1)
+    for flag, value in (("attention-dropout", 0.0), ("hidden-dropout", 0.0)):
+        options.values.setdefault(flag, value)
+    reading = megatron.read(options, given, title)
+    reading.hosts, reading.per_host = hosts, per_host
+    reading.note("the training half of reinforcement learning is priced, not the rollouts")
+    if not reading.seq_len:
+        reading.seq_len = longest or tokens
+        if longest:
+            reading.guess("--seq", f"sequences have at most {longest} tokens; that is taken for all")
+    if not reading.micro_batch:
+        reading.micro_batch = max(1, tokens // max(reading.seq_len, 1)) if tokens else 1
+        reading.guess("--micro-batch", f"micro-batches are filled by tokens; {reading.micro_batch} is taken")
+    return reading
+
+
+_REFUSED = {
+    "bert": "an encoder", "t5": "an encoder-decoder", "ict": "a retriever", "biencoder": "a retriever",
+    "retro": "a retrieval model", "vision": "a vision model", "vit": "a vision model", "dino": "a vision model",
+    "mamba": "a state-space model", "hybrid": "a state-space hybrid", "race": "an encoder", "mnli": "an encoder",
+    "glue": "an encoder", "llava": "a vision-language model", "vlm": "a vision-language model",
+    "multimodal": "a vision-language model", "diffusion": "a diffusion model",
+}  # fmt: skip
+
+
+def _refuse_other(launch: Launch, flags: dict[str, Any]) -> None:
+    base = posixpath.basename(launch.program).lower()
+    for word, what in _REFUSED.items():
+        if re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):
+            raise SpecError("file", base, f"trains {what}: meshwright plans decoder-only transformers")
+    tokenizer = str(flags.get("tokenizer-type", ""))
+    if "Bert" in tokenizer:
+        raise SpecError("--tokenizer-type", tokenizer, "trains an encoder: meshwright plans decoder-only transformers")
+
+
+def json_named(script: Script, folder: Path | None, named: str) -> dict[str, Any] | None:
+    """A JSON file that a script writes itself or that lies beside it; None where it is not here."""
+    base = posixpath.basename(unmarked(named).strip())
+    text = script.files.get(named) or script.files.get(base)
+    if text is None:
+        path = beside(folder, named)
+        if path is None:
+            return None
+        text = read_text(path, "--deepspeed")
+    data = parse_json(documents.without_comments(unmarked(text)), "--deepspeed", base)
+    return data if isinstance(data, dict) else None
+
+
+_EXPORTED = {
+    # Program of an export → the configuration that lies beside it.
+    "train_fsdp.py": "train_fsdp.py", "train_lightning.py": "train_fsdp.py",
+    "train.py": "ds_config.json", "torchtitan.train": "recipe.py",
+}  # fmt: skip
+
+
+def _exported(program: str, words: list[str], folder: Path | None) -> Path | None:
+    beside_it = _EXPORTED.get(posixpath.basename(program), "")
+    if not beside_it or folder is None or "--config_file" in " ".join(words):
+        return None
+    path = folder / beside_it
+    if not path.is_file():
+        return None
+    return path if "made by meshwright" in read_text(path)[:3000] else None
+
+
+def _follow(path: Path, given: Given, folder: Path | None) -> tuple[Reading, Stamp]:
+    from meshwright.imports.files import read_any
+
+    return read_any(read_text(path), str(path), given, folder)
+
+
+def _configuration(script: Script, launch: Launch, folder: Path | None) -> tuple[str, Path | str] | None:
+    """(option, the file or the text) of the configuration that a command names."""
+    words = launch.words
+    places = [(words[i], words[i + 1]) for i in range(len(words) - 1) if words[i] in _NAMED]
+    places += [tuple(w.split("=", 1)) for w in words if w.split("=", 1)[0] in _NAMED and "=" in w]  # type: ignore[misc]
+    places += [("", w) for w in words if re.search(r"\.(ya?ml|toml|json)$", unmarked(w)) and not w.startswith("-")]
+    for option, value in places:
+        base = posixpath.basename(unmarked(value))
+        if value in script.files or base in script.files:
+            return option, script.files.get(value) or script.files[base]
+        path = beside(folder, value)
+        if path is not None:
+            return option, path
+    for variable in ("CONFIG_FILE", "CONFIG", "EXP"):
+        value = script.value(variable)
+        path = beside(folder, value) if value else None
+        if path is not None:
+            return variable, path
+    return None
+
+
+def _configured(
+    script: Script, launch: Launch, named: tuple[str, Path | str], given: Given, folder: Path | None, stamp: Stamp
+) -> tuple[Reading, Stamp]:
+    """Read the file that a command names; the command's own words count over it."""
+    _option, where = named
+    text = where if isinstance(where, str) else read_text(where, "file")
+    name = "configuration.yaml" if isinstance(where, str) else str(where)
+    inner = read_stamp(text)
+    beside_it = folder if isinstance(where, str) else where.parent
+    if name.endswith((".yaml", ".yml")) and hf.is_trainer_text(text):
+        return hf.read_words(script, launch, given, folder, text), inner
+    reading, found = documents.read(text, name, given, beside_it, inner, overrides=launch.words)
+    reading.format = f"{reading.format}, named by a script"
+    return reading, found if found != Stamp() else stamp
+
+
+def missing_file(words: list[str]) -> str:
+    """The first configuration that a command names, as a person wrote it."""
+    return next((shown(w) for w in words if re.search(r"\.(ya?ml|toml|json)$", w)), "")

@@ -1,0 +1,254 @@
+"""torchtitan: TOML files of its older releases, and the Python registries of the newer ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Any
+
+from meshwright.exports.torchtitan import FLAVORS, SCHEDULES
+from meshwright.imports.interpolate import merged, words_to_table
+from meshwright.imports.names import model_named
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.pyfile import Made, Module, Unknown, call_function, functions
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.job import RECIPES
+
+EDITS = {
+    "tp": "tensor_parallel_degree", "pp": "pipeline_parallel_degree", "cp": "context_parallel_degree",
+    "ep": "expert_parallel_degree", "micro_batch": "local_batch_size",
+}  # fmt: skip
+_LOOPED = ("interleaved", "looped-bfs", "zb-auto", "zb-v", "dualpipe-v")
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is a torchtitan job's."""
+    model = data.get("model")
+    return isinstance(model, dict) and "flavor" in model or (
+        "training" in data and ("parallelism" in data or "experimental" in data) and "job" in data
+    )
+
+
+def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
+    """Return what a torchtitan TOML runs.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    data = merged(data, words_to_table([word for word in overrides if "." in word]))
+    options = Options(flattened(data))
+    reading = Reading("torchtitan TOML", options={k: f"parallelism.{v}" for k, v in EDITS.items()})
+    reading.options["micro_batch"] = "training.local_batch_size"
+    name, flavor = options.text("model.name"), options.text("model.flavor")
+    _named(reading, given, name, flavor)
+    fill(options, reading, "parallelism.", "training.", given)
+    kind = options.word("activation_checkpoint.mode", default="selective")
+    _checkpointing(options, reading, kind)
+    converters = str(options.raw("model.converters", "float8.enable_float8_linear") or "").lower()
+    eight = "float8" in converters or converters == "true" or "mx" in converters
+    if eight:
+        reading.job["precision"] = RECIPES["fp8"].model_dump()
+    options.finish(reading, "torchtitan", "common", strict=given.strict)
+    return reading
+
+
+def _named(reading: Reading, given: Given, module: str, flavor: str) -> None:
+    names = {(theirs, size): ours for theirs, size, ours in FLAVORS.values()}
+    found = names.get((module, flavor), "")
+    if not found:
+        family = {"llama3": "llama3.1", "llama3_simple_fsdp": "llama3.1"}.get(module, module)
+        for spelled in (f"{family}-{flavor}", f"{module}-{flavor}", flavor):
+            if spelled and model_named(spelled.replace("_", "-")) is not None:
+                found = spelled.replace("_", "-")
+                break
+    reading.model = given.model
+    reading.model_name = found or f"{module} {flavor}".strip()
+
+
+def _checkpointing(options: Options, reading: Reading, kind: str) -> None:
+    option = options.text("activation_checkpoint.selective_ac_option", default="op")
+    options.read |= {name for name in options.values if name.startswith("activation_checkpoint.")}
+    if kind not in ("none", "selective", "full", "memory_budget"):
+        raise SpecError("activation_checkpoint.mode", kind, "none, selective or full is expected")
+    reading.layout["recompute"] = kind if kind != "memory_budget" else "selective"
+    if kind == "memory_budget":
+        reading.unmodelled("activation_checkpoint.mode", "a memory budget decides what is recomputed; selective is priced")
+    if kind == "selective" and option.isdigit() and int(option) > 0:
+        reading.layout["recompute"] = "full"
+        reading.unmodelled("activation_checkpoint.selective_ac_option", f"every {option}. layer is recomputed in "
+                           "full; all are priced so") if int(option) > 1 else None  # fmt: skip
+
+
+def fill(options: Options, reading: Reading, split: str, train: str, given: Given) -> None:
+    """Add what the parallelism and training tables say.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    experimental = "experimental."
+    tp = options.whole(f"{split}tensor_parallel_degree", f"{train}tensor_parallel_degree", default=1) or 1
+    pp = options.whole(f"{split}pipeline_parallel_degree", f"{experimental}pipeline_parallel_degree", default=1) or 1
+    cp = options.whole(f"{split}context_parallel_degree", f"{experimental}context_parallel_degree", default=1) or 1
+    replicate = options.whole(f"{split}data_parallel_replicate_degree", f"{train}data_parallel_replicate_degree", default=1) or 1
+    shard = int(options.number(f"{split}data_parallel_shard_degree", f"{train}data_parallel_shard_degree",
+                               f"{train}data_parallel_degree", default=-1))  # fmt: skip
+    ep = options.whole(f"{split}expert_parallel_degree", default=1) or 1
+    etp = options.whole(f"{split}expert_tensor_parallel_degree", default=1) or 1
+    policy = options.word(f"{split}fsdp_reshard_after_forward", default="default")
+    sharded = shard != 1 or cp > 1
+    zero = 0 if not sharded else 2 if policy == "never" or (policy == "default" and pp > 1) else 3
+    reading.replicate = replicate
+    if shard > 0:
+        reading.dp = replicate * shard
+    rotate = options.word(f"{split}context_parallel_rotate_method", default="allgather")
+    reading.layout |= {
+        "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "zero": zero,
+        "cp_method": "ring" if rotate == "alltoall" and cp > 1 else "all-gather",
+        "sequence_parallel": options.flag(f"{split}enable_sequence_parallel", f"{split}disable_loss_parallel", default=True)
+        if f"{split}enable_sequence_parallel" in options else tp > 1,
+    }  # fmt: skip
+    reading.layout |= _stages(options, split, pp)
+    _tokens(options, reading, split, train, pp)
+    _precision(options, reading, train)
+    reading.job["framework"] = "torchtitan"
+    if options.flag(f"{train}enable_cpu_offload", f"{split}enable_cpu_offload"):
+        reading.offload |= {"optimizer", "parameters"}
+    if options.flag(f"{split}enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
+        reading.unmodelled("enable_async_tensor_parallel", "tensor-parallel collectives hide behind products; not priced")
+    options.read |= {name for name in options.values if name.endswith(("disable_loss_parallel", "_less_layers"))}
+
+
+def _tokens(options: Options, reading: Reading, split: str, train: str, pp: int) -> None:
+    reading.seq_len = options.whole(f"{train}seq_len", f"{train}max_context_length")
+    packed = options.whole(f"{train}num_tokens_per_microbatch_per_dp_rank")
+    if not reading.seq_len:
+        reading.seq_len = packed or 2048
+        reading.guess("--seq", f"training.seq_len is not set; {reading.seq_len} is taken")
+    local = options.whole(f"{train}local_batch_size", f"{train}batch_size") or max(1, packed // reading.seq_len)
+    if not packed and not options.has(f"{train}local_batch_size", f"{train}batch_size"):
+        local = 8
+    micro = options.whole(f"{split}pipeline_parallel_microbatch_size") if pp > 1 else 0
+    parts = options.whole(f"{split}num_pp_microbatches", f"{split}pipeline_parallel_microbatches",
+                          "experimental.pipeline_parallel_microbatches") if pp > 1 else 0  # fmt: skip
+    total = int(options.number(f"{train}global_batch_size", default=-1))
+    steps = options.whole(f"{train}gradient_accumulation_steps", default=1) or 1
+    if pp > 1 and parts > 1 and packed:
+        # Newer releases: tokens are those of one micro-batch, and the pipeline runs several.
+        reading.micro_batch, reading.accumulation = local, parts * steps
+    else:
+        reading.micro_batch = micro or (max(1, local // parts) if parts else 1 if pp > 1 else local)
+        reading.accumulation = max(1, local // reading.micro_batch) * steps
+    reading.global_batch = max(total, 0)
+
+
+def _precision(options: Options, reading: Reading, train: str) -> None:
+    half = options.word(f"{train}mixed_precision_param", default="bfloat16").rsplit(".", 1)[-1]
+    reduce = options.word(f"{train}mixed_precision_reduce", default="float32").rsplit(".", 1)[-1]
+    dtype = options.word(f"{train}dtype", default="float32").rsplit(".", 1)[-1]
+    recipe = RECIPES["bf16-fp32-grads" if half == "bfloat16" else "fp32"]
+    if reduce == "bfloat16":
+        recipe = recipe.but(gradient_reduce_bytes=2)
+    if dtype == "bfloat16":
+        recipe = RECIPES["pure-bf16"]
+    reading.job["precision"] = recipe.model_dump()
+    name = options.text("optimizer.name", default="AdamW")
+    reading.job["optimizer"] = optimizer_named(name, "optimizer.name").model_dump()
+
+
+def _stages(options: Options, split: str, pp: int) -> dict[str, Any]:
+    theirs = options.text(f"{split}pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule", default="1F1B")
+    per_stage = options.whole(f"{split}pipeline_parallel_layers_per_stage")
+    parts = options.raw(f"{split}module_fqns_per_model_part")
+    points = options.raw(f"{split}pipeline_parallel_split_points", "experimental.pipeline_parallel_split_points")
+    options.raw(f"{split}pipeline_parallel_schedule_csv")
+    if pp == 1:
+        return {}
+    ours = {value.lower(): key for key, value in SCHEDULES.items()}.get(theirs.lower())
+    if ours is None:
+        raise SpecError("pipeline_parallel_schedule", theirs, f"one of {', '.join(SCHEDULES.values())}")
+    virtual = 2 if ours in _LOOPED else 1
+    if isinstance(parts, list) and parts:
+        layers = tuple(sum(str(one).startswith("layers.") for one in part) for part in parts)
+        if len(layers) % pp:
+            raise SpecError("module_fqns_per_model_part", len(layers), f"a multiple of {pp} parts")
+        return {"schedule": ours, "virtual_stages": len(layers) // pp, "stage_layers": layers}
+    if isinstance(points, list) and points and (len(points) + 1) % pp == 0:
+        virtual = (len(points) + 1) // pp
+    del per_stage
+    return {"schedule": ours, "virtual_stages": virtual}
+
+
+def read_registry(module: Module, name: str, given: Given) -> Reading:
+    """Return what one configuration of a Python registry runs.
+
+    Raises:
+        SpecError: there are several and none is chosen, or none with that name.
+    """
+    known = {node.name: node for node in functions(module) if not node.name.startswith("_") and _is_config(module, node)}
+    if not known:
+        raise SpecError("file", name, "no function that returns a trainer's configuration was found")
+    chosen = given.config or (next(iter(known)) if len(known) == 1 else "")
+    if not chosen:
+        raise SpecError(
+            "--config", None, f"this file registers {len(known)} configurations: say which with "
+            f"--config, one of {', '.join(list(known)[:12])}{'…' if len(known) > 12 else ''}",
+        )  # fmt: skip
+    if chosen not in known:
+        raise SpecError("--config", chosen, nearest(chosen, known))
+    made = call_function(module, known[chosen], [], {})
+    if not isinstance(made, Made):
+        raise SpecError("--config", chosen, "what this function returns cannot be followed")
+    reading = Reading(f"torchtitan recipe {chosen}", options=dict(EDITS))
+    spec = made.fields.get("model_spec") or made.fields.get("model")
+    folder = PurePath(name).resolve().parent.name if hasattr(PurePath(name), "resolve") else PurePath(name).parent.name
+    flavor = next((one for one in getattr(spec, "args", []) if isinstance(one, str)), "")
+    _named(reading, given, _module_name(module, folder), flavor or "")
+    if "diffusion" in str(made.name).lower() or folder == "flux":
+        raise SpecError("file", name, "an image model: meshwright plans decoder-only transformers")
+    values: dict[str, Any] = {}
+    for table in ("parallelism", "training", "compile"):
+        part = made.fields.get(table)
+        if isinstance(part, Made):
+            values |= {f"{table}.{key}": value for key, value in part.fields.items() if not isinstance(value, (Made, Unknown))}
+    options = Options(values)
+    fill(options, reading, "parallelism.", "training.", given)
+    checkpoint = made.fields.get("activation_checkpoint")
+    text = checkpoint.name if isinstance(checkpoint, Made) else "" if checkpoint is None else "selective"
+    reading.layout["recompute"] = "full" if "Full" in text else "selective" if "Selective" in text or text == "selective" else "none"
+    if checkpoint is None and "activation_checkpoint" not in made.fields:
+        reading.layout["recompute"] = "selective"
+    dumped = repr(getattr(spec, "fields", {}))
+    if "Float8" in dumped or "MXFP8" in dumped or "mxfp8" in dumped:
+        reading.job["precision"] = RECIPES["fp8"].model_dump()
+    if "nvfp4" in dumped.lower():
+        reading.job["precision"] = RECIPES["fp8"].but(name="fp4", compute="fp4").model_dump()
+    backend = getattr(spec, "fields", {}).get("attn_backend")
+    if backend in ("varlen", "flex"):
+        reading.job["document_masking"] = True
+    optimizer = made.fields.get("optimizer")
+    kind = getattr(optimizer, "name", "")
+    if re.search(r"muon", str(kind), re.IGNORECASE):
+        reading.job["optimizer"] = optimizer_named("muon", "optimizer").model_dump()
+    options.finish(reading, "torchtitan", "common", strict=given.strict)
+    return reading
+
+
+def _is_config(module: Module, node: Any) -> bool:
+    annotation = node.returns
+    import ast
+
+    if annotation is not None and "Config" in ast.unparse(annotation):
+        return True
+    return annotation is None and any(
+        isinstance(inner, ast.Call) and ast.unparse(inner.func).endswith(("Trainer.Config", "JobConfig"))
+        for inner in ast.walk(node)
+    )
+
+
+def _module_name(module: Module, folder: str) -> str:
+    """Which family the registry's flavours belong to: its import of model_registry, or its folder."""
+    source, _ = module.imports.get("model_registry", ("", ""))
+    last = source.rstrip(".").rsplit(".", 1)[-1]
+    return last if last and last != "model" else folder

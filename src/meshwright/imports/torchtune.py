@@ -1,0 +1,98 @@
+"""torchtune's YAML."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwright.imports.interpolate import merged, resolved, words_to_table
+from meshwright.imports.names import model_named
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import is_paged, optimizer_named
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+
+EDITS = {
+    "micro_batch": "batch_size", "accumulation": "gradient_accumulation_steps",
+    "recompute": "enable_activation_checkpointing",
+}  # fmt: skip
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is torchtune's."""
+    return isinstance(data.get("model") or data.get("policy_model"), dict) or "batch_size" in data
+
+
+def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
+    """Return what a torchtune recipe runs.
+
+    Raises:
+        SpecError: it does not train, or a value cannot be.
+    """
+    data = merged(resolved(data), words_to_table(overrides))
+    options = Options(flattened(data))
+    reading = Reading("torchtune YAML", options=dict(EDITS))
+    component = options.text("model._component_", "policy_model._component_", "policy._component_")
+    if not component or not options.has("optimizer._component_"):
+        raise SpecError("optimizer", None, "no optimizer: this recipe does not train")
+    builder = component.rsplit(".", 1)[-1]
+    name = re.sub(r"^(?:q?lora_|dora_|reward_|early_fusion_)+", "", builder).replace("_", "-")
+    reading.model = given.model
+    reading.model_name = _hub(data) or name
+    if given.model is None and model_named(reading.model_name) is None and model_named(name) is not None:
+        reading.model_name = name
+    reading.micro_batch = options.whole("batch_size", default=1) or 1
+    reading.accumulation = options.whole("gradient_accumulation_steps", default=1) or 1
+    reading.seq_len = options.whole("tokenizer.max_seq_len")
+    if not reading.seq_len:
+        reading.guess("--seq", "tokenizer.max_seq_len is not set; 4096 is taken")
+        reading.seq_len = 4096
+    single = "single_device" in str(data.get("recipe", "")) or not options.has("fsdp_cpu_offload") and False
+    tp, cp = options.whole("tensor_parallel_dim", default=1) or 1, options.whole("context_parallel_dim", default=1) or 1
+    reading.layout = {
+        "zero": 0 if single else 3, "tp": tp, "cp": cp,
+        "recompute": "full" if options.flag("enable_activation_checkpointing") else "none",
+    }  # fmt: skip
+    reading.replicate = options.whole("data_parallel_replicate_dim")
+    options.raw("data_parallel_shard_dim")
+    if options.flag("fsdp_cpu_offload"):
+        reading.offload |= {"optimizer", "parameters"}
+    if options.flag("enable_activation_offloading"):
+        reading.offload.add("activations")
+    if options.raw("fsdp_reshard_after_forward") is False:
+        reading.layout["zero"] = 2
+    dtype = options.word("dtype", default="fp32")
+    optimizer = options.text("optimizer._component_")
+    recipe = RECIPES["pure-bf16" if dtype == "bf16" else "fp32"]
+    reading.job = {"framework": "torchtitan" if tp > 1 else "fsdp", "precision": recipe.model_dump()}
+    found = optimizer_named(optimizer, "optimizer._component_")
+    if dtype == "bf16" and found.name == "adamw":
+        # torchtune keeps weights, gradients and both moments in the training dtype.
+        found = found.but(state_bytes=4.0)
+    reading.job["optimizer"] = found.model_dump()
+    if is_paged(optimizer):
+        reading.note("optimizer state may move to host memory", "optimizer._component_")
+    if "CPUOffload" in optimizer:
+        reading.offload.add("optimizer")
+    if "lora" in builder:
+        reading.job["lora_rank"] = options.whole("model.lora_rank", default=8) or 8
+    if "qlora" in builder or options.flag("model.quantize_base"):
+        reading.unmodelled("model._component_", "frozen weights in 4 bits; the estimate holds them in 16")
+    if options.flag("dataset.packed"):
+        reading.job["document_masking"] = True
+    if options.flag("optimizer_in_bwd"):
+        reading.unmodelled("optimizer_in_bwd", "each gradient is freed once its weight is updated; the estimate holds them all")
+    if options.flag("enable_fp8_training"):
+        reading.job["precision"] = RECIPES["fp8"].model_dump()
+    if "kd" in str(data.get("teacher_model", "")) or "teacher_model" in data:
+        reading.unmodelled("teacher_model", "a frozen teacher's weights and forward are not priced")
+    options.finish(reading, "torchtune", "common", strict=given.strict)
+    return reading
+
+
+def _hub(data: dict[str, Any]) -> str:
+    """The model that the checkpoint's folder is named after."""
+    table = data.get("checkpointer") or {}
+    folder = str(table.get("checkpoint_dir", "")) if isinstance(table, dict) else ""
+    return folder.rstrip("/").rsplit("/", 1)[-1] if folder and "${" not in folder else ""

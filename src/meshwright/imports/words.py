@@ -1,0 +1,425 @@
+"""Expand the words of a shell script as data: quotes, variables, arithmetic, simple substitutions.
+
+What the file does not state stays in a word as a mark (`unset` tells which name is missing), so
+that whoever needs the value can ask for it by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import posixpath
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MAX_VALUE = 200_000
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_MARK = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_SPECIAL = "@*#?$!-0123456789"
+Value = str | list[str]
+
+
+def unset(text: str) -> list[str]:
+    """Names of what a text depends on and the script does not state."""
+    return _MARK.findall(text)
+
+
+def mark(name: str) -> str:
+    """The mark of something that the script does not state."""
+    return f"{_OPEN}{name}{_CLOSE}"
+
+
+def shown(text: str) -> str:
+    """A text as a person wrote it: marks become `$NAME`."""
+    return _MARK.sub(lambda match: match.group(1) if match.group(1)[:1] == "$" else f"${match.group(1)}", text)
+
+
+def unmarked(text: str) -> str:
+    """A text without its marks, as an unset variable expands."""
+    return _MARK.sub("", text)
+
+
+@dataclass
+class Scope:
+    """Variables of a script, its positional parameters, and how to evaluate a substitution."""
+
+    variables: dict[str, Value] = field(default_factory=dict)
+    positional: list[str] = field(default_factory=list)
+    name: str = "script.sh"
+    run: Callable[[str], str | None] = lambda _text: None
+    depth: int = 0
+
+    def get(self, name: str) -> Value | None:
+        """A variable's value; None where nothing sets it."""
+        if name in ("@", "*"):
+            return list(self.positional)
+        if name == "#":
+            return str(len(self.positional))
+        if name.isdigit():
+            index = int(name)
+            if index == 0:
+                return self.name
+            return self.positional[index - 1] if index <= len(self.positional) else None
+        if name in ("?", "!", "-", "$"):
+            return "0"
+        if name == "BASH_SOURCE":
+            return self.name
+        return self.variables.get(name)
+
+
+def text_of(value: Value) -> str:
+    """A value as one string."""
+    return " ".join(value) if isinstance(value, list) else value
+
+
+def expand_words(raw: str, scope: Scope) -> list[str]:
+    """Expand one raw word into fields, as the shell splits what is not quoted."""
+    pieces = _pieces(raw, scope)
+    fields: list[str] = []
+    current: str | None = None
+    for text, quoted, several in pieces:
+        if several is not None and quoted:
+            if not several:
+                continue
+            current = (current or "") + several[0]
+            for item in several[1:]:
+                fields.append(current)
+                current = item
+            continue
+        if quoted:
+            current = (current or "") + text
+            continue
+        parts = re.split(r"[ \t\n]+", text)
+        if len(parts) == 1:
+            if text:
+                current = (current or "") + text
+            continue
+        if parts[0]:
+            current = (current or "") + parts[0]
+        for part in parts[1:]:
+            if current is not None:
+                fields.append(current)
+            current = part or None
+    if current is not None:
+        fields.append(current)
+    return fields
+
+
+def expand_text(raw: str, scope: Scope) -> str:
+    """Expand one raw word into one string, as an assignment does."""
+    return "".join(
+        text if several is None else " ".join(several) for text, _q, several in _pieces(raw, scope)
+    )[:MAX_VALUE]
+
+
+def expand_heredoc(raw: str, scope: Scope) -> str:
+    """Expand the variables of a here-document; quotes are letters there."""
+    return "".join(
+        text if several is None else " ".join(several)
+        for text, _q, several in _double(raw, scope, heredoc=True)
+    )[:MAX_VALUE]
+
+
+Piece = tuple[str, bool, list[str] | None]
+
+
+def _pieces(raw: str, scope: Scope) -> list[Piece]:
+    found: list[Piece] = []
+    index = 0
+    while index < len(raw):
+        letter = raw[index]
+        if letter == "'":
+            end = raw.find("'", index + 1)
+            end = len(raw) if end < 0 else end
+            found.append((raw[index + 1 : end], True, None))
+            index = end + 1
+        elif letter == '"':
+            end = _closing_quote(raw, index)
+            found.append(("", True, None))
+            found += _double(raw[index + 1 : end], scope)
+            index = end + 1
+        elif letter == "\\":
+            if raw[index + 1 : index + 2] == "\n":
+                found.append((" ", False, None))
+            else:
+                found.append((raw[index + 1 : index + 2], True, None))
+            index += 2
+        elif letter in "$`":
+            text, several, index = _dollar(raw, index, scope)
+            found.append((text if several is None else " ".join(several), False, None))
+        else:
+            end = index + 1
+            while end < len(raw) and raw[end] not in "'\"\\$`":
+                end += 1
+            # White space inside one raw word is never a separator: the grammar has split already.
+            found.append((raw[index:end], True, None))
+            index = end
+    return found
+
+
+def _double(raw: str, scope: Scope, *, heredoc: bool = False) -> list[Piece]:
+    found: list[Piece] = []
+    index = 0
+    while index < len(raw):
+        letter = raw[index]
+        if letter == "\\" and index + 1 < len(raw):
+            following = raw[index + 1]
+            if following == "\n":
+                found.append((" ", True, None))
+            elif following in "$`\\" or (following == '"' and not heredoc):
+                found.append((following, True, None))
+            else:
+                found.append((letter + following, True, None))
+            index += 2
+        elif letter in "$`":
+            text, several, index = _dollar(raw, index, scope)
+            found.append((text, True, several))
+        else:
+            end = index + 1
+            while end < len(raw) and raw[end] not in "\\$`":
+                end += 1
+            found.append((raw[index:end], True, None))
+            index = end
+    return found
+
+
+def _closing_quote(raw: str, start: int) -> int:
+    index = start + 1
+    while index < len(raw):
+        if raw[index] == "\\":
+            index += 2
+        elif raw[index] == '"':
+            return index
+        elif raw.startswith("$(", index):
+            index = _closing(raw, index + 1)
+        else:
+            index += 1
+    return len(raw)
+
+
+def _closing(raw: str, start: int) -> int:
+    """Index after the bracket that closes the one at `start`; quotes inside are passed over."""
+    opens, closes = raw[start], {"(": ")", "{": "}"}[raw[start]]
+    depth, index = 0, start
+    while index < len(raw):
+        letter = raw[index]
+        if letter == "\\":
+            index += 2
+            continue
+        if letter == "'" and opens == "(":
+            end = raw.find("'", index + 1)
+            index = len(raw) if end < 0 else end + 1
+            continue
+        if letter == '"':
+            index = _closing_quote(raw, index) + 1
+            continue
+        depth += (letter == opens) - (letter == closes)
+        index += 1
+        if depth == 0:
+            return index
+    return len(raw)
+
+
+def _dollar(raw: str, index: int, scope: Scope) -> tuple[str, list[str] | None, int]:
+    """(text, the items of an array in quotes, index after) of what starts with $ or a backtick."""
+    if raw[index] == "`":
+        end = raw.find("`", index + 1)
+        end = len(raw) if end < 0 else end
+        return _substitute(raw[index + 1 : end], scope), None, end + 1
+    if raw.startswith("$((", index):
+        end = _closing(raw, index + 1)
+        return arithmetic(raw[index + 3 : end - 2], scope), None, end
+    if raw.startswith("$(", index):
+        end = _closing(raw, index + 1)
+        return _substitute(raw[index + 2 : end - 1], scope), None, end
+    if raw.startswith("${", index):
+        end = _closing(raw, index + 1)
+        text, several = _parameter(raw[index + 2 : end - 1], scope)
+        return text, several, end
+    match = _NAME.match(raw, index + 1)
+    name = match.group() if match else raw[index + 1 : index + 2]
+    if not match and (not name or name not in _SPECIAL):
+        return "$", None, index + 1
+    value = scope.get(name)
+    after = index + 1 + len(name)
+    if isinstance(value, list):
+        if name in ("@", "*"):
+            return " ".join(value), value, after
+        return value[0] if value else "", None, after
+    return mark(name) if value is None else value, None, after
+
+
+def _substitute(command: str, scope: Scope) -> str:
+    if scope.depth > 8:
+        return mark("$(…)")
+    scope.depth += 1
+    try:
+        found = scope.run(command)
+    finally:
+        scope.depth -= 1
+    short = " ".join(command.split())[:40]
+    return mark(f"$({short})") if found is None else found
+
+
+_PARAMETER = re.compile(
+    r"(?P<pre>[#!]?)(?P<name>[A-Za-z_]\w*|[@*#]|\d+)(?:\[(?P<index>[^\]]*)\])?(?P<op>.*)", re.DOTALL
+)
+
+
+def _parameter(inner: str, scope: Scope) -> tuple[str, list[str] | None]:
+    match = _PARAMETER.fullmatch(inner)
+    if match is None:
+        return mark(inner[:40]), None
+    name, index, op = match["name"], match["index"], match["op"]
+    value = scope.get(name)
+    if match["pre"] == "#":
+        if isinstance(value, list):
+            return str(len(value)), None
+        return (mark(name) if value is None else str(len(value))), None
+    if match["pre"] == "!" and isinstance(value, str):
+        name, value = value, scope.get(value)
+    if index is not None and index not in ("@", "*"):
+        place = expand_text(index, scope)
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        key = f"{name}[{place}]"
+        if key in scope.variables:
+            value = scope.variables[key]
+        elif place.lstrip("-").isdigit() and -len(items) <= int(place) < len(items):
+            value = items[int(place)]
+        else:
+            value = None
+    elif index is None and isinstance(value, list) and name not in ("@", "*"):
+        value = value[0] if value else ""
+    if op:
+        return _operated(name, value, op, scope), None
+    if isinstance(value, list):
+        return " ".join(value), value
+    return (mark(name) if value is None else value), None
+
+
+def _operated(name: str, value: Value | None, op: str, scope: Scope) -> str:
+    text = None if value is None else text_of(value)
+    known = text is not None and not (unset(text) and not unmarked(text))
+    colon = op.startswith(":") and op[1:2] in ("-", "=", "+", "?")
+    kind, rest = (op[1], op[2:]) if colon else (op[0], op[1:])
+    if kind in "-=" and (colon or op[0] in "-="):
+        if known and (text or not colon):
+            return text or ""
+        default = expand_text(rest, scope)
+        if kind == "=":
+            scope.variables[name] = default
+        return default
+    if kind == "+":
+        return expand_text(rest, scope) if known and (text or not colon) else ""
+    if kind == "?":
+        return text if known and text is not None else mark(name)
+    if text is None:
+        return mark(name)
+    return _edited(text, op, scope)
+
+
+def _edited(text: str, op: str, scope: Scope) -> str:
+    """Prefix and suffix removal, replacement, case, and slices."""
+    if op in (",,", "^^"):
+        return text.lower() if op == ",," else text.upper()
+    if op[0] in "#%":
+        long = op[:2] in ("##", "%%")
+        pattern = re.compile(fnmatch.translate(expand_text(op[1 + long :], scope)))
+        lengths = range(len(text) + 1)
+        for size in reversed(lengths) if long else lengths:
+            part = text[:size] if op[0] == "#" else text[len(text) - size :]
+            if pattern.match(part):
+                return text[size:] if op[0] == "#" else text[: len(text) - size]
+            if size > 2_000:
+                break
+        return text
+    if op[0] == "/":
+        every = op.startswith("//")
+        old, _, new = op[1 + every :].partition("/")
+        old, new = expand_text(old, scope), expand_text(new, scope)
+        return text.replace(old, new, -1 if every else 1) if old else text
+    if op[0] == ":":
+        parts = [arithmetic(part, scope) for part in op[1:].split(":")]
+        if all(part.lstrip("-").isdigit() and len(part) < 9 for part in parts):
+            start = int(parts[0])
+            return text[start : start + int(parts[1])] if len(parts) > 1 else text[start:]
+    return text
+
+
+def arithmetic(raw: str, scope: Scope) -> str:
+    """Whole-number arithmetic; a mark where a part is not stated."""
+    text = expand_text(raw.replace('"', ""), scope)
+    if unset(text):
+        return text
+    missing: list[str] = []
+
+    def known(match: re.Match[str]) -> str:
+        value = scope.get(match.group())
+        if value is None or unset(text_of(value)):
+            missing.append(match.group() if value is None else unset(text_of(value))[0])
+            return "0"
+        return text_of(value) or "0"
+
+    bare = _NAME.sub(known, text)
+    if missing:
+        return mark(missing[0])
+    bare = bare.replace("&&", " and ").replace("||", " or ")
+    try:
+        return str(_whole(ast.parse(bare.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return mark(f"$(({text[:30]}))")
+
+
+_OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a // b, ast.FloorDiv: lambda a, b: a // b, ast.Mod: lambda a, b: a % b,
+    ast.Eq: lambda a, b: int(a == b), ast.NotEq: lambda a, b: int(a != b),
+    ast.Lt: lambda a, b: int(a < b), ast.LtE: lambda a, b: int(a <= b),
+    ast.Gt: lambda a, b: int(a > b), ast.GtE: lambda a, b: int(a >= b),
+}  # fmt: skip
+
+
+def _whole(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp):
+        left, right = _whole(node.left), _whole(node.right)
+        if isinstance(node.op, ast.Pow) and 0 <= right <= 64 and abs(left) <= 64:
+            return int(left**right)
+        if type(node.op) in _OPERATORS and max(abs(left), abs(right)) < 10**18:
+            return _OPERATORS[type(node.op)](left, right)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_whole(node.operand)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return _OPERATORS[type(node.ops[0])](_whole(node.left), _whole(node.comparators[0]))
+    if isinstance(node, ast.IfExp):
+        return _whole(node.body) if _whole(node.test) else _whole(node.orelse)
+    if isinstance(node, ast.BoolOp):
+        values = [bool(_whole(value)) for value in node.values]
+        return int(all(values) if isinstance(node.op, ast.And) else any(values))
+    raise ValueError("not whole-number arithmetic")
+
+
+def simple_output(words: list[str], scope: Scope) -> str | None:
+    """What a harmless command would print: echo, dirname, basename, expr, seq and the like."""
+    if not words:
+        return ""
+    name, args = posixpath.basename(words[0]), [w for w in words[1:] if w != "--"]
+    if name == "echo":
+        return " ".join(a for a in args if a not in ("-n", "-e"))
+    if name == "printf" and args:
+        return args[1] if args[0].startswith("%") and len(args) == 2 else args[0]
+    if name in ("dirname", "basename") and args:
+        made = getattr(posixpath, name)(args[-1] if name == "dirname" else args[0])
+        return made or "."
+    if name in ("realpath", "readlink") and args:
+        return posixpath.normpath(args[-1])
+    if name == "expr":
+        return arithmetic(" ".join(args).replace("\\*", "*"), scope)
+    if name == "seq" and args and all(a.isdigit() and len(a) < 6 for a in args):
+        low, high = (1, int(args[0])) if len(args) == 1 else (int(args[0]), int(args[-1]))
+        step = int(args[1]) if len(args) == 3 else 1
+        return " ".join(map(str, range(low, high + 1, max(step, 1))))
+    return None
