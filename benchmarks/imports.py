@@ -50,7 +50,9 @@ def run(case: Case, root: Path) -> Case:
     for _ in range(6):
         try:
             case.found = import_file(path, given)
-            case.verdict = "accepted" if not case.asked else f"accepted, asks {', '.join(case.asked)}"
+            case.verdict = (
+                "accepted" if not case.asked else f"accepted, asks {', '.join(case.asked)}"
+            )
             return case
         except SpecError as error:
             sentence = str(error)
@@ -58,8 +60,18 @@ def run(case: Case, root: Path) -> Case:
             if answered is None:
                 case.reason = sentence
                 right = _RIGHTLY.search(sentence)
-                asks = error.field.startswith("--") and error.value is None or "--set" in sentence or "--args" in sentence
-                case.verdict = "refused: " + sentence if right else "asks: " + sentence if asks else "FAILED: " + sentence
+                asks = (
+                    (error.field.startswith("--") and error.value is None)
+                    or "--set" in sentence
+                    or "--args" in sentence
+                )
+                case.verdict = (
+                    "refused: " + sentence
+                    if right
+                    else "asks: " + sentence
+                    if asks
+                    else "FAILED: " + sentence
+                )
                 return case
             given, what = answered
             case.asked += [one for one in what if one not in case.asked]
@@ -78,7 +90,11 @@ def _answer(error: SpecError, sentence: str, given: Given) -> tuple[Given, list[
     if "--guess" in sentence and not given.guess:
         asked = [name for name in ("--model", "--cluster") if name in sentence]
         return replace(given, guess=True), asked
-    if "a multiple of" in sentence and given.cluster is None and error.field in ("world", "global_batch"):
+    if (
+        "a multiple of" in sentence
+        and given.cluster is None
+        and error.field in ("world", "global_batch")
+    ):
         return None
     return None
 
@@ -95,7 +111,9 @@ def main() -> None:
     cases = []
     for line in (options.corpus / "manifest.tsv").read_text().splitlines():
         repository, path, kind, split = line.split("\t")
-        if options.split in ("", split) and re.search(options.only or ".", f"{repository} {path} {kind}"):
+        if options.split in ("", split) and re.search(
+            options.only or ".", f"{repository} {path} {kind}"
+        ):
             cases.append(Case(repository, path, kind, split))
     begun = time.monotonic()
     for case in cases:
@@ -118,10 +136,12 @@ def main() -> None:
 
 def _print(found: Imported) -> None:
     job, model = found.job, found.model
-    print(f"    {found.format} | {model.name} {model.layers}x{model.hidden}/{model.heads}kv{model.kv_heads} ffn{model.ffn} v{model.vocab} "
-          f"{model.positions} gated={model.gated} exp={model.experts and (model.experts.experts, model.experts.top_k, model.experts.ffn)} | {found.cluster.name} "
-          f"| {found.layout.label()} order={found.layout.schedule} | seq {job.seq_len} gb {job.global_batch} {job.precision.name} {job.optimizer.name} "
-          f"{job.framework} lora={job.lora_rank} drop={job.dropout} docs={job.document_masking} kernel={job.attention_kernel} off={sorted(found.offload)}")
+    print(
+        f"    {found.format} | {model.name} {model.layers}x{model.hidden}/{model.heads}kv{model.kv_heads} ffn{model.ffn} v{model.vocab} "
+        f"{model.positions} gated={model.gated} exp={model.experts and (model.experts.experts, model.experts.top_k, model.experts.ffn)} | {found.cluster.name} "
+        f"| {found.layout.label()} order={found.layout.schedule} | seq {job.seq_len} gb {job.global_batch} {job.precision.name} {job.optimizer.name} "
+        f"{job.framework} lora={job.lora_rank} drop={job.dropout} docs={job.document_masking} kernel={job.attention_kernel} off={sorted(found.offload)}"
+    )
     for remark in found.remarks:
         print(f"      - {remark.kind}: {remark.sentence()[:170]}")
 
@@ -142,7 +162,11 @@ def _page(cases: list[Case]) -> str:
     ]  # fmt: skip
     for case in sorted(cases, key=lambda one: (one.repository.lower(), one.path)):
         format_ = case.found.format if case.found is not None else ""
-        layout = f": {case.found.layout.label()}, {case.found.model.name}" if case.found is not None else ""
+        layout = (
+            f": {case.found.layout.label()}, {case.found.model.name}"
+            if case.found is not None
+            else ""
+        )
         verdict = (case.verdict + layout).replace("|", "\\|").replace("\n", " ")
         lines.append(f"| {case.repository} | {case.path} | {format_} | {verdict[:230]} |")
     return "\n".join(lines) + "\n"

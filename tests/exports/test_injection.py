@@ -200,7 +200,8 @@ def test_names_with_control_characters_are_refused_when_read(where):
 
 
 def test_a_stamp_names_no_file_to_open(tmp_path, monkeypatch):
-    from meshwright.exports.imports import Given, import_text
+    from meshwright.imports.files import import_text
+    from meshwright.imports.reading import Given
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.json").write_text(json.dumps(PLAN.plain()["model"]))

@@ -7,9 +7,10 @@ from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import published_rows
 from meshwright.exports.canonical import canonical
-from meshwright.exports.imports import Given, import_file
 from meshwright.exports.limits import problems
 from meshwright.exports.targets import FRAMEWORKS, export
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
 from meshwright.specs import Plan
 
 

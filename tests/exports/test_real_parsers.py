@@ -15,9 +15,10 @@ from plans import TITAN, make_plan, plans
 
 from meshwright.exports import accelerate, deepspeed, megatron, torchtitan
 from meshwright.exports.fabric import environment
-from meshwright.exports.imports import Given, import_text
 from meshwright.exports.megatron_read import known_flags
 from meshwright.exports.targets import FRAMEWORKS, LAUNCHERS, export
+from meshwright.imports.files import import_text
+from meshwright.imports.reading import Given
 
 MEGATRON = Path(sys.prefix) / "validate" / "megatron-core-0.19.2"
 HARNESS = Path(__file__).parent / "validators" / "megatron_arguments.py"

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from plans import MODELS, TITAN, plans
 
 from meshwright.exports.canonical import canonical
-from meshwright.exports.imports import Given, import_file
 from meshwright.exports.targets import FRAMEWORKS, export
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
 
 READABLE = {
     "torchtitan": "recipe.py",

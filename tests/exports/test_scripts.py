@@ -1,11 +1,14 @@
 """Shell scripts as people write them: arrays, comments, continuations, defaults, branches, sbatch."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from meshwright.exports.imports import Given, import_file, import_text
-from meshwright.exports.shell import read_script
+from meshwright.imports.bash import read_script
+from meshwright.imports.files import import_file, import_text
+from meshwright.imports.reading import Given
+from meshwright.imports.words import shown
 from meshwright.specs import SpecError, load_cluster
 
 DATA = Path(__file__).parent / "data"
@@ -13,18 +16,21 @@ TINY = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 128
 
 
 def test_a_script_of_arrays_and_branches_is_read():
-    back = import_file(DATA / "moe_example.sh", Given(cluster=load_cluster("a100:1x2")))
+    given = Given(cluster=load_cluster("a100:1x2"))
+    unset = import_file(DATA / "moe_example.sh", given)
+    assert unset.job.precision.compute == "bf16"
+    assert any("DTYPE" in note and "counts as false" in note for note in unset.notes)
+    back = import_file(DATA / "moe_example.sh", replace(given, variables=(("DTYPE", "fp8"),)))
     assert (back.layout.dp, back.layout.ep, back.layout.zero, back.job.global_batch) == (2, 2, 1, 4)
     assert back.model.experts is not None
     assert (back.model.experts.experts, back.model.ffn, back.job.seq_len) == (2, 896, 256)
     assert back.job.precision.compute == "fp8"
-    assert any("every branch" in note for note in back.notes)
     assert any("vocabulary" in note for note in back.notes)
 
 
 def test_comments_end_with_their_line_even_before_a_backslash():
     script = read_script("A=(\n  # --one 1 \\\n  --two 2 # --three 3\n)\nrun.py ${A[@]}\n")
-    assert script.commands == [["run.py", "--two", "2"]]
+    assert [command.words for command in script.commands] == [["run.py", "--two", "2"]]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,7 @@ def test_comments_end_with_their_line_even_before_a_backslash():
     ],
 )
 def test_variables_and_arithmetic(text, words):
-    assert read_script(text).commands[-1] == words
+    assert [shown(word) for word in read_script(text).commands[-1].words] == words
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from meshwright.exports.imports import Imported
+    from meshwright.imports.reading import Imported
     from meshwright.specs.plan import Plan
 
 
 def command(
-    file: str = typer.Argument(..., help="Script, log or configuration of another tool."),
+    file: str = typer.Argument(
+        ..., help="Script, recipe, log, configuration, or a folder of them."
+    ),
     model: str | None = typer.Option(None, "--model", help="Where the file does not describe it."),
     cluster: str | None = typer.Option(
         None, "-c", "--cluster", help="What it runs on, as h100:8x8."
@@ -22,8 +24,20 @@ def command(
     seq: str | None = typer.Option(None, "--seq", help="Sequence length in tokens."),
     global_batch: str | None = typer.Option(None, "--global-batch", help="512 or 4M-tokens."),
     micro_batch: int | None = typer.Option(None, "--micro-batch", min=1, help="Per rank."),
-    allow_unknown: bool = typer.Option(
-        False, "--allow-unknown", help="Pass over flags that the tool does not have."
+    config: str | None = typer.Option(
+        None, "--config", help="Which configuration, where a file registers several."
+    ),
+    setting: list[str] = typer.Option(
+        [], "--set", help="NAME=value of a variable that the file leaves to its environment."
+    ),
+    arguments: str | None = typer.Option(
+        None, "--args", help="The script's own arguments, in quotes."
+    ),
+    guess: bool = typer.Option(
+        False, "--guess", help="Take the offered guess where the file does not say; each is marked."
+    ),
+    strict: bool = typer.Option(
+        False, "--strict", help="Refuse options that are not known instead of naming them."
     ),
     compare: bool = typer.Option(True, help="Ask the planner what it would choose instead."),
     as_json: bool = typer.Option(False, "--json", help="Print plan and critique as JSON."),
@@ -34,7 +48,8 @@ def command(
     The file is read as data and never executed. Exits with 1 when the run does not fit in memory.
     """
     from meshwright.cli.output import print_json
-    from meshwright.exports.imports import Given, import_file
+    from meshwright.imports.files import import_file
+    from meshwright.imports.reading import Given
     from meshwright.specs import load_cluster, load_model
     from meshwright.specs.plan import save_plan
     from meshwright.specs.quantities import parse_batch, parse_count
@@ -48,7 +63,11 @@ def command(
         if global_batch is not None
         else None,
         micro_batch=micro_batch,
-        allow_unknown=allow_unknown,
+        config=config or "",
+        variables=_variables(setting),
+        arguments=tuple(shlex.split(arguments)) if arguments else (),
+        guess=guess,
+        strict=strict,
     )
     imported = import_file(file, given)
     plan = _price(imported)
@@ -61,6 +80,18 @@ def command(
         _show(imported, plan, findings, better, output)
     if not plan.estimate.fits:
         raise typer.Exit(1)
+
+
+def _variables(settings: list[str]) -> tuple[tuple[str, str], ...]:
+    from meshwright.specs.errors import SpecError
+
+    found: list[tuple[str, str]] = []
+    for one in settings:
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip():
+            raise SpecError("--set", one, "NAME=value is expected")
+        found.append((name.strip().lstrip("$"), value))
+    return tuple(found)
 
 
 def _price(imported: Imported) -> Plan:

@@ -77,7 +77,8 @@ def _setting(
     if len(reading.table) < 20:
         part.missing.append("the plan (--plan): whether this speed is good for the configuration")
         return None
-    from meshwright.exports.imports import Given, import_text
+    from meshwright.imports.files import import_text
+    from meshwright.imports.reading import Given
     from meshwright.planner.plan import price_layout
 
     world = int(reading.words.get("world", 0)) or int(_argument(reading, "world_size") or 0)

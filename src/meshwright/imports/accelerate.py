@@ -24,8 +24,10 @@ STRATEGY_ZERO = {
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is an accelerate configuration."""
-    return "distributed_type" in data or "compute_environment" in data or (
-        "num_processes" in data and "mixed_precision" in data
+    return (
+        "distributed_type" in data
+        or "compute_environment" in data
+        or ("num_processes" in data and "mixed_precision" in data)
     )
 
 
@@ -51,8 +53,12 @@ def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | N
     _tables(data)
     environment = options.word("compute_environment", default="local_machine")
     if environment == "amazon_sagemaker":
-        options.raw("ec2_instance_type", "iam_role_name", "profile", "region", "sagemaker_inputs_file")
-        reading.note(f"runs on SageMaker: {options.loose('ec2_instance_type')}", "compute_environment")
+        options.raw(
+            "ec2_instance_type", "iam_role_name", "profile", "region", "sagemaker_inputs_file"
+        )
+        reading.note(
+            f"runs on SageMaker: {options.loose('ec2_instance_type')}", "compute_environment"
+        )
     kind = str(options.raw("distributed_type") or "NO").upper().rsplit(".", 1)[-1]
     processes = options.whole("num_processes")
     hosts = options.whole("num_machines", default=1) or 1
@@ -66,7 +72,7 @@ def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | N
     if precision not in ("no", "bf16", "fp16", "fp8"):
         raise SpecError("mixed_precision", precision, "no, bf16, fp16 or fp8 is expected")
     reading.job["precision"] = RECIPES["fp32" if precision == "no" else precision].model_dump()
-    reading.job.setdefault("framework", "fsdp")
+    reading.job.setdefault("framework", "accelerate")
     sizes = _sizes(options, reading)
     if kind == "FSDP" or options.has("fsdp_config.fsdp_version"):
         _fsdp(options, reading, sizes, processes)
@@ -116,7 +122,11 @@ def _sizes(options: Options, reading: Reading) -> dict[str, int]:
 
 def _fsdp(options: Options, reading: Reading, sizes: dict[str, int], processes: int) -> None:
     get = "fsdp_config.fsdp_"
-    strategy = options.text(f"{get}sharding_strategy", "fsdp_config.sharding_strategy").upper().rsplit(".", 1)[-1]
+    strategy = (
+        options.text(f"{get}sharding_strategy", "fsdp_config.sharding_strategy")
+        .upper()
+        .rsplit(".", 1)[-1]
+    )
     strategy = _STRATEGIES.get(strategy, strategy)
     reshard = options.text(f"{get}reshard_after_forward", default="").upper()
     reshard = _STRATEGIES.get(reshard, reshard)
@@ -131,7 +141,9 @@ def _fsdp(options: Options, reading: Reading, sizes: dict[str, int], processes: 
     if strategy.startswith("HYBRID") and not sizes:
         reading.replicate = reading.hosts if reading.hosts > 1 else 0
         if not reading.replicate:
-            reading.note("shards inside a host and copies between hosts; one host is all there is", strategy)
+            reading.note(
+                "shards inside a host and copies between hosts; one host is all there is", strategy
+            )
     if sizes:
         reading.replicate = sizes["dp_replicate"]
     if options.flag(f"{get}offload_params", "fsdp_config.offload_params"):
@@ -155,7 +167,9 @@ def _deepspeed(
         else:
             from meshwright.imports.documents import without_comments
 
-            inner = parse_json(without_comments(read_text(path)), "deepspeed_config_file", str(path))
+            inner = parse_json(
+                without_comments(read_text(path)), "deepspeed_config_file", str(path)
+            )
             if isinstance(inner, dict):
                 deepspeed.apply(inner, reading, given)
     stage = options.whole("deepspeed_config.zero_stage", default=reading.layout.get("zero", 2))
@@ -164,7 +178,10 @@ def _deepspeed(
     reading.layout["zero"] = stage
     steps = options.whole("deepspeed_config.gradient_accumulation_steps")
     reading.accumulation = steps or reading.accumulation
-    for key, what in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
+    for key, what in (
+        ("offload_optimizer_device", "optimizer"),
+        ("offload_param_device", "parameters"),
+    ):
         device = options.word(f"deepspeed_config.{key}")
         if device not in ("", "none"):
             reading.offload.add(what)

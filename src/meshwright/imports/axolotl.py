@@ -10,6 +10,7 @@ from meshwright.imports.accelerate import STRATEGY_ZERO
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tuning import adapters, frozen_part
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES
 
@@ -37,7 +38,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if total and "gradient_accumulation_steps" not in options:
         reading.accumulation = max(1, total // reading.micro_batch)
     reading.seq_len = options.whole("sequence_len", "sequence_length")
-    reading.job["framework"] = "fsdp"
+    reading.job["framework"] = "axolotl"
     _precision(options, reading)
     named = options.raw("deepspeed")
     reading.layout["zero"] = 0
@@ -61,9 +62,14 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if options.flag("eager_attention") or options.word("attn_implementation") == "eager":
         reading.job["attention_kernel"] = "unfused"
     if options.has("unfrozen_parameters"):
-        reading.unmodelled("unfrozen_parameters", "only part of the model trains; the estimate trains all")
-    if options.flag("liger_fused_linear_cross_entropy") or "CutCrossEntropy" in str(data.get("plugins", "")):
-        reading.unmodelled("plugins", "a fused loss never holds all logits; the estimate does")
+        frozen_part(reading, "unfrozen_parameters")
+    if options.flag("liger_fused_linear_cross_entropy"):
+        reading.job["loss"] = "liger"
+    elif (
+        "CutCrossEntropy" in str(data.get("plugins", ""))
+        and data.get("cut_cross_entropy") is not False
+    ):
+        reading.job["loss"] = "cut"
     options.finish(reading, "axolotl", "hf", "common", strict=given.strict)
     return reading
 
@@ -71,13 +77,16 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
 def _precision(options: Options, reading: Reading) -> None:
     bf16, fp16 = options.values.get("bf16"), options.values.get("fp16")
     options.raw("bf16", "fp16", "tf32", "float16", "bfloat16")
-    pure = options.values.get("bfloat16") in (True, "true") or options.values.get("float16") in (True, "true")
+    pure = options.values.get("bfloat16") in (True, "true") or options.values.get("float16") in (
+        True,
+        "true",
+    )
     if options.flag("fp8"):
         recipe = "fp8"
     elif bf16 in (True, "auto", "true", "full"):
         recipe = "bf16"
         if bf16 == "auto":
-            reading.guess("bf16", "\"auto\" is bf16 on devices that have it; it is taken")
+            reading.guess("bf16", '"auto" is bf16 on devices that have it; it is taken')
         if bf16 == "full":
             recipe = "pure-bf16"
     elif fp16 in (True, "true", "auto"):
@@ -89,22 +98,37 @@ def _precision(options: Options, reading: Reading) -> None:
 
 def _fsdp(options: Options, reading: Reading) -> None:
     fsdp = options.raw("fsdp")
-    words = [str(w).upper() for w in fsdp] if isinstance(fsdp, list) else str(fsdp or "").upper().split()
+    words = (
+        [str(w).upper() for w in fsdp]
+        if isinstance(fsdp, list)
+        else str(fsdp or "").upper().split()
+    )
     there = bool(words) or any(name.startswith("fsdp_config.") for name in options.values)
     version = options.whole("fsdp_version", "fsdp_config.fsdp_version", default=1)
     if not there:
         return
-    strategy = options.text("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy", default="FULL_SHARD").upper()
+    strategy = options.text(
+        "fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy", default="FULL_SHARD"
+    ).upper()
     for word in words:
         strategy = word if word in STRATEGY_ZERO else strategy
-    reshard = options.flag("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward", default=True)
+    reshard = options.flag(
+        "fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward", default=True
+    )
     zero = STRATEGY_ZERO.get(strategy)
     if zero is None:
-        raise SpecError("fsdp_config.fsdp_sharding_strategy", strategy, f"one of {', '.join(STRATEGY_ZERO)}")
+        raise SpecError(
+            "fsdp_config.fsdp_sharding_strategy", strategy, f"one of {', '.join(STRATEGY_ZERO)}"
+        )
     reading.layout["zero"] = 2 if version == 2 and not reshard else zero
-    if options.flag("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params") or "OFFLOAD" in words:
+    if (
+        options.flag("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params")
+        or "OFFLOAD" in words
+    ):
         reading.offload |= {"optimizer", "parameters"}
-    if options.flag("fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing"):
+    if options.flag(
+        "fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing"
+    ):
         reading.layout["recompute"] = "full"
     for name in list(options.values):
         if name.startswith("fsdp_config."):
@@ -135,14 +159,20 @@ def _optimizer(options: Options, reading: Reading) -> None:
 def _adapters(options: Options, reading: Reading) -> None:
     kind = options.word("adapter")
     rank = options.whole("lora_r", default=16) or 16
-    if kind in ("lora", "qlora", "dora"):
-        reading.job["lora_rank"] = rank
-    elif kind:
-        reading.unmodelled("adapter", f"{kind} adapters are not modelled; all weights are priced as trained")
     four, eight = options.flag("load_in_4bit"), options.flag("load_in_8bit")
-    if kind == "qlora" or four or eight:
-        bits = 8 if eight and not four else 4
-        reading.unmodelled(f"load_in_{bits}bit", f"frozen weights in {bits} bits; the estimate holds them in 16")
+    dora = options.flag("peft_use_dora")
+    linear = options.flag("lora_target_linear")
+    targets = None if linear else options.raw("lora_target_modules")
+    if kind in ("lora", "qlora", "dora"):
+        adapters(
+            reading, method="dora" if dora else kind, rank=rank, alpha=options.number("lora_alpha"), targets=targets,
+            bits=4 if four or kind == "qlora" else 8 if eight else 0, dropout=options.number("lora_dropout"),
+            option="lora_target_modules",
+        )  # fmt: skip
+    elif kind:
+        reading.unmodelled(
+            "adapter", f"{kind} adapters are not modelled; all weights are priced as trained"
+        )
     options.raw("quantization")
     for name in list(options.values):
         if name.startswith(("lora_", "peft")):

@@ -124,9 +124,25 @@ def _run_text(script: Script, text: str) -> None:
     if script.depth > MAX_DEPTH:
         raise SpecError("script", text[:40], "includes or substitutes itself too deeply")
     try:
-        _children(script, _parse(_repaired(text)))
+        root = _parse(_repaired(text))
+        if root.has_error:
+            _check_errors(script, root)
+        _children(script, root)
     finally:
         script.depth -= 1
+
+
+def _check_errors(script: Script, root: Node) -> None:
+    """Refuse a quote that is never closed; name other places that the grammar cannot read."""
+    for node in _walk(root):
+        if node.type == "ERROR" or node.is_missing:
+            text = _raw(node)
+            if node.is_missing or text.lstrip()[:1] in ("'", '"'):
+                quote = node.type in ('"', "'") or text.lstrip()[:1] in ("'", '"')
+                if quote:
+                    raise SpecError("script", text[:60], "a quote is never closed")
+            if "line" not in "".join(script.doubts[:1]):
+                script.doubts.append(f"line {node.start_point[0] + 1} is not plain bash")
 
 
 def _repaired(text: str) -> str:
@@ -342,7 +358,11 @@ def _evaluate(script: Script, words: list[str]) -> bool | None:
 
 
 def _read(script: Script, words: list[str]) -> bool | None:
-    names = [w for i, w in enumerate(words) if not w.startswith("-") and w and words[i - 1] not in ("-d", "-p")]
+    names = [
+        w
+        for i, w in enumerate(words)
+        if not w.startswith("-") and w and words[i - 1] not in ("-d", "-p")
+    ]
     for name in names:
         script.scope.variables.setdefault(name, mark(name))
     return True
@@ -533,7 +553,9 @@ def _redirected(script: Script, node: Node) -> bool | None:
         lines = next((_raw(c) for c in heredoc.children if c.type == "heredoc_body"), "")
         text = lines if start[:1] in "'\"\\" else expand_heredoc(lines, script.scope)
     if text is not None:
-        name = re.match(r"(?:IFS=\S*\s+)?read\s+(?:-\S+\s+|''\s+|\"\"\s+)*([A-Za-z_]\w*)", reads_into)
+        name = re.match(
+            r"(?:IFS=\S*\s+)?read\s+(?:-\S+\s+|''\s+|\"\"\s+)*([A-Za-z_]\w*)", reads_into
+        )
         if name:
             _set(script, name.group(1), text)
             return True
@@ -576,8 +598,12 @@ def _test_command(script: Script, node: Node) -> bool | None:
         return None if unset(made) else made not in ("0", "")
     inner = raw[2:-2] if raw.startswith("[[") else raw[1:-1]
     words: list[str] = []
-    for token in re.findall(r"(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\{[^}]*\}|\$\((?:[^()]|\([^()]*\))*\)|[^\s\"'])+", inner):
-        if token in ("&&", "||", "!", "(", ")", "==", "=", "!=", "=~", "<", ">") or re.fullmatch(r"-\w+", token):
+    for token in re.findall(
+        r"(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\{[^}]*\}|\$\((?:[^()]|\([^()]*\))*\)|[^\s\"'])+", inner
+    ):
+        if token in ("&&", "||", "!", "(", ")", "==", "=", "!=", "=~", "<", ">") or re.fullmatch(
+            r"-\w+", token
+        ):
             words.append(token)
         else:
             words.append(expand_text(token, script.scope))
@@ -589,10 +615,10 @@ def _test(script: Script, words: list[str]) -> bool | None:
     for operator, joined in (("||", "-o"), ("&&", "-a")):
         for index, word in enumerate(words):
             if word in (operator, joined) and index:
-                left, right = _test(script, words[:index]), _test(script, words[index + 1 :])
+                one, other = _test(script, words[:index]), _test(script, words[index + 1 :])
                 if operator == "||":
-                    return True if left or right else None if None in (left, right) else False
-                return False if False in (left, right) else None if None in (left, right) else True
+                    return True if one or other else None if None in (one, other) else False
+                return False if False in (one, other) else None if None in (one, other) else True
     if words and words[0] == "!":
         inner = _test(script, words[1:])
         return None if inner is None else not inner
@@ -625,7 +651,9 @@ def _test(script: Script, words: list[str]) -> bool | None:
         return not fnmatch.fnmatchcase(left, right)
     if operator == "=~":
         try:
-            return re.search(right, left) is not None if len(right) < 60 and len(left) < 200 else None
+            return (
+                re.search(right, left) is not None if len(right) < 60 and len(left) < 200 else None
+            )
         except re.error:
             return None
     return None

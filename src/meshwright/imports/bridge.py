@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.exports import megatron_bridge
 from meshwright.imports import megatron
 from meshwright.imports.bash import beside
 from meshwright.imports.names import guess_model, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.pyfile import Made, Module, Unknown, call_function, functions, parse_module
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.foreign import read_text
 from meshwright.specs.model import Model
@@ -22,7 +22,9 @@ from meshwright.specs.model import Model
 def is_bridge(program: str, words: list[str]) -> bool:
     """Whether a command runs a Megatron-Bridge recipe."""
     text = " ".join(words)
-    return bool(re.search(r"--recipe[ =]", text)) and ("finetune" in program or "recipe" in program or "pretrain" in program)
+    return bool(re.search(r"--recipe[ =]", text)) and (
+        "finetune" in program or "recipe" in program or "pretrain" in program
+    )
 
 
 def read_words(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:
@@ -32,8 +34,7 @@ def read_words(program: str, words: list[str], given: Given, folder: Path | None
         SpecError: a field cannot be, or the model is not known.
     """
     recipe = _option(words, "--recipe")
-    flags, unknown = megatron_bridge.flags_of(words, True)
-    flags = megatron_bridge.finished(flags)
+    flags = flags_of(words)
     base: dict[str, Any] = {}
     model: Model | None = given.model
     named = ""
@@ -41,17 +42,105 @@ def read_words(program: str, words: list[str], given: Given, folder: Path | None
         found = _recipe_at(folder, recipe)
         if found is not None:
             base, named = _fields(found)
-        named = named or re.sub(r"_(pretrain|sft|finetune|peft|lora).*", "", recipe).replace("_", "-")
+        named = named or re.sub(r"_(pretrain|sft|finetune|peft|lora).*", "", recipe).replace(
+            "_", "-"
+        )
         model = model or model_named(named)
     reading = _megatron({**base, **flags}, given, model, named, "Megatron-Bridge overrides")
-    for field in unknown:
-        reading.note("an override that is not understood; it is left out", field)
     if recipe and not base and "num-layers" not in flags:
-        reading.note(f"the recipe {recipe} is not here: only what the overrides say is read", "--recipe")
+        reading.note(
+            f"the recipe {recipe} is not here: only what the overrides say is read", "--recipe"
+        )
     if _option(words, "--peft_scheme", "--peft") in ("lora", "dora"):
-        reading.job["lora_rank"] = 32
+        adapters(reading, rank=32)
         reading.guess("--peft", "the rank of the adapters is the recipe's; 32 is taken")
     return reading
+
+
+_TABLES = ("model", "train", "optimizer", "ddp", "dist", "dataset", "checkpoint", "tokenizer", "scheduler", "comm_overlap", "rng",
+           "logger", "validation", "profiling", "mixed_precision", "peft", "inprocess_restart", "ft", "straggler")  # fmt: skip
+_RENAMED = {
+    "num-moe-experts": "num-experts", "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
+    "sequence-length": "seq-length", "seq-len": "seq-length", "cpu-offloading": "cpu-offloading",
+}  # fmt: skip
+_SILENT = (
+    "logger",
+    "validation",
+    "checkpoint",
+    "rng",
+    "profiling",
+    "scheduler",
+    "straggler",
+    "ft",
+    "inprocess_restart",
+    "peft",
+)
+"""Tables whose fields change no plan."""
+
+
+def flags_of(words: list[str]) -> dict[str, Any]:
+    """The Megatron-LM flags that overrides of a configuration's fields amount to."""
+    flags: dict[str, Any] = {}
+    for word in words:
+        field, equals, value = word.lstrip("+").partition("=")
+        table, _dot, name = field.partition(".")
+        if (
+            word.startswith("--")
+            or not equals
+            or (table not in _TABLES and field != "mixed_precision")
+        ):
+            continue
+        value = value.strip().strip("\"'")
+        if field == "mixed_precision":
+            _mixed(flags, value)
+        elif not _special(flags, field, value) and table not in _SILENT:
+            flag = _RENAMED.get(name.replace("_", "-"), name.replace("_", "-"))
+            _set(flags, flag, value)
+    if "num-query-groups" in flags:
+        flags["group-query-attention"] = True
+    if flags.get("fp16") and not flags.pop("grad-reduce-in-bf16", False):
+        flags["accumulate-allreduce-grads-in-fp32"] = True
+    return flags
+
+
+def _set(flags: dict[str, Any], flag: str, value: str) -> None:
+    if value.lower() in ("true", "false"):
+        flags[flag] = value.lower() == "true"
+    elif value.lower() not in ("null", "none", ""):
+        listed = value.startswith("[") and flag != "moe-layer-freq"
+        flags[flag] = value.strip("[]") if listed else value
+
+
+def _special(flags: dict[str, Any], field: str, value: str) -> bool:
+    """Overrides whose sense or values differ from the flag's."""
+    on = value.lower() == "true"
+    if field == "model.add_bias_linear":
+        _set(flags, "disable-bias-linear", str(not on))
+    elif field == "model.share_embeddings_and_output_weights":
+        _set(flags, "untie-embeddings-and-output-weights", str(not on))
+    elif field == "model.gated_linear_unit":
+        _set(flags, "swiglu", value)
+    elif field == "ddp.grad_reduce_in_fp32":
+        _set(flags, "grad-reduce-in-bf16", str(not on))
+    elif field in ("model.gradient_accumulation_fusion", "model.activation_func", "optimizer.use_distributed_optimizer",
+                   "tokenizer.vocab_size", "model.pipeline_dtype", "model.cuda_graph_warmup_steps"):  # fmt: skip
+        pass
+    elif field.startswith("mixed_precision."):
+        _set(flags, field.partition(".")[2].replace("_", "-"), value)
+    else:
+        return False
+    return True
+
+
+def _mixed(flags: dict[str, Any], value: str) -> None:
+    if value == "fp16_mixed":
+        flags["fp16"] = True
+    elif value.lower() not in ("null", "none"):
+        flags["bf16"] = True
+    if "fp8" in value:
+        flags["fp8-format"] = "hybrid"
+    if "fp4" in value:
+        flags["fp4-format"] = "e2m1"
 
 
 def _option(words: list[str], *names: str) -> str:
@@ -106,20 +195,31 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     reading = _megatron(flags, given, model, named, f"Megatron-Bridge recipe {chosen}")
     if "peft" in chosen or "lora" in chosen:
         rank = made.get("peft.dim")
-        reading.job["lora_rank"] = rank if isinstance(rank, int) else 32
+        adapters(reading, rank=rank if isinstance(rank, int) else 32)
         if not isinstance(rank, int):
             reading.guess("peft.dim", "the adapters' rank is not stated here; 32 is taken")
     return reading
 
 
 def _returns(node: ast.FunctionDef) -> bool:
-    return any(isinstance(inner, ast.Return) and inner.value is not None for inner in ast.walk(node))
+    return any(
+        isinstance(inner, ast.Return) and inner.value is not None for inner in ast.walk(node)
+    )
 
 
 def _fields(made: Made) -> tuple[dict[str, Any], str]:
     """(Megatron-LM flags, the model's hub name) of a configuration."""
     words: list[str] = []
-    for table in ("model", "train", "optimizer", "ddp", "dataset", "tokenizer", "scheduler", "comm_overlap"):
+    for table in (
+        "model",
+        "train",
+        "optimizer",
+        "ddp",
+        "dataset",
+        "tokenizer",
+        "scheduler",
+        "comm_overlap",
+    ):
         part = made.fields.get(table)
         values = part.fields if isinstance(part, Made) else part if isinstance(part, dict) else {}
         for key, value in values.items():
@@ -130,18 +230,29 @@ def _fields(made: Made) -> tuple[dict[str, Any], str]:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             words.append(f"{table}.{key}={text}")
     mixed = made.fields.get("mixed_precision")
-    mixed_text = mixed if isinstance(mixed, str) else mixed.name.rsplit(".", 1)[-1] if isinstance(mixed, Made) else "bf16_mixed"
+    mixed_text = (
+        mixed
+        if isinstance(mixed, str)
+        else mixed.name.rsplit(".", 1)[-1]
+        if isinstance(mixed, Made)
+        else "bf16_mixed"
+    )
     words.append(f"mixed_precision={mixed_text or 'bf16_mixed'}")
-    flags, _unknown = megatron_bridge.flags_of(words, True)
-    flags = dict(megatron_bridge.finished(flags))
+    flags = flags_of(words)
     model = made.fields.get("model")
-    for field, flag in (("seq_length", "seq-length"), ("virtual_pipeline_model_parallel_size", "num-virtual-stages-per-pipeline-rank")):
+    for field, flag in (
+        ("seq_length", "seq-length"),
+        ("virtual_pipeline_model_parallel_size", "num-virtual-stages-per-pipeline-rank"),
+    ):
         value = made.get(f"model.{field}")
         if isinstance(value, int) and value:
             flags.setdefault(flag, str(value))
     if made.get("ddp.use_megatron_fsdp") is True:
         flags["use-megatron-fsdp"] = True
-        flags.setdefault("data-parallel-sharding-strategy", str(made.get("ddp.data_parallel_sharding_strategy", "no_shard")))
+        flags.setdefault(
+            "data-parallel-sharding-strategy",
+            str(made.get("ddp.data_parallel_sharding_strategy", "no_shard")),
+        )
     return flags, _hub(model)
 
 
@@ -161,14 +272,20 @@ def _hub(model: Any) -> str:
     return ""
 
 
-def _megatron(flags: dict[str, Any], given: Given, model: Model | None, named: str, title: str) -> Reading:
+def _megatron(
+    flags: dict[str, Any], given: Given, model: Model | None, named: str, title: str
+) -> Reading:
     for flag in ("attention-dropout", "hidden-dropout"):
         flags.setdefault(flag, "0.0")
     flags.setdefault("use-distributed-optimizer", True)
     if model is None and "num-layers" not in flags:
         guessed = guess_model(named) if named else None
         if guessed is None or not given.guess:
-            offer = f" (a guess by its size: --model {guessed.name.removeprefix('typical-')}, taken with --guess)" if guessed else ""
+            offer = (
+                f" (a guess by its size: --model {guessed.name.removeprefix('typical-')}, taken with --guess)"
+                if guessed
+                else ""
+            )
             raise SpecError("--model", None, f"the recipe names {named or 'a model'}, which is no preset: "
                             f"give a preset, its config.json or a size{offer}")  # fmt: skip
         model = guessed
@@ -178,6 +295,7 @@ def _megatron(flags: dict[str, Any], given: Given, model: Model | None, named: s
         given = replace(given, model=model)
     options = Options(flags, "--")
     reading = megatron.read(options, given, title)
-    reading.options = {key: value.lstrip("-").replace("-", "_") for key, value in reading.options.items()}
-    reading.job["dropout"] = 0.0
+    reading.options = {
+        key: value.lstrip("-").replace("-", "_") for key, value in reading.options.items()
+    }
     return reading

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.exports.canonical import canonical
@@ -14,6 +15,10 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+from meshwright.specs.models import model_names
+
+_PRESET_SIZE = re.compile(r"[\w.-]{1,40}:\d{1,7}x\d{1,4}", re.ASCII)
+"""How the clusters of presets are called in a stamp."""
 
 _SHAPE = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gated", "norm",
@@ -65,8 +70,10 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
 
 
 def _check_experts(layout: Layout, model: Model) -> None:
-    if layout.ep > 1 and model.experts is not None and (layout.dp * layout.cp * layout.tp) % (
-        layout.ep * layout.etp
+    if (
+        layout.ep > 1
+        and model.experts is not None
+        and (layout.dp * layout.cp * layout.tp) % (layout.ep * layout.etp)
     ):
         raise SpecError(
             "ep", layout.ep, f"ep · etp = {layout.ep} · {layout.etp} must divide dp · cp · tp = "
@@ -83,11 +90,16 @@ def _model_and_cluster(reading: Reading, given: Given, stamp: Stamp) -> tuple[Mo
         if model is None and guessed is not None and given.guess:
             model = guessed
             reading.guess(
-                "--model", f"{reading.model_name} is no preset; a typical shape of its size is taken"
+                "--model",
+                f"{reading.model_name} is no preset; a typical shape of its size is taken",
             )
         if model is None:
-            offer = f" (a guess by its size: --model {guessed.name.removeprefix('typical-')}" \
-                    ", taken with --guess)" if guessed is not None else ""
+            offer = (
+                f" (a guess by its size: --model {guessed.name.removeprefix('typical-')}"
+                ", taken with --guess)"
+                if guessed is not None
+                else ""
+            )
             asked.append(SpecError(
                 "--model", None, f"the file names {reading.model_name[:80]}, which is no preset: "
                 f"give a preset, its config.json or a size{offer}",
@@ -129,12 +141,10 @@ def _inner(reading: Reading) -> int:
 
 def _stamped(reading: Reading, stamp: Stamp) -> Model | None:
     """The file's model: the stamped preset where the file's shape is that preset's."""
-    if not stamp.model:
+    if stamp.model not in model_names():
+        # A stamp names a preset, never a file to be opened.
         return reading.model
-    try:
-        known = load_model(stamp.model)
-    except SpecError:
-        return reading.model
+    known = load_model(stamp.model)
     if reading.model is None:
         return known
     same = all(getattr(known, name) == getattr(reading.model, name) for name in _SHAPE)
@@ -142,7 +152,7 @@ def _stamped(reading: Reading, stamp: Stamp) -> Model | None:
 
 
 def _stamped_cluster(stamp: Stamp) -> Cluster | None:
-    if not stamp.cluster:
+    if not _PRESET_SIZE.fullmatch(stamp.cluster):
         return None
     try:
         return load_cluster(stamp.cluster)
@@ -171,9 +181,7 @@ def _seq(reading: Reading, given: Given, stamp: Stamp, model: Model) -> int:
     return 4096
 
 
-def _batch(
-    reading: Reading, given: Given, stamp: Stamp, dp: int, micro: int, seq_len: int
-) -> int:
+def _batch(reading: Reading, given: Given, stamp: Stamp, dp: int, micro: int, seq_len: int) -> int:
     if given.global_batch:
         return given.global_batch
     if reading.global_batch:
@@ -185,7 +193,8 @@ def _batch(
     if stamp.global_batch:
         return stamp.global_batch
     reading.guess(
-        "--global-batch", f"the file holds no global batch; one micro-batch per replica, {micro * dp}, is taken"
+        "--global-batch",
+        f"the file holds no global batch; one micro-batch per replica, {micro * dp}, is taken",
     )
     return micro * dp
 
@@ -200,5 +209,3 @@ def _shard(reading: Reading, fields: dict[str, Any], ranks: int) -> int:
             )
         return ranks // reading.replicate
     return reading.shard if reading.shard and reading.shard < ranks else 0
-
-

@@ -22,9 +22,17 @@ _KEYS = (
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is a DeepSpeed configuration."""
-    return any(key in data for key in _KEYS) and not any(
-        key in data for key in ("model_name_or_path", "base_model", "num_layers", "model", "parallelism")
-    )
+    keys = {str(key).replace("-", "_") for key in data}
+    others = {
+        "model_name_or_path",
+        "base_model",
+        "num_layers",
+        "model",
+        "parallelism",
+        "pipe_parallel_size",
+        "finetuning_type",
+    }
+    return bool(keys & set(_KEYS)) and not keys & others
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:
@@ -40,7 +48,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     apply({k: v for k, v in data.items() if k != STAMP_KEY}, reading, given, exported=ours)
     if "precision" not in reading.job:
         if any(data.get(name) for name in ("bf16", "bfloat16", "fp16")):
-            reading.guess("bf16", "the precision is left to the training script (\"auto\"); bf16 is taken")
+            reading.guess(
+                "bf16", 'the precision is left to the training script ("auto"); bf16 is taken'
+            )
             reading.job["precision"] = RECIPES["bf16"].model_dump()
         else:
             reading.job["precision"] = RECIPES["fp32"].model_dump()
@@ -48,7 +58,12 @@ def read(data: dict[str, Any], given: Given) -> Reading:
 
 
 def apply(
-    data: dict[str, Any], reading: Reading, given: Given, *, exported: bool = False, prefix: str = ""
+    data: dict[str, Any],
+    reading: Reading,
+    given: Given,
+    *,
+    exported: bool = False,
+    prefix: str = "",
 ) -> None:
     """Add what a DeepSpeed configuration says to a reading; `"auto"` is what others fill in.
 
@@ -89,8 +104,12 @@ def _zero(options: Options, reading: Reading) -> None:
         options.read.add("zero_optimization")
         reading.layout["zero"] = 1
         return
-    if "zero_optimization" in options and isinstance(options.values["zero_optimization"], (str, list)):
-        raise SpecError("zero_optimization", options.values["zero_optimization"], "a table is expected")
+    if "zero_optimization" in options and isinstance(
+        options.values["zero_optimization"], (str, list)
+    ):
+        raise SpecError(
+            "zero_optimization", options.values["zero_optimization"], "a table is expected"
+        )
     stage = options.whole(name)
     if stage > 3:
         raise SpecError(name, stage, "a stage from 0 to 3 is expected")
@@ -159,7 +178,9 @@ def _precision(options: Options, reading: Reading) -> None:
     if options.has("amp.enabled") and options.flag("amp.enabled"):
         reading.job["precision"] = RECIPES["fp16"].model_dump()
     if options.flag("torch_autocast.enabled"):
-        reading.unmodelled("torch_autocast", "weights stay in 32 bits and are cast; 16-bit weights are priced")
+        reading.unmodelled(
+            "torch_autocast", "weights stay in 32 bits and are cast; 16-bit weights are priced"
+        )
 
 
 def _checkpointing(options: Options, reading: Reading, exported: bool) -> None:
@@ -173,7 +194,8 @@ def _checkpointing(options: Options, reading: Reading, exported: bool) -> None:
     elif there and "recompute" not in reading.layout:
         if options.values.get("activation_checkpointing.cpu_checkpointing") is True:
             reading.unmodelled(
-                "activation_checkpointing.cpu_checkpointing", "saved layer inputs go to host memory; not priced"
+                "activation_checkpointing.cpu_checkpointing",
+                "saved layer inputs go to host memory; not priced",
             )
         reading.guess(
             "activation_checkpointing", "the table only configures what the model's code may switch on; "

@@ -35,7 +35,12 @@ Data = dict[str, Any]
 
 
 def read(
-    text: str, name: str, given: Given, folder: Path | None, stamp: Stamp, overrides: list[str] | None = None
+    text: str,
+    name: str,
+    given: Given,
+    folder: Path | None,
+    stamp: Stamp,
+    overrides: list[str] | None = None,
 ) -> tuple[Reading, Stamp]:
     """Return what a configuration says.
 
@@ -89,7 +94,11 @@ def read(
 
 
 def _trainer_title(data: Data) -> str:
-    return "TRL YAML" if {"dataset_mixer", "trl", "dataset_mixture", "beta", "chat_template"} & set(data) else "TrainingArguments YAML"
+    return (
+        "TRL YAML"
+        if {"dataset_mixer", "trl", "dataset_mixture", "beta", "chat_template"} & set(data)
+        else "TrainingArguments YAML"
+    )
 
 
 def _parsed(text: str, name: str) -> Data:
@@ -97,7 +106,13 @@ def _parsed(text: str, name: str) -> Data:
     if suffix == ".toml":
         data: Any = parse_toml(text, "file", name)
     elif suffix in (".json", ".jsonc") or text.lstrip()[:1] == "{":
-        data = parse_json(without_comments(text), "file", name, _LIMITS)
+        try:
+            data = parse_json(without_comments(text), "file", name, _LIMITS)
+        except SpecError:
+            # Flow-style YAML looks like JSON, too: words without quotes, comments with a #.
+            if suffix in (".json", ".jsonc"):
+                raise
+            data = parse_yaml(text, "file", name, _LIMITS)
     elif suffix in (".yaml", ".yml") or re.search(r"^[\w\"'-]+\s*:", text, re.MULTILINE):
         data = parse_yaml(_tamed(text), "file", name, _LIMITS)
     elif re.search(r"^\[[\w.]+\]", text, re.MULTILINE):
@@ -169,7 +184,12 @@ def _command(data: Any) -> str | None:
             continue
         seen.add(id(value))
         if isinstance(value, dict):
-            words = [w for key in ("command", "args") for w in (value.get(key) or []) if isinstance(value.get(key), list)]
+            words = [
+                w
+                for key in ("command", "args")
+                for w in (value.get(key) or [])
+                if isinstance(value.get(key), list)
+            ]
             if words:
                 return str(words[-1]) if " " in str(words[-1]) else " ".join(map(str, words))
         waiting += reversed(list(value.values()) if isinstance(value, dict) else value)

@@ -66,8 +66,10 @@ def read_any(text: str, name: str, given: Given, folder: Path | None) -> tuple[R
     suffix = Path(name).suffix.lower()
     if suffix == ".py" or (suffix not in _SHELL and _is_python(text)):
         return python.read(text, name, given, folder, stamp)
-    if suffix in _SHELL or (text.startswith("#!") and suffix == "") or (
-        suffix not in (".yaml", ".yml", ".json", ".toml") and _COMMAND.search(text)
+    if (
+        suffix in _SHELL
+        or (text.startswith("#!") and suffix == "")
+        or (suffix not in (".yaml", ".yml", ".json", ".toml") and _COMMAND.search(text))
     ):
         return scripts.read(text, name, given, folder, stamp)
     return documents.read(text, name, given, folder, stamp)

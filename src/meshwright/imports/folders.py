@@ -13,7 +13,15 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
 _MOST = 200
-_STARTERS = ("run.sh", "train.sh", "launch.sh", "train.sbatch", "run.sbatch", "start.sh", "submit.sh")
+_STARTERS = (
+    "run.sh",
+    "train.sh",
+    "launch.sh",
+    "train.sbatch",
+    "run.sbatch",
+    "start.sh",
+    "submit.sh",
+)
 _SUFFIXES = (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".json", ".toml", ".py")
 
 
@@ -29,7 +37,9 @@ def import_folder(folder: Path, given: Given) -> Imported:
     """
     from meshwright.imports.files import import_file
 
-    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES and p.is_file())[:_MOST]
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES and p.is_file())[
+        :_MOST
+    ]
     if not files:
         raise SpecError("folder", str(folder), "holds no script and no configuration")
     for name in _STARTERS:
@@ -93,13 +103,24 @@ def _together(folder: Path, files: list[Path], given: Given) -> Imported | None:
 
 def _is_neox(data: dict[str, object]) -> bool:
     keys = {str(key).replace("-", "_") for key in data}
-    return bool(keys & {"num_layers", "pipe_parallel_size", "train_micro_batch_size_per_gpu", "data_path", "vocab_file"}) and (
-        not keys & {"model", "modules", "base_model"}
-    )
+    return bool(
+        keys
+        & {
+            "num_layers",
+            "pipe_parallel_size",
+            "train_micro_batch_size_per_gpu",
+            "data_path",
+            "vocab_file",
+        }
+    ) and (not keys & {"model", "modules", "base_model"})
 
 
 def _arguments(
-    arguments: dict[str, object], launcher: dict[str, object] | None, engine: dict[str, object] | None, given: Given, folder: Path
+    arguments: dict[str, object],
+    launcher: dict[str, object] | None,
+    engine: dict[str, object] | None,
+    given: Given,
+    folder: Path,
 ) -> Imported:
     from meshwright.imports.options import Options, flattened
     from meshwright.imports.reading import Reading

@@ -12,7 +12,8 @@ from meshwright.imports import accelerate, deepspeed
 from meshwright.imports.bash import beside
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import is_paged, optimizer_named
+from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
 from meshwright.specs.job import OPTIMIZERS, RECIPES
@@ -25,7 +26,12 @@ EDITS = {
     "micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps",
     "recompute": "gradient_checkpointing",
 }  # fmt: skip
-_MARKS = ("per_device_train_batch_size", "model_name_or_path", "gradient_accumulation_steps", "per_device_batch_size")
+_MARKS = (
+    "per_device_train_batch_size",
+    "model_name_or_path",
+    "gradient_accumulation_steps",
+    "per_device_batch_size",
+)
 _LENGTHS = (
     "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len", "seq_length", "block_size",
     "sequence_len", "max_token_length",
@@ -35,12 +41,19 @@ _LENGTHS = (
 def is_trainer(flags: dict[str, Any]) -> bool:
     """Whether flags (dashes or not) are TrainingArguments'."""
     names = {name.replace("-", "_") for name in flags}
-    return len(names & set(_MARKS)) > 1 or "per_device_train_batch_size" in names or "model_name_or_path" in names
+    return (
+        len(names & set(_MARKS)) > 1
+        or "per_device_train_batch_size" in names
+        or "model_name_or_path" in names
+    )
 
 
 def is_trainer_text(text: str) -> bool:
     """Whether a YAML text is of TrainingArguments."""
-    return re.search(r"^(?:per_device_train_batch_size|model_name_or_path)\s*:", text, re.MULTILINE) is not None
+    return (
+        re.search(r"^(?:per_device_train_batch_size|model_name_or_path)\s*:", text, re.MULTILINE)
+        is not None
+    )
 
 
 def read_words(
@@ -59,7 +72,9 @@ def read_words(
         values = flattened(data) if isinstance(data, dict) else {}
     flags = {name.replace("-", "_"): value for name, value in flags_of(launch.words).items()}
     values |= {k: v for k, v in flags.items() if k != "config"}
-    reading = Reading("Hugging Face Trainer script", options={k: f"--{v}" for k, v in EDITS.items()})
+    reading = Reading(
+        "Hugging Face Trainer script", options={k: f"--{v}" for k, v in EDITS.items()}
+    )
     _launcher(script, launch, reading, given, folder)
     options = Options(values, "--")
     options.raw("config", "config_file")
@@ -77,7 +92,9 @@ def _launcher(
         if isinstance(data, dict):
             accelerate.apply(data, reading, given, path.parent if path is not None else folder)
     elif named:
-        reading.guess("--config_file", f"{named[-60:]} is not here; what it says of sharding is left out")
+        reading.guess(
+            "--config_file", f"{named[-60:]} is not here; what it says of sharding is left out"
+        )
     if "--use_deepspeed" in launch.launcher:
         reading.job["framework"] = "deepspeed"
         stage = launch.option("zero_stage")
@@ -106,7 +123,11 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
 
 
 def fill(
-    options: Options, reading: Reading, given: Given, folder: Path | None, script: Script | None = None
+    options: Options,
+    reading: Reading,
+    given: Given,
+    folder: Path | None,
+    script: Script | None = None,
 ) -> Reading:
     """Add what TrainingArguments say to a reading.
 
@@ -117,12 +138,17 @@ def fill(
     reading.model_name = reading.model_name or options.loose(
         "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",
     )  # fmt: skip
-    micro = options.whole("per_device_train_batch_size", "per_device_batch_size", "micro_train_batch_size")
+    micro = options.whole(
+        "per_device_train_batch_size", "per_device_batch_size", "micro_train_batch_size"
+    )
     steps = options.whole("gradient_accumulation_steps")
     total = options.whole("total_train_batch_size", "global_batch_size")
     reading.micro_batch = micro or reading.micro_batch or 8
     if not micro:
-        reading.guess("--micro-batch", f"per_device_train_batch_size is not set; {reading.micro_batch} is taken")
+        reading.guess(
+            "--micro-batch",
+            f"per_device_train_batch_size is not set; {reading.micro_batch} is taken",
+        )
     reading.accumulation = steps or reading.accumulation or 1
     reading.global_batch = total or reading.global_batch
     lengths = [options.whole(name) for name in _LENGTHS]
@@ -130,13 +156,15 @@ def fill(
     if options.has("pack_length"):
         reading.seq_len = options.whole("pack_length")
     elif not reading.seq_len and options.has("response_length"):
-        reading.seq_len = options.whole("response_length") + options.whole("max_prompt_token_length")
+        reading.seq_len = options.whole("response_length") + options.whole(
+            "max_prompt_token_length"
+        )
     _precision(options, reading)
     _sharding(options, reading, given, folder, script)
     _memory(options, reading)
     _adapters(options, reading)
     _packing(options, reading)
-    reading.job.setdefault("framework", "fsdp")
+    reading.job.setdefault("framework", "trl")
     options.finish(reading, "hf", "common", strict=given.strict)
     return reading
 
@@ -180,12 +208,14 @@ def _sharding(
         reading.offload.add("optimizer")
     fsdp = options.raw("fsdp")
     if fsdp is not None and fsdp is not False and fsdp != "":
-        words = re.findall(r"\w+", " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp))
+        words = re.findall(
+            r"\w+", " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
+        )
         for word in words:
             name = word.upper()
             if name in accelerate.STRATEGY_ZERO:
                 reading.layout["zero"] = accelerate.STRATEGY_ZERO[name]
-                reading.job["framework"] = "fsdp"
+                reading.job["framework"] = "trl"
             if name == "OFFLOAD":
                 reading.offload |= {"optimizer", "parameters"}
             if name == "TRUE":
@@ -197,8 +227,15 @@ def _sharding(
             options.read.add(name)
     if "zero" not in reading.layout:
         reading.layout["zero"] = 0
-    tp, sp = options.whole("tensor_parallel_size", "tp_size", default=1), options.whole(
-        "sequence_parallel_size", "sp_size", "context_parallel_size", "sequence_parallel_degree", default=1
+    tp, sp = (
+        options.whole("tensor_parallel_size", "tp_size", default=1),
+        options.whole(
+            "sequence_parallel_size",
+            "sp_size",
+            "context_parallel_size",
+            "sequence_parallel_degree",
+            default=1,
+        ),
     )
     if options.has("num_learners_per_node"):
         counts = [int(n) for n in re.findall(r"\d+", options.loose("num_learners_per_node"))]
@@ -225,7 +262,9 @@ def _deepspeed(
     else:
         path = beside(folder, named)
         if path is not None:
-            found = parse_json(without_comments(read_text(path, "deepspeed")), "deepspeed", str(path))
+            found = parse_json(
+                without_comments(read_text(path, "deepspeed")), "deepspeed", str(path)
+            )
             data = found if isinstance(found, dict) else None
     if data is not None:
         deepspeed.apply(data, reading, given)
@@ -234,8 +273,13 @@ def _deepspeed(
     stage = re.search(r"(?:zero|stage|z|s)[-_]?(?:stage)?[-_]?([0-3])", base, re.IGNORECASE)
     reading.layout["zero"] = int(stage.group(1)) if stage else reading.layout.get("zero", 2)
     if "offload" in base and "no_offload" not in base:
-        reading.offload |= {"optimizer", "parameters"} if reading.layout["zero"] == 3 else {"optimizer"}
-    reading.guess("deepspeed", f"{base[-60:]} is not here; ZeRO-{reading.layout['zero']}, by its name, is taken")
+        reading.offload |= (
+            {"optimizer", "parameters"} if reading.layout["zero"] == 3 else {"optimizer"}
+        )
+    reading.guess(
+        "deepspeed",
+        f"{base[-60:]} is not here; ZeRO-{reading.layout['zero']}, by its name, is taken",
+    )
 
 
 def _memory(options: Options, reading: Reading) -> None:
@@ -253,8 +297,6 @@ def _memory(options: Options, reading: Reading) -> None:
         except SpecError:
             reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
             reading.unmodelled("optim", f"the state of {name} is not known; AdamW's is priced")
-    if is_paged(name):
-        reading.note("optimizer state may move to host memory", "optim")
     kernel = options.word("attn_implementation", "attn_impl", "_attn_implementation")
     if kernel == "eager":
         reading.job["attention_kernel"] = "unfused"
@@ -264,17 +306,30 @@ def _memory(options: Options, reading: Reading) -> None:
         on = options.flag("use_flash_attn", "use_flash_attention_2", "use_flash_attn_2")
         reading.job["attention_kernel"] = "flash" if on else "unfused"
     if options.flag("use_liger_kernel", "use_liger"):
-        reading.unmodelled("use_liger_kernel", "Liger's loss never holds all logits; the estimate does")
+        reading.job["loss"] = "liger"
 
 
 def _adapters(options: Options, reading: Reading) -> None:
-    lora = options.flag("use_peft", "use_lora", "lora", "lora_enable") or options.has("lora_r", "lora_rank")
+    asked = options.flag(
+        "use_peft", "use_lora", "lora", "lora_enable", default=options.has("lora_r", "lora_rank")
+    )
     rank = options.whole("lora_r", "lora_rank", "q_lora_r", default=16)
-    quantised = options.flag("load_in_4bit", "q_lora", "use_qlora", "load_in_8bit")
-    if options.flag("use_peft", "use_lora", "lora_enable", default=True) and lora:
-        reading.job["lora_rank"] = max(rank, 1)
-    if quantised:
-        reading.unmodelled("load_in_4bit", "frozen weights in 4 or 8 bits; the estimate holds them in 16")
+    four = options.flag("load_in_4bit", "q_lora", "use_qlora")
+    bits = (
+        4
+        if four
+        else 8
+        if options.flag("load_in_8bit")
+        else options.whole("quantization_bit", "quant_bits", "bits")
+    )
+    if asked or four:
+        kind = options.word("bnb_4bit_quant_type", default="nf4")
+        adapters(
+            reading, rank=rank, alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "lora_target", "target_modules"),
+            bits=bits if bits in (4, 8) else 0, storage=kind if bits == 4 and kind in ("nf4", "fp4") else "",
+            method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"),
+            option="lora_target_modules",
+        )  # fmt: skip
     for name in list(options.values):
         if re.match(r"lora_|peft_|bnb_", name):
             options.read.add(name)
@@ -282,6 +337,11 @@ def _adapters(options: Options, reading: Reading) -> None:
 
 def _packing(options: Options, reading: Reading) -> None:
     if options.flag("packing", "neat_packing", "pack", "padding_free"):
-        reading.job["document_masking"] = options.flag("padding_free", "neat_packing", default=False)
+        reading.job["document_masking"] = options.flag(
+            "padding_free", "neat_packing", default=False
+        )
     elif options.has("packing"):
-        reading.note("sequences are padded to the longest of their batch; all are priced at full length", "packing")
+        reading.note(
+            "sequences are padded to the longest of their batch; all are priced at full length",
+            "packing",
+        )

@@ -12,6 +12,7 @@ from meshwright.imports.interpolate import merged, read_table, resolved, words_t
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
@@ -27,7 +28,14 @@ def read_verl(program: str, words: list[str], given: Given, folder: Path | None)
     data = words_to_table(words)
     flags = flags_of([w for w in words if w.startswith("--")])
     named = str(flags.get("config-name", ""))
-    path = beside(folder, f"{str(flags.get('config-path', '')).rsplit('/', 1)[-1]}/{named.removesuffix('.yaml')}.yaml") if named else None
+    path = (
+        beside(
+            folder,
+            f"{str(flags.get('config-path', '')).rsplit('/', 1)[-1]}/{named.removesuffix('.yaml')}.yaml",
+        )
+        if named
+        else None
+    )
     if path is not None:
         data = merged(read_table(path), data)
     return read_verl_data(data, given, program)
@@ -42,36 +50,67 @@ def read_verl_data(data: dict[str, Any], given: Given, program: str = "") -> Rea
     options = Options(flattened(resolved(data, dict(given.variables))))
     reading = Reading("verl command", options={"micro_batch": "ppo_micro_batch_size_per_gpu"})
     reading.model = given.model
-    reading.model_name = options.loose("actor_rollout_ref.model.path", "model.partial_pretrain", "model.path")
+    reading.model_name = options.loose(
+        "actor_rollout_ref.model.path", "model.partial_pretrain", "model.path"
+    )
     reading.hosts = options.whole("trainer.nnodes", default=1) or 1
     reading.per_host = options.whole("trainer.n_gpus_per_node", default=8)
     prompt = options.whole("data.max_prompt_length", default=512)
     response = options.whole("data.max_response_length", default=512)
-    supervised = "sft" in program or options.has("model.partial_pretrain") or not options.has("actor_rollout_ref.model.path")
-    reading.job = {"framework": "fsdp", "precision": RECIPES["bf16"].but(gradient_bytes=4, gradient_reduce_bytes=4).model_dump()}
+    supervised = (
+        "sft" in program
+        or options.has("model.partial_pretrain")
+        or not options.has("actor_rollout_ref.model.path")
+    )
+    reading.job = {
+        "framework": "verl",
+        "precision": RECIPES["bf16"].but(gradient_bytes=4, gradient_reduce_bytes=4).model_dump(),
+    }
     if supervised:
         _verl_sft(options, reading)
     else:
         reading.seq_len = prompt + response
-        reading.guess("--seq", f"sequences have at most {reading.seq_len} tokens; that is taken for all")
+        reading.guess(
+            "--seq", f"sequences have at most {reading.seq_len} tokens; that is taken for all"
+        )
         _verl_actor(options, reading)
         reading.note("the actor's training is priced, not rollouts, reference or critic")
-    options.read |= {n for n in options.values if n.startswith(("data.", "trainer.", "reward", "custom_", "ray_", "global_"))}
+    options.read |= {
+        n
+        for n in options.values
+        if n.startswith(("data.", "trainer.", "reward", "custom_", "ray_", "global_"))
+    }
     options.finish(reading, "rl", "common", strict=given.strict)
     return reading
 
 
 def _verl_sft(options: Options, reading: Reading) -> None:
     reading.seq_len = options.whole("data.max_length", default=1024)
-    reading.micro_batch = options.whole("data.micro_batch_size_per_gpu", "data.micro_batch_size", default=4)
+    reading.micro_batch = options.whole(
+        "data.micro_batch_size_per_gpu", "data.micro_batch_size", default=4
+    )
     reading.global_batch = options.whole("data.train_batch_size", default=256)
-    sp = options.whole("ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size", default=1) or 1
-    reading.layout = {"zero": 3, "cp": sp, "recompute": "full" if options.flag("model.enable_gradient_checkpointing", default=True) else "none"}
+    sp = (
+        options.whole(
+            "ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size", default=1
+        )
+        or 1
+    )
+    reading.layout = {
+        "zero": 3,
+        "cp": sp,
+        "recompute": "full"
+        if options.flag("model.enable_gradient_checkpointing", default=True)
+        else "none",
+    }
     if sp > 1:
-        reading.unmodelled("ulysses_sequence_parallel_size", "Ulysses exchanges heads by all-to-all; context parallelism is priced")
+        reading.unmodelled(
+            "ulysses_sequence_parallel_size",
+            "Ulysses exchanges heads by all-to-all; context parallelism is priced",
+        )
     rank = options.whole("model.lora_rank")
     if rank:
-        reading.job["lora_rank"] = rank
+        adapters(reading, rank=rank)
     if options.flag("model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params"):
         reading.offload |= {"optimizer", "parameters"}
     if options.flag("model.use_remove_padding", "use_remove_padding"):
@@ -81,7 +120,9 @@ def _verl_sft(options: Options, reading: Reading) -> None:
 def _verl_actor(options: Options, reading: Reading) -> None:
     get = "actor_rollout_ref.actor."
     strategy = options.word(f"{get}strategy", default="")
-    mega = strategy == "megatron" or any(name.startswith(f"{get}megatron.") for name in options.values)
+    mega = strategy == "megatron" or any(
+        name.startswith(f"{get}megatron.") for name in options.values
+    )
     samples = options.whole("actor_rollout_ref.rollout.n", default=1) or 1
     mini = options.whole(f"{get}ppo_mini_batch_size", default=256)
     reading.global_batch = mini * samples
@@ -93,7 +134,10 @@ def _verl_actor(options: Options, reading: Reading) -> None:
         micro = max(1, whole // max(1, reading.hosts * reading.per_host))
     if dynamic or not micro:
         micro = max(1, tokens // reading.seq_len)
-        reading.guess("--micro-batch", f"micro-batches are filled to {tokens} tokens; {micro} sequences are taken")
+        reading.guess(
+            "--micro-batch",
+            f"micro-batches are filled to {tokens} tokens; {micro} sequences are taken",
+        )
     reading.micro_batch = micro
     again = options.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=False)
     if mega:
@@ -109,26 +153,36 @@ def _verl_actor(options: Options, reading: Reading) -> None:
             "sequence_parallel": tp > 1, "zero": 1,
         }  # fmt: skip
         kind = options.word(f"{where}override_transformer_config.recompute_granularity")
-        reading.layout["recompute"] = kind if kind in ("full", "selective") else "full" if again else "none"
+        reading.layout["recompute"] = (
+            kind if kind in ("full", "selective") else "full" if again else "none"
+        )
         reading.job["framework"] = "megatron"
         for name, what in (("param_offload", "parameters"), ("optimizer_offload", "optimizer")):
             if options.flag(f"{where}{name}"):
-                reading.note(f"{what} leave the device between phases, not during the step", f"{where}{name}")
+                reading.note(
+                    f"{what} leave the device between phases, not during the step", f"{where}{name}"
+                )
     else:
         sp = options.whole(f"{get}ulysses_sequence_parallel_size", default=1) or 1
         size = int(options.number(f"{get}fsdp_config.fsdp_size", default=-1))
         reading.layout = {"zero": 3, "cp": sp, "recompute": "full" if again else "none"}
         reading.shard = max(size, 0)
         if sp > 1:
-            reading.unmodelled(f"{get}ulysses_sequence_parallel_size", "Ulysses exchanges heads by all-to-all; context parallelism is priced")
+            reading.unmodelled(
+                f"{get}ulysses_sequence_parallel_size",
+                "Ulysses exchanges heads by all-to-all; context parallelism is priced",
+            )
         for name, what in (("param_offload", "parameters"), ("optimizer_offload", "optimizer")):
             if options.flag(f"{get}fsdp_config.{name}"):
-                reading.note(f"{what} leave the device between phases, not during the step", f"{get}fsdp_config.{name}")
+                reading.note(
+                    f"{what} leave the device between phases, not during the step",
+                    f"{get}fsdp_config.{name}",
+                )
         if options.flag(f"{get}fsdp_config.offload_policy"):
             reading.offload |= {"optimizer", "parameters"}
     rank = options.whole("actor_rollout_ref.model.lora_rank")
     if rank:
-        reading.job["lora_rank"] = rank
+        adapters(reading, rank=rank)
     if options.flag("actor_rollout_ref.model.use_remove_padding"):
         reading.job["document_masking"] = True
 
@@ -146,11 +200,22 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
     short = {name.rsplit(".", 1)[-1]: value for name, value in flat.items() if "." in name}
     options = Options({**short, **flat}, "--")
     options.read |= set(short) & {n.rsplit(".", 1)[-1] for n in flat if "." in n}
-    reading = Reading("OpenRLHF command", options={"micro_batch": "--micro_train_batch_size", "zero": "--zero_stage"})
+    reading = Reading(
+        "OpenRLHF command",
+        options={"micro_batch": "--micro_train_batch_size", "zero": "--zero_stage"},
+    )
     reading.model = given.model
-    reading.model_name = options.loose("pretrain", "model.model_name_or_path", "actor.model_name_or_path", "model_name_or_path", "model.pretrain")
+    reading.model_name = options.loose(
+        "pretrain",
+        "model.model_name_or_path",
+        "actor.model_name_or_path",
+        "model_name_or_path",
+        "model.pretrain",
+    )
     hosts = options.whole("actor_num_nodes", "actor.num_nodes", "num_nodes")
-    per_host = options.whole("actor_num_gpus_per_node", "actor.num_gpus_per_node", "num_gpus_per_node")
+    per_host = options.whole(
+        "actor_num_gpus_per_node", "actor.num_gpus_per_node", "num_gpus_per_node"
+    )
     if hosts and per_host:
         reading.hosts, reading.per_host = hosts, per_host
     stage = options.whole("zero_stage", "ds.zero_stage", default=2)
@@ -164,18 +229,32 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
         reading.offload.add("optimizer")
     if options.flag("offload"):
         reading.offload.add("parameters")
-    reading.micro_batch = options.whole("micro_train_batch_size", "train.micro_batch_size", "micro_batch_size", default=4)
-    reading.global_batch = options.whole("train_batch_size", "train.batch_size", "batch_size", default=128)
-    prompt, generated = options.whole("prompt_max_len"), options.whole("generate_max_len", "max_new_tokens")
-    reading.seq_len = options.whole("max_len", "data.max_len", "rollout.max_len") or prompt + generated
+    reading.micro_batch = options.whole(
+        "micro_train_batch_size", "train.micro_batch_size", "micro_batch_size", default=4
+    )
+    reading.global_batch = options.whole(
+        "train_batch_size", "train.batch_size", "batch_size", default=128
+    )
+    prompt, generated = (
+        options.whole("prompt_max_len"),
+        options.whole("generate_max_len", "max_new_tokens"),
+    )
+    reading.seq_len = (
+        options.whole("max_len", "data.max_len", "rollout.max_len") or prompt + generated
+    )
     precision = options.word("param_dtype", default="bf16")
     bf16 = options.flag("bf16", default=precision == "bf16")
-    reading.job = {"framework": "deepspeed", "precision": RECIPES["bf16" if bf16 else "fp16" if "16" in precision else "fp32"].model_dump()}
+    reading.job = {
+        "framework": "deepspeed",
+        "precision": RECIPES[
+            "bf16" if bf16 else "fp16" if "16" in precision else "fp32"
+        ].model_dump(),
+    }
     rank = options.whole("lora_rank", "lora.rank", "lora.lora_rank")
     if rank:
-        reading.job["lora_rank"] = rank
-    if options.flag("load_in_4bit"):
-        reading.unmodelled("--load_in_4bit", "frozen weights in 4 bits; the estimate holds them in 16")
+        adapters(reading, rank=rank)
+    if rank and options.flag("load_in_4bit"):
+        adapters(reading, rank=rank, bits=4)
     if options.flag("packing_samples"):
         reading.job["document_masking"] = True
     if not options.flag("flash_attn", default=True):
@@ -195,7 +274,14 @@ def read_swift_megatron(words: list[str], given: Given) -> Reading:
     from dataclasses import replace
 
     flags = flags_of(words)
-    named = next((str(flags[n]) for n in ("model", "load", "mcore-model", "mcore_model") if isinstance(flags.get(n), str)), "")
+    named = next(
+        (
+            str(flags[n])
+            for n in ("model", "load", "mcore-model", "mcore_model")
+            if isinstance(flags.get(n), str)
+        ),
+        "",
+    )
     flags = {name: ("true" if value == "true" else value) for name, value in flags.items()}
     flags.setdefault("bf16", True)
     flags.setdefault("use-distributed-optimizer", True)
@@ -207,16 +293,22 @@ def read_swift_megatron(words: list[str], given: Given) -> Reading:
         base = re.sub(r"[-_](mcore|megatron)$", "", named)
         model = model_named(base)
         if model is None:
-            raise SpecError("--model", None, f"the command names {base or 'no model'}, which is no preset: give a preset or its config.json")
+            raise SpecError(
+                "--model",
+                None,
+                f"the command names {base or 'no model'}, which is no preset: give a preset or its config.json",
+            )
         given = replace(given, model=model)
     options = Options(flags, "--")
     options.read |= {"model", "load", "train-type", "lora-rank"}
     reading = megatron.read(options, given, "ms-swift Megatron command")
     if options.word("train-type", "tuner-type", default="") == "lora":
-        reading.job["lora_rank"] = options.whole("lora-rank", default=8)
+        adapters(reading, rank=options.whole("lora-rank", default=8))
     if options.flag("packing"):
         reading.job["document_masking"] = True
     if not reading.global_batch:
         reading.global_batch = 16
-        reading.guess("--global-batch", "global_batch_size is not set; ms-swift's own, 16, is taken")
+        reading.guess(
+            "--global-batch", "global_batch_size is not set; ms-swift's own, 16, is taken"
+        )
     return reading

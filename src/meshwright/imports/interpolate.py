@@ -45,7 +45,13 @@ def _looked_up(text: str, root: dict[str, Any], variables: dict[str, str]) -> An
         return _typed(variables[name])
     if name in ("oc.env", "env"):
         name, colon, default = default.partition(",")
-        return _typed(variables[name]) if name in variables else _typed(default) if colon else mark(name)
+        return (
+            _typed(variables[name])
+            if name in variables
+            else _typed(default)
+            if colon
+            else mark(name)
+        )
     if name in ("oc.select", "oc.decode"):
         name, colon, default = default.partition(",")
     current: Any = root

@@ -23,8 +23,26 @@ _MODULES = (
     "verl.trainer", "verl.experimental", "openrlhf.cli", "maxtext", "MaxText", "axolotl", "llamafactory", "torchtitan", "recipe.",
     "nanotron", "swift.cli", "torchtune", "composer", "fastchat", "trl", "primus",
 )  # fmt: skip
-_TOOLS = ("llamafactory-cli", "axolotl", "tune", "swift", "megatron", "trl", "composer", "xtuner", "open_instruct")
-_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "torch.distributed.run", "torch.distributed.launch")
+_TOOLS = (
+    "llamafactory-cli",
+    "axolotl",
+    "tune",
+    "swift",
+    "megatron",
+    "trl",
+    "composer",
+    "xtuner",
+    "open_instruct",
+)
+_LAUNCHERS = (
+    "torchrun",
+    "deepspeed",
+    "accelerate",
+    "srun",
+    "mpirun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+)
 
 
 @dataclass
@@ -77,7 +95,11 @@ def find_launch(script: Script) -> Launch | None:
 
 def _trains(program: str) -> bool:
     first = program.split()[0] if program else ""
-    return bool(_TRAINERS.search(first)) or first.startswith(_MODULES) or posixpath.basename(first) in _TOOLS
+    return (
+        bool(_TRAINERS.search(first))
+        or first.startswith(_MODULES)
+        or posixpath.basename(first) in _TOOLS
+    )
 
 
 def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:
@@ -94,8 +116,9 @@ def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:
 
 
 def _split(text: str) -> list[str]:
+    text = text.replace("\\\n", " ")
     try:
-        return shlex.split(text)
+        return [word for word in shlex.split(text) if word.strip()]
     except ValueError:
         return text.split()
 
@@ -104,10 +127,14 @@ def _flat(words: list[str]) -> list[str]:
     """Words with commands in quotes opened up (`srun bash -c "python …"`, `ray job submit -- …`)."""
     found: list[str] = []
     for word in words:
-        inside = " " in word and not word.startswith(("{", "[")) and (
-            re.search(r"(?:^|\s)(?:python3?|torchrun|deepspeed|accelerate|srun|bash)\s", word)
-            or word.count(" --") > 1
-            or re.match(r"--[\w-]+ \S", word)
+        inside = (
+            " " in word
+            and not word.startswith(("{", "["))
+            and (
+                re.search(r"(?:^|\s)(?:python3?|torchrun|deepspeed|accelerate|srun|bash)\s", word)
+                or word.count(" --") > 1
+                or re.match(r"--[\w-]+ \S", word)
+            )
         )
         found += _flat(_split(word)) if inside else [word]
     return found
@@ -122,12 +149,21 @@ def _at_program(words: list[str]) -> Launch | None:
             continue
         base = posixpath.basename(bare)
         after = words[index + 1] if index + 1 < len(words) else ""
-        if word == "-m" and after and not after.startswith(("torch.distributed", "accelerate", "deepspeed", "debugpy")):
+        if (
+            word == "-m"
+            and after
+            and not after.startswith(("torch.distributed", "accelerate", "deepspeed", "debugpy"))
+        ):
             places.append((index + 1, index + 2, after))
         elif word in ("--module", "--") or not base:
             continue
-        elif base.endswith(".py") and not (index and words[index - 1].startswith("--") and "=" not in words[index - 1]
-                                           and words[index - 1] != "--no-python" and not _TRAINERS.search(bare)):
+        elif base.endswith(".py") and not (
+            index
+            and words[index - 1].startswith("--")
+            and "=" not in words[index - 1]
+            and words[index - 1] != "--no-python"
+            and not _TRAINERS.search(bare)
+        ):
             places.append((index, index + 1, bare))
         elif base in _TOOLS and after and not after.startswith("-"):
             places.append((index, index + 2, f"{base} {after}"))
@@ -141,7 +177,7 @@ def _at_program(words: list[str]) -> Launch | None:
     start, after_program, program = chosen
     rest = words[after_program:]
     end = next((i for i, word in enumerate(rest) if word in ("&&", ";", "|", "&")), len(rest))
-    return Launch(program, [word for word in rest[:end]], words[:start])
+    return Launch(program, list(rest[:end]), words[:start])
 
 
 def launch_option(words: list[str], names: tuple[str, ...]) -> str:
@@ -165,7 +201,9 @@ def _count(script: Script, launch: Launch) -> None:
     """Hosts and devices of a host, from the launcher's words, the batch system's, and variables."""
     option = launch.option
     hosts = whole(option("nnodes", "num-nodes", "num-machines", "nodes", "N", "num-hosts"))
-    per_host = whole(option("nproc-per-node", "num-gpus", "gpus-per-node", "gpus", "nproc_per_node"))
+    per_host = whole(
+        option("nproc-per-node", "num-gpus", "gpus-per-node", "gpus", "nproc_per_node")
+    )
     include = option("include")
     if include.startswith("localhost:"):
         per_host = per_host or len(include.partition(":")[2].split(","))
@@ -175,20 +213,38 @@ def _count(script: Script, launch: Launch) -> None:
     hosts = hosts or whole(batch.get("nodes", "")) or whole(batch.get("N", ""))
     for name in ("gpus-per-node", "gres", "ntasks-per-node", "gpus-per-task"):
         found = whole(batch.get(name, ""))
-        if not per_host and found and not (name in ("ntasks-per-node", "gpus-per-task") and found == 1):
+        if (
+            not per_host
+            and found
+            and not (name in ("ntasks-per-node", "gpus-per-task") and found == 1)
+        ):
             per_host = found
     if not per_host:
         visible = script.value("CUDA_VISIBLE_DEVICES")
         per_host = len(visible.split(",")) if re.fullmatch(r"\d+(,\d+)*", visible) else 0
     if not per_host:
-        per_host = _variable(script, ("GPUS_PER_NODE", "NPROC_PER_NODE", "NUM_GPUS", "N_GPUS_PER_NODE", "NGPUS", "NUM_GPUS_PER_NODE"))
+        per_host = _variable(
+            script,
+            (
+                "GPUS_PER_NODE",
+                "NPROC_PER_NODE",
+                "NUM_GPUS",
+                "N_GPUS_PER_NODE",
+                "NGPUS",
+                "NUM_GPUS_PER_NODE",
+            ),
+        )
     hosts = hosts or _variable(script, ("NNODES", "NUM_NODES", "SLURM_NNODES", "NODES", "NUM_NODE"))
     if not hosts and per_host and not unset(" ".join(launch.launcher)):
-        hosts = 1 if any(posixpath.basename(w) in ("torchrun", "deepspeed") for w in launch.launcher) else 0
+        hosts = (
+            1
+            if any(posixpath.basename(w) in ("torchrun", "deepspeed") for w in launch.launcher)
+            else 0
+        )
     launch.hosts, launch.per_host = hosts, per_host
-    if processes and not (hosts and per_host):
-        launch.devices = processes
-    elif processes and "accelerate" in " ".join(launch.launcher) and "--" not in launch.launcher:
+    if (processes and not (hosts and per_host)) or (
+        processes and "accelerate" in " ".join(launch.launcher) and "--" not in launch.launcher
+    ):
         launch.devices = processes
 
 

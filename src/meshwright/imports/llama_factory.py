@@ -8,12 +8,15 @@ from typing import Any
 from meshwright.imports import hf
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tuning import adapters, frozen_part
 from meshwright.specs.errors import SpecError
 
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is LLaMA-Factory's."""
-    return ("model_name_or_path" in data or "model" in data) and bool({"finetuning_type", "stage"} & set(data))
+    return ("model_name_or_path" in data or "model" in data) and bool(
+        {"finetuning_type", "stage"} & set(data)
+    )
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
@@ -24,12 +27,26 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     """
     reading = Reading("LLaMA-Factory YAML", options=dict(hf.EDITS))
     options = Options(flattened(data))
-    if options.has("do_train") and not options.flag("do_train") and not options.has("per_device_train_batch_size"):
+    if (
+        options.has("do_train")
+        and not options.flag("do_train")
+        and not options.has("per_device_train_batch_size")
+    ):
         raise SpecError("do_train", False, "this configuration does not train")
     if options.has("export_dir"):
-        raise SpecError("export_dir", options.loose("export_dir"), "this configuration exports weights; it does not train")
-    if options.has("infer_backend", "chat_template") and not options.has("per_device_train_batch_size", "do_train"):
-        raise SpecError("infer_backend", options.loose("infer_backend"), "this configuration serves; it does not train")
+        raise SpecError(
+            "export_dir",
+            options.loose("export_dir"),
+            "this configuration exports weights; it does not train",
+        )
+    if options.has("infer_backend", "chat_template") and not options.has(
+        "per_device_train_batch_size", "do_train"
+    ):
+        raise SpecError(
+            "infer_backend",
+            options.loose("infer_backend"),
+            "this configuration serves; it does not train",
+        )
     kind = options.word("finetuning_type", default="lora")
     bits = options.whole("quantization_bit")
     if "cutoff_len" not in options:
@@ -38,13 +55,17 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     rank = options.whole("lora_rank", default=8) or 8
     reading = hf.fill(options, reading, given, folder)
     if kind in ("lora", "oft"):
-        reading.job["lora_rank"] = rank
+        adapters(
+            reading, rank=rank, alpha=options.number("lora_alpha", default=2.0 * rank),
+            targets=options.raw("lora_target"), bits=bits if bits in (4, 8) else 0,
+            method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"), option="lora_target",
+        )  # fmt: skip
     else:
-        reading.job.pop("lora_rank", None)
+        reading.job.pop("finetune", None)
         if kind == "freeze":
-            reading.unmodelled("finetuning_type", "only some layers train; the estimate trains all")
-    if bits:
-        reading.unmodelled("quantization_bit", f"frozen weights in {bits} bits; the estimate holds them in 16")
+            frozen_part(reading, "finetuning_type")
+    if reading.job.get("framework") == "trl":
+        reading.job["framework"] = "llama-factory"
     if "gradient_checkpointing" not in data and not options.flag("disable_gradient_checkpointing"):
         # LLaMA-Factory checkpoints every layer unless it is told not to.
         reading.layout["recompute"] = "full"

@@ -8,6 +8,7 @@ from meshwright.imports.interpolate import resolved
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tuning import adapters
 from meshwright.imports.words import unmarked
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
@@ -22,8 +23,19 @@ EDITS = {
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is llm-foundry's."""
     inner = data.get("parameters") if isinstance(data.get("parameters"), dict) else data
-    return isinstance(inner, dict) and "model" in inner and bool(
-        {"train_loader", "global_train_batch_size", "device_train_microbatch_size", "max_seq_len", "eval_loader"} & set(inner)
+    return (
+        isinstance(inner, dict)
+        and "model" in inner
+        and bool(
+            {
+                "train_loader",
+                "global_train_batch_size",
+                "device_train_microbatch_size",
+                "max_seq_len",
+                "eval_loader",
+            }
+            & set(inner)
+        )
     )
 
 
@@ -36,7 +48,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     inner = data.get("parameters") if isinstance(data.get("parameters"), dict) else data
     assert isinstance(inner, dict)
     if "train_loader" not in inner and "global_train_batch_size" not in inner:
-        raise SpecError("train_loader", None, "no training data or batch: this configuration does not train")
+        raise SpecError(
+            "train_loader", None, "no training data or batch: this configuration does not train"
+        )
     options = Options(flattened(resolved(inner, dict(given.variables))))
     reading = Reading("llm-foundry YAML", options=dict(EDITS))
     compute = data.get("compute")
@@ -45,14 +59,16 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading.seq_len = options.whole("max_seq_len")
     reading.model = given.model or _model(options, reading)
     if reading.model is None:
-        reading.model_name = unmarked(options.loose("model.pretrained_model_name_or_path", "tokenizer.name"))
+        reading.model_name = unmarked(
+            options.loose("model.pretrained_model_name_or_path", "tokenizer.name")
+        )
     reading.global_batch = options.whole("global_train_batch_size")
     reading.accumulation = 1
     micro = options.raw("device_train_microbatch_size", "device_train_grad_accum")
     if isinstance(micro, (int, float)):
         reading.micro_batch = max(1, int(micro))
     else:
-        reading.guess("--micro-batch", "the micro-batch is \"auto\"; 1 is taken")
+        reading.guess("--micro-batch", 'the micro-batch is "auto"; 1 is taken')
         reading.micro_batch = 1
     _sharding(options, reading)
     _job(options, reading)
@@ -113,7 +129,9 @@ def _sharding(options: Options, reading: Reading) -> None:
     if there and not strategy:
         strategy = "FULL_SHARD"
     if strategy and strategy not in STRATEGY_ZERO:
-        raise SpecError("fsdp_config.sharding_strategy", strategy, f"one of {', '.join(STRATEGY_ZERO)}")
+        raise SpecError(
+            "fsdp_config.sharding_strategy", strategy, f"one of {', '.join(STRATEGY_ZERO)}"
+        )
     reading.layout = {
         "zero": STRATEGY_ZERO.get(strategy, 0),
         "recompute": "full" if options.flag("fsdp_config.activation_checkpointing") else "none",
@@ -135,16 +153,19 @@ def _job(options: Options, reading: Reading) -> None:
     if "fp8" in precision:
         recipe = RECIPES["fp8"]
     elif "bf16" in precision:
-        recipe = RECIPES["bf16"].but(gradient_bytes=4, gradient_reduce_bytes=4 if mixed == "default" else 2)
+        recipe = RECIPES["bf16"].but(
+            gradient_bytes=4, gradient_reduce_bytes=4 if mixed == "default" else 2
+        )
     elif "fp16" in precision:
         recipe = RECIPES["fp16"]
     else:
         recipe = RECIPES["fp32"]
     name = options.text("optimizer.name", default="decoupled_adamw")
     reading.job |= {
-        "framework": "fsdp", "precision": recipe.model_dump(),
+        "framework": "llm-foundry", "precision": recipe.model_dump(),
         "optimizer": optimizer_named(name, "optimizer.name").model_dump(),
     }  # fmt: skip
     if options.has("model.peft_config.r", "model.peft_config.peft_type"):
-        reading.job["lora_rank"] = options.whole("model.peft_config.r", default=16)
+        adapters(reading, rank=options.whole("model.peft_config.r", default=16), alpha=options.number("model.peft_config.lora_alpha"),
+                 targets=options.raw("model.peft_config.target_modules"), option="model.peft_config.target_modules")  # fmt: skip
     options.read |= {n for n in options.values if n.startswith(("optimizer.", "model.peft_config"))}

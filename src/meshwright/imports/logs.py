@@ -18,7 +18,16 @@ def read(text: str, given: Given) -> Reading | None:
     logged = log_flags(text)
     if logged is not None:
         flags, world = logged
-        reading = megatron.read(Options(dict(flags), "--"), given, "Megatron-LM log")
+        hybrid = bool(flags.get("is-hybrid-model") or flags.get("hybrid-layer-pattern"))
+        # A log prints every argument with its default: only some of them are anybody's choice.
+        chosen = {
+            k: v
+            for k, v in flags.items()
+            if hybrid or not k.startswith(("mamba-", "linear-", "hybrid-", "dsa-"))
+        }
+        options = Options(chosen, "--")
+        options.read |= set(chosen) - {"mtp-num-layers"}
+        reading = megatron.read(options, given, "Megatron-LM log")
         reading.devices = world
         return reading
     if "Running with configs:" in text:
@@ -42,7 +51,9 @@ def from_torchtitan(found: tuple[str, object, object], title: str) -> Reading:
     return whole(title, job, layout, preset)
 
 
-def whole(title: str, job: object, layout: object, preset: str = "", model: object = None) -> Reading:
+def whole(
+    title: str, job: object, layout: object, preset: str = "", model: object = None
+) -> Reading:
     """A reading of a complete job and layout."""
     from meshwright.specs.job import Job
     from meshwright.specs.layout import Layout

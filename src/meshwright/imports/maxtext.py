@@ -22,7 +22,13 @@ EDITS = {
     "tp": "ici_tensor_parallelism", "micro_batch": "per_device_batch_size", "recompute": "remat_policy",
     "cp": "ici_context_parallelism", "ep": "ici_expert_parallelism",
 }  # fmt: skip
-_MARKS = ("per_device_batch_size", "ici_fsdp_parallelism", "remat_policy", "base_emb_dim", "dcn_data_parallelism")
+_MARKS = (
+    "per_device_batch_size",
+    "ici_fsdp_parallelism",
+    "remat_policy",
+    "base_emb_dim",
+    "dcn_data_parallelism",
+)
 _AXES = {
     "data": "replicate", "fsdp": "shard", "fsdp_transpose": "shard", "tensor": "tp", "tensor_sequence": "tp",
     "tensor_transpose": "tp", "sequence": "cp", "context": "cp", "context_usp_ulysses": "cp", "pipeline": "pp",
@@ -81,7 +87,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if named and named != "default":
         reading.model_name = named
         if model_named(named) is None and reading.model is None and folder is not None:
-            path = beside(folder, f"models/{named}.yml") or beside(folder, f"configs/models/{named}.yml")
+            path = beside(folder, f"models/{named}.yml") or beside(
+                folder, f"configs/models/{named}.yml"
+            )
             if path is not None:
                 reading.model = _model(Options({**read_table(path), **data}), reading)
     elif reading.model is None:
@@ -96,7 +104,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     micro = each * spread
     reading.micro_batch = max(1, round(micro))
     if micro < 1:
-        reading.note(f"{each:g} sequences a device share one among devices", "per_device_batch_size")
+        reading.note(
+            f"{each:g} sequences a device share one among devices", "per_device_batch_size"
+        )
     if reading.layout["pp"] > 1:
         reading.micro_batch = max(1, round(each * spread))
         stages = options.whole("num_pipeline_microbatches")
@@ -138,17 +148,25 @@ def _mesh(options: Options, reading: Reading) -> None:
     elif replicate > 1:
         reading.replicate = replicate
     if "ici:shard" in rest and "dcn:replicate" in rest:
-        reading.note("sharded inside a slice and copied between slices; one slice is taken", "ici_fsdp_parallelism")
+        reading.note(
+            "sharded inside a slice and copied between slices; one slice is taken",
+            "ici_fsdp_parallelism",
+        )
 
 
 def _model(options: Options, reading: Reading) -> Model | None:
-    layers, hidden, heads = (options.whole(n) for n in ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads"))
+    layers, hidden, heads = (
+        options.whole(n)
+        for n in ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads")
+    )
     if not (layers and hidden and heads):
         reading.model_name = reading.model_name or "MaxText's default model"
         return None
     scale = options.whole("global_parameter_scale", default=1)
     if scale > 1:
-        raise SpecError("global_parameter_scale", scale, "a scaled model is expected to be given as --model")
+        raise SpecError(
+            "global_parameter_scale", scale, "a scaled model is expected to be given as --model"
+        )
     acts = str(options.raw("mlp_activations") or ["silu", "linear"])
     experts = options.whole("num_experts", default=1)
     ffn = options.whole("base_mlp_dim", default=4 * hidden)
@@ -184,9 +202,14 @@ def _model(options: Options, reading: Reading) -> Model | None:
 
 def _job(options: Options, reading: Reading) -> None:
     policy = options.word("remat_policy", default="full")
-    reading.layout["recompute"] = "full" if policy == "full" else "none" if policy in _KEPT else "selective"
+    reading.layout["recompute"] = (
+        "full" if policy == "full" else "none" if policy in _KEPT else "selective"
+    )
     if reading.layout["recompute"] == "selective":
-        reading.unmodelled("remat_policy", f"{policy} keeps some products and recomputes the rest; selective recomputation is priced")
+        reading.unmodelled(
+            "remat_policy",
+            f"{policy} keeps some products and recomputes the rest; selective recomputation is priced",
+        )
     if "offload" in policy or any(str(value) == "offload" for value in options.values.values()):
         reading.offload.add("activations")
     if options.flag("optimizer_memory_host_offload"):
@@ -196,7 +219,13 @@ def _job(options: Options, reading: Reading) -> None:
     weights = options.word("weight_dtype", default="float32")
     quantised = options.word("quantization", default="")
     dtype = options.word("dtype", default="bfloat16")
-    recipe = RECIPES["fp32" if dtype == "float32" else "pure-bf16" if weights == "bfloat16" else "bf16-fp32-grads"]
+    recipe = RECIPES[
+        "fp32"
+        if dtype == "float32"
+        else "pure-bf16"
+        if weights == "bfloat16"
+        else "bf16-fp32-grads"
+    ]
     if "fp8" in quantised or "int8" in quantised:
         recipe = RECIPES["fp8"]
         if "int8" in quantised:

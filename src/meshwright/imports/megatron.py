@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.exports.canonical import DEFAULT_ORDER
-from meshwright.exports.megatron import SHARDING, TP_PP_DP_ORDER, read_layout_string
+from meshwright.exports.canonical import DEFAULT_ORDER, TP_PP_DP_ORDER
+from meshwright.exports.megatron import SHARDING, read_layout_string
 from meshwright.imports.megatron_shape import read_shape
-from meshwright.imports.options import Options
+from meshwright.imports.options import Missing, Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES, PrecisionRecipe
 from meshwright.specs.model import Model
 
-_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "fp8": 1, "uint8": 1}
+_BYTES = {
+    "fp32": 4,
+    "float32": 4,
+    "bf16": 2,
+    "bfloat16": 2,
+    "fp16": 2,
+    "float16": 2,
+    "fp8": 1,
+    "uint8": 1,
+}
 _OLD = ("checkpoint-activations", "activations-checkpoint-method", "activations-checkpoint-granularity",
         "checkpoint-num-layers", "deepspeed-activation-checkpointing")  # fmt: skip
 EDITS = {
@@ -44,7 +53,7 @@ def read(
     reading = Reading(title, options=dict(EDITS))
     reading.model = given.model or read_shape(options, reading, dialect=dialect)
     if given.model is not None:
-        _skip_shape(options)
+        _skip_shape(options, reading, given.model)
     fields = reading.layout
     fields |= _degrees(options, reading, reading.model)
     fields |= _stages(options, reading.model, fields["pp"])
@@ -53,7 +62,9 @@ def read(
     reading.micro_batch = options.whole("micro-batch-size", "batch-size")
     reading.global_batch = options.whole("global-batch-size")
     reading.accumulation = 1 if not reading.global_batch else 0
-    reading.seq_len = options.whole("seq-length", "max-seq-length", "max-length", "encoder-seq-length")
+    reading.seq_len = options.whole(
+        "seq-length", "max-seq-length", "max-length", "encoder-seq-length"
+    )
     reading.job = _job(options, reading, dialect, fields["zero"])
     _budget(options, reading)
     tables = ["megatron", "common"] + (["deepspeed_flags"] if dialect != "megatron" else ["forks"])
@@ -61,12 +72,25 @@ def read(
     return reading
 
 
-def _skip_shape(options: Options) -> None:
-    """Flags of the shape count as read where the user says which model it is."""
+def _skip_shape(options: Options, reading: Reading, model: Model) -> None:
+    """Flags of the shape count as read, and are checked, where the user says which model it is."""
+    whole = (
+        options.has("num-layers")
+        and options.has("hidden-size")
+        and options.has("num-attention-heads")
+    )
     try:
-        read_shape(options, Reading(""), dialect="megatron")
-    except SpecError:
+        found = read_shape(options, Reading(""), dialect="megatron", refuse=False)
+        if (found.layers, found.hidden) != (model.layers, model.hidden):
+            reading.note(
+                f"the file describes {found.layers} layers of width {found.hidden}; --model says "
+                f"{model.layers} of {model.hidden}",
+            )  # fmt: skip
+    except Missing:
         pass
+    except SpecError:
+        if whole:
+            raise
 
 
 def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]:
@@ -82,14 +106,22 @@ def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]
     kind = options.word("cp-comm-type", default="p2p" if cp > 1 else "")
     if cp > 1 and kind not in ("p2p", "all_gather", "allgather"):
         reading.unmodelled("--cp-comm-type", f"{kind} is priced as an all-gather")
-    ep = options.whole("expert-model-parallel-size", "moe-expert-parallel-size", "ep-world-size", default=1, least=1)
+    ep = options.whole(
+        "expert-model-parallel-size",
+        "moe-expert-parallel-size",
+        "ep-world-size",
+        default=1,
+        least=1,
+    )
     return {
         "tp": tp,
         "pp": options.whole("pipeline-model-parallel-size", default=1, least=1),
         "cp": cp,
         "cp_method": "ring" if kind == "p2p" else "all-gather",
         "ep": ep if model.experts else 1,
-        "etp": options.whole("expert-tensor-parallel-size", default=tp if model.experts else 1, least=1),
+        "etp": options.whole(
+            "expert-tensor-parallel-size", default=tp if model.experts else 1, least=1
+        ),
         "sequence_parallel": options.flag("sequence-parallel"),
         "rank_order": TP_PP_DP_ORDER if options.flag("use-tp-pp-dp-mapping") else DEFAULT_ORDER,
     }
@@ -107,8 +139,12 @@ def _stages(options: Options, model: Model, pp: int) -> dict[str, Any]:
 def _split(options: Options, model: Model, pp: int) -> tuple[int, tuple[int, ...] | None]:
     text = options.text("pipeline-model-parallel-layout")
     per_stage = options.whole("num-layers-per-virtual-pipeline-stage")
-    stages = options.whole("num-virtual-stages-per-pipeline-rank", "virtual-pipeline-model-parallel-size")
-    ends = sum(options.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss"))
+    stages = options.whole(
+        "num-virtual-stages-per-pipeline-rank", "virtual-pipeline-model-parallel-size"
+    )
+    ends = sum(
+        options.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")
+    )
     first = options.whole("decoder-first-pipeline-num-layers")
     last = options.whole("decoder-last-pipeline-num-layers")
     if text:
@@ -164,21 +200,27 @@ def _sharding(
             _offloads(table, reading)
         if options.flag("cpu-optimizer"):
             reading.offload.add("optimizer")
-        options.raw("remote-device", "no-pipeline-parallel", "deepspeed", "deepspeed-config", "zero-stage")
+        options.raw(
+            "remote-device", "no-pipeline-parallel", "deepspeed", "deepspeed-config", "zero-stage"
+        )
         options.flag("use-torch-adam", "cpu-torch-adam")
         if zero > 3:
             raise SpecError("--zero-stage", zero, "a stage from 0 to 3 is expected")
     if fsdp:
         stages = {word: stage for stage, word in SHARDING.items()} | {"no_shard": 0}
-        strategy = strategy or "no_shard"
+        strategy = strategy or "optim_grads_params"
         if strategy not in stages:
-            raise SpecError("--data-parallel-sharding-strategy", strategy, f"one of {', '.join(stages)}")
+            raise SpecError(
+                "--data-parallel-sharding-strategy", strategy, f"one of {', '.join(stages)}"
+            )
         zero = stages[strategy]
-        reading.job["framework"] = "megatron"
+        reading.job["framework"] = "megatron-fsdp"
     elif torch_fsdp:
         zero = 2 if keep else 3
     elif strategy:
-        reading.note(f"{strategy} has no effect without Megatron-FSDP", "--data-parallel-sharding-strategy")
+        reading.note(
+            f"{strategy} has no effect without Megatron-FSDP", "--data-parallel-sharding-strategy"
+        )
     return {"zero": zero}
 
 
@@ -196,10 +238,15 @@ def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, An
     granularity = options.word("recompute-granularity", "activations-checkpoint-granularity")
     method = options.word("recompute-method", "activations-checkpoint-method", "checkpoint-method")
     layers = options.whole(
-        "recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers", default=1
+        "recompute-num-layers",
+        "activations-checkpoint-num-layers",
+        "checkpoint-num-layers",
+        default=1,
     )
     modules = options.text("recompute-modules").replace(",", " ").split()
-    old = options.flag(*_OLD[:1]) or options.flag("deepspeed-activation-checkpointing", "recompute-activations-full")
+    old = options.flag(*_OLD[:1]) or options.flag(
+        "deepspeed-activation-checkpointing", "recompute-activations-full"
+    )
     old |= options.flag("moe-layer-recompute") and False
     if options.flag("recompute-activations") and not granularity:
         granularity = "selective"
@@ -233,38 +280,50 @@ def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, An
 def _job(options: Options, reading: Reading, dialect: str, zero: int) -> dict[str, Any]:
     precision = _precision(options, reading, dialect, zero)
     name = options.word("optimizer", default="adam")
-    optimizer = optimizer_named(name, "--optimizer", momentum=options.number("sgd-momentum", default=0.9))
+    optimizer = optimizer_named(
+        name, "--optimizer", momentum=options.number("sgd-momentum", default=0.9)
+    )
     aware = options.flag("use-precision-aware-optimizer")
     if aware or options.has("exp-avg-dtype", "exp-avg-sq-dtype"):
-        moments = sum(
-            _width(options, field) for field in ("exp-avg-dtype", "exp-avg-sq-dtype")
-        )
+        moments = sum(_width(options, field) for field in ("exp-avg-dtype", "exp-avg-sq-dtype"))
         optimizer = optimizer.but(state_bytes=float(moments))
     if options.flag("optimizer-cpu-offload"):
         fraction = options.number("optimizer-offload-fraction", default=1.0)
         reading.offload.add("optimizer")
         if fraction < 1:
-            reading.unmodelled("--optimizer-offload-fraction", f"only {fraction:g} of the optimizer is offloaded")
-    if options.flag("cpu-offloading", "fine-grained-activation-offloading") or options.whole("cpu-offloading-num-layers"):
+            reading.unmodelled(
+                "--optimizer-offload-fraction", f"only {fraction:g} of the optimizer is offloaded"
+            )
+    if options.flag("cpu-offloading", "fine-grained-activation-offloading") or options.whole(
+        "cpu-offloading-num-layers"
+    ):
         reading.offload.add("activations")
     attention = options.number("attention-dropout", default=0.1)
     hidden = options.number("hidden-dropout", default=0.1)
     for field in ("attention-dropout", "hidden-dropout"):
         if field not in options:
-            reading.note("is Megatron-LM's default, 0.1, since the file does not set it", f"--{field}")
+            reading.note(
+                "is Megatron-LM's default, 0.1, since the file does not set it", f"--{field}"
+            )
     if attention:
-        reading.unmodelled("--attention-dropout", f"{attention:g} on attention weights has no term of its own")
+        reading.unmodelled(
+            "--attention-dropout", f"{attention:g} on attention weights has no term of its own"
+        )
     found: dict[str, Any] = {
         "precision": precision.model_dump(),
         "optimizer": optimizer.model_dump(),
         "attention_kernel": _attention(options, dialect),
-        "framework": "megatron" if dialect == "megatron" else "megatron-deepspeed",
+        "framework": reading.job.get(
+            "framework", "megatron" if dialect == "megatron" else "megatron-deepspeed"
+        ),
         "dropout": hidden,
         "document_masking": options.flag("reset-attention-mask")
         or options.flag("dataloader-inter-document-masking"),
     }
     if options.flag("reset-position-ids", "eod-mask-loss") and not found["document_masking"]:
-        reading.note("positions or loss restart at documents, attention does not", "--reset-position-ids")
+        reading.note(
+            "positions or loss restart at documents, attention does not", "--reset-position-ids"
+        )
     return reading.job | found
 
 
@@ -323,7 +382,9 @@ def _attention(options: Options, dialect: str) -> str:
 def _budget(options: Options, reading: Reading) -> None:
     ramp = options.loose("rampup-batch-size", "step-batch-size-schedule")
     if ramp:
-        reading.note(f"the batch grows ({ramp[:40]}); it is priced at its full size", "--rampup-batch-size")
+        reading.note(
+            f"the batch grows ({ramp[:40]}); it is priced at its full size", "--rampup-batch-size"
+        )
     try:
         steps = options.number("train-iters")
         samples = options.number("train-samples")

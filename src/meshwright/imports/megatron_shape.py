@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -21,22 +22,29 @@ _HYBRID = (
     "hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model", "hybrid-attention-ratio",
     "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json",
 )  # fmt: skip
-_SCRATCH = ("mamba-state-dim", "mamba-num-heads", "linear-attention-freq", "experimental-attention-variant")
+_SCRATCH = (
+    "mamba-state-dim",
+    "mamba-num-heads",
+    "linear-attention-freq",
+    "experimental-attention-variant",
+)
 
 
-def read_shape(options: Options, reading: Reading, *, dialect: str, required: bool = True) -> Model | None:
-    """Return the architecture; None where the flags describe none and none is required.
+def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool = True) -> Model:
+    """Return the architecture.
 
     Args:
+        refuse: models that are no decoder-only transformer; else their flags only count as read.
         dialect: `megatron`, `megatron-deepspeed` or `bloom`: their defaults differ.
 
     Raises:
         SpecError: a needed flag is missing or impossible, or the model is no decoder-only
             transformer.
     """
-    _refuse(options)
-    if not options.has("num-layers") and not required:
-        return None
+    if refuse:
+        _refuse(options)
+    else:
+        options.raw(*_HYBRID, *_SCRATCH)
     layers, hidden = _needed(options, "num-layers"), _needed(options, "hidden-size")
     heads = _needed(options, "num-attention-heads")
     if not 1 <= layers <= 10_000:
@@ -101,7 +109,12 @@ def _refuse(options: Options) -> None:
                 f"--{name}", options.loose(name), "linear or state-space attention is not modelled: "
                 "meshwright plans softmax attention",
             )  # fmt: skip
-    for name in ("encoder-num-layers", "encoder-seq-length", "decoder-num-layers", "bert-no-binary-head"):
+    for name in (
+        "encoder-num-layers",
+        "encoder-seq-length",
+        "decoder-num-layers",
+        "bert-no-binary-head",
+    ):
         if options.has(name) and not options.has("num-layers"):
             raise SpecError(
                 f"--{name}", options.loose(name), "an encoder or encoder-decoder model is not "
@@ -188,10 +201,13 @@ def _window(options: Options, reading: Reading) -> dict[str, int]:
     else:
         kinds = [int(digit) for digit in re.findall(r"[01]", skip)]
         globals_at = [index for index, kind in enumerate(kinds) if not kind]
-        gaps = {b - a for a, b in zip(globals_at, globals_at[1:], strict=False)}
+        gaps = {b - a for a, b in itertools.pairwise(globals_at)}
         period = gaps.pop() if len(gaps) == 1 else 1
         if gaps:
-            reading.unmodelled("--window-attn-skip-freq", "an irregular pattern of windows; every layer is priced with the window")
+            reading.unmodelled(
+                "--window-attn-skip-freq",
+                "an irregular pattern of windows; every layer is priced with the window",
+            )
     return {"window": width, "window_period": max(period, 1)}
 
 
@@ -202,7 +218,9 @@ def _vocabulary(options: Options, reading: Reading) -> int:
         if found:
             return found
     extra = options.whole("extra-vocab-size", "vocab-extra-ids")
-    tokenizer = options.word("tokenizer-type", default="gpt2bpetokenizer" if "merge-file" in options else "")
+    tokenizer = options.word(
+        "tokenizer-type", default="gpt2bpetokenizer" if "merge-file" in options else ""
+    )
     if tokenizer in _TOKENIZERS:
         return _TOKENIZERS[tokenizer] + extra
     named = options.loose("tokenizer-model", "tokenizer-name-or-path", "hf-tokenizer-path", "patch-tokenizer-type",
@@ -220,7 +238,12 @@ def _experts(
     said = options.raw("num-experts", "moe-num-experts")
     if said is None:
         return None
-    counts = [int(one) for one in re.findall(r"\d+", " ".join(map(str, said if isinstance(said, list) else [said])))]
+    counts = [
+        int(one)
+        for one in re.findall(
+            r"\d+", " ".join(map(str, said if isinstance(said, list) else [said]))
+        )
+    ]
     if not counts or max(counts) <= 1:
         return None
     if len(set(counts)) > 1:
@@ -242,7 +265,7 @@ def _experts(
     if dialect != "megatron":
         interval = options.whole("expert-interval", default=2, least=1)
         return fields | {"dense_layers": interval - 1, "period": interval}
-    kinds = read_pattern(options.text("moe-layer-freq", default="1"), layers)
+    kinds = read_pattern(options.text("moe-layer-freq", default="1").strip().strip("\"'"), layers)
     dense = kinds.index(1) if 1 in kinds else len(kinds)
     later = [index for index, kind in enumerate(kinds) if kind]
     period = later[1] - later[0] if len(later) > 1 else 1

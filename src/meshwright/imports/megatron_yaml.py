@@ -45,7 +45,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         for name, value in arguments.items()
         if value is not False
     }
-    missing = sorted({name for value in flags.values() if isinstance(value, str) for name in unset(value)})
+    missing = sorted(
+        {name for value in flags.values() if isinstance(value, str) for name in unset(value)}
+    )
     reading = megatron.read(Options(flags, "--"), given, "Megatron-LM YAML")
     if missing:
         reading.note(f"left to the environment: {', '.join(missing[:6])} (--set gives them)")

@@ -46,9 +46,15 @@ def _spellings(short: str) -> list[str]:
             break
         current = shorter
         found.append(current)
-    found += [re.sub(r"^(meta|nvidia|unsloth|google|microsoft)[-_]", "", one, flags=re.I) for one in found]
+    found += [
+        re.sub(r"^(meta|nvidia|unsloth|google|microsoft)[-_]", "", one, flags=re.I) for one in found
+    ]
     # A file or folder of that name is never what a configuration means.
-    return [one for one in dict.fromkeys(found) if not one.lower().endswith((".json", ".yaml", ".toml", ".yml"))]
+    return [
+        one
+        for one in dict.fromkeys(found)
+        if not one.lower().endswith((".json", ".yaml", ".toml", ".yml"))
+    ]
 
 
 def guess_model(name: str) -> Model | None:
@@ -58,6 +64,8 @@ def guess_model(name: str) -> Model | None:
     if size is None or _EXPERTS.search(short):
         return None
     try:
-        return typical_model(parse_count(size.group(1).replace("_", ".") + size.group(2).upper(), "--model"))
+        return typical_model(
+            parse_count(size.group(1).replace("_", ".") + size.group(2).upper(), "--model")
+        )
     except SpecError:
         return None

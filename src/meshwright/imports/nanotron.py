@@ -60,11 +60,15 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         "zero": options.whole("optimizer.zero_stage"),
     }  # fmt: skip
     reading.micro_batch = options.whole("tokens.micro_batch_size", default=1, least=1)
-    reading.accumulation = options.whole("tokens.batch_accumulation_per_replica", default=1, least=1)
+    reading.accumulation = options.whole(
+        "tokens.batch_accumulation_per_replica", default=1, least=1
+    )
     reading.seq_len = options.whole("tokens.sequence_length")
     wide = options.flag("optimizer.accumulate_grad_in_fp32", default=True)
     dtype = options.word("model.dtype", default="bfloat16")
-    recipe = RECIPES["fp32" if dtype in ("float32", "fp32") else "bf16-fp32-grads" if wide else "bf16"]
+    recipe = RECIPES[
+        "fp32" if dtype in ("float32", "fp32") else "bf16-fp32-grads" if wide else "bf16"
+    ]
     name = options.text("optimizer.optimizer_factory.name", default="adamW")
     steps = options.whole("tokens.train_steps")
     batch = reading.dp * reading.micro_batch * reading.accumulation
@@ -87,9 +91,20 @@ def _model(options: Options, reading: Reading) -> Model:
     if options.flag(f"{get}is_mamba_config") or options.has(f"{get}ssm_cfg", f"{get}d_model"):
         raise SpecError("model.model_config", "mamba", "a state-space model is not modelled: meshwright "
                         "plans decoder-only transformers")  # fmt: skip
-    hidden, heads = options.values.get(f"{get}hidden_size"), options.values.get(f"{get}num_attention_heads")
-    if isinstance(hidden, int) and isinstance(heads, int) and heads and hidden % heads and not options.has(f"{get}head_dim"):
-        raise SpecError("num_attention_heads", heads, f"a divisor of hidden_size = {hidden} is expected")
+    hidden, heads = (
+        options.values.get(f"{get}hidden_size"),
+        options.values.get(f"{get}num_attention_heads"),
+    )
+    if (
+        isinstance(hidden, int)
+        and isinstance(heads, int)
+        and heads
+        and hidden % heads
+        and not options.has(f"{get}head_dim")
+    ):
+        raise SpecError(
+            "num_attention_heads", heads, f"a divisor of hidden_size = {hidden} is expected"
+        )
     bias = options.flag(f"{get}attention_bias")
     fixed: dict[str, Any] = {
         "tied_embeddings": options.flag(f"{get}tie_word_embeddings"),
@@ -103,7 +118,11 @@ def _model(options: Options, reading: Reading) -> Model:
         fixed |= {"gated": False, "norm": "layernorm", "norm_bias": True}
     ffn = options.whole(f"{get}intermediate_size")
     for places in ("moe_config.", ""):
-        experts = options.whole(f"{get}{places}num_experts", f"{get}{places}moe_num_experts", f"{get}{places}num_local_experts")
+        experts = options.whole(
+            f"{get}{places}num_experts",
+            f"{get}{places}moe_num_experts",
+            f"{get}{places}num_local_experts",
+        )
         if experts > 1:
             fixed["experts"] = _experts(options, f"{get}{places}", experts, ffn)
             break
@@ -113,11 +132,17 @@ def _model(options: Options, reading: Reading) -> Model:
 
 
 def _experts(options: Options, get: str, experts: int, ffn: int) -> dict[str, Any]:
-    width = options.whole(f"{get}moe_intermediate_size", f"{get}expert_intermediate_size", default=ffn)
+    width = options.whole(
+        f"{get}moe_intermediate_size", f"{get}expert_intermediate_size", default=ffn
+    )
     shared = options.flag(f"{get}enable_shared_expert")
     return {
         "experts": experts,
-        "top_k": options.whole(f"{get}top_k", f"{get}num_experts_per_tok", f"{get}num_experts_per_token", default=2),
+        "top_k": options.whole(
+            f"{get}top_k", f"{get}num_experts_per_tok", f"{get}num_experts_per_token", default=2
+        ),
         "ffn": width,
-        "shared_ffn": options.whole(f"{get}shared_expert_intermediate_size", default=width) if shared else 0,
+        "shared_ffn": options.whole(f"{get}shared_expert_intermediate_size", default=width)
+        if shared
+        else 0,
     }

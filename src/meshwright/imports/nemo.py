@@ -14,6 +14,7 @@ from meshwright.imports.options import Options, flattened
 from meshwright.imports.pyfile import Made, Module, call_function, functions
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import RECIPES
 
@@ -34,7 +35,11 @@ _GATED = ("swiglu", "fast-swiglu", "geglu", "fast-geglu", "reglu", "fast-reglu",
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is of NeMo's first generation."""
     model = data.get("model")
-    return isinstance(model, dict) and "tensor_model_parallel_size" in model and ("trainer" in data or "exp_manager" in data)
+    return (
+        isinstance(model, dict)
+        and "tensor_model_parallel_size" in model
+        and ("trainer" in data or "exp_manager" in data)
+    )
 
 
 def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
@@ -45,8 +50,16 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     """
     data = resolved(merged(data, words_to_table(overrides)), dict(given.variables))
     model = data["model"]
-    if isinstance(model.get("hyena"), dict) or "mamba" in str(model.get("spec_name", "")) or "hyena" in model:
-        raise SpecError("model", "hyena or mamba", "not modelled: meshwright plans softmax-attention transformers")
+    if (
+        isinstance(model.get("hyena"), dict)
+        or "mamba" in str(model.get("spec_name", ""))
+        or "hyena" in model
+    ):
+        raise SpecError(
+            "model",
+            "hyena or mamba",
+            "not modelled: meshwright plans softmax-attention transformers",
+        )
     flags: dict[str, Any] = {}
     for key, value in model.items():
         if isinstance(value, (dict, list)) or value is None or value is False:
@@ -68,11 +81,20 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
         flags["fp8"] = "hybrid"
     optim = model.get("optim") if isinstance(model.get("optim"), dict) else {}
     name = str((optim or {}).get("name", "distributed_fused_adam"))
-    flags["use-distributed-optimizer"] = "distributed" in name or bool(model.get("use_distributed_optimizer"))
+    flags["use-distributed-optimizer"] = "distributed" in name or bool(
+        model.get("use_distributed_optimizer")
+    )
     flags["optimizer"] = optimizer_named(name, "model.optim.name").name.replace("adamw", "adam")
     flags.setdefault("attention-dropout", 0.1)
     options = Options(flags)
-    options.read |= {"params-fp32", "activation", "bias", "precision", "share-embeddings-and-output-weights", "optim"}
+    options.read |= {
+        "params-fp32",
+        "activation",
+        "bias",
+        "precision",
+        "share-embeddings-and-output-weights",
+        "optim",
+    }
     reading = megatron.read(options, given, "NeMo YAML")
     reading.options = dict(EDITS)
     devices, hosts = (trainer or {}).get("devices"), (trainer or {}).get("num_nodes")
@@ -88,20 +110,34 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     Raises:
         SpecError: no recipe with that name, or it cannot be followed.
     """
-    known = {node.name: node for node in functions(module) if re.search(r"recipe|pretrain|finetune", node.name)}
-    chosen = given.config or ("pretrain_recipe" if "pretrain_recipe" in known else next(iter(known), ""))
+    known = {
+        node.name: node
+        for node in functions(module)
+        if re.search(r"recipe|pretrain|finetune", node.name)
+    }
+    chosen = given.config or (
+        "pretrain_recipe" if "pretrain_recipe" in known else next(iter(known), "")
+    )
     if chosen not in known:
-        raise SpecError("--config", chosen or None, nearest(chosen, known) if known else "no recipe was found in this file")
+        raise SpecError(
+            "--config",
+            chosen or None,
+            nearest(chosen, known) if known else "no recipe was found in this file",
+        )
     made = call_function(module, known[chosen], [], {})
     assert module.run is not None
     trainer = made.fields.get("trainer") if isinstance(made, Made) else None
     if not isinstance(trainer, Made):
-        trainer = next((one for one in reversed(module.run.made) if one.name.endswith("Trainer")), None)
+        trainer = next(
+            (one for one in reversed(module.run.made) if one.name.endswith("Trainer")), None
+        )
     if trainer is None:
         raise SpecError("--config", chosen, "what this recipe returns cannot be followed")
     reading = Reading(f"NeMo 2 recipe {chosen}", options=dict(EDITS))
     if len(known) > 1 and not given.config:
-        reading.note(f"{chosen} is read; also here: {', '.join(n for n in known if n != chosen)} (--config)")
+        reading.note(
+            f"{chosen} is read; also here: {', '.join(n for n in known if n != chosen)} (--config)"
+        )
     _recipe_model(made, module, reading, given)
     strategy = trainer.fields.get("strategy")
     _strategy(strategy if isinstance(strategy, Made) else Made("none"), reading)
@@ -109,7 +145,9 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     reading.per_host = _whole(trainer.fields.get("devices"))
     data = made.fields.get("data") if isinstance(made, Made) else None
     if not isinstance(data, Made):
-        data = next((one for one in reversed(module.run.made) if "DataModule" in one.name), Made("none"))
+        data = next(
+            (one for one in reversed(module.run.made) if "DataModule" in one.name), Made("none")
+        )
     reading.seq_len = _whole(data.fields.get("seq_length"))
     reading.global_batch = _whole(data.fields.get("global_batch_size"))
     reading.micro_batch = _whole(data.fields.get("micro_batch_size"))
@@ -120,7 +158,7 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
         names = [a.arg for a in scheme.args]
         if "peft_scheme" in names or isinstance(peft, Made):
             rank = _whole(peft.fields.get("dim")) if isinstance(peft, Made) else 0
-            reading.job["lora_rank"] = rank or 32
+            adapters(reading, rank=rank or 32)
             if not rank:
                 reading.guess("peft_scheme", "adapters of rank 32, NeMo's own, are taken")
     return reading
@@ -134,10 +172,18 @@ def _recipe_model(made: Any, module: Module, reading: Reading, given: Given) -> 
     reading.model = given.model
     config = None
     for one in module.run.made if module.run is not None else []:
-        if re.search(r"Config(?:\d|$|[A-Z])", one.name) and re.search(r"\d", one.name) and "DataParallel" not in one.name:
+        if (
+            re.search(r"Config(?:\d|$|[A-Z])", one.name)
+            and re.search(r"\d", one.name)
+            and "DataParallel" not in one.name
+        ):
             config = one
     name = config.name if config is not None else ""
-    if re.search(r"mamba|nemotronh|hyena|ssm|bert|t5|vlm|clip|neva|llava", f"{name} {getattr(made, 'name', '')} {_folder(module)}", re.I):
+    if re.search(
+        r"mamba|nemotronh|hyena|ssm|bert|t5|vlm|clip|neva|llava",
+        f"{name} {getattr(made, 'name', '')} {_folder(module)}",
+        re.I,
+    ):
         raise SpecError("file", name or "recipe", "a state-space, encoder or vision model: meshwright plans "
                         "decoder-only transformers")  # fmt: skip
     bare = name.rsplit(".", 1)[-1]
@@ -157,7 +203,11 @@ def _folder(module: Module) -> str:
     import ast
 
     for node in module.tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NAME" and isinstance(node.value, ast.Constant):
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "NAME"
+            and isinstance(node.value, ast.Constant)
+        ):
             return str(node.value.value)
     return ""
 
@@ -181,7 +231,9 @@ def _strategy(strategy: Made, reading: Reading) -> None:
     reading.job |= {"_reduce_fp32": fields.get("grad_reduce_in_fp32", True) is not False}
     first, last = (_whole(get(f"num_layers_in_{end}_pipeline_stage")) for end in ("first", "last"))
     if first or last:
-        reading.unmodelled("num_layers_in_first_pipeline_stage", "an uneven split; an even one is priced")
+        reading.unmodelled(
+            "num_layers_in_first_pipeline_stage", "an uneven split; an even one is priced"
+        )
 
 
 def _recipe_precision(trainer: Made, module: Module, reading: Reading) -> None:
@@ -202,7 +254,9 @@ def _recipe_precision(trainer: Made, module: Module, reading: Reading) -> None:
 
 def is_rl(data: dict[str, Any]) -> bool:
     """Whether a table is NeMo RL's."""
-    return "policy" in data and ("cluster" in data or "grpo" in data or "sft" in data or "dpo" in data or "defaults" in data)
+    return "policy" in data and (
+        "cluster" in data or "grpo" in data or "sft" in data or "dpo" in data or "defaults" in data
+    )
 
 
 def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
@@ -221,7 +275,10 @@ def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     options = Options(flattened(resolved(data, dict(given.variables))))
     reading = Reading("NeMo RL YAML", options={"micro_batch": "policy.train_micro_batch_size"})
     reading.model, reading.model_name = given.model, options.loose("policy.model_name")
-    reading.hosts, reading.per_host = options.whole("cluster.num_nodes"), options.whole("cluster.gpus_per_node")
+    reading.hosts, reading.per_host = (
+        options.whole("cluster.num_nodes"),
+        options.whole("cluster.gpus_per_node"),
+    )
     if options.raw("policy.generation.colocated.enabled") is False:
         taken = options.whole("policy.generation.colocated.resources.num_nodes")
         if taken and reading.hosts > taken:
@@ -251,6 +308,9 @@ def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if options.flag("policy.sequence_packing.enabled"):
         reading.job["document_masking"] = True
     if options.flag("policy.dynamic_batching.enabled"):
-        reading.unmodelled("policy.dynamic_batching", "micro-batches are filled to a number of tokens; a fixed one is priced")
+        reading.unmodelled(
+            "policy.dynamic_batching",
+            "micro-batches are filled to a number of tokens; a fixed one is priced",
+        )
     options.finish(reading, "rl", "common", strict=given.strict)
     return reading

@@ -16,13 +16,22 @@ EDITS = {
     "accumulation": "gradient_accumulation_steps", "zero": "zero_optimization.stage",
     "recompute": "checkpoint_activations",
 }  # fmt: skip
-_POSITIONS = {"rotary": "rope", "alibi": "alibi", "none": "none", "learned": "learned", "sinusoidal": "none"}
+_POSITIONS = {
+    "rotary": "rope",
+    "alibi": "alibi",
+    "none": "none",
+    "learned": "learned",
+    "sinusoidal": "none",
+}
 
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is GPT-NeoX's: flat, with a shape or its parallel sizes."""
     keys = {str(key).replace("-", "_") for key in data}
-    return bool(keys & {"num_layers", "pipe_parallel_size", "model_parallel_size"}) and not {"model", "modules"} & keys
+    return (
+        bool(keys & {"num_layers", "pipe_parallel_size", "model_parallel_size"})
+        and not {"model", "modules"} & keys
+    )
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:
@@ -34,7 +43,13 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = str(key).replace("-", "_")
-        if isinstance(value, dict) and name in ("zero_optimization", "optimizer", "fp16", "bf16", "precision"):
+        if isinstance(value, dict) and name in (
+            "zero_optimization",
+            "optimizer",
+            "fp16",
+            "bf16",
+            "precision",
+        ):
             flat |= {f"{name}.{inner}": one for inner, one in value.items()}
         else:
             flat[name] = value
@@ -46,7 +61,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         "tp": options.whole("model_parallel_size", default=1) or 1,
         "pp": options.whole("pipe_parallel_size", default=1) or 1,
         "cp": options.whole("context_parallel_size", default=1) or 1,
-        "ep": options.whole("moe_expert_parallel_size", default=1) or 1 if reading.model.experts else 1,
+        "ep": options.whole("moe_expert_parallel_size", default=1) or 1
+        if reading.model.experts
+        else 1,
         "zero": min(options.whole("zero_optimization.stage"), 3),
         "sequence_parallel": options.flag("sequence_parallel"),
         "recompute": "full" if options.flag("checkpoint_activations") else "none",
@@ -72,7 +89,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
 
 
 def _model(options: Options, reading: Reading) -> Model:
-    layers, hidden, heads = (options.whole(n) for n in ("num_layers", "hidden_size", "num_attention_heads"))
+    layers, hidden, heads = (
+        options.whole(n) for n in ("num_layers", "hidden_size", "num_attention_heads")
+    )
     if not (layers and hidden and heads):
         raise SpecError("num_layers", layers or None, "GPT-NeoX needs num_layers, hidden_size and "
                         "num_attention_heads; import the folder where another file holds them, or give --model")  # fmt: skip
@@ -90,7 +109,9 @@ def _model(options: Options, reading: Reading) -> Model:
     stated = options.whole("intermediate_size") or 4 * hidden
     ffn = _width(stated, options.whole("mlp_multiple_of", default=1) or 1, gated)
     if gated and options.has("intermediate_size"):
-        reading.note(f"a gated FFN of intermediate_size {stated} is {ffn} wide", "intermediate_size")
+        reading.note(
+            f"a gated FFN of intermediate_size {stated} is {ffn} wide", "intermediate_size"
+        )
     positions = _POSITIONS.get(options.word("pos_emb", default="learned"), "learned")
     rms = norm in ("rmsnorm", "te_rmsnorm")
     bias = options.flag("use_bias_in_attn_linear", default=True)
@@ -146,7 +167,11 @@ def _job(options: Options, reading: Reading) -> None:
         recipe = RECIPES["bf16-fp32-grads" if wide else "bf16"]
     elif precision in ("fp16",) or fp16:
         recipe = RECIPES["fp16"]
-    elif not precision and "fp16" not in options and not any(n.startswith("fp16") for n in options.values):
+    elif (
+        not precision
+        and "fp16" not in options
+        and not any(n.startswith("fp16") for n in options.values)
+    ):
         recipe = RECIPES["fp16"]
         reading.guess("precision", "not set; fp16, GPT-NeoX's own, is taken")
     else:
@@ -162,7 +187,9 @@ def _job(options: Options, reading: Reading) -> None:
     }  # fmt: skip
     attention = options.number("attention_dropout", default=0.0)
     if attention:
-        reading.unmodelled("attention_dropout", f"{attention:g} on attention weights has no term of its own")
+        reading.unmodelled(
+            "attention_dropout", f"{attention:g} on attention weights has no term of its own"
+        )
     steps = options.whole("train_iters")
     batch = reading.global_batch
     if steps > 1000 and batch:

@@ -21,7 +21,12 @@ EDITS = {"micro_batch": "device_train_microbatch_size", "batch": "global_train_b
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is OLMo's."""
     model = data.get("model")
-    return isinstance(model, dict) and "d_model" in model and "n_layers" in model and "train_loader" not in data
+    return (
+        isinstance(model, dict)
+        and "d_model" in model
+        and "n_layers" in model
+        and "train_loader" not in data
+    )
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:
@@ -49,11 +54,18 @@ def read(data: dict[str, Any], given: Given) -> Reading:
                     "fine_grained": "selective"}  # fmt: skip
     reading.layout["recompute"] = whole_layers.get(again, "none")
     if again.startswith("one_in"):
-        reading.unmodelled("activation_checkpointing", f"{again}: only some layers are recomputed; all are priced so")
+        reading.unmodelled(
+            "activation_checkpointing",
+            f"{again}: only some layers are recomputed; all are priced so",
+        )
     precision = options.word("precision", default="amp_bf16")
     inner = options.word("fsdp.precision", default="pure")
-    recipe = RECIPES["fp32"] if "32" in precision else RECIPES["bf16"].but(
-        gradient_bytes=4, gradient_reduce_bytes=4 if inner == "mixed" else 2
+    recipe = (
+        RECIPES["fp32"]
+        if "32" in precision
+        else RECIPES["bf16"].but(
+            gradient_bytes=4, gradient_reduce_bytes=4 if inner == "mixed" else 2
+        )
     )
     name = options.text("optimizer.name", default="adamw")
     options.read |= {n for n in options.values if n.startswith(("fsdp.", "optimizer.", "ddp."))}
@@ -66,13 +78,19 @@ def read(data: dict[str, Any], given: Given) -> Reading:
 
 
 def _model(options: Options, reading: Reading) -> Model:
-    layers, hidden, heads = (options.whole(f"model.{n}") for n in ("n_layers", "d_model", "n_heads"))
+    layers, hidden, heads = (
+        options.whole(f"model.{n}") for n in ("n_layers", "d_model", "n_heads")
+    )
     if not (layers and hidden and heads):
         raise SpecError("model", None, "n_layers, d_model and n_heads are needed (or give --model)")
     activation = options.word("model.activation_type", default="swiglu")
     gated = activation in ("swiglu", "geglu")
-    stated = options.whole("model.mlp_hidden_size") or int(options.number("model.mlp_ratio", default=4) * hidden)
-    kv = options.whole("model.n_kv_heads") or (1 if options.flag("model.multi_query_attention") else heads)
+    stated = options.whole("model.mlp_hidden_size") or int(
+        options.number("model.mlp_ratio", default=4) * hidden
+    )
+    kv = options.whole("model.n_kv_heads") or (
+        1 if options.flag("model.multi_query_attention") else heads
+    )
     norm = options.word("model.layer_norm_type", default="default")
     affine = options.flag("model.layer_norm_with_affine", default=True)
     alibi, rope = options.flag("model.alibi"), options.flag("model.rope")
@@ -82,7 +100,9 @@ def _model(options: Options, reading: Reading) -> Model:
     dropout = options.number("model.residual_dropout", default=0.0)
     if not flash:
         reading.job["attention_kernel"] = "memory-efficient"
-        reading.note("flash_attention is off: PyTorch's own kernel is priced", "model.flash_attention")
+        reading.note(
+            "flash_attention is off: PyTorch's own kernel is priced", "model.flash_attention"
+        )
     reading.job["dropout"] = dropout
     return Model.parse(
         {
@@ -109,10 +129,9 @@ def read_script(module: Module, name: str, given: Given) -> Reading:
     Raises:
         SpecError: it builds no train module.
     """
-    returned: list[Any] = []
     for node in functions(module):
         if re.search(r"build|config", node.name) and node.name != "main":
-            returned.append(call_function(module, node, [], {}))
+            call_function(module, node, [], {})
     assert module.run is not None
     made = module.run.made
     train = _last(made, r"TrainModuleConfig$")
@@ -120,7 +139,10 @@ def read_script(module: Module, name: str, given: Given) -> Reading:
         raise SpecError("file", name, "no train module's configuration was found in this script")
     model = _last(made, r"(?:^|\.)(?:TransformerConfig|OLMo\w*Config)(?:\.\w+)?$")
     loader = _last(made, r"DataLoaderConfig$")
-    reading = Reading("OLMo-core script", options={"micro_batch": "rank_microbatch_size", "batch": "global_batch_size"})
+    reading = Reading(
+        "OLMo-core script",
+        options={"micro_batch": "rank_microbatch_size", "batch": "global_batch_size"},
+    )
     reading.model = given.model
     if model is not None:
         reading.model_name = _hub_name(model)
@@ -142,16 +164,22 @@ def _hub_name(model: Made) -> str:
     found = re.fullmatch(r"(olmo\d?|llama\d?|qwen\d?|gemma\d?|olmoe)_(\w+)", builder, re.IGNORECASE)
     if found is None or found.group(2).startswith("like"):
         return "" if any(isinstance(v, int) for v in model.fields.values()) else builder
-    return f"{found.group(1)}-{found.group(2)}".replace("_", "-").replace("olmo3-190M", "olmo3-190m")
+    return f"{found.group(1)}-{found.group(2)}".replace("_", "-").replace(
+        "olmo3-190M", "olmo3-190m"
+    )
 
 
 def _transformer(model: Made, reading: Reading) -> Model | None:
-    options = Options({k: v for k, v in model.fields.items() if not isinstance(v, (Made, Unknown, dict))})
+    options = Options(
+        {k: v for k, v in model.fields.items() if not isinstance(v, (Made, Unknown, dict))}
+    )
     hidden, layers, heads = (options.whole(n) for n in ("d_model", "n_layers", "n_heads"))
     if not (hidden and layers and heads):
         return None
     experts = options.whole("num_experts", "n_experts")
-    width = options.whole("hidden_size", "feed_forward_hidden_size", default=int(8 * hidden / 3) // 256 * 256)
+    width = options.whole(
+        "hidden_size", "feed_forward_hidden_size", default=int(8 * hidden / 3) // 256 * 256
+    )
     return Model.parse(
         {
             "name": "imported", "layers": layers, "hidden": hidden, "heads": heads,
@@ -166,10 +194,16 @@ def _transformer(model: Made, reading: Reading) -> Model | None:
 
 
 def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1 else 0
+    return (
+        int(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1
+        else 0
+    )
 
 
-def _lengths(reading: Reading, made: list[Made], train: Made, loader: Made | None, name: str) -> None:
+def _lengths(
+    reading: Reading, made: list[Made], train: Made, loader: Made | None, name: str
+) -> None:
     data = [one for one in made if "Dataset" in one.name or "TokenizerConfig" not in one.name]
     for one in [train, *data]:
         for key in ("max_sequence_length", "sequence_length", "max_target_sequence_length"):

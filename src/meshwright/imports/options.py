@@ -110,7 +110,9 @@ class Options:
         value = self.raw(*names)
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", "")):
+        if value is None or (
+            isinstance(value, str) and value.strip().lower() in ("none", "null", "")
+        ):
             return default
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return value
@@ -167,10 +169,27 @@ class Options:
                 reading.remarks.append(Remark("unmodelled", option, effect))
                 continue
             if strict:
-                raise SpecError(option, value, "this option is not known (--strict refuses it)")
+                raise SpecError(
+                    option, value, f"this option is not known{_alike(name)} (--strict refuses it)"
+                )
+            near = _alike(name) if "megatron" in tables else ""
             short = shown(str(value))[:60] if not isinstance(value, (dict, list)) or value else ""
-            text = f"{short} is not understood; it is left out" if short else "not understood; it is left out"
+            text = (
+                f"{short} is not understood; it is left out{near}"
+                if short
+                else f"it is left out{near}"
+            )
             reading.remarks.append(Remark("unread", option, text))
+
+
+def _alike(name: str) -> str:
+    """Megatron-LM's flag of nearly that name, as a question."""
+    from difflib import get_close_matches
+
+    from meshwright.exports.megatron_read import known_flags
+
+    found = get_close_matches(name, known_flags(), 1, 0.85)
+    return f"; did you mean --{found[0]}?" if found and found[0] != name else ""
 
 
 class Missing(SpecError):
@@ -180,7 +199,7 @@ class Missing(SpecError):
         self.missing = name
         plain = name.lstrip("$")
         if name.isdigit():
-            remedy = f"the script takes it as its argument {name}: --args \"…\" gives all of them"
+            remedy = f'the script takes it as its argument {name}: --args "…" gives all of them'
         elif name.startswith("$"):
             remedy = "this depends on the machine; give the option's value with --set"
         else:
@@ -189,7 +208,9 @@ class Missing(SpecError):
 
 
 def _off(name: str, value: Any) -> bool:
-    return value is False or value in ({}, []) and not name.startswith("-") and isinstance(value, dict)
+    return value is False or (
+        value in ({}, []) and not name.startswith("-") and isinstance(value, dict)
+    )
 
 
 @cache

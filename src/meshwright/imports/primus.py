@@ -29,7 +29,14 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         SpecError: no trainer, or a value that cannot be.
     """
     data = resolved(data, dict(given.variables))
-    module = next((part for part in data["modules"].values() if isinstance(part, dict) and "framework" in part), None)
+    module = next(
+        (
+            part
+            for part in data["modules"].values()
+            if isinstance(part, dict) and "framework" in part
+        ),
+        None,
+    )
     if module is None:
         raise SpecError("modules", None, "no module with a framework was found")
     framework = str(module["framework"])
@@ -41,11 +48,17 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     values = resolved(values, dict(given.variables))
     title = f"Primus YAML ({framework})"
     if framework == "megatron":
-        reading = _megatron(values, given, title, named, bool(base), set(overrides or {}) | set(base))
+        reading = _megatron(
+            values, given, title, named, bool(base), set(overrides or {}) | set(base)
+        )
     elif framework == "torchtitan":
         reading = _torchtitan(values, given, title)
     elif framework == "maxtext":
-        reading = maxtext.read({**values, "model_name": values.get("model_name") or named.removesuffix(".yaml")}, given, folder)
+        reading = maxtext.read(
+            {**values, "model_name": values.get("model_name") or named.removesuffix(".yaml")},
+            given,
+            folder,
+        )
         reading.format = title
     else:
         raise SpecError("framework", framework, "megatron, torchtitan or maxtext is expected")
@@ -56,11 +69,20 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
 
 
 def _device(folder: Path | None) -> str:
-    found = next((part for part in reversed(folder.parts if folder is not None else ()) if part.startswith("MI")), "")
+    found = next(
+        (
+            part
+            for part in reversed(folder.parts if folder is not None else ())
+            if part.startswith("MI")
+        ),
+        "",
+    )
     return found.lower()
 
 
-def _config(folder: Path | None, framework: str, kind: str, named: str, depth: int = 0) -> dict[str, Any]:
+def _config(
+    folder: Path | None, framework: str, kind: str, named: str, depth: int = 0
+) -> dict[str, Any]:
     """A file of Primus's own configurations with what it extends; empty where it is not at hand."""
     if folder is None or not named or depth > 6:
         return {}
@@ -75,17 +97,29 @@ def _config(folder: Path | None, framework: str, kind: str, named: str, depth: i
     return merged(found, data)
 
 
-def _megatron(values: dict[str, Any], given: Given, title: str, named: str, whole: bool, said: set[str]) -> Reading:
+def _megatron(
+    values: dict[str, Any], given: Given, title: str, named: str, whole: bool, said: set[str]
+) -> Reading:
     flags: dict[str, Any] = {}
     for key, value in values.items():
         if value is None or value is False or isinstance(value, dict):
             continue
         name = str(key).replace("_", "-")
-        flags[{"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}.get(name, name)] = value
+        flags[
+            {"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}.get(
+                name, name
+            )
+        ] = value
     if values.get("add_bias_linear") is False:
         flags["disable-bias-linear"] = True
-    if any(word in str(values.get("model_type", "")) + named.lower() for word in _OTHER) or values.get("is_hybrid_model"):
-        raise SpecError("model", named or values.get("model_type"), "no decoder-only transformer of softmax attention")
+    if any(
+        word in str(values.get("model_type", "")) + named.lower() for word in _OTHER
+    ) or values.get("is_hybrid_model"):
+        raise SpecError(
+            "model",
+            named or values.get("model_type"),
+            "no decoder-only transformer of softmax attention",
+        )
     fp8 = values.get("fp8")
     if isinstance(fp8, str) and fp8 not in ("none", "null"):
         flags["fp8"] = fp8
@@ -94,7 +128,11 @@ def _megatron(values: dict[str, Any], given: Given, title: str, named: str, whol
     if "num-layers" not in flags and given.model is None:
         known = model_named(named.removesuffix(".yaml").replace("_", "-"))
         if known is None:
-            raise SpecError("--model", None, f"the model's file {named} is not here: name the model, as llama3-8b")
+            raise SpecError(
+                "--model",
+                None,
+                f"the model's file {named} is not here: name the model, as llama3-8b",
+            )
         from dataclasses import replace
 
         given = replace(given, model=known)
@@ -102,7 +140,9 @@ def _megatron(values: dict[str, Any], given: Given, title: str, named: str, whol
     # Primus's own defaults are no choice of this file: only what it or its model states is named.
     options.read |= {name for name in flags if name.replace("-", "_") not in said}
     reading = megatron.read(options, given, title)
-    reading.options = {key: value.lstrip("-").replace("-", "_") for key, value in reading.options.items()}
+    reading.options = {
+        key: value.lstrip("-").replace("-", "_") for key, value in reading.options.items()
+    }
     return reading
 
 
@@ -111,9 +151,13 @@ def _torchtitan(values: dict[str, Any], given: Given, title: str) -> Reading:
     reading = Reading(title, options={k: f"parallelism.{v}" for k, v in torchtitan.EDITS.items()})
     torchtitan._named(reading, given, options.text("model.name"), options.text("model.flavor"))
     torchtitan.fill(options, reading, "parallelism.", "training.", given)
-    torchtitan._checkpointing(options, reading, options.word("activation_checkpoint.mode", default="selective"))
+    torchtitan._checkpointing(
+        options, reading, options.word("activation_checkpoint.mode", default="selective")
+    )
     converters = str(options.raw("model.converters") or "").lower()
-    if any(word in converters for word in ("float8", "mx", "fp8")) or options.flag("primus_turbo.enable_fp8"):
+    if any(word in converters for word in ("float8", "mx", "fp8")) or options.flag(
+        "primus_turbo.enable_fp8"
+    ):
         reading.job["precision"] = RECIPES["fp8"].model_dump()
     options.finish(reading, "torchtitan", "common", strict=given.strict)
     return reading

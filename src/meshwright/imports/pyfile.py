@@ -118,7 +118,9 @@ def functions(module: Module) -> list[ast.FunctionDef]:
     return [node for node in module.tree.body if isinstance(node, ast.FunctionDef)]
 
 
-def call_function(module: Module, node: ast.FunctionDef, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def call_function(
+    module: Module, node: ast.FunctionDef, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
     """Follow a function with these arguments; parameters without a value are unknown.
 
     Raises:
@@ -136,8 +138,8 @@ def call_function(module: Module, node: ast.FunctionDef, args: list[Any], kwargs
     for index, name in enumerate(names):
         at = index - (len(names) - len(defaults))
         local[name] = _evaluate(module, defaults[at], {}) if at >= 0 else Unknown(name)
-    for name, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
-        local[name.arg] = Unknown(name.arg) if default is None else _evaluate(module, default, {})
+    for only, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
+        local[only.arg] = Unknown(only.arg) if default is None else _evaluate(module, default, {})
     local |= dict(zip(names, args, strict=False))
     extra = {key: value for key, value in kwargs.items() if key not in local}
     local |= {key: value for key, value in kwargs.items() if key in local}
@@ -178,7 +180,9 @@ def _statement(module: Module, node: ast.stmt, local: dict[str, Any]) -> None:
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         _assign(module, node.target, _evaluate(module, node.value, local), local)
     elif isinstance(node, ast.AugAssign):
-        value = _binary(node.op, _evaluate(module, node.target, local), _evaluate(module, node.value, local))
+        value = _binary(
+            node.op, _evaluate(module, node.target, local), _evaluate(module, node.value, local)
+        )
         _assign(module, node.target, value, local)
     elif isinstance(node, ast.If):
         test = _evaluate(module, node.test, local)
@@ -199,7 +203,10 @@ def _statement(module: Module, node: ast.stmt, local: dict[str, Any]) -> None:
         local[node.name] = node
     elif isinstance(node, ast.ImportFrom):
         for alias in node.names:
-            module.imports[alias.asname or alias.name] = ("." * node.level + (node.module or ""), alias.name)
+            module.imports[alias.asname or alias.name] = (
+                "." * node.level + (node.module or ""),
+                alias.name,
+            )
     elif isinstance(node, ast.Match):
         _match(module, node, local)
 
@@ -208,10 +215,17 @@ def _match(module: Module, node: ast.Match, local: dict[str, Any]) -> None:
     subject = _evaluate(module, node.subject, local)
     for case in node.cases:
         pattern = case.pattern
-        if isinstance(pattern, ast.MatchValue) and _evaluate(module, pattern.value, local) == subject:
+        if (
+            isinstance(pattern, ast.MatchValue)
+            and _evaluate(module, pattern.value, local) == subject
+        ):
             _body(module, case.body, local)
             return
-        if isinstance(pattern, ast.MatchAs) and pattern.pattern is None and not isinstance(subject, Unknown):
+        if (
+            isinstance(pattern, ast.MatchAs)
+            and pattern.pattern is None
+            and not isinstance(subject, Unknown)
+        ):
             _body(module, case.body, local)
             return
 
@@ -288,7 +302,9 @@ def _call(module: Module, node: ast.Call, local: dict[str, Any]) -> Any:
     return _called(module, node.func, args, kwargs, local)
 
 
-def _called(module: Module, func: ast.expr, args: list[Any], kwargs: dict[str, Any], local: dict[str, Any]) -> Any:
+def _called(
+    module: Module, func: ast.expr, args: list[Any], kwargs: dict[str, Any], local: dict[str, Any]
+) -> Any:
     if isinstance(func, ast.Attribute):
         owner = _evaluate(module, func.value, local)
         if isinstance(owner, dict) and func.attr in ("get", "pop", "setdefault") and args:
@@ -300,13 +316,21 @@ def _called(module: Module, func: ast.expr, args: list[Any], kwargs: dict[str, A
             owner |= kwargs
             return None
         if isinstance(owner, list) and func.attr in ("append", "extend"):
-            owner += [args[0]] if func.attr == "append" else list(args[0]) if args and isinstance(args[0], list) else []
+            owner += (
+                [args[0]]
+                if func.attr == "append"
+                else list(args[0])
+                if args and isinstance(args[0], list)
+                else []
+            )
             return None
         if isinstance(owner, Made):
             if func.attr.startswith("with_") or func.attr in ("merge", "validate", "finalize"):
                 return owner
             return _make(module, f"{owner.name}.{func.attr}", args, kwargs, owner)
-        name = owner.text if isinstance(owner, Unknown) else getattr(owner, "name", _text(func.value))
+        name = (
+            owner.text if isinstance(owner, Unknown) else getattr(owner, "name", _text(func.value))
+        )
         return _outside(module, f"{name}.{func.attr}", args, kwargs)
     callee = _evaluate(module, func, local)
     if isinstance(callee, ast.FunctionDef):
@@ -326,7 +350,11 @@ def _class_fields(module: Module, node: ast.ClassDef) -> dict[str, Any]:
         if isinstance(parent, ast.ClassDef) and parent is not node:
             found |= _class_fields(module, parent)
     for inner in node.body:
-        if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name) and inner.value is not None:
+        if (
+            isinstance(inner, ast.AnnAssign)
+            and isinstance(inner.target, ast.Name)
+            and inner.value is not None
+        ):
             found[inner.target.id] = _evaluate(module, inner.value, {})
         elif isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
             found[inner.targets[0].id] = _evaluate(module, inner.value, {})
@@ -354,7 +382,10 @@ def _other(module: Module, source: str) -> Module | None:
     for _ in range(max(dots - 1, 0)):
         folder = folder.parent
     parts = [part for part in source.lstrip(".").split(".") if part]
-    tries = [Path(*parts).with_suffix(".py") if parts else Path("__init__.py"), Path(*parts) / "__init__.py"]
+    tries = [
+        Path(*parts).with_suffix(".py") if parts else Path("__init__.py"),
+        Path(*parts) / "__init__.py",
+    ]
     for tail in tries:
         if dots:
             path = folder / tail
@@ -377,7 +408,11 @@ def _outside(module: Module, name: str, args: list[Any], kwargs: dict[str, Any])
     short = name.rsplit(".", 1)[-1]
     if short in ("Config", "Partial") and name.split(".")[0] in ("run", "fdl") and args:
         inner = args[0]
-        called = inner.name if isinstance(inner, (Made, ast.ClassDef, ast.FunctionDef)) else getattr(inner, "text", str(inner))
+        called = (
+            inner.name
+            if isinstance(inner, (Made, ast.ClassDef, ast.FunctionDef))
+            else getattr(inner, "text", str(inner))
+        )
         base = _class_fields(module, inner) if isinstance(inner, ast.ClassDef) else {}
         return _make(module, called, args[1:], base | kwargs)
     builtin = _BUILTINS.get(name)
@@ -391,7 +426,9 @@ def _outside(module: Module, name: str, args: list[Any], kwargs: dict[str, Any])
     return _make(module, name, args, kwargs)
 
 
-def _make(module: Module, name: str, args: list[Any], kwargs: dict[str, Any], parent: Any = None) -> Made:
+def _make(
+    module: Module, name: str, args: list[Any], kwargs: dict[str, Any], parent: Any = None
+) -> Made:
     made = Made(name, args, dict(kwargs), parent)
     _run(module).made.append(made)
     return made
@@ -422,11 +459,18 @@ def _binary(op: ast.operator, left: Any, right: Any) -> Any:
     plain = (int, float, str, list)
     if not isinstance(left, plain) or not isinstance(right, plain):
         return Unknown("…")
-    if isinstance(op, ast.Mult) and (isinstance(left, (str, list)) or isinstance(right, (str, list))):
+    if isinstance(op, ast.Mult) and (
+        isinstance(left, (str, list)) or isinstance(right, (str, list))
+    ):
         count = left if isinstance(left, int) else right if isinstance(right, int) else 0
         if count > 1000:
             return Unknown("…")
-    if isinstance(op, ast.Pow) and not (isinstance(right, (int, float)) and abs(right) < 64 and isinstance(left, (int, float)) and abs(left) < 10**6):
+    if isinstance(op, ast.Pow) and not (
+        isinstance(right, (int, float))
+        and abs(right) < 64
+        and isinstance(left, (int, float))
+        and abs(left) < 10**6
+    ):
         return Unknown("…")
     try:
         made = _OPERATORS[type(op)](left, right)
@@ -442,6 +486,13 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: lambda a, b: a == b, ast.NotEq: lambda a, b: a != b, ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b, ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+
+
 def _compare(module: Module, node: ast.Compare, local: dict[str, Any]) -> Any:
     left = _evaluate(module, node.left, local)
     for op, right_node in zip(node.ops, node.comparators, strict=True):
@@ -452,11 +503,7 @@ def _compare(module: Module, node: ast.Compare, local: dict[str, Any]) -> Any:
             return Unknown(_text(node))
         else:
             try:
-                holds = {
-                    ast.Eq: lambda a, b: a == b, ast.NotEq: lambda a, b: a != b, ast.Lt: lambda a, b: a < b,
-                    ast.LtE: lambda a, b: a <= b, ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b,
-                    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
-                }[type(op)](left, right)  # fmt: skip
+                holds = _COMPARISONS[type(op)](left, right)
             except (KeyError, TypeError):
                 return Unknown(_text(node))
         if not holds:
@@ -496,7 +543,7 @@ def _subscript(module: Module, node: ast.Subscript, local: dict[str, Any]) -> An
     owner, key = _evaluate(module, node.value, local), _evaluate(module, node.slice, local)
     try:
         if isinstance(owner, (dict, list, str)) and isinstance(key, (str, int)):
-            return owner[key]  # type: ignore[index,call-overload]
+            return owner[key]  # type: ignore[index]
     except (KeyError, IndexError, TypeError):
         pass
     return Unknown(_text(node))
@@ -520,10 +567,10 @@ def _joined(module: Module, node: ast.JoinedStr, local: dict[str, Any]) -> Any:
 
 
 _EXPRESSIONS: dict[type[ast.expr], Callable[[Module, Any, dict[str, Any]], Any]] = {
-    ast.Constant: lambda m, n, l: n.value, ast.Name: _name, ast.Attribute: _attribute, ast.Call: _call,
-    ast.BinOp: lambda m, n, l: _binary(n.op, _evaluate(m, n.left, l), _evaluate(m, n.right, l)),
+    ast.Constant: lambda m, n, v: n.value, ast.Name: _name, ast.Attribute: _attribute, ast.Call: _call,
+    ast.BinOp: lambda m, n, v: _binary(n.op, _evaluate(m, n.left, v), _evaluate(m, n.right, v)),
     ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean, ast.IfExp: _conditional, ast.Dict: _dictionary,
-    ast.List: lambda m, n, l: [_evaluate(m, one, l) for one in n.elts if not isinstance(one, ast.Starred)],
-    ast.Tuple: lambda m, n, l: [_evaluate(m, one, l) for one in n.elts if not isinstance(one, ast.Starred)],
+    ast.List: lambda m, n, v: [_evaluate(m, one, v) for one in n.elts if not isinstance(one, ast.Starred)],
+    ast.Tuple: lambda m, n, v: [_evaluate(m, one, v) for one in n.elts if not isinstance(one, ast.Starred)],
     ast.Subscript: _subscript, ast.JoinedStr: _joined,
 }  # fmt: skip

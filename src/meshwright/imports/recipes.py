@@ -8,8 +8,6 @@ from meshwright.specs.job import OPTIMIZERS, OptimizerRecipe
 _MORE: dict[str, OptimizerRecipe] = {
     # State beyond the master copy, per parameter: two moments but where it says otherwise.
     "lamb": OptimizerRecipe(name="lamb", state_bytes=8, flops_per_parameter=20),
-    "lion": OptimizerRecipe(name="lion", state_bytes=4, flops_per_parameter=8),
-    "lion8bit": OptimizerRecipe(name="lion8bit", state_bytes=1, flops_per_parameter=10),
     "ademamix": OptimizerRecipe(name="ademamix", state_bytes=12, flops_per_parameter=20),
     "adagrad": OptimizerRecipe(name="adagrad", state_bytes=4, flops_per_parameter=6),
     "rmsprop": OptimizerRecipe(name="rmsprop", state_bytes=4, flops_per_parameter=6),
@@ -22,17 +20,16 @@ _NAMES = {
     "fusedadam": "adamw", "cpuadam": "adamw", "cpu_adam": "adamw", "decoupled_adamw": "adamw",
     "adam_pax": "adamw", "adamwfloat8": "adamw", "skipstepadamw": "adamw", "adamwconfig": "adamw",
     "skipstepadamwconfig": "adamw", "stableadamw": "adamw", "stable_adamw": "adamw", "schedule_free_adamw": "adamw",
-    "paged_adamw": "adamw", "paged_adamw_32bit": "adamw", "pagedadamw": "adamw", "distributed_fused_adam": "adamw",
+    "paged_adamw": "paged-adamw", "paged_adamw_32bit": "paged-adamw", "pagedadamw": "paged-adamw", "distributed_fused_adam": "adamw",
     "deepspeedcpuadam": "adamw", "adamcpuoffload": "adamw",
     "adamw_8bit": "adam8bit", "adamw_bnb_8bit": "adam8bit", "adam8bit": "adam8bit", "adamw8bit": "adam8bit",
-    "paged_adamw_8bit": "adam8bit", "pagedadamw8bit": "adam8bit", "ao_adamw_8bit": "adam8bit",
+    "paged_adamw_8bit": "paged-adam8bit", "pagedadamw8bit": "paged-adam8bit", "ao_adamw_8bit": "adam8bit",
     "adamw_torch_8bit": "adam8bit", "onebitadam": "adamw", "adamw_torch_4bit": "adam4bit",
     "ao_adamw_4bit": "adam4bit", "adamw4bit": "adam4bit",
     "dist_muon": "muon", "muonclip": "muon", "muon": "muon", "adafactor": "adafactor", "lion_8bit": "lion8bit",
     "decoupled_lionw": "lion", "lionw": "lion", "lion_32bit": "lion", "paged_lion_32bit": "lion",
     "paged_lion_8bit": "lion8bit", "fusedlamb": "lamb", "onebitlamb": "lamb",
 }  # fmt: skip
-_PAGED = ("paged", "cpu")
 
 
 def optimizer_named(name: str, option: str, momentum: float = 0.9) -> OptimizerRecipe:
@@ -48,11 +45,8 @@ def optimizer_named(name: str, option: str, momentum: float = 0.9) -> OptimizerR
     recipe = OPTIMIZERS.get(ours) or _MORE.get(ours)
     if recipe is None:
         raise SpecError(
-            option, name, f"the state of this optimizer is not known; one of {', '.join([*OPTIMIZERS, *_MORE])}"
+            option,
+            name,
+            f"the state of this optimizer is not known; one of {', '.join([*OPTIMIZERS, *_MORE])}",
         )
     return recipe
-
-
-def is_paged(name: str) -> bool:
-    """Whether an optimizer's state lives in host memory or moves there when memory is full."""
-    return any(part in name.lower() for part in _PAGED)

@@ -17,9 +17,25 @@ from meshwright.imports.words import shown, unmarked
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_json, read_text
 
-_MEGATRON = re.compile(r"--(?:num-layers|num_layers|tensor-model-parallel-size|tensor_model_parallel_size)\b")
-_DEEPSPEED = ("zero-stage", "deepspeed-config", "deepspeed", "ds-sequence-parallel-size", "moe-expert-parallel-size", "no-pipeline-parallel")
-_BLOOM = ("embed-layernorm", "glu-activation", "pp-partition-method", "kill-switch-path", "pad-vocab-size-to")
+_MEGATRON = re.compile(
+    r"--(?:num-layers|num_layers|tensor-model-parallel-size|tensor_model_parallel_size)\b"
+)
+_PRETRAIN = re.compile(r"(?:^|/)pretrain_(?:gpt|llama|mixtral|deepseek|qwen|megatron)\w*\.py$")
+_DEEPSPEED = (
+    "zero-stage",
+    "deepspeed-config",
+    "deepspeed",
+    "ds-sequence-parallel-size",
+    "moe-expert-parallel-size",
+    "no-pipeline-parallel",
+)
+_BLOOM = (
+    "embed-layernorm",
+    "glu-activation",
+    "pp-partition-method",
+    "kill-switch-path",
+    "pad-vocab-size-to",
+)
 _NAMED = ("--config_file", "--config-file", "--config", "-c", "--conf", "--exp", "--cfg-path")
 
 
@@ -36,11 +52,20 @@ def read(
     if launch is None:
         raise SpecError("file", name, _nothing(script))
     if launch.other:
-        raise SpecError("file", name, f"{posixpath.basename(launch.other)[:60]} does not train; a training script is expected")
+        raise SpecError(
+            "file",
+            name,
+            f"{posixpath.basename(launch.other)[:60]} does not train; a training script is expected",
+        )
     reading, stamp = _dispatch(script, launch, name, given, folder, stamp)
     if not reading.world() or (launch.hosts and launch.per_host):
-        reading.hosts, reading.per_host = launch.hosts or reading.hosts, launch.per_host or reading.per_host
-        reading.devices = launch.devices or (0 if launch.hosts and launch.per_host else reading.devices)
+        reading.hosts, reading.per_host = (
+            launch.hosts or reading.hosts,
+            launch.per_host or reading.per_host,
+        )
+        reading.devices = launch.devices or (
+            0 if launch.hosts and launch.per_host else reading.devices
+        )
     _doubts(script, reading)
     return reading, stamp
 
@@ -55,7 +80,9 @@ def _nothing(script: Script) -> str:
 
 def _doubts(script: Script, reading: Reading) -> None:
     if script.missing:
-        reading.note(f"included but not here: {', '.join(m[-60:] for m in script.missing[:3])}", "source")
+        reading.note(
+            f"included but not here: {', '.join(m[-60:] for m in script.missing[:3])}", "source"
+        )
     if script.doubts:
         reading.note(
             f"what depends on the machine counts as false: {'; '.join(script.doubts[:3])}"[:200]
@@ -79,7 +106,7 @@ def _dispatch(
     beside_it = _exported(program, words, folder)
     if beside_it is not None:
         return _follow(beside_it, given, folder)
-    if _MEGATRON.search(joined) and "swift" not in program:
+    if (_MEGATRON.search(joined) or _PRETRAIN.search(program)) and "swift" not in program:
         return _megatron(script, launch, given, folder), stamp
     if program.startswith("megatron "):
         return hydra.read_swift_megatron(words, given), stamp
@@ -125,8 +152,12 @@ def _slime(options: Options, given: Given, title: str, _hub: str) -> Reading:
     tokens = options.whole("max-tokens-per-gpu")
     longest = options.whole("rollout-max-response-len") + options.whole("rollout-max-prompt-len")
     if "global-batch-size" not in options:
-        prompts = options.whole("rollout-batch-size") * options.whole("n-samples-per-prompt", default=1)
-        options.values["global-batch-size"] = prompts // max(options.whole("num-steps-per-rollout", default=1), 1)
+        prompts = options.whole("rollout-batch-size") * options.whole(
+            "n-samples-per-prompt", default=1
+        )
+        options.values["global-batch-size"] = prompts // max(
+            options.whole("num-steps-per-rollout", default=1), 1
+        )
     for flag, value in (("attention-dropout", 0.0), ("hidden-dropout", 0.0)):
         options.values.setdefault(flag, value)
     reading = megatron.read(options, given, title)
@@ -135,10 +166,14 @@ def _slime(options: Options, given: Given, title: str, _hub: str) -> Reading:
     if not reading.seq_len:
         reading.seq_len = longest or tokens
         if longest:
-            reading.guess("--seq", f"sequences have at most {longest} tokens; that is taken for all")
+            reading.guess(
+                "--seq", f"sequences have at most {longest} tokens; that is taken for all"
+            )
     if not reading.micro_batch:
         reading.micro_batch = max(1, tokens // max(reading.seq_len, 1)) if tokens else 1
-        reading.guess("--micro-batch", f"micro-batches are filled by tokens; {reading.micro_batch} is taken")
+        reading.guess(
+            "--micro-batch", f"micro-batches are filled by tokens; {reading.micro_batch} is taken"
+        )
     return reading
 
 
@@ -155,10 +190,16 @@ def _refuse_other(launch: Launch, flags: dict[str, Any]) -> None:
     base = posixpath.basename(launch.program).lower()
     for word, what in _REFUSED.items():
         if re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):
-            raise SpecError("file", base, f"trains {what}: meshwright plans decoder-only transformers")
+            raise SpecError(
+                "file", base, f"trains {what}: meshwright plans decoder-only transformers"
+            )
     tokenizer = str(flags.get("tokenizer-type", ""))
     if "Bert" in tokenizer:
-        raise SpecError("--tokenizer-type", tokenizer, "trains an encoder: meshwright plans decoder-only transformers")
+        raise SpecError(
+            "--tokenizer-type",
+            tokenizer,
+            "trains an encoder: meshwright plans decoder-only transformers",
+        )
 
 
 def json_named(script: Script, folder: Path | None, named: str) -> dict[str, Any] | None:
@@ -197,12 +238,18 @@ def _follow(path: Path, given: Given, folder: Path | None) -> tuple[Reading, Sta
     return read_any(read_text(path), str(path), given, folder)
 
 
-def _configuration(script: Script, launch: Launch, folder: Path | None) -> tuple[str, Path | str] | None:
+def _configuration(
+    script: Script, launch: Launch, folder: Path | None
+) -> tuple[str, Path | str] | None:
     """(option, the file or the text) of the configuration that a command names."""
     words = launch.words
     places = [(words[i], words[i + 1]) for i in range(len(words) - 1) if words[i] in _NAMED]
     places += [tuple(w.split("=", 1)) for w in words if w.split("=", 1)[0] in _NAMED and "=" in w]  # type: ignore[misc]
-    places += [("", w) for w in words if re.search(r"\.(ya?ml|toml|json)$", unmarked(w)) and not w.startswith("-")]
+    places += [
+        ("", w)
+        for w in words
+        if re.search(r"\.(ya?ml|toml|json)$", unmarked(w)) and not w.startswith("-")
+    ]
     for option, value in places:
         base = posixpath.basename(unmarked(value))
         if value in script.files or base in script.files:
@@ -219,7 +266,12 @@ def _configuration(script: Script, launch: Launch, folder: Path | None) -> tuple
 
 
 def _configured(
-    script: Script, launch: Launch, named: tuple[str, Path | str], given: Given, folder: Path | None, stamp: Stamp
+    script: Script,
+    launch: Launch,
+    named: tuple[str, Path | str],
+    given: Given,
+    folder: Path | None,
+    stamp: Stamp,
 ) -> tuple[Reading, Stamp]:
     """Read the file that a command names; the command's own words count over it."""
     _option, where = named

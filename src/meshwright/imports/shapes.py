@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from meshwright.imports.options import Options
@@ -9,7 +10,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
 
 
-def llama_like(options: Options, names: dict[str, tuple[str, ...]], **fixed: Any) -> Model:
+def llama_like(options: Options, names: Mapping[str, tuple[str, ...]], **fixed: Any) -> Model:
     """Return a model from whole-number options.
 
     Args:
@@ -23,7 +24,9 @@ def llama_like(options: Options, names: dict[str, tuple[str, ...]], **fixed: Any
     for field in ("layers", "hidden", "heads"):
         if not found.get(field):
             spelled = names[field][0]
-            raise SpecError(options.prefix + spelled, None, "needed to describe the model (or give --model)")
+            raise SpecError(
+                options.prefix + spelled, None, "needed to describe the model (or give --model)"
+            )
     found["kv_heads"] = found.get("kv_heads") or found["heads"]
     found["head_dim"] = found.get("head_dim") or found["hidden"] // found["heads"]
     found["ffn"] = found.get("ffn") or 4 * found["hidden"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 from meshwright.exports.torchtitan import FLAVORS, SCHEDULES
@@ -26,7 +26,7 @@ _LOOPED = ("interleaved", "looped-bfs", "zb-auto", "zb-v", "dualpipe-v")
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is a torchtitan job's."""
     model = data.get("model")
-    return isinstance(model, dict) and "flavor" in model or (
+    return (isinstance(model, dict) and "flavor" in model) or (
         "training" in data and ("parallelism" in data or "experimental" in data) and "job" in data
     )
 
@@ -74,7 +74,10 @@ def _checkpointing(options: Options, reading: Reading, kind: str) -> None:
         raise SpecError("activation_checkpoint.mode", kind, "none, selective or full is expected")
     reading.layout["recompute"] = kind if kind != "memory_budget" else "selective"
     if kind == "memory_budget":
-        reading.unmodelled("activation_checkpoint.mode", "a memory budget decides what is recomputed; selective is priced")
+        reading.unmodelled(
+            "activation_checkpoint.mode",
+            "a memory budget decides what is recomputed; selective is priced",
+        )
     if kind == "selective" and option.isdigit() and int(option) > 0:
         reading.layout["recompute"] = "full"
         reading.unmodelled("activation_checkpoint.selective_ac_option", f"every {option}. layer is recomputed in "
@@ -88,10 +91,30 @@ def fill(options: Options, reading: Reading, split: str, train: str, given: Give
         SpecError: a value that cannot be.
     """
     experimental = "experimental."
-    tp = options.whole(f"{split}tensor_parallel_degree", f"{train}tensor_parallel_degree", default=1) or 1
-    pp = options.whole(f"{split}pipeline_parallel_degree", f"{experimental}pipeline_parallel_degree", default=1) or 1
-    cp = options.whole(f"{split}context_parallel_degree", f"{experimental}context_parallel_degree", default=1) or 1
-    replicate = options.whole(f"{split}data_parallel_replicate_degree", f"{train}data_parallel_replicate_degree", default=1) or 1
+    tp = (
+        options.whole(f"{split}tensor_parallel_degree", f"{train}tensor_parallel_degree", default=1)
+        or 1
+    )
+    pp = (
+        options.whole(
+            f"{split}pipeline_parallel_degree", f"{experimental}pipeline_parallel_degree", default=1
+        )
+        or 1
+    )
+    cp = (
+        options.whole(
+            f"{split}context_parallel_degree", f"{experimental}context_parallel_degree", default=1
+        )
+        or 1
+    )
+    replicate = (
+        options.whole(
+            f"{split}data_parallel_replicate_degree",
+            f"{train}data_parallel_replicate_degree",
+            default=1,
+        )
+        or 1
+    )
     shard = int(options.number(f"{split}data_parallel_shard_degree", f"{train}data_parallel_shard_degree",
                                f"{train}data_parallel_degree", default=-1))  # fmt: skip
     ep = options.whole(f"{split}expert_parallel_degree", default=1) or 1
@@ -116,8 +139,13 @@ def fill(options: Options, reading: Reading, split: str, train: str, given: Give
     if options.flag(f"{train}enable_cpu_offload", f"{split}enable_cpu_offload"):
         reading.offload |= {"optimizer", "parameters"}
     if options.flag(f"{split}enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
-        reading.unmodelled("enable_async_tensor_parallel", "tensor-parallel collectives hide behind products; not priced")
-    options.read |= {name for name in options.values if name.endswith(("disable_loss_parallel", "_less_layers"))}
+        reading.unmodelled(
+            "enable_async_tensor_parallel",
+            "tensor-parallel collectives hide behind products; not priced",
+        )
+    options.read |= {
+        name for name in options.values if name.endswith(("disable_loss_parallel", "_less_layers"))
+    }
 
 
 def _tokens(options: Options, reading: Reading, split: str, train: str, pp: int) -> None:
@@ -126,7 +154,9 @@ def _tokens(options: Options, reading: Reading, split: str, train: str, pp: int)
     if not reading.seq_len:
         reading.seq_len = packed or 2048
         reading.guess("--seq", f"training.seq_len is not set; {reading.seq_len} is taken")
-    local = options.whole(f"{train}local_batch_size", f"{train}batch_size") or max(1, packed // reading.seq_len)
+    local = options.whole(f"{train}local_batch_size", f"{train}batch_size") or max(
+        1, packed // reading.seq_len
+    )
     if not packed and not options.has(f"{train}local_batch_size", f"{train}batch_size"):
         local = 8
     micro = options.whole(f"{split}pipeline_parallel_microbatch_size") if pp > 1 else 0
@@ -158,16 +188,24 @@ def _precision(options: Options, reading: Reading, train: str) -> None:
 
 
 def _stages(options: Options, split: str, pp: int) -> dict[str, Any]:
-    theirs = options.text(f"{split}pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule", default="1F1B")
+    theirs = options.text(
+        f"{split}pipeline_parallel_schedule",
+        "experimental.pipeline_parallel_schedule",
+        default="1F1B",
+    )
     per_stage = options.whole(f"{split}pipeline_parallel_layers_per_stage")
     parts = options.raw(f"{split}module_fqns_per_model_part")
-    points = options.raw(f"{split}pipeline_parallel_split_points", "experimental.pipeline_parallel_split_points")
+    points = options.raw(
+        f"{split}pipeline_parallel_split_points", "experimental.pipeline_parallel_split_points"
+    )
     options.raw(f"{split}pipeline_parallel_schedule_csv")
     if pp == 1:
         return {}
     ours = {value.lower(): key for key, value in SCHEDULES.items()}.get(theirs.lower())
     if ours is None:
-        raise SpecError("pipeline_parallel_schedule", theirs, f"one of {', '.join(SCHEDULES.values())}")
+        raise SpecError(
+            "pipeline_parallel_schedule", theirs, f"one of {', '.join(SCHEDULES.values())}"
+        )
     virtual = 2 if ours in _LOOPED else 1
     if isinstance(parts, list) and parts:
         layers = tuple(sum(str(one).startswith("layers.") for one in part) for part in parts)
@@ -186,9 +224,15 @@ def read_registry(module: Module, name: str, given: Given) -> Reading:
     Raises:
         SpecError: there are several and none is chosen, or none with that name.
     """
-    known = {node.name: node for node in functions(module) if not node.name.startswith("_") and _is_config(module, node)}
+    known = {
+        node.name: node
+        for node in functions(module)
+        if not node.name.startswith("_") and _is_config(module, node)
+    }
     if not known:
-        raise SpecError("file", name, "no function that returns a trainer's configuration was found")
+        raise SpecError(
+            "file", name, "no function that returns a trainer's configuration was found"
+        )
     chosen = given.config or (next(iter(known)) if len(known) == 1 else "")
     if not chosen:
         raise SpecError(
@@ -202,7 +246,7 @@ def read_registry(module: Module, name: str, given: Given) -> Reading:
         raise SpecError("--config", chosen, "what this function returns cannot be followed")
     reading = Reading(f"torchtitan recipe {chosen}", options=dict(EDITS))
     spec = made.fields.get("model_spec") or made.fields.get("model")
-    folder = PurePath(name).resolve().parent.name if hasattr(PurePath(name), "resolve") else PurePath(name).parent.name
+    folder = Path(name).resolve().parent.name
     flavor = next((one for one in getattr(spec, "args", []) if isinstance(one, str)), "")
     _named(reading, given, _module_name(module, folder), flavor or "")
     if "diffusion" in str(made.name).lower() or folder == "flux":
@@ -211,12 +255,28 @@ def read_registry(module: Module, name: str, given: Given) -> Reading:
     for table in ("parallelism", "training", "compile"):
         part = made.fields.get(table)
         if isinstance(part, Made):
-            values |= {f"{table}.{key}": value for key, value in part.fields.items() if not isinstance(value, (Made, Unknown))}
+            values |= {
+                f"{table}.{key}": value
+                for key, value in part.fields.items()
+                if not isinstance(value, (Made, Unknown))
+            }
     options = Options(values)
     fill(options, reading, "parallelism.", "training.", given)
     checkpoint = made.fields.get("activation_checkpoint")
-    text = checkpoint.name if isinstance(checkpoint, Made) else "" if checkpoint is None else "selective"
-    reading.layout["recompute"] = "full" if "Full" in text else "selective" if "Selective" in text or text == "selective" else "none"
+    text = (
+        checkpoint.name
+        if isinstance(checkpoint, Made)
+        else ""
+        if checkpoint is None
+        else "selective"
+    )
+    reading.layout["recompute"] = (
+        "full"
+        if "Full" in text
+        else "selective"
+        if "Selective" in text or text == "selective"
+        else "none"
+    )
     if checkpoint is None and "activation_checkpoint" not in made.fields:
         reading.layout["recompute"] = "selective"
     dumped = repr(getattr(spec, "fields", {}))
@@ -242,7 +302,8 @@ def _is_config(module: Module, node: Any) -> bool:
     if annotation is not None and "Config" in ast.unparse(annotation):
         return True
     return annotation is None and any(
-        isinstance(inner, ast.Call) and ast.unparse(inner.func).endswith(("Trainer.Config", "JobConfig"))
+        isinstance(inner, ast.Call)
+        and ast.unparse(inner.func).endswith(("Trainer.Config", "JobConfig"))
         for inner in ast.walk(node)
     )
 

@@ -9,7 +9,8 @@ from meshwright.imports.interpolate import merged, resolved, words_to_table
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import is_paged, optimizer_named
+from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
@@ -40,7 +41,11 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     name = re.sub(r"^(?:q?lora_|dora_|reward_|early_fusion_)+", "", builder).replace("_", "-")
     reading.model = given.model
     reading.model_name = _hub(data) or name
-    if given.model is None and model_named(reading.model_name) is None and model_named(name) is not None:
+    if (
+        given.model is None
+        and model_named(reading.model_name) is None
+        and model_named(name) is not None
+    ):
         reading.model_name = name
     reading.micro_batch = options.whole("batch_size", default=1) or 1
     reading.accumulation = options.whole("gradient_accumulation_steps", default=1) or 1
@@ -48,8 +53,13 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     if not reading.seq_len:
         reading.guess("--seq", "tokenizer.max_seq_len is not set; 4096 is taken")
         reading.seq_len = 4096
-    single = "single_device" in str(data.get("recipe", "")) or not options.has("fsdp_cpu_offload") and False
-    tp, cp = options.whole("tensor_parallel_dim", default=1) or 1, options.whole("context_parallel_dim", default=1) or 1
+    single = "single_device" in str(data.get("recipe", "")) or (
+        not options.has("fsdp_cpu_offload") and False
+    )
+    tp, cp = (
+        options.whole("tensor_parallel_dim", default=1) or 1,
+        options.whole("context_parallel_dim", default=1) or 1,
+    )
     reading.layout = {
         "zero": 0 if single else 3, "tp": tp, "cp": cp,
         "recompute": "full" if options.flag("enable_activation_checkpointing") else "none",
@@ -65,24 +75,37 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     dtype = options.word("dtype", default="fp32")
     optimizer = options.text("optimizer._component_")
     recipe = RECIPES["pure-bf16" if dtype == "bf16" else "fp32"]
-    reading.job = {"framework": "torchtitan" if tp > 1 else "fsdp", "precision": recipe.model_dump()}
+    reading.job = {"framework": "torchtune", "precision": recipe.model_dump()}
     found = optimizer_named(optimizer, "optimizer._component_")
     if dtype == "bf16" and found.name == "adamw":
         # torchtune keeps weights, gradients and both moments in the training dtype.
         found = found.but(state_bytes=4.0)
     reading.job["optimizer"] = found.model_dump()
-    if is_paged(optimizer):
-        reading.note("optimizer state may move to host memory", "optimizer._component_")
     if "CPUOffload" in optimizer:
         reading.offload.add("optimizer")
     if "lora" in builder:
-        reading.job["lora_rank"] = options.whole("model.lora_rank", default=8) or 8
-    if "qlora" in builder or options.flag("model.quantize_base"):
-        reading.unmodelled("model._component_", "frozen weights in 4 bits; the estimate holds them in 16")
+        targets = options.raw("model.lora_attn_modules")
+        listed = list(targets) if isinstance(targets, list) else ["q_proj", "v_proj"]
+        if options.flag("model.apply_lora_to_mlp"):
+            listed.append("mlp")
+        if options.flag("model.apply_lora_to_output"):
+            listed.append("lm_head")
+        adapters(
+            reading, rank=options.whole("model.lora_rank", default=8) or 8, alpha=options.number("model.lora_alpha"),
+            targets=listed, bits=4 if "qlora" in builder or options.flag("model.quantize_base") else 0,
+            method="dora" if options.flag("model.use_dora") else "lora", option="model.lora_attn_modules",
+        )  # fmt: skip
+    if "Linear" in options.loose("loss._component_") or "Chunked" in options.loose(
+        "loss._component_"
+    ):
+        reading.job["loss"] = "chunked"
     if options.flag("dataset.packed"):
         reading.job["document_masking"] = True
     if options.flag("optimizer_in_bwd"):
-        reading.unmodelled("optimizer_in_bwd", "each gradient is freed once its weight is updated; the estimate holds them all")
+        reading.unmodelled(
+            "optimizer_in_bwd",
+            "each gradient is freed once its weight is updated; the estimate holds them all",
+        )
     if options.flag("enable_fp8_training"):
         reading.job["precision"] = RECIPES["fp8"].model_dump()
     if "kd" in str(data.get("teacher_model", "")) or "teacher_model" in data:

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from meshwright.specs.errors import SpecError
+
 MAX_VALUE = 200_000
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
@@ -33,7 +35,9 @@ def mark(name: str) -> str:
 
 def shown(text: str) -> str:
     """A text as a person wrote it: marks become `$NAME`."""
-    return _MARK.sub(lambda match: match.group(1) if match.group(1)[:1] == "$" else f"${match.group(1)}", text)
+    return _MARK.sub(
+        lambda match: match.group(1) if match.group(1)[:1] == "$" else f"${match.group(1)}", text
+    )
 
 
 def unmarked(text: str) -> str:
@@ -109,17 +113,28 @@ def expand_words(raw: str, scope: Scope) -> list[str]:
 
 def expand_text(raw: str, scope: Scope) -> str:
     """Expand one raw word into one string, as an assignment does."""
-    return "".join(
-        text if several is None else " ".join(several) for text, _q, several in _pieces(raw, scope)
-    )[:MAX_VALUE]
+    return _bounded(
+        "".join(
+            text if several is None else " ".join(several)
+            for text, _q, several in _pieces(raw, scope)
+        )
+    )
+
+
+def _bounded(text: str) -> str:
+    if len(text) > MAX_VALUE:
+        raise SpecError("script", text[:40], f"a value grows beyond {MAX_VALUE} characters")
+    return text
 
 
 def expand_heredoc(raw: str, scope: Scope) -> str:
     """Expand the variables of a here-document; quotes are letters there."""
-    return "".join(
-        text if several is None else " ".join(several)
-        for text, _q, several in _double(raw, scope, heredoc=True)
-    )[:MAX_VALUE]
+    return _bounded(
+        "".join(
+            text if several is None else " ".join(several)
+            for text, _q, several in _double(raw, scope, heredoc=True)
+        )
+    )
 
 
 Piece = tuple[str, bool, list[str] | None]

@@ -1,0 +1,76 @@
+"""Adapters and quantised weights as fine-tuning tools name them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwright.imports.reading import Reading
+from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import GROUPS, finetune_recipe, targets_of
+
+_STORAGE = {4: "nf4", 8: "int8"}
+
+
+def adapters(
+    reading: Reading,
+    *,
+    method: str = "lora",
+    rank: int = 16,
+    alpha: float = 0.0,
+    targets: Any = None,
+    bits: int = 0,
+    storage: str = "",
+    dropout: float = 0.0,
+    option: str = "target_modules",
+) -> None:
+    """Set a reading's fine-tuning; targets that are not known are named and the usual ones taken.
+
+    Args:
+        bits: 4 or 8 where the frozen weights are quantised; 0: 16-bit.
+        targets: module names, a list or text; None: all linear layers.
+    """
+    fields: dict[str, Any] = {
+        "method": method if method in ("lora", "dora", "qlora") else "lora",
+        "rank": max(rank, 1),
+    }
+    if alpha:
+        fields["alpha"] = alpha
+    if 0 < dropout < 1:
+        fields["dropout"] = dropout
+    kept = storage or _STORAGE.get(bits, "")
+    if kept:
+        fields["storage"] = kept
+        fields["method"] = (
+            "qlora" if kept in ("nf4", "fp4") and fields["method"] == "lora" else fields["method"]
+        )
+    elif fields["method"] == "qlora":
+        fields["storage"] = "nf4"
+    fields["targets"] = _targets(reading, targets, option)
+    reading.job["finetune"] = finetune_recipe(fields)
+    reading.job.pop("lora_rank", None)
+
+
+def _targets(reading: Reading, targets: Any, option: str) -> tuple[str, ...]:
+    if isinstance(targets, str):
+        targets = [part for part in re.split(r"[,\s|()\[\]'\"]+", targets) if part]
+    if not isinstance(targets, list) or not targets:
+        return GROUPS["all-linear"]
+    found: list[str] = []
+    unknown: list[str] = []
+    for one in targets:
+        try:
+            found += targets_of([str(one).replace("all-linear", "all_linear")])
+        except SpecError:
+            unknown.append(str(one))
+    if unknown:
+        reading.unmodelled(
+            option,
+            f"{', '.join(unknown)[:80]} are no matrices of the language model that is priced",
+        )
+    return tuple(dict.fromkeys(found)) or GROUPS["all-linear"]
+
+
+def frozen_part(reading: Reading, option: str) -> None:
+    """Say that part of the model does not train where which part cannot be told."""
+    reading.unmodelled(option, "only part of the model trains; the estimate trains all")
