@@ -98,7 +98,7 @@ BAD = {
     "doubling.sh": b"A=xxxxxxxx\n" + b"A=$A$A\n" * 60 + b"run.py --num-layers $A\n",
     "unclosed.sh": b"run.py '" + b"word\n" * 100_000,
     "layers.sh": HUGE + b"--seq-length 8 --num-layers 999999999999 --num-experts 2\n",
-    "stages.sh": HUGE + b"--seq-length 8 --num-layers 4 --pipeline-model-parallel-size 8\n",
+    "stages.sh": HUGE + b"--seq-length 8 --num-layers 4 --pipeline-model-parallel-size 64\n",
     "digits.sh": HUGE + b"--seq-length 8 --num-layers " + b"9" * 5000 + b"\n",
     "laughs.yaml": b"apiVersion: v1\na0: &a0 [1]\n" + ALIASES,
     "stages.yaml": b"parallelism: {pp: 1000000000000}\ntokens: {sequence_length: 8}\noptimizer: {}\n"
@@ -116,7 +116,6 @@ BAD = {
     "quote.sh": b"torchrun train.py --num-layers '8\n",
     "nothing.sh": b"#!/bin/bash\necho hello\n",
     "unknown.txt": b"hello there",
-    "typo.sh": b"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layer 8\n",
     "degree.sh": b"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 64 "
     b"--num-attention-heads 4 --seq-length 128 --tensor-model-parallel-size 3\n",
     "word.sh": b"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers eight --hidden-size 64 "

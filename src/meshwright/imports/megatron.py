@@ -88,8 +88,8 @@ def _skip_shape(options: Options, reading: Reading, model: Model) -> None:
             )  # fmt: skip
     except Missing:
         pass
-    except SpecError:
-        if whole:
+    except SpecError as error:
+        if whole or "number is expected" in error.remedy:
             raise
 
 
