@@ -399,10 +399,11 @@ def read_manifest(path: Path) -> Any:
 
 
 def import_any(path: Path) -> Any:
-    from meshwright.exports.imports import Given, import_file
+    from meshwright.imports.files import import_file
+    from meshwright.imports.reading import Given
     from meshwright.specs import load_cluster
 
-    made = import_file(path, Given(cluster=load_cluster("h100:2x8"), allow_unknown=True))
+    made = import_file(path, Given(cluster=load_cluster("h100:2x8")))
     return [made.model.plain(), made.layout.plain(), made.job.plain()]
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from test_round_trip import READABLE
 
 from meshwright.exports.canonical import canonical
-from meshwright.exports.imports import import_file
 from meshwright.exports.nearest import nearest_plan
 from meshwright.exports.targets import FRAMEWORKS, export, export_all, require_expressible
+from meshwright.imports.files import import_file
 from meshwright.planner.plan import plan
 from meshwright.planner.space import Constraints
 from meshwright.specs import load_cluster, load_model
