@@ -20,6 +20,7 @@ from pathlib import Path
 
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given, Imported
+from meshwright.specs import load_model
 from meshwright.specs.errors import SpecError
 
 # Refusals for a stated reason that is true of the file, not of the reader.
@@ -88,14 +89,10 @@ def _answer(error: SpecError, sentence: str, given: Given) -> tuple[Given, list[
         first = sentence.split("one of ", 1)[1].split(",")[0].rstrip("…").strip()
         return replace(given, config=first), ["--config"]
     if "--guess" in sentence and not given.guess:
-        asked = [name for name in ("--model", "--cluster") if name in sentence]
+        asked = [name for name in ("--model", "--cluster", "--set", "--args") if name in sentence]
         return replace(given, guess=True), asked
-    if (
-        "a multiple of" in sentence
-        and given.cluster is None
-        and error.field in ("world", "global_batch")
-    ):
-        return None
+    if error.field == "--model" and given.model is None:
+        return replace(given, model=load_model("llama3-8b")), ["--model"]
     return None
 
 
@@ -140,7 +137,7 @@ def _print(found: Imported) -> None:
         f"    {found.format} | {model.name} {model.layers}x{model.hidden}/{model.heads}kv{model.kv_heads} ffn{model.ffn} v{model.vocab} "
         f"{model.positions} gated={model.gated} exp={model.experts and (model.experts.experts, model.experts.top_k, model.experts.ffn)} | {found.cluster.name} "
         f"| {found.layout.label()} order={found.layout.schedule} | seq {job.seq_len} gb {job.global_batch} {job.precision.name} {job.optimizer.name} "
-        f"{job.framework} lora={job.lora_rank} drop={job.dropout} docs={job.document_masking} kernel={job.attention_kernel} off={sorted(found.offload)}"
+        f"{job.framework} tune={job.finetune and job.finetune.label()} drop={job.dropout} docs={job.document_masking} kernel={job.attention_kernel} off={sorted(found.offload)}"
     )
     for remark in found.remarks:
         print(f"      - {remark.kind}: {remark.sentence()[:170]}")

@@ -72,6 +72,8 @@ class Script:
     included: list[Path] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     functions: dict[str, Node] = field(default_factory=dict)
+    guessing: bool = False
+    guesses: dict[str, str] = field(default_factory=dict)
     steps: int = 0
     depth: int = 0
     printed: list[str] | None = None
@@ -88,6 +90,7 @@ def read_script(
     folder: Path | None = None,
     given: dict[str, str] | None = None,
     arguments: list[str] | None = None,
+    guess: bool = False,
 ) -> Script:
     """Follow a script and return what it sets and starts.
 
@@ -95,12 +98,13 @@ def read_script(
         folder: where files that it includes are looked for; None: nowhere.
         given: variables of its environment.
         arguments: its positional parameters.
+        guess: where a test compares a name that nothing states with a text, take that text.
 
     Raises:
         SpecError: the script is too long or too deep to be followed.
     """
     scope = Scope(variables=dict(given or {}), positional=list(arguments or []), name=name)
-    script = Script(scope, folder)
+    script = Script(scope, folder, guessing=guess)
     for line in text.splitlines():
         option = re.match(r"#\s?(?:SBATCH|BSUB|PBS)\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?", line)
         if option:
@@ -227,9 +231,21 @@ def _value(script: Script, node: Node | None) -> Value:
     if node.type != "array":
         return expand_text(_raw(node), script.scope)
     found: list[str] = []
-    for child in node.named_children:
-        if child.type != "comment":
-            found += expand_words(_raw(child), script.scope)
+    for raw in _joined([child for child in node.named_children if child.type != "comment"]):
+        found += expand_words(raw, script.scope)
+    return found
+
+
+def _joined(nodes: list[Node]) -> list[str]:
+    """The texts of words; what the grammar split without a blank between is one word."""
+    found: list[str] = []
+    end = -1
+    for node in nodes:
+        if node.start_byte == end and found:
+            found[-1] += _raw(node)
+        else:
+            found.append(_raw(node))
+        end = node.end_byte
     return found
 
 
@@ -247,6 +263,24 @@ def _set(script: Script, name: str, value: Value, adds: bool = False) -> None:
     scope.variables[name] = value
 
 
+def _compound(script: Script, node: Node) -> bool | None:
+    """`{ …; }`, or arithmetic in double brackets, which sets variables and has a truth."""
+    raw = _raw(node).strip()
+    if not raw.startswith("(("):
+        return _children(script, node)
+    inner = raw[2:-2].strip()
+    change = re.fullmatch(r"([A-Za-z_]\w*)\s*(\+\+|--|[-+*/]?=(?!=))\s*(.*)", inner, re.DOTALL)
+    if change:
+        name, operator, rest = change.groups()
+        sign = operator[0] if operator not in ("=",) else ""
+        _set(
+            script, name, arithmetic(f"{name} {sign} ({rest or 1})" if sign else rest, script.scope)
+        )
+        return True
+    made = arithmetic(inner, script.scope)
+    return None if unset(made) else made not in ("0", "")
+
+
 def _declaration(script: Script, node: Node) -> bool | None:
     for child in node.named_children:
         if child.type == "variable_assignment":
@@ -256,16 +290,22 @@ def _declaration(script: Script, node: Node) -> bool | None:
 
 def _command(script: Script, node: Node) -> bool | None:
     environment: dict[str, str] = {}
-    words: list[str] = []
+    rest: list[Node] = []
     for child in node.named_children:
         if child.type == "variable_assignment":
             name, value = child.child_by_field_name("name"), child.child_by_field_name("value")
             if name is not None:
                 environment[_raw(name)] = text_of(_value(script, value))
-        elif child.type in ("herestring_redirect", "file_redirect", "heredoc_redirect"):
-            continue
-        elif child.type != "comment":
-            words += expand_words(_raw(child), script.scope)
+        elif child.type not in (
+            "herestring_redirect",
+            "file_redirect",
+            "heredoc_redirect",
+            "comment",
+        ):
+            rest.append(child)
+    words: list[str] = []
+    for raw in _joined(rest):
+        words += expand_words(raw, script.scope)
     return _start(script, words, environment)
 
 
@@ -368,6 +408,21 @@ def _read(script: Script, words: list[str]) -> bool | None:
     return True
 
 
+def _printf(script: Script, words: list[str]) -> bool | None:
+    """`printf -v NAME format values`, and what a plain one prints."""
+    target = ""
+    if words[:1] == ["-v"] and len(words) > 2:
+        target, words = words[1], words[2:]
+    values = iter(words[1:])
+    text = re.sub(r"%[-\d.]*[sdqbif]", lambda _match: next(values, ""), words[0] if words else "")
+    text = text.replace("\\n", "\n").replace("\\t", " ")
+    if target:
+        _set(script, target, text)
+    elif script.printed is not None:
+        script.printed.append(text.rstrip("\n"))
+    return True
+
+
 def _shift(script: Script, words: list[str]) -> bool | None:
     count = int(words[0]) if words and words[0].isdigit() else 1
     script.scope.positional = script.scope.positional[count:]
@@ -408,6 +463,7 @@ def _in_shell(script: Script, words: list[str]) -> bool | None:
 
 _BUILTINS: dict[str, Callable[[Script, list[str]], bool | None]] = {
     "source": _include, ".": _include, "eval": _evaluate, "exec": lambda s, w: _start(s, w, {}),
+    "printf": _printf,
     "read": _read, "shift": _shift, "unset": _unset, "set": _ignored, "let": _let, "bash": _in_shell,
     "sh": _in_shell, "nohup": lambda s, w: _start(s, w, {}), "time": lambda s, w: _start(s, w, {}),
     "[": lambda s, w: _test(s, w[:-1]), "test": lambda s, w: _test(s, w),
@@ -476,6 +532,9 @@ def _case(script: Script, node: Node) -> bool | None:
         if item.type != "case_item":
             continue
         patterns = item.children_by_field_name("value")
+        first = expand_text(_raw(patterns[0]), script.scope) if patterns else ""
+        if script.guessing and unset(value) and "*" not in first and _taken(script, value, first):
+            value = first
         if any(fnmatch.fnmatchcase(value, expand_text(_raw(p), script.scope)) for p in patterns):
             skip = {p.id for p in patterns}
             for child in item.named_children:
@@ -639,6 +698,8 @@ def _test(script: Script, words: list[str]) -> bool | None:
         if left.lstrip("-").isdigit() and right.lstrip("-").isdigit() and len(left + right) < 40:
             return _NUMERIC[operator](int(left), int(right))
         return None
+    if script.guessing and operator in ("=", "==") and _taken(script, left, right):
+        return True
     if (unset(left) and not unmarked(left)) or (unset(right) and not unmarked(right)):
         # An unset name equals nothing but an empty text.
         if operator in ("=", "==", "!="):
@@ -659,13 +720,36 @@ def _test(script: Script, words: list[str]) -> bool | None:
     return None
 
 
+def _taken(script: Script, left: str, right: str) -> bool:
+    """Give a name that nothing states the first text that it is compared with."""
+    names = unset(left)
+    if len(names) != 1 or unmarked(left) or not right or unset(right) or names[0].startswith("$"):
+        return False
+    name = names[0]
+    if name in script.guesses:
+        return script.guesses[name] == right
+    script.guesses[name] = right
+    if name.isdigit():
+        place = int(name)
+        script.scope.positional += [
+            mark(str(i + 1)) for i in range(len(script.scope.positional), place)
+        ]
+        script.scope.positional[place - 1] = right
+    for known, value in list(script.scope.variables.items()):
+        if value == left:
+            script.scope.variables[known] = right
+    if not name.isdigit():
+        script.scope.variables[name] = right
+    return True
+
+
 _NUMERIC: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
     "-le": lambda a, b: a <= b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
 }  # fmt: skip
 
 _HANDLERS: dict[str, Callable[[Script, Node], bool | None]] = {
-    "program": _children, "compound_statement": _children, "do_group": _children,
+    "program": _children, "compound_statement": _compound, "do_group": _children,
     "subshell": _children, "variable_assignments": _children, "variable_assignment": _assignment,
     "declaration_command": _declaration, "command": _command, "if_statement": _if,
     "case_statement": _case, "for_statement": _for, "c_style_for_statement": lambda s, n: _c_for(s, n),
@@ -676,5 +760,22 @@ _HANDLERS: dict[str, Callable[[Script, Node], bool | None]] = {
 
 
 def _c_for(script: Script, node: Node) -> bool | None:
+    """`for ((i = 0; i < N; i++))`, as often as the bounds that the script states say."""
     body = node.child_by_field_name("body")
-    return _run(script, body) if body is not None else None
+    match = re.match(r"for\s*\(\((.*?);(.*?);(.*?)\)\)", _raw(node), re.DOTALL)
+    if body is None or match is None:
+        return None
+    begin, condition, step = (part.strip() for part in match.groups())
+    name, _, first = begin.partition("=")
+    name = name.strip()
+    if not name.isidentifier():
+        return None
+    _set(script, name, arithmetic(first.strip(), script.scope))
+    change = re.fullmatch(rf"{name}\s*(\+\+|--|\+=\s*(\d+))|\+\+{name}", step)
+    for _ in range(400):
+        if change is None or arithmetic(condition, script.scope) not in ("1", "True"):
+            break
+        _run(script, body)
+        amount = change.group(2) or ("-1" if change.group(1) == "--" else "1")
+        _set(script, name, arithmetic(f"{name} + {amount}", script.scope))
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -37,6 +38,7 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
     """
     model, cluster = _model_and_cluster(reading, given, stamp)
     world = _world(reading, given, cluster)
+    cluster, world = _enough(reading, given, model, cluster, world)
     fields = dict(reading.layout)
     split = [int(fields.get(axis, 1)) for axis in ("tp", "pp", "cp")]
     inner = split[0] * split[1] * split[2]
@@ -55,6 +57,9 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
     seq_len = _seq(reading, given, stamp, model)
     batch = _batch(reading, given, stamp, dp, micro, seq_len)
     fields |= {"dp": dp, "micro_batch": micro, "shard": _shard(reading, fields, dp * split[2])}
+    if batch % (dp * micro) and batch % dp == 0 and _guessed(reading, "--micro-batch"):
+        micro = math.gcd(batch // dp, micro)
+        fields["micro_batch"] = micro
     layout = Layout.parse(fields, "layout")
     job = Job.parse({**reading.job, "seq_len": seq_len, "global_batch": batch}, "job")
     if batch % (dp * micro):
@@ -67,6 +72,44 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
         reading.format, model, cluster, job, canonical(layout, model), tuple(reading.remarks),
         frozenset(reading.offload), reading.options,
     )  # fmt: skip
+
+
+def _guessed(reading: Reading, option: str) -> bool:
+    return any(one.kind == "guess" and one.option == option for one in reading.remarks)
+
+
+def _needed(reading: Reading, model: Model) -> int:
+    """Devices that a file's degrees need at least."""
+    fields = reading.layout
+    inner = _inner(reading)
+    ep, etp = int(fields.get("ep", 1)), int(fields.get("etp", 1))
+    if ep == 1 or model.experts is None:
+        return inner
+    pp = int(fields.get("pp", 1))
+    return pp * math.lcm(inner // pp, ep * etp)
+
+
+def _enough(
+    reading: Reading, given: Given, model: Model, cluster: Cluster, world: int
+) -> tuple[Cluster, int]:
+    """The cluster and its devices; asks where a file starts fewer than its own degrees need."""
+    needed = _needed(reading, model)
+    if given.cluster is not None or needed < 1 or world % needed == 0 or needed > 1_000_000:
+        return cluster, world
+    per_host = min(8, reading.per_host or 8)
+    hosts = -(-needed // per_host)
+    more = hosts * per_host if (hosts * per_host) % needed == 0 else needed * per_host
+    offer = f"{reading.device or 'h100'}:{more // per_host}x{per_host}"
+    if not given.guess:
+        raise SpecError(
+            "--cluster", None, f"the file starts {world} devices, its degrees need a multiple of "
+            f"{needed}: say what it runs on, as {offer} (a guess, taken with --guess)",
+        )  # fmt: skip
+    reading.guess(
+        "--cluster",
+        f"the file starts {world} devices, its degrees need a multiple of {needed}; {offer} is taken",
+    )
+    return load_cluster(offer), more
 
 
 def _check_experts(layout: Layout, model: Model) -> None:
@@ -121,8 +164,8 @@ def _model_and_cluster(reading: Reading, given: Given, stamp: Stamp) -> tuple[Mo
 
 def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cluster | None:
     world = reading.world() or reading.dp * _inner(reading)
-    per_host = reading.per_host or min(8, world or 8)
-    hosts = reading.hosts or max(1, -(-(world or 8) // per_host))
+    per_host = min(8, reading.per_host or world or 8)
+    hosts = max(1, -(-(world or 8) // per_host)) if world or not reading.hosts else reading.hosts
     offer = f"{reading.device or 'h100'}:{hosts}x{per_host}"
     if given.guess:
         reading.guess("--cluster", f"the file does not say what it runs on; {offer} is taken")

@@ -38,6 +38,11 @@ _LENGTHS = (
 )  # fmt: skip
 
 
+def is_swift(program: str) -> bool:
+    """Whether a command trains with ms-swift."""
+    return program.startswith("swift ") and program.split()[1] in ("sft", "pt", "rlhf")
+
+
 def is_trainer(flags: dict[str, Any]) -> bool:
     """Whether flags (dashes or not) are TrainingArguments'."""
     names = {name.replace("-", "_") for name in flags}
@@ -134,6 +139,7 @@ def fill(
     Raises:
         SpecError: a value that cannot be.
     """
+    options.guessing = given.guess
     reading.model = given.model
     reading.model_name = reading.model_name or options.loose(
         "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",

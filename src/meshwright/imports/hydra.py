@@ -49,6 +49,7 @@ def read_verl_data(data: dict[str, Any], given: Given, program: str = "") -> Rea
     """
     options = Options(flattened(resolved(data, dict(given.variables))))
     reading = Reading("verl command", options={"micro_batch": "ppo_micro_batch_size_per_gpu"})
+    options.guessing = given.guess
     reading.model = given.model
     reading.model_name = options.loose(
         "actor_rollout_ref.model.path", "model.partial_pretrain", "model.path"

@@ -81,6 +81,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     data = _with_base(dict(data), folder) if folder is not None else dict(data)
     options = Options(data)
     reading = Reading("MaxText YAML", options=dict(EDITS))
+    options.guessing = given.guess
     options.raw("base_config", "hardware", "decoder_block")
     reading.model = given.model
     named = options.loose("model_name")

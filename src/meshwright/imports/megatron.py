@@ -51,6 +51,7 @@ def read(
         SpecError: a flag is missing, impossible, or of a model that is not modelled.
     """
     reading = Reading(title, options=dict(EDITS))
+    options.guessing = given.guess
     reading.model = given.model or read_shape(options, reading, dialect=dialect)
     if given.model is not None:
         _skip_shape(options, reading, given.model)

@@ -178,6 +178,7 @@ def _kv_heads(options: Options, heads: int) -> int:
 def _latent(options: Options) -> dict[str, int] | None:
     if not options.flag("multi-latent-attention"):
         return None
+    options.raw("kv-channels")
     return {
         "q_rank": options.whole("q-lora-rank"),
         "kv_rank": options.whole("kv-lora-rank", default=32),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -35,6 +36,8 @@ class Options:
         self.prefix = prefix
         self.absent = absent
         self.read: set[str] = set()
+        self.guessing = False
+        self.guessed: dict[str, tuple[str, float]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -78,8 +81,21 @@ class Options:
     def _stated(self, names: tuple[str, ...], text: str) -> str:
         missing = unset(text)
         if missing:
-            raise Missing(self._name(names), missing[0], shown(text))
+            raise Missing(self._name(names), missing[0], shown(text), self._all_missing())
         return text
+
+    def _all_missing(self) -> list[str]:
+        """Every name that the values leave to the environment, in order."""
+        found: dict[str, None] = {}
+        for name, value in self.values.items():
+            if known(name, ("common",)) == "" or re.search(
+                r"path|dir|name|tokenizer|^save|^load|addr|port", name
+            ):
+                continue
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, str):
+                    found |= dict.fromkeys(unset(one))
+        return [name for name in found if not name.startswith("$")]
 
     def loose(self, *names: str) -> str:
         """A value as text, without the parts that the file does not state."""
@@ -116,6 +132,9 @@ class Options:
             return default
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return value
+        if self.guessing and unset(str(value)):
+            self.guessed[self._name(names)] = (shown(str(value)), default)
+            return default
         text = self._stated(names, str(value)).strip().replace("_", "").replace(",", "")
         scale = {"k": 1_000, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:].lower(), 1)
         try:
@@ -141,6 +160,9 @@ class Options:
             if not value:
                 return True
             value = value[0]
+        if self.guessing and unset(str(value)):
+            self.guessed[self._name(names)] = (shown(str(value)), default)
+            return default
         text = self._stated(names, str(value)).strip().lower()
         if text in _TRUE:
             return True
@@ -158,6 +180,11 @@ class Options:
         Raises:
             SpecError: an option is not known, and `strict`.
         """
+        for option, (text, default) in self.guessed.items():
+            if default:
+                reading.guess(
+                    option, f"{text[:60]} is not stated in the file; {default:g} is taken"
+                )
         for name, value in self.values.items():
             if name in self.read or value is None or _off(name, value):
                 continue
@@ -195,15 +222,18 @@ def _alike(name: str) -> str:
 class Missing(SpecError):
     """An option whose value the file leaves to its environment."""
 
-    def __init__(self, option: str, name: str, text: str) -> None:
+    def __init__(self, option: str, name: str, text: str, others: list[str] | None = None) -> None:
         self.missing = name
+        self.others = others or []
         plain = name.lstrip("$")
         if name.isdigit():
-            remedy = f'the script takes it as its argument {name}: --args "…" gives all of them'
+            remedy = f'the script takes it as its argument {name}: --args "…" gives all of them; --guess takes what it can'
         elif name.startswith("$"):
             remedy = "this depends on the machine; give the option's value with --set"
         else:
-            remedy = f"the file does not state {plain}: --set {plain}=… gives it"
+            rest = [one for one in self.others if one != name and not one.isdigit()][:8]
+            also = f" (also {', '.join(rest)})" if rest else ""
+            remedy = f"the file does not state {plain}{also}: --set {plain}=… gives it; --guess takes what it can"
         super().__init__(option, text, remedy)
 
 
@@ -223,6 +253,8 @@ def _tables() -> dict[str, Any]:
 def known(name: str, tables: tuple[str, ...]) -> str | None:
     """What an option changes that the estimate has no term for; "" if nothing; None: not known."""
     short = name.lower().replace("-", "_")
+    if any(short in _tables()[table]["harmless"] for table in tables):
+        return ""
     for table in tables:
         entry = _tables()[table]
         for pattern, effect in entry.get("effects", {}).items():

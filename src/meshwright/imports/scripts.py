@@ -47,7 +47,9 @@ def read(
     Raises:
         SpecError: no command trains, or what it runs cannot be read.
     """
-    script = read_script(text, name, folder, dict(given.variables), list(given.arguments))
+    script = read_script(
+        text, name, folder, dict(given.variables), list(given.arguments), given.guess
+    )
     launch = find_launch(script)
     if launch is None:
         raise SpecError("file", name, _nothing(script))
@@ -79,6 +81,11 @@ def _nothing(script: Script) -> str:
 
 
 def _doubts(script: Script, reading: Reading) -> None:
+    for variable, value in script.guesses.items():
+        where = f"--args (argument {variable})" if variable.isdigit() else f"--set {variable}="
+        reading.guess(
+            where, f"the script does not state it; {value}, the first it asks for, is taken"
+        )
     if script.missing:
         reading.note(
             f"included but not here: {', '.join(m[-60:] for m in script.missing[:3])}", "source"
@@ -113,7 +120,7 @@ def _dispatch(
     named = _configuration(script, launch, folder)
     if named is not None:
         return _configured(script, launch, named, given, folder, stamp)
-    if hf.is_trainer(flags_of(words)):
+    if hf.is_trainer(flags_of(words)) or hf.is_swift(program):
         return hf.read_words(script, launch, given, folder), stamp
     raise SpecError(
         "file", name, f"what {posixpath.basename(program.split()[0])[:60] if program else 'it starts'} "
@@ -158,8 +165,12 @@ def _slime(options: Options, given: Given, title: str, _hub: str) -> Reading:
         options.values["global-batch-size"] = prompts // max(
             options.whole("num-steps-per-rollout", default=1), 1
         )
-    for flag, value in (("attention-dropout", 0.0), ("hidden-dropout", 0.0)):
+    defaults = {"attention-dropout": 0.0, "hidden-dropout": 0.0, "use-distributed-optimizer": True}
+    # What slime sets itself whatever the flags say; bf16 unless fp16 is asked for.
+    for flag, value in defaults.items():
         options.values.setdefault(flag, value)
+    if "fp16" not in options:
+        options.values.setdefault("bf16", True)
     reading = megatron.read(options, given, title)
     reading.hosts, reading.per_host = hosts, per_host
     reading.note("the training half of reinforcement learning is priced, not the rollouts")

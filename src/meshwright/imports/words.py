@@ -310,6 +310,10 @@ def _parameter(inner: str, scope: Scope) -> tuple[str, list[str] | None]:
     if op:
         return _operated(name, value, op, scope), None
     if isinstance(value, list):
+        if index == "*":
+            separator = scope.get("IFS")
+            first = separator[:1] if isinstance(separator, str) and separator else " "
+            return first.join(value), None
         return " ".join(value), value
     return (mark(name) if value is None else value), None
 
