@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from meshwright.imports.critique import Critique
     from meshwright.imports.reading import Imported
     from meshwright.specs.plan import Plan
 
@@ -41,6 +42,9 @@ def command(
     ),
     compare: bool = typer.Option(True, help="Ask the planner what it would choose instead."),
     as_json: bool = typer.Option(False, "--json", help="Print plan and critique as JSON."),
+    patch: str | None = typer.Option(
+        None, "--patch", help="Write the file with its best change to this path."
+    ),
     output: str | None = typer.Option(None, "-o", "--output", help="Write the plan to this file."),
 ) -> None:
     """Read a run of another tool: its plan, what it will use, and what the planner would change.
@@ -48,6 +52,7 @@ def command(
     The file is read as data and never executed. Exits with 1 when the run does not fit in memory.
     """
     from meshwright.cli.output import print_json
+    from meshwright.imports.critique import price
     from meshwright.imports.files import import_file
     from meshwright.imports.reading import Given
     from meshwright.specs import load_cluster, load_model
@@ -70,14 +75,22 @@ def command(
         strict=strict,
     )
     imported = import_file(file, given)
-    plan = _price(imported)
-    findings, better = _criticise(plan) if compare else ([], None)
+    plan = price(imported, "meshwright " + shlex.join(sys.argv[1:]))
+    text = _text(file)
+    critique: Critique | None = None
+    findings: list[dict[str, Any]] = []
+    better: Plan | None = None
+    if compare or patch is not None:
+        findings, better, critique = _criticise(imported, plan, text)
+    patched = _patch(text, file, critique, patch) if patch is not None else ""
     if output is not None:
         save_plan(plan, output)
     if as_json:
         print_json(_data(imported, plan, findings, better))
     else:
         _show(imported, plan, findings, better, output)
+        if patched:
+            print(patched)
     if not plan.estimate.fits:
         raise typer.Exit(1)
 
@@ -94,30 +107,24 @@ def _variables(settings: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _price(imported: Imported) -> Plan:
-    """Price the layout as it stands, on as many devices as it starts."""
-    from meshwright.planner.plan import price_layout
+def _text(file: str) -> str:
+    """The file's own text, for the lines to change; empty for a folder or standard input."""
+    from pathlib import Path
 
-    plan = price_layout(
-        imported.model, _resized(imported), imported.job, imported.layout,
-        command="meshwright " + shlex.join(sys.argv[1:]),
-    )  # fmt: skip
-    return plan.but(notes=(f"imported: {imported.format}", *imported.notes))
+    from meshwright.specs.foreign import read_text
+
+    return read_text(file) if file != "-" and Path(file).is_file() else ""
 
 
-def _resized(imported: Imported) -> Any:
-    """The cluster with as many hosts as the run starts, where it starts fewer than there are."""
-    from meshwright.exports.fabric import resize
-
-    return resize(imported.cluster, imported.layout.world)
-
-
-def _criticise(plan: Plan) -> tuple[list[dict[str, str]], Plan | None]:
+def _criticise(
+    imported: Imported, plan: Plan, text: str
+) -> tuple[list[dict[str, Any]], Plan | None, Critique]:
+    from meshwright.imports.critique import criticise, without_offloaded
     from meshwright.planner.plan import plan as choose
     from meshwright.specs.errors import DoesNotFitError, SpecError
     from meshwright.specs.quantities import format_bytes, format_seconds
 
-    findings: list[dict[str, str]] = []
+    findings: list[dict[str, Any]] = []
     estimate = plan.estimate
     if not estimate.fits:
         over = estimate.peak_memory_bytes - estimate.capacity_bytes
@@ -132,12 +139,27 @@ def _criticise(plan: Plan) -> tuple[list[dict[str, str]], Plan | None]:
             "severity": "warning",
             "finding": f"{estimate.bubble_fraction:.0%} of the pipeline's time is bubble",
         })  # fmt: skip
+    critique = criticise(imported, plan, text)
+    for change in critique.changes:
+        lines = [edit.text() for edit in change.edits]
+        findings.append({
+            "severity": "change",
+            "finding": f"{change.what}: {change.gain:+.0%} tokens per second, peak "
+            f"{format_bytes(change.peak_memory_bytes)} of {format_bytes(estimate.capacity_bytes)}; "
+            f"risk: {change.risk}",
+            "lines": lines,
+        })  # fmt: skip
     try:
         better = choose(plan.model, plan.cluster, plan.job, defend=False, command=plan.command)
     except (DoesNotFitError, SpecError) as error:
-        findings.append({"severity": "note", "finding": f"the planner finds no layout: {error}"})
-        return findings, None
-    ours, theirs = estimate.step_time_s, better.estimate.step_time_s
+        held = "the run fits because it offloads; " if imported.offload and estimate.fits else ""
+        findings.append({
+            "severity": "note",
+            "finding": f"{held}without offload the planner finds no layout: {error}",
+        })  # fmt: skip
+        return findings, None, critique
+    theirs = without_offloaded(better.estimate, imported.offload).step_time_s
+    ours = estimate.step_time_s
     times = f"step {format_seconds(theirs)} instead of {format_seconds(ours)}"
     if not estimate.fits:
         findings.append({
@@ -152,11 +174,26 @@ def _criticise(plan: Plan) -> tuple[list[dict[str, str]], Plan | None]:
         })  # fmt: skip
     else:
         findings.append({"severity": "ok", "finding": "the planner finds nothing over 1 % faster"})
-    return findings, better
+    return findings, better, critique
+
+
+def _patch(text: str, file: str, critique: Critique | None, target: str) -> str:
+    """Write the file with the best change that it has lines for; return what was done."""
+    from meshwright.imports.patch import apply_edits
+    from meshwright.specs.errors import SpecError
+    from meshwright.specs.writing import write_atomically
+
+    if not text:
+        raise SpecError("--patch", file, "a file is expected, not a folder or standard input")
+    changes = [one for one in critique.changes if one.edits] if critique is not None else []
+    if not changes:
+        return f"nothing to change in {file}: no single change of its lines gains over 2 %"
+    write_atomically(target, apply_edits(text, list(changes[0].edits)), "--patch")
+    return f"{target} written: {changes[0].what}"
 
 
 def _data(
-    imported: Imported, plan: Plan, findings: list[dict[str, str]], better: Plan | None
+    imported: Imported, plan: Plan, findings: list[dict[str, Any]], better: Plan | None
 ) -> dict[str, Any]:
     return {
         "format": imported.format,
@@ -169,7 +206,7 @@ def _data(
 def _show(
     imported: Imported,
     plan: Plan,
-    findings: list[dict[str, str]],
+    findings: list[dict[str, Any]],
     better: Plan | None,
     output: str | None,
 ) -> None:
@@ -192,6 +229,8 @@ def _show(
     print_table(title, heads, [list(row) for row in zip(*columns, strict=True)])
     for finding in findings:
         print(f"{finding['severity'].upper():8} {finding['finding']}")
+        for line in finding.get("lines", ()):
+            print(f"         {line}")
     for note in plan.notes:
         print(f"NOTE     {note}")
     if output is not None:

@@ -123,7 +123,7 @@ def _megatron(
     fp8 = values.get("fp8")
     if isinstance(fp8, str) and fp8 not in ("none", "null"):
         flags["fp8"] = fp8
-    if not any(values.get(name) for name in ("bf16", "fp16")):
+    if not any(name in values for name in ("bf16", "fp16")):
         flags["bf16"] = True
     if "num-layers" not in flags and given.model is None:
         known = model_named(named.removesuffix(".yaml").replace("_", "-"))

@@ -1,0 +1,247 @@
+"""Price an imported run and say what it wastes: the gain, the risk, and the lines to change."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.costs.step import estimates
+from meshwright.exports.canonical import canonical
+from meshwright.exports.fabric import resize
+from meshwright.imports.patch import Edit, add_flag, find_edit, find_flag
+from meshwright.imports.reading import Imported
+from meshwright.lessons.content import Question
+from meshwright.planner.legality import why_illegal
+from meshwright.planner.plan import price_layout
+from meshwright.specs.errors import SpecError
+from meshwright.specs.layout import Layout
+from meshwright.specs.plan import Estimate, Plan
+from meshwright.specs.quantities import format_bytes
+
+_OFFLOADED = {
+    "optimizer": ("optimizer",), "parameters": ("parameters",), "activations": ("activations",),
+}  # fmt: skip
+_HOST_BYTES_S = 25e9
+"""What a PCIe 4.0 x16 slot moves in one direction: of every second that an offload may take at least."""
+_LEAST_GAIN = 0.02
+_MOST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the run: what it gains and risks, and the edits of its file."""
+
+    what: str
+    layout: Layout
+    gain: float
+    peak_memory_bytes: float
+    risk: str
+    edits: tuple[Edit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Critique:
+    """An imported run, priced, and what would change it for the better, best first."""
+
+    plan: Plan
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def price(imported: Imported, command: str = "") -> Plan:
+    """Price the layout as it stands, on as many devices as it starts; what is offloaded is not held.
+
+    Raises:
+        SpecError: the layout cannot run; the message says which rule it breaks.
+    """
+    cluster = resize(imported.cluster, imported.layout.world)
+    plan = price_layout(imported.model, cluster, imported.job, imported.layout, command=command)
+    estimate = without_offloaded(plan.estimate, imported.offload)
+    notes = (
+        f"imported: {imported.format}",
+        *imported.notes,
+        *_offload_notes(plan.estimate, imported.offload),
+    )
+    return plan.but(estimate=estimate.model_dump(), fits=estimate.fits, notes=notes)
+
+
+def without_offloaded(estimate: Estimate, offload: frozenset[str]) -> Estimate:
+    """An estimate whose device memory leaves out what is kept on the host."""
+    away = _away(estimate, offload)
+    if not away:
+        return estimate
+    parts = {name: 0.0 if name in away else size for name, size in estimate.memory_parts.items()}
+    peak = sum(parts.values())
+    return estimate.but(
+        memory_parts=parts, peak_memory_bytes=peak, fits=peak <= estimate.capacity_bytes,
+        peak_memory_range=None, fit_probability=None, stages=(), memory_phases={},
+    )  # fmt: skip
+
+
+def _away(estimate: Estimate, offload: frozenset[str]) -> dict[str, float]:
+    names = [name for what in sorted(offload) for name in _OFFLOADED.get(what, ())]
+    return {name: estimate.memory_parts[name] for name in names if estimate.memory_parts.get(name)}
+
+
+def _offload_notes(estimate: Estimate, offload: frozenset[str]) -> Iterator[str]:
+    for name, size in _away(estimate, offload).items():
+        yield (
+            f"{name} ({format_bytes(size)} a device) are kept in host memory: moving them once each way takes "
+            f"at least {2 * size / _HOST_BYTES_S:.2g} s, which the step time leaves out"
+        )
+
+
+def criticise(imported: Imported, plan: Plan, text: str = "") -> Critique:
+    """Try every single change of the layout that could help; keep those that fit and gain over 2 %.
+
+    Args:
+        text: of the file, where lines to change are wanted.
+    """
+    question = Question(plan.model, plan.cluster, plan.job)
+    tried: list[tuple[str, str, Layout]] = []
+    for what, risk, change in _candidates(plan):
+        try:
+            layout = canonical(plan.layout.but(**change), plan.model)
+        except SpecError:
+            continue
+        if layout != plan.layout and why_illegal(question, layout) is None:
+            tried.append((what, risk, layout))
+    priced = (
+        estimates(plan.model, plan.cluster, plan.job, [layout for *_, layout in tried])
+        if tried
+        else []
+    )
+    found: list[Change] = []
+    for (what, risk, layout), raw in zip(tried, priced, strict=True):
+        estimate = without_offloaded(raw, imported.offload)
+        gain = plan.estimate.step_time_s / estimate.step_time_s - 1
+        rescued = estimate.fits and not plan.estimate.fits
+        if rescued or (estimate.fits and gain > _LEAST_GAIN):
+            edits = edits_for(text, imported, plan.layout, layout) if text else ()
+            found.append(Change(what, layout, gain, estimate.peak_memory_bytes, risk, tuple(edits)))
+    found.sort(key=lambda one: -one.gain)
+    return Critique(plan, tuple(found[:_MOST]))
+
+
+def _candidates(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(what changes, its risk, the fields of the layout) of every single change."""
+    layout, batch = plan.layout, plan.job.global_batch
+    same = "none for the numbers: the same sums in another order"
+    if layout.recompute != "none":
+        off = {"recompute": "none", "recompute_layers": 0, "stage_recompute_layers": None}
+        yield (
+            "keep all activations instead of recomputing",
+            "memory: activations grow with the sequence",
+            off,
+        )
+        if layout.recompute == "full":
+            yield (
+                "recompute the attention core only", "memory: activations grow with the sequence",
+                {**off, "recompute": "selective"},
+            )  # fmt: skip
+    elif not plan.estimate.fits:
+        yield "recompute all layers", "a third more forward time", {"recompute": "full"}
+    if layout.zero == 0 and layout.dp * layout.cp > 1:
+        yield "shard the optimizer (ZeRO-1)", "checkpoints change their form", {"zero": 1}
+    if layout.zero == 3:
+        yield (
+            "keep gathered weights through the backward (ZeRO-2)",
+            "memory: whole weights stay",
+            {"zero": 2},
+        )
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield (
+            "split norms along the sequence (sequence parallelism)",
+            same,
+            {"sequence_parallel": True},
+        )
+    for factor in (2, 4):
+        if batch % (layout.dp * layout.micro_batch * factor) == 0:
+            yield (
+                f"micro-batches of {layout.micro_batch * factor}", "memory: activations grow with them",
+                {"micro_batch": layout.micro_batch * factor},
+            )  # fmt: skip
+    for axis in ("tp", "pp", "cp"):
+        size = getattr(layout, axis)
+        if size > 1 and size % 2 == 0:
+            change = {axis: size // 2, "dp": layout.dp * 2, "shard": 0}
+            if axis == "pp":
+                change |= {"stage_layers": None, "stage_recompute_layers": None}
+            if batch % (layout.dp * 2 * layout.micro_batch) == 0:
+                yield (
+                    f"{axis} {size // 2} instead of {size}, more replicas",
+                    "memory: each device holds more",
+                    change,
+                )
+    if layout.pp > 1 and layout.virtual_stages == 1 and plan.model.layers % (2 * layout.pp) == 0:
+        yield (
+            "two chunks a stage (interleaved)", "more messages between stages",
+            {"virtual_stages": 2, "schedule": "interleaved", "stage_layers": None},
+        )  # fmt: skip
+
+
+def edits_for(text: str, imported: Imported, old: Layout, new: Layout) -> list[Edit]:
+    """The edits of a file that turn one layout into another, as far as its options say them."""
+    options = imported.options
+    found: list[Edit | None] = []
+    for name in ("tp", "pp", "cp", "ep", "micro_batch", "virtual_stages"):
+        if getattr(old, name) != getattr(new, name) and name in options:
+            edit = find_edit(text, options[name], str(getattr(new, name)))
+            if edit is None and options[name].startswith("--"):
+                edit = add_flag(text, f"{options[name]} {getattr(new, name)}", _beside(options))
+            found.append(edit)
+    if old.sequence_parallel != new.sequence_parallel and options.get(
+        "sequence_parallel", ""
+    ).startswith("--"):
+        found.append(
+            add_flag(text, options["sequence_parallel"], _beside(options))
+            if new.sequence_parallel
+            else None
+        )
+    if old.zero != new.zero:
+        if "zero" in options:
+            value = (
+                str(new.zero)
+                if "stage" in options["zero"]
+                else "false"
+                if new.zero == 2
+                else "true"
+            )
+            found.append(find_edit(text, options["zero"], value))
+        elif "zero1" in options and new.zero == 1:
+            found.append(add_flag(text, options["zero1"], _beside(options)))
+    if old.recompute != new.recompute and "recompute" in options:
+        found += _recompute(text, options, new)
+    if (
+        old.micro_batch != new.micro_batch
+        and options.get("accumulation")
+        and imported.job.global_batch
+    ):
+        steps = imported.job.global_batch // (new.dp * new.micro_batch)
+        found.append(find_edit(text, options["accumulation"], str(steps)))
+    return [edit for edit in found if edit is not None]
+
+
+def _beside(options: dict[str, str]) -> tuple[str, ...]:
+    return tuple(
+        itertools.chain(
+            (options.get("tp", ""),), (v for v in options.values() if v.startswith("--"))
+        )
+    )
+
+
+def _recompute(text: str, options: dict[str, str], new: Layout) -> Iterator[Edit | None]:
+    option = options["recompute"]
+    if "granularity" in option:
+        if new.recompute == "selective":
+            yield find_edit(text, option, "selective")
+        else:
+            yield find_flag(text, option) if new.recompute == "none" else None
+        for extra in ("recompute_method", "recompute_num"):
+            yield find_flag(text, options[extra]) if extra in options else None
+    elif "remat" in option:
+        yield find_edit(text, option, "full" if new.recompute == "full" else "minimal")
+    else:
+        yield find_edit(text, option, "true" if new.recompute == "full" else "false")
