@@ -44,6 +44,8 @@ def overrides(plan: Plan) -> dict[str, Any]:
     flags = megatron.all_flags(plan)
     found: dict[str, Any] = dict(_DEFAULTS)
     found["add_bias_linear"] = True
+    # Primus's own trainer computes in bf16 unless it is told not to.
+    found["bf16"] = False
     spelled = {flag: (name, False) for name, flag in _NEGATED.items()}
     names = {flag: name for name, flag in _RENAMED.items()}
     for flag, value in flags.items():

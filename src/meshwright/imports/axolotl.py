@@ -130,6 +130,7 @@ def _fsdp(options: Options, reading: Reading) -> None:
         "fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing"
     ):
         reading.layout["recompute"] = "full"
+        reading.options["recompute"] = "fsdp_config.activation_checkpointing"
     for name in list(options.values):
         if name.startswith("fsdp_config."):
             options.read.add(name)

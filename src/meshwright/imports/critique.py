@@ -12,8 +12,7 @@ from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import resize
 from meshwright.imports.patch import Edit, add_flag, find_edit, find_flag
 from meshwright.imports.reading import Imported
-from meshwright.lessons.content import Question
-from meshwright.planner.legality import why_illegal
+from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.plan import price_layout
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
