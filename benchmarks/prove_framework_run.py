@@ -8,6 +8,7 @@ mistake as users make it, or as the framework once made it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
@@ -82,16 +83,16 @@ def accelerate(bug: str, *, fsdp: bool, accumulation: int = 2) -> None:
             for part, wanted in zip(
                 ids.chunk(accumulation), labels.chunk(accumulation), strict=True
             ):
-                with accelerator.accumulate(model):
+                never = bug == "never-synchronised"
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(accelerator.accumulate(model))
+                    if never:  # DDP decides in the forward pass whether its backward will reduce
+                        stack.enter_context(accelerator.no_sync(model))
                     loss = model(input_ids=part, labels=wanted).loss
                     total += float(loss.detach()) / accumulation
                     if bug == "unscaled-accumulation":  # accelerate divides; multiplying undoes it
                         loss = loss * accumulation
-                    if bug == "never-synchronised":
-                        with accelerator.no_sync(model):
-                            accelerator.backward(loss)
-                    else:
-                        accelerator.backward(loss)
+                    accelerator.backward(loss)
                     norm = None
                     if accelerator.sync_gradients and bug != "not-clipped":
                         norm = accelerator.clip_grad_norm_(model.parameters(), CLIP)

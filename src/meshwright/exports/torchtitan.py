@@ -18,6 +18,7 @@ from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+from meshwright.specs.models import load_model
 from meshwright.specs.plan import Plan
 
 SCHEDULES = {
@@ -66,10 +67,24 @@ def flavor(model: Model) -> tuple[str, str] | None:
     return found[:2] if found else None
 
 
+_NOT_ARCHITECTURE = frozenset(
+    {"name", "source", "family", "numerics", "counted_parameters", "max_positions"}
+)
+
+
 def _problems(model: Model) -> Iterator[Problem]:
-    if flavor(model) is None:
+    """A model that is not registered, or whose shape is but not the rest of its architecture."""
+    found = FLAVORS.get((model.layers, model.hidden, model.vocab))
+    if found is None:
         names = ", ".join(f"{m} {f}" for m, f, _ in FLAVORS.values())
         yield Problem("model", model.name, f"has the registered models {names}")
+        return
+    registered = load_model(found[2])
+    for name in type(model).model_fields:
+        mine, theirs = getattr(model, name), getattr(registered, name)
+        if name not in _NOT_ARCHITECTURE and mine != theirs:
+            yield Problem(f"model.{name}", mine, f"registers {found[2]} with {name} {theirs!r}")
+            return
 
 
 LIMITS = Limits("torchtitan", "torchtitan", _problems)
