@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.costs.adapters import layer_matrices
 from meshwright.costs.columns import Bools, Floats, LayoutColumns
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.setting import Setting
@@ -15,6 +16,10 @@ Engine's grouped linear launches one by one."""
 EXPERT_KERNELS_8BIT = 8
 """The same with 8-bit operands, where each product's input is cast by rows and by columns and its
 scales are rearranged."""
+ADAPTER_KERNELS = 6
+"""Kernels of one adapter's forward, counted in PEFT's Linear: cast, dropout, two products, scale, add."""
+UNPACK_KERNELS = 2
+"""Kernels that write one quantised matrix out in 16 bits: of bitsandbytes, scales first, then values."""
 MOE_KERNELS = 12
 """Kernels that routing, permuting and combining add to a layer's forward, counted in Megatron-Core."""
 
@@ -43,6 +48,9 @@ def launch_s(
         one, moe = 0.0 * one, 0.0 * moe
     if framework.graphs == "all":
         own = 0.0 * own
+    if framework.graphs == "none":
+        one = one + adapter_kernels(setting, moe=False) * framework.host_kernel_s
+        moe = moe + adapter_kernels(setting, moe=True) * framework.host_kernel_s
     host = layers.dense[role] * one + layers.moe[role] * (moe + own)
     # Two pairs of tensor-parallel collectives a layer, and one more gather each in backward.
     inside = columns.tp <= setting.fabric.levels[0].domain
@@ -61,6 +69,17 @@ def launch_s(
         wait_s(host + fixed / 3.0, device_forward),
         wait_s(2.0 * host + again + fixed * (2.0 / 3.0), device_backward),
     )
+
+
+def adapter_kernels(setting: Setting, *, moe: bool) -> float:
+    """Kernels that adapters and quantised weights add to one layer's forward, issued one by one."""
+    tune = setting.job.finetune
+    if tune is None:
+        return 0.0
+    matrices = [m for m in layer_matrices(setting.model, moe=moe) if m.target != "experts"]
+    adapted = sum(1 for matrix in matrices if tune.adapts and matrix.target in tune.targets)
+    unpacked = len(matrices) if tune.storage not in ("16-bit", "fp8") else 0
+    return float(ADAPTER_KERNELS * adapted + UNPACK_KERNELS * unpacked)
 
 
 def host_sets_the_pace(parts: dict[str, tuple[Floats, Floats]]) -> Bools:
