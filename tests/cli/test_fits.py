@@ -158,10 +158,24 @@ def test_json_has_the_verdict_and_priced_ways_down(
     assert ways[-1]["peak_memory_bytes"] < said["estimate"]["peak_memory_bytes"]
 
 
-def test_offload_is_not_passed_over_in_silence(folder: Path) -> None:
+def test_offload_takes_states_off_the_device_and_costs_time(folder: Path) -> None:
+    model, cluster = load_model("llama3-8b"), load_cluster("h100:1x8")
     found = read_tuning(folder / "ds.json", 8)
+    assert found.offload == ("optimizer",)
+    here = verdict(model, cluster, found)
+    found.offload = ()
+    there = verdict(model, cluster, found)
+    assert here.estimate.memory_parts["optimizer"] == 0.0
+    saved = there.estimate.peak_memory_bytes - here.estimate.peak_memory_bytes
+    assert saved == pytest.approx(there.estimate.memory_parts["optimizer"])
+    assert here.estimate.step_time_s > there.estimate.step_time_s
+
+
+def test_activation_offload_is_not_passed_over_in_silence(folder: Path) -> None:
+    found = read_tuning(folder / "tune.yaml", 8)
+    found.offload = ("activations",)
     answer = verdict(load_model("llama3-8b"), load_cluster("h100:1x8"), found)
-    assert any("optimizer in host memory" in what for what in answer.not_priced)
+    assert any("activations in host memory" in what for what in answer.not_priced)
 
 
 @pytest.mark.parametrize(

@@ -336,9 +336,12 @@ def _sharding(keys: Keys, found: Tuning) -> None:
             found.offload = ("optimizer", "parameters") if found.zero == 3 else ("optimizer",)
         found.assumed.append(f"ZeRO-{found.zero} from the name {Path(deepspeed).name}")
     elif fsdp:
+        own = keys.get("fsdp_config", default={})
+        own = own if isinstance(own, Mapping) else {}
         text = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
         found.zero = 2 if "grad_op" in text else 3
-        if "offload" in text and "offload_params': False" not in text:
+        moved = own.get("fsdp_offload_params", own.get("offload_params", "offload" in text))
+        if str(moved).lower() == "true":
             found.offload = ("optimizer", "parameters")
 
 
