@@ -38,7 +38,7 @@ def recognise(source: Source) -> Artefact:
         return _pickle(head)
     if _JSON.match(head):
         return _json(head)
-    if b"\0" in head[:4096]:
+    if b"\0" in head[:4096] or head.lstrip()[:9].lower() in (b"<!doctype", b"<html>", b"<html lan"):
         return "binary"
     return _text(head)
 
@@ -69,7 +69,7 @@ def _json(head: bytes) -> Artefact:
     if b'"fwd_minibatch"' in head or b'"fwd_start"' in head:
         return "operations"
     first = head.split(b"\n", 1)[0]
-    if first.rstrip().endswith(b"}") and re.search(rb'"(?:step|loss|step_time_s)"', first):
+    if first.rstrip().endswith(b"}") and re.search(rb'"(?:step|loss|step_time_s|kind)"', first):
         return "metrics"
     if b'"traceName"' in head or b'"baseTimeNanoseconds"' in head or b'"distributedInfo"' in head:
         return "trace"

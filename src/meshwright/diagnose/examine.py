@@ -11,6 +11,9 @@ from meshwright.diagnose.sources import Source, gather
 from meshwright.diagnose.verdict import conclude
 from meshwright.specs.errors import SpecError
 
+METRICS = "metrics.jsonl"
+"""Records of our own runs; other files of JSON lines are read as logs."""
+
 if TYPE_CHECKING:
     from meshwright.specs.cluster import Cluster
     from meshwright.specs.plan import Plan
@@ -69,6 +72,14 @@ def _read_all(
 
         for folder in dict.fromkeys(ring.path.parent for ring in rings if ring.path is not None):
             parts.append(judge_rings(folder))
+    for source in by_kind.get("metrics", []):
+        if source.path is not None and source.path.name == METRICS:
+            from meshwright.diagnose.own_runs import judge_run
+
+            progress(source.name)
+            parts.append(judge_run(source.path))
+        elif part := _text(source, plan, cluster, several):
+            parts.append(part)
     for source in by_kind.get("memory-snapshot", []):
         from meshwright.diagnose.memory_records import judge_snapshot
 

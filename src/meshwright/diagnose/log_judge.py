@@ -474,7 +474,7 @@ def _interruptions(
         return
     lost = sum(t - typical for _, t in long) / sum(kept)
     part.figures["interruption_share"] = round(lost, 4)
-    if lost < INTERRUPTED:
+    if lost < (INTERRUPTED if len(long) > 1 else 3 * INTERRUPTED):
         return
     numbers = [s.number for s, _ in long if s.number is not None]
     gaps = {b - a for a, b in itertools.pairwise(numbers)}

@@ -189,6 +189,8 @@ def _calls(entries: list[Any], groups: Mapping[str, Group], rank: int) -> list[C
         created = float(entry.get("time_created_ns") or 0) * 1e-9
         ended = entry.get("time_discovered_completed_ns")
         finished = state == "completed" or bool(ended) or entry.get("retired") is True
+        # gloo's operations keep their first state, and leave it when they fail: see `reopened`.
+        finished = finished or profiled.startswith("gloo:")
         sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
         kind, peer = _kind(profiled), -1
         turn = int(entry.get("collective_seq_id") or 0)

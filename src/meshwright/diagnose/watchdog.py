@@ -22,7 +22,7 @@ WATCHDOG = re.compile(
     r"|Timed out waiting \d+ms for (?:recv|send)|watchdog at work sequence id"
     r"|(?:unhandled|remote process exited).{0,60}(?:error|NCCL)|NCCL WARN|NCCL error|NVRM: Xid"
     r"|uncorrectable ECC|ProcessGroupNCCL.*(?:heartbeat|exception)|Connection closed by peer"
-    r"|illegal memory access|unspecified launch failure|fallen off the bus|hipErrorLaunchFailure",
+    r"|Is there a distributed collective mismatch|illegal memory access|unspecified launch failure|fallen off the bus|hipErrorLaunchFailure",
     re.IGNORECASE,
 )
 
@@ -110,6 +110,8 @@ class Reading:
     gpu_faults: list[tuple[int, str, int | None]] = field(default_factory=list)
     network: list[tuple[int, str, int | None]] = field(default_factory=list)
     general: tuple[int, str] | None = None
+    sizes: tuple[int, str, int | None] | None = None
+    """A backend's own word that sizes did not match."""
     phase: tuple[str, int, str] | None = None
     """What went on before the first report: `checkpoint`, `evaluation`, `start-up`."""
     world: int | None = None
@@ -143,6 +145,8 @@ def read_line(reading: Reading, number: int, line: str) -> None:
         reading.joined = (int(match[3]), int(match[2]), number, short)
     who = _RANK.search(line)
     rank = int(who[1]) if who else None
+    if "distributed collective mismatch" in line and reading.sizes is None:
+        reading.sizes = (number, short, rank)
     if _GPU_FAULT.search(line):
         reading.gpu_faults.append((number, short, rank))
     elif _NETWORK.search(line):
@@ -193,7 +197,16 @@ def _wait(match: re.Match[str], line: str, number: int, short: str) -> Wait:
 def judge(reading: Reading) -> Part:
     """Say what stopped the run, as far as the text tells."""
     part = Part()
-    by_order = (_gpu_fault, _culprits, _fingerprints, _barrier, _timeouts, _broken_link, _general)
+    by_order = (
+        _gpu_fault,
+        _culprits,
+        _fingerprints,
+        _sizes,
+        _barrier,
+        _timeouts,
+        _broken_link,
+        _general,
+    )
     for step in by_order:
         part.findings += step(reading)
         if part.findings:
@@ -290,6 +303,18 @@ def _fingerprints(reading: Reading) -> list[Finding]:
            f"The same {op} has different shapes on different ranks: {listed}"
            + (": the batches are uneven" if batch else ""),
            remedy, confidence=0.9, ranks=ranks, where=f"{op} of {listed}", evidence=evidence)
+    ]  # fmt: skip
+
+
+def _sizes(reading: Reading) -> list[Finding]:
+    """gloo's own word that a peer sent another size than was expected."""
+    if reading.sizes is None:
+        return []
+    return [
+        of("mismatched-collective", "A rank received another size than it expected: ranks call the same collective with "
+           "different shapes, or different collectives", "run with TORCH_DISTRIBUTED_DEBUG=DETAIL, which names both ranks "
+           "and shapes; pad or drop the uneven last batch", confidence=0.8, where="collective",
+           evidence=_said(reading, reading.sizes))
     ]  # fmt: skip
 
 

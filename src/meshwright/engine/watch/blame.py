@@ -225,11 +225,9 @@ def _why(flight: Flight | None, missed: Call) -> Cause:
         call for call in flight.calls
         if call.started > missed.started and (call.group, call.turn) != (missed.group, missed.turn)
     ]  # fmt: skip
-    if elsewhere or (last.step and last.step > missed.step):
+    if elsewhere or missed.axis in ASIDE:
         return "missing-collective"
-    if missed.axis in ASIDE or last.step != missed.step:
-        # It came to the end of its step and not into the next: it left the loop, or died.
-        return "missing-collective"
+    # It did nothing more at all: frozen, dead, or at the end of its program.
     return "frozen-rank"
 
 
