@@ -35,7 +35,7 @@ from meshwright.specs.layout import Layout
 
 TABLES = (
     "nvidia_megatron_bridge", "nvidia_dgxc_benchmarking", "megatron_moe_modelzoo_qwen3", "torchtitan",
-    "mlperf_training", "xtuner", "mtnlg_530b", "bigscience_bloom_a100",
+    "mlperf_training", "xtuner", "mtnlg_530b",
 )  # fmt: skip
 """Tables whose rows are layouts that their authors recommend, not sweeps of bad and good ones."""
 AT_MOST = 0.10

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.costs.columns import from_layouts
 from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.notes import _above_measured, measured_mfu
 from meshwright.planner.odds import WANTED, Odds
 from meshwright.planner.plan import GAMBLE, plan
 from meshwright.planner.search import reprice, search
@@ -215,3 +216,30 @@ def test_where_nothing_fits_surely_the_surest_is_taken_and_said():
     assert made.fits
     assert made.estimate.fit_probability < WANTED
     assert any("nothing fits with 90%" in note for note in made.notes)
+
+
+def test_a_million_tokens_on_one_host_have_a_priced_way_out():
+    with pytest.raises(DoesNotFitError) as caught:
+        plan(load_model("llama3.1-8b"), load_cluster("h100:1x8"),
+             Job(seq_len=2**20, global_batch=1, framework="megatron"), defend=False)  # fmt: skip
+    assert "activations in host memory" in str(caught.value)
+    assert "loss in chunks" in str(caught.value)
+
+
+def test_a_batch_that_shares_badly_is_said():
+    made = plan(SMALL, load_cluster("h100:1x7"),
+                Job(seq_len=2048, global_batch=512, framework="megatron"), defend=False)  # fmt: skip
+    assert any("511 sequences" in note for note in made.notes)
+    good = plan(SMALL, load_cluster("h100:1x7"),
+                Job(seq_len=2048, global_batch=511, framework="megatron"), defend=False)  # fmt: skip
+    assert not any("shares badly" in note for note in good.notes)
+
+
+def test_more_than_anyone_measured_is_said():
+    made = plan(SMALL, load_cluster("h100:1x8"), Job(framework="megatron"), defend=False)
+    known = measured_mfu()["H100 SXM 80GB", "bf16"]
+    assert 0.4 < known[0] < 0.9
+    boast = made.estimate.model_copy(update={"mfu": known[0] + 0.01})
+    question = Question(made.model, made.cluster, made.job)
+    assert "expect less" in _above_measured(question, boast)[0]
+    assert _above_measured(question, made.estimate.model_copy(update={"mfu": 0.3})) == []

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.costs.columns import concatenate
+from meshwright.costs.columns import concatenate, from_layouts
+from meshwright.costs.stages import ROLES, stage_layers
 from meshwright.planner.legality import Question, legal, why_illegal
 from meshwright.planner.space import Constraints, Tally, divisors, enumerate_layouts
 from meshwright.specs.clusters import load_cluster
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Experts, Model
@@ -27,10 +29,6 @@ QUESTION = Question(LLAMA, H100, Job(seq_len=8192, global_batch=512))
         (Layout(tp=8, pp=4, dp=4), "number of devices"),
         (Layout(tp=64).but(tp=32, dp=2), None),
         (Layout(tp=1, pp=64, virtual_stages=2, schedule="interleaved"), "at least one layer"),
-        (
-            Layout(tp=4, pp=16, virtual_stages=3, schedule="interleaved"),
-            "interleaving needs layers",
-        ),
         (Layout(dp=64, micro_batch=16), "global batch must divide"),
         (Layout(tp=1, dp=64, sequence_parallel=True), "sequence parallelism needs"),
         (
@@ -49,6 +47,27 @@ def test_each_rule_has_its_sentence(layout, words):
         assert sentence is None
     else:
         assert words in sentence
+
+
+def test_uneven_chunks_need_a_framework_that_names_their_layers():
+    layout = Layout(tp=4, pp=16, virtual_stages=3, schedule="interleaved")
+    assert why_illegal(QUESTION, layout) is None
+    itself = Question(LLAMA, H100, QUESTION.job.but(framework="megatron-2021"))
+    assert not framework("megatron-2021").stage_layers
+    assert "interleaving needs layers" in why_illegal(itself, layout)
+
+
+def test_a_stage_may_hold_the_embedding_or_the_loss_alone():
+    """Llama 3.1 405B: 126 layers in 128 chunks, one fewer on the first and the last."""
+    model = LLAMA.but(layers=126)
+    chunks = (0, *(1,) * 126, 0)
+    layout = Layout(tp=1, pp=16, dp=4, virtual_stages=8, schedule="interleaved",
+                    stage_layers=chunks, zero=1)  # fmt: skip
+    question = Question(model, H100, Job(global_batch=512, framework="megatron"))
+    assert why_illegal(question, layout) is None
+    held = stage_layers(model, from_layouts([layout]))
+    assert [float(held.total(role)[0]) for role in ROLES] == [7.0, 8.0, 7.0]
+    assert "at least one layer" in why_illegal(question, layout.but(stage_layers=None))
 
 
 def test_kv_heads_may_be_replicated_but_not_cut():

@@ -63,6 +63,11 @@ class LayoutColumns:
         return len(self.dp)
 
     @property
+    def named_stages(self) -> Bools:
+        """Rows whose layers per rank are named; one of those numbers may be 0."""
+        return (self.first_layers > 0) | (self.middle_layers > 0) | (self.last_layers > 0)
+
+    @property
     def shard_degree(self) -> Ints:
         """Ranks of one ZeRO shard group; 1 where nothing is sharded."""
         whole = np.where(self.shard > 0, self.shard, self.dp * self.cp)
@@ -90,7 +95,7 @@ class LayoutColumns:
             values.pop(f"{where}_layers") for where in ("first", "middle", "last")
         )
         stage_layers = None
-        if first and values["pp"] > 1 and values["virtual_stages"] == 1:
+        if (first or middle or last) and values["pp"] > 1 and values["virtual_stages"] == 1:
             stage_layers = (first, *(middle,) * (virtual - 2), last)
         again = self.splits[values.pop("recompute_split")] or None
         values["recompute"] = RECOMPUTES[values["recompute"]]  # type: ignore[assignment]

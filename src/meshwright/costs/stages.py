@@ -51,7 +51,7 @@ def stage_layers(model: Model, columns: LayoutColumns) -> StageLayers:
     pp = columns.pp
     base, surplus = model.layers // pp, model.layers % pp
     inner = np.maximum(pp - 2, 0)
-    explicit = columns.first_layers > 0
+    explicit = columns.named_stages
     middle = np.where(inner > 0, base + (surplus > 0), 0)
     # A surplus larger than the inner ranks can take one each of also reaches the last, then the first.
     last = base + (surplus > inner)

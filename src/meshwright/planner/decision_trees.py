@@ -15,6 +15,7 @@ from meshwright.costs.step import capacity_bytes, estimate
 from meshwright.planner.legality import Question, legal
 from meshwright.planner.search import reprice
 from meshwright.planner.space import divisors
+from meshwright.specs.frameworks import framework
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate
 from meshwright.specs.quantities import format_bytes, format_seconds
@@ -60,26 +61,71 @@ def _fits_steps(question: Question) -> list[Step]:
     ]
     evidence = f"{format_bytes(states)} against {format_bytes(node)} per node"
     steps.append(Step("Does it fit one node?", evidence, "yes" if states < 0.8 * node else "no"))
+    if (cp := _context(question)) > 1:
+        evidence = f"{question.job.seq_len:,} tokens against {LONG:,} a rank"
+        steps.append(Step("Is the sequence long?", evidence, f"yes: cp {cp}"))
+    if question.model.experts is not None:
+        ep = _experts(question, question.cluster.gpus)
+        evidence = f"{question.model.experts.experts} experts on links that {question.cluster.fast_domain} devices share"
+        steps.append(Step("Are there experts?", evidence, f"yes: ep up to {ep}"))
     return steps
 
 
 def _candidates(question: Question, wanted: dict[str, int]) -> list[Layout]:
     """Fill in what a tree leaves open: micro-batch, recomputation, sequence parallelism."""
     cluster = question.cluster
-    fixed = wanted.get("tp", 1) * wanted.get("pp", 1)
+    cp = _context(question)
+    fixed = wanted.get("tp", 1) * wanted.get("pp", 1) * cp
     if cluster.gpus % fixed:
         return []
     dp = cluster.gpus // fixed
+    ep = _experts(question, dp * cp * wanted.get("tp", 1))
+    chunks = _virtual(question, wanted.get("pp", 1))
     found = []
     for micro_batch in (d for d in divisors(max(question.job.global_batch // dp, 1)) if d <= 16):
         for recompute in ("none", "selective", "full"):
             layout = Layout(
                 dp=dp, tp=wanted.get("tp", 1), pp=wanted.get("pp", 1), zero=wanted.get("zero", 0),
+                cp=cp, ep=ep, virtual_stages=chunks,
+                schedule="interleaved" if chunks > 1 else "1f1b",
                 micro_batch=micro_batch, recompute=recompute,
                 sequence_parallel=wanted.get("tp", 1) > 1,
             )  # fmt: skip
             found.append(layout)
     return found
+
+
+LONG = 32_768
+"""Tokens from which the trees split a sequence, and how many a rank is left with."""
+
+
+def _context(question: Question) -> int:
+    """Context parallelism of a long sequence: a rank gets at most `LONG` tokens of it."""
+    length = question.job.seq_len
+    degrees = [
+        d for d in divisors(question.cluster.gpus) if length % (2 * d) == 0 and length // d <= LONG
+    ]
+    return min(degrees, default=1) if length > LONG else 1
+
+
+def _experts(question: Question, ranks: int) -> int:
+    """Expert parallelism inside the fast domain, as far as experts and ranks divide."""
+    experts = question.model.experts
+    if experts is None:
+        return 1
+    degrees = [
+        d for d in divisors(experts.experts)
+        if d <= question.cluster.fast_domain and ranks % d == 0
+    ]  # fmt: skip
+    return max(degrees, default=1)
+
+
+def _virtual(question: Question, pp: int) -> int:
+    """Virtual stages of a pipeline: the fewest above one that divide its layers, up to four."""
+    if pp == 1 or "interleaved" not in framework(question.job.framework).schedules:
+        return 1
+    layers = question.model.layers
+    return min((v for v in range(2, 5) if layers % (pp * v) == 0), default=1)
 
 
 def _best(question: Question, wanted: list[dict[str, int]]) -> tuple[Layout, Estimate] | None:

@@ -69,6 +69,8 @@ def _kv_heads(question: Question, c: LayoutColumns) -> Bools:
 
 def _virtual(question: Question, c: LayoutColumns) -> Bools:
     layers, chunks = question.model.layers, c.pp * c.virtual_stages
+    if _framework(question).stage_layers:  # then each chunk's layers can be said
+        return _none(c)
     uneven = (layers % chunks != 0) & ((layers + 2) % chunks != 0)
     return (c.virtual_stages > 1) & _is(c, ("interleaved",)) & uneven
 
@@ -155,7 +157,7 @@ def _framework_stages(question: Question, c: LayoutColumns) -> Bools:
     if can.equal_stages:
         wrong |= question.model.layers % stages != 0
     if not can.stage_layers:
-        wrong |= c.first_layers > 0
+        wrong |= c.named_stages
     return wrong
 
 
@@ -194,13 +196,13 @@ RULES: tuple[Rule, ...] = (
     Rule("ffn width", "the FFN width must divide by tp", lambda q, c: q.model.ffn % c.tp != 0),
     Rule(
         "layers",
-        "a pipeline needs at least one layer per virtual stage",
-        lambda q, c: c.pp * c.virtual_stages > q.model.layers,
+        "a pipeline needs at least one layer per virtual stage, unless each stage's layers are named",
+        lambda q, c: (c.pp * c.virtual_stages > q.model.layers) & ~c.named_stages,
     ),
     Rule(
         "virtual stages",
         "interleaving needs layers (or layers + 2, counting embedding and head) divisible by "
-        "pp · virtual stages",
+        "pp · virtual stages where the framework splits the layers itself",
         _virtual,
     ),
     Rule(

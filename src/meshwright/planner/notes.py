@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+
 import numpy as np
 
 from meshwright.costs.frameworks import behaviour
@@ -9,12 +14,16 @@ from meshwright.planner.finalists import Choice
 from meshwright.planner.legality import Question
 from meshwright.planner.odds import MEMORY_MARGIN, WANTED
 from meshwright.planner.search import Candidates
-from meshwright.planner.solve import Solution
+from meshwright.planner.solve import Solution, solve
 from meshwright.planner.space import Constraints
 from meshwright.planner.stacks import UPPER_BOUND, asked_for
+from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate
 from meshwright.specs.quantities import format_bytes, format_seconds
+
+WORTH_ANOTHER_BATCH = 0.05
+"""Share of the time per sequence that another batch must save to be named."""
 
 
 def notes(
@@ -41,6 +50,7 @@ def notes(
     if question.model.source and "assumed" in question.model.source:
         found.append(question.model.source)
     found += [*_close(solution, best), *_mismatches(question), *_simulated(solution.choice)]
+    found += [*_above_measured(question, best), *_poor_divisors(solution, constraints, best)]
     return found + memory_too_close(best)
 
 
@@ -76,6 +86,57 @@ def _too_close(ranked: Candidates, chosen: Layout, pessimistic_s: float) -> str 
                 f"both would settle it"
             )
     return None
+
+
+@cache
+def measured_mfu() -> dict[tuple[str, str], tuple[float, str]]:
+    """Highest published MFU by (device, precision), with the run that reached it."""
+    file = resources.files("meshwright.planner").joinpath("data/measured_mfu.toml")
+    table = tomllib.loads(file.read_text("utf-8"))
+    return {
+        (row["device"], row["compute"]): (row["mfu"], f"{row['run']}, {row['source']}")
+        for row in table["best"]
+    }
+
+
+def _above_measured(question: Question, best: Estimate) -> list[str]:
+    """Say when the plan claims more of the device than anyone has measured on it."""
+    known = measured_mfu().get((_device(question), question.job.precision.compute))
+    if known is None or best.mfu <= known[0]:
+        return []
+    return [
+        f"an MFU of {best.mfu:.1%} is above the highest that was published for this device "
+        f"({known[0]:.1%}: {known[1]}): expect less"
+    ]
+
+
+def _poor_divisors(solution: Solution, constraints: Constraints, best: Estimate) -> list[str]:
+    """Say when a batch close by shares better among the devices than the one that was asked for.
+
+    Only a prime factor of the number of devices that the batch lacks can be at fault.
+    """
+    question = solution.question
+    batch, world = question.job.global_batch, question.cluster.gpus
+    odd = world
+    while odd % 2 == 0:
+        odd //= 2
+    if odd == 1 or batch % odd == 0 or batch < odd:
+        return []
+    near = max(round(batch / odd), 1) * odd
+    other = replace(question, job=question.job.but(global_batch=near))
+    try:
+        then = solve(other, constraints)
+    except SpecError:
+        return []
+    if then.choice is None:
+        return []
+    gain = (best.step_time_s / batch) / (then.choice.closed_form_s / near) - 1
+    if gain < WORTH_ANOTHER_BATCH:
+        return []
+    return [
+        f"the batch of {batch} shares badly among {world} devices: with {near} sequences, "
+        f"{then.layout.label()} takes {gain:.0%} less time per sequence"
+    ]
 
 
 def _mismatches(question: Question) -> list[str]:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.costs.step import capacity_bytes
+from meshwright.costs.columns import RECOMPUTES, Floats
+from meshwright.costs.stages import ROLES
+from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.planner.legality import Question
 from meshwright.planner.odds import FALLBACKS, MEMORY_MARGIN, Odds
 from meshwright.planner.search import SearchResult, search
@@ -126,27 +128,70 @@ def _relaxed(question: Question, constraints: Constraints) -> list[tuple[float, 
     return [(0.5, f"without the constraints given: {label}, {time} a step")]
 
 
-def _offload(question: Question, result: SearchResult) -> list[tuple[float, str]]:
-    """Optimizer states in host memory, moved over PCIe once a step (ZeRO-Offload, 2101.06840)."""
-    from meshwright.costs.step import price
+HOST_LINK_BYTES_S = 25e9
+"""What a PCIe 4 x16 link moves in one direction while the other is busy; newer links move more."""
 
+
+def _offload(question: Question, result: SearchResult) -> list[tuple[float, str]]:
+    """What host memory buys: optimizer states, or activations with the loss in chunks."""
+    return [*_optimizer_in_host(question, result), *_activations_in_host(question, result)]
+
+
+def _part(table: EstimateColumns, name: str) -> Floats:
+    """One memory part of the heaviest rank; shape (rows,)."""
+    heaviest = table.memory.heaviest()
+    return np.choose(heaviest, [table.memory.parts[role][name] for role in ROLES])
+
+
+def _activations_in_host(question: Question, result: SearchResult) -> list[tuple[float, str]]:
+    """Layers' inputs in host memory between forward and backward, logits in chunks.
+
+    Two layers' worth stays on the device: one in use, one on its way. What travels hides behind the
+    layer that computes; what is left over is added to the step.
+    """
+    columns = result.over_memory.columns
+    full = columns.take(columns.recompute == RECOMPUTES.index("full"))
+    if not full.rows:
+        return []
+    job = question.job if question.job.loss != "framework" else question.job.but(loss="chunked")
+    table = price(question.model, question.cluster, job, full)
+    activations = _part(table, "activations")
+    layers = np.maximum(question.model.layers / full.pp, 1.0)
+    moved = activations * np.maximum(1.0 - 2.0 / layers, 0.0)
+    room = Odds.of(question).room(FALLBACKS[0])
+    fits = np.flatnonzero((table.memory.peak - moved) * room <= capacity_bytes(question.cluster))
+    if not len(fits):
+        return []
+    travel = 2.0 * moved * table.micro_batches / HOST_LINK_BYTES_S
+    total = table.step_time_s + np.maximum(travel - table.step_time_s, 0.0)
+    best = int(fits[np.argmin(total[fits])])
+    chunks = " and the loss in chunks" if job.loss != question.job.loss else ""
+    return [
+        (
+            float(total[best] / table.step_time_s.min()),
+            f"activations in host memory ({format_bytes(float(moved[best]))} per device){chunks}: "
+            f"{full.layout(best).label()}, about {format_seconds(float(total[best]))} a step with "
+            f"PCIe at {HOST_LINK_BYTES_S / 1e9:.0f} GB/s",
+        )
+    ]
+
+
+def _optimizer_in_host(question: Question, result: SearchResult) -> list[tuple[float, str]]:
+    """Optimizer states in host memory, moved over PCIe once a step (ZeRO-Offload, 2101.06840)."""
     over = result.over_memory
     table = price(question.model, question.cluster, question.job, over.columns)
-    heaviest = table.memory.heaviest()
-    names = ("first", "middle", "last")
-    optimizer = np.choose(heaviest, [table.memory.parts[name]["optimizer"] for name in names])
+    optimizer = _part(table, "optimizer")
     left = (over.peak_bytes - optimizer) * (1 + MEMORY_MARGIN)
     fits = np.flatnonzero(left <= capacity_bytes(question.cluster))
     if not len(fits):
         return []
-    pcie_bytes_s = 25e9
-    total = over.step_time_s + 2.0 * optimizer / pcie_bytes_s
+    total = over.step_time_s + 2.0 * optimizer / HOST_LINK_BYTES_S
     best = int(fits[np.argmin(total[fits])])
     return [
         (
             float(total[best] / over.step_time_s.min()),
             f"optimizer states in host memory ({format_bytes(float(optimizer[best]))} per device): "
             f"{over.columns.layout(best).label()}, about {format_seconds(float(total[best]))} a step "
-            f"with PCIe at 25 GB/s",
+            f"with PCIe at {HOST_LINK_BYTES_S / 1e9:.0f} GB/s",
         )
     ]

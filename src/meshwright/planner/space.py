@@ -292,6 +292,10 @@ def shard_degrees(question: Question, *, tp: int, cp: int, pp: int, dp: int) -> 
     )
 
 
+UNEVEN = (2, 3, 4)
+"""Virtual stages that are considered though the layers do not divide by them."""
+
+
 class Degrees(NamedTuple):
     """Degrees of every axis."""
 
@@ -382,6 +386,9 @@ def _schedules(
         for v in range(2, layers // pp + 1)
         if layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0
     ]
+    if len(chunks) < 2 and offered(question).stage_layers:
+        # 61 or 94 layers divide by next to nothing: the chunks' layers are named instead.
+        chunks = sorted({*chunks, *(v for v in UNEVEN if pp * v <= layers)})
     options = [("1f1b", 1)] + [("interleaved", v) for v in chunks]
     if "zb-v" in offered(question).schedules:
         options += [("zb-v", 2)] if layers >= 2 * pp else []

@@ -20,7 +20,7 @@ from meshwright.planner.space import Constraints
 from meshwright.planner.words import PART_WORDS
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import framework, job_lacks
-from meshwright.specs.job import RECIPES, Framework, Job
+from meshwright.specs.job import RECIPES, Framework, Job, PrecisionRecipe
 from meshwright.specs.plan import Estimate, FrameworkAnswer, Searched
 from meshwright.specs.quantities import format_bytes
 
@@ -67,13 +67,21 @@ def under(job: Job, name: Framework) -> Job:
     known = behaviour(Job(framework=name))
     if "attention_kernel" not in job.model_fields_set:
         changes["attention_kernel"] = known.attention_kernel
-    if "precision" not in job.model_fields_set and known.gradient_bytes == 4:
-        recipe = RECIPES["bf16-fp32-grads"]
-        wires = [wire for kept, wire in framework(name).gradients if kept == recipe.gradient_bytes]
-        if wires and recipe.gradient_reduce_bytes not in wires:
-            recipe = recipe.but(gradient_reduce_bytes=wires[0])
-        changes["precision"] = recipe
+    if "precision" not in job.model_fields_set:
+        changes["precision"] = _usual_precision(name, known.gradient_bytes)
     return job.but(**changes)
+
+
+def _usual_precision(name: Framework, gradient_bytes: float) -> PrecisionRecipe:
+    """bf16 as a framework keeps it: gradients in fp32 where it does, weights too where it has no copy."""
+    can = framework(name)
+    recipe = RECIPES["bf16-fp32-grads" if gradient_bytes == 4 else "bf16"]
+    wires = [wire for kept, wire in can.gradients if kept == recipe.gradient_bytes]
+    if wires and recipe.gradient_reduce_bytes not in wires:
+        recipe = recipe.but(gradient_reduce_bytes=wires[0])
+    if recipe.master_bytes not in can.master_bytes and 0 in can.master_bytes:
+        recipe = recipe.but(parameter_bytes=4, master_bytes=0)
+    return recipe
 
 
 def solve_all(
