@@ -7,6 +7,7 @@ from meshwright.planner.legality import Question
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
+from meshwright.specs.models import load_model
 
 
 def llama_like(layers, hidden, ffn, heads):
@@ -49,3 +50,14 @@ def test_trees_end_in_layouts_that_fit(spec):
     walks = walk_trees(Question(THIRTY_B, load_cluster(spec), Job(seq_len=2048, global_batch=512)))
     for walk in walks[:2]:
         assert walk.estimate is None or walk.estimate.fits
+
+
+def test_the_trees_know_experts_long_sequences_and_frameworks_without_a_pipeline():
+    job = Job(seq_len=4096, global_batch=512, framework="maxtext")
+    walks = walk_trees(Question(load_model("mixtral-8x7b"), load_cluster("h100:8x8"), job))
+    assert all(walk.layout is not None and walk.layout.pp == 1 for walk in walks[:2])
+    assert any(walk.layout.ep > 1 for walk in walks[:2])
+    long = Job(seq_len=131072, global_batch=64, framework="megatron")
+    walks = walk_trees(Question(load_model("llama3-70b"), load_cluster("h100:8x8"), long))
+    assert any(step.answer == "yes: cp 4" for step in walks[0].steps)
+    assert all(walk.layout is None or walk.layout.cp == 4 for walk in walks[:2])

@@ -157,6 +157,9 @@ def _node_tp(question: Question) -> int:
 
 
 def _walk(question: Question, name: str, steps: list[Step], wanted: list[dict[str, int]]) -> Walk:
+    if not framework(question.job.framework).has("pp"):
+        # What a tree gives to a pipeline, a framework without one shards.
+        wanted = [*wanted, {"zero": 3}, {"tp": _node_tp(question), "zero": 3}]
     found = _best(question, wanted)
     if found is None:
         steps.append(Step("Which layout follows?", "none of its shapes fits", "nothing fits"))
