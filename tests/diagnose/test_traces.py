@@ -173,6 +173,16 @@ def test_a_cut_trace_is_one_sentence(tmp_path, capsys, cut):
     assert "cut short" in err
 
 
+@pytest.mark.parametrize("moment", ["1e308", '"nan"', '"inf"', "-1e300"])
+def test_times_of_no_clock_are_passed_over(tmp_path, moment):
+    events = json.dumps([kernel("gemm", n, 1) for n in range(4)])[1:-1]
+    odd = f'{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":1,"ts":{moment},"dur":1}}'
+    file = tmp_path / "t"
+    file.write_text(f'{{"traceEvents": [{odd}, {events}]}}')
+    found, _ = diagnose([str(file)])
+    assert found.figures["span_s"] == pytest.approx(4e-6)
+
+
 def test_a_deep_bomb_in_an_event(tmp_path, capsys):
     bomb = "[" * 200_000 + "]" * 200_000
     file = tmp_path / "t"

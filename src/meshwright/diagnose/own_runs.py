@@ -39,7 +39,7 @@ def _as_log(log: RunLog, name: str) -> LogReading:
     for line, record in enumerate(log.records, 1):
         if record["kind"] == "start" and record.get("generation"):
             reading.restarts.append((line, f"start {record['generation'] + 1} of the run"))
-        if record["kind"] != "step" or disturbed(record):
+        if record["kind"] != "step" or "step" not in record or disturbed(record):
             continue
         parts = record.get("parts_s") or {}
         memory = record.get("memory_bytes") or []

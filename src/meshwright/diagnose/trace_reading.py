@@ -24,6 +24,8 @@ from meshwright.specs.errors import SpecError
 KINDS = (COMPUTE, COMMUNICATION, "copy", "fill")
 _KIND_AT = {kind: at for at, kind in enumerate(KINDS)}
 MAX_EVENTS = 60_000_000
+MAX_MICROSECONDS = 1e18
+"""Times beyond this are of no clock."""
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)|(?:train(?:ing)?_)?step\s*[#:]?\s*(\d+)")
 _SAID = re.compile(
@@ -152,6 +154,8 @@ def _take(columns: _Columns, events: list[Event]) -> None:
             length = float(event.dur or 0.0)
         except ValueError:
             continue
+        if not (abs(start) < MAX_MICROSECONDS and 0 <= length < MAX_MICROSECONDS):
+            continue  # also what is no number
         if role == _HOST_RANGE:
             _host_range(columns, event, category, start, length)
         elif role == _HOST_CALL:
