@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from meshwright.imports.critique import price
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given, Imported
 from meshwright.specs import load_model
@@ -51,12 +52,13 @@ def run(case: Case, root: Path) -> Case:
     for _ in range(6):
         try:
             case.found = import_file(path, given)
+            price(case.found)
             case.verdict = (
                 "accepted" if not case.asked else f"accepted, asks {', '.join(case.asked)}"
             )
             return case
         except SpecError as error:
-            sentence = str(error)
+            sentence = _bare(str(error))
             answered = _answer(error, sentence, given)
             if answered is None:
                 case.reason = sentence
@@ -82,6 +84,12 @@ def run(case: Case, root: Path) -> Case:
             return case
     case.verdict = "FAILED: asks again and again"
     return case
+
+
+def _bare(sentence: str) -> str:
+    """A refusal without the place of the file on this machine."""
+    sentence = re.sub(r"^file = '[^']*'(?:\.\.\.)?: |^file = '\S*: ", "", sentence)
+    return re.sub(r"/\S*/(?=[\w.$-]+)", "", sentence)
 
 
 def _answer(error: SpecError, sentence: str, given: Given) -> tuple[Given, list[str]] | None:

@@ -158,9 +158,8 @@ def _repaired(text: str) -> str:
     for line in lines:
         bare = line.strip()
         if bare.startswith("#") and kept and kept[-1].endswith("\\"):
-            if not bare.endswith("\\"):
-                # A comment ends the command there, as bash has it.
-                kept[-1] = kept[-1][:-1]
+            # A comment ends the command there, as bash has it, whatever the comment ends in.
+            kept[-1] = kept[-1][:-1]
             continue
         kept.append(line)
     return "\n".join(kept)
@@ -535,7 +534,10 @@ def _case(script: Script, node: Node) -> bool | None:
         first = expand_text(_raw(patterns[0]), script.scope) if patterns else ""
         if script.guessing and unset(value) and "*" not in first and _taken(script, value, first):
             value = first
-        if any(fnmatch.fnmatchcase(value, expand_text(_raw(p), script.scope)) for p in patterns):
+        if any(
+            fnmatch.fnmatchcase(unmarked(value), expand_text(_raw(p), script.scope))
+            for p in patterns
+        ):
             skip = {p.id for p in patterns}
             for child in item.named_children:
                 if child.id not in skip:

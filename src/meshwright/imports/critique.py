@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshwright.costs.step import estimate as estimate_of
 from meshwright.costs.step import estimates
 from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import resize
@@ -14,6 +15,7 @@ from meshwright.imports.patch import Edit, add_flag, find_edit, find_flag
 from meshwright.imports.reading import Imported
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.plan import price_layout
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate, Plan
@@ -24,6 +26,8 @@ _OFFLOADED = {
 }  # fmt: skip
 _HOST_BYTES_S = 25e9
 """What a PCIe 4.0 x16 slot moves in one direction: of every second that an offload may take at least."""
+_OF_FRAMEWORK = "the framework"
+"""How the sentences of rules about frameworks begin: a real run may do what the table does not know."""
 _LEAST_GAIN = 0.02
 _MOST = 4
 
@@ -56,14 +60,31 @@ def price(imported: Imported, command: str = "") -> Plan:
         SpecError: the layout cannot run; the message says which rule it breaks.
     """
     cluster = resize(imported.cluster, imported.layout.world)
-    plan = price_layout(imported.model, cluster, imported.job, imported.layout, command=command)
+    plan, beyond = _priced(imported, cluster, command)
     estimate = without_offloaded(plan.estimate, imported.offload)
     notes = (
         f"imported: {imported.format}",
         *imported.notes,
+        *beyond,
         *_offload_notes(plan.estimate, imported.offload),
     )
     return plan.but(estimate=estimate.model_dump(), fits=estimate.fits, notes=notes)
+
+
+def _priced(imported: Imported, cluster: Cluster, command: str) -> tuple[Plan, tuple[str, ...]]:
+    """The priced plan; what the table of frameworks does not know is said, and priced all the same."""
+    model, job, layout = imported.model, imported.job, imported.layout
+    sentence = why_illegal(Question(model, cluster, job), layout)
+    if sentence is None or not sentence.startswith(_OF_FRAMEWORK):
+        return price_layout(model, cluster, job, layout, command=command), ()
+    priced = estimate_of(model, cluster, job, layout)
+    plan = Plan(
+        command=command, model=model, cluster=cluster, job=job, layout=layout, estimate=priced,
+        fits=priced.fits,
+    )  # fmt: skip
+    return plan, (
+        f"{sentence}, says the table of frameworks of {job.framework}; priced as the file has it",
+    )
 
 
 def without_offloaded(estimate: Estimate, offload: frozenset[str]) -> Estimate:
@@ -99,13 +120,15 @@ def criticise(imported: Imported, plan: Plan, text: str = "") -> Critique:
         text: of the file, where lines to change are wanted.
     """
     question = Question(plan.model, plan.cluster, plan.job)
+    known = why_illegal(question, plan.layout)
     tried: list[tuple[str, str, Layout]] = []
     for what, risk, change in _candidates(plan):
         try:
             layout = canonical(plan.layout.but(**change), plan.model)
         except SpecError:
             continue
-        if layout != plan.layout and why_illegal(question, layout) is None:
+        broken = why_illegal(question, layout)
+        if layout != plan.layout and (broken is None or broken == known):
             tried.append((what, risk, layout))
     priced = (
         estimates(plan.model, plan.cluster, plan.job, [layout for *_, layout in tried])

@@ -292,6 +292,8 @@ def flags_of(words: list[str]) -> dict[str, Any]:
         while not equals and index < len(words) and not _is_flag(words[index]):
             values.append(words[index])
             index += 1
+        # A variable that nothing sets expands to no word at all, beside a value.
+        values = [value for value in values if unmarked(value)] or values
         name = name.replace("_", "-")
         found[name] = True if not values else values[0] if len(values) == 1 else values
     return found

@@ -21,7 +21,7 @@ _NAMES = {
     "adam_pax": "adamw", "adamwfloat8": "adamw", "skipstepadamw": "adamw", "adamwconfig": "adamw",
     "skipstepadamwconfig": "adamw", "stableadamw": "adamw", "stable_adamw": "adamw", "schedule_free_adamw": "adamw",
     "paged_adamw": "paged-adamw", "paged_adamw_32bit": "paged-adamw", "pagedadamw": "paged-adamw", "distributed_fused_adam": "adamw",
-    "deepspeedcpuadam": "adamw", "adamcpuoffload": "adamw",
+    "deepspeedcpuadam": "adamw", "hybridadam": "adamw", "adamcpuoffload": "adamw",
     "adamw_8bit": "adam8bit", "adamw_bnb_8bit": "adam8bit", "adam8bit": "adam8bit", "adamw8bit": "adam8bit",
     "paged_adamw_8bit": "paged-adam8bit", "pagedadamw8bit": "paged-adam8bit", "ao_adamw_8bit": "adam8bit",
     "adamw_torch_8bit": "adam8bit", "onebitadam": "adamw", "adamw_torch_4bit": "adam4bit",

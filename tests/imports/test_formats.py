@@ -1,0 +1,231 @@
+"""One short file of each format, written here: what it says, and that nothing in it is silent."""
+
+import json
+
+import pytest
+
+from meshwright.imports.critique import criticise, price
+from meshwright.imports.files import import_file, import_text
+from meshwright.imports.patch import apply_edits, find_edit
+from meshwright.imports.reading import Given
+from meshwright.specs import SpecError, load_cluster, load_model
+
+H8 = Given(cluster=load_cluster("h100:1x8"))
+NAMED = Given(cluster=load_cluster("h100:1x8"), model=load_model("llama3-8b"))
+SHAPE = "--num-layers 8 --hidden-size 1024 --num-attention-heads 8 --seq-length 2048 --vocab-size 32000 "
+RUN = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py "
+    + SHAPE
+    + "--micro-batch-size 1 --global-batch-size 16 --bf16 "
+)
+
+MEGATRON = [
+    ("", {"dropout": 0.1}, {"zero": 0}),
+    ("--optimizer-cpu-offload", {}, {}),
+    ("--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 "
+     "--exp-avg-sq-dtype bf16 --main-grads-dtype bf16", {}, {"zero": 1}),
+    ("--context-parallel-size 2", {}, {"cp": 2, "cp_method": "ring"}),
+    ("--checkpoint-activations", {}, {"recompute": "full"}),
+    ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", {"framework": "megatron-fsdp"}, {"zero": 2}),
+    ("--reset-attention-mask", {"document_masking": True}, {}),
+    ("--transformer-impl local", {"attention_kernel": "unfused"}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "job", "layout"), MEGATRON)
+def test_megatron_flags_are_understood(flags, job, layout):
+    back = import_text(RUN + flags, "x.sh", H8)
+    for name, value in job.items():
+        assert getattr(back.job, name) == value
+    for name, value in layout.items():
+        assert getattr(back.layout, name) == value
+
+
+def test_precision_aware_states_and_offload_are_priced():
+    narrow = import_text(RUN + MEGATRON[2][0], "x.sh", H8).job
+    assert (narrow.optimizer.state_bytes, narrow.precision.gradient_bytes) == (4, 2)
+    plain = import_text(RUN, "x.sh", H8)
+    away = import_text(RUN + "--optimizer-cpu-offload", "x.sh", H8)
+    assert away.offload == {"optimizer"}
+    assert price(away).estimate.peak_memory_bytes < price(plain).estimate.peak_memory_bytes
+
+
+@pytest.mark.parametrize("flag", ["--mtp-num-layers 1", "--fp8-param-gather", "--recompute-granularity selective "
+                                  "--recompute-modules moe_act", "--some-new-switch 3", "--attention-dropout 0.1"])  # fmt: skip
+def test_options_without_a_term_are_named(flag):
+    back = import_text(RUN + flag, "x.sh", H8)
+    option = [word for word in flag.split() if word.startswith("--")][-1]
+    assert any(option in note for note in back.notes), back.notes
+
+
+@pytest.mark.parametrize("flags", ["--hybrid-layer-pattern M-M*", "--tokenizer-type BertWordPieceLowerCase",
+                                   "--num-experts 8 16", "--mamba-state-dim 128"])  # fmt: skip
+def test_what_is_no_plain_decoder_is_refused(flags):
+    with pytest.raises(SpecError, match=r"not modelled|decoder-only"):
+        import_text(RUN + flags, "x.sh", H8)
+
+
+def test_alibi_and_gated_activations_of_the_bloom_era():
+    back = import_text(
+        RUN + "--position-embedding-type alibi --embed-layernorm --glu-activation geglu",
+        "x.slurm",
+        H8,
+    )
+    assert (back.model.positions, back.model.embedding_norm, back.model.gated) == (
+        "alibi",
+        True,
+        True,
+    )
+
+
+YAMLS = {
+    "axolotl": (
+        "base_model: meta-llama/Meta-Llama-3-8B\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\n"
+        "sequence_len: 4096\nadapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_linear: true\nbf16: auto\n"
+        "gradient_checkpointing: true\noptimizer: paged_adamw_8bit\nsample_packing: true\n",
+        {"seq_len": 4096, "global_batch": 64, "document_masking": True}, {"micro_batch": 2, "recompute": "full"},
+    ),
+    "trainer": (
+        "model_name_or_path: mistralai/Mistral-7B-v0.1\nper_device_train_batch_size: 4\nbf16: true\n"
+        "gradient_accumulation_steps: 2\nmax_seq_length: 2048\ngradient_checkpointing: true\n",
+        {"seq_len": 2048, "global_batch": 64}, {"micro_batch": 4, "recompute": "full"},
+    ),
+    "llama-factory": (
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: lora\n"
+        "lora_rank: 16\ncutoff_len: 1024\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n",
+        {"seq_len": 1024, "global_batch": 64}, {"recompute": "full"},
+    ),
+    "nanotron": (
+        "parallelism: {dp: 4, tp: 2, pp: 1, tp_mode: REDUCE_SCATTER}\ntokens: {sequence_length: 2048, micro_batch_size: 2, "
+        "batch_accumulation_per_replica: 4}\nmodel: {model_config: {hidden_size: 512, num_attention_heads: 8, "
+        "num_hidden_layers: 4, intermediate_size: 1024, vocab_size: 32000, moe_config: {num_experts: 8, top_k: 2}}}\n"
+        "optimizer: {zero_stage: 1}\n",
+        {"global_batch": 32}, {"dp": 4, "tp": 2, "zero": 1, "sequence_parallel": True},
+    ),
+    "gpt-neox": (
+        '{"pipe_parallel_size": 1, "model_parallel_size": 2, # two\n"num_layers": 4, "hidden_size": 512, "num_attention_heads": 8,'
+        '"seq_length": 2048, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}, "pos_emb": "rotary",'
+        '"gpt_j_residual": true, "fp16": {"enabled": true}}\n',
+        {"global_batch": 16}, {"tp": 2, "zero": 1},
+    ),
+    "llm-foundry": (
+        "max_seq_len: 2048\nmodel: {name: mpt_causal_lm, d_model: 512, n_heads: 8, n_layers: 4, expansion_ratio: 4, vocab_size: 50368}\n"
+        "train_loader: {name: text}\nglobal_train_batch_size: 64\ndevice_train_microbatch_size: 4\nprecision: amp_bf16\n"
+        "fsdp_config: {sharding_strategy: FULL_SHARD, activation_checkpointing: true}\noptimizer: {name: decoupled_lionw}\n",
+        {"global_batch": 64}, {"zero": 3, "micro_batch": 4, "recompute": "full"},
+    ),
+    "torchtune": (
+        "model: {_component_: torchtune.models.llama3.llama3_8b}\noptimizer: {_component_: torch.optim.AdamW}\nbatch_size: 2\n"
+        "tokenizer: {_component_: x, max_seq_len: 8192}\ngradient_accumulation_steps: 4\ndtype: bf16\n"
+        "enable_activation_checkpointing: true\nfsdp_cpu_offload: true\n",
+        {"seq_len": 8192, "global_batch": 64}, {"zero": 3, "recompute": "full"},
+    ),
+    "accelerate": (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\n"
+        "fsdp_config: {fsdp_sharding_strategy: 2, fsdp_offload_params: true}\n",
+        {}, {"zero": 2},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", YAMLS)
+def test_yaml_formats_are_recognised_by_content(name):
+    text, job, layout = YAMLS[name]
+    given = NAMED if name == "accelerate" else H8
+    back = import_text(text, "some.yaml", given)
+    for field, value in job.items():
+        assert getattr(back.job, field) == value, field
+    for field, value in layout.items():
+        assert getattr(back.layout, field) == value, field
+
+
+def test_adapters_and_offload_reach_the_job():
+    tuned = import_text(YAMLS["axolotl"][0], "a.yml", H8).job
+    assert tuned.finetune is not None
+    assert (tuned.finetune.method, tuned.finetune.rank, tuned.finetune.storage) == (
+        "qlora",
+        32,
+        "nf4",
+    )
+    assert tuned.optimizer.paged
+    assert import_text(YAMLS["accelerate"][0], "a.yml", NAMED).offload == {
+        "optimizer",
+        "parameters",
+    }
+    assert import_text(YAMLS["llm-foundry"][0], "a.yml", H8).job.optimizer.name == "lion"
+    experts = import_text(YAMLS["nanotron"][0], "a.yml", H8).model.experts
+    assert experts is not None and experts.experts == 8
+
+
+def test_what_is_not_said_is_asked_for_with_a_guess_in_one_sentence():
+    with pytest.raises(SpecError) as caught:
+        import_text(
+            RUN.replace("--nproc_per_node 8", "--nproc_per_node 8 --nnodes 4"), "x.sh", Given()
+        )
+    assert "--cluster" in str(caught.value)
+    assert "h100:4x8 (a guess" in str(caught.value)
+    back = import_text(RUN, "x.sh", Given(guess=True))
+    assert any(note.startswith("a guess: --cluster") for note in back.notes)
+
+
+def test_a_registry_of_several_is_a_question():
+    text = (
+        "from torchtitan.config import ParallelismConfig, TrainingConfig\nfrom torchtitan.trainer import Trainer\n"
+        "def llama3_8b() -> Trainer.Config:\n    return Trainer.Config(model_spec=model_registry('8B'), "
+        "training=TrainingConfig(local_batch_size=2, seq_len=8192))\n"
+        "def llama3_70b() -> Trainer.Config:\n    c = llama3_8b()\n    c.model_spec = model_registry('70B')\n"
+        "    c.parallelism = ParallelismConfig(tensor_parallel_degree=8)\n    return c\n"
+    )
+    with pytest.raises(SpecError, match=r"2 configurations.*llama3_8b, llama3_70b"):
+        import_text(text, "llama3/config_registry.py", H8)
+    back = import_text(
+        text, "llama3/config_registry.py", Given(cluster=H8.cluster, config="llama3_70b")
+    )
+    assert (back.model.name, back.layout.tp, back.job.seq_len) == ("llama3.1-70b", 8, 8192)
+
+
+def test_deepspeed_json_with_comments_and_auto():
+    text = '{ // note\n "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, # x\n "bf16": {"enabled": "auto"},\n "train_micro_batch_size_per_gpu": "auto",}'
+    back = import_text(text, "ds.json", NAMED)
+    assert (back.layout.zero, back.offload) == (3, {"optimizer"})
+    assert any("a guess: bf16" in note for note in back.notes)
+
+
+def test_a_folder_of_pieces_is_one_run(tmp_path):
+    (tmp_path / "accelerate.yaml").write_text(YAMLS["accelerate"][0])
+    (tmp_path / "sft.yaml").write_text(YAMLS["trainer"][0])
+    back = import_file(tmp_path, H8)
+    assert (back.layout.zero, back.layout.micro_batch, back.model.name) == (2, 4, "mistral-7b")
+
+
+def test_the_patch_changes_the_lines_that_it_names_and_reads_back():
+    text = (
+        "MBS=${1:-1}\n"
+        + RUN.replace("--micro-batch-size 1", "--micro-batch-size $MBS")
+        + "--recompute-granularity full --recompute-method uniform\n"
+    )
+    back = import_text(text, "x.sh", H8)
+    critique = criticise(back, price(back), text)
+    change = next(one for one in critique.changes if one.edits)
+    again = import_text(apply_edits(text, list(change.edits)), "x.sh", H8)
+    assert again.layout == change.layout
+    assert change.gain > 0.02
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "expected"),
+    [
+        (
+            "a: 1\nmicro_batch_size: 2  # two\n",
+            "micro_batch_size",
+            "a: 1\nmicro_batch_size: 4  # two\n",
+        ),
+        (json.dumps({"x": {"stage": 3}}), "zero.stage", '{"x": {"stage": 4}}'),
+        ("A=${B:-2}\nrun --mb ${A}\n", "--mb", "A=${B:-4}\nrun --mb ${A}\n"),
+        ("f(local_batch_size=2, y=1)\n", "local_batch_size", "f(local_batch_size=4, y=1)\n"),
+    ],
+)
+def test_an_edit_changes_one_value_where_it_is_set(text, option, expected):
+    edit = find_edit(text, option, "4")
+    assert edit is not None
+    assert apply_edits(text, [edit]) == expected

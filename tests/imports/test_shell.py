@@ -1,0 +1,83 @@
+"""Shell scripts followed statically: against bash itself, and what it must never do."""
+
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.imports.bash import read_script
+from meshwright.imports.words import unmarked
+from meshwright.specs import SpecError
+
+CASES = [
+    'A=4\nB=${A:-9}\nC=${D:-$((A * 2))}\nprog $A $B "$C"',
+    'ARR=(--a 1 "--b x y")\nARR+=(--c)\nprog "${ARR[@]}" ${#ARR[@]} ${ARR[0]}',
+    'if [ "$A" = 1 ]; then X=one; elif [ -z "$A" ]; then X=none; else X=other; fi\nprog $X',
+    'N=3\nfor i in 1 2 $N; do S="$S-$i"; done\nprog $S',
+    "for ((i = 0; i < 5; i++)); do if ((i < 2)); then L+=(0); else L+=(1); fi; done\nprog ${L[@]}",
+    'case x$Q in\n x) Y=empty;;\n *) Y=full;;\nesac\nprog $Y',
+    'f() { R="$1/$2"; }\nf a b\nprog $R',
+    "P=a/b/c.tar.gz\nprog ${P##*/} ${P%%.*} ${P%.gz} ${P/b/z} ${P:2:3}",
+    'prog $(basename /x/y.sh) $(dirname /x/y.sh) $(echo hi there)',
+    "X='$A'\nprog \"$X\" '$B' \"a'b\"",
+    'OPTS="--p 1 \\\n  --q 2"\nprog $OPTS',
+    'A=2\nlet B=A+3\nprog $B $((2 ** 5)) $((7 / 2)) $((7 % 4))',
+    'printf -v OUT "[%s]" "$(IFS=,; echo "1,2")"\nprog $OUT',
+    'while [ "$GO" = yes ]; do prog never; done\n[[ 4 -gt 3 && x != y ]] && prog yes || prog no',
+    'export V=1 W="2 3"\nprog $V $W "$W"',
+    'prog a \\\n  b \\\n  # gone \\\n  c',
+]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash itself is the oracle")
+@pytest.mark.parametrize("text", CASES)
+def test_words_are_those_that_bash_passes(text, tmp_path):
+    prog = tmp_path / "prog"
+    prog.write_text('#!/bin/sh\nfor w in "$@"; do printf "%s\\n" "$w"; done\n')
+    prog.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    ran = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environment,
+                         timeout=20, check=False)  # fmt: skip
+    found = [word for command in read_script(text).commands if command.words[0] == "prog"
+             for word in command.words[1:]]  # fmt: skip
+    assert [unmarked(word) for word in found] == ran.stdout.splitlines()
+
+
+def test_includes_are_followed_below_the_folder_only(tmp_path):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "common.sh").write_text("SHARED=7\n")
+    script = read_script(
+        'source "$(dirname "$0")/../../common.sh"\nrun.py $SHARED', "s.sh", tmp_path / "deep" / "er"
+    )
+    assert script.commands[-1].words == ["run.py", "7"]
+    assert read_script("source /etc/hostname", "s.sh", tmp_path).missing
+
+
+def test_a_script_that_includes_itself_is_refused(tmp_path):
+    path = tmp_path / "loop.sh"
+    path.write_text("source ./loop.sh\n")
+    with pytest.raises(SpecError):
+        read_script(path.read_text(), str(path), tmp_path)
+
+
+def test_guesses_take_the_first_text_that_is_compared_and_are_named():
+    text = (
+        "if [ $SIZE = 7B ]; then L=32; elif [ $SIZE = 70B ]; then L=80; fi\nrun.py --num-layers $L"
+    )
+    assert "SIZE" in read_script(text).doubts[0]
+    guessed = read_script(text, guess=True)
+    assert guessed.guesses == {"SIZE": "7B"}
+    assert guessed.commands[-1].words[-1] == "32"
+    given_ = read_script(text, given={"SIZE": "70B"}, guess=True)
+    assert (given_.guesses, given_.commands[-1].words[-1]) == ({}, "80")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="ab$(){}[]\"'`\\;|&=<> \n#!-1", max_size=60))
+def test_any_text_is_followed_or_refused(text):
+    try:
+        read_script(text)
+    except SpecError as error:
+        assert "\n" not in str(error)  # noqa: PT017
