@@ -159,7 +159,8 @@ def _page(cases: list[Case]) -> str:
         "# Imports tried on other projects' files", "",
         "Written by `python benchmarks/imports.py CORPUS_DIR --write docs/imports.md`. The files are others'",
         "and not part of this project; each was read as it stands in the repository named. *Asks* names what",
-        "the file does not say and the options that give it; the guess that the import offers was taken.", "",
+        "the file does not say and the options that give it; the guess that the import offers was taken, and",
+        "llama3-8b given where a file names no model, or none that is a preset.", "",
         f"{len(cases)} files of {len({case.repository for case in cases})} repositories: {accepted} read, {refused} refused because "
         f"they are no training run of a decoder-only", f"transformer, {asks} left asking, "
         f"{len(cases) - accepted - refused - asks} that should have been read.", "",

@@ -91,8 +91,6 @@ def _together(folder: Path, files: list[Path], given: Given) -> Imported | None:
         elif path.suffix.lower() in (".yml", ".yaml") and _is_neox(data):
             neox = merged(neox, data)
     if arguments is not None and (launcher or engine):
-        reading = hf.read({}, given, folder, "TrainingArguments folder") if False else None
-        del reading
         return _arguments(arguments, launcher, engine, given, folder)
     if neox and any(str(key).replace("-", "_") == "num_layers" for key in neox):
         from meshwright.imports import neox as reader

@@ -248,7 +248,6 @@ def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, An
     old = options.flag(*_OLD[:1]) or options.flag(
         "deepspeed-activation-checkpointing", "recompute-activations-full"
     )
-    old |= options.flag("moe-layer-recompute") and False
     if options.flag("recompute-activations") and not granularity:
         granularity = "selective"
     if not granularity:

@@ -53,9 +53,10 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     if not reading.seq_len:
         reading.guess("--seq", "tokenizer.max_seq_len is not set; 4096 is taken")
         reading.seq_len = 4096
-    single = "single_device" in str(data.get("recipe", "")) or (
-        not options.has("fsdp_cpu_offload") and False
-    )
+    # Recipes with bitsandbytes' optimizers or an optimizer in the backward run on one device.
+    single = "bitsandbytes" in str(data.get("optimizer")) or bool(data.get("optimizer_in_bwd"))
+    if single and given.cluster is None:
+        reading.devices = 1
     tp, cp = (
         options.whole("tensor_parallel_dim", default=1) or 1,
         options.whole("context_parallel_dim", default=1) or 1,
