@@ -134,7 +134,7 @@ def _listen(ours: Any, child: Any, tally: Tally, number: int, end: int) -> int:
     """Take a worker's messages; return the number of the input to go on with."""
     while True:
         try:
-            if not ours.poll(HANG_S + 20 * (number == 0)):
+            if not _answers(ours, child.pid):
                 tally.faults["hang"].append(f"input {number}")
                 child.kill()
                 break
@@ -156,6 +156,26 @@ def _listen(ours: Any, child: Any, tally: Tally, number: int, end: int) -> int:
         number = at + 1
     child.join()
     return number + 1
+
+
+def _answers(ours: Any, pid: int) -> bool:
+    """Wait for a message: 10 seconds of the worker's own time, at most a minute of the clock's.
+
+    On a loaded machine a worker may get little of the processor; that is no hang of the reader.
+    """
+    before, until = _cpu_s(pid), time.monotonic() + 6 * HANG_S
+    while time.monotonic() < until and _cpu_s(pid) - before < HANG_S:
+        if ours.poll(0.5):
+            return True
+    return bool(ours.poll(0))
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, IndexError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> int:

@@ -438,6 +438,16 @@ def _torch() -> None:
     import meshwright.engine.model.weights  # noqa: F401
 
 
+def _no_counting() -> None:
+    """Families without a reader are counted in a process of its own, with two minutes of its own.
+
+    Here it gets no time: the limit itself is what is under attack.
+    """
+    from meshwright.specs import traced
+
+    traced.PATIENCE_S = 0.01
+
+
 def logs() -> list[tuple[str, bytes]]:
     lines = "".join(
         f" iteration {n:8d}/ 100 | consumed samples: {n * 64:12d} | elapsed time per iteration (ms): "
@@ -458,7 +468,7 @@ def trace_files() -> list[tuple[str, bytes]]:
 READERS = [
     Reader("plan", plans, read_plan, weight=1.5),
     Reader("model (config.json)", lambda: [(f"{n}.json", _json(c)) for n, c in CONFIGS.items()],
-           read_model, weight=1.5),
+           read_model, prepare=_no_counting, weight=1.5),
     Reader("model (YAML, TOML)", lambda: [("m.yaml", YAML), ("m.toml", b"[model]\nlayers = 4\nhidden = 64\nheads = 4\n")],
            read_model),
     Reader("cluster", lambda: [("cluster.toml", CLUSTER), ("topo.txt", TOPOLOGY)], read_cluster,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import sys
 from typing import Any
 
@@ -22,6 +23,10 @@ _FFN = re.compile(
 )
 _NORM = re.compile(r"norm|ln_|\bln\d")
 _MIXER = re.compile(r"attn|attention|mamba|mixer|conv|temporal|ssm|linear_attn|laurel|delta|rwkv")
+
+
+MOST_BYTES = 6 * 2**30
+"""Memory that counting a config may take."""
 
 
 def tally(config: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def _built(transformers: Any, made: Any) -> Any:
         if not hasattr(transformers, kind):
             continue
         try:
-            return getattr(transformers, kind).from_config(made)
+            return getattr(transformers, kind).from_config(made, trust_remote_code=False)
         except Exception as error:
             unknown = isinstance(error, ValueError) and "Unrecognized configuration" in str(error)
             failure = failure if unknown and failure is not None else error
@@ -103,9 +108,11 @@ def _part(inner: str) -> str:
 
 def main() -> None:
     """Read a config from standard input, print its tally, or one line of `error`."""
+    # A config may ask for a million layers; it gets no more than a laptop has.
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     try:
         answer: dict[str, Any] = tally(json.load(sys.stdin))
-    except (ValueError, ImportError, RecursionError) as error:
+    except (ValueError, ImportError, RecursionError, MemoryError) as error:
         answer = {"error": str(error).splitlines()[0][:300] if str(error) else "cannot be built"}
     json.dump(answer, sys.stdout)
 
