@@ -48,8 +48,8 @@ def read(
         SpecError: it cannot be parsed, or is of no known framework.
     """
     data = _parsed(text, name)
-    if STAMP_KEY in data:
-        stamp = read_stamp("\n".join(str(value) for value in dict(data[STAMP_KEY]).values()))
+    if isinstance(stamped := data.get(STAMP_KEY), dict):
+        stamp = read_stamp("\n".join(str(value) for value in stamped.values()))
     if "apiVersion" in data or ("run" in data and isinstance(data["run"], str)):
         return _cloud(data, name, given, stamp, folder)
     overrides = overrides or []
