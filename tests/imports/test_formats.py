@@ -229,3 +229,18 @@ def test_an_edit_changes_one_value_where_it_is_set(text, option, expected):
     edit = find_edit(text, option, "4")
     assert edit is not None
     assert apply_edits(text, [edit]) == expected
+
+
+def test_olmo_is_not_taken_for_llm_foundry():
+    text = (
+        "model: {d_model: 2048, n_heads: 16, n_layers: 16, mlp_ratio: 8, rope: true, activation_type: swiglu, "
+        "weight_tying: false, include_bias: false, layer_norm_type: rms, attention_layer_norm: true, "
+        "flash_attention: true, max_sequence_length: 4096, embedding_size: 100352}\n"
+        "global_train_batch_size: 512\ndevice_train_microbatch_size: 4\nprecision: amp_bf16\n"
+        "fsdp: {sharding_strategy: SHARD_GRAD_OP}\noptimizer: {name: adamw}\n"
+    )
+    back = import_text(text, "o.yaml", H8)
+    assert (back.format, back.model.positions, back.model.gated, back.model.ffn) == (
+        "OLMo YAML", "rope", True, 8192,
+    )  # fmt: skip
+    assert (back.layout.zero, back.job.global_batch, back.layout.micro_batch) == (2, 512, 4)

@@ -77,10 +77,10 @@ def read(
         return hydra.read_verl_data(data, given), stamp
     if torchtitan.is_config(data):
         return torchtitan.read_toml(data, given, overrides), stamp
-    if llm_foundry.is_config(data):
-        return llm_foundry.read(data, given), stamp
     if olmo.is_config(data):
         return olmo.read(data, given), stamp
+    if llm_foundry.is_config(data):
+        return llm_foundry.read(data, given), stamp
     if maxtext.is_config(data):
         return maxtext.read(data, given, folder), stamp
     if neox.is_config(data):

@@ -59,7 +59,7 @@ def _named(reading: Reading, given: Given, module: str, flavor: str) -> None:
     found = names.get((module, flavor), "")
     if not found:
         family = {"llama3": "llama3.1", "llama3_simple_fsdp": "llama3.1"}.get(module, module)
-        for spelled in (f"{family}-{flavor}", f"{module}-{flavor}", flavor):
+        for spelled in (f"{family}-{flavor}", f"{module}-{flavor}", flavor) if flavor else ():
             if spelled and model_named(spelled.replace("_", "-")) is not None:
                 found = spelled.replace("_", "-")
                 break
@@ -247,7 +247,11 @@ def read_registry(module: Module, name: str, given: Given) -> Reading:
     reading = Reading(f"torchtitan recipe {chosen}", options=dict(EDITS))
     spec = made.fields.get("model_spec") or made.fields.get("model")
     folder = Path(name).resolve().parent.name
+    fields = spec.fields if isinstance(spec, Made) else {}
     flavor = next((one for one in getattr(spec, "args", []) if isinstance(one, str)), "")
+    flavor = flavor or next(
+        (str(fields[k]) for k in ("flavor", "size") if isinstance(fields.get(k), str)), ""
+    )
     _named(reading, given, _module_name(module, folder), flavor or "")
     if "diffusion" in str(made.name).lower() or folder == "flux":
         raise SpecError("file", name, "an image model: meshwright plans decoder-only transformers")
