@@ -146,7 +146,8 @@ def fake_programs(tmp_path):
     folder.mkdir()
     for name in ("torchrun", "accelerate", "srun", "scontrol", "sbatch", "python", "nvidia-smi"):
         script = folder / name
-        shell = 'bash -c "$4"\n' if name == "srun" else ""
+        skip = 'while [ "${1#--}" != "$1" ]; do shift; done\n'
+        shell = f'{skip}exec "$@"\n' if name == "srun" else ""
         script.write_text(f"#!/bin/bash\necho started {name}\n{shell}")
         script.chmod(0o755)
     return folder
@@ -172,7 +173,8 @@ def test_started_scripts_run_nothing_of_a_name(framework, fake_programs, tmp_pat
     ]
     done = subprocess.run(
         ["bash"], input="\n".join(lines), cwd=work, capture_output=True, text=True, timeout=120,
-        env={"PATH": f"{fake_programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "a"},
+        env={"PATH": f"{fake_programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "a",
+             "MASTER_ADDR": "a", "NODE_RANK": "0"},
     )  # fmt: skip
     assert "FAILED" not in done.stdout, done.stderr
     assert done.stdout.count("started") >= len(scripts)

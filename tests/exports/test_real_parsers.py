@@ -182,7 +182,9 @@ FAKE = {
     # Stand-ins that print the words they are started with, or what the real tool would answer.
     "torchrun": 'printf "%s\\n" "$@"',
     "accelerate": 'shift\nprintf "%s\\n" "$@"',
-    "srun": 'shift\nexec "$@"',
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
+    "git": "exit 0",
+    "pip": "exit 0",
     "scontrol": "echo host7",
 }
 

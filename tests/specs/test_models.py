@@ -61,7 +61,9 @@ def test_config_file_old_and_new_spellings(tmp_path):
     assert load_model(str(tmp_path)) == load_model(tmp_path / "config.json")
     preset = load_model("llama3.1-8b")
     for model in (first, load_model(tmp_path)):
-        assert model.but(name=preset.name, source=preset.source) == preset
+        shape = {"name": preset.name, "source": preset.source, "numerics": None}
+        assert model.but(**shape) == preset.but(numerics=None)
+        assert model.numerics is not None and model.numerics.rope_theta == 500_000
 
 
 def test_gpt2_and_bloom_accept_both_generations_of_keys():

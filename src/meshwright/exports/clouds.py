@@ -11,13 +11,21 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports.fabric import check_hosts, environment
+from meshwright.exports.fabric import check_hosts, environment, network_kind
+from meshwright.exports.images import image, setup
 from meshwright.exports.launch import Command, launch_words
 from meshwright.specs.plan import Plan
 
-_IMAGE = "pytorch/pytorch:2.13.0-cuda12.8-cudnn9-runtime"
 _RESOURCE = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "cpu": "cpu",
-             "google": "google.com/tpu"}  # fmt: skip
+             "google": "google.com/tpu", "aws": "aws.amazon.com/neuron"}  # fmt: skip
+_FABRIC = {
+    # Kind of network → the resource of its device plugin, and how many of the cards a pod takes.
+    "efa": "vpc.amazonaws.com/efa",
+    "infiniband": "rdma/rdma_shared_device_a",
+    "roce": "rdma/rdma_shared_device_a",
+}
+CODE, CODE_MAP = "/code", "training-code"
+"""Where the exported files are mounted, and the ConfigMap that holds them."""
 
 
 def _name(plan: Plan) -> str:
@@ -30,27 +38,73 @@ def _variables(plan: Plan, command: Command) -> dict[str, str]:
     return {name: value for name, (value, _) in environment(plan, command.framework).items()}
 
 
+def _resources(plan: Plan) -> dict[str, Any]:
+    """Accelerators of one host, and the cards of its fabric where a device plugin hands them out."""
+    _, per_host = check_hosts(plan)
+    wanted = {_RESOURCE.get(plan.cluster.device.vendor, "nvidia.com/gpu"): per_host}
+    kind = network_kind(plan.cluster)
+    if kind in _FABRIC and plan.cluster.device.vendor != "cpu":
+        cards = max(plan.cluster.levels[-1].nics_per_node, 1)
+        wanted[_FABRIC[kind]] = cards if kind == "efa" else 1
+    return {"limits": wanted, "requests": dict(wanted)}
+
+
+def start_with(file: str) -> str:
+    """The command that hands the exported files to the cluster and starts the job."""
+    return f"kubectl create configmap {CODE_MAP} --from-file=. && kubectl apply -f {file}"
+
+
+def _prepared(plan: Plan, command: Command) -> str:
+    """Lines that a container runs first: a folder it can write to, and the framework."""
+    lines = ["set -e", f"mkdir -p /workspace && cp -L {CODE}/* /workspace/ 2>/dev/null || true",
+             "cd /workspace", *setup(plan, command.framework, container=True)]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _pod(plan: Plan, container: dict[str, Any]) -> dict[str, Any]:
+    """A pod with the memory, rights and network that collectives between hosts need."""
+    privileges = {"capabilities": {"add": ["IPC_LOCK"]}}
+    mounts = [
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "code", "mountPath": CODE, "readOnly": True},
+    ]
+    spec: dict[str, Any] = {
+        "containers": [container | {"securityContext": privileges, "volumeMounts": mounts}],
+        "volumes": [
+            # NCCL and data loaders share memory there; a container's own has 64 MB.
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "code", "configMap": {"name": CODE_MAP, "optional": True}},
+        ],
+    }
+    if network_kind(plan.cluster) != "none":
+        spec = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} | spec
+    return spec
+
+
 def _shell(plan: Plan, command: Command, rank: str, address: str, port: str) -> str:
     launcher = launch_words(plan, command, rank, address, port)
     return " \\\n  ".join(["exec " + " ".join(launcher), *command.lines()]) + "\n"
 
 
 def _container(plan: Plan, command: Command, rank: str, address: str, port: str) -> dict[str, Any]:
-    _, per_host = check_hosts(plan)
-    resource = _RESOURCE.get(plan.cluster.device.vendor, "nvidia.com/gpu")
+    shell = _prepared(plan, command) + _shell(plan, command, rank, address, port)
     return {
-        "image": _IMAGE,
-        "command": ["bash", "-c", _shell(plan, command, rank, address, port)],
+        "image": image(plan, command.framework),
+        "command": ["bash", "-c", shell],
         "env": [{"name": k, "value": v} for k, v in _variables(plan, command).items()],
-        "resources": {"limits": {resource: per_host}, "requests": {resource: per_host}},
+        "resources": _resources(plan),
     }
 
 
 def trainjob(plan: Plan, command: Command, stamp: str) -> str:
-    """A TrainJob on the `torch-distributed` runtime: one node a host, numbered by the runtime."""
-    hosts, per_host = check_hosts(plan)
-    resource = _RESOURCE.get(plan.cluster.device.vendor, "nvidia.com/gpu")
-    shell = _shell(plan, command, '"$PET_NODE_RANK"', '"$PET_MASTER_ADDR"', '"$PET_MASTER_PORT"')
+    """A TrainJob on the `torch-distributed` runtime: one node a host, numbered by the runtime.
+
+    Shared memory, IPC_LOCK and the host's network are the runtime's, not the job's, to give.
+    """
+    hosts, _ = check_hosts(plan)
+    shell = _prepared(plan, command) + _shell(
+        plan, command, '"$PET_NODE_RANK"', '"$PET_MASTER_ADDR"', '"$PET_MASTER_PORT"'
+    )
     data = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -61,17 +115,19 @@ def trainjob(plan: Plan, command: Command, stamp: str) -> str:
                 "name": "torch-distributed",
             },
             "trainer": {
-                "image": _IMAGE,
+                "image": image(plan, command.framework),
                 "numNodes": hosts,
                 "command": ["bash", "-c", shell],
                 "env": [{"name": k, "value": v} for k, v in _variables(plan, command).items()],
-                "resourcesPerNode": {
-                    "limits": {resource: per_host}, "requests": {resource: per_host},
-                },
+                "resourcesPerNode": _resources(plan),
             },
         },
     }  # fmt: skip
-    return stamp + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100)
+    needs = (
+        "# The runtime has to give /dev/shm (emptyDir, medium Memory), IPC_LOCK and, on InfiniBand,\n"
+        "# RoCE or EFA, the host's network: a TrainJob has no words for them.\n"
+    )
+    return stamp + needs + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100)
 
 
 def pytorchjob(plan: Plan, command: Command, stamp: str) -> str:
@@ -80,8 +136,7 @@ def pytorchjob(plan: Plan, command: Command, stamp: str) -> str:
     container = {"name": "pytorch"} | _container(
         plan, command, '"$PET_NODE_RANK"', '"$PET_MASTER_ADDR"', '"$PET_MASTER_PORT"'
     )
-    template = {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet",
-                         "containers": [container]}}  # fmt: skip
+    template = {"spec": _pod(plan, container)}
 
     def replicas(count: int) -> dict[str, Any]:
         return {"replicas": count, "restartPolicy": "OnFailure", "template": template}
@@ -105,8 +160,7 @@ def jobset(plan: Plan, command: Command, stamp: str) -> str:
     container = {"name": "pytorch"} | _container(
         plan, command, '"$JOB_COMPLETION_INDEX"', f"{name}-host-0-0.{name}", "29500"
     )
-    pod = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet", "restartPolicy": "Never",
-           "containers": [container]}  # fmt: skip
+    pod = {"restartPolicy": "Never"} | _pod(plan, container)
     job = {
         "parallelism": hosts, "completions": hosts, "completionMode": "Indexed", "backoffLimit": 0,
         "template": {"spec": pod},
@@ -124,10 +178,16 @@ def jobset(plan: Plan, command: Command, stamp: str) -> str:
 
 
 _SKY = (
-    ("b300", "B300"), ("b200", "B200"), ("h200", "H200"), ("h100", "H100"), ("gh200", "GH200"),
+    ("gb300", "GB300"), ("gb200", "GB200"), ("gh200", "GH200"), ("b300", "B300"), ("b200", "B200"),
+    ("h200", "H200"), ("h20 ", "H20"), ("h100", "H100"), ("h800", "H800"), ("a800", "A800"),
     ("a100 pcie 80", "A100-80GB"), ("a100 sxm 80", "A100-80GB"), ("a100", "A100"),
-    ("v100", "V100"), ("l40s", "L40S"), ("l4", "L4"), ("a10g", "A10G"), ("t4", "T4"),
-    ("mi300", "MI300X"), ("rtx 4090", "RTX4090"), ("rtx 3090", "RTX3090"),
+    ("v100 sxm 32", "V100-32GB"), ("v100", "V100"), ("l40s", "L40S"), ("l4 ", "L4"),
+    ("a10g", "A10G"), ("a10 ", "A10"), ("a40", "A40"), ("t4", "T4"), ("mi250", "MI250"),
+    ("mi300", "MI300X"), ("mi325", "MI325X"), ("mi355", "MI355X"), ("rtx 4090", "RTX4090"),
+    ("rtx 3090", "RTX3090"), ("rtx 5090", "RTX5090"), ("rtx a6000", "RTXA6000"),
+    ("rtx a5000", "RTXA5000"), ("rtx 6000 ada", "RTX6000-Ada"), ("tpu v4", "tpu-v4"),
+    ("tpu v5e", "tpu-v5litepod"), ("tpu v5p", "tpu-v5p"), ("tpu v6e", "tpu-v6e"),
+    ("trainium1", "Trainium"), ("trainium2", "Trainium2"),
 )  # fmt: skip
 
 
@@ -137,11 +197,15 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
     device = plan.cluster.device.name
     known = next((sky for part, sky in _SKY if part in device.lower()), None)
     resources: dict[str, Any] = {"use_spot": False}
-    if known:
+    if known and known.startswith("tpu-"):
+        resources["accelerators"] = f"{known}-{per_host}"
+    elif known:
         resources["accelerators"] = f"{known}:{per_host}"
     if hosts > 1:
         resources["network_tier"] = "best"
     shell = _shell(plan, command, '"$SKYPILOT_NODE_RANK"', '"$MASTER_ADDR"', "29500")
+    # `setup` runs in a shell of its own: what it exported is said again.
+    found = [line for line in setup(plan, command.framework) if line.startswith("export ")]
     head = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)\n'
     data = {
         "name": _name(plan),
@@ -149,7 +213,8 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
         "resources": resources,
         "envs": _variables(plan, command),
         "workdir": ".",
-        "run": head + shell,
+        "setup": "\n".join(["set -e", *setup(plan, command.framework)]) + "\n",
+        "run": "".join(f"{line}\n" for line in found) + head + shell,
     }
     return stamp + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100)
 

@@ -73,10 +73,38 @@ def torchrun_script(plan: Plan, command: Command, stamp: str) -> str:
     head = " ".join(launcher[:5]) + " \\\n  " + " ".join(launcher[5:])
     return (
         f"#!/usr/bin/env bash\n{stamp}"
-        "# Start it on every host; NODE_RANK counts hosts in network order from 0.\n"
-        f"set -euo pipefail\n\n{exports(plan, command.framework)}\n"
-        f"exec {head} \\\n  {command.text()}\n"
+        "# Start it on every host; NODE_RANK counts hosts in network order from 0. What follows the\n"
+        "# script's name goes on to the program.\n"
+        f"set -euo pipefail\n{_meeting_point(plan)}\n{exports(plan, command.framework)}\n"
+        f'exec {head} \\\n  {command.text()} \\\n  "$@"\n'
     )
+
+
+def _meeting_point(plan: Plan) -> str:
+    """Lines that stop a start on several hosts which have not been told how to meet."""
+    hosts, _ = check_hosts(plan)
+    if hosts == 1:
+        return ""
+    return (
+        f'\n: "${{MASTER_ADDR:?this run needs {hosts} hosts: MASTER_ADDR is the first one}}"\n'
+        f': "${{NODE_RANK:?this run needs {hosts} hosts: NODE_RANK is 0 to {hosts - 1}}}"\n'
+    )
+
+
+CPUS_PER_DEVICE = {"nvidia": 12, "amd": 12, "google": 24, "cpu": 1}
+"""CPU cores a host has for each accelerator, less what its system needs: DGX A100 has 16 (128 cores),
+DGX H100 14 (112), MI300X platforms 24 (192), a TPU v5p host 52; hosts of 4 Grace devices 72."""
+
+
+def cpus(plan: Plan) -> int:
+    """CPU cores that one host's ranks may use together."""
+    _, per_host = check_hosts(plan)
+    return CPUS_PER_DEVICE.get(plan.cluster.device.vendor, 8) * per_host
+
+
+def _devices(plan: Plan, per_host: int) -> str:
+    vendor = plan.cluster.device.vendor
+    return f"#SBATCH --gpus-per-node={per_host}\n" if vendor in ("nvidia", "amd") else ""
 
 
 def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
@@ -90,8 +118,8 @@ def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
         f"#SBATCH --job-name={name}\n"
         f"#SBATCH --nodes={hosts}\n"
         "#SBATCH --ntasks-per-node=1\n"
-        f"#SBATCH --gpus-per-node={per_host}\n"
-        "#SBATCH --cpus-per-task=64\n"
+        f"{_devices(plan, per_host)}"
+        f"#SBATCH --cpus-per-task={cpus(plan)}\n"
         "#SBATCH --exclusive\n"
         "#SBATCH --distribution=block\n"
         "#SBATCH --output=%x-%j.log\n"
@@ -101,8 +129,19 @@ def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
         "MASTER_PORT=${MASTER_PORT:-29500}\n"
         "export MASTER_ADDR MASTER_PORT\n\n"
+        "# VENV: a virtual environment on a shared disk. CONTAINER: an image for pyxis/enroot.\n"
+        'if [ -n "${VENV:-}" ]; then source "$VENV/bin/activate"; fi\n'
+        "HERE=${SLURM_SUBMIT_DIR:-$PWD}\n"
+        'cd "$HERE"\n'
+        "HOOKS=()\n"
+        'if [ -n "${CONTAINER:-}" ]; then\n'
+        '  HOOKS=(--container-image="$CONTAINER" --container-mounts="${MOUNTS:-$HERE:$HERE}"\n'
+        '         --container-workdir="$HERE")\n'
+        "fi\n\n"
         "# Each task reads its own SLURM_NODEID, so the command is expanded there, not here.\n"
         "read -r -d '' RUN <<'END' || true\n"
-        f"exec {inner}\nEND\n"
-        'srun --kill-on-bad-exit=1 bash -c "$RUN"\n'
+        f'exec {inner} \\\n  "$@"\nEND\n'
+        "# srun takes no --cpus-per-task from sbatch since SLURM 22.05: unsaid, a rank gets one core.\n"
+        'srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 \\\n'
+        '  ${HOOKS[@]+"${HOOKS[@]}"} bash -c "$RUN" bash "$@"\n'
     )

@@ -206,7 +206,10 @@ def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundl
     words = framework.words(plan)
     text = launcher.text(plan, Command(words, framework_name), stamp)
     files = {launcher.file: text} | framework.files(plan, command)
-    return Bundle(name, files, launcher.start, framework.notes(plan))
+    start = launcher.start
+    if name in ("jobset", "pytorchjob") and len(files) > 1:
+        start = clouds.start_with(launcher.file)
+    return Bundle(name, files, start, framework.notes(plan))
 
 
 def export_all(plan: Plan, *, command: str = "") -> tuple[dict[str, Bundle], dict[str, str]]:

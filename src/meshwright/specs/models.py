@@ -13,6 +13,7 @@ from meshwright.specs import presets
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.huggingface import is_config, model_from_config
 from meshwright.specs.model import Model
+from meshwright.specs.numerics import published
 from meshwright.specs.quantities import format_count, parse_count
 
 _SIZE = re.compile(r"\d*\.?\d+\s*[MBT]", re.IGNORECASE)
@@ -94,8 +95,10 @@ def _spellings() -> dict[str, str]:
 def _from_preset(name: str) -> Model:
     entry = presets.table("models")[name]
     if "config" in entry:
-        return model_from_config(entry["config"], name, entry["source"])
-    return Model.parse({"name": name, "source": entry["source"], **entry["model"]}, name)
+        model = model_from_config(entry["config"], name, entry["source"])
+    else:
+        model = Model.parse({"name": name, "source": entry["source"], **entry["model"]}, name)
+    return model if model.numerics else model.model_copy(update={"numerics": published(name)})
 
 
 def _from_path(path: Path) -> Model:

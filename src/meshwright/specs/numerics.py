@@ -57,13 +57,17 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def numerics_of(model: Model) -> Numerics:
-    """The model's own numbers, else those published for its preset, else usual ones of its kind."""
+    """The model's own numbers, else usual ones of its kind."""
     if model.numerics is not None:
         return model.numerics
+    return Numerics(activation="silu" if model.gated else "gelu-tanh")
+
+
+def published(name: str) -> Numerics | None:
+    """The numbers published for a preset; None where the table has no row for it."""
     rows = table("numerics")
-    known = max((key for key in rows if model.name.startswith(key)), key=len, default=None)
-    usual = {"activation": "silu" if model.gated else "gelu-tanh"}
-    return Numerics.parse(usual | (rows[known] if known else {}), f"numerics.{known}")
+    known = max((key for key in rows if name.startswith(key)), key=len, default=None)
+    return None if known is None else Numerics.parse(rows[known], f"numerics.{known}")
 
 
 def from_config(config: Mapping[str, Any]) -> Numerics | None:

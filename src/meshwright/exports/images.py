@@ -1,0 +1,57 @@
+"""Where a framework comes from on a bare machine: an image that has it, or the commands that get it."""
+
+from __future__ import annotations
+
+from meshwright.specs.frameworks import framework
+from meshwright.specs.plan import Plan
+
+_TORCH = "pytorch/pytorch:2.13.0-cuda12.8-cudnn9-runtime"
+_NVIDIA = {
+    # NVIDIA's container of Megatron-Bridge brings Transformer Engine, Megatron-Core and its sources.
+    "megatron": "nvcr.io/nvidia/nemo:25.11",
+    "megatron-bridge": "nvcr.io/nvidia/nemo:25.11",
+    "primus": "rocm/primus:v26.5",
+}
+_AMD = "rocm/primus:v26.5"
+"""AMD's container with Megatron-LM, torchtitan and PyTorch for ROCm (README of AMD-AGI/Primus)."""
+
+
+def image(plan: Plan, name: str) -> str:
+    """The container image for a framework on the plan's devices."""
+    if plan.cluster.device.vendor == "amd":
+        return _AMD
+    return _NVIDIA.get(name, _TORCH)
+
+
+def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
+    """Shell lines that bring a framework to a machine; in its own container fewer.
+
+    Versions are those that the exports were checked against (the table of frameworks).
+    """
+    version = framework(name).checked
+    torch = [] if container or plan.cluster.device.vendor == "amd" else ["pip install -q torch"]
+    hugging = "transformers==5.23.0"
+    lines = {
+        "deepspeed": [*torch, f"pip install -q deepspeed=={version} {hugging}"],
+        "accelerate": [*torch, f"pip install -q accelerate=={version} {hugging}"],
+        "lightning": [*torch, f"pip install -q lightning=={version}"],
+        "torchtitan": [*torch, f"pip install -q torchtitan=={version}"],
+        "fsdp": torch,
+        "megatron": _cloned("MEGATRON", "NVIDIA/Megatron-LM", f"core_v{version}"),
+        "megatron-bridge": _cloned("MEGATRON_BRIDGE", "NVIDIA-NeMo/Megatron-Bridge", "main"),
+        "nanotron": [*torch, "pip install -q flash-attn --no-build-isolation",
+                     *_cloned("NANOTRON", "huggingface/nanotron", "main"),
+                     'pip install -q -e "$NANOTRON"'],
+        "primus": _cloned("PRIMUS", "AMD-AGI/Primus", "main"),
+    }  # fmt: skip
+    return lines.get(name, torch)
+
+
+def _cloned(variable: str, repository: str, branch: str) -> list[str]:
+    """Lines that put a repository's sources where the exported command looks for them."""
+    folder = repository.rsplit("/", 1)[-1]
+    address = f"https://github.com/{repository}"
+    return [
+        f'export {variable}="${{{variable}:-$PWD/{folder}}}"',
+        f'[ -d "${variable}" ] || git clone -q --depth 1 --recursive -b {branch} {address} "${variable}"',
+    ]

@@ -1,0 +1,85 @@
+"""Launchers: no hang without a meeting point, words passed on, cores, memory, fabric, images."""
+
+import os
+import subprocess
+
+import pytest
+import yaml
+from plans import make_plan
+
+from meshwright.exports.targets import export
+from meshwright.specs import load_cluster
+
+TWO = make_plan("llama3-8b", tp=8, dp=2, cluster="h100:2x8")
+
+
+def run(text, tmp_path, *words, **environment):
+    fake = tmp_path / "bin"
+    fake.mkdir(exist_ok=True)
+    for name, body in {
+        "torchrun": 'printf "%s\\n" "$@"', "scontrol": "echo host0",
+        "srun": 'echo "srun $1"; while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+    }.items():  # fmt: skip
+        (fake / name).write_text(f"#!/bin/sh\n{body}\n")
+        (fake / name).chmod(0o755)
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    return subprocess.run(
+        ["bash", str(script), *words], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={"PATH": f"{fake}:{os.environ['PATH']}", **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "NODE_RANK"])
+def test_several_hosts_without_a_meeting_point_are_an_error(missing, tmp_path):
+    told = {"MASTER_ADDR": "host0", "NODE_RANK": "1"}
+    told.pop(missing)
+    done = run(export(TWO, "megatron").files["run.sh"], tmp_path, **told)
+    assert done.returncode != 0
+    assert missing in done.stderr and "2 hosts" in done.stderr
+    assert done.stdout == ""
+
+
+def test_one_host_needs_no_meeting_point_and_words_go_on(tmp_path):
+    one = make_plan("llama3-8b", tp=2, dp=4)
+    done = run(export(one, "megatron").files["run.sh"], tmp_path, "--save", "two words")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["--save", "two words"]
+
+
+def test_slurm_hands_cores_and_words_on(tmp_path):
+    text = export(TWO, "slurm", launches="megatron").files["train.sbatch"]
+    assert "#SBATCH --cpus-per-task=96" in text
+    done = run(text, tmp_path, "--save", "two words", SLURM_CPUS_PER_TASK="96", SLURM_NODEID="1",
+               SLURM_JOB_NODELIST="host[0-1]")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "srun --cpus-per-task=96"
+    assert lines[-2:] == ["--save", "two words"]
+
+
+@pytest.mark.parametrize("launcher", ["jobset", "pytorchjob"])
+def test_pods_have_shared_memory_rights_and_cards(launcher):
+    text = next(iter(export(TWO, launcher, launches="megatron").files.values()))
+    assert "medium: Memory" in text and "mountPath: /dev/shm" in text and "IPC_LOCK" in text
+    assert "hostNetwork: true" in text and "rdma/rdma_shared_device_a" in text
+    assert "configMap" in text
+
+
+def test_an_image_that_has_the_framework_on_the_vendor_s_devices():
+    amd = make_plan("llama3-8b", tp=8, dp=2, cluster="mi300x:2x8")
+    assert "image: rocm/primus" in export(amd, "jobset", launches="megatron").files["jobset.yaml"]
+    assert "nvcr.io/nvidia/nemo" in export(TWO, "jobset", launches="megatron").files["jobset.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("device", "named"),
+    [("gb200:2x4", "GB200:4"), ("mi325x:2x8", "MI325X:8"), ("v100:2x8", "V100-32GB:8"),
+     ("l40s:2x4", "L40S:4"), ("h20:2x8", "H20:8")],
+)  # fmt: skip
+def test_skypilot_knows_the_devices_and_sets_the_framework_up(device, named):
+    cluster = load_cluster(device)
+    plan = make_plan("llama3-8b", dp=cluster.gpus, zero=3, cluster=device)
+    task = yaml.safe_load(export(plan, "skypilot", launches="deepspeed").files["sky.yaml"])
+    assert task["resources"]["accelerators"] == named
+    assert "deepspeed==" in task["setup"]
