@@ -1,11 +1,14 @@
-"""Fit every constant that src/meshwright/evidence/data/constants.toml declares to the published runs.
+"""Fit every fitted constant to the published runs, leave each source out in turn, and store the result.
 
-    python benchmarks/fit_constants.py             # show what each would become
-    python benchmarks/fit_constants.py --write     # and write costs/data/*.toml
-    python benchmarks/fit_constants.py --check     # exit 1 if writing would change a file
+    python benchmarks/fit_constants.py             # show what each constant would become
+    python benchmarks/fit_constants.py --write     # and write everything that follows from it
+    python benchmarks/fit_constants.py --check     # exit 1 if writing would change a constant
 
-All constants move together, from their priors: the result depends on the runs, the declarations and
-the cost model alone, so the data files come out byte for byte. See `meshwright.evidence.fit`.
+Written: costs/data/*.toml (the constants that evidence/data/constants.toml declares),
+evidence/data/validation.json (every source left out, and as a user) and costs/data/confidence.toml
+(ranges from the left-out residuals). All constants move together, from their priors: the result
+depends on the runs, the declarations and the cost model alone, so the files come out byte for byte.
+Constants of links are fitted on collectives instead: `python benchmarks/collectives.py --fit`.
 """
 
 from __future__ import annotations
@@ -13,10 +16,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
-from meshwright.evidence.constants import fitted_constants, rounded, write_constants
+from meshwright import costs, evidence
+from meshwright.evidence.confidence import confidence_toml, coverage
+from meshwright.evidence.constants import fitted_constants, put_all, rounded, write_constants
 from meshwright.evidence.fit import Problem, cases_of, fit
 from meshwright.evidence.rows import published_rows
+from meshwright.evidence.validation import left_out_constants, validate
+from meshwright.specs.writing import write_atomically
 
 
 def main() -> None:
@@ -29,17 +37,29 @@ def main() -> None:
     def say(line: str) -> None:
         print(f"{time.monotonic() - begun:4.0f} s  {line}", flush=True)
 
-    fitted = fit(Problem(cases_of(published_rows()), fitted_constants()), say)
+    rows = published_rows()
+    fitted = fit(Problem(cases_of(rows), fitted_constants()), say)
     differ = []
     for one in fitted_constants():
         value = fitted.values[one.name]
         if value != rounded(one.get()):
             differ.append(one.name)
         print(f"{one.name:48} prior {one.prior:<9.3g} shipped {one.get():<9.4g} fitted {value:.4g}")
-    if options.write:
-        print("written:", ", ".join(write_constants(fitted.values)) or "nothing changed")
     if options.check and differ:
         sys.exit(f"{len(differ)} constants are not what the runs give: {', '.join(differ)}")
+    if not options.write:
+        return
+    say("written: " + (", ".join(write_constants(fitted.values)) or "no constant changed"))
+    put_all(fitted.values)
+    sources = sorted({case.source for case in fitted.problem.cases})
+    checked = validate(rows, left_out_constants(fitted, sources), say)
+    folder = Path(evidence.__file__).parent / "data"
+    write_atomically(folder / "validation.json", checked.validation.text())
+    left_out = checked.scored["left out"]
+    data = Path(costs.__file__).parent / "data"
+    write_atomically(data / "confidence.toml", confidence_toml(left_out))
+    for quantity in ("time", "memory"):
+        say(f"ranges hold {100 * coverage(left_out, quantity):.0f} % of {quantity}, left out")
 
 
 if __name__ == "__main__":

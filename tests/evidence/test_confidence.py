@@ -1,12 +1,18 @@
-"""Ranges hold what they say on runs they were not made from; citations are real runs."""
+"""Ranges hold the estimate and what they say of left-out sources; citations are real runs."""
 
 import tomllib
 
 import pytest
 
-from meshwright.costs.confidence import kinds, time_range
+from meshwright.costs.confidence import Facets, facets_of, residuals, time_range
 from meshwright.costs.step import estimate
-from meshwright.evidence.confidence import confidence_toml, coverage
+from meshwright.evidence.confidence import (
+    Residual,
+    _coverage,
+    _table,
+    _without_each,
+    confidence_toml,
+)
 from meshwright.evidence.nearest import nearest_runs
 from meshwright.evidence.predict import predict
 from meshwright.evidence.rows import published_rows
@@ -17,26 +23,41 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
 
 
-@pytest.fixture(scope="module")
-def scored():
-    rows = published_rows()[::2]
-    return pair(rows, predict(rows))
+def made(source, ratios, kind="dense", device="hopper"):
+    return [Residual(source, Facets(device, "megatron", "one host", kind), r) for r in ratios]
 
 
-def test_ranges_from_one_half_hold_about_80_percent_of_the_other(scored):
-    assert 0.72 <= coverage(scored[::2], scored[1::2]) <= 0.88
-    assert 0.72 <= coverage(scored[1::2], scored[::2]) <= 0.88
+def test_sources_weigh_alike_not_rows():
+    few = [*made("a", [0.8]), *made("b", [1.0]), *made("c", [1.2])]
+    many = [*made("a", [0.8] * 500), *few[1:]]
+    ends = [_table(known, 1.0)["range"][-1] for known in (few, many)]
+    assert ends[0]["low"] == pytest.approx(ends[1]["low"], abs=0.03)
+    assert ends[0]["high"] == pytest.approx(ends[1]["high"], abs=0.03)
 
 
-def test_the_written_table_reads_back(scored):
-    table = tomllib.loads(confidence_toml(scored))
+def test_a_source_is_judged_by_the_ranges_of_the_others():
+    known = [one for name in "abcde" for one in made(name, [0.9, 1.0, 1.1])]
+    alone = [*known, *made("far", [3.0] * 4)]
+    others = _without_each(alone)
+    assert _coverage(alone, others, 1.0) < 5.01 / 6
+    assert _coverage(known, _without_each(known), 1.2) == 1.0
+
+
+def test_the_written_table_reads_back():
+    rows = published_rows(["korthikanti_2022_seqsel", "simumax_b200", "vtrain_multinode"])
+    table = tomllib.loads(confidence_toml(pair(rows, predict(rows))))
     assert {"time", "memory"} <= table.keys()
-    for kind in (*table["time"], *table["memory"]):
-        assert 0 < kind["low"] <= kind["high"] and kind["rows"] >= 20
+    for one in table["time"]["range"]:
+        assert 0 < one["low"] <= one["high"] and one["sources"] >= 1
+    assert table["time"]["sources"]["device: ampere"] == 2
 
 
 def test_the_shipped_table_speaks_for_every_run():
-    assert ("any", "any", "any") in kinds("time") and ("any", "any", "any") in kinds("memory")
+    for quantity in ("time", "memory"):
+        known = residuals(quantity)
+        assert ("any", "any") in known.ranges and known.widening >= 1.0
+        low, high, _ = known.ends(Facets("never-seen", "never-seen", "one host", "dense"))
+        assert low < 1.0 < high
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +68,27 @@ def plan():
     )  # fmt: skip
 
 
-def test_every_estimate_carries_its_ranges_and_their_basis(plan):
+def test_every_estimate_carries_ranges_that_hold_it(plan):
     model, cluster, job, layout = plan
     priced = estimate(model, cluster, job, layout)
-    assert priced.step_time_range.low < priced.step_time_range.high
-    assert priced.peak_memory_range.low < priced.peak_memory_range.high
-    assert "published" in priced.step_time_range.basis
-    wide = time_range(cluster, job, layout.world, 2 * priced.step_time_s)
+    assert priced.step_time_range.low < priced.step_time_s < priced.step_time_range.high
+    held = priced.peak_memory_range
+    assert held.low < priced.peak_memory_bytes < held.high
+    assert (
+        "published" in priced.step_time_range.basis and "left out" in priced.step_time_range.basis
+    )
+    wide = time_range(model, cluster, job, layout.world, 2 * priced.step_time_s)
     assert wide.high == pytest.approx(2 * priced.step_time_range.high)
+
+
+def test_what_nobody_measured_is_wider_and_said(plan):
+    model, cluster, job, layout = plan
+    known = residuals("time")
+    usual = facets_of(model, cluster, job.but(framework="megatron"), layout.world)
+    odd = Facets("volta", "litgpt", usual.scale, "mixture of experts")
+    ends, far = known.ends(usual), known.ends(odd)
+    assert far[1] / far[0] > ends[1] / ends[0]
+    assert known.lacking(odd) and ("none measured" in far[2] or "hardly any" in far[2])
 
 
 def test_the_nearest_runs_are_of_the_same_size_and_device(plan):

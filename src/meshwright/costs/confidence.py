@@ -1,24 +1,33 @@
-"""How far a prediction of a kind of run may be off: ranges from the scorecard's residuals.
+"""How far a prediction may be off: ranges from the residuals of sources that were left out of the fit.
 
-The quantiles are in `costs/data/confidence.toml`, written by `meshwright scorecard --confidence`.
-A kind is a device generation, a framework and a scale; where too few runs of one were published,
-the next wider kind speaks for it.
+The quantiles are in `costs/data/confidence.toml`, written with the constants. A user is a source that
+nobody fitted to, so a range holds about 80 % of what *left-out* sources measured, each source weighing
+alike. It is taken from runs of the same device generation and kind of model where at least
+`SOURCES` sources speak of them, else of the kind, else of all; and it is widened once for each of
+device, framework, scale and kind of model that fewer sources than that have measured.
 """
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from typing import Any
 
 from meshwright.costs.kernels import generation
+from meshwright.costs.tables import table
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Range
 
 COVERAGE = 0.8
 """Share of measured values that a range is meant to hold."""
+
+SOURCES = 3
+"""Sources that must have measured a kind of run for it to count as known."""
+
+LEAST = 0.02
+"""Half-width that every range has: repeated runs of one configuration differ by as much."""
 
 SCALES = ((8, "one host"), (64, "up to 64 devices"), (1 << 62, "more than 64 devices"))
 """Largest world of each scale, and its name."""
@@ -27,65 +36,95 @@ ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Quantiles of measured over predicted among the published runs of one kind."""
+class Facets:
+    """What a run has in common with others: who has measured such a thing says how far to trust."""
 
     generation: str
     framework: str
     scale: str
-    rows: int
-    low: float
-    high: float
+    kind: str
 
-    def basis(self, quantity: str) -> str:
-        """Say what a range rests on."""
-        told = [name for name in (self.generation, self.framework, self.scale) if name != ANY]
+    def named(self) -> tuple[tuple[str, str], ...]:
+        """(facet, value) pairs."""
         return (
-            f"{100 * COVERAGE:.0f} % of {self.rows} published {quantity} "
-            f"({', '.join(told) if told else 'all of them'})"
-        )
+            ("device", self.generation), ("framework", self.framework), ("scale", self.scale),
+            ("kind of model", self.kind),
+        )  # fmt: skip
 
 
-def kinds_of(cluster: Cluster, job: Job, gpus: int) -> list[tuple[str, str, str]]:
-    """Return the kinds that a run belongs to, from the narrowest to all runs."""
-    device = generation(cluster.device)
+def facets_of(model: Model, cluster: Cluster, job: Job, gpus: int) -> Facets:
+    """Return the facets of a run."""
+    if job.finetune is not None:
+        kind = "fine-tuning"
+    else:
+        kind = "mixture of experts" if model.experts else "dense"
     scale = next(name for limit, name in SCALES if gpus <= limit)
-    framework = job.framework
-    return [
-        (device, framework, scale),
-        (device, framework, ANY),
-        (device, ANY, scale),
-        (device, ANY, ANY),
-        (ANY, ANY, scale),
-        (ANY, ANY, ANY),
-    ]
+    return Facets(generation(cluster.device), job.framework, scale, kind)
+
+
+def candidates(facets: Facets) -> tuple[tuple[str, str], ...]:
+    """(device generation, kind of model) of the runs that may speak for a run, nearest first."""
+    return ((facets.generation, facets.kind), (ANY, facets.kind), (ANY, ANY))
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """What is known of one quantity's residuals (measured over predicted)."""
+
+    ranges: dict[tuple[str, str], dict[str, Any]]
+    """By (device generation, kind): `low`, `high`, `sources`, `rows`."""
+    sources: dict[str, int]
+    """By `facet: value`: sources that measured such a run."""
+    widening: float
+    """Factor on the logarithm of both ends for each facet that too few sources measured."""
+
+    def lacking(self, facets: Facets) -> list[str]:
+        """Facets that fewer than `SOURCES` sources have measured, as `facet: value`."""
+        named = [f"{facet}: {value}" for facet, value in facets.named()]
+        return [name for name in named if self.sources.get(name, 0) < SOURCES]
+
+    def ends(self, facets: Facets) -> tuple[float, float, str]:
+        """Lower and upper end over the prediction, and what they rest on."""
+        key = next(key for key in candidates(facets) if key in self.ranges)
+        found = self.ranges[key]
+        lacking = self.lacking(facets)
+        wider = self.widening ** len(lacking)
+        low = min(float(found["low"]) ** wider, 1.0 - LEAST)
+        high = max(float(found["high"]) ** wider, 1.0 + LEAST)
+        told = ", ".join(name for name in key if name != ANY) or "all of them"
+        basis = f"{found['rows']} published {{quantity}} of {found['sources']} sources ({told})"
+        missing = [name for name in lacking if not self.sources.get(name)]
+        few = [name for name in lacking if self.sources.get(name)]
+        if missing:
+            basis += f"; none measured with {', '.join(missing)}"
+        if few:
+            basis += f"; hardly any with {', '.join(few)}"
+        return low, high, basis
 
 
 @cache
-def kinds(quantity: str) -> dict[tuple[str, str, str], Kind]:
-    """Return the kinds with known residuals of `time` or `memory`."""
-    file = resources.files("meshwright.costs").joinpath("data/confidence.toml")
-    table = tomllib.loads(file.read_text("utf-8"))
-    known = [Kind(**entry) for entry in table.get(quantity, [])]
-    return {(kind.generation, kind.framework, kind.scale): kind for kind in known}
+def residuals(quantity: str) -> Residuals:
+    """Return the known residuals of `time` or `memory`."""
+    return residuals_from(table("confidence")[quantity])
 
 
-def time_range(cluster: Cluster, job: Job, gpus: int, step_time_s: float) -> Range | None:
+def residuals_from(entry: dict[str, Any]) -> Residuals:
+    """Read one table of data/confidence.toml."""
+    ranges = {(one["generation"], one["kind"]): one for one in entry["range"]}
+    return Residuals(ranges, dict(entry["sources"]), float(entry["widening"]))
+
+
+def time_range(model: Model, cluster: Cluster, job: Job, gpus: int, step_time_s: float) -> Range:
     """Return the range that should hold the measured step time about 80 % of the time."""
-    return _range("time", "step times", cluster, job, gpus, step_time_s)
+    return _range("time", "step times", facets_of(model, cluster, job, gpus), step_time_s)
 
 
-def memory_range(cluster: Cluster, job: Job, gpus: int, peak_bytes: float) -> Range | None:
+def memory_range(model: Model, cluster: Cluster, job: Job, gpus: int, peak_bytes: float) -> Range:
     """Return the range that should hold the measured peak memory about 80 % of the time."""
-    return _range("memory", "memory peaks", cluster, job, gpus, peak_bytes)
+    return _range("memory", "memory peaks", facets_of(model, cluster, job, gpus), peak_bytes)
 
 
-def _range(
-    quantity: str, name: str, cluster: Cluster, job: Job, gpus: int, value: float
-) -> Range | None:
-    known = kinds(quantity)
-    for key in kinds_of(cluster, job, gpus):
-        if key in known:
-            kind = known[key]
-            return Range(low=value * kind.low, high=value * kind.high, basis=kind.basis(name))
-    return None
+def _range(quantity: str, name: str, facets: Facets, value: float) -> Range:
+    low, high, basis = residuals(quantity).ends(facets)
+    told = f"{100 * COVERAGE:.0f} % of {basis.format(quantity=name)}, each left out of the fit"
+    return Range(low=value * low, high=value * high, basis=told)

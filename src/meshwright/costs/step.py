@@ -429,7 +429,7 @@ def estimate_of(
     heaviest = max(stages, key=lambda stage: stage.total_bytes)
     heaviest_role = max(ROLES, key=lambda role: float(table.memory.total[role][row]))
     capacity = capacity_bytes(cluster)
-    held = memory_range(cluster, job, gpus, heaviest.total_bytes)
+    held = memory_range(model, cluster, job, gpus, heaviest.total_bytes)
     return Estimate(
         step_time_s=step,
         tokens_per_s_per_gpu=tokens_per_gpu,
@@ -446,7 +446,7 @@ def estimate_of(
         },
         time_parts={name: float(table.time_parts[name][row]) for name in TIME_PARTS},
         stages=tuple(stages),
-        step_time_range=time_range(cluster, job, gpus, step),
+        step_time_range=time_range(model, cluster, job, gpus, step),
         peak_memory_range=held,
-        fit_probability=held.probability_below(capacity) if held else None,
+        fit_probability=held.probability_below(capacity),
     )

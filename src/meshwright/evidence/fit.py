@@ -16,6 +16,7 @@ optimum, so the left-out constants follow from the Jacobian there, without prici
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -41,7 +42,7 @@ Numbers = NDArray[np.float64]
 SOURCE_ROWS = 8.0
 """Independent runs that a source weighs at most: with fewer rows it weighs as many as it has."""
 
-MOST_ROWS = 32
+MOST_ROWS = 12
 """Rows of one source that enter a fit, evenly spaced through its table: more say the same again."""
 
 TIME_SCALE, MEMORY_SCALE = 0.08, 0.06
@@ -50,13 +51,16 @@ TIME_SCALE, MEMORY_SCALE = 0.08, 0.06
 STEP = 0.02
 """Relative change of a constant by which the residuals are differentiated."""
 
-ROUNDS = 4
+ROUNDS = 2
 SETTLED = 5e-3
 """A fit ends after this many rounds (one set of derivatives each), or when no constant moves by more
 than this share."""
 
-CHORDS = 4
+CHORDS = 3
 """Steps with the same derivatives: pricing all runs once costs a twentieth of differentiating them."""
+
+PROCESSES, SMALL = 2, 2000
+"""Processes that share the derivatives of a problem, and the groups times constants of a small one."""
 
 LONGEST = 0.5
 """Largest change of a constant's logarithm in one step."""
@@ -275,19 +279,40 @@ def _exact(constants: Sequence[FittedConstant], theta: Numbers) -> dict[str, flo
 
 
 def _jacobian(problem: Problem, errors: Numbers) -> Numbers:
-    """Derivatives of the residuals; only the groups that a constant reaches are priced again."""
-    slopes = np.zeros((*errors.shape, len(problem.constants)))
+    """Derivatives of the residuals; a large problem's are shared by two processes."""
+    count = len(problem.constants)
+    if len(problem.groups) * count < SMALL or "fork" not in multiprocessing.get_all_start_methods():
+        return np.stack([_slope(problem, errors, i) for i in range(count)], axis=2)
+    with multiprocessing.get_context("fork").Pool(
+        PROCESSES, initializer=_share, initargs=(problem, errors)
+    ) as pool:
+        return np.stack(pool.map(_shared_slope, range(count), chunksize=1), axis=2)
+
+
+_SHARED: list[tuple[Problem, Numbers]] = []
+
+
+def _share(problem: Problem, errors: Numbers) -> None:
+    _SHARED[:] = [(problem, errors)]
+
+
+def _shared_slope(index: int) -> Numbers:
+    return _slope(*_SHARED[0], index)
+
+
+def _slope(problem: Problem, errors: Numbers, index: int) -> Numbers:
+    """Derivative by one constant; only the groups that it reaches are priced again."""
+    one = problem.constants[index]
     known = [problem.signature(group) for group in range(len(problem.groups))]
-    for index, one in enumerate(problem.constants):
-        value = one.get()
-        one.put(value * (1.0 + STEP))
-        changed()
-        reached: Iterable[int] = range(len(problem.groups))
-        if one.file in ("kernels", "frameworks"):
-            reached = [g for g in reached if problem.signature(g) != known[g]]
-        elif one.file == "memory":
-            reached = [g for g in reached if problem.measures_memory(g)]
-        slopes[:, :, index] = (problem.residuals(reached, errors) - errors) / math.log1p(STEP)
-        one.put(value)
+    value = one.get()
+    one.put(value * (1.0 + STEP))
     changed()
-    return slopes
+    reached: Iterable[int] = range(len(problem.groups))
+    if one.file in ("kernels", "frameworks"):
+        reached = [g for g in reached if problem.signature(g) != known[g]]
+    elif one.file == "memory":
+        reached = [g for g in reached if problem.measures_memory(g)]
+    slope = (problem.residuals(reached, errors) - errors) / math.log1p(STEP)
+    one.put(value)
+    changed()
+    return np.asarray(slope)

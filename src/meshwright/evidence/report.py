@@ -9,6 +9,7 @@ from importlib import resources
 
 from meshwright.evidence.collective_rows import collective_score
 from meshwright.evidence.score import Errors, Score, Scored, worst
+from meshwright.evidence.validation import stored, validation_lines
 
 HEAD = (
     "group", "rows", "priced", "timed", "median", "p90", "mean", "bias", "const", "runs",
@@ -141,18 +142,15 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
         f"{total.rows} published runs, {total.priced} priced "
         f"({100 * total.priced / total.rows:.1f} %), {timed.rows} with a step time that can be "
         f"scored, {total.memory.rows} with a peak memory, {total.verdicts.rows} judged for fit.",
-        "Constants belong to devices, links, kernels and frameworks; none to a row or a model. What a "
-        "source documents of its software and cluster (evidence/data/sources.toml) says which apply. "
-        "Nine such entries are inferred from the source's own times or memory, not documented: "
-        "nanotron's slow tensor-parallel collectives and the latency of its network, the eight chunks of "
-        "the pipelines of Megatron's H100 tables, and in the A100 "
-        "layout sweep one network card a host, 16-bit gradients, whole (unsharded) logits and 16 bytes a "
-        "logit; the last two were chosen on which of its runs ran out of memory. "
-        "The hosts of Megatron's release tests follow from their optimizer's share of memory, and the "
-        "16 layers of one Primus table from its own FLOPs per token.",
+        "Constants belong to devices, links, kernels and frameworks; none to a row, a source or a model. "
+        "They are fitted by one command (`python benchmarks/fit_constants.py --write`), every source "
+        "weighing alike, from priors of data sheets, papers and microbenchmarks. What a source documents "
+        "of its software and cluster (evidence/data/sources.toml, which cites where) says which apply.",
         "A positive bias means predicted too slow (or too large).",
         "",
-        "## Against the targets",
+        *validation_lines(stored()),
+        "",
+        "## Fitted figures against the earlier targets",
         "",
         "| group | figure | reached | target | |",
         "|---|---|--:|--:|---|",

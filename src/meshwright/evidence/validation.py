@@ -28,6 +28,28 @@ KINDS = ("mixture of experts", "fine-tuning", "pre-training, dense")
 """Kinds of model and task that are scored beside the sources."""
 
 
+TARGETS: tuple[tuple[str, str, str, str, float], ...] = (
+    ("left out", "all", "step time, median error", "time.median", 8.0),
+    ("left out", "all", "step time, 90th percentile", "time.p90", 25.0),
+    ("left out", "all", "peak memory, median error", "memory.median", 6.0),
+    ("left out", "all", "fit judged right", "verdicts.accuracy", 97.0),
+    ("left out", "all", "false fits", "verdicts.false_fits", 1.0),
+    ("left out", "all", "regret, mean", "sweeps.regret_mean", 3.0),
+    ("left out", "all", "regret, 90th percentile", "sweeps.regret_p90", 8.0),
+    ("left out", "all", "rank correlation in sweeps", "sweeps.tau", 0.85),
+    ("left out", "mixture of experts", "step time, median error", "time.median", 15.0),
+    ("left out", "fine-tuning", "peak memory, median error", "memory.median", 8.0),
+    ("as a user", "all", "step time, median error", "time.median", 12.0),
+    ("as a user", "all", "step time, 90th percentile", "time.p90", 35.0),
+)
+"""What the model set out to reach on sources it has not seen: mode, group, figure, where it is, bound."""
+
+GUARDED = tuple((mode, group, path) for mode, group, _, path, _ in TARGETS)
+"""Figures that tests do not let get worse."""
+
+LARGER_IS_BETTER = ("verdicts.accuracy", "sweeps.tau")
+
+
 @dataclass(frozen=True)
 class Validation:
     """Scores by mode and group (sources, kinds, `all`), and each source's left-out constants."""
@@ -47,6 +69,13 @@ def stored() -> Validation:
     """Return the shipped result."""
     file = resources.files("meshwright.evidence").joinpath("data/validation.json")
     return Validation(**json.loads(file.read_text("utf-8")))
+
+
+def figure_of(result: Validation, mode: str, group: str, path: str) -> float:
+    """Return one figure by mode, group and its dotted path; NaN where it is not known."""
+    part, name = path.split(".")
+    value = result.scores[mode][group][part][name]
+    return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True)
@@ -129,3 +158,68 @@ def _alike(scores: Sequence[Score]) -> dict[str, float]:
         "time p90": median([one.time.p90 for one in scores]),
         "memory": median([one.memory.median for one in scores]),
     }
+
+
+def validation_lines(result: Validation) -> list[str]:
+    """The Markdown that puts fitted, left-out and as-a-user figures side by side."""
+
+    def number(mode: str, group: str, path: str) -> str:
+        if group not in result.scores[mode]:
+            return "–"
+        value = figure_of(result, mode, group, path)
+        return "–" if math.isnan(value) else f"{value:.2f}" if "tau" in path else f"{value:.1f}"
+
+    lines = [
+        "## Sources that the model was not fitted to", "",
+        "*Fitted*: the shipped constants. *Left out*: each source predicted with the constants that the "
+        "other sources give. *As a user*: left out, and knowing nothing of the source but its framework's "
+        "name, its public columns and each row's own `setup`. Rows weigh alike in `all`; the last line "
+        "is the median over sources.",
+        "", "| figure | of | fitted | left out | as a user | target | |", "|---|---|--:|--:|--:|--:|---|",
+    ]  # fmt: skip
+    for mode, group, label, path, bound in TARGETS:
+        value = figure_of(result, mode, group, path)
+        larger = path in LARGER_IS_BETTER
+        met = value >= bound if larger else value <= bound
+        cells = " | ".join(number(one, group, path) for one in MODES)
+        sign = "≥" if larger else "≤"
+        lines.append(
+            f"| {label} | {group} | {cells} | {sign} {bound:g} ({mode}) | {'met' if met else 'missed'} |"
+        )
+    for name in ("time", "time p90", "memory"):
+        cells = " | ".join(f"{result.alike[mode][name]:.1f}" for mode in MODES)
+        lines.append(f"| {name}, median over sources | sources alike | {cells} | | |")
+    lines += [
+        "", "Median and 90th percentile of the step time's error, and median error of memory, in %.", "",
+        "| source | runs | fitted | p90 | left out | p90 | as a user | p90 | memory: fitted | left out | "
+        "as a user |",
+        "|---|" + "--:|" * 10,
+    ]  # fmt: skip
+    for group, score in result.scores["fitted"].items():
+        times = [
+            cell
+            for mode in MODES
+            for cell in (number(mode, group, "time.median"), number(mode, group, "time.p90"))
+        ]
+        memory = [number(mode, group, "memory.median") for mode in MODES]
+        if any(cell != "–" for cell in (*times, *memory)):
+            lines.append(f"| {group} | {score['rows']} | " + " | ".join((*times, *memory)) + " |")
+    return lines
+
+
+def table_lines(result: Validation, mode: str) -> list[str]:
+    """The figures of one mode as lines of text, source by source."""
+    head = ("source", "rows", "time", "p90", "bias", "memory", "p90", "right", "regret", "tau")
+    paths = (
+        "time.median", "time.p90", "time.bias", "memory.median", "memory.p90",
+        "verdicts.accuracy", "sweeps.regret_mean", "sweeps.tau",
+    )  # fmt: skip
+    lines = [f"{head[0]:34}" + "".join(f"{name:>8}" for name in head[1:])]
+    for group, score in result.scores[mode].items():
+        values = [figure_of(result, mode, group, path) for path in paths]
+        shown = ["–" if math.isnan(value) else f"{value:.1f}" for value in values[:-1]]
+        tau = "–" if math.isnan(values[-1]) else f"{values[-1]:.2f}"
+        cells = (str(score["rows"]), *shown, tau)
+        lines.append(f"{group:34}" + "".join(f"{cell:>8}" for cell in cells))
+    lines.append(f"errors in percent, each source {mode}; bias > 0: predicted too slow")
+    return lines
