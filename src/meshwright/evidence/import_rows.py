@@ -26,6 +26,9 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
+SEQUENCE_PARALLEL = ("megatron", "nemo", "torchtitan", "nanotron")
+"""Frameworks whose tensor parallelism splits the sequence too, where a row does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -333,11 +336,7 @@ def _layout(
     sequence = row["sequence_parallel"].lower()
     if not sequence and degrees.tp > 1:
         default = rule.default("sequence_parallel")
-        chosen = (
-            bool(default)
-            if default is not None
-            else rule.framework in ("megatron", "nemo", "torchtitan")
-        )
+        chosen = bool(default) if default is not None else rule.framework in SEQUENCE_PARALLEL
         assumed.append(f"sequence_parallel={'yes' if chosen else 'no'}")
         sequence = "yes" if chosen else "no"
     return Layout(

@@ -27,19 +27,28 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("huggingface", "deepspeed"),
     ),
     (r"deep-?speed|ZeRO-?(?:infinity|offload)", ("deepspeed",)),
-    (r"\bFSDP\b", ("fsdp",)),
-    (r"py-?torch|nano-?gpt|\bDDP\b|torch\.compile", ("pytorch", "torchtitan")),
+    (r"nano-?gpt|llm\.c", ("pytorch", "torchtitan")),
 )
 """What texts print, in the order of trust, and the behaviours that stand for it (the first that exists)."""
 
+_SHARED_NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"\bFSDP\b", ("fsdp",)),
+    (r"py-?torch|nano-?gpt|\bDDP\b|torch\.compile", ("pytorch", "torchtitan")),
+)
+"""The same, for what is a part of many programs."""
+
 
 def named_framework(row: Row) -> str | None:
-    """Return the framework that a row names: in `setup`, then in its sharding column, then in `source`."""
-    for text in (row["setup"], row["zero_or_fsdp"], row["source"], row["model"]):
-        for pattern, behaviours in _NAMES:
-            if re.search(pattern, text, re.IGNORECASE):
-                known = framework_names()
-                return next((name for name in behaviours if name in known), None)
+    """Return the framework that a row names: in `setup`, then in its sharding column, then in `source`.
+
+    What many programs share (FSDP, DDP, PyTorch) counts only where nothing more is named.
+    """
+    for names in (_NAMES, _SHARED_NAMES):
+        for text in (row["setup"], row["zero_or_fsdp"], row["source"], row["model"]):
+            for pattern, behaviours in names:
+                if re.search(pattern, text, re.IGNORECASE):
+                    known = framework_names()
+                    return next((name for name in behaviours if name in known), None)
     return None
 
 

@@ -9,7 +9,7 @@ from importlib import resources
 
 from meshwright.evidence.collective_rows import collective_score
 from meshwright.evidence.score import Errors, Score, Scored, worst
-from meshwright.evidence.validation import stored, validation_lines
+from meshwright.evidence.validation import rule_lines, stored, validation_lines
 
 HEAD = (
     "group", "rows", "priced", "timed", "median", "p90", "mean", "bias", "const", "runs",
@@ -201,7 +201,7 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
             f"{one.predicted_s:.3g} s | {100 * one.time_error:+.0f} % | "
             f"{'; '.join(one.run.assumed) or 'nothing'} |"
         )
-    lines += ["", _limits()]
+    lines += ["", _limits(), "", *rule_lines(stored())]
     return "\n".join(lines) + "\n"
 
 

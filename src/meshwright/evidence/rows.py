@@ -57,12 +57,13 @@ class Row:
         return self["id"]
 
     def number(self, column: str) -> float | None:
-        """Return a cell as a number, or None where it is blank, no number, or beyond 1e15."""
-        text = self[column].replace(",", "")
-        try:
-            value = float(text) if len(text) < 40 else math.nan
-        except ValueError:
-            return None
+        """Return a cell as a number, or None where it is blank, no number, or beyond 1e15.
+
+        A remark after the number is passed over: `64 (section text)`.
+        """
+        found = re.match(r"~?([-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)(?=$|\s|\()", self[column])
+        text = found.group(1).replace(",", "") if found else ""
+        value = float(text) if 0 < len(text) < 40 else math.nan
         return value if abs(value) <= _LARGEST else None
 
     def count(self, column: str) -> int | None:

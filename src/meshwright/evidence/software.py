@@ -167,6 +167,10 @@ def precision_of(
         assumed.append(f"precision={rule.precision}")
         text = rule.precision
     base = recipe_of(text)
+    if base.name == "fp32" and not re.search("no tf32|true fp32", text):
+        # Vendors' containers allow TF32; a device without it multiplies in fp32 all the same.
+        assumed.append("tf32 products where the device has them")
+        base = RECIPES["tf32"]
     if base.name in ("fp32", "tf32"):
         return base
     if rule.lora and base.name == "fp8":

@@ -21,7 +21,8 @@ from meshwright.evidence.constants import constants_set, fitted_constants
 from meshwright.evidence.fit import Fitted
 from meshwright.evidence.predict import Prediction, predict
 from meshwright.evidence.rows import Row
-from meshwright.evidence.score import Score, Scored, pair, score_of, scorecard
+from meshwright.evidence.score import Errors, Score, Scored, pair, score_of, scorecard
+from meshwright.evidence.software import rule_for, source_rules
 
 MODES = ("fitted", "left out", "as a user")
 KINDS = ("mixture of experts", "fine-tuning", "pre-training, dense")
@@ -58,10 +59,17 @@ class Validation:
     constants: Mapping[str, Mapping[str, float]]
     alike: Mapping[str, Mapping[str, float]]
     """By mode: medians over sources of their figures, so that every source weighs alike."""
+    rules: Sequence[Mapping[str, Any]] = ()
+    """What each entry of data/sources.toml is worth: errors of its rows with and without it."""
 
     def text(self) -> str:
         """Return data/validation.json."""
-        plain = {"scores": self.scores, "alike": self.alike, "constants": self.constants}
+        plain = {
+            "scores": self.scores,
+            "alike": self.alike,
+            "constants": self.constants,
+            "rules": self.rules,
+        }
         return json.dumps(plain, indent=1, sort_keys=True) + "\n"
 
 
@@ -131,7 +139,29 @@ def validate(
         kinds = [score_of(kind, [s for s in scored[mode] if kind_of(s) == kind]) for kind in KINDS]
         scores[mode] = {one.name: _brief(one) for one in (*table, *kinds)}
         alike[mode] = _alike(table[:-1])
-    return Validated(Validation(scores, constants, alike), scored)
+    result = Validation(scores, constants, alike, _worth_of_rules(scored))
+    return Validated(result, scored)
+
+
+def _worth_of_rules(scored: Mapping[str, Sequence[Scored]]) -> list[dict[str, Any]]:
+    """Median errors of each source rule's rows, left out: with the rule, and without it."""
+    found: dict[str, dict[str, list[Scored]]] = {}
+    for mode in ("left out", "as a user"):
+        for one in scored[mode]:
+            group = found.setdefault(rule_for(one.row).why, {})
+            group.setdefault(mode, []).append(one)
+    result = []
+    for rule in source_rules():
+        entry: dict[str, Any] = {"source": rule.source, "match": rule.match, "why": rule.why}
+        for mode, name in (("left out", "with"), ("as a user", "without")):
+            members = found.get(rule.why, {}).get(mode, [])
+            for quantity in ("time_error", "memory_error"):
+                errors = Errors.of(getattr(one, quantity) for one in members)
+                label = f"{quantity.removesuffix('_error')} {name}"
+                entry[label] = None if math.isnan(errors.median) else round(errors.median, 2)
+                entry[f"{label} rows"] = errors.rows
+        result.append(entry)
+    return result
 
 
 def kind_of(one: Scored) -> str:
@@ -204,6 +234,26 @@ def validation_lines(result: Validation) -> list[str]:
         memory = [number(mode, group, "memory.median") for mode in MODES]
         if any(cell != "–" for cell in (*times, *memory)):
             lines.append(f"| {group} | {score['rows']} | " + " | ".join((*times, *memory)) + " |")
+    return lines
+
+
+def rule_lines(result: Validation) -> list[str]:
+    """The Markdown that says what each source rule is worth."""
+    lines = [
+        "## What each source rule is worth", "",
+        "Median errors, in %, of the rows that an entry of evidence/data/sources.toml describes, their "
+        "source left out of the fit: with the entry, and with nothing but the framework's name.",
+        "", "| what the source documents | runs | time with | without | memory with | without |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for rule in result.rules:
+        rows = max(rule["time with rows"], rule["memory with rows"])
+        shown = [
+            "–" if rule[name] is None else f"{rule[name]:.1f}"
+            for name in ("time with", "time without", "memory with", "memory without")
+        ]
+        if rows:
+            lines.append(f"| {rule['why']} | {rows} | " + " | ".join(shown) + " |")
     return lines
 
 

@@ -26,7 +26,7 @@ class Odds:
     def of(question: Question) -> Odds:
         """Return what the published runs of this kind say (see `costs.confidence`)."""
         cluster = question.cluster
-        return Odds(memory_range(cluster, question.job, cluster.gpus, 1.0))
+        return Odds(memory_range(question.model, cluster, question.job, cluster.gpus, 1.0))
 
     def room(self, probability: float) -> float:
         """How many times its predicted peak a layout needs, to fit with a probability."""
