@@ -92,6 +92,8 @@ class Validated:
 
     validation: Validation
     scored: Mapping[str, Sequence[Scored]]
+    fitted: Sequence[Score]
+    """Scores by source with the shipped constants, and of all rows."""
 
 
 def left_out_constants(fitted: Fitted, sources: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -133,14 +135,17 @@ def validate(
     }
     scores: dict[str, dict[str, Any]] = {}
     alike: dict[str, dict[str, float]] = {}
+    fitted: list[Score] = []
     for mode in MODES:
         complete = [one for one in found[mode] if one is not None]
         table = scorecard(rows, complete)[0]
+        if mode == "fitted":
+            fitted = table
         kinds = [score_of(kind, [s for s in scored[mode] if kind_of(s) == kind]) for kind in KINDS]
         scores[mode] = {one.name: _brief(one) for one in (*table, *kinds)}
         alike[mode] = _alike(table[:-1])
     result = Validation(scores, constants, alike, _worth_of_rules(scored))
-    return Validated(result, scored)
+    return Validated(result, scored, fitted)
 
 
 def _worth_of_rules(scored: Mapping[str, Sequence[Scored]]) -> list[dict[str, Any]]:
