@@ -58,14 +58,18 @@ def confidence_toml(scored: Sequence[Scored]) -> str:
         "the fit and\n# weighing alike; `sources` counts who measured such a run. Written by\n"
         "# `python benchmarks/fit_constants.py --write`; read by costs/confidence.py.\n\n"
     )
-    tables = {}
-    for quantity in ("time", "memory"):
-        known = residuals_of(scored, quantity)
-        tables[quantity] = _table(known, _best_widening(known))
+    tables: dict[str, Any] = {}
+    times, memory = (residuals_of(scored, quantity) for quantity in ("time", "memory"))
+    tables["time"] = _table(times, _best_widening(times))
+    # A dozen sources measured memory, by as many conventions: their rows weigh alike instead, and
+    # nothing is widened.
+    tables["memory"] = _table(memory, 1.0, sources_alike=False)
     return head + tomli_w.dumps(tables)
 
 
-def _table(known: Sequence[Residual], widening: float) -> dict[str, Any]:
+def _table(
+    known: Sequence[Residual], widening: float, sources_alike: bool = True
+) -> dict[str, Any]:
     groups: dict[tuple[str, str], list[Residual]] = defaultdict(list)
     told: dict[str, set[str]] = defaultdict(set)
     for one in known:
@@ -78,7 +82,7 @@ def _table(known: Sequence[Residual], widening: float) -> dict[str, Any]:
         sources = {one.source for one in members}
         if len(sources) < SOURCES and (device, kind) != (ANY, ANY):
             continue
-        low, high = _quantiles(members)
+        low, high = _quantiles(members, sources_alike)
         ranges.append(
             {
                 "generation": device, "kind": kind, "sources": len(sources), "rows": len(members),
@@ -89,13 +93,13 @@ def _table(known: Sequence[Residual], widening: float) -> dict[str, Any]:
     return {"widening": widening, "range": ranges, "sources": counts}
 
 
-def _quantiles(members: Sequence[Residual]) -> tuple[float, float]:
-    """The ends that hold `COVERAGE` of the residuals, every source weighing alike."""
+def _quantiles(members: Sequence[Residual], sources_alike: bool) -> tuple[float, float]:
+    """The ends that hold `COVERAGE` of the residuals, every source (or every row) weighing alike."""
     count: dict[str, int] = defaultdict(int)
     for one in members:
         count[one.source] += 1
     ordered = sorted(members, key=lambda one: one.ratio)
-    weights = np.array([1.0 / count[one.source] for one in ordered])
+    weights = np.array([1.0 / count[one.source] if sources_alike else 1.0 for one in ordered])
     position = (np.cumsum(weights) - 0.5 * weights) / np.sum(weights)
     tail = (1.0 - COVERAGE) / 2.0
     low, high = np.interp([tail, 1.0 - tail], position, [one.ratio for one in ordered])
