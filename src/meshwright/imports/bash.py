@@ -378,10 +378,10 @@ def beside(folder: Path | None, named: str) -> Path | None:
     if not parts or ".." in parts:
         return None
     roots = [folder.resolve()]
-    while len(roots) <= _UP and roots[-1].parent != roots[-1]:
+    while len(roots) <= _UP and len(roots[-1].parent.parts) > 1:
         roots.append(roots[-1].parent)
     for start in range(len(parts)):
-        for root in roots[:-1] if len(roots) > 1 else roots:
+        for root in roots:
             path = root.joinpath(*parts[start:])
             try:
                 if path.is_file() and path.resolve().is_relative_to(roots[-1]):

@@ -136,6 +136,9 @@ def _megatron(
         from dataclasses import replace
 
         given = replace(given, model=known)
+    for flag in ("attention-dropout", "hidden-dropout"):
+        # Primus's language models train without dropout unless a file says otherwise.
+        flags.setdefault(flag, 0.0)
     options = Options(flags)
     # Primus's own defaults are no choice of this file: only what it or its model states is named.
     options.read |= {name for name in flags if name.replace("-", "_") not in said}
