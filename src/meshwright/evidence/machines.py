@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from meshwright.evidence.rows import Row
 from meshwright.evidence.software import SourceRule
@@ -74,6 +75,8 @@ def device_key(row: Row) -> str:
         SkipRow: no preset matches.
     """
     text = row["gpu"]
+    if exact := _exact_spellings().get(_squeezed(text)):
+        return exact
     for words in (re.sub(r"\(.*?\)", " ", text), text):
         for pattern, key in _DEVICES:
             if re.search(pattern, words, re.IGNORECASE):
@@ -81,12 +84,28 @@ def device_key(row: Row) -> str:
                     return key
                 raise SkipRow(f"no device preset for {text!r}")
     # A preset whose name or alias is printed whole, the longest first: "RTX 6000 Ada 48GB".
-    squeezed = re.sub(r"[^a-z0-9]", "", text.lower())
+    squeezed = _squeezed(text)
     for name in sorted(device_names(), key=len, reverse=True):
         spellings = (name, *presets.table("devices")[name].get("aliases", ()))
-        if any(re.sub(r"[^a-z0-9]", "", one.lower()) in squeezed for one in spellings):
+        if any(_squeezed(one) in squeezed for one in spellings):
             return name
     raise SkipRow(f"no device preset for {text!r}")
+
+
+def _squeezed(text: str) -> str:
+    """A name without case, blanks and punctuation."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+@cache
+def _exact_spellings() -> dict[str, str]:
+    """Presets by their whole names, aliases and titles."""
+    found = {}
+    for name in device_names():
+        entry = presets.table("devices")[name]
+        for spelling in (entry["name"], *entry.get("aliases", ()), name):
+            found[_squeezed(spelling)] = name
+    return found
 
 
 def _variant(cluster: Cluster, text: str) -> Cluster:
