@@ -149,8 +149,9 @@ def training(plan: Plan) -> dict[str, Any]:
         "mixed_precision_param": "float32" if job.precision.compute == "fp32" else "bfloat16",
         "mixed_precision_reduce": "float32",
     }
-    if layout.pp > 1:
-        # "CUDA graphs do not support pipeline parallelism yet" (its own validation).
+    if layout.pp > 1 or layout.ep > 1:
+        # Its own validation: no CUDA graphs with a pipeline, nor with token dispatchers that wait
+        # for the host.
         fields["disable_cuda_graphs"] = True
     return fields
 
@@ -170,6 +171,8 @@ _RECIPE = '''"""A torchtitan recipe: python -m torchtitan.train --module recipe 
 
 {stamp}
 
+import os
+
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.optimizer import default_adamw
 {imports}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
@@ -188,6 +191,8 @@ def recipe() -> Trainer.Config:
             loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),
         ),
         model_spec=model_spec,
+        # The folder of tokenizer.json: `python scripts/download_hf_assets.py` of torchtitan fills one.
+        hf_assets_path=os.environ.get("HF_ASSETS_PATH", "./tests/assets/tokenizer"),
         optimizer=default_adamw(lr=3e-4),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
         training=TrainingConfig(
