@@ -181,7 +181,7 @@ def _open(file: Path) -> Any:
         return np.memmap(file, dtype=kind, mode="r")
     except OSError as error:
         raise SpecError("data", str(file), f"cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise SpecError("data", str(file), f"is no token file ({error})") from None
 
 

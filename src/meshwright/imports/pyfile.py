@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -463,8 +464,11 @@ def _binary(op: ast.operator, left: Any, right: Any) -> Any:
         isinstance(left, (str, list)) or isinstance(right, (str, list))
     ):
         count = left if isinstance(left, int) else right if isinstance(right, int) else 0
-        if count > 1000:
+        repeated = right if isinstance(left, int) else left
+        if count > 1000 or (isinstance(repeated, (str, list)) and len(repeated) * count > 100_000):
             return Unknown("…")
+    if isinstance(op, ast.Mod) and isinstance(left, str) and re.search(r"%\D{0,9}\d{4}", left):
+        return Unknown("…")  # a width of its own making
     if isinstance(op, ast.Pow) and not (
         isinstance(right, (int, float))
         and abs(right) < 64

@@ -413,7 +413,7 @@ def _number(value: int | float, field: str, name: str, limits: Limits) -> int | 
             return value
         if not limits.any_number:
             raise SpecError(field, name, "holds a whole number that does not fit 64 bits")
-        return float(value) if value.bit_length() < 1024 else math.copysign(math.inf, value)
+        return float(value) if value.bit_length() < 1024 else (math.inf if value > 0 else -math.inf)
     if not limits.any_number and not math.isfinite(value):
         raise SpecError(field, name, "holds a number that is not finite")
     return value

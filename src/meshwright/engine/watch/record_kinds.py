@@ -6,7 +6,7 @@ and fields that are not listed are left alone.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Required, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -114,7 +114,7 @@ class Start(TypedDict, total=False):
 class Step(TypedDict, total=False):
     """An optimizer step."""
 
-    step: Whole
+    step: Required[Whole]
     time: Amount
     loss: Real
     grad_norm: Real
