@@ -74,7 +74,8 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
         "norms_per_layer": 4 if options.flag("sandwich-norm", "use-post-norm", "post-self-attn-layernorm")
         else 2,
         "embedding_norm": options.flag("embed-layernorm", "embedding-layernorm"),
-        "qk_norm": "head" if options.flag("qk-layernorm", "qk-norm") else "none",
+        # With latent attention the flag norms the latents, which every such model has.
+        "qk_norm": "head" if options.flag("qk-layernorm", "qk-norm") and not latent else "none",
         "qkv_bias": biased or options.flag("add-qkv-bias", "qkv-bias", "add-bias-linear-qkv"),
         "attention_out_bias": biased,
         "attention_sinks": options.word("softmax-type") == "learnable",
@@ -260,7 +261,8 @@ def _experts(
         "shared_ffn": options.whole("moe-shared-expert-intermediate-size", "shared-moe-ffn-hidden-size",
                                     default=ffn if residual else 0),
         "shared_gate": options.flag("moe-shared-expert-gate") or residual,
-        "router_bias": options.flag("moe-router-enable-expert-bias"),
+        # The balancing bias per expert is adjusted by a rule, not trained.
+        "router_bias": False,
         "expert_bias": biased,
     }  # fmt: skip
     if dialect != "megatron":
