@@ -60,7 +60,10 @@ def read_subject(what: str, cluster: str | None, options: RunLayoutOptions) -> S
     if "stage_recompute_layers" in given:
         given.setdefault("recompute", "full")
     if _is_plan(what):
+        from meshwright.engine.parallel.guards import check_job
+
         plan = load_plan(what)
+        check_job(plan.job)
         layout = plan.layout.but(**given) if given else plan.layout
         return Subject(model=plan.model, layout=layout, job=plan.job, plan=plan)
     layout = _layout(cluster, given)

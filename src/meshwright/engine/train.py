@@ -22,7 +22,7 @@ from meshwright.engine.checkpoints.checkpoint import Checkpoints, clear_partial
 from meshwright.engine.data import BYTE_VOCABULARY, Corpus
 from meshwright.engine.model.numerics import Numerics
 from meshwright.engine.model.weights import Checkpoint, check_export, export_part, write_index
-from meshwright.engine.parallel.guards import check
+from meshwright.engine.parallel.guards import check, check_job
 from meshwright.engine.parallel.orders import splits_backward
 from meshwright.engine.parallel.parallelize import Precision
 from meshwright.engine.parallel.program import Program
@@ -118,6 +118,7 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         raise SpecError(
             "layout", run.layout.label(), f"needs {run.layout.world} ranks, {ranks} were started"
         )
+    check_job(run.job)
     precision_of(run.job)
     if run.job.optimizer.name not in ("adamw", "sgd", "sgd-momentum"):
         raise SpecError("optimizer", run.job.optimizer.name, "one of adamw, sgd, sgd-momentum")

@@ -39,7 +39,7 @@ def updates(e: Evidence) -> Iterator[Cause]:
     broken = [c.name for c in e.view.broken("update")]
     still = [n for n in broken if e.view.updates[n].norm <= 1e-3 * e.view.updates[n].reference_norm]
     if still:
-        yield Cause("not-updated", 0.93, f"{len(still)} parameters do not move, first {still[0]}", "check that the optimizer holds the parameters that are trained, after wrapping")  # fmt: skip
+        yield Cause("not-updated", 0.96, f"{len(still)} parameters do not move, first {still[0]}", "check that the optimizer holds the parameters that are trained, after wrapping")  # fmt: skip
     decayed = [n for n in broken if _along_value(e, n)]
     if len(decayed) > 0.8 * len(broken):
         yield Cause("weight-decay", 0.94, f"the updates of {len(decayed)} parameters differ by a multiple of the parameters themselves, first {decayed[0]}", "give norms and biases the same weight decay in both")  # fmt: skip

@@ -10,6 +10,7 @@ from math import lcm
 from meshwright.engine.model.numerics import FAMILIES
 from meshwright.engine.parallel.orders import check_order, splits_backward, stage_ranges
 from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -31,6 +32,25 @@ def check(model: Model, layout: Layout, *, global_batch: int, seq_len: int, csv:
         layout.micro_batches(global_batch)
         if layout.virtual_stages > 1:
             raise SpecError("virtual_stages", layout.virtual_stages, "1 is expected where pp = 1")
+
+
+def check_job(job: Job) -> None:
+    """Refuse a job that trains other weights, or another loss in memory, than the engine does.
+
+    Raises:
+        SpecError: adapters, frozen parts, or a loss that is not computed whole.
+    """
+    if job.finetune is not None:
+        raise SpecError(
+            "job.finetune",
+            job.finetune.method,
+            "the engine trains all weights of a model as they are; export the plan to run it, or "
+            "take finetune out",
+        )
+    if job.loss not in ("framework", "full"):
+        raise SpecError(
+            "job.loss", job.loss, "the engine computes the loss whole: framework or full"
+        )
 
 
 def check_model(model: Model, seq_len: int) -> None:
