@@ -24,7 +24,7 @@ QUESTIONS = (
 HEAD = """# Defended plans
 
 The lessons' exercises and drills, answered by the planner: a batch of about four million tokens a
-step, bf16 with AdamW, any current software. Written by `python docs/update_defences.py`.
+step, bf16 with AdamW, under the framework that does best. Written by `python docs/update_defences.py`.
 
 """
 

@@ -229,8 +229,11 @@ export interface Estimate {
   time_parts: Record<string, number>
   stages: StageMemory[]
   traffic_bytes?: Record<string, number>
+  memory_phases?: Record<string, number>
   step_time_range?: Range | null
   peak_memory_range?: Range | null
+  pessimistic_s?: number | null
+  fit_probability?: number | null
 }
 
 export interface Evidence {
