@@ -157,7 +157,7 @@ def test_a_taken_port_and_a_rank_that_does_not_come(plan, tmp_path):
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "meshwright.engine", str(plan), "--data", "demo", "--out",
-                 str(tmp_path / "run"), "--join-timeout", "2"],
+                 str(tmp_path / f"run{port}"), "--join-timeout", "2"],
                 env=os.environ | {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                                   "MASTER_PORT": str(port)},
                 stderr=subprocess.PIPE, text=True,

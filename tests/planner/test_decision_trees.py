@@ -33,9 +33,10 @@ def test_a_model_that_fits_one_device_needs_only_data_parallelism():
 
 
 def test_the_trees_disagree_where_the_lessons_do():
-    """X14: 30B on one node is FSDP in one tree and tensor parallel in the other."""
+    """X14: what fits one node is FSDP in one tree and tensor parallel in the other."""
+    twenty = THIRTY_B.but(layers=2 * THIRTY_B.layers // 3)
     sharded, tensor, verdict = walk_trees(
-        Question(THIRTY_B, load_cluster("a100-80g:1x8"), Job(seq_len=2048, global_batch=256))
+        Question(twenty, load_cluster("a100-80g:1x8"), Job(seq_len=2048, global_batch=256))
     )
     assert sharded.layout.zero == 3
     assert sharded.layout.tp == 1

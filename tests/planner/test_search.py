@@ -95,7 +95,7 @@ def test_the_search_prices_every_shard_degree_and_prefers_the_plain_one():
     found = search(question, Constraints(tp=1, pp=1, cp=1, zero=3), keep=10**6).ranked
     assert set(found.columns.shard) == {0, 2, 4, 8, 16}
     hybrid = found.columns.shard > 0
-    assert found.step_time_s[0] <= found.step_time_s[hybrid].min() * (1 + HYBRID_MARGIN)
+    assert found.pessimistic_s[0] <= found.pessimistic_s[hybrid].min() * (1 + HYBRID_MARGIN)
 
 
 def test_a_framework_without_hybrid_sharding_is_not_offered_it():

@@ -110,7 +110,7 @@ def test_explicit_fields():
         ("layers=32,hidden=4096,heads=33", "model.heads", "divisor"),
         ("layers=32,hidden=4096,heads=32,wings=2", "model.wings", "no such field"),
         ("layers=32,layers=4", "model.layers", "twice"),
-        ({"model_type": "mamba"}, "config.model_type", "not supported"),
+        ({"model_type": "no_such_family"}, "config.model_type", "not supported"),
         ({"model_type": "llama", "hidden_size": 4096}, "config.num_attention_heads", "required"),
         ({"model_type": "llama", "hidden_size": -1}, "config.hidden_size", "at least 1"),
         ({"model_type": "llama", "hidden_size": "big"}, "config.hidden_size", "whole number"),

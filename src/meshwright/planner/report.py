@@ -93,7 +93,7 @@ def _memory(plan: Plan) -> list[str]:
         "|---" * (len(stages) + 1) + "|",
     ]
     for name in plan.estimate.memory_parts:
-        sizes = [stage.parts[name] for stage in stages]
+        sizes = [stage.parts.get(name, 0.0) for stage in stages]
         if any(sizes):
             cells = " | ".join(format_bytes(size) for size in sizes)
             lines.append(f"| {MEMORY_WORDS.get(name, name)} | {cells} |")

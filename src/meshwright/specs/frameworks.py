@@ -121,10 +121,12 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     """What a job asks that a framework has no words for: (field, value, what it does instead)."""
     precision, compute = job.precision, job.precision.compute
     found: list[tuple[str, object, str]] = []
+    # What trains adapters loads weights in the compute type, and trains them so when asked to.
+    masters = {0.0, *can.master_bytes} if can.adapters else set(can.master_bytes)
     if compute not in can.precisions:
         found.append(("job.precision", precision.name, f"trains in {_listed(can.precisions)}"))
-    elif compute not in ("fp32", "tf32") and precision.master_bytes not in can.master_bytes:
-        sizes = _listed([f"{size:g}" for size in can.master_bytes])
+    elif compute not in ("fp32", "tf32") and precision.master_bytes not in masters:
+        sizes = _listed([f"{size:g}" for size in sorted(masters)])
         found.append(("job.precision", precision.name, f"keeps master weights of {sizes} bytes"))
     if job.optimizer.name not in can.optimizers:
         words = f"has the optimizer {_listed(can.optimizers)} here"
