@@ -1,8 +1,12 @@
 """Time of mixture-of-experts layers: overlap of their all-to-alls, launches, biases, recomputation."""
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from meshwright import costs
 from meshwright.costs.experts import distinct_share
 from meshwright.costs.host import EXPERT_KERNELS, EXPERT_KERNELS_8BIT
 from meshwright.costs.step import estimate
@@ -24,6 +28,9 @@ def with_experts(model, **changes):
     return model.but(experts=model.experts.but(**changes).model_dump())
 
 
+SLOWDOWN = tomllib.loads((Path(costs.__file__).parent / "data" / "overlap.toml").read_text())["slowdown"]["per_hidden_second"]  # fmt: skip
+
+
 def test_overlapped_all_to_alls_that_fit_behind_the_compute_cost_only_their_slowdown(
     mixtral, h100_64
 ):
@@ -31,7 +38,7 @@ def test_overlapped_all_to_alls_that_fit_behind_the_compute_cost_only_their_slow
     beside = priced(mixtral, h100_64, expert_overlapped=True).time_parts
     compute = sum(apart[name] for name in ("matmul", "attention", "elementwise"))
     assert apart["expert_parallel"] < compute
-    assert beside["expert_parallel"] == pytest.approx(0.126 * apart["expert_parallel"])
+    assert beside["expert_parallel"] == pytest.approx(SLOWDOWN * apart["expert_parallel"])
     assert beside["matmul"] == apart["matmul"]
 
 
@@ -44,7 +51,7 @@ def test_overlapped_all_to_alls_longer_than_the_compute_stick_out(mixtral, h100_
     # The head and the loss are in parts of their own, so these three are the layers' alone.
     out = apart["expert_parallel"] - compute
     assert out > 0
-    assert beside["expert_parallel"] == pytest.approx(out + 0.126 * compute)
+    assert beside["expert_parallel"] == pytest.approx(out + SLOWDOWN * compute)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,9 @@ def _split(text: str) -> list[str]:
 def _flat(words: list[str]) -> list[str]:
     """Words with commands in quotes opened up (`srun bash -c "python …"`, `ray job submit -- …`)."""
     found: list[str] = []
-    for word in words:
+    for index, word in enumerate(words):
+        if word in ("$@", "$*", "${@}"):
+            continue  # what the script is started with; nobody has started it
         inside = (
             " " in word
             and not word.startswith(("{", "["))
@@ -137,6 +139,8 @@ def _flat(words: list[str]) -> list[str]:
             )
         )
         found += _flat(_split(word)) if inside else [word]
+        if inside and index and words[index - 1] == "-c":
+            break  # after `bash -c "…"` come the name and the arguments of that shell
     return found
 
 
