@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.exports.canonical import DEFAULT_ORDER, TP_PP_DP_ORDER
@@ -244,7 +245,8 @@ def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, An
         "checkpoint-num-layers",
         default=1,
     )
-    modules = options.text("recompute-modules").replace(",", " ").split()
+    # Megatron's own print-out shows a Python list, scripts bare words or commas.
+    modules = re.sub(r"[\[\]'\",]", " ", options.text("recompute-modules")).split()
     old = options.flag(*_OLD[:1]) or options.flag(
         "deepspeed-activation-checkpointing", "recompute-activations-full"
     )
