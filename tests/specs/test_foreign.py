@@ -284,3 +284,10 @@ def test_shortening_does_not_build_the_rest():
         began = time.process_time()
         str(SpecError("field", value, "no"))
         assert time.process_time() - began < 2
+
+
+def test_of_a_long_path_the_sentence_keeps_the_end():
+    path = "/data/" + "deep/" * 30 + "config.json"
+    said = str(SpecError("init", path, "cannot be read"))
+    assert said.startswith("init = '/data/deep/") and said.endswith("config.json': cannot be read")
+    assert len(said) < 130
