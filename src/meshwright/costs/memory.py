@@ -272,6 +272,11 @@ class MemoryColumns:
         return np.argmax(stacked, axis=0)
 
 
+def default_process_bytes() -> float:
+    """A rank's process on CPUs before any tensor, where nothing was measured."""
+    return float(constants()["process"]["bytes"])
+
+
 def memory(
     model: Model,
     job: Job,
@@ -280,12 +285,12 @@ def memory(
     layers: StageLayers,
     micro_batches: Ints,
     host_paced: Bools | None = None,
-    on_cpu: bool = False,
+    process_bytes: float | None = None,
 ) -> MemoryColumns:
     """Price the peak memory of the first, the heaviest middle and the last rank.
 
     `host_paced` says of each row whether the device waits for the host's launches; None: nowhere.
-    `on_cpu`: ranks are processes with gloo, not GPUs with NCCL.
+    `process_bytes`: ranks are processes of this size with gloo; None: GPUs with NCCL.
     """
     local = local_parameters(model, columns, behaviour.vocab_multiple)
     counted = (
@@ -327,11 +332,11 @@ def memory(
             parts[role] |= eager_parts(model, job, columns, held, micro_batches, local)
             moving = sum((parts[role][name] for name in MOVING), np.zeros(columns.rows))
             parts[role]["fragmentation"] = moving * float(constants()["allocator"]["fragmentation"])
-        if on_cpu:  # gloo holds next to nothing; no device context, but Python and torch themselves
-            process = float(constants()["process"]["bytes"])
+        # gloo holds next to nothing; no device context, but Python and torch themselves
+        if process_bytes is not None:
             parts[role] |= {
                 "communicators": np.zeros(columns.rows),
-                "context": np.full(columns.rows, process),
+                "context": np.full(columns.rows, process_bytes),
             }
         total = np.zeros(columns.rows)
         for name in PARTS:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs import flops, pipeline
+from meshwright.costs import flops, measured_step, pipeline
 from meshwright.costs.collectives import (
     send_recv,
 )
@@ -25,7 +25,7 @@ from meshwright.costs.columns import (
     strides,
 )
 from meshwright.costs.confidence import memory_range, time_range
-from meshwright.costs.data_parallel import data_parallel_s
+from meshwright.costs.data_parallel import PESSIMISTIC_TRAFFIC, data_parallel_s
 from meshwright.costs.fabric import place
 from meshwright.costs.host import host_sets_the_pace, launch_s
 from meshwright.costs.kernels import (
@@ -38,7 +38,12 @@ from meshwright.costs.layer import LayerTime, layer_time
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
 from meshwright.costs.loss import head_frozen, head_products
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
-from meshwright.costs.memory import MemoryColumns, expert_shard_degree, memory
+from meshwright.costs.memory import (
+    MemoryColumns,
+    default_process_bytes,
+    expert_shard_degree,
+    memory,
+)
 from meshwright.costs.parameters import padded_vocab
 from meshwright.costs.pessimism import pessimistic_s
 from meshwright.costs.setting import Setting
@@ -51,7 +56,7 @@ from meshwright.specs.plan import Estimate, StageMemory
 
 TIME_PARTS = (
     *LAYER_PARTS, "launch", "recompute", "embedding_and_head", "pipeline_p2p", "pipeline_bubble",
-    "data_parallel", "optimizer", "step_overhead",
+    "data_parallel", "optimizer", "shared_cores", "step_overhead",
 )  # fmt: skip
 
 
@@ -89,6 +94,12 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     micro_batches = np.maximum(job.global_batch // (columns.dp * columns.micro_batch), 1)
     layers = stage_layers(model, columns)
     distances = strides(columns)
+    machine = measured_step.Machine.of(cluster, job, model, setting.fabric)
+    if machine is not None:
+        return _measured(
+            setting,
+            measured_step.Setup(machine, model, job, columns, layers, distances, micro_batches),
+        )
     keys, inverse = _distinct_keys(setting, columns, distances)
     per_layer = _layer_times(setting, keys)
     stage_parts = {
@@ -97,7 +108,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     host_paced = host_sets_the_pace(stage_parts["first"])
     used = memory(
         model, job, setting.behaviour, columns, layers, micro_batches, host_paced,
-        on_cpu=cluster.device.vendor == "cpu",
+        process_bytes=_process_bytes(cluster),
     )  # fmt: skip
     times = _stage_times(columns, stage_parts)
     hop = _p2p_time_s(setting, columns, distances)
@@ -117,8 +128,20 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
         micro_batches,
     )
     parts["optimizer"] = _optimizer_s(setting, columns, used)
+    parts["shared_cores"] = np.zeros(columns.rows)
     parts["step_overhead"] = np.full(columns.rows, setting.behaviour.host_step_s)
-    total = np.zeros(columns.rows)
+    return _added_up(parts, used, micro_batches, times, hop, data_parallel_worst)
+
+
+def _added_up(
+    parts: dict[str, Floats],
+    used: MemoryColumns,
+    micro_batches: Ints,
+    times: pipeline.StageTimes,
+    hop: Floats,
+    data_parallel_worst: Floats,
+) -> EstimateColumns:
+    total = np.zeros(len(micro_batches))
     for name in TIME_PARTS:
         total = total + parts[name]
     return EstimateColumns(
@@ -130,6 +153,40 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
         stage_times=times,
         hop_s=hop,
         data_parallel_worst_s=data_parallel_worst,
+    )
+
+
+def _measured(setting: Setting, setup: measured_step.Setup) -> EstimateColumns:
+    """A table of steps of the engine on measured processors."""
+    columns, micro_batches = setup.columns, setup.micro_batches
+    used = memory(
+        setting.model, setting.job, setting.behaviour, columns, setup.layers, micro_batches,
+        process_bytes=_process_bytes(setting.cluster),
+    )  # fmt: skip
+    stage_parts = measured_step.stage_parts(setup)
+    times = _stage_times(columns, stage_parts)
+    hop = measured_step.hop_s(setup)
+    parts = _pace_parts(columns, stage_parts, times, micro_batches)
+    parts["pipeline_p2p"] = _p2p_exposed_s(
+        setting, columns, setup.distances, hop, micro_batches, used.peak
+    )
+    parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
+    parts["data_parallel"] = measured_step.data_parallel_s(setup, used)
+    parts["optimizer"], parts["step_overhead"] = measured_step.update_s(setup, used)
+    rest = parts["data_parallel"] + parts["optimizer"] + parts["step_overhead"]
+    so_far = np.sum(list(parts.values()), axis=0)
+    parts["shared_cores"] = measured_step.shared_cores_s(setup, stage_parts, so_far, rest)
+    worst = PESSIMISTIC_TRAFFIC * parts["data_parallel"]
+    return _added_up(parts, used, micro_batches, times, hop, worst)
+
+
+def _process_bytes(cluster: Cluster) -> float | None:
+    """What a rank's process takes before any tensor, where ranks are processes of a CPU."""
+    if cluster.device.vendor != "cpu":
+        return None
+    measured = cluster.device.measured
+    return (
+        measured.process_bytes if measured and measured.process_bytes else default_process_bytes()
     )
 
 

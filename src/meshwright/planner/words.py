@@ -14,6 +14,7 @@ PART_WORDS = {
     "pipeline_bubble": "the pipeline bubble",
     "data_parallel": "exposed data-parallel traffic",
     "optimizer": "the optimizer",
+    "shared_cores": "waiting for cores that ranks share",
     "step_overhead": "fixed overhead",
 }
 """What a person calls each time part."""

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError
+from meshwright.specs.measured import MeasuredCollective, MeasuredDevice, SharedCores
 
 Vendor = Literal["nvidia", "amd", "google", "intel", "aws", "cpu", "other"]
 LinkKind = Literal["nvswitch", "nvlink", "mesh", "torus", "pcie", "network", "shared-memory"]
@@ -36,6 +37,9 @@ class Device(Spec):
     source: str = ""
     sources: dict[str, str] = Field(
         default_factory=dict, description="where each number comes from, by field"
+    )
+    measured: MeasuredDevice | None = Field(
+        None, description="times of modules, by `meshwright measure`; None: priced from the above"
     )
 
     def peak(self, precision: str) -> float:
@@ -96,6 +100,12 @@ class Cluster(Spec):
         default_factory=dict,
         description="constants of its links fitted to its own measurements, such as link.base_s; "
         "see costs/data/links.toml and `meshwright calibrate`",
+    )
+    shared_cores: SharedCores | None = Field(
+        None, description="processor cores that ranks of a host compute on together, if they do"
+    )
+    collectives: tuple[MeasuredCollective, ...] = Field(
+        (), description="timed collectives of this cluster's own ranks, by `meshwright measure`"
     )
     source: str = ""
 

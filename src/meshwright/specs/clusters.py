@@ -17,6 +17,7 @@ from meshwright.specs.topology import Topology, host_levels, parse_topology
 
 _SIZE = re.compile(r"(\d{1,7})(?:x(\d{1,4}))?")
 _FILE_SUFFIXES = (".toml", ".json", ".yaml", ".yml")
+_SIZED_FILE = re.compile(r"(.+\.(?:toml|json|yaml|yml)):(\d{1,7})(?:x(\d{1,4}))?", re.IGNORECASE)
 _TOPOLOGY_SUFFIXES = (".txt", ".topo", ".log")
 
 
@@ -32,7 +33,8 @@ def load_cluster(what: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     - `h100:64`: so many devices in all, in full hosts (fewer than one host: one host);
     - `h100`: one host; `aws-p4d:4`: so many hosts of a preset; `gb200-nvl72`: a whole preset;
     - `h100:topo.txt`, `h100:4xtopo.txt`: hosts as `nvidia-smi topo -m` printed them;
-    - a path to a TOML, JSON or YAML file (see docs/clusters.md), or its parsed content.
+    - a path to a TOML, JSON or YAML file (see docs/clusters.md), or its parsed content;
+    - `mine.toml:2x8`: that file's machines as so many nodes x devices per node.
 
     Raises:
         SpecError: unknown name (with the nearest ones), impossible size, bad file.
@@ -48,10 +50,56 @@ def load_cluster(what: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     text = what.strip()
     if text == "-" or text.lower().endswith(_FILE_SUFFIXES) or _is_file(text):
         return _from_file(Path(text))
+    if sized := _SIZED_FILE.fullmatch(text):
+        cluster = _from_file(Path(sized[1]))
+        first, second = int(sized[2]), int(sized[3] or 0)
+        nodes, per_node = (first, second) if second else (1, first)
+        if not nodes or not per_node:
+            raise SpecError("cluster", text, f"a size is expected, such as {sized[1]}:1x4")
+        return scaled(cluster, nodes, per_node)
     name, _, size = text.partition(":")
     if size.lower().endswith(_TOPOLOGY_SUFFIXES):
         return _from_topology(name, size)
     return _from_preset(name, size)
+
+
+def scaled(cluster: Cluster, nodes: int, gpus_per_node: int) -> Cluster:
+    """The same machines as another number of nodes and devices per node.
+
+    A level that spans a host, or all, spans the new host, or all. Ranks that share a host's cores
+    share its memory, too. Where the file tells nothing of links between hosts, the preset's are taken,
+    and the cluster's source says so.
+
+    Raises:
+        SpecError: a level in between does not fit the new size.
+    """
+    gpus, old = nodes * gpus_per_node, cluster.gpus_per_node
+    levels: list[LinkLevel] = []
+    for level in cluster.levels:
+        domain = level.domain
+        if domain >= cluster.gpus and cluster.nodes > 1:
+            domain = gpus
+        elif domain == old:
+            domain = gpus_per_node
+        elif domain > old:
+            domain = domain // old * gpus_per_node
+        if not levels or domain > levels[-1].domain:
+            levels.append(level.but(domain=min(domain, gpus)))
+    source = cluster.source
+    if levels[-1].domain < gpus:
+        template = presets.table("clusters")[default_host(cluster.device.preset or "cpu")]
+        outer = _level(template["levels"][-1], gpus, gpus_per_node, "levels")
+        levels.append(outer.but(domain=gpus))
+        source += f"; not measured: {outer.name} between hosts (the preset's {outer.source})"
+    device = cluster.device
+    if cluster.shared_cores is not None and cluster.host_memory_bytes:
+        device = device.but(memory_bytes=cluster.host_memory_bytes / gpus_per_node)
+    return cluster.but(
+        nodes=nodes, gpus_per_node=gpus_per_node, source=source,
+        levels=[level.model_dump(exclude_unset=True) for level in levels],
+        device=device.model_dump(exclude_unset=True),
+        name=f"{cluster.name}:{nodes}x{gpus_per_node}",
+    )  # fmt: skip
 
 
 def _is_file(text: str) -> bool:

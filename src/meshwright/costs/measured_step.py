@@ -1,0 +1,444 @@
+"""A step of the engine on measured processors: counts times seconds, messages, shared cores.
+
+Where a cluster file has `[device.measured]`, runs of this project's own engine are priced here
+instead of by the kernel model: `synchronous.py` counts, the file has the seconds. Communication is
+read off the measured curves, and what leaves a host is priced by the network's own bandwidth.
+Ranks that share cores (`Cluster.shared_cores`) take turns: a step is never shorter than what all
+ranks of a host compute, divided by what its cores do in a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costs import pipeline
+from meshwright.costs import synchronous as count
+from meshwright.costs.collectives import _Crossing, ceil_log2
+from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
+from meshwright.costs.eager import embedding_with_root
+from meshwright.costs.fabric import Fabric, place
+from meshwright.costs.memory import MemoryColumns
+from meshwright.costs.stages import ROLES, StageLayers
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.job import Job
+from meshwright.specs.measured import ModuleTimes
+from meshwright.specs.model import Model
+
+PART_OF = {
+    "linear": "matmul", "mixture": "matmul", "attention": "attention",
+    "attention_grouped": "attention", "attention_masked": "attention",
+}  # fmt: skip
+"""Named part of each module's time; the others are elementwise."""
+
+AXIS_PART = {"tp": "tensor_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
+
+BUCKET_BYTES = 25 * 2.0**20
+"""Of the engine's gradient reducer (engine/parallel/reducer.py)."""
+
+
+def measured_modules(cluster: Cluster, job: Job, model: Model) -> Mapping[str, ModuleTimes] | None:
+    """The measured modules that price a job; None where the kernel model must."""
+    device = cluster.device.measured
+    if device is None or job.framework != "meshwright" or job.finetune is not None:
+        return None
+    if model.latent_attention is not None or model.mixer is not None or model.layer_kinds:
+        return None
+    modules = device.modules.get(job.precision.compute, {})
+    return modules if needed_modules(model) <= set(modules) else None
+
+
+def needed_modules(model: Model) -> set[str]:
+    """Modules without whose times a model cannot be priced from measurements."""
+    needed = {"linear", "add", "embedding", "loss", "attention", "attention_masked"}
+    needed |= {model.norm} & {"rmsnorm", "layernorm"}
+    needed |= {"silu_product" if model.gated else "gelu"}
+    if model.positions == "rope":
+        needed.add("rotate")
+    if model.kv_heads != model.heads:
+        needed.add("attention_grouped")
+    if model.experts is not None:
+        needed.add("mixture")
+    return needed
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster's measured side."""
+
+    cluster: Cluster
+    modules: Mapping[str, ModuleTimes]
+    engine_s: Mapping[str, float]
+    fabric: Fabric
+
+    @classmethod
+    def of(cls, cluster: Cluster, job: Job, model: Model, fabric: Fabric) -> Machine | None:
+        """What prices a job from measurements; None where the kernel model must."""
+        modules, device = measured_modules(cluster, job, model), cluster.device.measured
+        if modules is None or device is None:
+            return None
+        return cls(cluster, modules, device.engine_s, fabric)
+
+    def own_s(self, amounts: Mapping[str, Floats], rows: int) -> Floats:
+        """Seconds of the engine's own work."""
+        total = np.zeros(rows)
+        for name, amount in amounts.items():
+            total = total + self.engine_s.get(name, 0.0) * amount
+        return total
+
+    def slowdown(self, active: Floats) -> Floats:
+        """Time of a rank over its time alone, while `active` ranks of a host compute."""
+        shared = self.cluster.shared_cores
+        if shared is None:
+            return np.ones_like(active)
+        inside = np.interp(active, shared.ranks, shared.slowdown)
+        beyond = np.maximum(active / shared.ranks[-1], 1.0)
+        crowded = shared.ranks[-1] >= shared.cores
+        return np.asarray(inside * (beyond if crowded else 1.0))
+
+    def message_s(
+        self, collective: str, size_bytes: Floats, members: Floats, stride: Floats, active: Floats
+    ) -> Floats:
+        """Time of one collective of `members` ranks, `stride` apart, on a full host."""
+        group = place(self.fabric, members, stride=stride)
+        per_host = float(self.cluster.gpus_per_node)
+        local = np.minimum(members, np.maximum(per_host // np.maximum(stride, 1.0), 1.0))
+        time = self._inside(collective, size_bytes, members, active)
+        # Rings between hosts hand everything on once through each host's card.
+        up = _Crossing.of(self.fabric, group)
+        sent = count.sent_bytes(collective, size_bytes, members)
+        crossing = np.where(members > local, sent * up.ring_s_per_byte, 0.0)
+        trips = 2.0 if collective in ("all_reduce", "reduce_scatter") else 1.0
+        hops = trips * np.where(collective == "send_recv", up.tree_hops_s, up.ring_hops_s)
+        alone = self._inside(collective, np.minimum(size_bytes, 1.0), members, active)
+        crossed = np.where(crossing > 0.0, np.maximum(time, alone + crossing) + hops, time)
+        return np.where(members > 1.0, crossed, 0.0)
+
+    def _inside(
+        self, collective: str, size_bytes: Floats, members: Floats, active: Floats
+    ) -> Floats:
+        """From the measured curves: the nearest group size and crowd, straight lines in between."""
+        curves = [c for c in self.cluster.collectives if c.collective == collective]
+        if not curves:
+            level = self.fabric.levels[0]
+            steps = np.maximum(2.0 * ceil_log2(np.maximum(members, 1.0)), 1.0)
+            sent = count.sent_bytes(collective, size_bytes, members)
+            return np.asarray(steps * level.latency_s + sent / level.bandwidth_bytes_s)
+        result = np.zeros_like(size_bytes)
+        for members_now, active_now in {
+            (float(m), float(a)) for m, a in zip(members, active, strict=True)
+        }:
+            here = (members == members_now) & (active == active_now)
+            result[here] = _on_curves(curves, size_bytes[here], members_now, active_now)
+        return result
+
+
+def _on_curves(curves: list, sizes: Floats, members: float, active: float) -> Floats:  # type: ignore[type-arg]
+    """Interpolate between the crowds measured for the nearest group size, then scale by members."""
+    known = sorted({curve.members for curve in curves})
+    nearest = min(known, key=lambda m: (abs(np.log2(m / max(members, 2.0))), m))
+    mine = sorted((c for c in curves if c.members == nearest), key=lambda c: c.active)
+    times = np.stack([_on_curve(c.sizes_bytes, c.times_s, sizes) for c in mine])
+    crowds = [c.active for c in mine]
+    at = np.clip(active, crowds[0], crowds[-1])
+    upper = int(np.searchsorted(crowds, at))
+    lower = max(upper - 1, 0) if crowds[min(upper, len(crowds) - 1)] > at else upper
+    upper = min(upper, len(crowds) - 1)
+    share = 0.0 if upper == lower else (at - crowds[lower]) / (crowds[upper] - crowds[lower])
+    time = (1.0 - share) * times[lower] + share * times[upper]
+    beyond = max(active / crowds[-1], 1.0) * max(members / nearest, 1.0)
+    return np.asarray(time * beyond)
+
+
+def _on_curve(known: tuple[float, ...], times: tuple[float, ...], sizes: Floats) -> Floats:
+    """Straight lines between measured sizes; beyond the largest its own rate, below the least its time."""
+    result = np.interp(sizes, known, times)
+    if len(known) > 1:
+        slope = (times[-1] - times[-2]) / (known[-1] - known[-2])
+        slope = max(slope, 0.0)
+    else:
+        slope = times[-1] / known[-1]
+    return np.asarray(result + np.maximum(sizes - known[-1], 0.0) * slope)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every part of a measured step needs."""
+
+    machine: Machine
+    model: Model
+    job: Job
+    columns: LayoutColumns
+    layers: StageLayers
+    distances: dict[str, Ints]
+    micro_batches: Ints
+
+    @property
+    def crowd(self) -> Floats:
+        """Ranks of one host, as far as the layout fills it."""
+        world = self.columns.dp * self.columns.tp * self.columns.pp * self.columns.cp
+        return np.minimum(world, self.machine.cluster.gpus_per_node).astype(np.float64)
+
+    @property
+    def stage_crowd(self) -> Floats:
+        """Ranks of one host that certainly compute at once: those of one pipeline stage."""
+        return np.maximum(self.crowd / self.columns.pp, 1.0)
+
+    def message_s(self, collective: str, axis: str, size: Floats) -> Floats:
+        """Time of one collective over an axis."""
+        columns = self.columns
+        degrees = {
+            "tp": columns.tp, "cp": columns.cp, "ep": columns.ep, "dp": columns.dp * columns.cp,
+            "shard": columns.shard_degree,
+            "replicas": columns.dp * columns.cp // np.maximum(columns.shard_degree, 1),
+        }  # fmt: skip
+        near = np.where(
+            columns.cp > 1, np.minimum(self.distances["dp"], self.distances["cp"]),
+            self.distances["dp"],
+        )  # fmt: skip
+        strides = {
+            "dp": near, "shard": near, "replicas": near * columns.shard_degree,
+            **{name: self.distances[name] for name in ("tp", "cp", "ep")},
+        }  # fmt: skip
+        return self.machine.message_s(
+            collective, size, degrees[axis].astype(np.float64),
+            strides[axis].astype(np.float64), self.crowd,
+        )  # fmt: skip
+
+
+def stage_parts(setup: Setup) -> dict[str, dict[str, tuple[Floats, Floats]]]:
+    """(forward, backward) seconds per part of one micro-batch on a rank of each role."""
+    shapes = count.Shapes.of(setup.model, setup.job, setup.columns)
+    one = {moe: _layer(setup, shapes, moe) for moe in _kinds(setup.model)}
+    on_first = pipeline.head_on_first_rank(setup.columns)
+    crowding = setup.machine.slowdown(setup.stage_crowd)
+    found = {}
+    for role in ROLES:
+        counts = {False: setup.layers.dense[role], True: setup.layers.moe[role]}
+        share = setup.layers.recomputed_share(role, setup.columns)
+        forward: dict[str, Floats] = {}
+        backward: dict[str, Floats] = {}
+        again = np.zeros(setup.columns.rows)
+        for moe, (there, back, mix) in one.items():
+            for into, times in ((forward, there), (backward, back)):
+                for part, time in times.items():
+                    into[part] = into.get(part, 0.0) + counts[moe] * time
+            whole = sum(there.values(), np.zeros(setup.columns.rows))
+            repeated = np.where(setup.columns.recompute == 2, share * whole, 0.0)
+            repeated = np.where(setup.columns.recompute == 1, mix, repeated)
+            again = again + counts[moe] * repeated
+        has_head = {"first": on_first, "last": ~on_first}.get(role, np.zeros_like(on_first))
+        ends = _ends(setup, shapes, has_head, role == "first")
+        own = setup.machine.own_s({"micro_batch": np.ones(setup.columns.rows)}, setup.columns.rows)
+        own = own + _pipeline_own(setup)
+        zero = np.zeros(setup.columns.rows)
+        parts = {
+            name: (forward.get(name, zero), backward.get(name, zero))
+            for name in ("matmul", "attention", "elementwise", *AXIS_PART.values())
+        }
+        parts["recompute"] = (zero, again)
+        parts["embedding_and_head"] = ends
+        host = forward["launch"], backward["launch"]
+        parts["launch"] = (host[0] + own * crowding / 3.0, host[1] + own * crowding * 2.0 / 3.0)
+        there_is = (setup.layers.total(role) > 0) | has_head
+        found[role] = {
+            name: (np.where(there_is, a, 0.0), np.where(there_is, b, 0.0))
+            for name, (a, b) in parts.items()
+        }
+    return found
+
+
+def _kinds(model: Model) -> tuple[bool, ...]:
+    return (False, True) if model.experts else (False,)
+
+
+def _pipeline_own(setup: Setup) -> Floats:
+    """Python of torch's pipeline runtime, per micro-batch: an action each way for every chunk."""
+    chunks = np.maximum(setup.columns.virtual_stages, 1)
+    actions = np.where(setup.columns.pp > 1, 2.0 * chunks, 0.0)
+    return setup.machine.own_s({"action": actions}, setup.columns.rows)
+
+
+def _layer(
+    setup: Setup, shapes: count.Shapes, moe: bool
+) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
+    """(forward, backward, attention again) of one layer and micro-batch, by part."""
+    ledgers = []
+    for backward in (False, True):
+        ledger = count.layer_forward(shapes, moe=moe)
+        count.tensor_messages(shapes, ledger, pairs=1.0 if moe else 2.0)
+        count.context_messages(shapes, ledger, backward=backward)
+        if moe:
+            count.expert_messages(shapes, ledger, backward=backward)
+        ledger.engine("layer", 0.5)
+        ledgers.append(ledger)
+    mix = shapes.ledger()
+    count.mixing(shapes, mix)
+    again = sum(_compute(setup, mix, backward=False).values(), np.zeros(setup.columns.rows))
+    return _parts(setup, ledgers[0], False), _parts(setup, ledgers[1], True), again
+
+
+def _compute(setup: Setup, ledger: count.Ledger, *, backward: bool) -> dict[str, Floats]:
+    """Modules' seconds among the ranks of one stage, by part."""
+    cold = 1.0 + setup.machine.engine_s.get("cold", 0.0)
+    crowding = setup.machine.slowdown(setup.stage_crowd) * cold
+    found: dict[str, Floats] = {}
+    for module, time in count.seconds(ledger, setup.machine.modules, backward=backward).items():
+        part = PART_OF.get(module, "elementwise")
+        found[part] = found.get(part, np.zeros(setup.columns.rows)) + crowding * time
+    return found
+
+
+def _parts(setup: Setup, ledger: count.Ledger, backward: bool) -> dict[str, Floats]:
+    found = _compute(setup, ledger, backward=backward)
+    crowding = setup.machine.slowdown(setup.stage_crowd)
+    found["launch"] = crowding * setup.machine.own_s(ledger.own, setup.columns.rows)
+    for collective, axis, size, calls in ledger.messages:
+        if np.any(calls > 0):
+            part = AXIS_PART[axis]
+            time = calls * setup.message_s(collective, axis, size)
+            found[part] = found.get(part, np.zeros(setup.columns.rows)) + time
+    return found
+
+
+def _ends(
+    setup: Setup, shapes: count.Shapes, has_head: Bools, has_embedding: bool
+) -> tuple[Floats, Floats]:
+    times = []
+    for backward in (False, True):
+        total = np.zeros(setup.columns.rows)
+        parts = _parts(setup, count.head(shapes, backward=backward), backward)
+        total = total + np.where(has_head, sum(parts.values(), np.zeros(setup.columns.rows)), 0.0)
+        if has_embedding:
+            parts = _parts(setup, count.embedding(shapes, backward=backward), backward)
+            total = total + sum(parts.values(), np.zeros(setup.columns.rows))
+        times.append(total)
+    return times[0], times[1]
+
+
+def hop_s(setup: Setup) -> Floats:
+    """Time of one message to the next pipeline rank."""
+    columns = setup.columns
+    tokens = columns.micro_batch * setup.job.seq_len / columns.cp
+    split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
+    size = tokens * setup.model.hidden * setup.job.precision.activation_bytes / split
+    pair = np.minimum(columns.pp, 2).astype(np.float64)
+    leaves = columns.pp * setup.distances["pp"] > setup.machine.fabric.levels[0].domain
+    stride = np.where(leaves, setup.machine.fabric.levels[0].domain, setup.distances["pp"])
+    return setup.machine.message_s("send_recv", size, pair, stride.astype(np.float64), setup.crowd)
+
+
+def data_parallel_s(setup: Setup, used: MemoryColumns) -> Floats:
+    """Gradients' reduction, parameters' gathering, and the engine's own work around them.
+
+    Plain replicas reduce in buckets (engine/parallel/reducer.py); ZeRO and mixed precision go
+    through FSDP2 unit by unit, layer by layer, with the embedding and the root as units.
+    """
+    columns, worst = setup.columns, np.zeros(setup.columns.rows)
+    m = setup.micro_batches.astype(np.float64)
+    several = columns.dp * columns.cp > 1
+    precision = setup.job.precision
+    stored = max(precision.master_bytes, precision.parameter_bytes)
+    mixed = precision.parameter_bytes != stored or precision.gradient_reduce_bytes != stored
+    wrapped = (several & (columns.zero > 0)) | mixed
+    for role in ROLES:
+        state, layers = used.states[role], setup.layers.total(role)
+        parameters = state.dense_parameters + state.expert_parameters
+        gradient = parameters * precision.gradient_reduce_bytes
+        buckets = np.maximum(np.ceil(gradient / BUCKET_BYTES), 1.0)
+        plain = buckets * setup.message_s("all_reduce", "dp", gradient / buckets)
+        ends = 1.0 + (not embedding_with_root(setup.model) or role != "first")
+        units = layers + ends
+        # ZeRO-3 gathers for each forward and backward, others once a step; ZeRO-2 and 3 reduce
+        # every micro-batch.
+        gathers = np.where(columns.zero == 3, 2.0 * m, 1.0)
+        reductions = np.where(columns.zero >= 2, m, 1.0)
+        gather = setup.message_s(
+            "all_gather", "shard", parameters * precision.parameter_bytes / units
+        )
+        scatter = setup.message_s("reduce_scatter", "shard", gradient / units)
+        replicas = setup.message_s(
+            "all_reduce", "replicas", gradient / units / np.maximum(columns.shard_degree, 1)
+        )
+        sharded = units * (gathers * gather + reductions * (scatter + replicas))
+        whole = units * setup.message_s("all_reduce", "dp", gradient / units)
+        messages = np.where(wrapped, np.where(columns.zero > 0, sharded, whole), plain)
+        copies = np.where(columns.zero > 0, gathers, m) * parameters
+        own = setup.machine.own_s(
+            {
+                "unit": np.where(wrapped, units * m, 0.0),
+                "gather": np.where(wrapped, units * gathers, 0.0),
+                "reduction": np.where(wrapped, units * reductions, 0.0),
+                "gathered_parameter": np.where(wrapped, copies, 0.0),
+                "reduced_parameter": np.where(
+                    wrapped, reductions * parameters, np.where(several, parameters, 0.0)
+                ),
+            },
+            columns.rows,
+        )
+        there = np.where(several, messages, 0.0)
+        there = there + own * setup.machine.slowdown(setup.crowd)
+        worst = np.maximum(worst, np.where(layers > 0, there, 0.0))
+    return worst
+
+
+def update_s(setup: Setup, used: MemoryColumns) -> tuple[Floats, Floats]:
+    """(norm, clipping and update; fixed work of a step) in seconds."""
+    columns, rows = setup.columns, setup.columns.rows
+    m = setup.micro_batches.astype(np.float64)
+    most, tensors = np.zeros(rows), np.zeros(rows)
+    each = 9.0 if setup.model.gated else 8.0
+    accumulated = np.zeros(rows)
+    for role in ROLES:
+        state, layers = used.states[role], setup.layers.total(role)
+        whole = state.dense_parameters + state.expert_parameters
+        most = np.maximum(most, whole / columns.shard_degree)
+        accumulated = np.maximum(accumulated, whole)
+        tensors = np.maximum(tensors, each * layers + 3.0)
+    own = setup.machine.own_s(
+        {
+            "parameter": most,
+            "tensor": tensors,
+            "accumulated_parameter": accumulated * np.maximum(m - 1.0, 0.0),
+        },
+        rows,
+    )
+    crowding = setup.machine.slowdown(setup.crowd)
+    world = (columns.dp * columns.tp * columns.pp * columns.cp).astype(np.float64)
+    norm = setup.machine.message_s(
+        "all_reduce", np.full(rows, 16.0), world, np.ones(rows), setup.crowd
+    )
+    step = setup.machine.own_s({"step": np.ones(rows)}, rows)
+    return own * crowding + norm, step * crowding
+
+
+def shared_cores_s(
+    setup: Setup,
+    busy: Mapping[str, Mapping[str, tuple[Floats, Floats]]],
+    total: Floats,
+    rest: Floats,
+) -> Floats:
+    """What a step takes longer because all ranks of a host compute on the same cores.
+
+    Without a pipeline every rank is in the same phase, which the crowd's slowdown already has. The
+    stages of a pipeline work at different times, so that each may have the cores while others wait,
+    but together they cannot do more than the cores can: the mean rank's work at full crowding.
+    """
+    columns = setup.columns
+    if setup.machine.cluster.shared_cores is None:
+        return np.zeros(columns.rows)
+    work = np.zeros(columns.rows)
+    counts: dict[str, Floats] = {
+        "first": np.ones(columns.rows),
+        "middle": np.maximum(columns.pp - 2, 0).astype(np.float64),
+        "last": (columns.pp > 1).astype(np.float64),
+    }
+    for role, many in counts.items():
+        for forward, backward in busy[role].values():
+            work = work + many * (forward + backward)
+    ratio = setup.machine.slowdown(setup.crowd) / setup.machine.slowdown(setup.stage_crowd)
+    mean = setup.micro_batches * work / columns.pp
+    least = mean * ratio + rest
+    return np.where(columns.pp > 1, np.maximum(least - total, 0.0), 0.0)

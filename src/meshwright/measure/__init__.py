@@ -1,0 +1,1 @@
+"""Measuring the user's own machines, and settling plans on them."""

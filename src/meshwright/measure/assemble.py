@@ -1,0 +1,135 @@
+"""From measurements to a cluster file: curves, constants, provenance, and what was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshwright.measure.local import Found
+from meshwright.specs.cluster import Cluster, Device
+from meshwright.specs.clusters import load_cluster
+from meshwright.specs.measured import MeasuredCollective, MeasuredDevice, SharedCores
+
+STREAMS = 3.0
+"""Passes over memory of an addition: two tensors read, one written."""
+
+
+def assemble(found: Found, facts: Mapping[str, Any], *, ranks: int, host_memory: float) -> Cluster:
+    """One host of `ranks` ranks as measured; what is missing comes from the preset `cpu`."""
+    from meshwright.measure.probes import fit_own
+
+    preset = load_cluster(f"cpu:1x{max(ranks, 1)}")
+    missing = list(found.skipped)
+    measured = MeasuredDevice(modules=found.modules, process_bytes=found.process_bytes)
+    device = _device(found, facts, preset.device, measured, host_memory / max(ranks, 1))
+    cluster = preset.but(
+        name="measured", device=device.model_dump(exclude_unset=True),
+        levels=[_level(found, preset, missing)], host_memory_bytes=host_memory,
+        shared_cores=shared_cores(found.slowdown, float(facts["cores"])),
+        collectives=curves(found.collectives), source=_source(found, facts, missing),
+    )  # fmt: skip
+    if not found.probed:
+        return cluster
+    own, error = fit_own(cluster, found.probed)
+    process = min(one.peak_bytes for one in found.probed)
+    measured = measured.but(engine_s=own, process_bytes=max(process, found.process_bytes))
+    source = (
+        f"{cluster.source}; the engine's own steps are met to {100 * error:.0f} % in the median"
+    )
+    device = device.but(measured=measured.model_dump(exclude_unset=True))
+    return cluster.but(device=device.model_dump(exclude_unset=True), source=source)
+
+
+def _device(
+    found: Found, facts: Mapping[str, Any], preset: Device, measured: MeasuredDevice, memory: float
+) -> Device:
+    peaks = dict(preset.peak_flops)
+    sources = dict(preset.sources)
+    for precision in found.modules:
+        rates = [
+            2.0 * one["product"] / one["forward_s"]
+            for one in found.timings
+            if one["module"] == "linear" and one["precision"] == precision
+        ]
+        if rates:
+            peaks[precision] = max(rates)
+            sources["peak_tflops"] = "the fastest product measured"
+    streams = [
+        STREAMS * 4.0 * one["element"] / one["forward_s"]
+        for one in found.timings
+        if one["module"] == "add" and one["precision"] == "fp32"
+    ]
+    if streams:
+        sources["memory_bandwidth"] = "the fastest addition of two tensors measured"
+    return preset.but(
+        name=f"one process of {facts['processor']}", peak_flops=peaks, memory_bytes=memory,
+        memory_bandwidth_bytes_s=max(streams, default=preset.memory_bandwidth_bytes_s),
+        sources=sources, measured=measured.model_dump(exclude_unset=True),
+        source="meshwright measure",
+    )  # fmt: skip
+
+
+def _level(found: Found, preset: Cluster, missing: list[str]) -> dict[str, Any]:
+    """The host's level: bandwidth and latency of one message between a pair."""
+    level = preset.levels[0]
+    pair = [r for r in found.collectives if r["collective"] == "send_recv"]
+    few = min((r["active"] for r in pair), default=0)
+    rows = sorted((r["size_bytes"], r["time_s"]) for r in pair if r["active"] == few)
+    if len(rows) < 2:
+        missing.append("messages between ranks (the preset's stand-in)")
+        return dict(level.model_dump(exclude_unset=True))
+    (small, first), (large, last) = rows[0], rows[-1]
+    rate = (large - small) / max(last - first, 1e-9)
+    return dict(
+        level.but(
+            bandwidth_bytes_s=rate, latency_s=max(first - small / rate, 1e-6),
+            source=f"messages of {small:.0f} and {large:.0f} bytes between two ranks",
+        ).model_dump(exclude_unset=True)
+    )  # fmt: skip
+
+
+def curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Timings of collectives as curves over sizes, one for each kind, group and crowd."""
+    keys = dict.fromkeys((r["collective"], r["members"], r["active"]) for r in rows)
+    found = []
+    for collective, members, active in keys:
+        mine = sorted(
+            (r for r in rows if (r["collective"], r["members"], r["active"])
+             == (collective, members, active)),
+            key=lambda r: float(r["size_bytes"]),
+        )  # fmt: skip
+        spreads = sorted(r["spread"] for r in mine)
+        found.append(
+            MeasuredCollective(
+                collective=collective, members=members, active=active,
+                sizes_bytes=tuple(r["size_bytes"] for r in mine),
+                times_s=tuple(r["time_s"] for r in mine), spread=spreads[len(spreads) // 2],
+            ).plain()
+        )  # fmt: skip
+    return found
+
+
+def shared_cores(slowdown: Mapping[int, float], cores: float) -> dict[str, Any] | None:
+    """The stated resource: how many cores, and what more ranks at once cost each."""
+    if not slowdown:
+        return None
+    ranks = sorted(slowdown)
+    return SharedCores(
+        cores=cores, ranks=tuple(ranks), slowdown=tuple(slowdown[n] for n in ranks)
+    ).plain()
+
+
+def _source(found: Found, facts: Mapping[str, Any], missing: Sequence[str]) -> str:
+    text = (
+        f"measured {facts['date']} on host {facts['host']} ({facts['processor']}, {facts['cores']} "
+        f"cores) in {found.took_s:.0f} s, torch {facts['torch']}, Python {facts['python']}"
+    )
+    busy = found.slowdown.get(1, 1.0)
+    if busy > 1.15:
+        text += f"; other programs made one rank {busy:.1f} times as slow as its processor time"
+    shaky = [r for r in found.timings if r["disturbed"] > 0.2 * r["repeats"]]
+    if shaky:
+        text += f"; {len(shaky)} of {len(found.timings)} kernel timings were disturbed"
+    if missing:
+        text += "; not measured: " + ", ".join(dict.fromkeys(missing))
+    return text

@@ -1,0 +1,125 @@
+"""Measuring this machine: modules on one rank, links among several, the engine's own steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.measure.sampling import Deadline
+from meshwright.specs.measured import ModuleTimes
+
+Progress = Callable[[str, float], Any]
+
+GRACE_S = 60.0
+"""More than the deadline that ranks get to start, end a case and say goodbye."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to measure, and for how long."""
+
+    seconds: float
+    ranks: int
+    quick: bool
+    precisions: tuple[str, ...] = ("fp32", "bf16")
+
+
+@dataclass(slots=True)
+class Found:
+    """What was measured on one machine."""
+
+    modules: dict[str, dict[str, ModuleTimes]] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    timings: list[dict[str, Any]] = field(default_factory=list)
+    collectives: list[dict[str, Any]] = field(default_factory=list)
+    slowdown: dict[int, float] = field(default_factory=dict)
+    probed: list[Any] = field(default_factory=list)
+    process_bytes: float = 0.0
+    disk: dict[str, float] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    took_s: float = 0.0
+
+
+def modules_rank(wanted: Wanted, seconds: float, report: Callable[[Any], None]) -> dict[str, Any]:
+    """One rank's modules; run alone."""
+    from meshwright.engine.watch.meter import peak_memory_bytes
+    from meshwright.measure.modules import measure_modules
+
+    process = peak_memory_bytes()
+
+    def tell(what: str, share: float) -> None:
+        report({"kind": "measuring", "what": what, "share": share})
+
+    fitted, every, skipped = measure_modules(
+        wanted.precisions, Deadline(seconds), quick=wanted.quick, progress=tell
+    )
+    timings = [
+        {
+            "module": one.case.module, "precision": one.precision, **dict(one.case.forward),
+            "forward_s": one.forward.median_s, "backward_s": one.backward.median_s,
+            "spread": one.forward.spread, "disturbed": one.forward.disturbed,
+            "repeats": one.forward.repeats,
+        }
+        for one in every
+    ]  # fmt: skip
+    return {"modules": fitted, "timings": timings, "skipped": skipped, "process_bytes": process}
+
+
+def probe_rank(ranks: int, quick: bool, seconds: float, report: Callable[[Any], None]) -> list[Any]:
+    """One rank of the engine's probes."""
+    from meshwright.measure.probes import probes, run_probes
+
+    return run_probes(probes(ranks, quick=quick), seconds, report)
+
+
+def measure(wanted: Wanted, progress: Progress) -> Found:
+    """Measure this machine within the time wanted; ranks are ended whatever happens.
+
+    Raises:
+        RankError: a rank was lost, in one sentence.
+        SpecError: there is no memory for so many ranks.
+    """
+    from meshwright.engine.ranks.processes import run_ranks
+    from meshwright.measure.links import QUICK_SIZES, SIZES, Task, measure_ranks
+    from meshwright.measure.machine import disk_bytes_s
+
+    began = time.perf_counter()
+    deadline, found = Deadline(wanted.seconds), Found()
+
+    def run(function: Any, world: int, *arguments: Any, seconds: float, part: str) -> list[Any]:
+        def hear(_rank: int, message: dict[str, Any]) -> None:
+            progress(f"{part}: {message['what']}", message["share"])
+
+        progress(part, 0.0)
+        return run_ranks(function, world, *arguments, on_message=hear, timeout_s=seconds + GRACE_S)
+
+    share = 0.35 * deadline.left_s
+    modules = run(modules_rank, 1, wanted, share, seconds=share, part="modules")[0]
+    found.modules, found.timings = modules["modules"], modules["timings"]
+    found.skipped += modules["skipped"]
+    found.process_bytes = modules["process_bytes"]
+    share = (0.25 if wanted.ranks > 1 else 0.8) * deadline.left_s
+    found.probed += run(
+        probe_rank, 1, 1, wanted.quick, share, seconds=share, part="steps on one rank"
+    )[0]
+    if wanted.ranks > 1:
+        share = 0.35 * deadline.left_s
+        found.probed += run(
+            probe_rank, 2, 2, wanted.quick, share, seconds=share, part="steps on two ranks"
+        )[0]
+        task = Task(
+            seconds=0.9 * deadline.left_s, sizes=QUICK_SIZES if wanted.quick else SIZES,
+            quick=wanted.quick, work_s=0.06 if wanted.quick else 0.15,
+        )  # fmt: skip
+        links = run(
+            measure_ranks, wanted.ranks, task, seconds=task.seconds,
+            part=f"links among {wanted.ranks} ranks",
+        )  # fmt: skip
+        found.collectives, found.slowdown = links[0]["rows"], links[0]["slowdown"]
+        found.skipped += links[0]["skipped"]
+    progress("disk", 0.9)
+    found.disk = disk_bytes_s()
+    found.took_s = time.perf_counter() - began
+    return found

@@ -1,0 +1,74 @@
+"""What a machine is, for the provenance of its measurements; and how fast its disk writes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from meshwright.version import __version__
+
+
+def cores() -> int:
+    """Processor cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> float:
+    """RAM of this host; 0 where it cannot be told."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0.0
+
+
+def processor() -> str:
+    """The processor's own name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def host_hash() -> str:
+    """A name for this host that does not tell its own."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def provenance() -> dict[str, Any]:
+    """Where and with what measurements were made."""
+    import torch
+
+    return {
+        "date": time.strftime("%Y-%m-%d"), "host": host_hash(), "processor": processor(),
+        "cores": cores(), "torch": str(torch.__version__), "python": platform.python_version(),
+        "meshwright": __version__,
+    }  # fmt: skip
+
+
+def disk_bytes_s(size: int = 32 * 2**20) -> dict[str, float]:
+    """Rates of writing (through to the disk) and reading back one temporary file."""
+    block = os.urandom(2**20)
+    with tempfile.NamedTemporaryFile(prefix="meshwright-") as file:
+        began = time.perf_counter()
+        for _ in range(size // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        written = time.perf_counter() - began
+        began = time.perf_counter()
+        file.seek(0)
+        while file.read(2**20):
+            pass
+        read = time.perf_counter() - began
+    return {"write_bytes_s": size / written, "read_cached_bytes_s": size / read}

@@ -1,0 +1,246 @@
+"""Short steps of the engine itself: what its own Python costs beside the modules.
+
+A probe is a small model under one layout. Its processor time, less what its modules take by their own
+measurement, is the engine's own work: per step, layer, micro-batch, FSDP unit, pipeline action… Each
+is identified by probes that differ in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.costs import measured_step
+from meshwright.costs.columns import from_layouts, strides
+from meshwright.costs.fabric import Fabric
+from meshwright.costs.frameworks import behaviour
+from meshwright.costs.memory import MemoryColumns, memory
+from meshwright.costs.stages import stage_layers
+from meshwright.costs.step import estimate
+from meshwright.measure.fitting import seconds_per_unit
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.model import Experts, Model
+
+OWN = (
+    "step", "micro_batch", "layer", "tensor", "parameter", "accumulated_parameter", "unit", "gather",
+    "reduction", "gathered_parameter", "reduced_parameter", "tensor_call", "tensor_element",
+    "context_call", "context_element", "exchange_call", "action",
+)  # fmt: skip
+"""The engine's own work, by the names that costs/synchronous.py and measured_step.py count."""
+
+STEPS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A small run."""
+
+    name: str
+    model: Model
+    layout: Layout
+    batch: int
+    seq_len: int = 32
+    precision: str = "fp32"
+
+    @property
+    def job(self) -> Job:
+        """What one step does."""
+        return Job(
+            seq_len=self.seq_len, global_batch=self.batch, precision=RECIPES[self.precision],
+            framework="meshwright",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A probe's measured medians: processor and wall seconds of rank 0's steps, peak bytes."""
+
+    probe: Probe
+    cpu_s: float
+    wall_s: float
+    peak_bytes: float
+
+
+def small(layers: int, hidden: int = 32, vocab: int = 256, **changes: Any) -> Model:
+    """A Llama-like model of few parameters."""
+    heads = max(hidden // 32, 2)
+    return Model(
+        name=f"probe-{layers}x{hidden}", layers=layers, hidden=hidden, heads=heads, kv_heads=heads,
+        head_dim=hidden // heads, ffn=2 * hidden, vocab=vocab, **changes,
+    )  # fmt: skip
+
+
+def probes(ranks: int, *, quick: bool) -> list[Probe]:
+    """Probes for one or two ranks, smallest first; each constant is identified by a difference."""
+    one = Layout(micro_batch=4)
+    wide = Layout(micro_batch=8)
+    if ranks == 1:
+        found = [
+            Probe(name="2 layers", model=small(2), layout=one, batch=4),
+            Probe(name="8 layers", model=small(8), layout=one, batch=4),
+            Probe(name="4 micro-batches", model=small(2), layout=Layout(micro_batch=1), batch=4),
+            Probe(name="wide", model=small(3, 192, 2048), layout=wide, batch=8, seq_len=64),
+            Probe(name="bf16, 2 layers", model=small(2), layout=one, batch=4, precision="bf16"),
+            Probe(name="bf16, 8 layers", model=small(8), layout=one, batch=4, precision="bf16"),
+            Probe(name="bf16, micro-batches", model=small(4), layout=Layout(micro_batch=1), batch=4,
+                  precision="bf16"),
+        ]  # fmt: skip
+        if not quick:
+            experts = Experts(experts=4, top_k=2, ffn=64)
+            found += [
+                Probe(name="wider", model=small(2, 384, 4096), layout=one, batch=4, seq_len=128),
+                Probe(name="long", model=small(4, 128), layout=one, batch=4, seq_len=256),
+                Probe(name="bf16, wide", model=small(2, 128, 1024), layout=one, batch=4,
+                      precision="bf16"),
+                Probe(name="experts", model=small(4, experts=experts), layout=one, batch=4),
+            ]  # fmt: skip
+        return found
+    return [
+        Probe(name="zero 3, 2 layers", model=small(2), layout=Layout(dp=2, zero=3, micro_batch=2),
+              batch=4),
+        Probe(name="zero 3, 8 layers", model=small(8), layout=Layout(dp=2, zero=3, micro_batch=1),
+              batch=8),
+        Probe(name="zero 2", model=small(6), layout=Layout(dp=2, zero=2, micro_batch=1), batch=4),
+        Probe(name="zero 3, wide", model=small(3, 192, 1024),
+              layout=Layout(dp=2, zero=3, micro_batch=2), batch=4),
+        Probe(name="replicas", model=small(3, 192), layout=Layout(dp=2, micro_batch=2), batch=4),
+        Probe(name="tensor", model=small(6, 64), layout=Layout(tp=2, micro_batch=4), batch=4),
+        Probe(name="tensor, wide", model=small(3, 192), batch=8, seq_len=64,
+              layout=Layout(tp=2, micro_batch=8, sequence_parallel=True)),
+        Probe(name="pipeline", model=small(4), layout=Layout(pp=2, micro_batch=1, schedule="1f1b"),
+              batch=8),
+        Probe(name="pipeline, 2 chunks", model=small(4), batch=8,
+              layout=Layout(pp=2, virtual_stages=2, micro_batch=1, schedule="interleaved")),
+        Probe(name="context", model=small(4, 64), layout=Layout(cp=2, micro_batch=2), batch=4,
+              seq_len=64),
+    ]  # fmt: skip
+
+
+def run_probes(
+    todo: Sequence[Probe], seconds: float, report: Callable[[Any], None]
+) -> list[Probed]:
+    """Run probes as one rank; every rank calls it. Those after the deadline are left out."""
+    import torch.distributed as dist
+
+    from meshwright.measure.links import _agreed
+
+    ends, done = time.monotonic() + seconds, []
+    for index, probe in enumerate(todo):
+        if _agreed(ends - time.monotonic()) <= 0:
+            break
+        if dist.get_rank() == 0:
+            report(
+                {"kind": "measuring", "what": f"steps: {probe.name}", "share": index / len(todo)}
+            )
+        done.append(_run(probe))
+    return done
+
+
+def _run(probe: Probe) -> Probed:
+    import torch
+    import torch.distributed as dist
+
+    from meshwright.engine.model.numerics import default_numerics
+    from meshwright.engine.parallel.program import Program
+    from meshwright.engine.train import precision_of
+    from meshwright.engine.watch.meter import peak_memory_bytes
+
+    program = Program(
+        probe.model, default_numerics(probe.model), probe.layout, global_batch=probe.batch,
+        seq_len=probe.seq_len, precision=precision_of(probe.job),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(program.optimizer_groups(0.1), lr=1e-3, fused=True)
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(
+        0, probe.model.vocab, (probe.batch, probe.seq_len + 1), generator=generator
+    )
+    tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    cpu, wall = [], []
+    for number in range(STEPS + 2):
+        began, worked = time.perf_counter(), time.thread_time()
+        program.step(optimizer, tokens, targets, clip=1.0, number=number)
+        cpu.append(time.thread_time() - worked)
+        wall.append(time.perf_counter() - began)
+    mean = torch.tensor([float(np.median(cpu[2:]))], dtype=torch.float64)
+    dist.all_reduce(mean)
+    return Probed(
+        probe, float(mean) / dist.get_world_size(), float(np.median(wall[2:])), peak_memory_bytes()
+    )
+
+
+def alone(cluster: Cluster) -> Cluster:
+    """The same device on cores of its own, with messages that take no time."""
+    levels = [
+        level.but(bandwidth_bytes_s=1e18, latency_s=1e-15).model_dump() for level in cluster.levels
+    ]
+    return cluster.but(
+        device=cluster.device.model_dump(exclude_unset=True), levels=levels, collectives=(),
+        shared_cores=None,
+    )  # fmt: skip
+
+
+def counts(cluster: Cluster, probe: Probe) -> dict[str, float]:
+    """How much of each of the engine's own work, and of modules' time, a probe's mean rank has.
+
+    The cost model is linear in these constants, so each count is its price with that constant alone.
+    """
+    lonely = alone(cluster)
+    machine = measured_step.Machine.of(lonely, probe.job, probe.model, Fabric.of(lonely))
+    assert machine is not None
+    columns = from_layouts([probe.layout])
+    layers = stage_layers(probe.model, columns)
+    micro = np.array([probe.layout.micro_batches(probe.batch)])
+    used = memory(
+        probe.model, probe.job, behaviour(probe.job), columns, layers, micro, process_bytes=0.0
+    )
+
+    def price(engine_s: Mapping[str, float]) -> float:
+        setup = measured_step.Setup(
+            replace(machine, engine_s=engine_s), probe.model, probe.job, columns, layers,
+            strides(columns), micro,
+        )  # fmt: skip
+        return _cpu_s(setup, used)
+
+    base = price({})
+    found = {"modules": base}
+    for name in OWN:
+        amount = price({name: 1.0}) - base
+        if amount > 1e-6:
+            found[name] = amount
+    return found
+
+
+def _cpu_s(setup: measured_step.Setup, used: MemoryColumns) -> float:
+    """Modelled processor time of the mean rank: everything but waiting."""
+    parts, pp = measured_step.stage_parts(setup), int(setup.columns.pp[0])
+    many = {"first": 1.0, "middle": max(pp - 2, 0), "last": float(pp > 1)}
+    work = sum(
+        many[role] * float(forward[0] + backward[0])
+        for role, held in parts.items()
+        for forward, backward in held.values()
+    )
+    update, fixed = measured_step.update_s(setup, used)
+    data = measured_step.data_parallel_s(setup, used)
+    mean = work * float(setup.micro_batches[0]) / pp
+    return mean + float(update[0] + fixed[0] + data[0])
+
+
+def fit_own(cluster: Cluster, done: Sequence[Probed]) -> tuple[dict[str, float], float]:
+    """The engine's constants from probes, and the median error of their processor times."""
+    rows = [counts(cluster, one.probe) for one in done]
+    # Modules count in full; what they take more in a whole step than alone is `cold`.
+    targets = [max(one.cpu_s, 1e-9) for one in done]
+    rest = [target - row["modules"] for target, row in zip(targets, rows, strict=True)]
+    found, error = seconds_per_unit(rows, rest, targets)
+    return {("cold" if name == "modules" else name): value for name, value in found.items()}, error
+
+
+def predicted_s(cluster: Cluster, probe: Probe) -> float:
+    """The cost model's step time of a probe."""
+    return estimate(probe.model, cluster, probe.job, probe.layout).step_time_s

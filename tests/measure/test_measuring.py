@@ -1,0 +1,155 @@
+"""What is measured on real ranks has the shape that the cluster file needs; no times are judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright.cli import run as run_command  # noqa: E402
+from meshwright.costs.measured_step import measured_modules, needed_modules  # noqa: E402
+from meshwright.engine.ranks.processes import RankError, run_ranks  # noqa: E402
+from meshwright.measure import modules as modules_file  # noqa: E402
+from meshwright.measure.assemble import assemble  # noqa: E402
+from meshwright.measure.links import Task, measure_ranks  # noqa: E402
+from meshwright.measure.local import Found, Wanted  # noqa: E402
+from meshwright.measure.modules import Timed, cases, fit  # noqa: E402
+from meshwright.measure.probes import OWN, counts, probes, small  # noqa: E402
+from meshwright.measure.sampling import Sample  # noqa: E402
+from meshwright.specs.cluster import Cluster  # noqa: E402
+from meshwright.specs.clusters import load_cluster  # noqa: E402
+from meshwright.specs.job import RECIPES, Job  # noqa: E402
+from meshwright.specs.models import load_model  # noqa: E402
+from meshwright.specs.writing import write_atomically  # noqa: E402
+
+FACTS = {"date": "2026-01-01", "host": "00000000", "processor": "made up", "cores": 2,
+         "torch": "2.13", "python": "3.11", "meshwright": "0"}  # fmt: skip
+
+
+def recorded(seconds: float = 1e-9, collectives: bool = True) -> Found:
+    """Times that a machine might have given: every unit costs the same. Synthetic."""
+    found = Found(slowdown={1: 1.0, 2: 1.1, 4: 2.2}, process_bytes=2e8, disk={"write_bytes_s": 1e8})
+    for precision in ("fp32", "bf16"):
+        timed = []
+        for case in cases(precision, quick=True):
+            time = seconds * (1e4 + sum(case.forward.values()))
+            timed.append(Timed(case, precision, Sample(time, 0, 5, 0), Sample(2 * time, 0, 5, 0)))
+        found.modules[precision] = fit(timed)
+        found.timings += [
+            {"module": t.case.module, "precision": precision, **t.case.forward,
+             "forward_s": t.forward.median_s, "disturbed": 0, "repeats": 5}
+            for t in timed
+        ]  # fmt: skip
+    if collectives:
+        for members, active in ((4, 4), (2, 4), (2, 2)):
+            for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"):
+                for size in (4096.0, 2.0**20):
+                    found.collectives.append(
+                        {"collective": kind, "members": members, "active": active,
+                         "size_bytes": size, "time_s": 1e-4 + size * active / 4e9, "spread": 0.1}
+                    )  # fmt: skip
+    return found
+
+
+def cluster_of(found: Found) -> Cluster:
+    return assemble(found, FACTS, ranks=4, host_memory=16e9)
+
+
+def test_a_cluster_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    import tomli_w
+
+    cluster = cluster_of(recorded())
+    path = tmp_path / "mine.toml"
+    write_atomically(path, tomli_w.dumps(cluster.plain()))
+    again = load_cluster(str(path))
+    assert again.device.measured == cluster.device.measured
+    assert again.collectives == cluster.collectives
+    assert again.shared_cores == cluster.shared_cores
+    small = load_cluster(f"{path}:1x2")
+    assert (small.nodes, small.gpus_per_node, small.levels[-1].domain) == (1, 2, 2)
+    assert small.device.memory_bytes == pytest.approx(8e9)
+    two = load_cluster(f"{path}:2x8")
+    assert (two.gpus, two.levels[-1].domain) == (16, 16)
+    assert "not measured" in two.source  # links between hosts are the preset's
+
+
+def test_every_module_a_model_needs_is_among_what_is_measured() -> None:
+    found = recorded()
+    for name in ("gpt2", "llama3-8b", "mixtral-8x7b", "qwen3-0.6b"):
+        missing = needed_modules(load_model(name)) - set(found.modules["fp32"])
+        assert not missing, (name, missing)
+
+
+def test_what_was_not_measured_falls_back_on_the_preset_and_is_said() -> None:
+    found = recorded(collectives=False)
+    del found.modules["bf16"]["loss"]
+    found.skipped.append("bf16 loss")
+    cluster = cluster_of(found)
+    assert "bf16 loss" in cluster.source and "messages between ranks" in cluster.source
+    preset = load_cluster("cpu:1x4").levels[0]
+    assert cluster.levels[0].bandwidth_bytes_s == preset.bandwidth_bytes_s
+    model = small(4)
+    job = Job(seq_len=64, global_batch=4, framework="meshwright", precision=RECIPES["bf16"])
+    assert measured_modules(cluster, job, model) is None
+    assert measured_modules(cluster, job.but(precision=RECIPES["fp32"]), model) is not None
+
+
+def test_probes_tell_every_kind_of_own_work_apart() -> None:
+    cluster = cluster_of(recorded())
+    rows = [counts(cluster, one) for n in (1, 2) for one in probes(n, quick=False)]
+    for name in set(OWN) - {"exchange_call"}:
+        assert any(row.get(name, 0.0) > 0 for row in rows), name
+    by_name = {one.name: counts(cluster, one) for one in probes(1, quick=True)}
+    two, eight = by_name["2 layers"], by_name["8 layers"]
+    assert eight["layer"] - two["layer"] == pytest.approx(6.0)
+    assert two["step"] == pytest.approx(1.0) and "unit" not in two
+    assert by_name["4 micro-batches"]["micro_batch"] == pytest.approx(4.0)
+
+
+def test_ranks_measure_links_and_what_they_lose_together() -> None:
+    task = Task(seconds=4.0, sizes=(4096.0, 65536.0), work_s=0.01)
+    heard: list[str] = []
+    results = run_ranks(measure_ranks, 2, task, on_message=lambda _r, m: heard.append(m["what"]))
+    rows, slow = results[0]["rows"], results[0]["slowdown"]
+    assert set(slow) == {1, 2} and all(value > 0 for value in slow.values())
+    assert rows and all(row["time_s"] > 0 and row["members"] == 2 for row in rows)
+    assert heard and results[0]["process_bytes"] > 1e7
+
+
+def _dies(report: object) -> None:
+    import os
+    import time
+
+    if os.environ.get("RANK", "") == "" and torch.distributed.get_rank() == 1:
+        os._exit(9)
+    time.sleep(30)
+
+
+def test_a_lost_rank_is_one_sentence() -> None:
+    with pytest.raises(RankError, match=r"rank 1: the process ended with exit code 9"):
+        run_ranks(_dies, 2, on_message=lambda _r, _m: None, timeout_s=25.0)
+
+
+def test_modules_are_timed_forward_and_backward() -> None:
+    case = next(c for c in cases("fp32", quick=True) if c.module == "rmsnorm")
+    timed = modules_file.run(case, "fp32", 0.01)
+    assert timed.forward.median_s > 0 and timed.backward.median_s > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [(["--precision", "fp8"], "--precision"), (["--ranks", "0"], "ranks")],
+)
+def test_bad_options_are_one_sentence(
+    arguments: list[str], field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run_command(["measure", "-o", str(tmp_path / "x.toml"), *arguments])
+    assert code == 2 and field in capsys.readouterr().err
+    assert not (tmp_path / "x.toml").exists()
+
+
+def test_small_models_are_what_they_say() -> None:
+    assert small(3, 192, 2048).hidden == 192
+    assert Wanted(seconds=1.0, ranks=2, quick=True).precisions == ("fp32", "bf16")
