@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import deepspeed
-from meshwright.imports.bash import beside
+from meshwright.imports.beside import beside
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import megatron
-from meshwright.imports.bash import beside
+from meshwright.imports.beside import beside
 from meshwright.imports.names import guess_model, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.pyfile import Made, Module, Unknown, call_function, functions, parse_module

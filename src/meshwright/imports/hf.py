@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.imports import accelerate, deepspeed
-from meshwright.imports.bash import beside
+from meshwright.imports.beside import beside
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
@@ -19,8 +19,8 @@ from meshwright.specs.foreign import parse_yaml, read_text
 from meshwright.specs.job import OPTIMIZERS, RECIPES
 
 if TYPE_CHECKING:
-    from meshwright.imports.bash import Script
     from meshwright.imports.launch import Launch
+    from meshwright.imports.shell import Script
 
 EDITS = {
     "micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import megatron
-from meshwright.imports.bash import beside
+from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import merged, read_table, resolved, words_to_table
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flags_of, flattened

@@ -7,7 +7,7 @@ import re
 import shlex
 from dataclasses import dataclass, field
 
-from meshwright.imports.bash import Script
+from meshwright.imports.shell import Script
 from meshwright.imports.words import text_of, unmarked, unset
 
 _TRAINERS = re.compile(

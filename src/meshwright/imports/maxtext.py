@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.bash import beside
+from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import read_table, words_to_table
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options

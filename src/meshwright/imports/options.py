@@ -225,11 +225,14 @@ class Missing(SpecError):
     def __init__(self, option: str, name: str, text: str, others: list[str] | None = None) -> None:
         self.missing = name
         self.others = others or []
+        name, _, said = name.partition("=")
         plain = name.lstrip("$")
         if name.isdigit():
             remedy = f'the script takes it as its argument {name}: --args "…" gives all of them; --guess takes what it can'
         elif name.startswith("$"):
             remedy = "this depends on the machine; give the option's value with --set"
+        elif said:
+            remedy = f"{plain} is what {said[:60]} says on the machine: --set {plain}=… gives it; --guess takes what it can"
         else:
             rest = [one for one in self.others if one != name and not one.isdigit()][:8]
             also = f" (also {', '.join(rest)})" if rest else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import maxtext, megatron, torchtitan
-from meshwright.imports.bash import beside
+from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import merged, read_table, resolved
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.bash import beside
+from meshwright.imports.beside import beside
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import bridge, documents, hf, hydra, maxtext, megatron
-from meshwright.imports.bash import Script, beside, read_script
+from meshwright.imports.bash import read_script
+from meshwright.imports.beside import beside
 from meshwright.imports.launch import Launch, find_launch
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell import Script
 from meshwright.imports.words import shown, unmarked
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_json, read_text

@@ -19,6 +19,7 @@ MAX_VALUE = 200_000
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_BLANKS, _NO_BREAK = re.compile(r"\s+"), "\u00a0"
 _SPECIAL = "@*#?$!-0123456789"
 Value = str | list[str]
 
@@ -29,15 +30,18 @@ def unset(text: str) -> list[str]:
 
 
 def mark(name: str) -> str:
-    """The mark of something that the script does not state."""
-    return f"{_OPEN}{name}{_CLOSE}"
+    """The mark of something that the script does not state; no blank in it splits a word."""
+    return f"{_OPEN}{_BLANKS.sub(_NO_BREAK, name)}{_CLOSE}"
 
 
 def shown(text: str) -> str:
     """A text as a person wrote it: marks become `$NAME`."""
-    return _MARK.sub(
-        lambda match: match.group(1) if match.group(1)[:1] == "$" else f"${match.group(1)}", text
-    )
+    return _MARK.sub(lambda match: _spelled(match.group(1)), text).replace(_NO_BREAK, " ")
+
+
+def _spelled(name: str) -> str:
+    bare = name.partition("=")[0]
+    return bare if bare[:1] == "$" else f"${bare}"
 
 
 def unmarked(text: str) -> str:

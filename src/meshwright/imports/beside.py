@@ -1,0 +1,38 @@
+"""Where a file that another file names lies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from meshwright.imports.words import unmarked
+
+_UP = 4
+"""Folders above the script's own in which a file that it includes is looked for."""
+
+
+def beside(folder: Path | None, named: str) -> Path | None:
+    """The file that a script names: in its folder or a few above, by as much of the path as fits.
+
+    Only files below the fourth folder above the script are looked at, never an absolute path.
+    """
+    if folder is None:
+        return None
+    bare = unmarked(named).replace("$PWD", "").strip()
+    parts = [part for part in re.split(r"/+", bare) if part not in ("", ".")]
+    while parts and parts[0] == "..":
+        parts = parts[1:]
+    if not parts or ".." in parts:
+        return None
+    roots = [folder.resolve()]
+    while len(roots) <= _UP and len(roots[-1].parent.parts) > 1:
+        roots.append(roots[-1].parent)
+    for start in range(len(parts)):
+        for root in roots:
+            path = root.joinpath(*parts[start:])
+            try:
+                if path.is_file() and path.resolve().is_relative_to(roots[-1]):
+                    return path
+            except (OSError, ValueError):
+                return None
+    return None

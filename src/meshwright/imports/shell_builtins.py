@@ -1,0 +1,150 @@
+"""The commands of a shell script that change what the rest of it sees."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable
+
+from meshwright.imports.beside import beside
+from meshwright.imports.shell import Command, Script
+from meshwright.imports.shell_tests import test
+from meshwright.imports.words import arithmetic, mark, shown, unmarked
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
+
+
+def include(script: Script, words: list[str]) -> bool | None:
+    """Follow a file that the script includes."""
+    if not words:
+        return None
+    path = beside(script.folder, words[0])
+    if path is None:
+        script.missing.append(shown(words[0]))
+        return False
+    if len(script.included) > 20:
+        raise SpecError("source", shown(words[0]), "too many included files")
+    script.included.append(path)
+    before, name = script.scope.positional, script.scope.name
+    if len(words) > 1:
+        script.scope.positional = words[1:]
+    script.scope.name = str(path)
+    try:
+        script.run_text(read_text(path, "source"))
+    finally:
+        script.scope.positional, script.scope.name = before, name
+    return True
+
+
+def _evaluate(script: Script, words: list[str]) -> bool | None:
+    script.run_text(" ".join(words))
+    return None
+
+
+def _read(script: Script, words: list[str]) -> bool | None:
+    names = [
+        w
+        for i, w in enumerate(words)
+        if not w.startswith("-") and w and words[i - 1] not in ("-d", "-p")
+    ]
+    for name in names:
+        script.scope.variables.setdefault(name, mark(name))
+    return True
+
+
+def _printf(script: Script, words: list[str]) -> bool | None:
+    """`printf -v NAME format values`, and what a plain one prints."""
+    target = ""
+    if words[:1] == ["-v"] and len(words) > 2:
+        target, words = words[1], words[2:]
+    values = iter(words[1:])
+    text = re.sub(r"%[-\d.]*[sdqbif]", lambda _match: next(values, ""), words[0] if words else "")
+    text = text.replace("\\n", "\n").replace("\\t", " ")
+    if target:
+        script.set(target, text)
+    elif script.printed is not None:
+        script.printed.append(text.rstrip("\n"))
+    return True
+
+
+def _shift(script: Script, words: list[str]) -> bool | None:
+    count = int(words[0]) if words and words[0].isdigit() else 1
+    script.scope.positional = script.scope.positional[count:]
+    return True
+
+
+def forget(script: Script, words: list[str]) -> bool | None:
+    """Take variables away, as `unset` does."""
+    for word in words:
+        script.scope.variables.pop(word, None)
+    return True
+
+
+def _ignored(_script: Script, _words: list[str]) -> bool | None:
+    return True
+
+
+def _let(script: Script, words: list[str]) -> bool | None:
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            script.set(name, arithmetic(value, script.scope))
+    return True
+
+
+def _in_shell(script: Script, words: list[str]) -> bool | None:
+    """`bash -c "…"`, and `bash train.sh a b` where that script is at hand."""
+    if "-c" in words and words.index("-c") + 1 < len(words):
+        return _evaluate(script, [words[words.index("-c") + 1]])
+    named = [word for word in words if not word.startswith("-")]
+    if named and beside(script.folder, named[0]) is not None:
+        before = dict(script.scope.variables)
+        found = include(script, [*named, *([""] if len(named) == 1 else [])])
+        script.scope.variables = before
+        return found
+    script.commands.append(Command(["bash", *words]))
+    return None
+
+
+BUILTINS: dict[str, Callable[[Script, list[str]], bool | None]] = {
+    "source": include, ".": include, "eval": _evaluate, "exec": lambda s, w: s.start(w, {}),
+    "printf": _printf,
+    "read": _read, "shift": _shift, "unset": forget, "set": _ignored, "let": _let, "bash": _in_shell,
+    "sh": _in_shell, "nohup": lambda s, w: s.start(w, {}), "time": lambda s, w: s.start(w, {}),
+    "[": lambda s, w: test(s, w[:-1]), "test": lambda s, w: test(s, w),
+}  # fmt: skip
+
+STARTERS = frozenset({
+    "srun", "sbatch", "torchrun", "mpirun", "mpiexec", "singularity", "apptainer", "docker", "podman", "timeout", "numactl",
+    "nsys", "ray", "pdsh", "deepspeed",
+})  # fmt: skip
+"""Commands that start what follows their own options."""
+
+
+def starts_script(script: Script, words: list[str], environment: dict[str, str]) -> bool:
+    """Follow the script that a launcher starts, where it is at hand; the launcher's words come first."""
+    for index, word in enumerate(words[1:], 1):
+        bare = unmarked(word)
+        if word.startswith("-") or not bare.endswith((".sh", ".bash", ".sbatch", ".slurm")):
+            continue
+        text = script.files.get(bare) or script.files.get(posixpath.basename(bare))
+        path = None if text is not None else beside(script.folder, bare)
+        if path is not None and len(script.included) <= 20:
+            script.included.append(path)
+            text = read_text(path, "script")
+        if text is None:
+            continue
+        before = len(script.commands)
+        scope = script.scope
+        kept, positional = dict(scope.variables), scope.positional
+        scope.variables |= environment
+        scope.positional = words[index + 1 :]
+        try:
+            script.run_text(text)
+        finally:
+            scope.variables, scope.positional = kept, positional
+        ahead = words[: index - 1] if words[index - 1] in ("bash", "sh") else words[:index]
+        for command in script.commands[before:]:
+            command.words = [*ahead, *command.words]
+        return len(script.commands) > before
+    return False

@@ -1,0 +1,121 @@
+"""Decide the tests of a shell script (`[ … ]`, `[[ … ]]`) where the script says enough."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meshwright.imports.shell import Script, raw
+from meshwright.imports.words import arithmetic, expand_text, mark, unmarked, unset
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+
+def test_command(script: Script, node: Node) -> bool | None:
+    """Decide a test in brackets; None where it depends on the machine."""
+    text = raw(node).strip()
+    if text.startswith("(("):
+        made = arithmetic(text[2:-2], script.scope)
+        return None if unset(made) else made not in ("0", "")
+    inner = text[2:-2] if text.startswith("[[") else text[1:-1]
+    words: list[str] = []
+    for token in re.findall(
+        r"(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\{[^}]*\}|\$\((?:[^()]|\([^()]*\))*\)|[^\s\"'])+", inner
+    ):
+        if token in ("&&", "||", "!", "(", ")", "==", "=", "!=", "=~", "<", ">") or re.fullmatch(
+            r"-\w+", token
+        ):
+            words.append(token)
+        else:
+            words.append(expand_text(token, script.scope))
+    return test(script, words)
+
+
+def test(script: Script, words: list[str]) -> bool | None:
+    """Decide a test as `[` does; None where it depends on the machine or on what is not stated."""
+    for operator, joined in (("||", "-o"), ("&&", "-a")):
+        for index, word in enumerate(words):
+            if word in (operator, joined) and index:
+                one, other = test(script, words[:index]), test(script, words[index + 1 :])
+                if operator == "||":
+                    return True if one or other else None if None in (one, other) else False
+                return False if False in (one, other) else None if None in (one, other) else True
+    if words and words[0] == "!":
+        inner = test(script, words[1:])
+        return None if inner is None else not inner
+    if len(words) == 1:
+        return bool(unmarked(words[0])) or None if unset(words[0]) else bool(words[0])
+    if len(words) == 2:
+        operator, value = words
+        if operator in ("-z", "-n"):
+            empty = not unmarked(value)
+            return empty == (operator == "-z")
+        if operator == "-v":
+            return script.scope.get(value) is not None
+        return None
+    if len(words) != 3:
+        return None
+    left, operator, right = words
+    if operator in _NUMERIC:
+        if left.lstrip("-").isdigit() and right.lstrip("-").isdigit() and len(left + right) < 40:
+            return _NUMERIC[operator](int(left), int(right))
+        return None
+    if script.guessing and operator in ("=", "==") and take(script, left, right):
+        return True
+    if (unset(left) and not unmarked(left)) or (unset(right) and not unmarked(right)):
+        # An unset name equals nothing but an empty text.
+        if operator in ("=", "==", "!="):
+            plain = unmarked(left) == unmarked(right)
+            return plain == (operator != "!=") if not (left and right) else None
+        return None
+    if operator in ("=", "=="):
+        return fnmatch.fnmatchcase(left, right) if right else not left
+    if operator == "!=":
+        return not fnmatch.fnmatchcase(left, right)
+    if operator == "=~":
+        try:
+            return (
+                re.search(right, left) is not None if len(right) < 60 and len(left) < 200 else None
+            )
+        except re.error:
+            return None
+    return None
+
+
+def take(script: Script, left: str, right: str) -> bool:
+    """Give a name that nothing states the first text that it is compared with."""
+    names = unset(left)
+    if (
+        len(names) != 1
+        or unmarked(left)
+        or not right
+        or unset(right)
+        or names[0][:1] == "$"
+        or "=" in names[0]
+    ):
+        return False
+    name = names[0]
+    if name in script.guesses:
+        return script.guesses[name] == right
+    script.guesses[name] = right
+    if name.isdigit():
+        place = int(name)
+        script.scope.positional += [
+            mark(str(i + 1)) for i in range(len(script.scope.positional), place)
+        ]
+        script.scope.positional[place - 1] = right
+    for known, value in list(script.scope.variables.items()):
+        if value == left:
+            script.scope.variables[known] = right
+    if not name.isdigit():
+        script.scope.variables[name] = right
+    return True
+
+
+_NUMERIC: dict[str, Callable[[int, int], bool]] = {
+    "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
+}  # fmt: skip
