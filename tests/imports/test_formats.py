@@ -244,3 +244,109 @@ def test_olmo_is_not_taken_for_llm_foundry():
         "OLMo YAML", "rope", True, 8192,
     )  # fmt: skip
     assert (back.layout.zero, back.job.global_batch, back.layout.micro_batch) == (2, 512, 4)
+
+
+def test_a_json_after_another_option_is_not_the_run(tmp_path):
+    """`--deepspeed zero2.json` names one part of a run; its other options count all the same."""
+    (tmp_path / "zero2.json").write_text(
+        json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}})
+    )
+    (tmp_path / "data.json").write_text("{}")
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "deepspeed --num_gpus 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --data_path data.json "
+        "--deepspeed ./scripts/zero2.json --per_device_train_batch_size 16 --gradient_accumulation_steps 2 "
+        "--model_max_length 2048 --gradient_checkpointing True --bf16 True\n"
+    )
+    back = import_file(script, H8)
+    assert (back.model.name, back.job.seq_len, back.job.global_batch) == ("llama2-7b", 2048, 256)
+    assert (back.layout.zero, back.layout.micro_batch, back.layout.recompute) == (2, 16, "full")
+
+
+def test_a_performance_recipe_inside_a_script_that_the_script_writes():
+    """What `torchrun --no-python bash worker.sh` starts is in the text that the script itself writes."""
+    text = (
+        'worker=$(cat <<- EOM\n  if [ "\\$RANK" -eq "0" ]; then\n    env\n  fi\n  python run_script.py '
+        "--model_family_name llama --model_recipe_name llama31_405b --gpu gb200 --num_gpus 128 --gpus_per_node 4 "
+        "--compute_dtype fp8_cs --seq_length 8192 --global_batch_size 64 --micro_batch_size 1 "
+        "--tensor_model_parallel_size 4 --pipeline_model_parallel_size 8 --virtual_pipeline_model_parallel_size 4 "
+        '--context_parallel_size 2\nEOM\n)\necho "$worker" > worker.sh\n'
+        'torchrun --nproc-per-node="4" --nnodes="32" --no-python bash worker.sh\n'
+    )
+    back = import_text(text, "launcher.sh", Given())
+    layout = back.layout
+    assert (back.model.name, back.cluster.gpus) == ("llama3.1-405b", 128)
+    assert (layout.tp, layout.pp, layout.cp, layout.dp, layout.virtual_stages) == (4, 8, 2, 2, 4)
+    assert layout.sequence_parallel
+    assert back.job.precision.compute == "fp8"
+
+
+def test_a_program_of_ones_own_is_read_by_usual_names_and_says_so():
+    text = (
+        "#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\nsrun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=8 "
+        "train.py --max_context_width=8192 --num_key_value_heads=8 --intermediate_size=28672 --hidden_width=8192 "
+        "--num_layers=80 --num_heads=64 --model_type=llama_v3 --train_batch_size=1 --lr=1e-4 --max_steps=30 "
+        "--sharding_strategy=full --offload_activations=1 --activation_checkpointing=1\n"
+    )
+    back = import_text(text, "x.sbatch", Given(cluster=load_cluster("h100:4x8")))
+    assert (back.model.layers, back.model.kv_heads, back.model.ffn, back.model.gated) == (
+        80,
+        8,
+        28672,
+        True,
+    )
+    assert (back.layout.zero, back.layout.recompute, back.offload) == (3, "full", {"activations"})
+    assert (back.job.seq_len, back.job.global_batch) == (8192, 32)
+    assert any("no framework's own" in note for note in back.notes)
+    with pytest.raises(SpecError, match="is not known"):
+        import_text(
+            "python run_model.py --model llama2-70b --batch-size 8 --gen-len 32", "x.sh", H8
+        )
+
+
+def test_flagscale_tables_are_megatron_arguments(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "small.yaml").write_text(
+        "system:\n  tensor_model_parallel_size: 2\n  sequence_parallel: true\n  use_distributed_optimizer: true\n"
+        "  precision:\n    bf16: true\nmodel:\n  num_layers: 8\n  hidden_size: 1024\n  num_attention_heads: 8\n"
+        "  group_query_attention: true\n  num_query_groups: 2\n  swiglu: true\n  seq_length: 2048\n"
+        "  micro_batch_size: 1\n  global_batch_size: 16\n  optimizer:\n    lr: 1e-4\n"
+        "data:\n  tokenizer:\n    vocab_size: 32000\n"
+    )
+    top = tmp_path / "train.yaml"
+    top.write_text(
+        "defaults:\n- train: small\nexperiment:\n  task:\n    type: train\n    backend: megatron\n"
+        "  runner:\n    nnodes: 1\n    nproc_per_node: 8\n"
+    )
+    for path in (top, tmp_path / "train" / "small.yaml"):
+        back = import_file(path, H8)
+        assert (back.model.layers, back.model.kv_heads, back.model.vocab) == (8, 2, 32000)
+        assert (
+            back.layout.tp,
+            back.layout.dp,
+            back.layout.zero,
+            back.layout.sequence_parallel,
+        ) == (2, 4, 1, True)
+    with pytest.raises(SpecError, match="does not train"):
+        import_text("experiment:\n  task:\n    type: serve\n", "serve.yaml", H8)
+
+
+@pytest.mark.parametrize("name", ["mcore_distributed_optim", "fused_adam", "FusedAdamW", "distributed_fused_adam",
+                                  "apex_fused_adam", "DeepSpeedCPUAdam", "adamw_torch_fused"])  # fmt: skip
+def test_where_an_optimizer_runs_is_no_part_of_its_state(name):
+    from meshwright.imports.recipes import optimizer_named
+
+    assert optimizer_named(name, "optimizer").name == "adamw"
+    assert optimizer_named("FusedLamb", "optimizer").name == "lamb"
+
+
+def test_torchtune_ppo_is_not_deepspeed():
+    text = (
+        "# tune run ppo_full_finetune_single_device --config mistral/7B_full_ppo\n"
+        "tokenizer:\n  _component_: torchtune.models.mistral.mistral_tokenizer\n  max_seq_len: 512\n"
+        "policy_model:\n  _component_: torchtune.models.mistral.mistral_7b\n"
+        "optimizer:\n  _component_: torch.optim.AdamW\nbatch_size: 8\ngradient_accumulation_steps: 4\ndtype: bf16\n"
+    )
+    back = import_text(text, "x.yaml", Given(model=load_model("mistral-7b"), guess=True))
+    assert back.format == "torchtune YAML"
+    assert (back.layout.world, back.layout.micro_batch, back.job.seq_len) == (1, 8, 512)

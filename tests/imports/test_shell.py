@@ -81,3 +81,26 @@ def test_any_text_is_followed_or_refused(text):
         read_script(text)
     except SpecError as error:
         assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_what_a_job_knows_and_what_the_machine_says():
+    text = (
+        "#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\nN=$(nvidia-smi -L | wc -l)\n"
+        "prog --world $((SLURM_JOB_NUM_NODES * SLURM_GPUS_ON_NODE)) --local $N\n"
+    )
+    words = read_script(text).commands[0].words
+    assert words[:3] == ["prog", "--world", "32"]
+    assert unmarked(words[4]) == "" and "N=" in words[4]
+    assert read_script(text, given={"N": "8"}).commands[0].words[4] == "8"
+
+
+def test_a_script_that_a_launcher_starts_is_followed(tmp_path):
+    (tmp_path / "work.sh").write_text('case $1 in --lr) LR="$2";; esac\npython train.py --lr $LR\n')
+    text = "srun --nodes=2 ./jobs/work.sh --lr 3\nsrun ./again.sh\n"
+    (tmp_path / "again.sh").write_text("srun ./again.sh\n")
+    commands = read_script(text, "run.sh", tmp_path).commands
+    assert commands[0].words == ["srun", "--nodes=2", "python", "train.py", "--lr", "3"]
+
+
+def test_a_place_left_to_the_reader_is_no_redirection():
+    assert read_script("export DATA=<your data>\nN=2\nprog $DATA $N\n").commands[0].words[-1] == "2"

@@ -36,6 +36,7 @@ from meshwright.imports.words import (
     expand_text,
     expand_words,
     mark,
+    shown,
     simple_output,
     text_of,
     unmarked,
@@ -259,6 +260,11 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
             script.set(name, value)
         return True
     name = words[0]
+    if name.startswith("--") and script.commands and script.printed is None:
+        # The line before it lacks its backslash; bash would fail here, the author meant one command.
+        script.commands[-1].words += words
+        script.doubts.append(f"the line before {shown(name)[:40]} lacks a backslash at its end")
+        return None
     builtin = BUILTINS.get(name)
     if builtin is not None:
         return builtin(script, words[1:])

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import megatron
 from meshwright.imports.beside import beside
+from meshwright.imports.megatron import read as read_flags
 from meshwright.imports.names import guess_model, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.pyfile import Made, Module, Unknown, call_function, functions, parse_module
@@ -46,7 +46,7 @@ def read_words(program: str, words: list[str], given: Given, folder: Path | None
             "_", "-"
         )
         model = model or model_named(named)
-    reading = _megatron({**base, **flags}, given, model, named, "Megatron-Bridge overrides")
+    reading = megatron({**base, **flags}, given, model, named, "Megatron-Bridge overrides")
     if recipe and not base and "num-layers" not in flags:
         reading.note(
             f"the recipe {recipe} is not here: only what the overrides say is read", "--recipe"
@@ -59,7 +59,7 @@ def read_words(program: str, words: list[str], given: Given, folder: Path | None
 
 _TABLES = ("model", "train", "optimizer", "ddp", "dist", "dataset", "checkpoint", "tokenizer", "scheduler", "comm_overlap", "rng",
            "logger", "validation", "profiling", "mixed_precision", "peft", "inprocess_restart", "ft", "straggler")  # fmt: skip
-_RENAMED = {
+RENAMED = {
     "num-moe-experts": "num-experts", "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
     "sequence-length": "seq-length", "seq-len": "seq-length", "cpu-offloading": "cpu-offloading",
 }  # fmt: skip
@@ -94,7 +94,7 @@ def flags_of(words: list[str]) -> dict[str, Any]:
         if field == "mixed_precision":
             _mixed(flags, value)
         elif not _special(flags, field, value) and table not in _SILENT:
-            flag = _RENAMED.get(name.replace("_", "-"), name.replace("_", "-"))
+            flag = RENAMED.get(name.replace("_", "-"), name.replace("_", "-"))
             _set(flags, flag, value)
     if "num-query-groups" in flags:
         flags["group-query-attention"] = True
@@ -192,7 +192,7 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
         raise SpecError("--config", chosen, "what this function returns cannot be followed")
     flags, named = _fields(made)
     model = given.model or (model_named(named) if named else None)
-    reading = _megatron(flags, given, model, named, f"Megatron-Bridge recipe {chosen}")
+    reading = megatron(flags, given, model, named, f"Megatron-Bridge recipe {chosen}")
     if "peft" in chosen or "lora" in chosen:
         rank = made.get("peft.dim")
         adapters(reading, rank=rank if isinstance(rank, int) else 32)
@@ -223,7 +223,7 @@ def _fields(made: Made) -> tuple[dict[str, Any], str]:
         part = made.fields.get(table)
         values = part.fields if isinstance(part, Made) else part if isinstance(part, dict) else {}
         for key, value in values.items():
-            if isinstance(value, (Made, Unknown, dict)) or value is None:
+            if not isinstance(value, (str, int, float, list, tuple)):
                 if isinstance(value, Unknown) and value.text.startswith("torch."):
                     words.append(f"{table}.{key}={value.text.removeprefix('torch.')}")
                 continue
@@ -272,29 +272,43 @@ def _hub(model: Any) -> str:
     return ""
 
 
-def _megatron(
+def guess_or_ask(named: str, given: Given) -> Model:
+    """A typical model of the size that a recipe's name states, where guesses are taken.
+
+    Raises:
+        SpecError: they are not, or the name states no size.
+    """
+    guessed = guess_model(named) if named else None
+    if guessed is not None and given.guess:
+        return guessed
+    offer = (
+        f" (a guess by its size: --model {guessed.name.removeprefix('typical-')}, taken with --guess)"
+        if guessed
+        else ""
+    )
+    raise SpecError("--model", None, f"the recipe names {named or 'a model'}, which is no preset: "
+                    f"give a preset, its config.json or a size{offer}")  # fmt: skip
+
+
+def megatron(
     flags: dict[str, Any], given: Given, model: Model | None, named: str, title: str
 ) -> Reading:
+    """Read Megatron-LM flags with the defaults of Megatron-Bridge.
+
+    Raises:
+        SpecError: a value that cannot be, or no model.
+    """
     for flag in ("attention-dropout", "hidden-dropout"):
         flags.setdefault(flag, "0.0")
     flags.setdefault("use-distributed-optimizer", True)
     if model is None and "num-layers" not in flags:
-        guessed = guess_model(named) if named else None
-        if guessed is None or not given.guess:
-            offer = (
-                f" (a guess by its size: --model {guessed.name.removeprefix('typical-')}, taken with --guess)"
-                if guessed
-                else ""
-            )
-            raise SpecError("--model", None, f"the recipe names {named or 'a model'}, which is no preset: "
-                            f"give a preset, its config.json or a size{offer}")  # fmt: skip
-        model = guessed
+        model = guess_or_ask(named, given)
     if model is not None and "num-layers" not in flags:
         from dataclasses import replace
 
         given = replace(given, model=model)
     options = Options(flags, "--")
-    reading = megatron.read(options, given, title)
+    reading = read_flags(options, given, title)
     reading.options = {
         key: value.lstrip("-").replace("-", "_") for key, value in reading.options.items()
     }

@@ -166,7 +166,18 @@ def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cl
     world = reading.world() or reading.dp * _inner(reading)
     per_host = min(8, reading.per_host or world or 8)
     hosts = max(1, -(-(world or 8) // per_host)) if world or not reading.hosts else reading.hosts
+    if not world and not reading.hosts:
+        per_host = _divides(reading, per_host)
     offer = f"{reading.device or 'h100'}:{hosts}x{per_host}"
+    if reading.device:
+        try:
+            known = load_cluster(offer)
+        except SpecError:
+            offer = f"h100:{hosts}x{per_host}"
+            reading.note(f"it runs on {reading.device}, which is no preset", "--cluster")
+        else:
+            if world:
+                return known
     if given.guess:
         reading.guess("--cluster", f"the file does not say what it runs on; {offer} is taken")
         return load_cluster(offer)
@@ -175,6 +186,15 @@ def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cl
         "--cluster", None, f"say what it runs on{hint}, as {offer} (a guess, taken with --guess)"
     ))  # fmt: skip
     return None
+
+
+def _divides(reading: Reading, most: int) -> int:
+    """Devices of one host whose replicas share the batch that the file states evenly."""
+    batch, micro, inner = reading.global_batch, reading.micro_batch or 1, _inner(reading)
+    if not batch or batch % micro or inner > most:
+        return most
+    replicas = next((n for n in range(most // inner, 0, -1) if batch // micro % n == 0), 1)
+    return replicas * inner
 
 
 def _inner(reading: Reading) -> int:

@@ -31,6 +31,9 @@ def is_config(data: dict[str, Any]) -> bool:
         "parallelism",
         "pipe_parallel_size",
         "finetuning_type",
+        "tokenizer",
+        "policy_model",
+        "dataset",
     }
     return bool(keys & set(_KEYS)) and not keys & others
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from meshwright.imports import (
     accelerate,
     axolotl,
     deepspeed,
+    flagscale,
     hf,
     hydra,
     llama_factory,
@@ -50,7 +52,8 @@ def read(
     data = _parsed(text, name)
     if isinstance(stamped := data.get(STAMP_KEY), dict):
         stamp = read_stamp("\n".join(str(value) for value in stamped.values()))
-    if "apiVersion" in data or ("run" in data and isinstance(data["run"], str)):
+    started = any(isinstance(data.get(key), str) for key in ("run", "command"))
+    if "apiVersion" in data or (started and not llm_foundry.is_config(data)):
         return _cloud(data, name, given, stamp, folder)
     overrides = overrides or []
     if deepspeed.is_config(data):
@@ -63,12 +66,14 @@ def read(
         return megatron_yaml.read(data, given), stamp
     if primus.is_config(data):
         return primus.read(data, given, folder), stamp
+    if flagscale.is_config(data):
+        return flagscale.read(data, given, folder), stamp
     if "base_model" in data:
         return axolotl.read(data, given, folder), stamp
     if llama_factory.is_config(data):
         return llama_factory.read(data, given, folder), stamp
     if "_component_" in text and torchtune.is_config(data):
-        return torchtune.read(data, given, overrides), stamp
+        return torchtune.read(data, given, overrides, text), stamp
     if nemo.is_rl(data):
         return nemo.read_rl(data, given, folder), stamp
     if nemo.is_config(data):
@@ -87,6 +92,10 @@ def read(
         return neox.read(data, given), stamp
     if hf.is_trainer(data):
         return hf.read(data, given, folder, _trainer_title(data)), stamp
+    if any("layer_cls_to_wrap" in str(key) for key in data):
+        raise SpecError(
+            "file", name, "is what --fsdp_config names: import the command that names it"
+        )
     raise SpecError(
         "file", name, "no known format; a training script, recipe, log or configuration of a known "
         "framework is expected",
@@ -165,18 +174,61 @@ def _cloud(
     """The command inside a Kubernetes object or a SkyPilot task."""
     from meshwright.imports import scripts
 
-    if isinstance(data.get("run"), str):
-        script = data["run"]
-    else:
-        found = _command(data)
-        if found is None:
-            raise SpecError("file", name, "no container with a command was found")
-        script = found
-    return scripts.read(script, name, given, folder, stamp)
+    script = next((data[key] for key in ("run", "command") if isinstance(data.get(key), str)), None)
+    if script is None:
+        script = next(iter(sorted(_commands(data), key=_training, reverse=True)), None)
+    if script is None:
+        raise SpecError("file", name, "no container with a command was found")
+    reading, found = scripts.read(script, name, given, folder, stamp)
+    _size(data, reading)
+    return reading, found
 
 
-def _command(data: Any) -> str | None:
-    """The last word of the first `command` (or `args`) list, depth first; aliases once."""
+_SIZES = {
+    "hosts": ("numNodes", "num_nodes", "parallelism", "completions", "replicas", "nodes"),
+    "per_host": ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpus_per_node"),
+}  # fmt: skip
+
+
+def _training(command: str) -> int:
+    """How much a container's command looks like training, beside those that fetch models or data."""
+    return len(
+        re.findall(r"torchrun|accelerate|deepspeed|train|tune|--\w|maxtext", command.lower())
+    )
+
+
+def _size(data: Data, reading: Reading) -> None:
+    """Hosts and devices of a host as a Kubernetes object or a job's table says them, where the command does not."""
+    found: dict[str, list[int]] = {"hosts": [], "per_host": []}
+    for key, value in _entries(data):
+        for what, names in _SIZES.items():
+            if key in names and str(value).isdigit() and 0 < int(value) < 100_000:
+                found[what].append(int(value))
+    if not reading.world() and found["per_host"]:
+        reading.per_host = max(found["per_host"])
+        reading.hosts = reading.hosts or max(found["hosts"], default=1)
+    gpus = data.get("compute", {}).get("gpus") if isinstance(data.get("compute"), dict) else None
+    if isinstance(gpus, int) and not reading.world():
+        reading.devices = gpus
+
+
+def _entries(data: Any) -> Iterator[tuple[str, Any]]:
+    """Every name and plain value of nested tables, once."""
+    waiting, seen = [data], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or not isinstance(value, (dict, list)):
+            continue
+        seen.add(id(value))
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(inner, (dict, list)):
+                waiting.append(inner)
+            else:
+                yield str(key), inner
+
+
+def _commands(data: Any) -> Iterator[str]:
+    """The last word of every `command` or `args` list that holds a script, else all its words."""
     waiting, seen = [data], set[int]()
     while waiting:
         value = waiting.pop()
@@ -191,6 +243,6 @@ def _command(data: Any) -> str | None:
                 if isinstance(value.get(key), list)
             ]
             if words:
-                return str(words[-1]) if " " in str(words[-1]) else " ".join(map(str, words))
+                last = str(words[-1])
+                yield last if " " in last and len(last) > 40 else " ".join(map(str, words))
         waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
-    return None

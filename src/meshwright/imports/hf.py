@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.imports import accelerate, deepspeed
 from meshwright.imports.beside import beside
+from meshwright.imports.names import refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
@@ -143,7 +144,10 @@ def fill(
     reading.model = given.model
     reading.model_name = reading.model_name or options.loose(
         "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",
+        "config_name",
     )  # fmt: skip
+    if reading.model is None:
+        refuse_other(reading.model_name)
     micro = options.whole(
         "per_device_train_batch_size", "per_device_batch_size", "micro_train_batch_size"
     )
@@ -205,6 +209,10 @@ def _sharding(
     if isinstance(named, str) and named not in ("", "none", "null"):
         _deepspeed(named, reading, given, folder, script)
     stage = options.whole("deepspeed_stage", default=-1, least=-1)
+    if stage < 0 and options.has("zero_stage"):
+        stage = options.whole("zero_stage")
+        if options.flag("offload"):
+            reading.offload |= {"optimizer", "parameters"} if stage == 3 else {"optimizer"}
     if stage >= 0:
         reading.layout["zero"] = min(stage, 3)
         reading.job["framework"] = "deepspeed"
@@ -226,6 +234,8 @@ def _sharding(
                 reading.offload |= {"optimizer", "parameters"}
             if name == "TRUE":
                 reading.layout["zero"] = 3
+    if isinstance(options.values.get("fsdp_config"), str):
+        _fsdp_file(options, reading, folder)
     if options.flag("fsdp_config.activation_checkpointing"):
         reading.layout["recompute"] = "full"
     for name in list(options.values):
@@ -252,6 +262,28 @@ def _sharding(
         reading.layout["cp"] = sp
     if tp > 1 and not options.has("vllm_num_engines"):
         reading.layout["tp"] = tp
+
+
+def _fsdp_file(options: Options, reading: Reading, folder: Path | None) -> None:
+    """The JSON that `--fsdp_config` names, or is."""
+    from meshwright.specs.foreign import parse_json
+
+    named = options.loose("fsdp_config")
+    text = named
+    if not named.lstrip().startswith("{"):
+        path = beside(folder, named)
+        if path is None:
+            reading.guess("fsdp_config", f"{named[-60:]} is not here; what it says is left out")
+            return
+        text = read_text(path, "fsdp_config")
+    data = parse_json(text, "fsdp_config", named)
+    if isinstance(data, dict):
+        fields = Options({str(key).removeprefix("fsdp_"): value for key, value in data.items()})
+        options.values |= {
+            f"fsdp_config.{key}": value for key, value in fields.values.items() if key != "version"
+        }
+        if fields.flag("offload_params", "cpu_offload"):
+            reading.offload |= {"optimizer", "parameters"}
 
 
 def _deepspeed(
@@ -317,15 +349,20 @@ def _memory(options: Options, reading: Reading) -> None:
 
 def _adapters(options: Options, reading: Reading) -> None:
     asked = options.flag(
-        "use_peft", "use_lora", "lora", "lora_enable", default=options.has("lora_r", "lora_rank")
+        "use_peft",
+        "use_lora",
+        "lora",
+        "lora_enable",
+        "use_peft_lora",
+        default=options.has("lora_r", "lora_rank"),
     )
     rank = options.whole("lora_r", "lora_rank", "q_lora_r", default=16)
-    four = options.flag("load_in_4bit", "q_lora", "use_qlora")
+    four = options.flag("load_in_4bit", "q_lora", "use_qlora", "use_4bit_quantization", "use_4bit")
     bits = (
         4
         if four
         else 8
-        if options.flag("load_in_8bit")
+        if options.flag("load_in_8bit", "use_8bit_quantization", "use_8bit")
         else options.whole("quantization_bit", "quant_bits", "bits")
     )
     if asked or four:

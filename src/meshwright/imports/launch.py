@@ -16,7 +16,7 @@ _TRAINERS = re.compile(
 )
 _OTHER = re.compile(
     r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|preprocess|merge|export|serve|server|prune|"
-    r"quantiz|analy[sz]e|download|prompt|retriev|index|tasks/main|checkpoint_util|trim|conver|hf2|2hf|tokeniz)",
+    r"get_reward|annotat|__editable__|quantiz|analy[sz]e|download|prompt|retriev|index|tasks/main|checkpoint_util|trim|conver|hf2|2hf|tokeniz)",
     re.IGNORECASE,
 )
 _MODULES = (
@@ -206,7 +206,15 @@ def _count(script: Script, launch: Launch) -> None:
     option = launch.option
     hosts = whole(option("nnodes", "num-nodes", "num-machines", "nodes", "N", "num-hosts"))
     per_host = whole(
-        option("nproc-per-node", "num-gpus", "gpus-per-node", "gpus", "nproc_per_node")
+        option(
+            "nproc-per-node",
+            "num-gpus",
+            "gpus-per-node",
+            "gpus",
+            "gpus-per-task",
+            "npernode",
+            "gres",
+        )
     )
     include = option("include")
     if include.startswith("localhost:"):

@@ -63,6 +63,9 @@ def read(
     fields |= _recompute(options, reading, fields["virtual_stages"])
     reading.micro_batch = options.whole("micro-batch-size", "batch-size")
     reading.global_batch = options.whole("global-batch-size")
+    if not reading.global_batch and "step-batch-size-schedule" in options:
+        sizes = re.findall(r":(\d{1,7})", options.loose("step-batch-size-schedule"))
+        reading.global_batch = int(sizes[-1]) if sizes else 0
     reading.accumulation = 1 if not reading.global_batch else 0
     reading.seq_len = options.whole(
         "seq-length", "max-seq-length", "max-length", "encoder-seq-length"
@@ -257,6 +260,12 @@ def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, An
             return {"recompute": "none"}
         granularity = "full"
     if granularity == "none":
+        return {"recompute": "none"}
+    if granularity in ("mlp", "moe", "mlp_layer"):
+        reading.unmodelled(
+            "--recompute-granularity",
+            f"only the {granularity} is recomputed; the estimate keeps all",
+        )
         return {"recompute": "none"}
     if granularity not in ("full", "selective"):
         raise SpecError("--recompute-granularity", granularity, "full or selective is expected")

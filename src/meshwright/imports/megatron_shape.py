@@ -177,7 +177,9 @@ def _kv_heads(options: Options, heads: int) -> int:
 
 
 def _latent(options: Options) -> dict[str, int] | None:
+    names = ("q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim")
     if not options.flag("multi-latent-attention"):
+        options.raw(*names)  # what a table of defaults carries for models that have it
         return None
     options.raw("kv-channels")
     return {
@@ -224,7 +226,7 @@ def _vocabulary(options: Options, reading: Reading) -> int:
         "tokenizer-type", default="gpt2bpetokenizer" if "merge-file" in options else ""
     )
     if tokenizer in _TOKENIZERS:
-        return _TOKENIZERS[tokenizer] + extra
+        return _in_name(options, reading, _TOKENIZERS[tokenizer]) + extra
     named = options.loose("tokenizer-model", "tokenizer-name-or-path", "hf-tokenizer-path", "patch-tokenizer-type",
                           "load", "hf-checkpoint")  # fmt: skip
     alike = model_named(named) if named else None
@@ -234,11 +236,31 @@ def _vocabulary(options: Options, reading: Reading) -> int:
     return size + extra
 
 
+def _in_name(options: Options, reading: Reading, usual: int) -> int:
+    """The size that a vocabulary's path says, where it says another than its tokenizer usually has."""
+    path = options.loose("vocab-file", "tokenizer-model")
+    sizes = [int(one) for one in re.findall(r"(?<!\d)\d{5,6}(?!\d)", path)]
+    sizes += [
+        1024 * int(one) for one in re.findall(r"(?<![\da-z])(\d{2,3})k(?![a-z\d])", path.lower())
+    ]
+    told = next((size for size in sizes if 10_000 <= size <= 400_000), 0)
+    if not told or told == usual:
+        return usual
+    reading.guess("--model", f"the vocabulary is in {path[-60:]}; {told}, by its name, is taken")
+    return told
+
+
 def _experts(
     options: Options, reading: Reading, layers: int, ffn: int, biased: bool, dialect: str
 ) -> dict[str, Any] | None:
     said = options.raw("num-experts", "moe-num-experts")
     if said is None:
+        options.raw(
+            "moe-layer-freq",
+            "moe-router-topk",
+            "moe-ffn-hidden-size",
+            "moe-shared-expert-intermediate-size",
+        )
         return None
     counts = [
         int(one)

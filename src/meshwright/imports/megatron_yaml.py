@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.imports import megatron
+from meshwright.imports.bridge import RENAMED
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
@@ -12,6 +13,9 @@ from meshwright.imports.words import unset
 from meshwright.specs.errors import SpecError
 
 _TABLES = ("MODEL_ARGS", "model_args", "args", "TRAINING_ARGS")
+
+
+_STRATEGY = "trainer.strategy."
 
 
 def is_config(data: dict[str, Any]) -> bool:
@@ -22,7 +26,7 @@ def is_config(data: dict[str, Any]) -> bool:
 def _arguments(data: dict[str, Any]) -> dict[str, Any] | None:
     for name in _TABLES:
         table = data.get(name)
-        if isinstance(table, dict) and any(str(key).startswith("--") for key in table):
+        if isinstance(table, dict) and any(str(key).startswith(("--", _STRATEGY)) for key in table):
             return table
     if any(str(key).startswith("--") for key in data):
         return data
@@ -40,6 +44,8 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         if str(data.get(key, "")).lower() == "inference":
             raise SpecError(key, data[key], "an inference run; a training run is expected")
     arguments = _arguments(table) or {}
+    if not any(str(name).startswith("--") for name in arguments):
+        return _nemo(arguments, given)
     flags = {
         str(name).lstrip("-").replace("_", "-"): value
         for name, value in arguments.items()
@@ -51,4 +57,26 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading = megatron.read(Options(flags, "--"), given, "Megatron-LM YAML")
     if missing:
         reading.note(f"left to the environment: {', '.join(missing[:6])} (--set gives them)")
+    return reading
+
+
+def _nemo(arguments: dict[str, Any], given: Given) -> Reading:
+    """Overrides of a NeMo 2 recipe with dotted names: `trainer.strategy.tensor_model_parallel_size`."""
+    flags: dict[str, Any] = {"bf16": True, "attention-dropout": 0.0, "hidden-dropout": 0.0,
+                             "use-distributed-optimizer": True}  # fmt: skip
+    for name, value in arguments.items():
+        where, _, field = str(name).rpartition(".")
+        if where in ("trainer.strategy", "data", "model.config") and value is not False:
+            flag = field.replace("_", "-")
+            flags[RENAMED.get(flag, flag)] = value
+    if given.model is None and "num-layers" not in flags:
+        raise SpecError(
+            "--model", None, "this format does not describe the model: name it, as llama3-8b"
+        )
+    reading = megatron.read(Options(flags, "--"), given, "NeMo 2 overrides")
+    for name, size in (("trainer.num_nodes", "hosts"), ("trainer.devices", "per_host")):
+        count = arguments.get(name)
+        if isinstance(count, int) and count > 0:
+            setattr(reading, size, count)
+    reading.job["framework"] = "nemo"
     return reading

@@ -19,6 +19,35 @@ _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:[._]\d+)?)\s*([bmt])(?![a-z0-9])", re.
 _EXPERTS = re.compile(r"\d+x\d|-a\d+(\.\d+)?b", re.IGNORECASE)
 
 
+_ENCODERS = re.compile(
+    r"(?:^|[_-])(?:esm2?|bert|roberta|deberta|t5|flan|bart|vit|clip|whisper|electra)(?:[_-]|\d|$)",
+    re.IGNORECASE,
+)
+_SEEING = re.compile(
+    r"(?:^|[_-])(?:internvl|llava|vlm?|paligemma|idefics|pixtral|vila)(?:[_-]|\d|$)", re.IGNORECASE
+)
+
+
+def refuse_other(name: str) -> None:
+    """Refuse a model whose name says that it is no decoder of text alone.
+
+    Raises:
+        SpecError: it is an encoder, an encoder-decoder or a vision-language model.
+    """
+    short = name.rstrip("/").rsplit("/", 1)[-1]
+    kind = (
+        "an encoder"
+        if _ENCODERS.search(short)
+        else "a vision-language model"
+        if _SEEING.search(short)
+        else ""
+    )
+    if kind:
+        raise SpecError(
+            "model", short, f"trains {kind}: meshwright plans decoder-only transformers"
+        )
+
+
 def model_named(name: str) -> Model | None:
     """The preset that a hub name, path or recipe name means; None where there is none.
 

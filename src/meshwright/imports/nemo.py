@@ -60,6 +60,7 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
             "hyena or mamba",
             "not modelled: meshwright plans softmax-attention transformers",
         )
+    _refuse_other(model, data)
     flags: dict[str, Any] = {}
     for key, value in model.items():
         if isinstance(value, (dict, list)) or value is None or value is False:
@@ -102,6 +103,21 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     reading.hosts = hosts if isinstance(hosts, int) else 0
     reading.job["framework"] = "nemo"
     return reading
+
+
+def _refuse_other(model: dict[str, Any], data: dict[str, Any]) -> None:
+    """Refuse encoders, encoder-decoders and models of pictures or sound."""
+    named = f"{data.get('name', '')} {model.get('target', '')} {(data.get('run') or {}).get('name', '') if isinstance(data.get('run'), dict) else ''}"
+    two = isinstance(model.get("encoder"), dict) or isinstance(model.get("decoder"), dict)
+    found = re.search(
+        r"(?<![a-z])(t5|mt5|ul2|bart|bert|retro|clip|siglip|vit|neva|llava|sd|asr|whisper)(?![a-z0-9])",
+        named.lower(),
+    )
+    if two or found or "vision" in model:
+        raise SpecError(
+            "model", found.group(1) if found else "encoder and decoder",
+            "trains another kind of model: meshwright plans decoder-only transformers",
+        )  # fmt: skip
 
 
 def read_recipe(module: Module, name: str, given: Given) -> Reading:

@@ -185,6 +185,7 @@ class Options:
                 reading.guess(
                     option, f"{text[:60]} is not stated in the file; {default:g} is taken"
                 )
+        alike: dict[str, list[str]] = {}
         for name, value in self.values.items():
             if name in self.read or value is None or _off(name, value):
                 continue
@@ -193,7 +194,7 @@ class Options:
                 continue
             option = self.prefix + name
             if effect is not None:
-                reading.remarks.append(Remark("unmodelled", option, effect))
+                alike.setdefault(effect, []).append(option)
                 continue
             if strict:
                 raise SpecError(
@@ -207,6 +208,10 @@ class Options:
                 else f"it is left out{near}"
             )
             reading.remarks.append(Remark("unread", option, text))
+        for effect, options in alike.items():
+            # One sentence for what has one effect: a list of thirty options is read by nobody.
+            more = f", and {len(options) - 3} more" if len(options) > 3 else ""
+            reading.remarks.append(Remark("unmodelled", ", ".join(options[:3]) + more, effect))
 
 
 def _alike(name: str) -> str:

@@ -60,8 +60,8 @@ def read(
     if "olmo_core" in text:
         return olmo.read_script(module, name, given), stamp
     raise SpecError(
-        "file", name, "no recipe of torchtitan, NeMo, Megatron-Bridge or OLMo-core, and no script "
-        "with a LAYOUT table: arguments of a training program are expected in a script or a YAML",
+        "file", name, "describes no training run of torchtitan, NeMo, Megatron-Bridge or OLMo-core that can be "
+        "followed: a recipe, or the script or YAML with a training program's arguments, is expected",
     )  # fmt: skip
 
 

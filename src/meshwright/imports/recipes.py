@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, OptimizerRecipe
 
@@ -32,6 +34,12 @@ _NAMES = {
 }  # fmt: skip
 
 
+_WHERE = re.compile(
+    r"fused|torch|apex|distributed|mcore|optim(?:izer)?|megatron|deepspeed|decoupled|foreach|dist(?=_)|_"
+)
+"""How or where an optimizer runs, which changes none of its state; what is left names it."""
+
+
 def optimizer_named(name: str, option: str, momentum: float = 0.9) -> OptimizerRecipe:
     """Return the recipe of an optimizer.
 
@@ -41,7 +49,11 @@ def optimizer_named(name: str, option: str, momentum: float = 0.9) -> OptimizerR
     short = name.strip().rsplit(".", 1)[-1].lower().replace("-", "_")
     if short == "sgd":
         return OPTIMIZERS["sgd-momentum" if momentum else "sgd"]
-    ours = _NAMES.get(short, short)
+    ours = (
+        _NAMES.get(short) or _NAMES.get(_WHERE.sub("", short)) or _WHERE.sub("", short) or "adamw"
+    )
+    if OPTIMIZERS.get(short) or _MORE.get(short):
+        ours = short
     recipe = OPTIMIZERS.get(ours) or _MORE.get(ours)
     if recipe is None:
         raise SpecError(

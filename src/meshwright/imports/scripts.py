@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.exports.stamp import Stamp, read_stamp
-from meshwright.imports import bridge, documents, hf, hydra, maxtext, megatron
+from meshwright.imports import bridge, bridge_perf, documents, hf, hydra, maxtext, megatron, usual
 from meshwright.imports.bash import read_script
 from meshwright.imports.beside import beside
 from meshwright.imports.launch import Launch, find_launch
@@ -21,6 +21,9 @@ from meshwright.specs.foreign import parse_json, read_text
 
 _MEGATRON = re.compile(
     r"--(?:num-layers|num_layers|tensor-model-parallel-size|tensor_model_parallel_size)\b"
+)
+_WIDTH = re.compile(
+    r"--(?:hidden[-_]size|tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|micro[-_]batch[-_]size)\b"
 )
 _PRETRAIN = re.compile(r"(?:^|/)pretrain_(?:gpt|llama|mixtral|deepseek|qwen|megatron)\w*\.py$")
 _DEEPSPEED = (
@@ -104,6 +107,8 @@ def _dispatch(
     program = launch.program
     words = launch.words
     joined = " ".join(words)
+    if bridge_perf.is_performance(words):
+        return bridge_perf.read_words(words, given), stamp
     if "run_recipe" in program or bridge.is_bridge(program, words):
         return bridge.read_words(program, words, given, folder), stamp
     if program.startswith(("verl.", "recipe.")) or "actor_rollout_ref." in joined:
@@ -115,7 +120,7 @@ def _dispatch(
     beside_it = _exported(program, words, folder)
     if beside_it is not None:
         return _follow(beside_it, given, folder)
-    if (_MEGATRON.search(joined) or _PRETRAIN.search(program)) and "swift" not in program:
+    if (_is_megatron(joined) or _PRETRAIN.search(program)) and "swift" not in program:
         return _megatron(script, launch, given, folder), stamp
     if program.startswith("megatron "):
         return hydra.read_swift_megatron(words, given), stamp
@@ -124,10 +129,21 @@ def _dispatch(
         return _configured(script, launch, named, given, folder, stamp)
     if hf.is_trainer(flags_of(words)) or hf.is_swift(program):
         return hf.read_words(script, launch, given, folder), stamp
+    if usual.is_usual(launch):
+        return usual.read_words(launch, given), stamp
+    if program.startswith("tune "):
+        named_one = flags_of(words).get("config", "")
+        raise SpecError("--config", named_one, "torchtune's own configuration is not here: "
+                        "`tune cp` writes it; import that YAML")  # fmt: skip
     raise SpecError(
         "file", name, f"what {posixpath.basename(program.split()[0])[:60] if program else 'it starts'} "
         "runs is not known; a training command of a known framework is expected",
     )  # fmt: skip
+
+
+def _is_megatron(words: str) -> bool:
+    """Other programs count layers, too; only Megatron-LM has the rest of its names beside it."""
+    return bool(_MEGATRON.search(words) and _WIDTH.search(words))
 
 
 def _megatron(script: Script, launch: Launch, given: Given, folder: Path | None) -> Reading:
@@ -258,16 +274,21 @@ def _configuration(
     words = launch.words
     places = [(words[i], words[i + 1]) for i in range(len(words) - 1) if words[i] in _NAMED]
     places += [tuple(w.split("=", 1)) for w in words if w.split("=", 1)[0] in _NAMED and "=" in w]  # type: ignore[misc]
+    # JSON after an option of another name is data or DeepSpeed's, which its own option names.
     places += [
         ("", w)
-        for w in words
-        if re.search(r"\.(ya?ml|toml|json)$", unmarked(w)) and not w.startswith("-")
+        for before, w in zip(["", *words], words, strict=False)
+        if re.search(r"\.(ya?ml|toml|json)$", unmarked(w))
+        and not w.startswith("-")
+        and not (w.endswith(".json") and before.startswith("--"))
     ]
     for option, value in places:
         base = posixpath.basename(unmarked(value))
         if value in script.files or base in script.files:
             return option, script.files.get(value) or script.files[base]
-        path = beside(folder, value)
+        path = beside(folder, value) or (
+            beside(folder, f"{script.directory}/{value}") if script.directory else None
+        )
         if path is not None:
             return option, path
     for variable in ("CONFIG_FILE", "CONFIG", "EXP"):

@@ -58,6 +58,8 @@ class Script:
     steps: int = 0
     depth: int = 0
     printed: list[str] | None = None
+    directory: str = ""
+    running: list[str] = field(default_factory=list)
     given: frozenset[str] = frozenset()
     run: Callable[[Node], bool | None] = lambda _node: None
     run_all: Callable[[Node], bool | None] = lambda _node: None
@@ -110,6 +112,13 @@ def repaired(text: str) -> str:
     text = text.replace("\r\n", "\n")
     # A blank after the backslash of a continued line, and comments between continued lines.
     text = re.sub(r"\\[ \t]+\n", "\\\n", text)
+    # `DIR=<your folder>`: a place that a template leaves to its reader, no redirection.
+    text = re.sub(
+        r"^(\s*(?:export\s+)?[A-Za-z_]\w*=)(<[^<>\n]*>)(?=\s*(?:#.*)?$)",
+        r'\1"\2"',
+        text,
+        flags=re.M,
+    )
     lines, kept = text.split("\n"), list[str]()
     for line in lines:
         bare = line.strip()

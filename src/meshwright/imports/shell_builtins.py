@@ -92,6 +92,13 @@ def _let(script: Script, words: list[str]) -> bool | None:
     return True
 
 
+def _change(script: Script, words: list[str]) -> bool | None:
+    """`cd`: where files that the script names later lie."""
+    if words and not words[0].startswith("-") and unmarked(words[0]).strip("/. "):
+        script.directory = unmarked(words[0]).strip("/")
+    return True
+
+
 def _in_shell(script: Script, words: list[str]) -> bool | None:
     """`bash -c "…"`, and `bash train.sh a b` where that script is at hand."""
     if "-c" in words and words.index("-c") + 1 < len(words):
@@ -108,7 +115,7 @@ def _in_shell(script: Script, words: list[str]) -> bool | None:
 
 BUILTINS: dict[str, Callable[[Script, list[str]], bool | None]] = {
     "source": include, ".": include, "eval": _evaluate, "exec": lambda s, w: s.start(w, {}),
-    "printf": _printf,
+    "printf": _printf, "cd": _change, "pushd": _change,
     "read": _read, "shift": _shift, "unset": forget, "set": _ignored, "let": _let, "bash": _in_shell,
     "sh": _in_shell, "nohup": lambda s, w: s.start(w, {}), "time": lambda s, w: s.start(w, {}),
     "[": lambda s, w: test(s, w[:-1]), "test": lambda s, w: test(s, w),
@@ -123,6 +130,7 @@ STARTERS = frozenset({
 
 def starts_script(script: Script, words: list[str], environment: dict[str, str]) -> bool:
     """Follow the script that a launcher starts, where it is at hand; the launcher's words come first."""
+    scope = script.scope
     for index, word in enumerate(words[1:], 1):
         bare = unmarked(word)
         if word.startswith("-") or not bare.endswith((".sh", ".bash", ".sbatch", ".slurm")):
@@ -132,16 +140,17 @@ def starts_script(script: Script, words: list[str], environment: dict[str, str])
         if path is not None and len(script.included) <= 20:
             script.included.append(path)
             text = read_text(path, "script")
-        if text is None:
-            continue
+        if text is None or bare.endswith(posixpath.basename(scope.name)) or text in script.running:
+            continue  # not here, or it starts itself again (as a job that goes on)
         before = len(script.commands)
-        scope = script.scope
         kept, positional = dict(scope.variables), scope.positional
         scope.variables |= environment
         scope.positional = words[index + 1 :]
+        script.running.append(text)
         try:
             script.run_text(text)
         finally:
+            script.running.pop()
             scope.variables, scope.positional = kept, positional
         ahead = words[: index - 1] if words[index - 1] in ("bash", "sh") else words[:index]
         for command in script.commands[before:]:

@@ -25,8 +25,11 @@ def is_config(data: dict[str, Any]) -> bool:
     return isinstance(data.get("model") or data.get("policy_model"), dict) or "batch_size" in data
 
 
-def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
+def read(data: dict[str, Any], given: Given, overrides: list[str], text: str = "") -> Reading:
     """Return what a torchtune recipe runs.
+
+    Args:
+        text: of the file, whose comments name the recipe that it is for.
 
     Raises:
         SpecError: it does not train, or a value cannot be.
@@ -55,6 +58,7 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
         reading.seq_len = 4096
     # Recipes with bitsandbytes' optimizers or an optimizer in the backward run on one device.
     single = "bitsandbytes" in str(data.get("optimizer")) or bool(data.get("optimizer_in_bwd"))
+    single |= "single_device" in text and "_distributed" not in text
     if single and given.cluster is None:
         reading.devices = 1
     tp, cp = (

@@ -1,0 +1,195 @@
+"""A training program that is no framework's own: its options by the names that most programs use.
+
+Nothing here is certain, and the reading says so: only programs that describe a model (or name one)
+and a batch or a sequence are read at all.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+from meshwright.imports.launch import Launch
+from meshwright.imports.names import model_named, refuse_other
+from meshwright.imports.options import Options, flags_of
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tuning import adapters
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.model import Model
+
+_LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "depth")
+_HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim")  # fmt: skip
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
+_KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kvheads")
+_FFN = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "d_ff", "mlp_dim")
+_SEQ = (
+    "max_context_width", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
+    "context_length", "ctx_len", "max_length", "model_max_length", "max_position_embeddings",
+)  # fmt: skip
+_MICRO = (
+    "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size_per_device", "device_batch_size",
+    "batch_size_training", "batch_size", "bs",
+)  # fmt: skip
+_STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation",
+          "grad_accum", "accumulation_steps")  # fmt: skip
+_GLOBAL = ("global_batch_size", "total_batch_size", "global_train_batch_size")
+_NAME = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "hf_model",
+         "config_name", "model_path", "model_variant", "model")  # fmt: skip
+_TRAINS = ("lr", "learning_rate", "num_train_epochs", "num_epochs", "epochs", "max_steps", "optimizer", "weight_decay", "train_iters")  # fmt: skip
+_SHARDING = {
+    "full": 3, "full_shard": 3, "fsdp": 3, "hybrid": 3, "hsdp": 3, "hybrid_shard": 3, "shard_grad_op": 2, "grad_op": 2,
+    "hybrid_shard_zero2": 2, "no_shard": 0, "ddp": 0, "none": 0, "no": 0,
+}  # fmt: skip
+
+
+def is_usual(launch: Launch) -> bool:
+    """Whether a command trains and describes or names a model, and says a batch or a sequence."""
+    names = {name.replace("-", "_") for name in flags_of(launch.words)}
+    if not names & set(_TRAINS) and not re.search(
+        r"train|tune|sft", posixpath.basename(launch.program)
+    ):
+        return False
+    shape = bool(names & set(_LAYERS)) and bool(names & set(_HIDDEN))
+    return (shape or bool(names & set(_NAME))) and bool(names & {*_SEQ, *_MICRO, *_GLOBAL})
+
+
+def read_words(launch: Launch, given: Given) -> Reading:
+    """Return what a command of a program runs whose options have their usual names.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    flags = {name.replace("-", "_"): value for name, value in flags_of(launch.words).items()}
+    options = Options(flags, "--")
+    options.guessing = given.guess
+    reading = Reading(
+        "script of a program of its own", options={"micro_batch": _said(options, _MICRO)}
+    )
+    program = posixpath.basename(launch.program)[:60]
+    reading.guess(
+        "program", f"{program} is no framework's own: its options are read by their usual meaning"
+    )
+    reading.model = given.model or _shape(options, reading)
+    named = options.loose(*_NAME)
+    if reading.model is None and named:
+        refuse_other(named)
+        reading.model_name = named
+    reading.micro_batch, reading.accumulation = options.whole(*_MICRO), options.whole(*_STEPS) or 1
+    reading.global_batch = options.whole(*_GLOBAL)
+    reading.seq_len = options.whole(*_SEQ)
+    _degrees(options, reading)
+    _sharding(options, reading)
+    _job(options, reading)
+    options.finish(reading, "hf", "common", strict=given.strict)
+    return reading
+
+
+def _said(options: Options, names: tuple[str, ...]) -> str:
+    return f"--{next((name for name in names if name in options), names[0])}"
+
+
+def _shape(options: Options, reading: Reading) -> Model | None:
+    layers, hidden, heads = (options.whole(*names) for names in (_LAYERS, _HIDDEN, _HEADS))
+    if not (layers and hidden and heads):
+        return None
+    kind = options.word("model_type", "model_family", "arch")
+    refuse_other(kind)
+    ffn, vocab = options.whole(*_FFN), options.whole("vocab_size", "padded_vocab_size")
+    gated = bool(re.search(r"llama|mi[sx]tral|qwen|gemma|yi|deepseek|olmo", kind)) or bool(
+        ffn and ffn < 4 * hidden
+    )
+    if not vocab:
+        alike = model_named(options.loose("tokenizer", "tokenizer_name_or_path"))
+        vocab = (
+            alike.vocab
+            if alike is not None
+            else 128_256
+            if "v3" in kind or "llama3" in kind
+            else 32_000
+        )
+        reading.guess("--model", f"the vocabulary is in a tokenizer's file; {vocab} is taken")
+    return Model.parse(
+        {
+            "name": "imported", "layers": layers, "hidden": hidden, "heads": heads,
+            "kv_heads": options.whole(*_KV_HEADS) or heads, "head_dim": options.whole("head_dim") or hidden // heads,
+            "ffn": ffn or 4 * hidden, "vocab": vocab, "gated": gated,
+            "norm": "rmsnorm" if gated else "layernorm",
+        },
+        "model",
+    )  # fmt: skip
+
+
+def _degrees(options: Options, reading: Reading) -> None:
+    for axis, names in (
+        ("tp", ("tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree", "tp_size", "tp")),
+        ("pp", ("pipeline_parallel_size", "pipeline_model_parallel_size", "pipeline_parallel_degree", "pp_size", "pp")),
+        ("cp", ("context_parallel_size", "sequence_parallel_size", "context_parallel_degree", "cp_size", "sp_size", "cp")),
+        ("ep", ("expert_parallel_size", "expert_model_parallel_size", "expert_parallel_degree", "ep_size", "ep")),
+    ):  # fmt: skip
+        size = options.whole(*names, default=1, least=1)
+        if size > 1:
+            reading.layout[axis] = size
+
+
+def _sharding(options: Options, reading: Reading) -> None:
+    strategy = options.word(
+        "sharding_strategy", "fsdp_sharding_strategy", "dist_strategy", "strategy"
+    )
+    stage = options.whole("zero_stage", "deepspeed_stage", default=-1, least=-1)
+    fsdp = (
+        options.flag("enable_fsdp", "use_fsdp") if options.has("enable_fsdp", "use_fsdp") else False
+    )
+    if 0 <= stage <= 3:
+        reading.layout["zero"] = stage
+        reading.job["framework"] = "deepspeed"
+    elif strategy:
+        if strategy not in _SHARDING:
+            raise SpecError(
+                _said(options, ("sharding_strategy", "fsdp_sharding_strategy", "dist_strategy", "strategy")),
+                strategy, f"one of {', '.join(_SHARDING)} is known",
+            )  # fmt: skip
+        reading.layout["zero"] = _SHARDING[strategy]
+        if strategy.startswith(("hybrid", "hsdp")):
+            reading.note("shards inside a host and copies between hosts", strategy)
+    elif fsdp:
+        reading.layout["zero"] = 3
+    else:
+        reading.layout["zero"] = 0
+        reading.guess("sharding", "no option of that kind is set; whole copies (DDP) are taken")
+    if options.flag("cpu_offload", "offload", "fsdp_cpu_offload"):
+        reading.offload |= {"optimizer", "parameters"} if reading.layout["zero"] == 3 else {"optimizer"}  # fmt: skip
+    if options.flag("offload_activations", "activation_offload"):
+        reading.offload.add("activations")
+
+
+def _job(options: Options, reading: Reading) -> None:
+    names = ("activation_checkpointing", "gradient_checkpointing", "fsdp_activation_checkpointing", "recompute",
+             "selective_activation_checkpointing")  # fmt: skip
+    said = options.raw(*names)
+    if said is None:
+        reading.guess("recompute", "no option of that kind is set; none is taken")
+    on = said is not None and (options.flag(*names) if str(said).lower() in ("1", "0", "true", "false", "yes", "no", "none") else True)  # fmt: skip
+    reading.layout["recompute"] = "full" if on else "none"
+    reading.job.setdefault("framework", "fsdp")
+    kind = options.word("mixed_precision", "precision", "dtype", "torch_dtype")
+    half, brain = options.flag("fp16", "use_fp16"), options.flag("bf16", "pure_bf16", "use_bf16")
+    recipe = "fp8" if "fp8" in kind else "bf16" if brain or "bf" in kind else "fp16" if half or "16" in kind else "fp32" if kind or options.has("bf16", "fp16") else ""  # fmt: skip
+    if not recipe:
+        recipe = "bf16"
+        reading.guess("precision", "no option of that kind is set; bf16 is taken")
+    reading.job["precision"] = RECIPES[recipe].model_dump()
+    name = options.word("optimizer", "optim", default="adamw")
+    try:
+        reading.job["optimizer"] = optimizer_named(name, "--optimizer").model_dump()
+    except SpecError:
+        reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
+        reading.unmodelled("--optimizer", f"the state of {name} is not known; AdamW's is priced")
+    if options.flag("use_peft", "use_lora", "lora", default=options.has("lora_r", "lora_rank")):
+        method: dict[str, Any] = {"method": "lora"}
+        adapters(
+            reading, rank=options.whole("lora_r", "lora_rank", "lora_dim", default=8) or 8,
+            alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "target_modules"), **method,
+        )  # fmt: skip
