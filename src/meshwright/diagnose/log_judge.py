@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from statistics import mean, median
 
-from meshwright.diagnose import oom, watchdog
+import msgspec
+
+from meshwright.diagnose import known_errors, oom, watchdog
 from meshwright.diagnose.log_lines import Step
 from meshwright.diagnose.log_reading import LogReading
 from meshwright.diagnose.records import Evidence, Finding, Part, of
@@ -78,8 +80,9 @@ def judge_log(reading: LogReading) -> Part:
     _loss(part, reading, steps)
     if reading.messages:
         _join(part, oom.judge_messages(reading.messages, oom.look_around(_aside(reading))))
-    elif reading.hang is not None:
-        _join(part, watchdog.judge(reading.hang))
+    else:
+        _errors(part, reading)
+    _overflows(part, reading)
     _stragglers(part, reading)
     _fail_slow(part, reading, times)
     _interruptions(part, reading, steps, times)
@@ -90,6 +93,34 @@ def judge_log(reading: LogReading) -> Part:
     if part.figures and all(finding.layout_cost for finding in part.findings):
         part.healthy.append(_speed_sentence(part))
     return part
+
+
+def _errors(part: Part, reading: LogReading) -> None:
+    """Errors by their wording; else what the watchdog says, unless it only says that something failed."""
+    known = known_errors.findings(reading.known, reading.name)
+    if reading.root is not None and known and not known[0].cause.ranks:
+        cause = msgspec.structs.replace(known[0].cause, ranks=(reading.root[1],))
+        known[0] = msgspec.structs.replace(known[0], cause=cause)
+    hang = watchdog.judge(reading.hang) if reading.hang is not None else Part()
+    vague = all(f.cause.kind == "unknown" and f.cause.confidence <= 0.5 for f in hang.findings)
+    if known and vague:
+        part.findings += known
+        part.figures.update(hang.figures)
+        return
+    _join(part, hang)
+    part.findings += known
+
+
+def _overflows(part: Part, reading: LogReading) -> None:
+    """Steps skipped while the loss scale finds its place: normal at the start, said so."""
+    if not reading.overflows:
+        return
+    part.figures["overflow_steps"] = len(reading.overflows)
+    if not any("loss scale" in hit.sentence for hit in reading.known):
+        part.healthy.append(
+            f"{len(reading.overflows)} steps were skipped while the loss scale came down to "
+            f"{reading.overflows[-1][1] / 2:,.0f}, which is usual at the start of fp16"
+        )
 
 
 def _aside(reading: LogReading) -> list[tuple[int, str]]:
@@ -224,7 +255,7 @@ def _memory(part: Part, reading: LogReading, steps: list[Step]) -> None:
         ranks = {rank: round(one[0] / 2**30, 2) for rank, one in sorted(reading.memory.items())}
         if len(ranks) > 1:
             part.figures["peak_memory_rank"] = max(ranks, key=lambda rank: ranks[rank])
-    elif values := _values(steps, "memory_bytes"):
+    elif (values := _values(steps, "memory_bytes")) and max(values) > 0:
         part.figures["peak_memory_bytes"] = max(values)
     if values := _values(steps, "reserved_bytes"):
         part.figures["reserved_memory_bytes"] = max(values)
@@ -298,7 +329,26 @@ def _loss(part: Part, reading: LogReading, steps: list[Step]) -> None:
                confidence=0.6, where=f"loss at step {first.number}", evidence=(_at(reading, first, "loss: nan"),))
         )  # fmt: skip
         return
+    _dead(part, reading, finite)
     _spikes(part, reading, finite)
+
+
+def _dead(part: Part, reading: LogReading, losses: list[tuple[Step, float]]) -> None:
+    """A loss of exactly zero: nothing is learnt, and nothing crashes."""
+    zero = [(step, value) for step, value in losses if value == 0.0]
+    if not zero or not any(value > 0.01 for _, value in losses[: losses.index(zero[0])] or losses):
+        return
+    step = zero[0][0]
+    part.figures["zero_loss_steps"] = len(zero)
+    part.findings.append(
+        of("wrong-configuration", f"The loss is exactly 0 from step {step.number or step.line} on: the run goes on and "
+           "learns nothing" if losses[-1][1] == 0.0 else f"The loss is exactly 0 at {len(zero)} steps",
+           "a loss of a language model is never 0: see that labels are not all masked (-100) after a change of template, "
+           "packing or truncation, that half precision does not overflow (bf16, or fp32 for the loss), and that the "
+           "checkpoint's weights are finite",
+           confidence=0.8, where=f"loss at step {step.number or step.line}",
+           evidence=(_at(reading, step, "loss 0.0"),))
+    )  # fmt: skip
 
 
 def _spikes(part: Part, reading: LogReading, losses: list[tuple[Step, float]]) -> None:

@@ -69,15 +69,16 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"elapsed_time_per_(?:iteration|step)_(?:in_)?ms|iter_?time_ms|step_?time_ms|batch_time_ms|train_step_timing_in_ms|iteration_time_ms|elapsed_time_per_iteration_ms", "step_time_s", 1e-3),
     (r"elapsed_time_per_iteration_s|(?:train_)?step_timing_in_s|iter_time_s|step_?time_s|step_?time_in_seconds|train_step_time_in_s|iter_?time|step_?time|time_per_(?:step|iteration)|seconds_per_(?:step|iteration)|sec_per_step|time_s_step|e2e_latency|average_iter_time|avg_iter_time|time_elapsed_per_step|time_metrics_end_to_end_s|train_step_timing", "step_time_s", 1.0),
     (r"dt|step_avg", "step_time_s", 1.0),
+    (r"seconds", "step_time_s", 1.0),
     (r"time(?:_ms)?", "step_time_s", math.nan),  # only with a unit, see `_of_pair`
     (r"(?:lm_|reduced_train_|train_|training_|total_|global_avg_|loss_train_)?loss(?:_train)?(?:_total)?|train_crossentropyloss|ce_loss|loss_metrics_global_avg_loss|global_avg_loss", "loss", 1.0),
     (r"loss_train_total", "loss", 1.0),
     (r"grad(?:ient)?_norm|gnorm|norm", "grad_norm", 1.0),
-    (r"tokens_per_sec(?:ond)?_per_gpu|tokens_s_gpu|tgs|tgs_tokens_gpu_second|tps|tps_gpu|device_tokens_per_sec|throughput_device_tokens_per_sec(?:ond)?|tokens_per_second_per_gpu|tokens_per_gpu_per_second|tokens_sec_gpu|tok_s_gpu|tokens_per_gpu_per_sec|throughput_tps|wps|tps_per_gpu|tokens_per_sec_per_device|tokens_per_s_per_gpu|throughput_token_per_sec_per_gpu|tokens_per_second_gpu", "tokens_per_s_per_gpu", 1.0),
+    (r"tokens_per_sec(?:ond)?_per_gpu|tokens_s_gpu|tgs|tgs_tokens_gpu_second|tps|tps_gpu|device_tokens_per_sec|throughput_device_tokens_per_sec(?:ond)?|tokens_per_second_per_gpu|tokens_per_gpu_per_second|tokens_sec_gpu|tok_s_gpu|tokens_per_gpu_per_sec|throughput_tps|wps|tps_per_gpu|tokens_per_sec_per_device|tokens_per_s_per_gpu|throughput_token_per_sec_per_gpu|tokens_per_second_gpu|tokens_s_device", "tokens_per_s_per_gpu", 1.0),
     (r"tokens_per_sec(?:ond)?|tokens_sec(?:ond)?|tok_s|tok_sec|tokens_s|throughput_tokens_per_sec|total_tokens_per_second|train_tokens_per_second|tokens_per_s", "tokens_per_s", 1.0),
-    (r"samples_sec|samples_per_sec(?:ond)?|train_samples_per_second|throughput_samples_per_sec|runningavgsamplespersec|samples_s|sequences_per_second", "samples_per_s", 1.0),
+    (r"samples_sec|samples_per_sec(?:ond)?|train_samples_per_second|throughput_samples_per_sec|(?:runningavg)?samplespersec|samples_s|sequences_per_second", "samples_per_s", 1.0),
     (r"train_steps_per_second", "steps_per_s", 1.0),
-    (r"throughput_per_gpu_tflop_s_gpu|tflops?(?:_per_gpu)?|model_tflops_per_gpu|tflop_s|tflops_s_gpu|throughput_tflop_s_gpu|throughput_per_gpu|tflops_sec|estimated_tflops|actual_mfu_tflops", "flops_per_gpu", _T),
+    (r"throughput_per_gpu_tflop_s_gpu|tflops?(?:_per_gpu)?|model_tflops_per_gpu|tflop_s|tflops_s_gpu|throughput_tflop_s_gpu|throughput_per_gpu|tflops_sec|estimated_tflops|actual_mfu_tflops|tflop_s_device|job_throughput", "flops_per_gpu", _T),
     (r"approx_flops_per_gpu", "flops_per_gpu", _T),
     (r"throughput_device_flops_per_sec|device_flops_per_sec", "flops_per_gpu", 1.0),
     (r"mfu|throughput_device_mfu|device_mfu|bf16_mfu|train_mfu|model_flops_utilization|throughput_mfu|mfu_percent", "mfu", 1.0),
@@ -110,6 +111,7 @@ _PAIR = re.compile(
     re.VERBOSE,
 )
 _BEHIND = re.compile(r"([\d.,]+) ?(ms|s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())")
+_PER_STEP = re.compile(r"\(([\d.]*\d) sec(?:onds)?/(?:step|iteration|iter|batch)\)")
 _SPACED = re.compile(
     r"\b(train loss|val loss|loss|time|mfu|dt|norm|tok/sec)\s+([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?|nan)\s*(ms|s|%)?(?=[,;| ]|$)"
 )
@@ -144,6 +146,8 @@ def read_step(line: str, number: int) -> Step | None:
     for match in _SPACED.finditer(text):
         known |= _of_pair(step, match[1], match[2], match[3] or "")
     known |= _behind(step, text)
+    if match := _PER_STEP.search(text):
+        step.step_time_s, known = float(match[1]), True
     if not known:
         return None
     _place(step, text)

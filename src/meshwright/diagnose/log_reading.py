@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from meshwright.diagnose import watchdog
+from meshwright.diagnose import known_errors, watchdog
 from meshwright.diagnose.log_lines import Blocks, Step, plain, read_bars, read_step
 from meshwright.diagnose.oom import OUT_OF_MEMORY, Message, read_message
 
@@ -50,6 +50,11 @@ class LogReading:
     aside: list[tuple[int, str]] = field(default_factory=list)
     """Lines near an out-of-memory message, and settings anywhere."""
     hang: watchdog.Reading | None = None
+    known: list[known_errors.Hit] = field(default_factory=list)
+    root: tuple[int, int] | None = None
+    """Line and rank of the first failure that the launcher names."""
+    overflows: list[tuple[int, float]] = field(default_factory=list)
+    """Line and loss scale of steps skipped for an overflow."""
     restarts: list[tuple[int, str]] = field(default_factory=list)
     resumed: list[tuple[int, str]] = field(default_factory=list)
     errors: list[tuple[int, str, int | None]] = field(default_factory=list)
@@ -98,6 +103,7 @@ _HAS_SETTING = re.compile(
     r"size|batch|nproc|NODE|nnodes|= ?\d|--|NVIDIA|Tesla|Instinct|gpu_type|[HABV]\d00|RTX|A10G|L40S"
 )
 _ARGUMENT = re.compile(r"^\W*(?:\[?\w*rank\w*\s*\d+\]?:?\s*|\d+:\s*)?\s*\w+ \.{2,}\s*.+$")
+_OVERFLOW = re.compile(r"Attempted loss scale: ([\d.]+\d)")
 _SCORE = re.compile(r"Rank=(\d+) Node=\S+ Score=([\d.]+)")
 _PROBE = re.compile(r"Computation result of rank (\d+) collected = \(Perf:.*?avg=([\d.]+)")
 _FAILSLOW = re.compile(r"min_iter=([\d.]+), slow_iter=([\d.]+)")
@@ -125,6 +131,7 @@ def read_log(lines: Iterable[str], name: str) -> LogReading:
         ):
             found.aside.append((number, line))
         _hang(found, number, line)
+        known_errors.note(found.known, number, line)
         if "relative performance" in line or "individual performance" in line:
             report = "relative" if "relative" in line else "individual"
         _events(found, number, line, report)
@@ -190,6 +197,10 @@ def _events(found: LogReading, number: int, line: str, report: str) -> None:
     for pattern, why in _STOPPED:
         if pattern.search(line) and len(found.stopped) < 50:
             found.stopped.append((number, why, short))
+    if found.root is None and (match := re.search(r"^\W*rank +: (\d+) \(local_rank", line)):
+        found.root = (number, int(match[1]))
+    if "oss scale" in line and (match := _OVERFLOW.search(line)):
+        found.overflows.append((number, float(match[1])))
     if match := _SCORE.search(line):
         found.scores.append((number, int(match[1]), float(match[2]), report))
     if "STRAGGLER DETECTION" in line or "Detected stragglers" in line:

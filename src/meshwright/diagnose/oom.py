@@ -32,6 +32,8 @@ healthy run keeps a few per cent."""
 FULL = 0.92
 """From this share of the device in live tensors on, no allocator setting is a cure."""
 SMALL_DEVICE_BYTES = 16e9
+CONTEXT_BYTES = 2 * 2**30
+"""More than a process' context (kernels, NCCL's buffers) takes beside its tensors."""
 BYTES_PER_PARAMETER = 16.0
 """Mixed precision with Adam: weight, gradient, master copy, two moments."""
 
@@ -76,10 +78,18 @@ class Message:
     def others(self) -> float:
         """Bytes of other processes on the device."""
         own = self.in_use if self.in_use is not None else None
+        # Where the message does not say what the process holds: its context is under 2 GiB.
+        mine = (self.reserved or 0.0) + CONTEXT_BYTES
         if own is None and self.processes:
-            # In a container the message numbers its own process too; its context is under 2 GiB.
-            mine = (self.reserved or 0.0) + 2 * 2**30
-            return sum(size for size in self.processes.values() if size > mine) or 0.0
+            # In a container the message numbers its own process too: the one nearest to what the
+            # allocator holds.
+            sizes = sorted(
+                self.processes.values(), key=lambda size: abs(size - (self.reserved or 0.0))
+            )
+            own_too = bool(sizes) and (self.reserved or 0.0) <= sizes[0] <= mine
+            return sum(sizes[1:] if own_too else (size for size in sizes if size > mine))
+        if own is None and None not in (self.total, self.free, self.allocated):
+            return max(self.total - self.free - mine, 0.0)  # type: ignore[operator]
         if own is not None:
             others = sum(self.processes.values())
             if not others and self.total is not None and self.free is not None:
@@ -208,7 +218,7 @@ def judge_messages(messages: list[Message], around: Around) -> Part:
     findings = [
         *_others(first, said),
         *_one_buffer(first, around, said),
-        *_by_share(first, around, said),
+        *(_beyond_the_card(first, said) or _by_share(first, around, said)),
     ]
     if not findings:
         findings = [_bare(first, around, said)]
@@ -252,14 +262,14 @@ def _others(message: Message, said: tuple[Evidence, ...]) -> list[Finding]:
     others = message.others
     if not others or not message.total or others < 0.05 * message.total:
         return []
-    pids = ", ".join(str(pid) for pid in message.processes) or "unnamed"
+    pids = ", ".join(str(pid) for pid in message.processes)
+    whom = f"other processes (pid {pids})" if pids else "other processes (or the system)"
     need = (message.tried or 0.0) - (message.free or 0.0)
     enough = others >= need
     return [
         of(
             "out-of-memory",
-            f"{format_bytes(others)} of {_where(message)}'s {format_bytes(message.total)} belong to "
-            f"other processes (pid {pids})"
+            f"{format_bytes(others)} of {_where(message)}'s {format_bytes(message.total)} belong to {whom}"
             + ("; without them the request fits" if enough else ""),
             "end the other processes on that GPU (nvidia-smi lists them: often a rank of an earlier "
             "run that did not die, or all ranks on GPU 0 because LOCAL_RANK is not used)",
@@ -267,6 +277,45 @@ def _others(message: Message, said: tuple[Evidence, ...]) -> list[Finding]:
             where=f"{_where(message)}: other processes", evidence=said,
         )
     ]  # fmt: skip
+
+
+def _beyond_the_card(message: Message, said: tuple[Evidence, ...]) -> list[Finding]:
+    """Messages whose own figures say that the card's memory is not the limit that was hit."""
+    if message.total is None or message.allocated is None:
+        return []
+    if message.allocated > 1.02 * message.total:
+        return [
+            of(
+                "out-of-memory",
+                f"{format_bytes(message.allocated)} are allocated on a card of {format_bytes(message.total)}: the "
+                "driver has long been spilling into the host's memory, and that is used up, too",
+                "bring the run below the card's own memory (smaller micro-batch, recomputation, an adapter or "
+                "4-bit weights, offload under your control): what spills runs at the speed of PCIe. On Windows "
+                "switch off the driver's system-memory fallback to fail early instead",
+                confidence=0.8, ranks=_ranks(message), where=f"{_where(message)}: host memory behind it",
+                evidence=said,
+            )
+        ]  # fmt: skip
+    need = message.tried or 0.0
+    if (
+        message.free is not None
+        and message.others == 0
+        and message.free > max(2 * need, need + 2**30)
+    ):
+        return [
+            of(
+                "out-of-memory",
+                f"{format_bytes(message.free)} are free where {format_bytes(need)} were refused: the card is not full "
+                f"({format_bytes(message.allocated)} of {format_bytes(message.total)} are live); a limit beneath or "
+                "beside PyTorch was hit",
+                "look for set_per_process_memory_fraction, a limit on the process' address space or locked memory "
+                "(ulimit -v, a cgroup), the system's commit limit or page file (Windows, integrated GPUs), or a "
+                "driver that cannot map so much; allocator settings are no cure",
+                confidence=0.6, ranks=_ranks(message), where=f"{_where(message)}: not the card's memory",
+                evidence=said,
+            )
+        ]  # fmt: skip
+    return []
 
 
 def _one_buffer(message: Message, around: Around, said: tuple[Evidence, ...]) -> list[Finding]:

@@ -341,14 +341,27 @@ def _barrier(reading: Reading) -> list[Finding]:
 
 def _timeouts(reading: Reading) -> list[Finding]:
     if not reading.waits:
+        _waits_by_work(reading)
+    if not reading.waits:
         return []
-    if finding := _uneven(reading):
-        return [finding]
+    for step in (_other_operation, _uneven):
+        if finding := step(reading):
+            return [finding]
     if finding := _first_ever(reading):
         return [finding]
     if finding := _lagging(reading):
         return [finding]
     return [_absent(reading)]
+
+
+def _waits_by_work(reading: Reading) -> None:
+    """Texts that keep only the line on the work that timed out: a wait at the first not completed."""
+    for (group, rank), (enqueued, completed, line) in reading.positions.items():
+        if enqueued > completed >= 0:
+            text = f"last enqueued work {enqueued}, last completed {completed}"
+            reading.waits.append(
+                Wait(line=line, text=text, rank=rank, group=group, seq=completed + 1)
+            )
 
 
 def _groups(reading: Reading) -> dict[tuple[str, str], list[Wait]]:
@@ -364,6 +377,34 @@ def _same_count(waits: list[Wait]) -> bool:
     """Whether numbers of an unnamed group can be one count: they differ by a few, not by many."""
     numbers = [wait.seq for wait in waits if wait.seq is not None]
     return max(numbers) - min(numbers) <= max(8, 0.001 * max(numbers))
+
+
+def _other_operation(reading: Reading) -> Finding | None:
+    """Ranks at the same number of one group's sequence, in different operations."""
+    by_place: dict[tuple[str, int], dict[int, Wait]] = defaultdict(dict)
+    for wait in reading.waits:
+        if wait.rank is not None and wait.seq is not None and wait.op:
+            by_place[wait.group, wait.seq].setdefault(wait.rank, wait)
+    for (group, seq), waits in by_place.items():
+        by_op: dict[str, list[int]] = defaultdict(list)
+        for rank, wait in waits.items():
+            by_op[wait.op.lower()].append(rank)
+        # Without the group's name only a large number tells that it is one count.
+        if len(by_op) < 2 or (not group and seq < 64) or {"send", "recv"} & set(by_op):
+            continue
+        few = min(by_op, key=lambda op: len(by_op[op]))
+        alone = len(by_op[few]) < max(len(ranks) for ranks in by_op.values())
+        ranks = tuple(sorted(by_op[few] if alone else waits))
+        listed = "; ".join(f"{ranks_text(sorted(at))} in {op}" for op, at in by_op.items())
+        return of(
+            "mismatched-collective",
+            f"At number {seq} ranks are in different collectives: {listed}",
+            f"find the branch that {ranks_text(ranks)} took alone (rank-dependent logging, saving, evaluating, an "
+            "early end of the data): all ranks have to issue the same collectives in the same order",
+            confidence=0.85 if alone else 0.7, ranks=ranks, where=f"collective {seq}",
+            evidence=_said(reading, *((w.line, w.text, w.rank) for w in list(waits.values())[:4])),
+        )  # fmt: skip
+    return None
 
 
 def _uneven(reading: Reading) -> Finding | None:
@@ -513,7 +554,7 @@ def _absent(reading: Reading) -> Finding:
             confidence=0.6, where=f"{op} of {ranks_text(ranks)}", evidence=_said(reading, *lines),
         )  # fmt: skip
     branch = (
-        f"where a {op} stands: one that only some ranks enter is most often a save or an evaluation under a condition "
+        f"where {_a(op)} stands: one that only some ranks enter is most often a save or an evaluation under a condition "
         "on the rank (is_main_process): all ranks must call save_state and its like"
         if op in ("broadcast", "allgather", "barrier", "coalesced", "gather") or not ranks
         else "the ranks that are not in this text"
@@ -527,11 +568,15 @@ def _absent(reading: Reading) -> Finding:
             )
     return of(
         "missing-collective",
-        f"{'A rank' if not ranks else ranks_text(ranks).capitalize()} waited in a {op} that others "
+        f"{'A rank' if not ranks else ranks_text(ranks).capitalize()} waited in {_a(op)} that others "
         f"did not join; the text does not tell which{odd}{_late(reading)}",
         f"look at {branch}; then at who is absent in the dumps of the flight recorder",
         confidence=0.45, where=op, evidence=_said(reading, *lines),
     )  # fmt: skip
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
 
 
 def _number(waits: list[Wait]) -> str:

@@ -1,0 +1,122 @@
+"""Texts made for these tests in the wording of real programs; the figures are invented."""
+
+import pytest
+
+from meshwright.diagnose.examine import diagnose
+
+
+def _diagnose(tmp_path, text):
+    path = tmp_path / "log.txt"
+    path.write_text(text)
+    return diagnose([str(path)])[0]
+
+
+_OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried}. GPU 2 has a total capacity of {total} "
+    "of which {free} is free. {whose}Of the allocated memory {live} is allocated by PyTorch, and 40.00 MiB is "
+    "reserved by PyTorch but unallocated.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        (dict(tried="2.00 GiB", total="64.00 GiB", free="512.00 MiB", whose="", live="21.00 GiB"),
+         "belong to other processes"),
+        (dict(tried="64.00 MiB", total="12.00 GiB", free="0 bytes", whose="", live="31.00 GiB"),
+         "spilling into the host's memory"),
+        (dict(tried="300.00 MiB", total="16.00 GiB", free="7.50 GiB", whose="", live="7.90 GiB"),
+         "the card is not full"),
+        (dict(tried="300.00 MiB", total="80.00 GiB", free="90.00 MiB", live="41.00 GiB",
+              whose="Process 17 has 42.00 GiB memory in use. Process 18 has 37.00 GiB memory in use. "),
+         "37.0 GiB of GPU 2"),
+        (dict(tried="300.00 MiB", total="80.00 GiB", free="90.00 MiB", whose="", live="78.80 GiB"),
+         "full of live tensors"),
+    ],
+)  # fmt: skip
+def test_memory_is_accounted_for_by_the_message_s_own_figures(tmp_path, figures, says):
+    found = _diagnose(tmp_path, _OOM.format(**figures))
+    assert found.causes[0].kind == "out-of-memory"
+    assert says in found.verdict
+
+
+def _watchdog(rank, op, seq, numel):
+    return (
+        f"[rank{rank}]:[E110 10:00:00.1 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation "
+        f"timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, Timeout(ms)=600000) ran for "
+        "600010 milliseconds before timing out.\n"
+    )
+
+
+def test_different_collectives_at_one_number_are_a_mismatch(tmp_path):
+    text = "".join(_watchdog(rank, "ALLREDUCE", 7120, 4096) for rank in (0, 1, 2))
+    found = _diagnose(tmp_path, text + _watchdog(3, "BROADCAST", 7120, 16))
+    assert found.causes[0].kind == "mismatched-collective"
+    assert found.causes[0].ranks == (3,)
+    assert "rank 3 in broadcast" in found.verdict
+
+
+def test_small_equal_numbers_of_unnamed_groups_are_no_mismatch(tmp_path):
+    found = _diagnose(
+        tmp_path, _watchdog(0, "ALLREDUCE", 12, 4096) + _watchdog(3, "BROADCAST", 12, 16)
+    )
+    assert all(cause.kind != "mismatched-collective" for cause in found.causes)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "ranks"),
+    [
+        ("ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 5 and rank 4 both on CUDA device 4f000\n",
+         "wrong-configuration", (4, 5)),
+        ("The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).\n",
+         "wrong-configuration", ()),
+        ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error.\n", "wrong-configuration", ()),
+        ("  what():  [enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 512 vs 256\n"
+         "[rank1]: RuntimeError: Connection closed by peer [127.0.0.1]:5\n", "mismatched-collective", ()),
+        ("h:1:2 [2] NCCL WARN NET/IB : Got completion from peer 10.0.0.7<5> with status=12 opcode=0 len=0 (Send) hca mlx5_3\n"
+         "[rank9]: ncclRemoteError: remote process exited or there was a network error\n", "slow-link", ()),
+        ("E failed (exitcode: -11) local_rank: 1 (pid: 77)\nRoot Cause (first observed failure):\n"
+         "  rank      : 9 (local_rank: 1)\n  traceback : Signal 11 (SIGSEGV) received by PID 77\n", "unknown", (9,)),
+        ("[INFO] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1\n",
+         "wrong-configuration", None),
+    ],
+)  # fmt: skip
+def test_errors_known_by_their_wording(tmp_path, text, kind, ranks):
+    cause = _diagnose(tmp_path, text).causes[0]
+    assert cause.kind == kind
+    if ranks is not None:
+        assert cause.ranks == ranks
+
+
+def test_skipped_steps_while_the_loss_scale_settles_are_no_fault(tmp_path):
+    text = "".join(
+        f"  0%| | {n}/900 [00:{2 * n:02d}<30:00,  2.00s/it][INFO] OVERFLOW! Skipping step. Attempted loss scale: "
+        f"{2.0**scale}, reducing to {2.0 ** (scale - 1)}\n"
+        for n, scale in ((4, 24), (5, 23), (6, 22))
+    )
+    found = _diagnose(tmp_path, text)
+    assert found.healthy
+    assert found.figures["overflow_steps"] == 3
+
+
+def test_a_loss_of_exactly_zero_is_a_fault(tmp_path):
+    text = "".join(
+        f"{{'loss': {loss}, 'grad_norm': 1.5, 'learning_rate': 1e-05, 'epoch': 0.0{n}}}\n"
+        for n, loss in enumerate((3.2, 0.0, 0.0))
+    )
+    found = _diagnose(tmp_path, text)
+    assert not found.healthy
+    assert "exactly 0" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("line", "step_time_s"),
+    [
+        ("completed step: {n}, seconds: 2.500, TFLOP/s/device: 180.0, Tokens/s/device: 3276.8, loss: 3.5\n", 2.5),
+        ("INFO:tensorflow:global step {n}: loss = 3.5 (0.750 sec/step)\n", 0.75),
+    ],
+)  # fmt: skip
+def test_step_times_in_other_words(tmp_path, line, step_time_s):
+    found = _diagnose(tmp_path, "".join(line.format(n=n) for n in range(3, 9)))
+    assert found.healthy
+    assert found.figures["step_time_s"] == pytest.approx(step_time_s)
