@@ -6,7 +6,7 @@ import pytest
 from shared_traces import shared
 
 from meshwright.diagnose.examine import diagnose
-from meshwright.diagnose.oom import read_message
+from meshwright.diagnose.oom_messages import read_message
 
 GIB = 2**30
 

@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 
-from meshwright.diagnose.oom import size_bytes
+from meshwright.diagnose.oom_messages import size_bytes
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?<=[ \]])\[(?:\d{1,2}(?:;\d{1,2})*)m(?=\S)|\[39m$")
 
@@ -146,8 +146,8 @@ def read_step(line: str, number: int) -> Step | None:
     for match in _SPACED.finditer(text):
         known |= _of_pair(step, match[1], match[2], match[3] or "")
     known |= _behind(step, text)
-    if match := _PER_STEP.search(text):
-        step.step_time_s, known = float(match[1]), True
+    if per_step := _PER_STEP.search(text):
+        step.step_time_s, known = float(per_step[1]), True
     if not known:
         return None
     _place(step, text)

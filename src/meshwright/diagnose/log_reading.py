@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from meshwright.diagnose import known_errors, watchdog
+from meshwright.diagnose import known_errors, watchdog_lines
 from meshwright.diagnose.log_lines import Blocks, Step, plain, read_bars, read_step
-from meshwright.diagnose.oom import OUT_OF_MEMORY, Message, read_message
+from meshwright.diagnose.oom_messages import OUT_OF_MEMORY, Message, read_message
 
 _MEGATRON_MEMORY = re.compile(
     r"\[Rank (\d+)\][^\[]*?max allocated: ([\d.]+)[^\[]*?max reserved: ([\d.]+)"
@@ -49,7 +49,7 @@ class LogReading:
     messages: list[Message] = field(default_factory=list)
     aside: list[tuple[int, str]] = field(default_factory=list)
     """Lines near an out-of-memory message, and settings anywhere."""
-    hang: watchdog.Reading | None = None
+    hang: watchdog_lines.Reading | None = None
     known: list[known_errors.Hit] = field(default_factory=list)
     root: tuple[int, int] | None = None
     """Line and rank of the first failure that the launcher names."""
@@ -176,8 +176,8 @@ def _continue(message: Message, line: str) -> None:
 
 def _hang(found: LogReading, number: int, line: str) -> None:
     if found.hang is None:
-        found.hang = watchdog.Reading(file=found.name)
-    watchdog.read_line(found.hang, number, line)
+        found.hang = watchdog_lines.Reading(file=found.name)
+    watchdog_lines.read_line(found.hang, number, line)
 
 
 def _events(found: LogReading, number: int, line: str, report: str) -> None:

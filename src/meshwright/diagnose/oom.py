@@ -1,7 +1,6 @@
-"""Out-of-memory messages dissected: what was asked for, what was live, what no setting gives back.
+"""What an out-of-memory message means: what was live, what no setting gives back, whose it is.
 
-Three generations of PyTorch's message, those of other back ends, and a host that ran out. What the
-caching allocator holds and cannot hand out is `reserved but unallocated`: the most that
+What the caching allocator holds and cannot hand out is `reserved but unallocated`: the most that
 `expandable_segments` can return.
 """
 
@@ -9,22 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
 
+from meshwright.diagnose.oom_messages import Around, Message
 from meshwright.diagnose.records import Evidence, Finding, Part, of
 from meshwright.specs.quantities import format_bytes
-
-_UNITS = {"B": 1, "BYTES": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-          "KB": 1e3, "MB": 1e6, "GB": 1e9}  # fmt: skip
-_SIZE = r"([\d.,]+) ?(bytes|[KMGT]i?B|B)\b"
-
-OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend)\s+out of memory|CUDA error: out of memory"
-    r"|hipErrorOutOfMemory|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED"
-    r"|DefaultCPUAllocator: (?:can't|not enough) |cudaErrorMemoryAllocation|oom[-_ ]kill|OOM Killer"
-    r"|Out of memory: Kill|Tried to allocate [\d.]+ ?[KMG]i?B",
-    re.IGNORECASE,
-)
 
 FRAGMENTED = 0.08
 """Share of the allocator's memory that may lie unused between live blocks before it is a cause; a
@@ -32,181 +19,8 @@ healthy run keeps a few per cent."""
 FULL = 0.92
 """From this share of the device in live tensors on, no allocator setting is a cure."""
 SMALL_DEVICE_BYTES = 16e9
-CONTEXT_BYTES = 2 * 2**30
-"""More than a process' context (kernels, NCCL's buffers) takes beside its tensors."""
 BYTES_PER_PARAMETER = 16.0
 """Mixed precision with Adam: weight, gradient, master copy, two moments."""
-
-
-@dataclass(slots=True)
-class Message:
-    """One message, in bytes; None where it does not say."""
-
-    file: str
-    line: int
-    text: str
-    rank: int | None = None
-    gpu: int | None = None
-    tried: float | None = None
-    total: float | None = None
-    free: float | None = None
-    in_use: float | None = None
-    allocated: float | None = None
-    unallocated: float | None = None
-    pools: float | None = None
-    processes: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def reserved(self) -> float | None:
-        """What the allocator holds."""
-        if self.allocated is None:
-            return None
-        return self.allocated + (self.unallocated or 0.0)
-
-    @property
-    def fragmented(self) -> float:
-        """Share of what the allocator holds that lies unused."""
-        reserved = self.reserved
-        return (self.unallocated or 0.0) / reserved if reserved else 0.0
-
-    @property
-    def live(self) -> float | None:
-        """Share of the device in live tensors."""
-        return self.allocated / self.total if self.allocated and self.total else None
-
-    @property
-    def others(self) -> float:
-        """Bytes of other processes on the device."""
-        own = self.in_use if self.in_use is not None else None
-        # Where the message does not say what the process holds: its context is under 2 GiB.
-        mine = (self.reserved or 0.0) + CONTEXT_BYTES
-        if own is None and self.processes:
-            # In a container the message numbers its own process too: the one nearest to what the
-            # allocator holds.
-            sizes = sorted(
-                self.processes.values(), key=lambda size: abs(size - (self.reserved or 0.0))
-            )
-            own_too = bool(sizes) and (self.reserved or 0.0) <= sizes[0] <= mine
-            return sum(sizes[1:] if own_too else (size for size in sizes if size > mine))
-        if own is None and None not in (self.total, self.free, self.allocated):
-            return max(self.total - self.free - mine, 0.0)  # type: ignore[operator]
-        if own is not None:
-            others = sum(self.processes.values())
-            if not others and self.total is not None and self.free is not None:
-                others = self.total - self.free - own
-            return others if others > 2**30 else 0.0
-        return 0.0
-
-
-def size_bytes(number: str, unit: str) -> float:
-    """`58.15`, `GiB` in bytes."""
-    return float(number.replace(",", "")) * _UNITS[unit.upper()]
-
-
-def _find(pattern: str, text: str) -> float | None:
-    match = re.search(pattern.replace("SIZE", _SIZE), text, re.IGNORECASE)
-    if match is None:
-        return None
-    try:
-        return size_bytes(match[1], match[2])
-    except ValueError:
-        return None
-
-
-def read_message(text: str, file: str, line: int) -> Message:
-    """Dissect a message; `text` may span lines."""
-    message = Message(file=file, line=line, text=text)
-    message.tried = _find(r"tried to allocate SIZE", text) or _find(r"allocate SIZE", text)
-    message.total = _find(r"total capac?i?ty of SIZE", text) or _find(
-        r"SIZE total capacity", text
-    ) or _find(r"max allowed: SIZE", text)  # fmt: skip
-    message.free = _find(r"of which SIZE is free", text) or _find(r"SIZE free", text)
-    message.in_use = _find(r"this process has SIZE memory in use", text)
-    message.allocated = (
-        _find(r"SIZE is allocated by PyTorch", text)
-        or _find(r"SIZE already allocated", text)
-        or _find(r"allocated memory SIZE", text)
-        or _find(r"MPS allocated: SIZE", text)
-    )
-    message.unallocated = _find(r"SIZE is reserved by PyTorch but unallocated", text)
-    reserved = _find(r"SIZE (?:reserved in total by PyTorch|cached)", text)
-    if message.unallocated is None and reserved is not None and message.allocated is not None:
-        message.unallocated = max(reserved - message.allocated, 0.0)
-    message.pools = _find(r"SIZE allocated in private pools", text)
-    for pid, number, unit in re.findall(rf"Process (\d+) has {_SIZE} memory in use", text):
-        message.processes[int(pid)] = size_bytes(number, unit)
-    if match := re.search(r"\bGPU (\d+)\b", text):
-        message.gpu = int(match[1])
-    if match := re.search(r"\[?(?:default|rank) ?(\d+)\]?:", text):
-        message.rank = int(match[1])
-    return message
-
-
-_STEP = re.compile(r"\b(?:step|iteration)\s*[:=#]?\s*(\d+)", re.IGNORECASE)
-_DEVICE_WORDS = re.compile(r"expandable_segments[:=]\s*True", re.IGNORECASE)
-_HINT = re.compile(r"try setting[^.]*expandable_segments|to avoid fragmentation", re.IGNORECASE)
-
-
-@dataclass(slots=True)
-class Around:
-    """What the text beside the message says."""
-
-    expandable_set: bool = False
-    expandable_line: int | None = None
-    backward: bool = False
-    optimizer: bool = False
-    evaluation: int | None = None
-    checkpointing_asked: int | None = None
-    buffers: list[tuple[int, str, float, float, str]] = field(default_factory=list)
-    """Line, text, elements per unit of the unknown dimension, bytes an element, unknown's name."""
-
-
-_BUFFER = re.compile(
-    r"(?:empty_strided_\w+|torch\.(?:empty|zeros|full))\(\(([^()]*)\).*?torch\.(\w+)"
-)
-_DTYPE_BYTES = {
-    "float32": 4, "float": 4, "int32": 4, "float64": 8, "int64": 8, "bfloat16": 2, "float16": 2,
-    "half": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
-
-
-def look_around(lines: list[tuple[int, str]]) -> Around:
-    """Read the lines that are not the message: settings, phases, buffers of generated code."""
-    found = Around()
-    for number, line in lines:
-        if _DEVICE_WORDS.search(line) and not _HINT.search(line):
-            found.expandable_set, found.expandable_line = True, number
-        low = line.lower()
-        if "_engine_run_backward" in low or re.search(r"\bbackward\b", low):
-            found.backward = True
-        if re.search(r"optimizer\.step|in step\b|adamw?\.py|_init_group|exp_avg", low):
-            found.optimizer = True
-        if re.search(
-            r"evaluation_loop|prediction_step|\bvalidation_step|\beval(?:uate|uation)?\b", low
-        ):
-            found.evaluation = number
-        if re.search(
-            r"(?:activation|gradient)[-_ ]?checkpoint\w*[=: ]+(?:true|1|full)|checkpoint_activations[= ]true"
-            r"|--recompute-granularity|--gradient[-_]checkpointing\b(?!.{0,3}false)", low
-        ):  # fmt: skip
-            found.checkpointing_asked = number
-        if match := _BUFFER.search(line):
-            _note_buffer(found, number, line, match)
-    return found
-
-
-def _note_buffer(found: Around, number: int, line: str, match: re.Match[str]) -> None:
-    width = _DTYPE_BYTES.get(match[2])
-    if width is None:
-        return
-    known, unknown = 1.0, []
-    for part in (one.strip() for one in match[1].split(",")):
-        if part.isdigit():
-            known *= int(part)
-        elif part:
-            unknown.append(part)
-    if len(unknown) == 1:
-        found.buffers.append((number, line.strip(), known, float(width), unknown[0]))
 
 
 def judge_messages(messages: list[Message], around: Around) -> Part:

@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from meshwright.diagnose.log_judge import steady
+from meshwright.diagnose.log_speed import steady
 from meshwright.diagnose.records import Evidence, Finding, Part, of
 from meshwright.diagnose.trace_host import judge_host
 from meshwright.diagnose.trace_ranks import align

@@ -1,0 +1,179 @@
+"""How fast a logged run was: steps in order, warm-up left out, times from whatever the log prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from meshwright.diagnose.log_lines import Step
+from meshwright.diagnose.log_reading import LogReading
+from meshwright.diagnose.records import Evidence, Part
+
+WARM_UP = 1.3
+"""A first step is warm-up (compilation, allocation, caches) if it takes this much of the median."""
+
+
+def steps_of(reading: LogReading) -> list[Step]:
+    """One record a step, in order: ranks that print the same step count once."""
+    found: dict[tuple[int, int], Step] = {}
+    start = 0
+    last = -1
+    for step in reading.steps:
+        if step.number is None:
+            found[start, -step.line] = step
+            continue
+        if step.number < last:
+            start += 1  # a restart counts its steps again
+        last = step.number
+        held = found.get((start, step.number))
+        if held is None:
+            found[start, step.number] = step
+            continue
+        for name in Step.__dataclass_fields__:
+            if getattr(held, name) is None:
+                setattr(held, name, getattr(step, name))
+    return list(found.values())
+
+
+def steady(values: Sequence[float]) -> tuple[list[float], int]:
+    """Return values without the warm-up, and how many were left out."""
+    values = list(values)
+    skip = 0
+    if len(values) >= 2:
+        typical = median(values[1:])
+        while skip < len(values) - 1 and skip < 5 and values[skip] > WARM_UP * typical:
+            skip += 1
+    return values[skip:], skip
+
+
+def rates_steady(values: Sequence[float]) -> list[float]:
+    """The same for rates, whose warm-up is low."""
+    values = list(values)
+    skip = 0
+    if len(values) >= 2:
+        typical = median(values[1:])
+        while skip < len(values) - 1 and skip < 5 and values[skip] * WARM_UP < typical:
+            skip += 1
+    return values[skip:]
+
+
+def values_of(steps: Sequence[Step], name: str) -> list[float]:
+    """Return the finite values of one of the steps' fields."""
+    found = [getattr(step, name) for step in steps]
+    return [float(v) for v in found if v is not None and math.isfinite(v)]
+
+
+def speed(part: Part, reading: LogReading, steps: list[Step]) -> list[tuple[Step, float]]:
+    """Put speed into the figures; return steps with their time, warm-up included."""
+    timed = [(s, s.step_time_s) for s in steps if s.step_time_s is not None and s.step_time_s > 0]
+    timed = timed or _micro_steps(part, steps) or _by_clock(steps) or _by_bar(reading)
+    kept, skipped = steady([t for _, t in timed])
+    figures = part.figures
+    if kept:
+        figures["step_time_s"] = median(kept)
+        figures["steps_read"], figures["warm_up_steps"] = len(timed), skipped
+        if len(kept) > 2:
+            figures["step_time_spread"] = round((max(kept) - min(kept)) / median(kept), 4)
+    elif (whole := values_of(steps, "runtime_s")) and (number := _step_count(reading, steps)):
+        figures["step_time_s"] = median(whole) / number
+    for source, target in (
+        ("tokens_per_s_per_gpu", "tokens_per_s_per_gpu"), ("tokens_per_s", "tokens_per_s"),
+        ("samples_per_s", "samples_per_s"), ("flops_per_gpu", "flops_per_s_per_gpu"),
+        ("mfu", "mfu"),
+    ):  # fmt: skip
+        if values := rates_steady(values_of(steps, source)):
+            figures[target] = median(values)
+    if runtime := values_of(steps, "runtime_s"):
+        figures["run_time_s"] = median(runtime)
+    if batch := values_of(steps, "global_batch"):
+        figures["global_batch"] = int(batch[-1])
+    return timed
+
+
+def _step_count(reading: LogReading, steps: list[Step]) -> int | None:
+    if "steps" in reading.words:
+        return int(reading.words["steps"])
+    rates, whole = values_of(steps, "steps_per_s"), values_of(steps, "runtime_s")
+    if rates and whole:
+        # Printed to three digits; a whole number of steps if only one fits.
+        low, high = (rates[0] - 5e-4) * whole[0], (rates[0] + 5e-4) * whole[0]
+        if math.floor(high) == math.ceil(low) > 0:
+            return math.ceil(low)
+    ends = [bar.of for bar in reading.bars if bar.of and bar.number == bar.of]
+    if ends:
+        return ends[-1]
+    if "examples" in reading.words and "global_batch" in reading.words:
+        return math.ceil(
+            int(reading.words["examples"]) / max(int(reading.words["global_batch"]), 1)
+        )
+    return None
+
+
+def _micro_steps(part: Part, steps: list[Step]) -> list[tuple[Step, float]]:
+    """Times of micro-steps (DeepSpeed): what one is made of."""
+    parts = [s for s in steps if s.forward_s is not None and s.backward_s is not None]
+    found = [(s, (s.forward_s or 0) + (s.backward_s or 0) + (s.optimizer_s or 0)) for s in parts]
+    if not found:
+        return []
+    kept, skipped = steady([s.forward_s or 0.0 for s in parts])
+    whole = parts[skipped:] if kept else parts
+    part.figures["forward_s"] = median(values_of(whole, "forward_s"))
+    part.figures["backward_s"] = median(values_of(whole, "backward_s"))
+    total = median([t for _, t in found[skipped:]])
+    part.figures["micro_step_time_s"] = total
+    if reduced := values_of(whole, "reduce_s"):
+        part.figures["gradient_reduction_s"] = median(reduced)
+        part.figures["exposed_share"] = round(median(reduced) / total, 4)
+    if skipped:
+        part.figures["warm_up_steps"] = skipped
+    return found[skipped:]
+
+
+def _by_clock(steps: list[Step]) -> list[tuple[Step, float]]:
+    """Times from the clock that lines carry, where nothing prints them."""
+    found: list[tuple[Step, float]] = []
+    before: Step | None = None
+    for step in steps:
+        if step.number is None or step.clock_s is None:
+            continue
+        if before is not None and before.number is not None and before.clock_s is not None:
+            ahead, gone = step.number - before.number, (step.clock_s - before.clock_s) % 86400
+            if ahead > 0 and 0 < gone < 43200:
+                found.append((step, gone / ahead))
+        before = step
+    return found
+
+
+def _by_bar(reading: LogReading) -> list[tuple[Step, float]]:
+    """Times from a progress bar's elapsed time; of the bar that went furthest."""
+    by_length: dict[int, dict[int, Step]] = {}
+    for bar in reading.bars:
+        if bar.of and bar.number is not None:
+            by_length.setdefault(bar.of, {}).setdefault(bar.number, bar)
+    if not by_length:
+        return []
+    bars = max(by_length.values(), key=lambda states: (len(states), max(states)))
+    order = [bars[number] for number in sorted(bars)]
+    if len(order) < 3:
+        last = order[-1]
+        if not last.number:
+            return []
+        # One state: its own smoothed rate, which leaves out what came after the step.
+        speed = last.running_s_it or (last.clock_s or 0.0) / last.number
+        return [(last, speed)] if speed else []
+    whole = [bar for bar in order if bar.number]
+    first, last = order[0], order[-1]
+    average = ((last.clock_s or 0) - (first.clock_s or 0)) / (
+        (last.number or 0) - (first.number or 0)
+    )
+    speeds = [(bar, bar.running_s_it) for bar in whole if bar.running_s_it]
+    if not speeds and average > 0:
+        return [(last, average)]
+    return [(bar, speed) for bar, speed in speeds if speed is not None]
+
+
+def place(reading: LogReading, step: Step, text: str = "") -> Evidence:
+    """Point at the line of a step."""
+    said = text or f"step {step.number}" if step.number is not None else text or "here"
+    return Evidence(file=reading.name, line=step.line, text=said, event=None)

@@ -1,0 +1,214 @@
+"""Lines of NCCL watchdogs, monitored barriers and launchers as records of who waited for what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout|Timeout at NCCL work|CollectiveFingerPrint"
+    r"|Some NCCL operations have failed or timed out|failed to pass monitoredBarrier"
+    r"|store based barrier|Culprit rank|Not all ranks joining collective|missing ranks"
+    r"|Timed out waiting \d+ms for (?:recv|send)|watchdog at work sequence id"
+    r"|(?:unhandled|remote process exited).{0,60}(?:error|NCCL)|NCCL WARN|NCCL error|NVRM: Xid"
+    r"|uncorrectable ECC|ProcessGroupNCCL.*(?:heartbeat|exception)|Connection closed by peer"
+    r"|Is there a distributed collective mismatch|illegal memory access|unspecified launch failure|fallen off the bus|hipErrorLaunchFailure",
+    re.IGNORECASE,
+)
+
+
+_TIMEOUT = re.compile(
+    r"\[(?:PG (?:ID )?(?P<pg>\w+)(?: PG GUID (?P<guid>[^\]()]*?))?(?:\s*\((?P<name>[^)]*)\))? )?Rank (?P<rank>\d+)\]"
+    r".*?Watchdog caught collective operation timeout: WorkNCCL\((?P<work>[^)]*)",
+    re.IGNORECASE,
+)
+
+
+_BARE = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\((?P<work>[^)]*)")
+
+
+_RAN = re.compile(r"ran for (\d+) milliseconds")
+
+
+_AT_WORK = re.compile(
+    r"\[PG (?:ID )?(?P<pg>\w+)(?: PG GUID (?P<guid>[^\]()]*?))?(?:\s*\((?P<name>[^)]*)\))? Rank (?P<rank>\d+)\]"
+    r".*?work(?: sequence id)?:? ?(?P<at>-?\d+)?.*?last enqueued(?: NCCL)? work: (?P<enqueued>-?\d+), "
+    r"last completed(?: NCCL)? work: (?P<completed>-?\d+)",
+    re.IGNORECASE,
+)
+
+
+_FINGERPRINT = re.compile(
+    r"Rank (\d+) is running (?:inconsistent )?collective: CollectiveFingerPrint\(([^\n]*?TensorShape=\[[^\]]*\][^)]*)"
+)
+
+
+_CULPRIT = re.compile(
+    r"Culprit rank (\d+); Error type: (\w+)(?:, Expected ([^']*)'([^']*)' does not match found [^']*'([^']*)')?"
+)
+
+
+_MISSING = re.compile(r"missing ranks:? ?[\[{(]?([\d, ]+)", re.IGNORECASE)
+
+
+_BARRIER = re.compile(r"[Rr]anks? ([\d, ]+) failed to pass monitoredBarrier in (\d+) ms")
+
+
+_STORE = re.compile(
+    r"store based barrier on rank:? (\d+).*?world_size=(\d+), (?:worker_count|num_workers_joined)=(\d+)"
+)
+
+
+_GPU_FAULT = re.compile(
+    r"NVRM: Xid|uncorrectable (?:NVLink|ECC) error|fallen off the bus|illegal memory access"
+    r"|unspecified launch failure|device-side assert|hipErrorLaunchFailure|CUDA error: [^\n]*ECC",
+    re.IGNORECASE,
+)
+
+
+_NETWORK = re.compile(
+    r"NCCL WARN[^\n]*(?:ibv_|IB |NET/|socket|connect|Connection|Timeout|port)|ncclRemoteError"
+    r"|remote process exited or there was a network error|Connection (?:reset|closed) by (?:remote )?peer"
+    r"|NET/IB[^\n]*(?:error|failed)|No route to host|link (?:down|flap)",
+    re.IGNORECASE,
+)
+
+
+_RANK = re.compile(r"\[?(?:default|rank) ?(\d+)\]?:", re.IGNORECASE)
+
+
+CHECKPOINT = re.compile(
+    r"\bsav(?:ing|ed|e_state|e_checkpoint|e_model)\b|state[_ ]dict|checkpoint (?:to|save|written)"
+    r"|Retrieving full model|Saving DeepSpeed", re.IGNORECASE,
+)  # fmt: skip
+
+
+EVALUATION = re.compile(
+    r"\bvalidat(?:ion|ing|e)\b|\bevaluat|\beval_|Generating (?:samples|images|videos)",
+    re.IGNORECASE,
+)
+
+
+START_UP = re.compile(
+    r"compiling|fused kernels|initializ(?:ed|ing)|loading (?:model|checkpoint|weights)|building|"
+    r"dataset index|rendezvous|NCCL version", re.IGNORECASE,
+)  # fmt: skip
+
+
+_NOT_A_PHASE = re.compile(r"ProcessGroupNCCL|Watchdog|WorkNCCL", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Wait:
+    """One rank's report that a collective did not end."""
+
+    line: int
+    text: str
+    rank: int | None
+    group: str
+    """Empty where the text does not name it."""
+    seq: int | None = None
+    op: str = ""
+    numel_in: int | None = None
+    timeout_ms: int | None = None
+    ran_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Reading:
+    """All that a text says about a stop."""
+
+    file: str
+    waits: list[Wait] = field(default_factory=list)
+    positions: dict[tuple[str, int], tuple[int, int, int]] = field(default_factory=dict)
+    """(group, rank) → last enqueued, last completed, line."""
+    fingerprints: dict[int, tuple[str, str, int, str]] = field(default_factory=dict)
+    """rank → operation, shape, line, text."""
+    culprits: dict[int, tuple[str, str, str, int, str]] = field(default_factory=dict)
+    absent: dict[int, tuple[int, str]] = field(default_factory=dict)
+    joined: tuple[int, int, int, str] | None = None
+    gpu_faults: list[tuple[int, str, int | None]] = field(default_factory=list)
+    network: list[tuple[int, str, int | None]] = field(default_factory=list)
+    general: tuple[int, str] | None = None
+    sizes: tuple[int, str, int | None] | None = None
+    """A backend's own word that sizes did not match."""
+    phase: tuple[str, int, str] | None = None
+    """What went on before the first report: `checkpoint`, `evaluation`, `start-up`."""
+    world: int | None = None
+
+
+def read_line(reading: Reading, number: int, line: str) -> None:
+    """Take in one line of a log."""
+    _phase(reading, number, line)
+    if not WATCHDOG.search(line) and "last enqueued" not in line:
+        return
+    short = line.strip()[:400]
+    matches = list(_TIMEOUT.finditer(line)) or list(_BARE.finditer(line))
+    reading.waits += [_wait(match, line, number, short) for match in matches]
+    if match := _AT_WORK.search(line):
+        group = match["name"] or match["guid"] or match["pg"] or ""
+        key = (group.strip(), int(match["rank"]))
+        reading.positions[key] = (int(match["enqueued"]), int(match["completed"]), number)
+    for rank, print_ in _FINGERPRINT.findall(line):
+        op = re.search(r"OpType=(\w+)", print_)
+        shape = re.search(r"TensorShape=\[([^\]]*)\]", print_)
+        reading.fingerprints[int(rank)] = (
+            op[1] if op else "", shape[1] if shape else "", number, short,
+        )  # fmt: skip
+    for rank, kind, _, expected, found in _CULPRIT.findall(line):
+        reading.culprits[int(rank)] = (kind, expected, found, number, short)
+    for pattern in (_MISSING, _BARRIER):
+        if match := pattern.search(line):
+            for rank in re.findall(r"\d+", match[1]):
+                reading.absent[int(rank)] = (number, short)
+    if match := _STORE.search(line):
+        reading.joined = (int(match[3]), int(match[2]), number, short)
+    who = _RANK.search(line)
+    rank = int(who[1]) if who else None
+    if "distributed collective mismatch" in line and reading.sizes is None:
+        reading.sizes = (number, short, rank)
+    if _GPU_FAULT.search(line):
+        reading.gpu_faults.append((number, short, rank))
+    elif _NETWORK.search(line):
+        reading.network.append((number, short, rank))
+    elif reading.general is None and "WARN" not in line:
+        reading.general = (number, short)
+
+
+def _phase(reading: Reading, number: int, line: str) -> None:
+    if reading.waits or reading.fingerprints:
+        return
+    if match := re.search(r"world[_ ]size[:= ]+(\d+)|nproc[-_]per[-_]node[= ]+(\d+)", line):
+        reading.world = int(match[1] or match[2])
+    if _NOT_A_PHASE.search(line):
+        return
+    for name, pattern in (
+        ("checkpoint", CHECKPOINT), ("evaluation", EVALUATION), ("start-up", START_UP),
+    ):  # fmt: skip
+        if pattern.search(line):
+            reading.phase = (name, number, line.strip()[:300])
+            return
+    if re.search(r"\b(?:step|iteration|iter|loss)\b.*\d", line, re.IGNORECASE):
+        reading.phase = ("training", number, line.strip()[:300])
+
+
+def _wait(match: re.Match[str], line: str, number: int, short: str) -> Wait:
+    groups = match.groupdict()
+    work = groups["work"]
+    group = groups.get("name") or groups.get("guid") or groups.get("pg") or ""
+    rank = int(groups["rank"]) if groups.get("rank") else None
+    wait = Wait(line=number, text=short, rank=rank, group=group.strip())
+
+    def number_of(name: str) -> int | None:
+        found = re.search(rf"{name}=(-?\d+)", work + ")")
+        return int(found[1]) if found else None
+
+    wait.seq, wait.numel_in = number_of("SeqNum"), number_of("NumelIn")
+    if op := re.search(r"OpType=(\w+)", work):
+        wait.op = op[1]
+    rest = line[match.start() :]
+    if found := re.search(r"Timeout\(ms\)=(\d+)", rest):
+        wait.timeout_ms = int(found[1])
+    if found := _RAN.search(rest):
+        wait.ran_ms = int(found[1])
+    return wait
