@@ -4,35 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-import shutil
-import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from urllib.parse import urlencode
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
-from starlette.testclient import TestClient
+from browsing import Visit, leading_number, violations
+from playwright.sync_api import expect
 
-from meshwright.studio.app import SIMULATIONS, create_app, static_folder
+from meshwright.studio.app import SIMULATIONS, static_folder
 
 pytestmark = pytest.mark.browser
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = (
-    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-)  # fmt: skip
-# Patience for a busy machine, not a tolerance: a page that is ready is not waited for.
-expect.set_options(timeout=90_000)
-MISSING = (
-    "No Chromium was found: run `make browser`, which installs Debian's package as root and "
-    "Playwright's own otherwise, or set MESHWRIGHT_CHROMIUM to an executable."
-)
 WIDTHS = ((360, 740), (1280, 800), (3840, 2160))
 PAGES = (
     "/",
@@ -47,122 +29,6 @@ PAGES = (
     "/nowhere",
 )
 SIM_IDS = [sim.id for sim in SIMULATIONS]
-
-
-def find_chromium(playwright) -> str:
-    """Return the path of a Chromium: named, the system's, or Playwright's own; fail if none."""
-    wanted = os.environ.get("MESHWRIGHT_CHROMIUM")
-    found = [wanted] if wanted else [shutil.which(name) for name in NAMES]
-    for path in (*found, playwright.chromium.executable_path):
-        if path and Path(path).exists():
-            return path
-    pytest.fail(MISSING)
-
-
-@pytest.fixture(scope="module")
-def api():
-    return TestClient(create_app(), base_url="http://127.0.0.1:8000")
-
-
-@pytest.fixture(scope="module")
-def base():
-    import uvicorn
-
-    bound = socket.socket()
-    bound.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(10)
-
-
-@pytest.fixture(scope="module")
-def chrome():
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(
-            executable_path=find_chromium(playwright), args=list(QUIET)
-        )
-        yield launched
-        launched.close()
-
-
-class Visit:
-    """A page that fails on console errors and on requests off loopback."""
-
-    def __init__(self, chrome, base: str, **options) -> None:
-        self.base, self.wrong = base, []
-        self.context = chrome.new_context(
-            reduced_motion="reduce", viewport={"width": 1280, "height": 800}, **options
-        )
-        self.context.set_default_timeout(90_000)
-        self.context.route("**/*", self._guard)
-        self.page = self.context.new_page()
-        self.page.on("pageerror", lambda error: self.wrong.append(f"page error: {error}"))
-        self.page.on("console", self._heard)
-
-    def _guard(self, route) -> None:
-        url = route.request.url
-        if url.startswith((self.base, "data:", "blob:")):
-            route.continue_()
-        else:
-            self.wrong.append(f"request off loopback: {url}")
-            route.abort()
-
-    def _heard(self, message) -> None:
-        if message.type in ("error", "warning"):
-            self.wrong.append(f"console: {message.text}")
-
-    def go(self, path: str, **query):
-        """Open a page by its address and wait until the engine has answered."""
-        address = f"{self.base}/#{path}" + (f"?{urlencode(query)}" if query else "")
-        if self.page.url.startswith(self.base):
-            self.page.evaluate("where => { location.hash = where }", address.split("#", 1)[1])
-        else:
-            self.page.goto(address)
-        expect(self.page.get_by_text("Asking the engine…")).to_have_count(0)
-        expect(self.page.get_by_text("Searching layouts…")).to_have_count(0)
-        expect(self.page.locator("[aria-busy=true]")).to_have_count(0)
-        return self.page
-
-
-@pytest.fixture(scope="module")
-def shared(chrome, base):
-    """One page for all tests that only read: a fresh context costs a second."""
-    visit = Visit(chrome, base)
-    yield visit
-    visit.context.close()
-
-
-@pytest.fixture
-def visit(shared):
-    shared.wrong.clear()
-    shared.page.set_viewport_size({"width": 1280, "height": 800})
-    yield shared
-    assert not shared.wrong
-
-
-@pytest.fixture
-def fresh(chrome, base):
-    """A page with its own storage, for tests that leave traces."""
-    one = Visit(chrome, base)
-    yield one
-    one.context.close()
-    assert not one.wrong
-
-
-def violations(page) -> list[str]:
-    found = Axe().run(page).response["violations"]
-    return [f"{v['id']}: {v['nodes'][0]['html'][:160]}" for v in found]
-
-
-def fact(page, name: str) -> str:
-    return page.locator(f'[data-fact="{name}"]').first.inner_text().replace("−", "-")
-
-
-def leading_number(text: str) -> float:
-    return float(re.match(r"-?[\d.]+", text.replace(",", ""))[0])
 
 
 def check_page(visit: Visit, path: str) -> None:
@@ -310,49 +176,6 @@ def test_refusal_is_one_sentence_beside_the_last_picture(visit):
     alert = page.locator('[role="alert"]').first
     expect(alert).to_contain_text("schedule")
     visit.wrong[:] = [w for w in visit.wrong if "422" not in w]  # the browser reports the status
-
-
-def test_planner_shows_the_engines_plan_and_prices_a_change(visit, api):
-    question = {"model": "llama3-8b", "cluster": "h100:2x8", "seq": "4096", "batch": "512"}
-    page = visit.go("/plan", **question)
-    answer = api.get("/api/plan", params=question).json()
-    expect(page.locator('[data-fact="label"]')).to_have_text(answer["label"])
-    estimate = answer["plan"]["estimate"]
-    assert leading_number(fact(page, "mfu")) == pytest.approx(estimate["mfu"] * 100, abs=0.06)
-    step = estimate["step_time_s"]
-    assert leading_number(fact(page, "step")) == pytest.approx(step, rel=0.01)
-    rows = page.locator('[data-table="candidates"] tbody tr')
-    assert rows.first.locator("code").inner_text() == answer["candidates"]["label"][0]
-
-    layout = answer["plan"]["layout"]
-    new = "3" if layout["zero"] != 3 else "1"
-    page.locator('[data-name="axis-zero"]').select_option(new)
-    fields = {k: layout[k] for k in ("dp", "tp", "pp", "cp", "ep", "shard", "micro_batch", "recompute", "schedule", "sequence_parallel")}  # fmt: skip
-    price = api.get(
-        "/api/price", params={**question, **fields, "v": layout["virtual_stages"], "zero": new}
-    ).json()
-    if price["accepted"]:
-        expect(page.locator('[data-fact="label"]')).to_have_text(price["label"])
-        expect(page.locator(".cost li").first).to_have_text(price["against"]["sentences"][0])
-    else:
-        expect(page.locator(".cost")).to_contain_text(price["problem"]["sentence"])
-    assert f"zero={new}" in page.url, "the change is part of the address"
-
-
-def test_planner_takes_a_pasted_config_and_exports(fresh, api):
-    config = (
-        '{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, '
-        '"num_attention_heads": 16, "intermediate_size": 5504, "vocab_size": 32000}'
-    )
-    page = fresh.go("/plan", model="llama3-8b", cluster="h100:1x8", seq="4096", batch="256")
-    page.get_by_text("Bring your own model").click()
-    page.get_by_label("config.json of a model").fill(config)
-    page.get_by_role("button", name="Use it").click()
-    expect(page.get_by_text("16 layers of width 2048")).to_be_visible()
-    expect(page.locator('[data-fact="label"]')).to_be_visible()
-    with page.expect_download() as caught:
-        page.get_by_role("button", name="Plan as JSON").click()
-    assert '"model"' in Path(caught.value.path()).read_text("utf-8")
 
 
 def test_every_step_of_the_path_steers_a_simulation(visit, api):

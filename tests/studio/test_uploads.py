@@ -25,6 +25,7 @@ ATTEMPT = {"layout": {"tp": 8}, "opened": ["states"], "finding": "", "argument":
 BODIES = {
     "/api/model": CONFIG,
     "/api/plan": QUESTION,
+    "/api/defence": QUESTION,
     "/api/price": {**QUESTION, "layout": {"dp": 8, "tp": 1, "pp": 1, "zero": 3}},
     "/api/export/megatron": {"plan": {"model": {}, "layout": {}}},
     "/api/drills/D13/grade": ATTEMPT,

@@ -29,6 +29,10 @@ def command(
         None, "--sequence-parallel/--no-sequence-parallel", help="Default: on when tp > 1."
     ),
     rank_order: str | None = typer.Option(None, help="Axes from the fastest rank digit outwards."),
+    stage_layers: str | None = typer.Option(None, help="Layers of each virtual stage, as 3,4,4,3."),
+    stage_recompute_layers: str | None = typer.Option(
+        None, help="Layers that each virtual stage recomputes in full, as 2,1,0,0."
+    ),
     as_json: options.AsJson = False,
     output: options.Output = None,
 ) -> None:
@@ -49,6 +53,10 @@ def command(
             "virtual_stages": virtual_stages, "recompute": recompute,
             "recompute_layers": recompute_layers, "sequence_parallel": sequence_parallel,
             "rank_order": rank_order,
+            "stage_layers": inputs.read_numbers(stage_layers, "--stage-layers"),
+            "stage_recompute_layers": inputs.read_numbers(
+                stage_recompute_layers, "--stage-recompute-layers"
+            ),
         },
     )  # fmt: skip
     priced = price_layout(model, cluster, job, layout, command=inputs.command_line())

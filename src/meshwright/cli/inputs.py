@@ -51,15 +51,11 @@ def read_job(options: QuestionOptions) -> Job:
         precision = TUNED_PRECISION
     if options.framework is not None:
         changes["framework"] = find_framework(options.framework, "--framework")
-        known = behaviour_of(changes["framework"])
-        changes["attention_kernel"] = known.attention_kernel
-        if (
-            precision is None
-            and base.precision == PrecisionRecipe()
-            and not base.finetune
-            and known.gradient_bytes == 4
-        ):
-            precision = "bf16-fp32-grads"
+        changes["attention_kernel"] = behaviour_of(changes["framework"]).attention_kernel
+        if precision is None and base.precision == PrecisionRecipe() and not base.finetune:
+            from meshwright.planner.stacks import under
+
+            changes["precision"] = under(Job(), changes["framework"]).precision
     if precision is not None:
         changes["precision"] = _named(precision, RECIPES, "--precision")
     if options.optimizer is not None:
@@ -151,6 +147,20 @@ def build_layout(cluster: Cluster, degrees: dict[str, Any], options: dict[str, A
     if "sequence_parallel" not in given:
         given["sequence_parallel"] = given.get("tp", 1) > 1
     return Layout.parse(given)
+
+
+def read_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    """Read `3,4,4,3`.
+
+    Raises:
+        SpecError: anything but whole numbers with commas between.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SpecError(option, text, "whole numbers with commas between are expected") from None
 
 
 def command_line() -> str:

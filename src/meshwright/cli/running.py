@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from meshwright.cli.inputs import read_numbers
 from meshwright.cli.options import RunLayoutOptions, chosen
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_data
@@ -56,7 +57,7 @@ def read_subject(what: str, cluster: str | None, options: RunLayoutOptions) -> S
     given = chosen(options)
     for name in ("stage_layers", "stage_recompute_layers"):
         if name in given:
-            given[name] = _numbers(name, given[name])
+            given[name] = read_numbers(given[name], name)
     if "stage_recompute_layers" in given:
         given.setdefault("recompute", "full")
     if _is_plan(what):
@@ -68,13 +69,6 @@ def read_subject(what: str, cluster: str | None, options: RunLayoutOptions) -> S
         return Subject(model=plan.model, layout=layout, job=plan.job, plan=plan)
     layout = _layout(cluster, given)
     return Subject(model=_model(what), layout=layout, job=Job(), plan=None)
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise SpecError(name, text, "whole numbers with commas between are expected") from None
 
 
 def _is_plan(what: str) -> bool:

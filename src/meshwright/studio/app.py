@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 from typing_extensions import TypedDict
 
@@ -181,6 +182,7 @@ def create_app() -> Any:
     for method in ("GET", "POST"):
         app.add_api_route("/api/{rest:path}", _unknown, methods=[method], include_in_schema=False)
     _mount_page(app)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=6)
     return Guard(app)
 
 

@@ -9,12 +9,15 @@ from typing_extensions import TypedDict
 from meshwright.costs.parameters import count_parameters
 from meshwright.costs.step import capacity_bytes
 from meshwright.exports.targets import FRAMEWORKS, LAUNCHERS
+from meshwright.planner.stacks import STACKS
 from meshwright.schedules.registry import FAMILIES
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.devices import device_names, load_device
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES
 from meshwright.specs.models import load_model, model_names
 from meshwright.specs.quantities import format_count
+from meshwright.studio.questions import AUTO
 
 CLUSTERS = (
     "a100-80g:1x8", "a100-80g:2x8", "a100-80g:4x8", "a100-80g:8x8", "a100-80g:32x8",
@@ -82,6 +85,13 @@ class ExportEntry(TypedDict):
     filename: str
 
 
+class FrameworkEntry(TypedDict):
+    """A framework that a plan may keep to; `auto` compares those that run on the device."""
+
+    id: str
+    title: str
+
+
 class Catalog(TypedDict):
     """Everything that the planner's forms offer."""
 
@@ -89,6 +99,7 @@ class Catalog(TypedDict):
     clusters: list[ClusterEntry]
     devices: list[DeviceEntry]
     recipes: list[str]
+    frameworks: list[FrameworkEntry]
     optimizers: list[str]
     schedules: list[ScheduleEntry]
     exports: list[ExportEntry]
@@ -97,6 +108,11 @@ class Catalog(TypedDict):
 def catalog() -> Catalog:
     """List models, clusters, devices, recipes, schedules and export targets."""
     return _catalog()
+
+
+def _compared() -> list[str]:
+    """Frameworks that plans compare, on any device, in the order in which they are tried."""
+    return list(dict.fromkeys(name for names in STACKS.values() for name in names))
 
 
 @lru_cache(maxsize=1)
@@ -130,7 +146,11 @@ def _catalog() -> Catalog:
             for name, d in devices.items()
             if {"bf16", "fp16"} & set(d.peak_flops)
         ],
-        "recipes": list(RECIPES),
+        "recipes": [AUTO, *RECIPES],
+        "frameworks": [
+            {"id": name, "title": framework(name).title if name != AUTO else "compare them all"}
+            for name in (AUTO, *_compared())
+        ],
         "optimizers": list(OPTIMIZERS),
         "schedules": [{"id": name, "title": kind.title} for name, kind in FAMILIES.items()],
         "exports": [{"id": i, "title": t, "filename": f} for i, t, f in targets],

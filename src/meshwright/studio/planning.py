@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, cast
 
+import numpy as np
 from fastapi import Body, Query
 from typing_extensions import TypedDict
 
 from meshwright.costs.step import estimates
+from meshwright.planner.completion import differences
 from meshwright.planner.legality import Question
 from meshwright.planner.plan import plan as make_plan
-from meshwright.planner.search import Candidates, pareto, search
+from meshwright.planner.search import pareto, search
 from meshwright.specs.cluster import Cluster
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Alternative, FrameworkAnswer, Plan
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
-from meshwright.studio.questions import JobRequest, Text, read_model, read_question
+from meshwright.studio.commands import Asked, Links, plan_links
+from meshwright.studio.questions import AUTO, JobRequest, Text, read_model, read_question
 
 SHOWN = 300
 """Candidates that the page draws."""
 
 
 class CandidateTable(TypedDict):
-    """The best layouts, fastest first, as columns."""
+    """The plan first, then the best layouts as the planner ranks them, as columns."""
 
     label: list[str]
     dp: list[int]
@@ -34,6 +37,7 @@ class CandidateTable(TypedDict):
     pp: list[int]
     cp: list[int]
     ep: list[int]
+    etp: list[int]
     virtual_stages: list[int]
     zero: list[int]
     shard: list[int]
@@ -41,29 +45,57 @@ class CandidateTable(TypedDict):
     recompute: list[str]
     schedule: list[str]
     sequence_parallel: list[bool]
+    rank_order: list[str]
     step_time_s: list[float]
+    step_low_s: list[float | None]
+    step_high_s: list[float | None]
+    pessimistic_s: list[float | None]
     peak_memory_bytes: list[float]
+    fit_probability: list[float | None]
     bubble_fraction: list[float]
     mfu: list[float]
     fits: list[bool]
     pareto: list[bool]
 
 
-class Links(TypedDict):
-    """The same question outside the browser."""
+class Reason(TypedDict):
+    """Why another layout lost: what differs, in words, and the time part that grew most."""
 
-    cli: str
-    python: str
+    differs: str
+    why_not: str
+    part: str
+
+
+class FrameworkRow(TypedDict):
+    """The best that one framework can do; empty `why_not`: chosen. Nulls: nothing legal, or fits."""
+
+    framework: str
+    title: str
+    label: str | None
+    step_time_s: float | None
+    peak_memory_bytes: float | None
+    fit_probability: float | None
+    why_not: str
 
 
 class PlanAnswer(TypedDict):
-    """A plan with what it was chosen from; `plan` is a Plan file as JSON."""
+    """A plan with what it was chosen from; `plan` is a Plan file as JSON, its defence yet to come."""
 
     plan: dict[str, Any]
     label: str
     summary: str
+    ranking: str
     candidates: CandidateTable
+    frameworks: list[FrameworkRow]
     links: Links
+
+
+class DefenceAnswer(TypedDict):
+    """What the plan would be argued for with: fields of the Plan file, and reasons in words."""
+
+    alternatives: list[dict[str, Any]]
+    reasons: list[Reason]
+    flip_points: list[dict[str, Any]]
 
 
 class PlanRequest(TypedDict):
@@ -80,8 +112,9 @@ def plan_by_query(
     cluster: Text = "h100:8x8",
     seq: Text = "8192",
     batch: Text = "4M-tokens",
-    recipe: Text = "bf16",
+    recipe: Text = AUTO,
     optimizer: Text = "adamw",
+    framework: Text = AUTO,
     objective: Annotated[str, Query(pattern="^(time|memory|cost)$")] = "time",
 ) -> PlanAnswer:
     """Choose and defend a layout for a preset model.
@@ -90,9 +123,8 @@ def plan_by_query(
         SpecError: a name or quantity is not accepted.
         DoesNotFitError: nothing fits; the message gives three ways out.
     """
-    named = read_model(model)
-    words = ["plan", model, "--cluster", cluster, "--seq", seq, "--global-batch", batch]
-    return _planned(named, cluster, seq, batch, recipe, optimizer, objective, words)
+    asked = Asked(model, cluster, seq, batch, recipe, optimizer, framework, objective)
+    return _planned(read_asked(read_model(model), asked), asked)
 
 
 def plan_by_body(request: Annotated[PlanRequest, Body()]) -> PlanAnswer:
@@ -102,125 +134,208 @@ def plan_by_body(request: Annotated[PlanRequest, Body()]) -> PlanAnswer:
         SpecError: a name, quantity or field of the upload is not accepted.
         DoesNotFitError: nothing fits; the message gives three ways out.
     """
-    job = request.get("job", {})
-    seq, batch = job.get("seq", "8192"), job.get("batch", "4M-tokens")
-    words = ["plan", "config.json", "--cluster", request["cluster"], "--seq", seq,
-             "--global-batch", batch]  # fmt: skip
-    return _planned(
-        read_model(request["model"]), request["cluster"], seq, batch, job.get("recipe", "bf16"),
-        job.get("optimizer", "adamw"), request.get("objective", "time"), words,
+    asked = asked_by(request)
+    return _planned(read_asked(read_model(request["model"]), asked), asked)
+
+
+def asked_by(request: PlanRequest) -> Asked:
+    """The words of a question that came as a body."""
+    job, model = request.get("job", {}), request["model"]
+    return Asked(
+        model if isinstance(model, str) else "config.json", request["cluster"],
+        job.get("seq", "8192"), job.get("batch", "4M-tokens"), job.get("recipe", AUTO),
+        job.get("optimizer", "adamw"), job.get("framework", AUTO),
+        request.get("objective", "time"),
     )  # fmt: skip
 
 
-def _planned(
-    model: Model, cluster: str, seq: str, batch: str, recipe: str, optimizer: str, objective: str,
-    words: list[str],
-) -> PlanAnswer:  # fmt: skip
-    question = read_question(model, cluster, seq, batch, recipe, optimizer)
-    words += ["--precision", recipe] * (recipe != "bf16")
-    words += ["--optimizer", optimizer] * (optimizer != "adamw")
-    words += ["--objective", objective] * (objective != "time")
-    command = f"meshwright {shlex.join(words)}"
-    made = _plan(question, objective, command)
+def read_asked(model: Model, asked: Asked) -> Question:
+    """Read the words of a question about a model.
+
+    Raises:
+        SpecError: a name or quantity is not accepted.
+    """
+    return read_question(
+        model, asked.cluster, asked.seq, asked.batch, asked.recipe, asked.optimizer,
+        asked.framework,
+    )  # fmt: skip
+
+
+def _planned(question: Question, asked: Asked) -> PlanAnswer:
+    links = plan_links(asked, question.job)
+    made = best_plan(question, asked.objective).but(command=links["cli"])
     best = made.estimate
     return {
         "plan": made.plain(),
         "label": made.layout.label(),
-        "summary": f"{question.model.name} on {question.cluster.gpus} × "
-        f"{question.cluster.device.name}: {made.layout.label()} takes "
+        "summary": f"{question.model.name} on {made.cluster.gpus} × "
+        f"{question.cluster.device.name} with {framework(made.job.framework).title}: "
+        f"{made.layout.label()} takes "
         f"{format_seconds(best.step_time_s)} a step and {format_bytes(best.peak_memory_bytes)} of "
         f"{format_bytes(best.capacity_bytes)}; {format_count(made.searched.priced)} layouts were "
         f"priced in {format_seconds(made.searched.seconds)}.",
-        "candidates": _candidates(replace(question, cluster=made.cluster), objective),
-        "links": {"cli": command, "python": _python(words[1], cluster, question.job, recipe, optimizer)},
+        "ranking": _ranking(made),
+        "candidates": _candidates(made),
+        "frameworks": [_framework_row(one) for one in made.frameworks],
+        "links": links,
     }  # fmt: skip
 
 
-def _plan(question: Question, objective: str, command: str) -> Plan:
-    """Plan, or remember: changing an axis by hand asks for the same best plan again and again."""
-    key = tuple(noun.model_dump_json() for noun in (question.model, question.cluster, question.job))
-    return _planned_before(*key, objective).but(command=command)
+def defence_by_query(
+    model: Text = "llama3-70b",
+    cluster: Text = "h100:8x8",
+    seq: Text = "8192",
+    batch: Text = "4M-tokens",
+    recipe: Text = AUTO,
+    optimizer: Text = "adamw",
+    framework: Text = AUTO,
+    objective: Annotated[str, Query(pattern="^(time|memory|cost)$")] = "time",
+) -> DefenceAnswer:
+    """Say why each neighbour of a plan lost, and what would change the choice.
+
+    Raises:
+        SpecError: a name or quantity is not accepted.
+        DoesNotFitError: nothing fits.
+    """
+    asked = Asked(model, cluster, seq, batch, recipe, optimizer, framework, objective)
+    return _defence(read_asked(read_model(model), asked), objective)
 
 
-@lru_cache(maxsize=64)
-def _planned_before(model: str, cluster: str, job: str, objective: str) -> Plan:
-    return make_plan(
-        Model.model_validate_json(model), Cluster.model_validate_json(cluster),
-        Job.model_validate_json(job), objective=objective,
-    )  # fmt: skip
+def defence_by_body(request: Annotated[PlanRequest, Body()]) -> DefenceAnswer:
+    """Say the same of a preset's or an uploaded model's plan.
+
+    Raises:
+        SpecError: a name, quantity or field of the upload is not accepted.
+        DoesNotFitError: nothing fits.
+    """
+    asked = asked_by(request)
+    return _defence(read_asked(read_model(request["model"]), asked), asked.objective)
 
 
-def _candidates(question: Question, objective: str) -> CandidateTable:
-    """The best layouts and the whole front: what a person can look through."""
-    key = tuple(noun.model_dump_json() for noun in (question.model, question.cluster, question.job))
-    return _candidates_before(*key, "memory" if objective == "memory" else "time")
-
-
-@lru_cache(maxsize=64)
-def _candidates_before(model: str, cluster: str, job: str, objective: str) -> CandidateTable:
-    question = Question(
-        Model.model_validate_json(model), Cluster.model_validate_json(cluster),
-        Job.model_validate_json(job),
-    )  # fmt: skip
-    result = search(question, objective=objective)
-    ranked = result.ranked
-    front = {int(row) for row in pareto(ranked)}
-    rows = sorted(front | set(range(min(SHOWN - len(front), ranked.columns.rows))))
-    return _table(question, ranked, rows, front)
-
-
-def _table(
-    question: Question, ranked: Candidates, rows: list[int], front: set[int]
-) -> CandidateTable:
-    layouts = [ranked.columns.layout(row) for row in rows]
-    priced = estimates(question.model, question.cluster, question.job, layouts)
+def _defence(question: Question, objective: str) -> DefenceAnswer:
+    made = _planned_before(*_key(question), objective, defend=True)
     return {
-        "label": [layout.label() for layout in layouts],
-        "dp": [layout.dp for layout in layouts],
-        "tp": [layout.tp for layout in layouts],
-        "pp": [layout.pp for layout in layouts],
-        "cp": [layout.cp for layout in layouts],
-        "ep": [layout.ep for layout in layouts],
-        "virtual_stages": [layout.virtual_stages for layout in layouts],
-        "zero": [layout.zero for layout in layouts],
-        "shard": [layout.shard for layout in layouts],
-        "micro_batch": [layout.micro_batch for layout in layouts],
-        "recompute": [layout.recompute for layout in layouts],
-        "schedule": [layout.schedule for layout in layouts],
-        "sequence_parallel": [layout.sequence_parallel for layout in layouts],
-        "step_time_s": [one.step_time_s for one in priced],
-        "peak_memory_bytes": [one.peak_memory_bytes for one in priced],
-        "bubble_fraction": [one.bubble_fraction for one in priced],
-        "mfu": [one.mfu for one in priced],
-        "fits": [one.fits for one in priced],
-        "pareto": [row in front for row in rows],
+        "alternatives": [one.plain() for one in made.alternatives],
+        "reasons": [_reason(made, one) for one in made.alternatives],
+        "flip_points": [flip.plain() for flip in made.flip_points],
     }
 
 
+def _framework_row(one: FrameworkAnswer) -> FrameworkRow:
+    return {
+        "framework": one.framework, "title": framework(one.framework).title,
+        "label": one.layout.label() if one.layout else None, "step_time_s": one.step_time_s,
+        "peak_memory_bytes": one.peak_memory_bytes, "fit_probability": one.fit_probability,
+        "why_not": one.why_not,
+    }  # fmt: skip
+
+
+def _ranking(made: Plan) -> str:
+    """How the table is ordered, so that nobody wonders at a faster layout below."""
+    if made.objective == "memory":
+        return "Ranked by peak memory: the plan needs least."
+    best = made.estimate
+    slow = f" ({format_seconds(best.pessimistic_s)} for the plan)" if best.pessimistic_s else ""
+    return (
+        "Ranked by the step if what is hard to predict goes badly"
+        + slow
+        + ", among layouts that fit "
+        "with the odds asked for. A layout below may be nominally faster: it bets more on links and "
+        "kernels being as good as modelled."
+    )
+
+
+def _reason(made: Plan, other: Alternative) -> Reason:
+    differs = "; ".join(differences(made.layout, other.layout)) or other.axis
+    part = ""
+    if other.estimate is not None:
+        before, after = made.estimate.time_parts, other.estimate.time_parts
+        part = max(after, key=lambda name: after[name] - before.get(name, 0.0))
+    return {"differs": differs, "why_not": other.why_not, "part": part}
+
+
 def best_plan(question: Question, objective: str = "time") -> Plan:
-    """Return the plan for a question, remembered.
+    """Return the plan for a question without its defence, which takes several times as long.
+
+    It is remembered: a change by hand asks for it again and again.
 
     Raises:
         DoesNotFitError: nothing fits.
     """
-    return _plan(question, objective, "")
+    return _planned_before(*_key(question), objective, defend=False)
 
 
-def _python(model: str, cluster: str, job: Job, recipe: str, optimizer: str) -> str:
-    extra = "" if recipe == "bf16" else f', precision=RECIPES["{recipe}"]'
-    extra += "" if optimizer == "adamw" else f', optimizer=OPTIMIZERS["{optimizer}"]'
-    return (
-        "from meshwright.planner.plan import plan\n"
-        "from meshwright.specs import load_cluster, load_model\n"
-        "from meshwright.specs.job import OPTIMIZERS, RECIPES, Job\n"
-        f"job = Job(seq_len={job.seq_len}, global_batch={job.global_batch}{extra})\n"
-        f'made = plan(load_model("{model}"), load_cluster("{cluster}"), job)\n'
-        "print(made.layout.label(), made.estimate.step_time_s)"
-    )
+def _key(question: Question) -> tuple[str, str, str]:
+    # What is not set is the planner's to choose, so it must stay unset.
+    nouns = (question.model, question.cluster, question.job)
+    model, cluster, job = (noun.model_dump_json(exclude_unset=True) for noun in nouns)
+    return model, cluster, job
+
+
+@lru_cache(maxsize=64)
+def _planned_before(model: str, cluster: str, job: str, objective: str, defend: bool) -> Plan:
+    return make_plan(
+        Model.model_validate_json(model), Cluster.model_validate_json(cluster),
+        Job.model_validate_json(job), objective=objective, defend=defend,
+    )  # fmt: skip
+
+
+def _candidates(made: Plan) -> CandidateTable:
+    """The plan, the best layouts and the whole front: what a person can look through."""
+    key = _key(Question(made.model, made.cluster, made.job))
+    objective = "memory" if made.objective == "memory" else "time"
+    return _candidates_before(*key, objective, made.layout)
+
+
+@lru_cache(maxsize=64)
+def _candidates_before(
+    model: str, cluster: str, job: str, objective: str, chosen: Layout
+) -> CandidateTable:
+    question = Question(
+        Model.model_validate_json(model), Cluster.model_validate_json(cluster),
+        Job.model_validate_json(job),
+    )  # fmt: skip
+    ranked = search(question, objective=objective).ranked
+    front = {int(row) for row in pareto(ranked)}
+    rows = sorted(front | set(range(min(SHOWN - len(front), ranked.columns.rows))))
+    layouts = [chosen, *(ranked.columns.layout(row) for row in rows)]
+    return _table(question, list(dict.fromkeys(layouts)))
+
+
+def _table(question: Question, layouts: list[Layout]) -> CandidateTable:
+    priced = estimates(question.model, question.cluster, question.job, layouts)
+    ranges = [one.step_time_range for one in priced]
+    times = np.array([one.step_time_s for one in priced])
+    peaks = np.array([one.peak_memory_bytes for one in priced])
+    columns: dict[str, list[Any]] = {
+        name: [getattr(layout, name) for layout in layouts]
+        for name in (
+            "dp", "tp", "pp", "cp", "ep", "etp", "virtual_stages", "zero", "shard", "micro_batch",
+            "recompute", "schedule", "sequence_parallel", "rank_order",
+        )
+    } | {
+        name: [getattr(one, name) for one in priced]
+        for name in (
+            "step_time_s", "pessimistic_s", "peak_memory_bytes", "fit_probability",
+            "bubble_fraction", "mfu", "fits",
+        )
+    }  # fmt: skip
+    columns |= {
+        "label": [layout.label() for layout in layouts],
+        "step_low_s": [span.low if span else None for span in ranges],
+        "step_high_s": [span.high if span else None for span in ranges],
+        "pareto": [
+            not np.any((times <= t) & (peaks <= p) & ((times < t) | (peaks < p)))
+            for t, p in zip(times, peaks, strict=True)
+        ],
+    }
+    return cast(CandidateTable, columns)
 
 
 ROUTES = (
     ("GET", "/api/plan", plan_by_query, PlanAnswer),
     ("POST", "/api/plan", plan_by_body, PlanAnswer),
+    ("GET", "/api/defence", defence_by_query, DefenceAnswer),
+    ("POST", "/api/defence", defence_by_body, DefenceAnswer),
 )
 """Method, path, function and answer type of each endpoint."""

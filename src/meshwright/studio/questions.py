@@ -12,6 +12,7 @@ from meshwright.costs.parameters import count_parameters
 from meshwright.planner.legality import Question
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import find_framework
 from meshwright.specs.huggingface import is_config
 from meshwright.specs.job import Job
 from meshwright.specs.jobs import optimizer_recipe, precision_recipe
@@ -35,6 +36,7 @@ class JobRequest(TypedDict):
     batch: NotRequired[str]
     recipe: NotRequired[str]
     optimizer: NotRequired[str]
+    framework: NotRequired[str]
 
 
 class ModelAnswer(TypedDict):
@@ -67,13 +69,18 @@ def question_of(model: str, cluster: str, seq: str = "4096", batch: str = "512")
     Raises:
         SpecError: a name or quantity is not accepted.
     """
-    return read_question(read_model(model), cluster, seq, batch, "bf16", "adamw")
+    return read_question(read_model(model), cluster, seq, batch)
+
+
+AUTO = "auto"
+"""A recipe or a framework that is left to the planner, as the command line leaves it."""
 
 
 def read_question(
-    model: Model, cluster: str, seq: str, batch: str, recipe: str, optimizer: str
-) -> Question:
-    """Read the texts of a question; the recipes are names.
+    model: Model, cluster: str, seq: str, batch: str, recipe: str = AUTO,
+    optimizer: str = "adamw", framework: str = AUTO,
+) -> Question:  # fmt: skip
+    """Read the texts of a question; the recipes are names, `auto` leaves one open.
 
     Raises:
         SpecError: a name or quantity is not accepted.
@@ -84,14 +91,16 @@ def read_question(
     if devices.gpus > MOST_DEVICES:
         raise SpecError("cluster", cluster, f"at most {MOST_DEVICES} devices here")
     length = parse_length(seq, "seq")
-    job = Job.parse(
-        {
-            "seq_len": length, "global_batch": parse_batch(batch, max(length, 1), "batch"),
-            "precision": precision_recipe(recipe, "recipe"),
-            "optimizer": optimizer_recipe(optimizer, "optimizer"),
-        }
-    )  # fmt: skip
-    return Question(model, devices, job)
+    fields: dict[str, Any] = {
+        "seq_len": length, "global_batch": parse_batch(batch, max(length, 1), "batch"),
+        "optimizer": optimizer_recipe(optimizer, "optimizer"),
+    }  # fmt: skip
+    # What is not set is the planner's to choose: a framework, and the precision it usually runs.
+    if recipe != AUTO:
+        fields["precision"] = precision_recipe(recipe, "recipe")
+    if framework != AUTO:
+        fields["framework"] = find_framework(framework, "framework")
+    return Question(model, devices, Job.parse(fields))
 
 
 def read_model(what: str | dict[str, Any]) -> Model:

@@ -75,6 +75,7 @@ export interface CandidateTable {
   pp: number[]
   cp: number[]
   ep: number[]
+  etp: number[]
   virtual_stages: number[]
   zero: number[]
   shard: number[]
@@ -82,8 +83,13 @@ export interface CandidateTable {
   recompute: string[]
   schedule: string[]
   sequence_parallel: boolean[]
+  rank_order: string[]
   step_time_s: number[]
+  step_low_s: (number | null)[]
+  step_high_s: (number | null)[]
+  pessimistic_s: (number | null)[]
   peak_memory_bytes: number[]
+  fit_probability: (number | null)[]
   bubble_fraction: number[]
   mfu: number[]
   fits: boolean[]
@@ -103,6 +109,7 @@ export interface Catalog {
   clusters: ClusterEntry[]
   devices: DeviceEntry[]
   recipes: string[]
+  frameworks: FrameworkEntry[]
   optimizers: string[]
   schedules: ScheduleEntry[]
   exports: ExportEntry[]
@@ -132,6 +139,15 @@ export interface Compared {
   time_s: number
   latency_part_s: number
   bandwidth_part_s: number
+}
+
+export interface Completion {
+  label: string
+  changes: string[]
+  axes: Record<string, string>
+  step_time_s: number
+  peak_memory_bytes: number
+  fits: boolean
 }
 
 export interface ConceptView {
@@ -177,6 +193,12 @@ export interface DecisionData {
   verdict: string
   engine: EngineAnswer | null
   agrees: boolean
+}
+
+export interface DefenceAnswer {
+  alternatives: Record<string, unknown>[]
+  reasons: Reason[]
+  flip_points: Record<string, unknown>[]
 }
 
 export interface DeviceEntry {
@@ -328,6 +350,21 @@ export interface FormulaEntry {
   note: string
 }
 
+export interface FrameworkEntry {
+  id: string
+  title: string
+}
+
+export interface FrameworkRow {
+  framework: string
+  title: string
+  label: string | null
+  step_time_s: number | null
+  peak_memory_bytes: number | null
+  fit_probability: number | null
+  why_not: string
+}
+
 export interface GapCurve {
   year: number[]
   parameters: number[]
@@ -388,6 +425,7 @@ export interface JobRequest {
   batch?: string
   recipe?: string
   optimizer?: string
+  framework?: string
 }
 
 export interface Layout {
@@ -545,7 +583,9 @@ export interface PlanAnswer {
   plan: Record<string, unknown>
   label: string
   summary: string
+  ranking: string
   candidates: CandidateTable
+  frameworks: FrameworkRow[]
   links: Links
 }
 
@@ -559,10 +599,16 @@ export interface PlanRequest {
 export interface PriceAnswer {
   layout: Record<string, unknown>
   label: string
+  changes: string[]
+  followed: string[]
+  axes: Record<string, string>
   estimate: Record<string, unknown> | null
   accepted: boolean
   problem: PriceProblem | null
+  completions: Completion[]
   against: Against | null
+  plan: Record<string, unknown> | null
+  links: Links | null
 }
 
 export interface PriceProblem {
@@ -589,6 +635,12 @@ export interface Range {
   low: number
   high: number
   basis: string
+}
+
+export interface Reason {
+  differs: string
+  why_not: string
+  part: string
 }
 
 export interface Reference {

@@ -45,7 +45,8 @@ export interface Plan {
   [other: string]: unknown
 }
 export type PlanAnswer = Omit<api.PlanAnswer, 'plan'> & { plan: Plan }
-export type PriceAnswer = Omit<api.PriceAnswer, 'estimate'> & { estimate: api.Estimate | null }
+export type DefenceAnswer = Omit<api.DefenceAnswer, 'alternatives' | 'flip_points'> & Pick<Plan, 'alternatives' | 'flip_points'>
+export type PriceAnswer = Omit<api.PriceAnswer, 'estimate' | 'plan'> & { estimate: api.Estimate | null; plan: Plan | null }
 
 export type LessonIndex = api.Path14
 export type LessonStep = api.StepEntry

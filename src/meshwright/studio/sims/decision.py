@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Query
@@ -108,18 +110,10 @@ def decision(
     Raises:
         SpecError: a model, cluster or quantity is not accepted.
     """
-    from meshwright.studio.planning import best_plan
-    from meshwright.studio.questions import question_of
-
-    question = question_of(model, cluster, seq, batch)
-    sharding, tensor, _ = walk_trees(question)
-    walk = sharding if rule == "fits-first" else tensor
+    question, walks, best = _walked(model, cluster, seq, batch)
+    walk = walks[0] if rule == "fits-first" else walks[1]
     nodes, leaf = _nodes(rule, walk)
     outcomes = TREES[rule][1]
-    try:
-        best: Plan | None = best_plan(question)
-    except (DoesNotFitError, SpecError):
-        best = None
     agrees = (walk.layout is None) == (best is None) and (
         best is None or walk.layout is None or _shape(walk.layout) == _shape(best.layout)
     )
@@ -160,6 +154,25 @@ def decision(
             "agrees": agrees,
         },
     }  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _walked(
+    model: str, cluster: str, seq: str, batch: str
+) -> tuple[Question, tuple[Walk, Walk], Plan | None]:
+    """Both trees, walked under the framework that the plan chose, and the plan; remembered."""
+    from meshwright.studio.planning import best_plan
+    from meshwright.studio.questions import question_of
+
+    question = question_of(model, cluster, seq, batch)
+    try:
+        best: Plan | None = best_plan(question)
+    except (DoesNotFitError, SpecError):
+        best = None
+    if best is not None:
+        question = replace(question, job=best.job)
+    sharding, tensor, _ = walk_trees(question)
+    return question, (sharding, tensor), best
 
 
 def _states(question: Question) -> Formula:

@@ -1,0 +1,179 @@
+"""The planner page in a real Chromium: every figure is the shown layout's, by hand or not."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from browsing import fact, leading_number, violations
+from playwright.sync_api import expect
+
+from meshwright.cli import run as command_line
+
+pytestmark = pytest.mark.browser
+
+QUESTION = {"model": "llama3-8b", "cluster": "h100:2x8", "seq": "4096", "batch": "512"}
+
+
+def run(command: str) -> dict:
+    """What a command line of the page answers as JSON."""
+    words = shlex.split(command)
+    assert words[0] == "meshwright"
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = command_line([*words[1:], "--json"])
+    assert code in (0, 1)
+    return json.loads(said.getvalue())
+
+
+def axis(page, name: str):
+    return page.locator(f'[data-name="axis-{name}"]')
+
+
+def taken(page) -> str:
+    return page.get_by_role("region", name="Take it with you").locator("pre").first.inner_text()
+
+
+def figures(page) -> dict[str, str]:
+    return {name: fact(page, name) for name in ("step", "memory", "mfu", "bubble")}
+
+
+def check_against_command(page, label: str) -> None:
+    """The shown figures are those that the shown command line prints for the shown layout."""
+    priced = run(taken(page))
+    estimate = priced["estimate"]
+    assert fact(page, "label") == label
+    assert leading_number(fact(page, "mfu")) == pytest.approx(estimate["mfu"] * 100, abs=0.06)
+    assert leading_number(fact(page, "bubble")) == pytest.approx(
+        estimate["bubble_fraction"] * 100, abs=0.06
+    )
+    assert leading_number(fact(page, "memory")) == pytest.approx(
+        estimate["peak_memory_bytes"] / 2**30, rel=6e-3
+    )
+    assert leading_number(fact(page, "step")) == pytest.approx(estimate["step_time_s"], rel=6e-3)
+
+
+def test_the_plan_is_the_command_lines(visit, api):
+    page = visit.go("/plan", **QUESTION)
+    answer = api.get("/api/plan", params=QUESTION).json()
+    expect(page.locator('[data-fact="label"]')).to_have_text(answer["label"])
+    check_against_command(page, answer["label"])
+    rows = page.locator('[data-table="candidates"] tbody tr')
+    assert rows.first.locator("code").inner_text() == answer["label"]
+    assert rows.first.locator("td").first.inner_text() == "plan"
+    pessimistic = [t for t in answer["candidates"]["pessimistic_s"][:12] if t is not None]
+    assert min(pessimistic) == pessimistic[0], "the plan is the best in what it is ranked by"
+    expect(page.locator('[data-fact="ranking"]')).to_contain_text("goes badly")
+    expect(page.locator('[data-table="frameworks"] tbody tr')).to_have_count(
+        len(answer["frameworks"])
+    )
+    page.get_by_role("button", name="Why each lost").click()
+    lost = page.locator(".lost li")
+    expect(lost.first).to_be_visible()
+    assert not any("another shape" in text for text in lost.all_inner_texts())
+    assert violations(page) == []
+
+
+def test_degrees_move_together_and_figures_are_the_layouts(visit, api):
+    page = visit.go("/plan", **QUESTION)
+    expect(axis(page, "tp")).to_be_visible()
+    axis(page, "tp").select_option("2")
+    expect(page.locator('[data-fact="followed"]')).to_contain_text("dp 16 → 8")
+    expect(axis(page, "dp")).to_have_value("8")
+    price = api.get("/api/price", params={**QUESTION, "tp": 2}).json()
+    expect(page.locator('[data-fact="label"]')).to_have_text(price["label"])
+    check_against_command(page, price["label"])
+    assert "tp=2" in page.url
+    with page.expect_download() as caught:
+        page.get_by_role("button", name="Plan as JSON").click()
+    saved = json.loads(Path(caught.value.path()).read_text("utf-8"))
+    assert saved["layout"]["tp"] == 2 and saved["layout"]["dp"] == 8
+    with page.expect_download() as caught:
+        page.locator('[data-export="megatron"]').click()
+    text = Path(caught.value.path()).read_text("utf-8")
+    assert re.search(r"tensor-model-parallel-size\W+2\b", text)
+
+
+def test_an_impossible_layout_has_no_figures_but_near_ones(visit):
+    page = visit.go("/plan", **QUESTION)
+    axis(page, "dp").select_option("8")
+    expect(page.locator(".cost")).to_contain_text("dp 8 = 8 devices, but the cluster has 16")
+    assert set(figures(page).values()) == {"–"}
+    expect(page.get_by_role("region", name="Take it with you")).to_have_count(0)
+    expect(page.get_by_text("The step, opened")).to_have_count(0)
+    choices = page.locator("[data-completion]")
+    assert choices.count() >= 2
+    label = choices.first.get_attribute("data-completion")
+    choices.first.click()
+    expect(page.locator('[data-fact="label"]')).to_have_text(label)
+    expect(page.locator('[data-fact="step"]')).not_to_have_text("–")
+    check_against_command(page, label)
+    page.get_by_role("button", name="Back to the plan").click()
+    expect(page.locator(".answer .eyebrow")).to_have_text(re.compile("the plan", re.IGNORECASE))
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"tp": "4", "pp": "2", "zero": "1"},
+        {"pp": "4", "v": "2", "zero": "1", "micro_batch": "1"},
+        {"zero": "1", "recompute": "full", "micro_batch": "4"},
+    ],
+)
+def test_an_address_with_axes_is_that_layout(visit, axes):
+    page = visit.go("/plan", **QUESTION, **axes)
+    expect(page.locator('[data-fact="label"]')).not_to_have_text("…")
+    label = fact(page, "label")
+    for name in ("tp", "pp", "zero"):
+        if name in axes:
+            assert f"{name}{axes[name]}" in label
+    check_against_command(page, label)
+
+
+def test_every_degree_that_is_offered_leads_somewhere(api):
+    """No dead ends: each option is priced, or has layouts near it."""
+    for name, values in {"tp": (1, 2, 4, 8, 16, 32), "pp": (1, 2, 4, 8, 16, 32), "cp": (1, 2, 4), "dp": (1, 2, 4, 8, 16), "micro_batch": (1, 2, 8, 16), "v": (2, 3, 5), "zero": (0, 1, 2, 3)}.items():  # fmt: skip
+        for value in values:
+            query = {**QUESTION, name: value, "changed": name}
+            price = api.get("/api/price", params=query).json()
+            assert price["accepted"] == (price["estimate"] is not None) == (price["links"] is not None)  # fmt: skip
+            assert price["accepted"] or price["completions"], (name, value, price["problem"])
+            for near in price["completions"]:
+                again = api.get("/api/price", params={**QUESTION, **near["axes"]}).json()
+                assert again["label"] == near["label"] and again["accepted"]
+
+
+def test_a_dropped_config_is_its_own_model(fresh):
+    config = {
+        "model_type": "llama", "hidden_size": 5120, "num_hidden_layers": 40,
+        "num_attention_heads": 40, "intermediate_size": 13824, "vocab_size": 32000,
+    }  # fmt: skip
+    page = fresh.go("/plan", model="llama3-8b", cluster="h100:1x8", seq="4096", batch="256")
+    drop = """([name, text]) => { const data = new DataTransfer()
+      data.items.add(new File([text], name)); window.dispatchEvent(
+        new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true })) }"""
+    page.evaluate(drop, ["notes.json", "not json at all"])
+    wrong = page.locator('[data-fact="upload-problem"]')
+    expect(wrong).to_be_visible()
+    expect(wrong).to_contain_text("notes.json: this is not JSON")
+    page.evaluate(drop, ["config.json", json.dumps(config)])
+    expect(page.locator('[data-fact="upload"]')).to_contain_text("40 layers of width 5120")
+    expect(page.locator('[data-fact="upload"]')).to_contain_text("13B")
+    expect(page.locator('[data-fact="label"]')).to_be_visible()
+    expect(page.locator(".levels")).not_to_contain_text("parameters")
+    with page.expect_download() as caught:
+        page.get_by_role("button", name="Plan as JSON").click()
+    assert json.loads(Path(caught.value.path()).read_text("utf-8"))["model"]["hidden"] == 5120
+    fresh.wrong[:] = [w for w in fresh.wrong if "422" not in w]
+
+
+def test_answers_are_compressed_on_the_wire(api):
+    answer = api.get("/api/plan", params=QUESTION)
+    assert answer.headers["content-encoding"] == "gzip"
+    page = api.get("/app.js")
+    assert page.headers["content-encoding"] == "gzip"
