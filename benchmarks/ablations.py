@@ -54,7 +54,6 @@ def cases() -> list[tuple[str, dict[str, object]]]:
         ("the allocator's retries", {"retry_s": 0.0}),
         ("overlap of experts' all-to-alls", {"expert_overlapped": False}),
         ("passes over biases inside experts", {"expert_bias_fused": True}),
-        ("recomputed activations of experts", {"activations_recomputed": False}),
     ]  # fmt: skip
 
 

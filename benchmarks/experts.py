@@ -30,7 +30,7 @@ from meshwright.planner.solve import solve
 from meshwright.planner.space import Constraints
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.jobs import load_job
 from meshwright.specs.layout import Layout
 
 TABLES = (
@@ -99,11 +99,8 @@ def from_tables(tables: Iterable[str]) -> Iterator[Recipe]:
 def from_papers(path: Path) -> Iterator[Recipe]:
     """The layouts that papers print."""
     for entry in tomllib.loads(path.read_text("utf-8"))["recipe"]:
-        job = dict(entry["job"])
-        if "precision" in job:
-            job["precision"] = RECIPES[job["precision"]]
         question = Question(
-            load_model(entry["model"]), load_cluster(entry["cluster"]), Job.parse(job)
+            load_model(entry["model"]), load_cluster(entry["cluster"]), load_job(entry["job"])
         )
         yield Recipe(entry["name"], entry["source"], question, Layout.parse(entry["layout"]))
 

@@ -84,21 +84,18 @@ def test_biases_inside_experts_cost_passes_unless_fused(mixtral, h100_64):
 
 
 def test_recomputed_activations_repeat_the_forward_of_pointwise_kernels(mixtral, h100_64):
-    without = priced(mixtral, h100_64).time_parts
-    parts = priced(mixtral, h100_64, activations_recomputed=True).time_parts
-    assert without["recompute"] == 0
-    assert 0 < parts["recompute"] < parts["elementwise"] / 2
-    full = LAYOUT.but(recompute="full")
-    whole = priced(mixtral, h100_64, full)
-    assert priced(mixtral, h100_64, full, activations_recomputed=True).step_time_s == (
-        whole.step_time_s
-    )
+    without = priced(mixtral, h100_64)
+    named = LAYOUT.but(recompute="selective", recompute_modules=["layernorm", "moe_act"])
+    again = priced(mixtral, h100_64, named)
+    assert without.time_parts["recompute"] == 0
+    assert 0 < again.time_parts["recompute"] < again.time_parts["elementwise"] / 2
+    assert again.memory_parts["activations"] < without.memory_parts["activations"]
 
 
 def test_a_dense_model_knows_nothing_of_experts(llama70b):
     cluster = load_cluster("h100:8x8")
     layout = Layout(dp=8, tp=8, micro_batch=1, zero=1, sequence_parallel=True)
-    options = {"expert_overlapped": True, "activations_recomputed": True}
+    options = {"expert_overlapped": True}
     first = priced(llama70b, cluster, layout)
     assert priced(llama70b, cluster, layout, **options).step_time_s == first.step_time_s
 

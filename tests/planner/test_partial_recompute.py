@@ -27,7 +27,8 @@ def result():
 @pytest.mark.parametrize("framework", ["any", "megatron"])
 def test_they_fit_beat_the_search_and_one_layer_less_does_not_fit(framework):
     question = Question(MODEL, CLUSTER, JOB.but(framework=framework))
-    found = search(question)
+    # Modules recomputed by name may be faster than some whole layers: not asked for here.
+    found = search(question, Constraints(recompute="full"))
     layouts = partly_recomputed(question, Constraints(), found)
     assert layouts
     priced = reprice(question, from_layouts(layouts))
@@ -53,11 +54,12 @@ def test_later_stages_recompute_no_more_than_the_first():
 
 
 def test_the_plan_uses_it_and_defends_it(result):
-    made = plan(MODEL, CLUSTER, JOB.but(framework="megatron"))
+    made = plan(MODEL, CLUSTER, JOB.but(framework="fsdp"), constraints=Constraints(offload=()))
     assert made.layout.recompute == "full"
     assert 0 < made.layout.recompute_layers < MODEL.layers
     assert f"full({made.layout.recompute_layers})" in made.layout.label()
     steps = {a.axis: a.why_not for a in made.alternatives if a.axis.startswith("recomputed layers")}
+    assert len(steps) == 2, [a.axis for a in made.alternatives]
     less, more = steps.values()
     assert "out of memory" in less or "fits with" in less
     assert "slower" in more

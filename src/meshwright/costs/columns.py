@@ -13,7 +13,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.specs.layout import AXES, SCHEDULES, Layout
+from meshwright.specs.layout import (
+    AXES,
+    CONTEXT_METHODS,
+    MODULES,
+    OFFLOADS,
+    SCHEDULES,
+    Layout,
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -32,7 +39,8 @@ class LayoutColumns:
     `orders`. `first_layers`, `middle_layers` and `last_layers` are the layers of the first rank,
     of the heaviest rank in between and of the last rank of a pipeline; 0 means as even as possible.
     `recompute_split` holds positions in `splits`, each the layers that every virtual stage
-    recomputes in full; the empty one means as `recompute_layers` says.
+    recomputes in full; the empty one means as `recompute_layers` says. `recompute_modules` and
+    `offload` are bits of `MODULES` and `OFFLOADS`, `cp_method` a position in `CONTEXT_METHODS`.
     """
 
     dp: Ints
@@ -54,6 +62,9 @@ class LayoutColumns:
     first_layers: Ints
     middle_layers: Ints
     last_layers: Ints
+    recompute_modules: Ints
+    offload: Ints
+    cp_method: Ints
     orders: tuple[str, ...] = RANK_ORDERS
     splits: tuple[tuple[int, ...], ...] = ((),)
 
@@ -102,9 +113,22 @@ class LayoutColumns:
         values["schedule"] = SCHEDULES[values["schedule"]]  # type: ignore[assignment]
         values["rank_order"] = self.orders[values["rank_order"]]  # type: ignore[assignment]
         values["sequence_parallel"] = bool(values["sequence_parallel"])
+        values["recompute_modules"] = named(values["recompute_modules"], MODULES)  # type: ignore[assignment]
+        values["offload"] = named(values["offload"], OFFLOADS)  # type: ignore[assignment]
+        values["cp_method"] = CONTEXT_METHODS[values["cp_method"]]  # type: ignore[assignment]
         return Layout.model_validate(
             {**values, "stage_layers": stage_layers, "stage_recompute_layers": again}
         )
+
+
+def bits(names: Sequence[str], among: Sequence[str]) -> int:
+    """Names as bits: bit i for the i-th of `among`."""
+    return sum(1 << among.index(name) for name in names)
+
+
+def named(code: int, among: Sequence[str]) -> tuple[str, ...]:
+    """The names that bits stand for."""
+    return tuple(name for place, name in enumerate(among) if code >> place & 1)
 
 
 ARRAYS = tuple(f.name for f in fields(LayoutColumns) if f.name not in ("orders", "splits"))
@@ -148,6 +172,8 @@ def _row(layout: Layout, orders: tuple[str, ...], splits: tuple[tuple[int, ...],
         layout.zero, layout.shard, layout.micro_batch, RECOMPUTES.index(layout.recompute),
         layout.recompute_layers, splits.index(layout.stage_recompute_layers or ()), int(layout.sequence_parallel), SCHEDULES.index(layout.schedule),
         orders.index(layout.rank_order), first, middle, last,
+        bits(layout.recompute_modules, MODULES), bits(layout.offload, OFFLOADS),
+        CONTEXT_METHODS.index(layout.cp_method),
     ]  # fmt: skip
 
 

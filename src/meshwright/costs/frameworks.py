@@ -61,10 +61,6 @@ class Behaviour(Spec):
     expert_bias_fused: bool = Field(
         description="experts with biases: bias, activation and routing weight in one kernel"
     )
-    activations_recomputed: bool = Field(
-        description="norms and activations of mixture-of-experts layers run again in backward, "
-        "whatever else is recomputed"
-    )
     p2p_scattered: bool = Field(
         description="each tensor-parallel rank sends its share of the activations to the next "
         "stage, which gathers them"
@@ -118,6 +114,10 @@ class Behaviour(Spec):
         description="of the data-parallel reducer's own buckets, per parameter, kept beside the "
         "gradients where there are several replicas",
     )
+    planned_buffers: bool = Field(
+        description="a compiler lays out all buffers of a step: no gaps between them, and what the loss "
+        "and the layers' backward need shares its place"
+    )
     eager: bool = Field(
         description="memory is what plain PyTorch on FSDP2 keeps, counted tensor by tensor "
         "(costs/eager.py), instead of fused kernels' closed forms"
@@ -139,9 +139,10 @@ class Behaviour(Spec):
     optimizer_fused: bool = Field(description="one multi-tensor kernel updates all states")
     zero: int = Field(ge=0, le=3, description="ZeRO stage when a run names none")
     recompute: Recompute = Field(description="recomputation when a run names none")
-    selective: Literal["attention", "operators", "products"] = Field(
+    selective: Literal["attention", "operators", "products", "projections"] = Field(
         description="what selective recomputation keeps: everything but attention's inner tensors, the "
-        "results of every second product and of attention, or those of all products"
+        "results of every second product and of attention, those of all products, or of the "
+        "projections to queries, keys and values"
     )
     tf32: bool = Field(description="fp32 products run in TF32 where the device has it")
     stage_split: Literal["equal", "cost-balanced"] = Field(

@@ -8,7 +8,7 @@ Parts: `matmul`, `attention`, `elementwise`, `tensor_parallel`, `context_paralle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from meshwright.costs.kernels import (
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
 from meshwright.costs.linears import expert_matmuls, weighted_products
 from meshwright.costs.mixers import LayerShares, equivalent_keys, layer_shares, window_share
+from meshwright.costs.module_times import module_times_s
 from meshwright.costs.selective import repeated_forward_s
 from meshwright.specs.model import Model
 
@@ -65,13 +66,15 @@ class LayerTime:
 
     `selective` is the time of the forward that selective recomputation repeats.
     `hidden_dispatch` is the exposed time of the experts' dispatch in each direction where it runs
-    beside another micro-batch's compute; None where nothing hides it.
+    beside another micro-batch's compute; None where nothing hides it. `modules` are the forward
+    times of the modules that selective recomputation may name (`costs.recompute_modules`).
     """
 
     forward: dict[str, Floats]
     backward: dict[str, Floats]
     selective: Floats
     hidden_dispatch: Floats | None = None
+    modules: dict[str, Floats] = field(default_factory=dict)
 
     def forward_s(self) -> Floats:
         """Total forward time."""
@@ -96,8 +99,10 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     dense_forward, dense_backward = weighted_products(setting, keys, tokens, moe)
     forward = {"matmul": dense_forward}
     backward = {"matmul": dense_backward}
+    expert_forward = routed = np.zeros(len(tokens))
     if moe:
         expert_forward, expert_backward = expert_matmuls(setting, keys, tokens)
+        routed = routed_tokens(setting.model, job, keys, tokens).astype(np.float64)
         forward["matmul"] = forward["matmul"] + expert_forward
         backward["matmul"] = backward["matmul"] + expert_backward
     if job.frozen:
@@ -122,8 +127,9 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     hidden = None
     if moe and setting.behaviour.expert_overlapped:
         hidden = overlapped_dispatch_s(forward, backward)
-    again = repeated_forward_s(setting.behaviour, forward)
-    return LayerTime(forward, backward, again, hidden)
+    again = repeated_forward_s(setting.behaviour, setting.model, forward, moe=moe)
+    modules = module_times_s(setting, keys, forward, expert_forward, routed, moe=moe)
+    return LayerTime(forward, backward, again, hidden, modules)
 
 
 def _mixing(setting: LayerModel, keys: LayerKeys, share: LayerShares, *, backward: bool) -> Floats:

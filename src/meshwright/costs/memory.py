@@ -20,8 +20,10 @@ from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.loss import loss_memory_bytes
 from meshwright.costs.mixers import layer_shares, mixer_bytes
+from meshwright.costs.offload import Moved, leave_device
 from meshwright.costs.parameters import LocalParameters, local_parameters
 from meshwright.costs.phases import heaviest, phase_parts, total
+from meshwright.costs.recompute_modules import FfnBytes, dropped_bytes
 from meshwright.costs.routing import hottest_rank
 from meshwright.costs.selective import selective_bytes
 from meshwright.costs.stages import ROLES, StageLayers
@@ -164,7 +166,7 @@ def activation_bytes_per_layer(
     hidden = float(model.hidden)
     # A norm written out keeps its input in fp32, the normalised fp32 values and their 16-bit copy.
     norm_inputs = 2.0 * hidden * (1.0 if behaviour.fused_norm else 5.0)
-    quantised = behaviour.saves_quantised_inputs and job.precision.compute in ("fp8", "fp4")
+    quantised = _quantised_inputs(job, behaviour)
     of_input = 1.0 if quantised else element
     # A frozen weight needs no input for a gradient; adapters read attention's input only.
     adapted = job.frozen
@@ -220,7 +222,22 @@ def kept_per_layer(
     selective = selective_bytes(model, job, behaviour, columns, tokens, moe=moe)
     if selective is not None:
         selective = np.minimum(selective, whole)
+    named = columns.recompute_modules > 0
+    if named.any():
+        element = job.precision.activation_bytes
+        of_input = 1.0 if _quantised_inputs(job, behaviour) else element
+        each = FfnBytes(
+            _ffn_bytes(model, behaviour, element, of_input, job.frozen),
+            0.0 if job.frozen else of_input,
+        )
+        without = whole - dropped_bytes(model, job, behaviour, columns, each, moe=moe)
+        selective = np.where(named, without, whole if selective is None else selective)
     return Kept(whole, boundary, np.zeros(columns.rows), selective)
+
+
+def _quantised_inputs(job: Job, behaviour: Behaviour) -> bool:
+    """Whether products keep their inputs for backward in 8 bits."""
+    return behaviour.saves_quantised_inputs and job.precision.compute in ("fp8", "fp4")
 
 
 def _scores(model: Model, job: Job, columns: LayoutColumns) -> Floats:
@@ -263,6 +280,8 @@ class MemoryColumns:
     states: dict[str, StateBytes]
     total: dict[str, Floats]
     peak: Floats
+    moved: dict[str, Moved] = field(default_factory=dict)
+    """Of each role, what lives in host memory; empty where no row keeps anything there."""
     phases: dict[str, dict[str, Floats]] = field(default_factory=dict)
     """Of each role, bytes per phase of a step, where the framework's are counted (`costs.phases`)."""
 
@@ -307,6 +326,7 @@ def memory(
     states: dict[str, StateBytes] = {}
     totals: dict[str, Floats] = {}
     phases: dict[str, dict[str, Floats]] = {}
+    moved: dict[str, Moved] = {}
     for role in ROLES:
         dense, expert = role_parameters(local, layers, columns, role)
         weights = None
@@ -332,6 +352,17 @@ def memory(
             parts[role] |= eager_parts(model, job, columns, held, micro_batches, local)
             moving = sum((parts[role][name] for name in MOVING), np.zeros(columns.rows))
             parts[role]["fragmentation"] = moving * float(constants()["allocator"]["fragmentation"])
+        if columns.offload.any():
+            flight = pipeline.in_flight(columns, micro_batches, _stage_of(columns, role))
+            gaps = (
+                0.0
+                if behaviour.planned_buffers
+                else float(constants()["allocator"]["fragmentation"])
+            )
+            parts[role], moved[role] = leave_device(
+                model, job, columns, parts[role], layers.total(role), flight, gaps
+            )
+            phases[role] = {}  # they count what is on the device alone
         # gloo holds next to nothing; no device context, but Python and torch themselves
         if process_bytes is not None:
             parts[role] |= {
@@ -343,7 +374,7 @@ def memory(
             total = total + parts[role][name]
         totals[role] = np.where(_exists(columns, role), total, 0.0)
     peak = np.maximum(np.maximum(totals["first"], totals["middle"]), totals["last"])
-    return MemoryColumns(parts, states, totals, peak, phases)
+    return MemoryColumns(parts, states, totals, peak, moved, phases)
 
 
 def _held(columns: LayoutColumns, layers: StageLayers, role: str, micro_batches: Ints) -> Held:
@@ -438,6 +469,12 @@ def _role_parts(
         gathered = _gathered_units(job, columns, local, state, layers, role)
     gathered = gathered + _in_compute_precision(job, model, local, layers, role)
     moving = activations + working + logits + gathered
+    gaps = float(known["allocator"]["fragmentation"])
+    if behaviour.planned_buffers:
+        # The logits are gone when the first layer runs backward.
+        at_loss = logits > working + gathered
+        working, gathered = np.where(at_loss, 0.0, working), np.where(at_loss, 0.0, gathered)
+        logits, gaps = np.where(at_loss, logits, 0.0), 0.0
     held = _held_bytes(
         job, model, behaviour, columns, layers.total(role), flight, micro_batches, host_paced
     )
@@ -452,7 +489,7 @@ def _role_parts(
         "buffers": buffers,
         "communicators": groups * float(known["nccl"]["bytes_per_group"]),
         "context": np.full(columns.rows, float(known["context"]["bytes"])),
-        "fragmentation": moving * float(known["allocator"]["fragmentation"]) + held,
+        "fragmentation": moving * gaps + held,
     }
     if behaviour.modules == "transformers":
         if behaviour.optimizer_in_backward:

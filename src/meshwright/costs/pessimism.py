@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PESSIMISM: Mapping[str, float] = {
     "tensor_parallel": 0.25, "context_parallel": 0.25, "expert_parallel": 0.35,
     "pipeline_p2p": 0.50, "pipeline_bubble": 0.15,
-    "launch": 0.25, "elementwise": 0.10, "recompute": 0.0, "step_overhead": 0.5,
+    "launch": 0.25, "elementwise": 0.10, "recompute": 0.0, "step_overhead": 0.5, "offload": 0.25,
 }  # fmt: skip
 """How much worse each part may be than modelled when ranking: communication most, products least."""
 

@@ -3,7 +3,7 @@
 Megatron's repeats attention alone: with unfused attention its scores go, with flash attention nothing
 does, since flash repeats them anyway. PyTorch's per-operator policy (torchtitan) keeps the results of every
 second product and of attention and runs the rest again; JAX's minimal policies (MaxText) keep the results of
-all products.
+all products, and its save_qkv_proj those of the projections to queries, keys and values alone.
 """
 
 from __future__ import annotations
@@ -33,18 +33,37 @@ def selective_elements(
     results = [queries, keys, keys, hidden, *([inner] if model.gated else []), inner, hidden]
     kept = results[::2] if behaviour.selective == "operators" else results
     total = hidden + model.attention_width / tp
+    if behaviour.selective == "projections":
+        kept, total = results[:3], hidden + np.zeros(columns.rows)
     for elements in kept:
         total = total + elements
     return np.asarray(total, dtype=np.float64)
 
 
-def repeated_forward_s(behaviour: Behaviour, forward: dict[str, Floats]) -> Floats:
+def repeated_forward_s(
+    behaviour: Behaviour, model: Model, forward: dict[str, Floats], *, moe: bool
+) -> Floats:
     """Time of one layer's forward that selective recomputation runs again in its backward."""
+    if behaviour.selective == "projections":
+        total = np.zeros_like(forward["matmul"])
+        for time in forward.values():
+            total = total + time
+        return total - _projections_share(model, moe=moe) * forward["matmul"]
     if behaviour.selective == "attention":
         return forward["attention"]
     if behaviour.selective == "products":
         return forward["elementwise"]
     return forward["elementwise"] + 0.5 * forward["matmul"]
+
+
+def _projections_share(model: Model, *, moe: bool) -> float:
+    """Share of a layer's products that make queries, keys and values, by their FLOPs."""
+    made = (model.heads + 2 * model.kv_heads) * model.head_dim
+    width = float(model.ffn)
+    if moe and model.experts:
+        width = float(model.experts.shared_ffn + model.experts.top_k * model.experts.ffn)
+    rest = model.attention_width + (3 if model.gated else 2) * width
+    return made / (made + rest)
 
 
 def selective_bytes(

@@ -22,6 +22,7 @@ from meshwright.costs.columns import (
     LayoutColumns,
     distinct,
     from_layouts,
+    named,
     strides,
 )
 from meshwright.costs.confidence import memory_range, time_range
@@ -44,19 +45,22 @@ from meshwright.costs.memory import (
     expert_shard_degree,
     memory,
 )
+from meshwright.costs.module_times import repeated_s
+from meshwright.costs.offload import in_host, offload_s
 from meshwright.costs.parameters import padded_vocab
 from meshwright.costs.pessimism import pessimistic_s
+from meshwright.costs.recompute_modules import repeated_flops_per_token
 from meshwright.costs.setting import Setting
 from meshwright.costs.stages import ROLES, StageLayers, stage_layers
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
-from meshwright.specs.layout import Layout
+from meshwright.specs.layout import MODULES, Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate, StageMemory
 
 TIME_PARTS = (
     *LAYER_PARTS, "launch", "recompute", "embedding_and_head", "pipeline_p2p", "pipeline_bubble",
-    "data_parallel", "optimizer", "shared_cores", "step_overhead",
+    "data_parallel", "optimizer", "offload", "shared_cores", "step_overhead",
 )  # fmt: skip
 
 
@@ -129,6 +133,10 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     )
     parts["optimizer"] = _optimizer_s(setting, columns, used)
     parts["shared_cores"] = np.zeros(columns.rows)
+    parts["offload"] = np.zeros(columns.rows)
+    if used.moved:
+        parts["offload"] = offload_s(cluster, job, columns, used.moved, times, micro_batches)
+        parts["optimizer"] = np.where(in_host(columns, "optimizer"), 0.0, parts["optimizer"])
     parts["step_overhead"] = np.full(columns.rows, setting.behaviour.host_step_s)
     return _added_up(parts, used, micro_batches, times, hop, data_parallel_worst)
 
@@ -236,15 +244,17 @@ def _stage_parts(
         parts[name] = (forward, backward)
     again = np.zeros(columns.rows)
     share = layers.recomputed_share(role, columns)
+    modules = columns.recompute_modules > 0
     for moe, time in per_layer.items():
         full = time.forward_s()[inverse] * share
         selective = time.selective[inverse]
+        if modules.any():
+            forwards = {name: one[inverse] for name, one in time.modules.items()}
+            chosen = repeated_s(columns, forwards, time.forward["attention"][inverse])
+            selective = np.where(modules, chosen, selective)
         each = np.where(
             columns.recompute == 2, full, np.where(columns.recompute == 1, selective, 0.0)
         )
-        if moe and setting.behaviour.activations_recomputed:
-            pointwise = time.forward["elementwise"][inverse]
-            each = np.where(columns.recompute == 2, each, each + pointwise)
         again = again + counts[moe] * each
     parts["recompute"] = (np.zeros(columns.rows), again)
     parts["embedding_and_head"] = _ends(setting, columns, role)
@@ -466,6 +476,9 @@ def estimate_of(
     model_flops = flops.model_flops_per_token(model, job.seq_len, frozen=job.frozen)
     mode = RECOMPUTES[int(columns.recompute[row])]
     again = flops.recomputed_flops_per_token(model, job.seq_len, mode)
+    if names := named(int(columns.recompute_modules[row]), MODULES):
+        attention = flops.attention_flops_per_token(model, job.seq_len)
+        again = repeated_flops_per_token(model, names, attention)
     executed = model_flops + again * _recomputed_share(model, columns, row)
     peak_rate = cluster.device.peak(job.precision.compute)
     layers = stage_layers(model, columns.slice(row, row + 1))

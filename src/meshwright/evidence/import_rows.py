@@ -14,6 +14,7 @@ from meshwright.evidence.software import (
     SourceRule,
     framework_options,
     megatron_arguments,
+    modules_of,
     optimizer_of,
     precision_of,
     recompute_of,
@@ -333,6 +334,7 @@ def _layout(
         raise SkipRow("a vocabulary split over pipeline stages is not modelled")
     if degrees.pp > 1 and vpp == 1 and known.stage_split == "cost-balanced":
         stage_layers = cost_balanced_layers(model, degrees.pp)
+    modules = modules_of(row, rule)
     sequence = row["sequence_parallel"].lower()
     if not sequence and degrees.tp > 1:
         default = rule.default("sequence_parallel")
@@ -350,7 +352,8 @@ def _layout(
         zero=zero,
         shard=shard if zero else 0,
         micro_batch=micro,
-        recompute=recompute_of(row, rule, assumed),
+        recompute="selective" if modules else recompute_of(row, rule, assumed),
+        recompute_modules=modules,
         sequence_parallel=sequence == "yes" and degrees.tp > 1,
         schedule=schedule,
         stage_layers=stage_layers,

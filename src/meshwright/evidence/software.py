@@ -14,7 +14,7 @@ from meshwright.costs.frameworks import Behaviour, framework
 from meshwright.evidence.named import fallback_framework, named_framework
 from meshwright.evidence.rows import Row
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Framework, OptimizerRecipe, PrecisionRecipe
-from meshwright.specs.layout import Recompute
+from meshwright.specs.layout import Recompute, RecomputeModule
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,6 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     for pattern, values in _EXPERTS:
         if re.search(pattern, stated):
             options |= values
-    if re.search(r"norm, act|moe_act", f"{row['recompute']}; {stated}"):
-        options["activations_recomputed"] = True
     return options
 
 
@@ -232,6 +230,28 @@ def recompute_of(row: Row, rule: SourceRule, assumed: list[str]) -> Recompute:
     mode: Recompute = rule.default("recompute") or framework(rule.framework).recompute
     assumed.append(f"recompute={mode}")
     return mode
+
+
+_MODULES: tuple[tuple[str, RecomputeModule], ...] = (
+    (r"layer_?norm|\bnorm\b", "layernorm"),
+    (r"moe_act|\bact\b", "moe_act"),
+    (r"mla_up_proj", "mla_up_proj"),
+    (r"shared_experts?", "shared_experts"),
+    (r"\bmoe\b", "moe"),
+    (r"\bmlp\b", "mlp"),
+    (r"core_attn", "core_attn"),
+)
+
+
+def modules_of(row: Row, rule: SourceRule) -> tuple[RecomputeModule, ...]:
+    """Modules of a layer that a row, or else its source, recomputes by name; empty: none is named."""
+    said = re.search(
+        r"selective(?: recompute)?:? ([a-z_, ]+)", f"{row['recompute']}; {row['setup']}"
+    )
+    text = said[1] if said else row["recompute"]
+    if "core_attn" not in text and not re.search(r"norm|act|moe|mlp|mla|shared", text):
+        text = " ".join(rule.default("recompute_modules") or ()) if not row["recompute"] else ""
+    return tuple(name for pattern, name in _MODULES if re.search(pattern, text))
 
 
 def zero_of(row: Row, rule: SourceRule, assumed: list[str]) -> tuple[int, int]:

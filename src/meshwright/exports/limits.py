@@ -242,6 +242,10 @@ def _pipeline(layout: Layout, can: Framework) -> Iterator[Problem]:
         )
 
 
+_OFFLOAD_WRITTEN = ("megatron", "nemo")
+"""Frameworks whose exported files say what lives in host memory."""
+
+
 def _recompute(layout: Layout, can: Framework) -> Iterator[Problem]:
     if layout.recompute not in can.recompute:
         closest = "full" if "full" in can.recompute else "none"
@@ -259,6 +263,21 @@ def _recompute(layout: Layout, can: Framework) -> Iterator[Problem]:
             "turns recomputation on in its settings of sharding",
             {"zero": 2} if several else {"recompute": "none", "recompute_layers": 0},
         )
+    unknown = [name for name in layout.recompute_modules if name not in can.recompute_modules]
+    if unknown:
+        kept = tuple(name for name in layout.recompute_modules if name not in unknown)
+        change: dict[str, object] = {"recompute_modules": kept}
+        if not kept:
+            change |= {"recompute": "full" if "full" in can.recompute else "none"}
+        yield Problem("recompute_modules", list(layout.recompute_modules), "does not recompute "
+                      f"{' or '.join(unknown)} by name", change)  # fmt: skip
+    has = can.offload if can.name in _OFFLOAD_WRITTEN else ()
+    away = [what for what in layout.offload if what not in has]
+    if away:
+        yield Problem(
+            "offload", list(layout.offload), f"is told nothing here that keeps {' or '.join(away)} in "
+            "host memory", {"offload": tuple(what for what in layout.offload if what in has)},
+        )  # fmt: skip
     if layout.stage_recompute_layers is not None and not can.stage_recompute_layers:
         # The stage that recomputes most keeps every stage inside its memory.
         most = max(layout.stage_recompute_layers) * layout.virtual_stages

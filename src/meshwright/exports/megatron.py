@@ -12,7 +12,7 @@ from meshwright.exports.limits import Limits
 from meshwright.exports.megatron_model import Flags, model_flags, model_problems, number, read_model
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
-from meshwright.specs.layout import Layout
+from meshwright.specs.layout import MODULES, Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
@@ -44,7 +44,8 @@ def parallel_flags(plan: Plan) -> Flags:
         flags["sequence-parallel"] = True
     if layout.rank_order == TP_PP_DP_ORDER:
         flags["use-tp-pp-dp-mapping"] = True
-    return flags | _stage_flags(layout, plan.model) | _shard_flags(layout) | _recompute(layout)
+    flags |= _stage_flags(layout, plan.model) | _shard_flags(layout)
+    return flags | _recompute(layout) | _offload(layout, plan.model)
 
 
 def _stage_flags(layout: Layout, model: Model) -> Flags:
@@ -90,7 +91,8 @@ def _shard_flags(layout: Layout) -> Flags:
 
 def _recompute(layout: Layout) -> Flags:
     if layout.recompute == "selective":
-        return {"recompute-granularity": "selective", "recompute-modules": "core_attn"}
+        modules = " ".join(layout.recompute_modules or ("core_attn",))
+        return {"recompute-granularity": "selective", "recompute-modules": modules}
     if layout.recompute == "none":
         return {}
     if layout.recompute_layers:
@@ -105,6 +107,29 @@ def _recompute(layout: Layout) -> Flags:
         "recompute-method": "uniform",
         "recompute-num-layers": "1",
     }
+
+
+def _offload(layout: Layout, model: Model) -> Flags:
+    """What lives in host memory: the optimizer's states, or what modules keep for backward."""
+    flags: Flags = {}
+    if "optimizer" in layout.offload:
+        # optimizer/cpu_offloading: the hybrid optimizer reuses the precision-aware one's code.
+        flags |= {
+            "optimizer-cpu-offload": True, "optimizer-offload-fraction": "1.0",
+            "use-precision-aware-optimizer": True,
+        }  # fmt: skip
+    if "activations" in layout.offload:
+        names = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"]
+        names += ["expert_fc1", "moe_act"] if model.experts else []
+        flags |= {
+            "fine-grained-activation-offloading": True, "offload-modules": " ".join(names),
+        }  # fmt: skip
+    return flags
+
+
+def _read_offload(flags: Flags) -> list[str]:
+    found = ["activations"] * bool(flags.get("fine-grained-activation-offloading"))
+    return found + ["optimizer"] * bool(flags.get("optimizer-cpu-offload"))
 
 
 def job_flags(plan: Plan) -> Flags:
@@ -208,6 +233,7 @@ def read_flags(flags: Flags, world: int) -> tuple[Model, Job, Layout]:
             "schedule": "interleaved" if virtual > 1 else "1f1b",
             "micro_batch": micro,
             "cp_method": _read_method(flags),
+            "offload": _read_offload(flags),
             "sequence_parallel": bool(flags.get("sequence-parallel")),
             "rank_order": TP_PP_DP_ORDER if flags.get("use-tp-pp-dp-mapping") else DEFAULT_ORDER,
         }
@@ -356,7 +382,11 @@ def _read_sharding(flags: Flags, ranks: int) -> dict[str, int]:
 def _read_recompute(flags: Flags, virtual: int) -> dict[str, Any]:
     granularity = flags.get("recompute-granularity")
     if flags.get("recompute-activations") or granularity == "selective":
-        return {"recompute": "selective"}
+        given = str(flags.get("recompute-modules") or "core_attn").replace(",", " ").split()
+        named = [name for name in given if name in MODULES]
+        return {
+            "recompute": "selective", "recompute_modules": [] if named == ["core_attn"] else named,
+        }  # fmt: skip
     if granularity is None:
         return {"recompute": "none"}
     if granularity != "full":

@@ -19,7 +19,8 @@ SLOWER = 1.5
 
 _DEGREES = ("tp", "pp", "cp", "ep", "dp", "virtual_stages", "micro_batch")
 _CHOICES = ("zero", "shard", "recompute", "recompute_layers", "sequence_parallel", "schedule",
-            "rank_order", "stage_layers", "stage_recompute_layers", "cp_method", "etp")  # fmt: skip
+            "rank_order", "stage_layers", "stage_recompute_layers", "cp_method", "etp",
+            "recompute_modules", "offload")  # fmt: skip
 
 
 def nearest_plan(plan: Plan, limits: Limits, *, command: str = "") -> tuple[Plan, tuple[str, ...]]:

@@ -46,8 +46,12 @@ def bounded_tables(
     constraints: Constraints,
     tally: Tally,
     add: Callable[[LayoutColumns], Candidates],
+    under: float = float("inf"),
 ) -> None:
-    """Give `add` every table of legal layouts that might be the best, best bounds first."""
+    """Give `add` every table of legal layouts that might be the best, best bounds first.
+
+    None that cannot be faster than `under` seconds is given.
+    """
     if behaviour(question.job).retry_s:  # then time depends on memory, and no head bounds it
         for table in enumerate_layouts(question, constraints, tally):
             add(table)
@@ -58,7 +62,9 @@ def bounded_tables(
     capacity = capacity_bytes(question.cluster)
     order = np.argsort(time_s, kind="stable")
     too_big = order[peak[order] > capacity]
-    order = order[peak[order] <= capacity]
+    hopeless = order[time_s[order] > under]
+    tally.add(NOT_OPENED, int(heads.counts[hopeless].sum()))
+    order = order[(peak[order] <= capacity) & (time_s[order] <= under)]
     tally.add(CANNOT_FIT, int(heads.counts[too_big[TOO_BIG:]].sum()))
     _open(question, heads, too_big[:TOO_BIG], tally, add)
     best, priced = np.inf, 0

@@ -16,6 +16,7 @@ from meshwright.costs.columns import (
     Bools,
     Ints,
     LayoutColumns,
+    bits,
     from_layouts,
     layers_per_rank,
 )
@@ -23,7 +24,7 @@ from meshwright.costs.pipeline import CODE
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.frameworks import AXIS_TITLES, Axis, Framework, framework, lacks
 from meshwright.specs.job import Job
-from meshwright.specs.layout import AXES, Layout, ranked
+from meshwright.specs.layout import AXES, MODULES, OFFLOADS, Layout, ranked
 from meshwright.specs.model import Model
 
 
@@ -148,6 +149,18 @@ def _framework_recompute(question: Question, c: LayoutColumns) -> Bools:
     if can.recompute_needs_shards:
         wrong |= (c.zero < 2) & (c.recompute > 0)
     return wrong
+
+
+def _framework_modules(question: Question, c: LayoutColumns) -> Bools:
+    has = bits(
+        [name for name in MODULES if name in _framework(question).recompute_modules], MODULES
+    )
+    return (c.recompute_modules & ~has) > 0
+
+
+def _framework_offload(question: Question, c: LayoutColumns) -> Bools:
+    has = bits(_framework(question).offload, OFFLOADS)
+    return (c.offload & ~has) > 0
 
 
 def _framework_stages(question: Question, c: LayoutColumns) -> Bools:
@@ -284,6 +297,12 @@ RULES: tuple[Rule, ...] = (
         _framework_sequence,
     ),
     Rule("framework: recompute", "the framework cannot recompute like this", _framework_recompute),
+    Rule(
+        "framework: recomputed modules",
+        "the framework does not recompute such parts of a layer by name",
+        _framework_modules,
+    ),
+    Rule("framework: offload", "the framework cannot keep this in host memory", _framework_offload),
     Rule("framework: rank order", "the framework orders ranks otherwise", _framework_order),
 )
 

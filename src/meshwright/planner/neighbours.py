@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.costs.columns import RECOMPUTES, named
 from meshwright.costs.step import estimates
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.odds import WANTED, Odds
-from meshwright.planner.space import divisors, shard_degrees
+from meshwright.planner.space import Constraints, divisors, recompute_modes, shard_degrees
 from meshwright.planner.words import PART_WORDS
 from meshwright.specs.frameworks import framework
-from meshwright.specs.layout import Layout
+from meshwright.specs.layout import MODULES, Layout
 from meshwright.specs.plan import Alternative, Estimate
 from meshwright.specs.quantities import format_bytes, format_seconds
 
@@ -127,12 +128,17 @@ def _runnable(question: Question, layout: Layout) -> Layout | None:
     return layout.but(**changes)
 
 
+def _recomputes(mode: str, modules: tuple[str, ...]) -> str:
+    return f"{mode} ({', '.join(modules)})" if modules else mode
+
+
 _SHOWN = {
     "tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "ep": "ep", "etp": "etp",
     "virtual_stages": "virtual stages", "micro_batch": "micro-batch", "zero": "ZeRO",
     "shard": "shard degree", "schedule": "schedule", "recompute": "recompute",
     "sequence_parallel": "sequence parallel", "recompute_layers": "recomputed layers",
     "stage_layers": "layers per stage", "stage_recompute_layers": "recomputed layers per stage",
+    "recompute_modules": "recomputed modules", "offload": "offload",
 }  # fmt: skip
 
 
@@ -187,13 +193,19 @@ def _steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
                 chosen.but(zero=value, shard=chosen.shard if value else 0),
             )
     yield from _shard_steps(question, chosen)
-    modes = ("none", "selective", "full")
-    for mode in modes:
-        if mode != chosen.recompute:
+    for mode, code in recompute_modes(question, Constraints()):
+        modules = named(code, MODULES)
+        if (RECOMPUTES[mode], modules) != (chosen.recompute, chosen.recompute_modules):
             yield (
-                f"recompute {chosen.recompute} → {mode}",
-                chosen.but(recompute=mode, recompute_layers=0, stage_recompute_layers=None),
-            )
+                f"recompute {_recomputes(chosen.recompute, chosen.recompute_modules)} → "
+                f"{_recomputes(RECOMPUTES[mode], modules)}",
+                chosen.but(
+                    recompute=RECOMPUTES[mode], recompute_modules=modules, recompute_layers=0,
+                    stage_recompute_layers=None,
+                ),
+            )  # fmt: skip
+    if chosen.offload:
+        yield f"offload {', '.join(chosen.offload)} → none", chosen.but(offload=())
     for count in (-chosen.virtual_stages, chosen.virtual_stages):
         layers = chosen.recompute_layers + count
         if chosen.recompute_layers and 0 < layers <= question.model.layers // chosen.pp:

@@ -71,12 +71,13 @@ def search(
     objective: str = "time",
     keep: int = 4000,
     bounded: bool = False,
+    under: float = float("inf"),
     progress: Callable[[int], None] | None = None,
 ) -> SearchResult:
     """Price legal layouts and return the best `keep` that fit, best first.
 
     `bounded` leaves out what provably cannot win or fit (`planner.bounds`): the best is the same,
-    the tail of the ranking is cut. `progress` is called with the number of layouts priced so far.
+    the tail of the ranking is cut; so is what cannot be faster than `under` seconds. `progress` is called with the number of layouts priced so far.
 
     Raises:
         SpecError: the objective is unknown, or no combination of axes is legal.
@@ -89,7 +90,7 @@ def search(
     wanted = constraints.fit_probability or WANTED
     kept = _Kept(question, objective, keep, wanted)
     if bounded and objective == "time":
-        bounded_tables(question, constraints, tally, kept.add)
+        bounded_tables(question, constraints, tally, kept.add, under)
     else:
         for table in enumerate_layouts(question, constraints, tally):
             kept.add(table)

@@ -15,6 +15,7 @@ from meshwright.planner.finalists import Choice, choose
 from meshwright.planner.legality import Question, legal
 from meshwright.planner.neighbours import steps
 from meshwright.planner.odds import Odds
+from meshwright.planner.offloading import faster_in_host, fitting_in_host
 from meshwright.planner.partial_recompute import partly_recomputed
 from meshwright.planner.search import Candidates, SearchResult, reprice, search, undominated
 from meshwright.planner.space import Constraints, allows
@@ -66,6 +67,8 @@ def answer(
     question: Question, constraints: Constraints, result: SearchResult, objective: str = "time"
 ) -> Solution:
     """Choose from what a search found."""
+    if not result.ranked.columns.rows:
+        result = fitting_in_host(question, constraints, result)
     ranked = result.ranked
     if not ranked.columns.rows:
         return Solution(question, result, None)
@@ -73,6 +76,8 @@ def answer(
         return Solution(question, result, _as_choice(ranked))
     room = Odds.of(question).room(result.fit_probability)
     more = partly_recomputed(question, constraints, result, room)
+    hosted = faster_in_host(question, constraints, result)
+    more = [*hosted[:1], *more, *hosted[1:]]
     front = ranked.take(undominated(ranked))
     choice = choose(question, front, more, room)
     choice = _improved(question, constraints, ranked, choice, room)

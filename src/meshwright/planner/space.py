@@ -15,8 +15,10 @@ from meshwright.costs.columns import (
     Bools,
     Ints,
     LayoutColumns,
+    bits,
     concatenate,
 )
+from meshwright.costs.frameworks import behaviour
 from meshwright.costs.pipeline import CODE
 from meshwright.planner.legality import (
     OTHER_RULES,
@@ -27,7 +29,7 @@ from meshwright.planner.legality import (
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import Framework, framework
-from meshwright.specs.layout import AXES, Layout
+from meshwright.specs.layout import AXES, MODULES, OFFLOADS, Layout, Offload, RecomputeModule
 
 
 class Constraints(Spec):
@@ -44,6 +46,10 @@ class Constraints(Spec):
     shard: int | None = None
     micro_batch: int | None = None
     recompute: str | None = None
+    recompute_modules: tuple[RecomputeModule, ...] | None = None
+    offload: tuple[Offload, ...] | None = Field(
+        None, description="what lives in host memory; None: whatever makes the best plan"
+    )
     sequence_parallel: bool | None = None
     schedule: str | None = None
     rank_order: str | None = None
@@ -68,7 +74,7 @@ def allows(constraints: Constraints, layout: Layout) -> bool:
     """Whether a layout keeps to what the user fixed or forbade."""
     fixed = (
         "tp", "pp", "dp", "cp", "ep", "etp", "virtual_stages", "zero", "shard", "micro_batch",
-        "recompute", "sequence_parallel", "schedule", "rank_order",
+        "recompute", "recompute_modules", "offload", "sequence_parallel", "schedule", "rank_order",
     )  # fmt: skip
     for name in fixed:
         wanted = getattr(constraints, name)
@@ -329,11 +335,7 @@ def _inner(question: Question, constraints: Constraints, pairs: Ints, at: Degree
     micro = [d for d in divisors(job.global_batch // at.dp) if d <= max(64, 16384 // job.seq_len)]
     micro = [constraints.micro_batch] if constraints.micro_batch else micro
     schedules = _schedules(question, constraints, at.pp, layers)
-    modes = list(range(len(RECOMPUTES)))
-    if constraints.no_recompute:
-        modes = [0]
-    if constraints.recompute is not None:
-        modes = [RECOMPUTES.index(constraints.recompute)]
+    modes = recompute_modes(question, constraints)
     sequence = [0, 1] if at.tp > 1 else [0]
     if at.tp > 1 and offered(question).experts_need_sequence_parallel and question.model.experts:
         sequence = [1]
@@ -347,25 +349,64 @@ def _inner(question: Question, constraints: Constraints, pairs: Ints, at: Degree
         names = tuple(dict.fromkeys((*RANK_ORDERS, constraints.rank_order)))
         orders = [names.index(constraints.rank_order)]
     grids = np.meshgrid(
-        np.arange(len(schedules)), np.array(micro), np.array(modes), np.array(sequence),
+        np.arange(len(schedules)), np.array(micro), np.arange(len(modes)), np.array(sequence),
         np.array(orders), indexing="ij",
     )  # fmt: skip
-    which, micro_batch, recompute, sp, order = (grid.ravel().astype(np.int64) for grid in grids)
+    which, micro_batch, mode, sp, order = (grid.ravel().astype(np.int64) for grid in grids)
     rows = len(which)
 
     def full(value: int) -> np.ndarray:
         return np.full(rows, value, dtype=np.int64)
 
-    schedule_table = np.array(schedules)
+    schedule_table, mode_table = np.array(schedules), np.array(modes)
     return LayoutColumns(
         dp=full(at.dp), tp=full(at.tp), pp=full(at.pp), cp=full(at.cp), ep=full(at.ep),
         etp=full(at.etp), virtual_stages=schedule_table[which, 1],
         zero=full(_most_sharded(question, pairs, at)), shard=full(0),
-        micro_batch=micro_batch, recompute=recompute, recompute_layers=full(0),
+        micro_batch=micro_batch, recompute=mode_table[mode, 0], recompute_layers=full(0),
         recompute_split=full(0),
         sequence_parallel=sp, schedule=schedule_table[which, 0], rank_order=order,
-        first_layers=full(0), middle_layers=full(0), last_layers=full(0), orders=names,
+        first_layers=full(0), middle_layers=full(0), last_layers=full(0),
+        recompute_modules=mode_table[mode, 1],
+        offload=full(bits(constraints.offload or (), OFFLOADS)), cp_method=full(0), orders=names,
     )  # fmt: skip
+
+
+def recompute_modes(question: Question, constraints: Constraints) -> list[tuple[int, int]]:
+    """(mode, bits of modules) to consider: none, selective as the framework means it, by module, full.
+
+    Where attention's kernel keeps no scores, recomputing attention alone frees next to nothing.
+    """
+    can, job = offered(question), question.job
+    if constraints.recompute_modules is not None:
+        return [(1, bits(constraints.recompute_modules, MODULES))]
+    known = behaviour(job)
+    useless = known.selective == "attention" and known.attention_kernel != "unfused"
+    modes = [(RECOMPUTES.index(mode), 0) for mode in can.recompute]
+    if useless and can.recompute_modules:
+        modes.remove((1, 0))
+    modes += [(1, bits(names, MODULES)) for names in _module_sets(question, can)]
+    if constraints.no_recompute:
+        modes = [(0, 0)]
+    if constraints.recompute is not None:
+        wanted = RECOMPUTES.index(constraints.recompute)
+        modes = [mode for mode in modes if mode[0] == wanted] or [(wanted, 0)]
+    return sorted(modes)
+
+
+def _module_sets(question: Question, can: Framework) -> list[tuple[RecomputeModule, ...]]:
+    """Sets of modules worth pricing, from the cheapest to run again: each holds the ones before."""
+    model, chosen = question.model, []
+    cheap: list[RecomputeModule] = ["layernorm", "moe_act"] if model.experts else []
+    steps: list[list[RecomputeModule]] = [cheap]
+    steps += [["mla_up_proj"]] if model.latent_attention else []
+    steps += [["moe"]] if model.experts else [["mlp"]]
+    found: list[RecomputeModule] = []
+    for step in steps:
+        found += [name for name in step if name in can.recompute_modules]
+        if found and tuple(found) not in chosen:
+            chosen.append(tuple(found))
+    return chosen
 
 
 def _most_sharded(question: Question, pairs: Ints, at: Degrees) -> int:

@@ -120,6 +120,9 @@ def solve_all(
         raise SpecError("framework", ", ".join(names), "; ".join(sorted(set(refused.values()))))
     rough = [first_of(asked, result) for asked, result in found]
     best = min(_rank(one, objective) for one in rough)
+    if all(one.choice is None for one in rough):  # then host memory may be a way
+        rough = [answer(one.question, constraints, one.result, objective) for one in rough]
+        return sorted(rough, key=lambda one: _rank(one, objective)), refused
     solutions = [
         answer(one.question, constraints, one.result, objective)
         if one.choice is not None and _rank(one, objective) <= (best[0], best[1] * CLOSE)

@@ -15,6 +15,7 @@ PART_WORDS = {
     "data_parallel": "exposed data-parallel traffic",
     "optimizer": "the optimizer",
     "shared_cores": "waiting for cores that ranks share",
+    "offload": "traffic to host memory",
     "step_overhead": "fixed overhead",
 }
 """What a person calls each time part."""

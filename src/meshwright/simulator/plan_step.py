@@ -130,7 +130,7 @@ def _one_rank(roles: RoleTimes) -> tuple[float, float, float]:
 
 
 def _tail_s(table: EstimateColumns) -> float:
-    names = ("data_parallel", "optimizer", "shared_cores", "step_overhead")
+    names = ("data_parallel", "optimizer", "offload", "shared_cores", "step_overhead")
     return sum(float(table.time_parts[name][0]) for name in names)
 
 

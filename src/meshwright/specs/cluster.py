@@ -32,6 +32,9 @@ class Device(Spec):
     )
     sms: int = Field(108, ge=1, description="streaming multiprocessors (or their like)")
     l2_bytes: float = Field(40e6, ge=0)
+    host_link_bytes_s: float = Field(
+        0.0, ge=0, description="data sheet of the link to its host, each way; 0: the cluster's PCIe"
+    )
     launch_s: float = Field(4e-6, ge=0, description="host time to launch one kernel")
     price_per_hour: float = Field(0.0, ge=0, description="US dollars per device-hour, typical")
     source: str = ""

@@ -13,6 +13,7 @@ from meshwright.specs.quantities import parse_bandwidth, parse_bytes, parse_seco
 _UNITS: dict[str, tuple[str, Callable[[object, str], float]]] = {
     "memory": ("memory_bytes", parse_bytes),
     "memory_bandwidth": ("memory_bandwidth_bytes_s", parse_bandwidth),
+    "host_link": ("host_link_bytes_s", parse_bandwidth),
     "l2": ("l2_bytes", parse_bytes),
     "launch": ("launch_s", parse_seconds),
 }

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError
 
 Recompute = Literal["none", "selective", "full"]
-ContextMethod = Literal["all-gather", "ring"]
+ContextMethod = Literal["all-gather", "ring", "ulysses", "hierarchical"]
+RecomputeModule = Literal[
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"
+]  # fmt: skip
+"""Parts of a layer that selective recomputation runs again, as Megatron-Core names them."""
+Offload = Literal["activations", "optimizer", "parameters"]
+MODULES: tuple[RecomputeModule, ...] = get_args(RecomputeModule)
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+CONTEXT_METHODS: tuple[ContextMethod, ...] = get_args(ContextMethod)
 AXES = ("tp", "cp", "ep", "dp", "pp")
 
 SCHEDULES = (
@@ -51,11 +59,21 @@ class Layout(Spec):
     recompute_layers: int = Field(
         0, ge=0, description="layers per pipeline rank to recompute in full; 0 = all of them"
     )
+    recompute_modules: tuple[RecomputeModule, ...] = Field(
+        (),
+        description="what selective recomputation runs again; empty: what the framework means by it",
+    )
+    offload: tuple[Offload, ...] = Field(
+        (), description="what lives in host memory and travels when it is needed"
+    )
     sequence_parallel: bool = Field(
         False, description="Megatron's split of norms along the sequence"
     )
     cp_method: ContextMethod = Field(
-        "all-gather", description="how keys and values reach the other context-parallel ranks"
+        "all-gather",
+        description="how attention meets the keys of other context-parallel ranks: gathered, passed "
+        "round (balanced halves of a causal mask), heads for sequence by all-to-all (Ulysses), or "
+        "Ulysses inside a fast domain and a ring around it",
     )
     schedule: str = "1f1b"
     rank_order: str = Field(
@@ -91,9 +109,21 @@ class Layout(Spec):
                 self.stage_layers,
                 f"pp · virtual_stages = {self.pp * self.virtual_stages} entries are expected",
             )
+        if self.recompute_modules and self.recompute != "selective":
+            raise SpecError(
+                "recompute_modules",
+                self.recompute_modules,
+                "recompute = selective is expected with it",
+            )
         if self.stage_recompute_layers is not None:
             self._check_stage_recompute(self.stage_recompute_layers)
         return self
+
+    @field_validator("recompute_modules", "offload", mode="after")
+    @classmethod
+    def _in_order(cls, named: tuple[str, ...]) -> tuple[str, ...]:
+        """Each once, in the order of this module: two ways to say the same are equal."""
+        return tuple(name for name in (*MODULES, *OFFLOADS) if name in named)
 
     def _check_stage_recompute(self, given: tuple[int, ...]) -> None:
         stages = self.pp * self.virtual_stages
@@ -164,7 +194,8 @@ class Layout(Spec):
         where it ranks the axes in use otherwise than tp, cp, ep, dp, pp.
         """
         parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
-        parts += [f"cp{self.cp}"] * (self.cp > 1) + [f"ep{self.ep}"] * (self.ep > 1)
+        method = "" if self.cp_method == "all-gather" else f"-{self.cp_method}"
+        parts += [f"cp{self.cp}{method}"] * (self.cp > 1) + [f"ep{self.ep}"] * (self.ep > 1)
         parts += [f"etp{self.etp}"] * (self.etp > 1)
         parts += [f"v{self.virtual_stages}"] * (self.virtual_stages > 1)
         parts += [f"mb{self.micro_batch}"] + [f"zero{self.zero}"] * (self.zero > 0)
@@ -174,9 +205,11 @@ class Layout(Spec):
         again = self.stage_recompute_layers
         if again is None and self.recompute_layers:
             again = (self.recompute_layers,)
-        split = "" if again is None else f"({','.join(map(str, again))})"
+        said = self.recompute_modules if again is None else again
+        split = f"({','.join(map(str, said))})" if said else ""
         parts += [self.recompute + split] * (self.recompute != "none")
         parts += ["sp"] * self.sequence_parallel
+        parts += ["offload(" + ",".join(self.offload) + ")"] * bool(self.offload)
         usual = "interleaved" if self.virtual_stages > 1 else "1f1b"
         parts += [self.schedule] * (self.pp > 1 and self.schedule not in (usual, "1f1b"))
         used = [axis for axis in AXES if getattr(self, axis) > 1]

@@ -23,6 +23,7 @@ def check(model: Model, layout: Layout, *, global_batch: int, seq_len: int, csv:
     """
     check_model(model, seq_len)
     _check_tensor(model, layout)
+    _check_choices(layout)
     _check_context(layout, seq_len)
     _check_experts(model, layout)
     _check_data(layout, csv)
@@ -128,6 +129,24 @@ def _check_tensor(model: Model, layout: Layout) -> None:
         raise SpecError("tp", tp, "norms over the whole query width cannot be split; use tp = 1")
     if model.experts is not None and model.experts.shared_ffn % tp:
         raise SpecError("tp", tp, f"must divide experts.shared_ffn = {model.experts.shared_ffn}")
+
+
+def _check_choices(layout: Layout) -> None:
+    """Choices that are priced and exported, and that this engine does not run."""
+    if layout.recompute_modules not in ((), ("core_attn",)):
+        raise SpecError(
+            "recompute_modules",
+            ",".join(layout.recompute_modules),
+            "the engine recomputes attention or whole layers; use recompute = full or none",
+        )
+    if layout.offload:
+        raise SpecError(
+            "offload",
+            ",".join(layout.offload),
+            "the engine keeps everything on the device; leave it out",
+        )
+    if layout.cp > 1 and layout.cp_method not in ("all-gather", "ring"):
+        raise SpecError("cp_method", layout.cp_method, "the engine runs all-gather and ring")
 
 
 def _check_context(layout: Layout, seq_len: int) -> None:

@@ -1,0 +1,87 @@
+"""Host memory as a choice: layouts that keep activations, optimizer or parameters there.
+
+What travels costs time, so it is worth it in two cases: nothing fits without, or a layout that does not
+fit is faster with it than the best that fits (mostly because less is recomputed or split).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.costs.offload import host_short_bytes
+from meshwright.costs.step import price
+from meshwright.planner.legality import Question
+from meshwright.planner.search import Candidates, SearchResult, search
+from meshwright.planner.space import Constraints, offered
+from meshwright.specs.errors import SpecError
+from meshwright.specs.layout import Layout, Offload
+
+KEPT = 3
+"""Layouts handed to the finalists."""
+MARGIN = 0.02
+"""Share of the step that host memory must gain to be worth another moving part."""
+
+CHOICES: tuple[tuple[Offload, ...], ...] = (
+    ("activations",), ("optimizer",), ("activations", "optimizer"), ("optimizer", "parameters"),
+    ("activations", "optimizer", "parameters"),
+)  # fmt: skip
+
+
+def offload_choices(question: Question, constraints: Constraints) -> list[tuple[Offload, ...]]:
+    """What may be tried in host memory: nothing where the user said what lives there."""
+    if constraints.offload is not None:
+        return []
+    has = offered(question).offload
+    return [choice for choice in CHOICES if all(what in has for what in choice)]
+
+
+def faster_in_host(
+    question: Question, constraints: Constraints, result: SearchResult
+) -> list[Layout]:
+    """Layouts that keep activations in host memory, recompute nothing and beat the best, fastest first."""
+    wanted: tuple[Offload, ...] = ("activations",)
+    if wanted not in offload_choices(question, constraints) or not result.ranked.columns.rows:
+        return []
+    limit = float(result.ranked.pessimistic_s[0]) * (1 - MARGIN)
+    if not (result.over_memory.pessimistic_s < limit).any():
+        return []
+    moved = constraints.but(
+        offload=wanted, no_recompute=True, fit_probability=result.fit_probability
+    )
+    try:
+        found = search(question, moved, bounded=True, keep=KEPT, under=limit).ranked
+    except SpecError:
+        return []
+    found = found.take(np.flatnonzero(found.pessimistic_s < limit))
+    if not found.columns.rows:
+        return []
+    held = _that_hosts_hold(question, found)
+    return [held.columns.layout(int(row)) for row in np.flatnonzero(held.fits)]
+
+
+def _that_hosts_hold(question: Question, priced: Candidates) -> Candidates:
+    """The same with layouts that need more memory than a host has not fitting."""
+    table = price(question.model, question.cluster, question.job, priced.columns)
+    holds = host_short_bytes(question.cluster, table.memory.moved) <= 0
+    return replace(priced, fits=priced.fits & holds)
+
+
+def fitting_in_host(
+    question: Question, constraints: Constraints, result: SearchResult
+) -> SearchResult:
+    """Where nothing fits: the search again with ever more in host memory, until something does."""
+    for choice in offload_choices(question, constraints):
+        try:
+            found = search(question, constraints.but(offload=choice), bounded=True)
+        except SpecError:
+            continue
+        if found.ranked.columns.rows:
+            held = _that_hosts_hold(question, found.ranked)
+            kept = held.take(np.flatnonzero(held.fits))
+            if kept.columns.rows:
+                return replace(
+                    result, ranked=kept, fit_probability=found.fit_probability,
+                )  # fmt: skip
+    return result
