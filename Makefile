@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Quiet, and the same packages everywhere; errors are still shown.
+PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet
+CONSTRAINED := $(PIP) -c constraints.txt
 
 .PHONY: demo test lint docs setup page page-check browser validate-more clean
 
@@ -13,6 +16,10 @@ demo: $(VENV)/engine.done
 	  --framework meshwright --precision fp32 --brief -o runs/demo.toml
 	@$(BIN)/meshwright train runs/demo.toml --out runs/demo --steps 40
 	@$(BIN)/meshwright verify runs/demo.toml
+	@echo; echo "Next:"
+	@echo "  $(BIN)/meshwright studio                     the lessons, simulations and the planner as a page"
+	@echo "  $(BIN)/meshwright report runs/demo           the run that you just saw, on one page"
+	@echo "  $(BIN)/meshwright plan MODEL --cluster NODES a plan of your own (meshwright models, meshwright clusters)"
 
 setup: $(VENV)/full.done
 
@@ -27,15 +34,15 @@ lint: $(VENV)/full.done
 
 $(VENV)/core.done: pyproject.toml constraints.txt
 	@echo "meshwright: making $(VENV) (one minute)"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --upgrade "pip>=25.1"
-	$(BIN)/pip install -c constraints.txt -e .
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade "pip>=25.1"
+	@$(CONSTRAINED) -e .
 	@touch $@
 
 $(VENV)/engine.done: $(VENV)/core.done
-	@echo "meshwright: adding PyTorch (one minute)"
-	$(BIN)/pip install -c constraints.txt "torch==2.13.0"
-	$(BIN)/pip install -c constraints.txt -e ".[engine]"
+	@echo "meshwright: adding PyTorch and the studio (one minute)"
+	@$(CONSTRAINED) "torch==2.13.0"
+	@$(CONSTRAINED) -e ".[engine,studio,fast]"
 	@touch $@
 
 # Small system tools that some tests drive; without root those tests say what they miss.
@@ -49,11 +56,11 @@ $(VENV)/system.done: $(VENV)/engine.done
 
 $(VENV)/full.done: $(VENV)/system.done
 	@echo "meshwright: adding what the tests need (two minutes)"
-	$(BIN)/pip install -c constraints.txt -e ".[engine,studio,fast]" --group test --group lint --group browser --group docs --group build
+	@$(CONSTRAINED) -e ".[engine,studio,fast]" --group test --group lint --group browser --group docs --group build
 	@echo "meshwright: adding the parsers that check exports (one minute)"
-	$(BIN)/pip install -c constraints.txt "setuptools>=77" "wheel>=0.45"
-	$(BIN)/pip install -c constraints.txt --no-build-isolation --group validate
-	$(BIN)/pip install -c constraints.txt --no-deps --ignore-requires-python \
+	@$(CONSTRAINED) "setuptools>=77" "wheel>=0.45"
+	@$(CONSTRAINED) --no-build-isolation --group validate
+	@$(CONSTRAINED) --no-deps --ignore-requires-python \
 	  --target $(VENV)/validate/megatron-core-0.19.2 megatron-core==0.19.2
 	@touch $@
 
@@ -63,7 +70,7 @@ page:
 
 # The page's types, from the server's OpenAPI document.
 types: $(VENV)/core.done
-	$(BIN)/pip install -q -c constraints.txt -e ".[studio]"
+	$(CONSTRAINED) -e ".[studio]"
 	$(BIN)/meshwright studio --openapi -o studio-web/openapi.json
 	cd studio-web && node types.mjs openapi.json src/lib/openapi.ts && rm openapi.json
 
@@ -83,13 +90,13 @@ browser: $(VENV)/full.done
 
 # Parsers of exports that take minutes to install.
 validate-more: $(VENV)/full.done
-	$(BIN)/pip install --no-deps --target $(VENV)/validate/torchtitan-0.3.0 torchtitan==0.3.0
-	$(BIN)/pip install --no-deps --target $(VENV)/validate/lightning-2.6.6 \
+	$(PIP) --no-deps --target $(VENV)/validate/torchtitan-0.3.0 torchtitan==0.3.0
+	$(PIP) --no-deps --target $(VENV)/validate/lightning-2.6.6 \
 	  lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0
-	$(BIN)/pip install --target $(VENV)/validate/skypilot-0.14.1 skypilot==0.14.1
-	$(BIN)/pip install --no-deps --target $(VENV)/validate/megatron-bridge-0.3.1 \
+	$(PIP) --target $(VENV)/validate/skypilot-0.14.1 skypilot==0.14.1
+	$(PIP) --no-deps --target $(VENV)/validate/megatron-bridge-0.3.1 \
 	  megatron-bridge==0.3.1 hydra-core==1.3.2 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3
-	-$(BIN)/pip install --no-deps --target $(VENV)/validate/nanotron-2411b02 dacite==1.9.2 \
+	-$(PIP) --no-deps --target $(VENV)/validate/nanotron-2411b02 dacite==1.9.2 \
 	  git+https://github.com/huggingface/nanotron@2411b022a75fb7f7561a1bb4166706da5e1b76de
 	MESHWRIGHT_VALIDATE_MORE=1 $(BIN)/pytest tests/exports/test_more_parsers.py
 

@@ -1,4 +1,4 @@
-"""Rewrite the command outputs in README.md: run after a change to the cost model.
+"""Rewrite the command outputs in README.md and docs/gallery.md: run after a change to the cost model.
 
     python docs/update_readme.py
 
@@ -13,7 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
+DOCS = Path(__file__).parent
+PAGES = (DOCS.parent / "README.md", DOCS / "gallery.md")
 BLOCK = re.compile(
     r"<!-- run: (?P<command>[^>]*?)(?: \[lines (?P<last>\d+)\])? -->\n.*?<!-- end -->", re.S
 )
@@ -38,7 +39,8 @@ def main() -> None:
         body = "\n".join(text)
         return f"<!-- run: {match['command']}{last} -->\n```text\n$ {match['command']}\n{body}\n```\n<!-- end -->"
 
-    README.write_text(BLOCK.sub(rewritten, README.read_text("utf-8")), "utf-8")
+    for page in PAGES:
+        page.write_text(BLOCK.sub(rewritten, page.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":
