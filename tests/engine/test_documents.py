@@ -9,7 +9,8 @@ from meshwright.engine.model.collectives import Axis
 from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.model.dropout import Draw, Dropout, kept
 from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
-from meshwright.engine.proof import verify as proof
+from meshwright.engine.model.numerics import default_numerics
+from meshwright.engine.proof.material import weight
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
 
@@ -27,9 +28,7 @@ def _decoder(model):
     decoder = Decoder(model).double()
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
-            value = proof.test_value(
-                name, tuple(parameter.shape), model, proof.default_numerics(model)
-            )
+            value = weight(name, tuple(parameter.shape), model, default_numerics(model))
             parameter.copy_(value)
     return decoder
 

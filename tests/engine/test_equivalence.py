@@ -3,19 +3,19 @@
 The whole matrix shares one fork server; each case is two optimizers, two steps each, in fp64.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from meshwright.cli import run
+from meshwright.engine.model.numerics import default_numerics
 from meshwright.engine.parallel.guards import check
 from meshwright.engine.proof import verify as proof
-from meshwright.engine.proof.agreement import (
-    FP64_BOUND,
-    Trace,
-    absolute_error,
-    derived_bounds,
-    relative_differences,
-)
+from meshwright.engine.proof.agreement import DERIVATIVE_BOUND, differences, hold, merged, worst
+from meshwright.engine.proof.material import weight
+from meshwright.engine.proof.reference import Trace, shapes
+from meshwright.engine.proof.runs import Task, plan, refer
 from meshwright.engine.proof.shrink import Case
 from meshwright.engine.ranks.processes import run_ranks
 from meshwright.schedules import build, write_torch_csv
@@ -53,6 +53,13 @@ CASES = {
     "tp4-sp-fewer-kv-heads": (QWEN, {"tp": 4, **SP}),
     "tp2-gpt2": (GPT2, {"tp": 2}),
     "tp2-sp-gpt2": (GPT2, {"tp": 2, **SP}),
+    "tp3-uneven-vocabulary": (LLAMA.but(heads=6, kv_heads=3, vocab=65), {"tp": 3}),
+    "tp2-uneven-vocabulary-zero3": (
+        TIED.but(vocab=67, hidden=60), {"tp": 2, **SP, "dp": 3, "zero": 3}
+    ),
+    "tp2-uneven-vocabulary-pp2-zero1": (
+        GPT2.but(vocab=67), {"tp": 2, **SP, "dp": 2, "pp": 2, "zero": 1}
+    ),
     "pp2-1f1b": (LLAMA, {"pp": 2}),
     "pp4-gpipe": (LLAMA, {"pp": 4, "schedule": "gpipe"}),
     "pp2-uneven": (LLAMA, {"pp": 2, "stage_layers": (1, 3)}),
@@ -159,58 +166,57 @@ STEPS = 2
 def _case(model, options, **extra):
     layout = Layout(**options)
     return Case(
-        model=model, layout=layout, global_batch=8 if layout.micro_batch == 1 else 16,
-        seq_len=16, shrunk=(), **extra,
+        model=model, layout=layout, global_batch=4 * layout.dp if layout.dp == 3 else 8 if layout.micro_batch == 1 else 16,
+        seq_len=18 if layout.tp == 3 else 16, shrunk=(), **extra,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def oracles():
-    """The single-device run of each (model, batch), made once."""
-    known = {}
+def prove(tmp_path_factory):
+    """Runs a case against the reference, which is trained once for each (model, batch)."""
+    folder, known = str(tmp_path_factory.mktemp("proof")), set()
 
-    def get(case):
-        key = (case.model.model_dump_json(), case.global_batch, case.documents, case.dropout)
-        if key not in known:
-            known[key] = run_ranks(
-                proof.oracle, 1, case, proof.default_numerics(case.model), STEPS, 0, "fp64"
-            )[0]
-        return known[key]
+    def run_case(case, kinds=("sgd", "adamw"), steps=STEPS, mutant="", csv=""):
+        seen = case.model.model_dump_json(), case.global_batch, case.documents, case.dropout, steps
+        key = str(abs(hash(seen)))
+        wanted = [c for c in proof.courses(case, steps, mutants=False) if c.name in kinds]
+        wanted = [replace(c, name=f"{key}-{c.name}") for c in wanted]
+        numerics = default_numerics(case.model)
+        task = Task(tuple(wanted), numerics, 0, folder, csv=csv, recorded=False)
+        if fresh := tuple(c for c in wanted if c.name not in known):
+            errors = refer(replace(task, courses=fresh))
+            assert all(error <= DERIVATIVE_BOUND for error in errors.values()), errors
+            known.update(c.name for c in fresh)
+        if mutant:
+            broken = replace(wanted[0], name="broken", steps=1, mutant=mutant, like=wanted[0].name)
+            task = replace(task, courses=(broken,))
+        ranks = run_ranks(plan, case.layout.world, task, timeout_s=300)
+        names = frozenset(name for rank in ranks for one in rank for name in one.names)
+        assert names == set(shapes(case.model))  # no parameter escaped the comparison
+        return merged(one.differences for rank in ranks for one in rank)
 
-    return get
+    return run_case
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_plan_equals_one_device(name, oracles):
-    _assert_equal(_case(*CASES[name]), oracles)
+def test_plan_equals_one_device(name, prove):
+    # Every third through SGD and the wrappers of mixed precision, the others through AdamW, clipping,
+    # a checkpoint and its restoration.
+    kind = "sgd" if list(CASES).index(name) % 3 == 0 else "adamw"
+    found = prove(_case(*CASES[name]), kinds=(kind,))
+    assert hold(found), worst(found)
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_packed_documents_and_dropout_equal_one_device(name, oracles):
-    case = _case(*PACKED[name], documents=True, dropout=0.2)
-    _assert_equal(case, oracles, optimizers=("sgd",))
+def test_packed_documents_and_dropout_equal_one_device(name, prove):
+    found = prove(_case(*PACKED[name], documents=True, dropout=0.2), kinds=("sgd",))
+    assert hold(found), worst(found)
 
 
 @pytest.mark.parametrize("name", FIVE)
-def test_five_axes_at_once_equal_one_device(name, oracles):
-    case = _case(*FIVE[name], documents=True)
-    _assert_equal(case, oracles, optimizers=("sgd",), steps=1)
-
-
-def _assert_equal(case, oracles, optimizers=proof.OPTIMIZERS, steps=STEPS):
-    wanted = oracles(case)
-    numerics = proof.default_numerics(case.model)
-    ranks = run_ranks(
-        proof.planned, case.layout.world, case, numerics, steps, 0, "fp64",
-        optimizers, "", "", timeout_s=120,
-    )  # fmt: skip
-    seen = set()
-    for rank in ranks:
-        for optimizer in optimizers:
-            error, where = absolute_error(rank[optimizer], wanted[optimizer])
-            assert error <= FP64_BOUND, (optimizer, where)
-        seen |= set(rank["sgd"].gradients[0])
-    assert seen == set(wanted["sgd"].gradients[0])  # no parameter escaped the comparison
+def test_five_axes_at_once_equal_one_device(name, prove):
+    found = prove(_case(*FIVE[name], documents=True), kinds=("sgd",), steps=1)
+    assert hold(found), worst(found)
 
 
 def test_any_schedule_file_runs_and_equals_one_device(tmp_path):
@@ -227,7 +233,7 @@ def test_any_schedule_file_runs_and_equals_one_device(tmp_path):
 @pytest.mark.parametrize(
     "schedule", ["gpipe", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v", "hanayo"]
 )
-def test_schedules_that_simulate_writes_are_executed_as_written(schedule, oracles, tmp_path):
+def test_schedules_that_simulate_writes_are_executed_as_written(schedule, prove, tmp_path):
     file, chunks = tmp_path / "order.csv", 1 if schedule in ("gpipe", "zb-h1") else 2
     flags = ["simulate", "--schedule", schedule, "--pp", 2, "--micro-batches", 8]
     assert run([*map(str, flags), "--virtual-stages", str(chunks), "--csv", str(file)]) == 0
@@ -235,27 +241,17 @@ def test_schedules_that_simulate_writes_are_executed_as_written(schedule, oracle
     named = "interleaved" if chunks > 1 else "1f1b"
     case = _case(TIED, {"pp": 2, "virtual_stages": chunks, "schedule": named})
     check(case.model, case.layout, global_batch=8, seq_len=16, csv=str(file))
-    ranks = run_ranks(
-        proof.planned, 2, case, proof.default_numerics(TIED), 1, 0, "fp64", ("sgd",), "", str(file)
-    )
-    wanted = oracles(case)["sgd"]
-    for rank in ranks:
-        assert absolute_error(rank["sgd"], wanted)[0] <= FP64_BOUND
-    assert set().union(*(rank["sgd"].gradients[0] for rank in ranks)) == set(wanted.gradients[0])
+    found = prove(case, kinds=("sgd",), csv=str(file))
+    assert hold(found), worst(found)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_missing_reduction_is_caught(name, oracles):
+def test_a_missing_reduction_is_caught(name, prove):
     axis = name.split("-")[0]
     extra = {"documents": axis == "documents", "dropout": 0.1 if axis == "dropout" else 0.0}
     case = _case(*MUTANTS[name], **extra)
     assert axis in dict(proof.active_mutants(case))
-    ranks = run_ranks(
-        proof.planned, case.layout.world, case, proof.default_numerics(case.model), 1, 0, "fp64",
-        ("sgd",), axis, "",
-    )  # fmt: skip
-    wanted = oracles(case)["sgd"]
-    assert max(absolute_error(rank["sgd"], wanted)[0] for rank in ranks) > 1e-6
+    assert worst(prove(case, mutant=axis))[0] > 1e-6
 
 
 @pytest.mark.parametrize(
@@ -277,32 +273,22 @@ def test_low_precision_stays_within_a_few_times_one_devices_own_error(
     assert verdict.passed
     assert verdict.equal
     assert len(verdict.mutants) >= 2 * mutants
-    assert verdict.bound < (1e-4 if precision == "fp32" else 0.6)
-    assert verdict.loss_bound < (1e-5 if precision == "fp32" else 0.05)
+    assert verdict.bound < (1e-4 if precision == "fp32" else 0.1)
 
 
-def test_differences_are_held_against_their_own_bounds():
-    exact = Trace(losses=[2.0], norms=[1.0], gradients=[{"w": torch.ones(4), "b": torch.zeros(2)}])
-    near = Trace(losses=[2.02], norms=[1.0],
-                 gradients=[{"w": torch.full((4,), 1.1), "b": torch.full((2,), 1e-9)}])  # fmt: skip
-    differences = relative_differences(near, exact)
-    assert differences == pytest.approx({"loss": 0.01, "grad_norm": 0.0, "w": 0.1})
-    bounds = derived_bounds([differences], torch.bfloat16)
-    assert (bounds.tensors, bounds.scalars) == pytest.approx((0.2, 0.02))
-    assert bounds.hold(differences)
-    assert bounds.worst({"w": 0.15, "loss": 0.05}) == (0.05, "loss")
-    assert not bounds.hold({"w": 0.15, "loss": 0.05})
-    assert not bounds.hold({"w": float("inf")})
-    lucky = derived_bounds([{"loss": 0.0, "w": 0.1}], torch.bfloat16)
-    assert lucky.scalars == pytest.approx(2 * 2**-7)
-    broken = Trace(losses=[float("nan")], norms=[1.0], gradients=near.gradients)
-    assert relative_differences(broken, exact)["loss"] == float("inf")
+def test_differences_are_held_against_the_bound():
+    exact = Trace([2.0], [1.0], [{"w": torch.ones(4)}], {"w": torch.zeros(4)})
+    near = Trace([2.0], [1.0], [{"w": torch.full((4,), 1 + 1e-12)}], {"w": torch.zeros(4)})
+    assert hold(differences(near, exact))
+    assert not hold(differences(Trace([2.0 + 1e-9], [1.0], near.gradients, {}), exact))
+    assert not hold(differences(Trace([float("nan")], [1.0], near.gradients, {}), exact))
+    other = Trace([2.0], [1.0], near.gradients, {"v": torch.zeros(4)})
+    assert worst(differences(other, exact)) == (float("inf"), "v")
+    assert merged([{"a": 1.0}, {"a": 2.0, "b": 0.0}]) == {"a": 2.0, "b": 0.0}
 
 
 def test_the_test_weights_exercise_norms_and_biases():
-    ones = proof.test_value("norm.weight", (64,), LLAMA, proof.default_numerics(LLAMA))
-    zeros = proof.test_value(
-        "layers.0.attention.q.bias", (64,), LLAMA, proof.default_numerics(LLAMA)
-    )
+    ones = weight("norm.weight", (64,), LLAMA, default_numerics(LLAMA))
+    zeros = weight("layers.0.attention.q.bias", (64,), LLAMA, default_numerics(LLAMA))
     assert (ones - 1).abs().min() > 0
     assert torch.count_nonzero(zeros) == 64

@@ -16,7 +16,7 @@ REFUSED = [
     (LLAMA, {"pp": 2, "dp": 2, "zero": 3, **V, "schedule": "zb-v"}, "zero", "interleaved"),
     (LLAMA, {"pp": 2, "cp": 2, "zero": 3, **V, "schedule": "dualpipe-v"}, "zero", "zero = 2"),
     (LLAMA, {"tp": 3}, "tp", "heads = 9"),
-    (LLAMA.but(vocab=63), {"tp": 2}, "tp", "vocab = 64"),
+    (LLAMA.but(vocab=5), {"tp": 4}, "tp", "no row of vocab = 5"),
     (LLAMA.but(heads=12, kv_heads=3), {"tp": 2}, "tp", "kv_heads = 3"),
     (LLAMA.but(qk_norm="full"), {"tp": 2}, "tp", "tp = 1"),
     (LLAMA, {"cp": 3}, "seq_len", "such as 18"),

@@ -18,7 +18,7 @@ from meshwright.engine.model.numerics import default_numerics
 from meshwright.engine.model.toy import TOY
 from meshwright.engine.proof.shrink import parameters as parameters_of
 from meshwright.engine.ranks.processes import run_ranks
-from meshwright.engine.train import Run, check_run, learning_rate, train_rank
+from meshwright.engine.train import Run, check_run, train_rank
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
@@ -120,11 +120,11 @@ def test_bad_input_is_refused_before_any_process_starts(corpus, tmp_path):
 
 def test_the_rate_warms_up_and_falls_to_a_tenth(corpus, tmp_path):
     run = _run(corpus, tmp_path, steps=100, warmup=10, learning_rate=1.0)
-    rates = [learning_rate(run, step) for step in range(100)]
+    rates = [run.recipe.rate(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[9] == pytest.approx(1.0)
     assert all(a >= b for a, b in pairwise(rates[9:]))
-    assert learning_rate(run, 100) == pytest.approx(0.1)
+    assert run.recipe.rate(100) == pytest.approx(0.1)
 
 
 @pytest.mark.dist

@@ -17,7 +17,7 @@ def command(
     layout: options.RunLayoutOptions,
     precision: str = typer.Option("fp64", help="fp64, fp32 or bf16."),
     steps: int = typer.Option(3, min=1, max=50, help="Steps of each optimizer."),
-    max_ranks: int = typer.Option(16, min=1, max=64, help="Shrink layouts above this."),
+    max_ranks: int = typer.Option(24, min=1, max=96, help="Shrink layouts above this."),
     mutants: bool = typer.Option(True, help="Also run plans with one reduction left out."),
     csv: options.Csv = "",
     dropout: options.DropoutRate = None,
@@ -73,7 +73,8 @@ def _show(verdict: Any, name: str) -> None:
     rows = [
         [
             "the plan",
-            f"{verdict.steps} SGD-momentum + {verdict.steps} AdamW steps",
+            f"{verdict.steps} SGD-momentum + {verdict.steps} AdamW steps"
+            + (", saved and resumed, long sequences" if "long" in verdict.courses else ""),
             _error(verdict.max_abs_error, verdict.worst_parameter),
             "equal" if verdict.equal else "DIFFERENT",
         ]
@@ -92,5 +93,9 @@ def _show(verdict: Any, name: str) -> None:
     )
     if verdict.shrunk:
         note += "\nMade smaller for the proof, structure kept: " + "; ".join(verdict.shrunk) + "."
+    if verdict.not_covered:
+        note += "\nNot covered: " + "; ".join(verdict.not_covered) + "; raise --max-ranks."
+    if verdict.cause:
+        note += f"\nAs `prove` sees it, {verdict.cause}"
     title = f"{name} under {verdict.layout}, {verdict.precision}, {verdict.parameters:,} parameters"
     print_table(title, ["run", "what", "largest error", "verdict"], rows, {2}, note)

@@ -30,6 +30,7 @@ from meshwright.engine.ranks.claim import claim
 from meshwright.engine.ranks.faults import Fault, Injector
 from meshwright.engine.ranks.heap import give_back_freed_memory
 from meshwright.engine.ranks.preflight import check_disk, check_fresh, check_vocabulary
+from meshwright.engine.recipe import OPTIMIZERS, Recipe, make_optimizer, take_step
 from meshwright.engine.watch.flight import FlightRecorder, flight_recorder
 from meshwright.engine.watch.meter import (
     MEMORY_EVERY,
@@ -86,6 +87,18 @@ class Run:
     predicted: Estimate | None = None
     """The plan's own estimate, where the run is exactly the plan's; else one is made."""
 
+    @property
+    def recipe(self) -> Recipe:
+        """How the weights move."""
+        return Recipe(
+            optimizer=self.job.optimizer.name,
+            learning_rate=self.learning_rate,
+            warmup=self.warmup,
+            steps=self.steps,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+        )
+
 
 def precision_of(job: Job) -> Precision:
     """Element types of a job's precision recipe.
@@ -120,8 +133,8 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         )
     check_job(run.job)
     precision_of(run.job)
-    if run.job.optimizer.name not in ("adamw", "sgd", "sgd-momentum"):
-        raise SpecError("optimizer", run.job.optimizer.name, "one of adamw, sgd, sgd-momentum")
+    if run.job.optimizer.name not in OPTIMIZERS:
+        raise SpecError("optimizer", run.job.optimizer.name, f"one of {', '.join(OPTIMIZERS)}")
     if run.end_token >= run.model.vocab:
         raise SpecError("end_token", run.end_token, f"is beyond the vocabulary, {run.model.vocab}")
     corpus = corpus_of(run)
@@ -188,23 +201,6 @@ def _check_init(run: Run) -> None:
             )
 
 
-def learning_rate(run: Run, step: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth."""
-    if step < run.warmup:
-        return run.learning_rate * (step + 1) / run.warmup
-    done = (step - run.warmup) / max(1, run.steps - run.warmup)
-    return run.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
-
-
-def make_optimizer(run: Run, program: Program) -> torch.optim.Optimizer:
-    """The job's optimizer over this rank's parameters."""
-    groups = program.optimizer_groups(run.weight_decay)
-    if run.job.optimizer.name == "adamw":
-        return torch.optim.AdamW(groups, lr=run.learning_rate, betas=(0.9, 0.95), fused=True)
-    momentum = 0.9 if run.job.optimizer.name == "sgd-momentum" else 0.0
-    return torch.optim.SGD(groups, lr=run.learning_rate, momentum=momentum)
-
-
 def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
     """One rank's whole training run; rank 0 reports a record per step.
 
@@ -231,7 +227,7 @@ def _train(
         values=source.value if source else None, seed=run.seed, csv=run.csv,
         dropout=run.job.dropout, compile_layers=run.compile,
     )  # fmt: skip
-    optimizer = make_optimizer(run, program)
+    optimizer = make_optimizer(run.recipe, program)
     start, first = 0, dist.get_rank() == 0
     if first:
         report(start_record(run))
@@ -259,25 +255,20 @@ def _train(
             flight.step = step + 1
             flight.take_in_flight()  # what happened between the steps
         injector.at_step(step + 1)
-        rate = learning_rate(run, step)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
         tokens, targets, starts = corpus.packed_batch(step, run.job.global_batch)
         if (largest := int(targets.max())) >= run.model.vocab:
             raise SpecError("vocab", run.model.vocab, f"the data holds token {largest}")
         loaded = time.perf_counter()
         counter = Counter(program, optimizer) if step == start + 1 else None
         with profiler.step(step + 1), counter.counting() if counter else contextlib.nullcontext():
-            result = program.step(
-                optimizer, tokens, targets, clip=run.clip, starts=starts, number=step
-            )
+            result = take_step(program, optimizer, run.recipe, step, tokens, targets, starts)
         took = time.perf_counter() - began
         in_flight = flight.take_in_flight() if flight else {}
         if not math.isfinite(result.loss):
             raise RuntimeError(f"the loss became {result.loss} in step {step}; lower the rate")
         summary = {
             "kind": "step", "step": step + 1, "time": time.time(), "loss": result.loss,
-            "grad_norm": result.grad_norm, "learning_rate": rate, "tokens": result.tokens,
+            "grad_norm": result.grad_norm, "learning_rate": run.recipe.rate(step), "tokens": result.tokens,
             "step_time_s": took, "tokens_s": result.tokens / took,
             "parts_s": {"data": loaded - began} | result.parts_s,
             "in_flight_s": {axis: spent for axis, spent in in_flight.items() if axis != "checkpoint"},

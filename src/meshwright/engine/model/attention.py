@@ -40,9 +40,11 @@ def take_local(x: torch.Tensor, cp: Axis, dim: int = 1) -> torch.Tensor:
     return x.index_select(dim, local_positions(x.shape[dim] // cp.size, cp).to(x.device))
 
 
-def inverse_frequencies(head_dim: int, numerics: Numerics) -> torch.Tensor:
-    """Rotary frequencies `[head_dim / 2]` in fp32, stretched where the model asks for it."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def inverse_frequencies(
+    head_dim: int, numerics: Numerics, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Rotary frequencies `[head_dim / 2]`, stretched where the model asks for it."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(dtype) / head_dim
     frequency = 1.0 / numerics.rope_theta**exponents
     scaling = numerics.rope_scaling
     if scaling is None:
@@ -68,11 +70,10 @@ def rotary_table(
 
     Computed in at least fp32.
     """
-    frequency = inverse_frequencies(head_dim, numerics).to(like.device)
-    angles = positions.to(like.device).float()[..., None] * frequency
+    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+    frequency = inverse_frequencies(head_dim, numerics, exact).to(like.device)
+    angles = positions.to(like.device, exact)[..., None] * frequency
     angles = torch.cat([angles, angles], dim=-1)
-    if like.dtype == torch.float64:
-        angles = angles.double()
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 

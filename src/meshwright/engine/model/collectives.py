@@ -34,6 +34,12 @@ class Axis:
         return replace(self, muted=True)
 
 
+def own_range(count: int, axis: Axis) -> range:
+    """This rank's part of `count` rows, cut as `torch.chunk` cuts: alike, the last ones shorter."""
+    each = -(-count // axis.size)
+    return range(min(count, axis.rank * each), min(count, (axis.rank + 1) * each))
+
+
 def _gather(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """Concatenate the ranks' tensors along `dim`, in rank order."""
     out = x.new_empty((axis.size, *x.shape))

@@ -26,7 +26,7 @@ from meshwright.engine.model.attention import (
     rotary_table,
     rotate,
 )
-from meshwright.engine.model.collectives import enter, leave, lose_gradient
+from meshwright.engine.model.collectives import enter, leave, lose_gradient, own_range
 from meshwright.engine.model.dropout import Draw, Dropout
 from meshwright.engine.model.experts import Mixture
 from meshwright.engine.model.layers import Axes, Linear, Mlp, Norm, Pass, local
@@ -162,7 +162,7 @@ class Embedding(nn.Module):
             x = look_up(tokens)
         else:
             # Tokens of other ranks' rows contribute zero; the sum over tp brings them in.
-            rows = tokens - tp.rank * (self.vocab // tp.size)
+            rows = tokens - own_range(self.vocab, tp).start
             mine = (rows >= 0) & (rows < table.shape[0])
             x = look_up(rows.where(mine, 0)) * mine[..., None]
             x = leave(x, tp, self.axes.sequence_parallel)
@@ -221,7 +221,7 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """Tokens `[B, S]` or hidden states `[B, S or S/tp, H]` to hidden states or logits.
 
-        Logits are `[B, S, V/tp]`: this rank's slice of the vocabulary.
+        Logits are `[B, S, V/tp]`: this rank's slice of the vocabulary, the last rank's perhaps shorter.
 
         Args:
             x: what the stage before sends.

@@ -19,6 +19,13 @@ _CHUNK_ELEMENTS = 2**18
 _GPU_CHUNK_ELEMENTS = 2**26
 """The same on a GPU, which a kernel must fill: 256 MiB in fp32."""
 
+
+def cut_into(elements: int) -> None:
+    """Let kernels on the CPU take this many elements at a time: few, to prove that chunks fit."""
+    global _CHUNK_ELEMENTS
+    _CHUNK_ELEMENTS = elements
+
+
 _LIBRARY = torch.library.Library("meshwright", "DEF")
 
 

@@ -48,13 +48,15 @@ class _SplitVocabulary(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, tp: Axis) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, target: torch.Tensor, tp: Axis, first: int
+    ) -> torch.Tensor:
         peak = logits.amax(-1).to(wide(logits.dtype))
         dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=tp.group)
         total = sum_exponentials(logits, peak)
         if not tp.muted:
             dist.all_reduce(total, group=tp.group)
-        local_target = target - tp.rank * logits.shape[1]
+        local_target = target - first
         mine = (local_target >= 0) & (local_target < logits.shape[1])
         local_target = local_target.where(mine, 0)
         wanted = (logits.gather(1, local_target[:, None])[:, 0] - peak) * mine
@@ -65,15 +67,20 @@ class _SplitVocabulary(torch.autograd.Function):
         return ((log_total - wanted) * valid).sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         logits, log_total, local_target, mine, valid = ctx.saved_tensors
         share = cross_entropy_gradient(logits, local_target, valid * gradient, log_total, mine)
-        return share, None, None
+        return share, None, None, None
 
 
-def summed_cross_entropy(logits: torch.Tensor, target: torch.Tensor, tp: Axis) -> torch.Tensor:
-    """Cross-entropy of `[B, S, V/tp]` logits against `[B, S]` targets, summed over valid tokens."""
+def summed_cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, tp: Axis, first: int = 0
+) -> torch.Tensor:
+    """Cross-entropy of `[B, S, V/tp]` logits against `[B, S]` targets, summed over valid tokens.
+
+    `first` is the token that this rank's first logit is of.
+    """
     flat, wanted = logits.flatten(0, -2), target.flatten()
     if tp.size == 1:
         return _WholeVocabulary.apply(flat, wanted)
-    return _SplitVocabulary.apply(flat, wanted, tp)
+    return _SplitVocabulary.apply(flat, wanted, tp, first)

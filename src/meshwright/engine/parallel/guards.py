@@ -119,8 +119,10 @@ def _check_tensor(model: Model, layout: Layout) -> None:
     tp = layout.tp
     if tp == 1:
         return
-    for field in ("heads", "ffn", "vocab"):
+    for field in ("heads", "ffn"):
         _divides(model, field, tp, "tp")
+    if -(-model.vocab // tp) * (tp - 1) >= model.vocab:
+        raise SpecError("tp", tp, f"some ranks would hold no row of vocab = {model.vocab}")
     if model.kv_heads % tp and tp % model.kv_heads:
         raise SpecError(
             "tp", tp, f"a multiple or a divisor of kv_heads = {model.kv_heads} is expected"

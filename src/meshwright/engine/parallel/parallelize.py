@@ -21,7 +21,7 @@ from meshwright.costs.eager import embedding_with_root
 from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.model.numerics import Numerics
 from meshwright.engine.parallel.mesh import World
-from meshwright.engine.parallel.reducer import GradientReducer
+from meshwright.engine.parallel.reducer import BUCKET_BYTES, GradientReducer
 from meshwright.specs.model import Model
 
 Values = Callable[[str, tuple[int, ...]], torch.Tensor]
@@ -35,11 +35,13 @@ class Precision:
     master: torch.dtype = torch.float32
     compute: torch.dtype = torch.float32
     reduce: torch.dtype = torch.float32
+    wrapped: bool = False
+    """Let FSDP manage the parameters also where it casts nothing: a proof of the way bf16 takes."""
 
     @property
     def mixed(self) -> bool:
         """Whether FSDP casts parameters before use."""
-        return self.compute != self.master or self.reduce != self.master
+        return self.wrapped or self.compute != self.master or self.reduce != self.master
 
 
 def tensor_split(name: str, model: Model, tp: int) -> int | None:
@@ -113,7 +115,7 @@ def needs_wrapping(world: World, precision: Precision) -> bool:
 
 
 def make_reducers(
-    stages: list[Decoder], world: World, precision: Precision
+    stages: list[Decoder], world: World, precision: Precision, bucket_bytes: int = BUCKET_BYTES
 ) -> list[GradientReducer]:
     """Who sums gradients where nothing is wrapped: one for dense parameters, one for experts."""
     if needs_wrapping(world, precision):
@@ -127,7 +129,11 @@ def make_reducers(
     wanted = [(dense, world.data_mesh.get_group())]
     if world.experts is not None:
         wanted.append((routed, world.expert_data_mesh.get_group()))
-    return [GradientReducer(held, group) for held, group in wanted if held and group.size() > 1]
+    return [
+        GradientReducer(held, group, bucket_bytes)
+        for held, group in wanted
+        if held and group.size() > 1
+    ]
 
 
 def _units(stage: Decoder) -> list[tuple[str, nn.Module]]:
@@ -191,7 +197,11 @@ def _sliced(name: str, value: torch.Tensor, model: Model, world: World) -> torch
         placement = Shard(dim)
         mine = value.chunk(tp.size, dim)[tp.rank]
     mine = mine.to(world.device, copy=True).contiguous()
-    return DTensor.from_local(mine, world.dense["tp"], [placement], run_check=False)
+    # The whole's shape is given: a vocabulary need not divide by tp.
+    return DTensor.from_local(
+        mine, world.dense["tp"], [placement], run_check=False, shape=value.shape,
+        stride=value.contiguous().stride(),
+    )  # fmt: skip
 
 
 def new_stage(

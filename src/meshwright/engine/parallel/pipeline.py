@@ -29,6 +29,7 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
+from meshwright.engine.model.collectives import own_range
 from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.parallel.mesh import World
 from meshwright.engine.parallel.orders import GENERATED, generated_order, read_csv
@@ -172,7 +173,7 @@ def _stage(
     # Whether a shape's gradient travels is read off `requires_grad`.
     like: dict[str, Any] = {"dtype": compute, "device": "meta", "requires_grad": True}
     hidden = torch.empty(rows, residual, model.hidden, **like)
-    logits = torch.empty(rows, length, model.vocab // tp, **like)
+    logits = torch.empty(rows, length, len(own_range(model.vocab, world.axes.tp)), **like)
     tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
     return LeanStage(
         module, index, count, world.device,

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.model.attention import take_local
+from meshwright.engine.model.collectives import own_range
 from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.model.dropout import Dropout
 from meshwright.engine.model.init import canonical, initial_value
@@ -32,6 +33,7 @@ from meshwright.engine.parallel.parallelize import (
     parallelize,
 )
 from meshwright.engine.parallel.pipeline import make_schedule
+from meshwright.engine.parallel.reducer import BUCKET_BYTES
 from meshwright.engine.watch.profile import unmarked
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -67,6 +69,7 @@ class Program:
         dropout: float = 0.0,
         mutant: str = "",
         compile_layers: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.model, self.layout, self.precision = model, layout, precision
         self.micro_batches = layout.micro_batches(global_batch)
@@ -94,7 +97,7 @@ class Program:
             )
         self.stages = list(self.modules.values())
         self.holds_loss = len(ranges) - 1 in self.modules
-        self._reducers = make_reducers(self.stages, self.world, precision)
+        self._reducers = make_reducers(self.stages, self.world, precision, bucket_bytes)
         self._valid_tokens = 1
         self.pipeline_schedule: Any = None
         self.mark = unmarked
@@ -112,7 +115,8 @@ class Program:
 
     def _loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         tp = replace(self.world.axes.tp, muted=self.world.mutant == "loss")
-        return summed_cross_entropy(logits, target, tp) / self._valid_tokens
+        first = own_range(self.model.vocab, tp).start
+        return summed_cross_entropy(logits, target, tp, first) / self._valid_tokens
 
     def own_rows(self, batch: torch.Tensor) -> torch.Tensor:
         """This rank's sequences and tokens of a whole batch `[global batch, S]`."""

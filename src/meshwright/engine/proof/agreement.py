@@ -1,25 +1,20 @@
-"""How far two runs of the same training are apart, quantity by quantity, and what is accepted.
+"""How far a plan's run is from the reference, quantity by quantity, and what fp64 accepts.
 
-Quantities are the loss, the gradient norm and every parameter tensor. In fp64 differences are
-absolute, over all steps; in fp32 and bf16 they are relative, after the first backward pass, and the
-bounds come from how far one device at that precision is from fp64.
+Quantities are the loss, the gradient norm and every parameter tensor; differences are absolute and
+the largest over all steps. In fp32 and bf16 `meshwright.prove` judges instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-import torch
+from meshwright.engine.proof.reference import Trace
 
 FP64_BOUND = 1e-10
 """Largest accepted absolute difference of any gradient, parameter, loss or norm in fp64."""
 
-LOW_PRECISION_FACTOR = 2.0
-"""In fp32 and bf16 a plan may be this many times as far from the fp64 oracle as one device is."""
-
-ZERO_GRADIENT = 1e-12
-"""Of the whole gradient's norm: a tensor with less in fp64 has no gradient but rounding."""
+DERIVATIVE_BOUND = 1e-5
+"""Largest accepted relative distance of the reference's gradient from finite differences."""
 
 SCALARS = ("loss", "grad_norm")
 
@@ -27,50 +22,17 @@ Differences = dict[str, float]
 """Largest difference by quantity."""
 
 
-@dataclass(slots=True)
-class Trace:
-    """What one run shows: per step loss, norm and gradients, and the final parameters."""
-
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+def worst(differences: Differences) -> tuple[float, str]:
+    """The largest difference, and where it is."""
+    if not differences:
+        return 0.0, ""
+    name = max(differences, key=lambda one: differences[one])
+    return differences[name], name
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What is accepted, of tensors and of the two scalars."""
-
-    tensors: float = FP64_BOUND
-    scalars: float = FP64_BOUND
-
-    def of(self, quantity: str) -> float:
-        """The bound of one quantity."""
-        return self.scalars if quantity in SCALARS else self.tensors
-
-    def worst(self, differences: Differences) -> tuple[float, str]:
-        """The difference that is largest against its bound, and where it is."""
-        if not differences:
-            return 0.0, ""
-        name = max(differences, key=lambda one: differences[one] / self.of(one))
-        return differences[name], name
-
-    def hold(self, differences: Differences) -> bool:
-        """Whether every difference is within its bound."""
-        return all(value <= self.of(name) for name, value in differences.items())
-
-
-def derived_bounds(own: Iterable[Differences], compute: torch.dtype) -> Bounds:
-    """Bounds at a low precision, from one device's own differences there.
-
-    A mean over tokens that are each rounded is off by about one rounding, so the scalars get at
-    least that: one device may hit the exact value by luck.
-    """
-    everyone = list(own)
-    tensors = max(v for table in everyone for k, v in table.items() if k not in SCALARS)
-    scalars = max(v for table in everyone for k, v in table.items() if k in SCALARS)
-    rounding = torch.finfo(compute).eps
-    return Bounds(LOW_PRECISION_FACTOR * tensors, LOW_PRECISION_FACTOR * max(scalars, rounding))
+def hold(differences: Differences) -> bool:
+    """Whether every difference is within fp64's bound."""
+    return all(value <= FP64_BOUND for value in differences.values())
 
 
 def merged(tables: Iterable[Differences]) -> Differences:
@@ -82,8 +44,11 @@ def merged(tables: Iterable[Differences]) -> Differences:
     return found
 
 
-def absolute_differences(trace: Trace, wanted: Trace) -> Differences:
-    """Largest absolute differences of losses, norms and gradients, and of the final parameters."""
+def differences(trace: Trace, wanted: Trace) -> Differences:
+    """Largest absolute differences of losses, norms and gradients, and of the final parameters.
+
+    A trace of fewer steps is compared over those, without its parameters.
+    """
     steps = len(trace.losses)
     found: Differences = {}
     for name, mine, theirs in (
@@ -96,33 +61,11 @@ def absolute_differences(trace: Trace, wanted: Trace) -> Differences:
         tables.append((trace.parameters, wanted.parameters))
     for mine_table, wanted_table in tables:
         for name, value in mine_table.items():
-            difference = (value.double() - wanted_table[name].double()).abs().max()
-            found[name] = max(found.get(name, 0.0), _finite(float(difference)))
-    return found
-
-
-def absolute_error(trace: Trace, wanted: Trace) -> tuple[float, str]:
-    """The largest absolute difference of all, and where it is."""
-    return Bounds().worst(absolute_differences(trace, wanted))
-
-
-def relative_differences(trace: Trace, wanted: Trace) -> Differences:
-    """‖difference‖ / ‖gradient‖ of every tensor after the first backward pass, and of the scalars.
-
-    Later steps are not compared: where a gradient is near zero, Adam divides noise by noise. Nor
-    are tensors whose exact gradient *is* zero (a key bias, which softmax does not see): what is
-    left of them is rounding.
-    """
-    found = {
-        "loss": _finite(abs(trace.losses[0] / wanted.losses[0] - 1)),
-        "grad_norm": _finite(abs(trace.norms[0] / wanted.norms[0] - 1)),
-    }
-    nothing = ZERO_GRADIENT * wanted.norms[0]
-    for name, value in trace.gradients[0].items():
-        reference = wanted.gradients[0][name].double()
-        size = reference.norm()
-        if size >= nothing:
-            found[name] = _finite(float((value.double() - reference).norm() / size))
+            if name not in wanted_table or wanted_table[name].shape != value.shape:
+                found[name] = float("inf")
+                continue
+            apart = (value.double() - wanted_table[name]).abs().max()
+            found[name] = max(found.get(name, 0.0), _finite(float(apart)))
     return found
 
 

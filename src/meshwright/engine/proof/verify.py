@@ -1,55 +1,52 @@
 """Proof that a plan trains as one device would: parameter by parameter, step by step.
 
-The oracle is one process, the whole batch at once, plain autograd and torch's own clipping: none
-of the code that makes the plan parallel. In fp64 the two may differ only by summation order, so
-the bound is 1e-10 where real mistakes are 1e-3 and more. Gradients are compared, not just losses:
-Adam hides wrong scales, and a stage whose gradients are zero still lets the loss fall.
+The reference (`reference.py`) shares no code with what trains; the plan runs through the optimizer,
+schedule, clipping, checkpoint and wrappers that `train` uses. In fp64 the two may differ only by
+summation order, so the bound is 1e-10 where real mistakes are 1e-3 and more. Gradients are compared,
+not just losses: Adam hides wrong scales, and a stage whose gradients are zero still lets the loss
+fall. In fp32 and bf16 the judge of `meshwright prove` decides.
 
 A mutant per active axis has one reduction left out; a check that passes a mutant proves nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from meshwright.engine.model.decoder import Decoder
-from meshwright.engine.model.dropout import Dropout
-from meshwright.engine.model.init import canonical, initial_value
-from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
 from meshwright.engine.model.numerics import Numerics, default_numerics
 from meshwright.engine.parallel.guards import check
 from meshwright.engine.parallel.orders import read_csv
-from meshwright.engine.parallel.parallelize import Precision
-from meshwright.engine.parallel.program import Program
 from meshwright.engine.proof.agreement import (
-    Bounds,
-    Trace,
-    absolute_differences,
-    derived_bounds,
+    DERIVATIVE_BOUND,
+    FP64_BOUND,
+    Differences,
+    hold,
     merged,
-    relative_differences,
+    worst,
 )
-from meshwright.engine.proof.shrink import Case, shrink
+from meshwright.engine.proof.material import Course
+from meshwright.engine.proof.runs import (
+    PRECISIONS,
+    Outcome,
+    Task,
+    compared,
+    plan,
+    recording_folder,
+    refer,
+)
+from meshwright.engine.proof.shrink import Case, lengthened, shrink
 from meshwright.engine.ranks.processes import run_ranks
+from meshwright.engine.recipe import Recipe
+from meshwright.prove.verdict import Verdict as Judgement
+from meshwright.prove.verdict import prove
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
-PRECISIONS = {
-    "fp64": Precision(master=torch.float64, compute=torch.float64, reduce=torch.float64),
-    "fp32": Precision(),
-    "bf16": Precision(compute=torch.bfloat16),
-}
-OPTIMIZERS = ("sgd", "adamw")
-
-
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Tokens, targets and, for packed documents, where they start: `[global batch, S]` each."""
+__all__ = ["PRECISIONS", "Mutant", "Verdict", "active_mutants", "courses", "verify"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +69,6 @@ class Verdict:
     equal: bool
     """Whether the plan itself is; `passed` asks for the mutants too."""
     bound: float
-    loss_bound: float
-    """Of the loss and the gradient norm; in fp64 the same."""
     max_abs_error: float
     worst_parameter: str
     ranks: int
@@ -84,7 +79,13 @@ class Verdict:
     parameters: int
     mutants: tuple[Mutant, ...]
     shrunk: tuple[str, ...]
-    error_by_optimizer: dict[str, float]
+    not_covered: tuple[str, ...]
+    courses: dict[str, float]
+    """Largest error of each training run."""
+    derivative_error: float
+    """Of the reference's gradient against finite differences, relative."""
+    cause: str = ""
+    """What the judge of `prove` makes of a difference, in a sentence."""
 
     def plain(self) -> dict[str, Any]:
         """Data for `--json`."""
@@ -102,8 +103,9 @@ class Verdict:
             "layout": self.layout,
             "steps": self.steps,
             "parameters": self.parameters,
-            "loss_bound": self.loss_bound,
-            "error_by_optimizer": self.error_by_optimizer,
+            "error_by_run": self.courses,
+            "derivative_error": self.derivative_error,
+            "cause": self.cause,
             "mutants": [
                 {
                     "axis": m.axis, "left_out": m.left_out, "error": m.error, "where": m.where,
@@ -112,6 +114,7 @@ class Verdict:
                 for m in self.mutants
             ],
             "shrunk": list(self.shrunk),
+            "not_covered": list(self.not_covered),
         }  # fmt: skip
 
 
@@ -123,14 +126,14 @@ def verify(
     precision: str = "fp64",
     steps: int = 3,
     mutants: bool = True,
-    max_ranks: int = 16,
+    max_ranks: int = 24,
     seed: int = 0,
     csv: str = "",
     documents: bool = False,
     dropout: float = 0.0,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Verdict:
-    """Compare a plan with one device over `steps` SGD-momentum and `steps` AdamW steps.
+    """Compare a plan with one device over `steps` SGD-momentum steps and as many of AdamW.
 
     With `documents` the sequences are packed from several, with attention inside each only; with
     `dropout` both sides drop numbers at that rate.
@@ -146,52 +149,160 @@ def verify(
         global_batch=layout.dp * layout.micro_batch * (fixed or 2 * layout.pp),
         seq_len=2 * layout.cp * layout.tp, csv=csv,
     )  # fmt: skip
-    case = replace(shrink(model, layout, max_ranks, fixed), documents=documents, dropout=dropout)
-    if csv and case.layout.pp != layout.pp:
+    likeness = shrink(model, layout, max_ranks, fixed)
+    cases = [replace(case, documents=documents, dropout=dropout) for case in likeness.cases]
+    if csv and cases[0].layout.pp != layout.pp:
         raise SpecError("max_ranks", max_ranks, f"a schedule file needs all {layout.world} ranks")
-    check(
-        case.model, case.layout, global_batch=case.global_batch, seq_len=case.seq_len,
-        csv=csv,
+    proved = []
+    for case in cases:
+        check(
+            case.model, case.layout, global_batch=case.global_batch, seq_len=case.seq_len, csv=csv
+        )
+        runs = courses(case, steps, precision, mutants=mutants and case is cases[0], csv=csv)
+        numbers = numerics or default_numerics(case.model)
+        with tempfile.TemporaryDirectory(prefix="meshwright-proof-") as folder:
+            task = Task(runs, numbers, seed, folder, precision, csv)
+            proved.append(_prove(case, task, on_progress))
+    return _together(proved, likeness.not_covered, precision, steps)
+
+
+def courses(
+    case: Case, steps: int, precision: str = "fp64", *, mutants: bool = True, csv: str = ""
+) -> tuple[Course, ...]:
+    """The training runs of a proof.
+
+    SGD, whose steps scale with the gradient, through the wrappers of mixed precision; AdamW with
+    `train`'s settings, clipped, saved and resumed half-way; in fp64 one step on long sequences.
+    """
+    sgd = Recipe(optimizer="sgd-momentum", learning_rate=0.05, warmup=2, steps=steps + 2,
+                 weight_decay=0.0, clip=0.0)  # fmt: skip
+    adamw = Recipe(learning_rate=1e-3, warmup=2, steps=steps + 2, weight_decay=0.1, clip=0.5)
+    exact = precision == "fp64"
+    found = [
+        Course(name="sgd", case=case, recipe=sgd, steps=steps, wrapped=exact),
+        Course(name="adamw", case=case, recipe=adamw, steps=steps,
+               saved_after=steps - 1 if exact else 0),
+    ]  # fmt: skip
+    if exact and not csv and (long := lengthened(case)) is not None:
+        found.append(Course(name="long", case=long, recipe=sgd, steps=1))
+    for name, _ in active_mutants(case) if mutants else ():
+        if name != "tokens" or exact:  # a mean of means is off by less than a router that flips
+            found.append(
+                Course(name=f"without-{name}", case=case, recipe=sgd, steps=1, mutant=name,
+                       like="sgd")
+            )  # fmt: skip
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Proved:
+    """What came of one case."""
+
+    case: Case
+    equal: bool
+    error: float
+    where: str
+    bound: float
+    by_course: dict[str, float]
+    mutants: tuple[Mutant, ...]
+    derivatives: float
+    parameters: int
+    cause: str
+
+
+def _prove(case: Case, task: Task, on_progress: Callable[[str], None]) -> _Proved:
+    from meshwright.engine.proof.reference import shapes
+
+    on_progress("the reference in fp64, in one process")
+    derivatives = max(run_ranks(refer, 1, task)[0].values(), default=0.0)
+    on_progress(
+        f"{len(task.courses)} runs on {case.layout.world} ranks under {case.layout.label()}"
+    )
+    ranks: list[list[Outcome]] = run_ranks(plan, case.layout.world, task, timeout_s=1800.0)
+    left_out = dict(active_mutants(case))
+    wanted = set(shapes(case.model))
+    equal, by_course, mutants = True, {}, []
+    everything: Differences = {}
+    judged: dict[str, Judgement] = {}
+    bound = FP64_BOUND
+    for course in task.courses:
+        outcomes = compared(ranks, course.name)
+        if task.precision == "fp64":
+            found = merged(one.differences for one in outcomes)
+            right, (error, where) = hold(found), worst(found)
+        else:
+            judgement = _judge(task, course)
+            judged[course.name] = judgement
+            right, found, bound = judgement.equal, {}, judgement.comparison.rounding
+            check_ = judgement.comparison.decisive or judgement.comparison.worst
+            error, where = check_.error, check_.name or check_.what
+        if course.mutant:
+            mutants.append(
+                Mutant(axis=course.mutant, left_out=left_out[course.mutant], error=error,
+                       where=where, caught=not right)
+            )  # fmt: skip
+            continue
+        names = {name for one in outcomes for name in one.names}
+        equal = equal and right and names == wanted
+        by_course[course.name] = error
+        if task.precision == "fp64":
+            everything = merged([everything, found])
+        elif where not in everything or error > everything[where]:
+            everything[where] = error
+    equal = equal and derivatives <= DERIVATIVE_BOUND
+    error, where = worst(everything)
+    return _Proved(
+        case, equal, error, where, bound, by_course, tuple(mutants), derivatives,
+        sum(_count(shape) for shape in shapes(case.model).values()),
+        "" if equal else _cause(task, judged),
     )  # fmt: skip
-    numbers = numerics or default_numerics(case.model)
-    job = (case, numbers, steps, seed)
-    on_progress("single-device oracle in fp64")
-    exact = run_ranks(oracle, 1, *job, "fp64")[0]
-    own = exact if precision == "fp64" else run_ranks(oracle, 1, *job, precision)[0]
-    on_progress(f"{case.layout.world} ranks under {case.layout.label()}")
-    ranks = run_ranks(planned, case.layout.world, *job, precision, OPTIMIZERS, "", csv)
-    exactly = precision == "fp64"
-    compare = absolute_differences if exactly else relative_differences
-    bounds = Bounds()
-    if not exactly:
-        compute = PRECISIONS[precision].compute
-        bounds = derived_bounds((compare(own[o], exact[o]) for o in OPTIMIZERS), compute)
-    per_optimizer = {
-        name: merged(compare(rank[name], exact[name]) for rank in ranks) for name in OPTIMIZERS
-    }
-    everything = merged(per_optimizer.values())
-    error, worst = bounds.worst(everything)
-    tried: list[Mutant] = []
-    for axis, left_out in active_mutants(case) if mutants else ():
-        if axis == "tokens" and not exactly:
-            continue  # a mean of means is off by less than a router that rounding flips
-        on_progress(f"mutant without {left_out}")
-        short = (case, numbers, 1, seed)
-        broken = run_ranks(planned, case.layout.world, *short, precision, ("sgd",), axis, csv)
-        wrong = merged(compare(rank["sgd"], exact["sgd"]) for rank in broken)
-        size, where = bounds.worst(wrong)
-        caught = not bounds.hold(wrong)
-        tried.append(Mutant(axis=axis, left_out=left_out, error=size, where=where, caught=caught))
-    names = {name for rank in ranks for name in rank["sgd"].parameters}
-    equal = names == set(exact["sgd"].parameters) and bounds.hold(everything)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _judge(task: Task, course: Course) -> Judgement:
+    """`prove`'s verdict between the reference's recording of a course and the plan's."""
+    own = next(one for one in task.courses if one.name == (course.like or course.name))
+    return prove(recording_folder(task, own, "reference"), recording_folder(task, course, "plan"))
+
+
+def _cause(task: Task, judged: dict[str, Judgement]) -> str:
+    """What `prove` says of the first training run that differs."""
+    for course in task.courses:
+        if course.mutant:
+            continue
+        judgement = judged.get(course.name) or _judge(task, course)
+        if not judgement.equal:
+            return f"{course.name}: {judgement.sentence}"
+    return ""
+
+
+def _together(
+    proved: list[_Proved], not_covered: tuple[str, ...], precision: str, steps: int
+) -> Verdict:
+    """One verdict over all cases."""
+    equal = all(one.equal for one in proved)
+    leading = max(proved, key=lambda one: (not one.equal, one.error))
+    first = proved[0]
+    by_course: dict[str, float] = {}
+    for one in proved:
+        by_course = merged([by_course, one.by_course])
+    notes = [note for one in proved for note in one.case.shrunk]
     return Verdict(
-        passed=equal and all(mutant.caught for mutant in tried), equal=equal,
-        bound=bounds.tensors, loss_bound=bounds.scalars, max_abs_error=error, worst_parameter=worst, ranks=case.layout.world,
-        layout=case.layout.label(), precision=precision,
-        metric="absolute" if exactly else "relative to the tensor's norm",
-        steps=steps, parameters=sum(p.numel() for p in exact["sgd"].parameters.values()),
-        mutants=tuple(tried), shrunk=case.shrunk,
-        error_by_optimizer={name: bounds.worst(t)[0] for name, t in per_optimizer.items()},
+        passed=equal and all(mutant.caught for mutant in first.mutants), equal=equal,
+        bound=leading.bound, max_abs_error=leading.error, worst_parameter=leading.where,
+        ranks=max(one.case.layout.world for one in proved),
+        layout=" and ".join(one.case.layout.label() for one in proved), precision=precision,
+        metric="absolute" if precision == "fp64" else "relative to the tensor's norm",
+        steps=steps, parameters=max(one.parameters for one in proved), mutants=first.mutants,
+        shrunk=tuple(dict.fromkeys(notes)), not_covered=not_covered, courses=by_course,
+        derivative_error=max(one.derivatives for one in proved),
+        cause=next((one.cause for one in proved if one.cause), ""),
     )  # fmt: skip
 
 
@@ -218,137 +329,3 @@ def active_mutants(case: Case) -> list[tuple[str, str]]:
         ("dropout", "the seed that ranks share for dropout", case.dropout > 0 and layout.world > 1),
     ]  # fmt: skip
     return [(name, left_out) for name, left_out, active in candidates if active]
-
-
-def test_value(name: str, shape: tuple[int, ...], model: Model, numerics: Numerics) -> Any:
-    """Initial values for a proof: like the real ones, but no norm is one and no bias zero."""
-    value = initial_value(name, shape, model, numerics, seed=0).double()
-    if len(shape) > 1:
-        return value * (0.1 / numerics.init_std)
-    digest = hashlib.blake2b(canonical(name, model).encode(), digest_size=7).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-    return value + 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def batches(case: Case, steps: int, seed: int) -> list[Batch]:
-    """Random batches with some targets masked unevenly, so that a mean of means is wrong.
-
-    Documents, where asked for, are of random length and break off anywhere.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shape = (case.global_batch, case.seq_len + 1)
-    out = []
-    for _ in range(steps):
-        tokens = torch.randint(0, case.model.vocab, shape, generator=generator)
-        targets = tokens[:, 1:].clone()
-        targets[torch.rand(targets.shape, generator=generator) < 0.2] = IGNORED
-        targets[0, : case.seq_len // 2] = IGNORED
-        starts = None
-        if case.documents:
-            begins = torch.rand(shape, generator=generator) < 3 / case.seq_len
-            begins[:, 0] = True
-            starts = (begins * torch.arange(shape[1])).cummax(1).values[:, :-1].contiguous()
-            targets[begins[:, 1:]] = IGNORED
-        out.append((tokens[:, :-1].contiguous(), targets, starts))
-    return out
-
-
-def make_optimizer(name: str, groups: Any) -> torch.optim.Optimizer:
-    """SGD with momentum, whose steps scale with the gradient, or AdamW, whose do not."""
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
-    return torch.optim.AdamW(groups, lr=1e-3)
-
-
-def _clip_of(optimizer: str) -> float:
-    return 1.0 if optimizer == "adamw" else 0.0
-
-
-def _decay_of(optimizer: str) -> float:
-    return 0.01 if optimizer == "adamw" else 0.0
-
-
-def oracle(
-    case: Case, numerics: Numerics, steps: int, seed: int, precision: str
-) -> dict[str, Trace]:
-    """Train on one device; runs in a process of its own."""
-    dtype = PRECISIONS[precision].compute
-    traces = {}
-    for name in OPTIMIZERS:
-        decoder = Decoder(case.model, numerics).to(PRECISIONS[precision].master)
-        decoder.dropout = Dropout(case.dropout)
-        with torch.no_grad():
-            for key, parameter in decoder.named_parameters():
-                parameter.copy_(test_value(key, tuple(parameter.shape), case.model, numerics))
-        matrices = [p for p in decoder.parameters() if p.dim() > 1]
-        vectors = [p for p in decoder.parameters() if p.dim() == 1]
-        optimizer = make_optimizer(
-            name,
-            [
-                {"params": matrices, "weight_decay": _decay_of(name)},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-        )
-        traces[name] = _train_alone(decoder, optimizer, batches(case, steps, seed), dtype, name)
-    return traces
-
-
-def _train_alone(
-    decoder: Decoder, optimizer: Any, data: Any, dtype: torch.dtype, name: str
-) -> Trace:
-    trace, axis = Trace(), decoder.axes.tp
-    for number, (tokens, targets, starts) in enumerate(data):
-        optimizer.zero_grad()
-        casted = {key: p.to(dtype) for key, p in decoder.named_parameters()}
-        assert decoder.dropout is not None
-        decoder.dropout.step = number
-        inputs = (tokens, starts, torch.arange(len(tokens)))
-        logits = torch.func.functional_call(decoder, casted, inputs)
-        loss = summed_cross_entropy(logits, targets, axis) / (targets != IGNORED).sum()
-        loss.backward()
-        limit = _clip_of(name) or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), limit)
-        trace.losses.append(float(loss.detach()))
-        trace.norms.append(float(norm))
-        trace.gradients.append(
-            {key: p.grad.clone() for key, p in decoder.named_parameters() if p.grad is not None}
-        )
-        optimizer.step()
-    trace.parameters = {key: p.detach().clone() for key, p in decoder.named_parameters()}
-    return trace
-
-
-def planned(
-    case: Case,
-    numerics: Numerics,
-    steps: int,
-    seed: int,
-    precision: str,
-    optimizers: tuple[str, ...],
-    mutant: str,
-    csv: str,
-) -> dict[str, Trace]:
-    """Train under the plan; every rank runs this and returns what its stages hold."""
-
-    def values(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return test_value(name, shape, case.model, numerics)
-
-    traces = {}
-    for name in optimizers:
-        program = Program(
-            case.model, numerics, case.layout, global_batch=case.global_batch,
-            seq_len=case.seq_len, precision=PRECISIONS[precision], values=values, csv=csv,
-            dropout=case.dropout, mutant=mutant,
-        )  # fmt: skip
-        optimizer = make_optimizer(name, program.optimizer_groups(_decay_of(name)))
-        trace = Trace()
-        for number, (tokens, targets, starts) in enumerate(batches(case, steps, seed)):
-            result = program.step(
-                optimizer, tokens, targets, clip=_clip_of(name), starts=starts, number=number
-            )
-            trace.losses.append(result.loss)
-            trace.norms.append(result.grad_norm)
-            trace.gradients.append(program.gathered(gradients=True))
-        trace.parameters = program.gathered()
-        traces[name] = trace
-    return traces

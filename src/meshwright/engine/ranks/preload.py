@@ -12,5 +12,5 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
-for _name in ("torch._dynamo", "meshwright.engine.proof.verify", "meshwright.engine.train"):
+for _name in ("torch._dynamo", "meshwright.engine.proof.runs", "meshwright.engine.train"):
     import_module(_name)

@@ -1,0 +1,401 @@
+"""The model once more, written apart: what a proof holds the engine against.
+
+Nothing of the engine's model, kernels, loss, dropout, clipping, optimizer or schedule is used here,
+only formulas over named fp64 tensors and torch's autograd, so an error in code that one device and a
+plan share is not shared by the reference. `derivative_errors` holds autograd against differences.
+
+Experts are computed densely, rotary positions as complex numbers, documents by their numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from meshwright.engine.model.numerics import Numerics
+from meshwright.engine.recipe import Recipe
+from meshwright.specs.model import Model
+
+Tensors = dict[str, torch.Tensor]
+_NOT_COUNTED = -100
+_STRIDE = 1e-5
+"""Of finite differences; their error is of its square, that of rounding 1e-16 over it."""
+_NO_GRADIENT = 1e-9
+"""A tensor with a smaller gradient, as a key's bias, has none but rounding."""
+_SCORES = 1 << 22
+"""Attention scores `[rows, heads, S, S]` that are held at once, per layer."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one run shows: per step loss, norm and gradients (clipped), and the final parameters."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    gradients: list[Tensors] = field(default_factory=list)
+    parameters: Tensors = field(default_factory=dict)
+
+
+def shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Every parameter that the model has, by name."""
+    h, width, kv = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
+    found: dict[str, tuple[int, ...]] = {"embed.weight": (model.vocab, h)}
+    if model.positions == "learned":
+        found["embed.positions"] = (model.max_positions, h)
+    for index in range(model.layers):
+        at = f"layers.{index}."
+        found |= _norm_shapes(at + "attention_norm", model) | _norm_shapes(at + "ffn_norm", model)
+        for name, rows, columns, bias in (
+            ("q", width, h, model.qkv_bias), ("k", kv, h, model.qkv_bias),
+            ("v", kv, h, model.qkv_bias), ("o", h, width, model.attention_out_bias),
+        ):  # fmt: skip
+            found |= _linear(f"{at}attention.{name}", rows, columns, bias)
+        if model.qk_norm != "none":
+            sizes = (width, kv) if model.qk_norm == "full" else (model.head_dim,) * 2
+            found |= {at + "attention.q_norm.weight": sizes[:1]}
+            found |= {at + "attention.k_norm.weight": sizes[1:]}
+        if model.is_moe_layer(index):
+            found |= _expert_shapes(at + "moe.", model)
+        else:
+            found |= _ffn_shapes(at + "mlp.", model, model.ffn)
+    if model.final_norm:
+        found |= _norm_shapes("norm", model)
+    if not model.tied_embeddings:
+        found["head.weight"] = (model.vocab, h)
+    return found
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    return {name + ".weight": (rows, columns)} | ({name + ".bias": (rows,)} if bias else {})
+
+
+def _norm_shapes(name: str, model: Model) -> dict[str, tuple[int, ...]]:
+    if model.norm == "none":
+        return {}
+    bias = model.norm == "layernorm" and model.norm_bias
+    found: dict[str, tuple[int, ...]] = {name + ".weight": (model.hidden,)}
+    return found | ({name + ".bias": (model.hidden,)} if bias else {})
+
+
+def _ffn_shapes(at: str, model: Model, width: int) -> dict[str, tuple[int, ...]]:
+    inner = ("gate", "up") if model.gated else ("up",)
+    found: dict[str, tuple[int, ...]] = {}
+    for name in inner:
+        found |= _linear(at + name, width, model.hidden, model.ffn_bias)
+    return found | _linear(at + "down", model.hidden, width, model.ffn_bias)
+
+
+def _expert_shapes(at: str, model: Model) -> dict[str, tuple[int, ...]]:
+    spec = model.experts
+    assert spec is not None
+    found = _linear(at + "router", spec.experts, model.hidden, spec.router_bias)
+    for name in ("gate", "up"):
+        found[f"{at}experts.{name}"] = (spec.experts, spec.ffn, model.hidden)
+    found[at + "experts.down"] = (spec.experts, model.hidden, spec.ffn)
+    if spec.shared_ffn:
+        found |= _ffn_shapes(at + "shared.", model, spec.shared_ffn)
+    if spec.shared_gate:
+        found |= _linear(at + "shared_gate", 1, model.hidden, False)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One optimizer step's sequences; `[rows, S]` each, `documents` None where each row is one."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    starts: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A model as formulas over a table of tensors."""
+
+    model: Model
+    numerics: Numerics
+    dropout: float = 0.0
+    seed: int = 0
+
+    def gradients(self, values: Tensors, batch: Batch, step: int) -> tuple[float, Tensors]:
+        """Mean loss over the counted tokens, and its gradient."""
+        held = {name: value.detach().requires_grad_() for name, value in values.items()}
+        total = 0.0
+        for loss in self._losses(held, batch, step):
+            loss.backward()
+            total += float(loss.detach())
+        return total, {
+            name: torch.zeros_like(value) if value.grad is None else value.grad
+            for name, value in held.items()
+        }
+
+    def loss(self, values: Tensors, batch: Batch, step: int) -> float:
+        """Mean loss over the counted tokens."""
+        with torch.no_grad():
+            return sum(float(loss) for loss in self._losses(values, batch, step))
+
+    def _losses(self, values: Tensors, batch: Batch, step: int) -> Iterator[torch.Tensor]:
+        """The loss in parts, a few rows at a time."""
+        rows, length = batch.tokens.shape
+        at_once = max(1, _SCORES // (self.model.heads * length * length))
+        counted = int((batch.targets != _NOT_COUNTED).sum())
+        for first in range(0, rows, at_once):
+            part = slice(first, min(rows, first + at_once))
+            starts = None if batch.starts is None else batch.starts[part]
+            numbers = np.arange(part.start, part.stop)
+            logits = self.logits(values, batch.tokens[part], starts, numbers, step)
+            targets = batch.targets[part]
+            chosen = torch.nn.functional.one_hot(targets.clamp(min=0), self.model.vocab)
+            picked = (torch.log_softmax(logits, -1) * chosen).sum(-1)
+            yield -(picked * (targets != _NOT_COUNTED)).sum() / counted
+
+    def logits(
+        self,
+        values: Tensors,
+        tokens: torch.Tensor,
+        starts: torch.Tensor | None = None,
+        rows: np.ndarray | None = None,
+        step: int = 0,
+    ) -> torch.Tensor:
+        """`[B, S]` tokens to `[B, S, vocabulary]`."""
+        length = tokens.shape[1]
+        begun = torch.zeros_like(tokens) if starts is None else starts
+        positions = torch.arange(length).expand_as(tokens) - begun
+        x = values["embed.weight"][tokens]
+        if self.model.positions == "learned":
+            x = x + values["embed.positions"][positions]
+        x = self._drop(x, rows, step, -1, "embedding")
+        for index in range(self.model.layers):
+            at = f"layers.{index}."
+            inner = self._norm(values, at + "attention_norm", x)
+            inner = self._attention(values, at + "attention.", index, inner, positions, begun)
+            x = x + self._drop(inner, rows, step, index, "attention")
+            inner = self._norm(values, at + "ffn_norm", x)
+            if self.model.is_moe_layer(index):
+                inner = self._experts(values, at + "moe.", inner)
+            else:
+                inner = self._ffn(values, at + "mlp.", inner)
+            x = x + self._drop(inner, rows, step, index, "ffn")
+        if self.model.final_norm:
+            x = self._norm(values, "norm", x)
+        return x @ values["embed.weight" if self.model.tied_embeddings else "head.weight"].T
+
+    def _norm(self, values: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+        if self.model.norm == "none":
+            return x
+        if self.model.norm == "rmsnorm":
+            return _root_mean_square(x, values[name + ".weight"], self.numerics.norm_eps)
+        centred = x - x.mean(-1, keepdim=True)
+        deviation = ((centred**2).mean(-1, keepdim=True) + self.numerics.norm_eps) ** 0.5
+        out = centred / deviation * values[name + ".weight"]
+        return out + values[name + ".bias"] if self.model.norm_bias else out
+
+    def _attention(
+        self, values: Tensors, at: str, index: int, x: torch.Tensor, positions: torch.Tensor,
+        begun: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        model = self.model
+        q, k, v = (_product(values, at + name, x) for name in "qkv")
+        if model.qk_norm == "full":
+            q = _root_mean_square(q, values[at + "q_norm.weight"], self.numerics.norm_eps)
+            k = _root_mean_square(k, values[at + "k_norm.weight"], self.numerics.norm_eps)
+        q, k, v = (t.reshape(*t.shape[:2], -1, model.head_dim) for t in (q, k, v))
+        if model.qk_norm == "head":
+            q = _root_mean_square(q, values[at + "q_norm.weight"], self.numerics.norm_eps)
+            k = _root_mean_square(k, values[at + "k_norm.weight"], self.numerics.norm_eps)
+        if model.positions == "rope":
+            q, k = self._turned(q, positions), self._turned(k, positions)
+        group = model.heads // model.kv_heads
+        k, v = (t.repeat_interleave(group, dim=2) for t in (k, v))
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(model.head_dim)
+        hidden = ~self._seen(index, x.shape[1], begun)
+        weights = torch.softmax(scores.masked_fill(hidden, -math.inf), -1)
+        mixed = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+        return _product(values, at + "o", mixed.reshape(*x.shape[:2], -1))
+
+    def _seen(self, index: int, length: int, begun: torch.Tensor) -> torch.Tensor:
+        """`[B, 1, queries, keys]`: not the future, not another document, not beyond the window."""
+        query, key = torch.arange(length)[:, None], torch.arange(length)[None, :]
+        seen = key <= query
+        everywhere = self.model.window_period > 1 and (index + 1) % self.model.window_period == 0
+        if self.model.window and not everywhere:
+            seen = seen & (query - key < self.model.window)
+        return seen & (begun[:, None, :, None] == begun[:, None, None, :])
+
+    def _turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Pairs (i, i + d/2) as complex numbers, turned by position · frequency."""
+        half = x.shape[-1] // 2
+        angles = positions[..., None, None] * torch.tensor(self._frequencies())
+        turns = torch.polar(torch.ones_like(angles), angles)
+        turned = torch.complex(x[..., :half], x[..., half:]) * turns
+        return torch.cat([turned.real, turned.imag], -1)
+
+    def _frequencies(self) -> np.ndarray:
+        width, scaling = self.model.head_dim, self.numerics.rope_scaling
+        found = self.numerics.rope_theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+        if scaling is None:
+            return found
+        if scaling.kind == "linear":
+            return found / scaling.factor
+        # Llama 3.1: how many times a wave fits into the length it was trained on decides.
+        times = scaling.original_positions * found / (2 * np.pi)
+        share = (times - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
+        share = np.clip(share, 0.0, 1.0)
+        return share * found + (1 - share) * found / scaling.factor
+
+    def _ffn(self, values: Tensors, at: str, x: torch.Tensor) -> torch.Tensor:
+        up = _product(values, at + "up", x)
+        inner = self._bent(_product(values, at + "gate", x)) * up if self.model.gated else (
+            self._bent(up)
+        )  # fmt: skip
+        return _product(values, at + "down", inner)
+
+    def _bent(self, x: torch.Tensor) -> torch.Tensor:
+        kind = self.numerics.activation
+        if kind == "silu":
+            return x / (1 + torch.exp(-x))
+        if kind == "relu":
+            return x * (x > 0)
+        if kind == "gelu":
+            return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+        return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+    def _experts(self, values: Tensors, at: str, x: torch.Tensor) -> torch.Tensor:
+        spec = self.model.experts
+        assert spec is not None
+        shares = torch.softmax(_product(values, at + "router", x), -1)
+        least = shares.sort(-1, descending=True).values[..., spec.top_k - 1, None]
+        shares = shares * (shares >= least)
+        if self.numerics.renormalize_routing:
+            shares = shares / shares.sum(-1, keepdim=True)
+        gate, up, down = (values[f"{at}experts.{name}"] for name in ("gate", "up", "down"))
+        inner = self._bent(torch.einsum("bsh,eih->bsei", x, gate))
+        inner = inner * torch.einsum("bsh,eih->bsei", x, up)
+        out = torch.einsum("bsei,ehi,bse->bsh", inner, down, shares)
+        if spec.shared_ffn:
+            shared = self._ffn(values, at + "shared.", x)
+            if spec.shared_gate:
+                shared = shared / (1 + torch.exp(-_product(values, at + "shared_gate", x)))
+            out = out + shared
+        return out
+
+    def _drop(
+        self, x: torch.Tensor, rows: np.ndarray | None, step: int, layer: int, place: str
+    ) -> torch.Tensor:
+        """Dropout as `model/dropout.py` defines it: SplitMix64 of (seed, step, layer, place, element)."""
+        if not self.dropout:
+            return x
+        assert rows is not None
+        text = f"{self.seed}:{step}:{layer}:{place}".encode()
+        key = np.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), "<u8")[0]
+        _, length, width = x.shape
+        tokens = rows[:, None] * length + np.arange(length)
+        z = (tokens[..., None] * width + np.arange(width)).astype(np.uint64)
+        with np.errstate(over="ignore"):
+            z = z * np.uint64(0x9E3779B97F4A7C15) + key
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        high = (z ^ (z >> np.uint64(31))) >> np.uint64(40)
+        kept = torch.from_numpy(high >= np.uint64(round(self.dropout * 2**24)))
+        return x * kept / (1 - self.dropout)
+
+
+def _product(values: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    out = x @ values[name + ".weight"].T
+    return out + values[name + ".bias"] if name + ".bias" in values else out
+
+
+def _root_mean_square(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / ((x**2).mean(-1, keepdim=True) + eps) ** 0.5 * weight
+
+
+class PlainOptimizer(torch.optim.Optimizer):
+    """SGD with momentum, or AdamW (Loshchilov and Hutter, ICLR 2019, algorithm 2), as formulas."""
+
+    def __init__(self, values: Tensors, recipe: Recipe) -> None:
+        super().__init__(list(values.values()), {"lr": 0.0})
+        self._recipe, self._done = recipe, 0
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        """One update with the gradients and the rate as they stand."""
+        recipe, rate = self._recipe, self.param_groups[0]["lr"]
+        self._done += 1
+        for value in self.param_groups[0]["params"]:
+            state, gradient = self.state[value], value.grad
+            decay = recipe.weight_decay if value.dim() > 1 else 0.0
+            if recipe.optimizer == "adamw":
+                one, two = recipe.betas
+                mean = state.get("mean", 0.0) * one + gradient * (1 - one)
+                square = state.get("square", 0.0) * two + gradient**2 * (1 - two)
+                state["mean"], state["square"] = mean, square
+                mean, square = mean / (1 - one**self._done), square / (1 - two**self._done)
+                value -= rate * (decay * value + mean / (square.sqrt() + recipe.eps))
+            else:
+                momentum = 0.9 if recipe.optimizer == "sgd-momentum" else 0.0
+                state["mean"] = state.get("mean", 0.0) * momentum + gradient + decay * value
+                value -= rate * state["mean"]
+
+
+class PlainAdamW(PlainOptimizer):
+    """The same under a name that says what it does with an element's size."""
+
+
+def rate_at(recipe: Recipe, step: int) -> float:
+    """The learning rate of step `step` (from 0): up in a line, then half a cosine to the least."""
+    if step < recipe.warmup:
+        return recipe.learning_rate / recipe.warmup * (step + 1)
+    if recipe.schedule == "constant":
+        return recipe.learning_rate
+    done = min(1.0, (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup))
+    falling = 1 - done if recipe.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return recipe.learning_rate * (recipe.least + (1 - recipe.least) * falling)
+
+
+def clipped(gradients: Tensors, limit: float) -> float:
+    """Scale gradients in place so that their norm is at most `limit` (0: any); returns the norm."""
+    norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
+    if limit and norm > limit:
+        for gradient in gradients.values():
+            gradient *= limit / (norm + 1e-6)
+    return norm
+
+
+def derivative_errors(
+    reference: Reference, values: Tensors, batch: Batch, seed: int
+) -> dict[str, float]:
+    """How far autograd is from central differences on the batch's last row, relative.
+
+    Of every kind of tensor one is tried, of the first layer that has it, along its gradient and a
+    random direction together.
+    """
+    last = slice(-1, None)
+    starts = None if batch.starts is None else batch.starts[last]
+    batch = Batch(batch.tokens[last], batch.targets[last], starts)
+    values = {name: value.detach() for name, value in values.items()}
+    _, gradients = reference.gradients(values, batch, 0)
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, float] = {}
+    tried: set[str] = set()
+    for name, value in values.items():
+        kind = ".".join(word for word in name.split(".") if not word.isdigit())
+        size = float(gradients[name].norm())
+        if kind in tried or size < _NO_GRADIENT:
+            continue
+        tried.add(kind)
+        direction = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        direction = direction / direction.norm() + gradients[name] / size
+        slope = float((direction * gradients[name]).sum())
+        two = [
+            reference.loss(values | {name: value + side * _STRIDE * direction}, batch, 0)
+            for side in (1, -1)
+        ]
+        found[name] = abs((two[0] - two[1]) / (2 * _STRIDE) - slope) / abs(slope)
+    return found
