@@ -302,7 +302,9 @@ def _compute_dtype(models: list[Any], engine: Any) -> str:
     found = {str(p.dtype) for m in models for p in m.parameters()}
     for model in models:
         for module in model.modules():
-            policy = getattr(getattr(module, "_fsdp_state", None), "_mp_policy", None)
+            found_state = getattr(module, "_get_fsdp_state", None)  # FSDP2, and its `replicate`
+            state = found_state() if callable(found_state) else getattr(module, "_fsdp_state", None)
+            policy = getattr(state, "_mp_policy", None)
             policy = policy or getattr(module, "mixed_precision", None)
             low = getattr(policy, "param_dtype", None)
             if low is not None:

@@ -40,7 +40,11 @@ class Numerics(Spec):
     rope_scaling: RopeScaling | None = None
     activation: Activation = "silu"
     norm_epsilon: float = Field(1e-5, gt=0, lt=1)
+    init_std: float = Field(0.02, gt=0, lt=10, description="of a matrix's initial values")
     router: Literal["softmax", "sigmoid"] = "softmax"
+    router_renormalizes: bool | None = Field(
+        None, description="weights of the chosen experts add up to one; None: as the family has it"
+    )
     router_balances: bool = Field(
         False, description="a bias per expert, moved after each step, not trained, balances experts"
     )
@@ -54,6 +58,19 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "relu2": "relu2",
     "relu_squared": "relu2", "quick_gelu": "quick-gelu", "geglu": "gelu-tanh",
 }  # fmt: skip
+
+_UNSTATED: dict[str, dict[str, Any]] = {
+    "gpt2": {"activation": "gelu-tanh"}, "llama": {"norm_epsilon": 1e-6},
+    "mistral": {"norm_epsilon": 1e-6}, "qwen2": {"norm_epsilon": 1e-6},
+    "qwen3": {"norm_epsilon": 1e-6}, "qwen2_moe": {"norm_epsilon": 1e-6},
+    "qwen3_moe": {"norm_epsilon": 1e-6}, "mixtral": {"rope_theta": 1e6},
+}  # fmt: skip
+"""What a config.json that is silent means, by transformers' own defaults, where not as above."""
+
+
+def unstated(model_type: str, name: str, usual: float) -> float:
+    """The value that transformers takes where a config.json of this type does not state it."""
+    return float(_UNSTATED.get(model_type, {}).get(name, usual))
 
 
 def numerics_of(model: Model) -> Numerics:
@@ -90,6 +107,13 @@ def from_config(config: Mapping[str, Any]) -> Numerics | None:
         found["activation"] = _ACTIVATIONS[act.lower()]
     if not found:
         return None
+    for name, value in _UNSTATED.get(str(config.get("model_type")), {}).items():
+        found.setdefault(name, value)
+    std = config.get("initializer_range")
+    if isinstance(std, float) and 0 < std < 10:
+        found["init_std"] = std
+    if isinstance(config.get("norm_topk_prob"), bool):
+        found["router_renormalizes"] = config["norm_topk_prob"]
     scaling = _scaling(rope, config)
     if scaling is not None:
         found["rope_scaling"] = scaling

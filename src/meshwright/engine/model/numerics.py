@@ -6,10 +6,11 @@ logits do. They come from a Hugging Face `config.json`, or from the family's usu
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import Field
 
+from meshwright.specs import numerics as specs
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
@@ -49,7 +50,49 @@ class Numerics(Spec):
 
 
 def default_numerics(model: Model) -> Numerics:
-    """The usual settings of the model's family (its released checkpoints' `config.json`)."""
+    """The model's own settings where it states them, else the usual ones of its family.
+
+    Raises:
+        SpecError: it states something that the decoder does not compute.
+    """
+    usual = _usual(model)
+    own = model.numerics
+    if own is None:
+        return usual
+    activation = own.activation.replace("-", "_")
+    if activation not in _ACTIVATIONS.values():
+        raise SpecError("model.numerics.activation", own.activation, "silu, gelu, gelu-tanh, relu")
+    for field in ("router", "router_groups", "router_scaling"):
+        if model.experts is not None and getattr(own, field) not in ("softmax", 1):
+            raise SpecError(
+                f"model.numerics.{field}", getattr(own, field), "the engine's router is a softmax"
+            )
+    renormalizes = own.router_renormalizes
+    return Numerics(
+        activation=cast(Activation, activation),
+        norm_eps=own.norm_epsilon,
+        rope_theta=own.rope_theta,
+        rope_scaling=_own_scaling(own.rope_scaling),
+        init_std=own.init_std,
+        renormalize_routing=usual.renormalize_routing if renormalizes is None else renormalizes,
+    )
+
+
+def _own_scaling(own: specs.RopeScaling | None) -> RopeScaling | None:
+    if own is None:
+        return None
+    if own.kind not in ("linear", "llama3"):
+        raise SpecError(
+            "model.numerics.rope_scaling", own.kind, "only linear and llama3 scaling are computed"
+        )
+    return RopeScaling(
+        kind=own.kind, factor=own.factor, low_freq_factor=own.low_frequency,
+        high_freq_factor=own.high_frequency, original_positions=own.original_positions or 8192,
+    )  # fmt: skip
+
+
+def _usual(model: Model) -> Numerics:
+    """The settings of the family's released checkpoints."""
     if model.family == "gpt2":
         return Numerics(activation="gelu_tanh")
     theta = {"llama": 500_000.0, "qwen2": 1e6, "qwen3": 1e6, "mixtral": 1e6, "qwen3_moe": 1e6}
@@ -69,17 +112,19 @@ def numerics_of_config(config: dict[str, Any]) -> Numerics:
         SpecError: an activation or rotary scaling that the decoder does not compute.
     """
     family = config.get("model_type", "llama")
-    name = config.get("hidden_act") or config.get("activation_function") or "silu"
+    usual = "gelu_new" if family == "gpt2" else "silu"
+    name = config.get("hidden_act") or config.get("activation_function") or usual
     if name not in _ACTIVATIONS:
         raise SpecError("hidden_act", name, f"one of {', '.join(_ACTIVATIONS)}")
     # transformers 5 writes rope_parameters; earlier releases rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or {}
     scaling = rope if rope else (config.get("rope_scaling") or {})
-    theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
+    theta = rope.get("rope_theta") or config.get("rope_theta")
+    eps = config.get("rms_norm_eps") or config.get("layer_norm_epsilon")
     return Numerics(
         activation=_ACTIVATIONS[name],
-        norm_eps=config.get("rms_norm_eps") or config.get("layer_norm_epsilon") or 1e-5,
-        rope_theta=theta,
+        norm_eps=eps or specs.unstated(family, "norm_epsilon", 1e-5),
+        rope_theta=theta or specs.unstated(family, "rope_theta", 10_000.0),
         rope_scaling=_scaling(scaling),
         init_std=config.get("initializer_range", 0.02),
         renormalize_routing=config.get("norm_topk_prob", family != "qwen2_moe"),

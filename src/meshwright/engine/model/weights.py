@@ -181,15 +181,24 @@ def model_of_config(config: dict[str, Any]) -> Model:
     """The `Model` of a Hugging Face config of one of `FAMILIES`."""
     family = config["model_type"]
     if family == "gpt2":
+        _refuse_variants(config)
         hidden, heads = config["n_embd"], config["n_head"]
         return Model(
             name="gpt2", family="gpt2", layers=config["n_layer"], hidden=hidden, heads=heads,
             kv_heads=heads, head_dim=hidden // heads, ffn=config.get("n_inner") or 4 * hidden,
-            vocab=config["vocab_size"], gated=False, tied_embeddings=True, norm="layernorm",
+            vocab=config["vocab_size"], gated=False, norm="layernorm",
+            tied_embeddings=config.get("tie_word_embeddings", True),
             norm_bias=True, qkv_bias=True, attention_out_bias=True, ffn_bias=True,
             positions="learned", max_positions=config["n_positions"],
         )  # fmt: skip
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise SpecError(
+            "partial_rotary_factor",
+            config["partial_rotary_factor"],
+            "the decoder turns whole heads",
+        )
     if family in ("qwen2_moe", "qwen3_moe"):
+        _window(config)
         return model_from_config(config, name=config.get("_name_or_path") or family)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     experts = None
@@ -198,7 +207,6 @@ def model_of_config(config: dict[str, Any]) -> Model:
             experts=config["num_local_experts"], top_k=config["num_experts_per_tok"],
             ffn=config["intermediate_size"],
         )  # fmt: skip
-    windowed = family in ("mistral", "mixtral") or config.get("use_sliding_window", False)
     return Model(
         name=config.get("_name_or_path") or family, family=family,
         layers=config["num_hidden_layers"], hidden=hidden, heads=heads,
@@ -209,8 +217,49 @@ def model_of_config(config: dict[str, Any]) -> Model:
         qkv_bias=config.get("attention_bias", family == "qwen2"),
         attention_out_bias=family != "qwen2" and config.get("attention_bias", False),
         ffn_bias=config.get("mlp_bias", False),
-        window=(config.get("sliding_window") or 0) if windowed else 0, experts=experts,
+        window=_window(config), experts=experts,
     )  # fmt: skip
+
+
+def _refuse_variants(config: dict[str, Any]) -> None:
+    """GPT-2s whose attention is another one.
+
+    Raises:
+        SpecError: naming the field.
+    """
+    for field, usual in (
+        ("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):  # fmt: skip
+        if config.get(field, usual) is not usual:
+            raise SpecError(field, config[field], f"the decoder computes {usual} only")
+
+
+def _window(config: dict[str, Any]) -> int:
+    """The window that every layer has; 0: none has one.
+
+    Raises:
+        SpecError: some layers have one and others have not.
+    """
+    family, layers = config["model_type"], config["num_hidden_layers"]
+    if family not in ("mistral", "mixtral") and not family.startswith("qwen"):
+        return 0
+    usual = 4096 if family == "mistral" else None
+    window = config.get("sliding_window", usual) or 0
+    if family.startswith("qwen") and not config.get("use_sliding_window", False):
+        window = 0
+    kinds = config.get("layer_types")
+    if kinds is None and family.startswith("qwen") and window:
+        first = config.get("max_window_layers", 28)
+        kinds = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
+    kinds = set(kinds or ())
+    if not window or kinds == {"full_attention"}:
+        return 0
+    if len(kinds) > 1:
+        raise SpecError(
+            "layer_types", sorted(kinds), "the decoder has a window in all layers or in none"
+        )
+    return int(window)
 
 
 def export(

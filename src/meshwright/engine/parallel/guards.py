@@ -103,7 +103,8 @@ def likeness(model: Model) -> Model:
 
     Where memory and bytes are all that is asked for, scoring, scaling and the like do not matter.
     """
-    return model if model.family in FAMILIES else model.but(family="llama")
+    family = model.family if model.family in FAMILIES else "llama"
+    return model.but(family=family, numerics=None)
 
 
 def _divides(model: Model, field: str, degree: int, axis: str) -> None:

@@ -35,6 +35,7 @@ from meshwright.engine.proof.reference import (
     shapes,
 )
 from meshwright.engine.recipe import make_optimizer, take_step
+from meshwright.specs.layout import Layout
 
 PRECISIONS = {
     "fp64": Precision(master=torch.float64, compute=torch.float64, reduce=torch.float64),
@@ -133,7 +134,17 @@ def plan(task: Task) -> list[Outcome]:
     return found
 
 
-def _train_plan(task: Task, course: Course, gather: bool) -> Trace:
+def alone(task: Task) -> None:
+    """Record every course on one device at the proof's precision: what its rounding comes to."""
+    kernels.cut_into(SMALL_CHUNK)
+    for course in task.courses:
+        if not course.mutant:
+            layout = Layout(micro_batch=course.case.layout.micro_batch)
+            case = replace(course.case, layout=layout)
+            _train_plan(task, replace(course, case=case), gather=False, label="alone")
+
+
+def _train_plan(task: Task, course: Course, gather: bool, label: str = "plan") -> Trace:
     trace, case = Trace(), course.case
     program = _program(task, course, 1.0)
     optimizer = make_optimizer(course.recipe, program)
@@ -144,8 +155,8 @@ def _train_plan(task: Task, course: Course, gather: bool) -> Trace:
     for part, steps in enumerate(parts):
         if part:
             program, optimizer = _continued(task, course, program, optimizer)
-        stages, label = nn.ModuleList(program.stages), course.name if part == 0 else "resumed"
-        with _recording(task, course, stages, optimizer, label) as recorder:
+        stages = nn.ModuleList(program.stages)
+        with _recording(task, course, stages, optimizer, label if part == 0 else "") as recorder:
             for number, batch in steps:
                 result = take_step(
                     program, optimizer, course.recipe, number, batch.tokens, batch.targets,
@@ -198,7 +209,7 @@ def _recording(
     task: Task, course: Course, module: nn.Module, optimizer: torch.optim.Optimizer, label: str
 ) -> Any:
     """A recorder of `meshwright.probe`, or nothing."""
-    if not task.recorded or label == "resumed":
+    if not task.recorded or not label:
         return nullcontext()
     return probe.record(
         module, optimizer, out=recording_folder(task, course, label), names=_name(course),
@@ -206,8 +217,8 @@ def _recording(
 
 
 def recording_folder(task: Task, course: Course, label: str) -> Path:
-    """Where a course's recording is: of the reference, or of the plan under the course's name."""
-    return Path(task.folder) / f"{course.name}-{'reference' if label == 'reference' else 'plan'}"
+    """Where a course's recording is: of the `reference`, the `plan`, or one device `alone`."""
+    return Path(task.folder) / f"{course.name}-{label}"
 
 
 def _name(course: Course) -> Callable[[str], str]:

@@ -32,6 +32,7 @@ from meshwright.engine.proof.runs import (
     PRECISIONS,
     Outcome,
     Task,
+    alone,
     compared,
     plan,
     recording_folder,
@@ -215,6 +216,9 @@ def _prove(case: Case, task: Task, on_progress: Callable[[str], None]) -> _Prove
 
     on_progress("the reference in fp64, in one process")
     derivatives = max(run_ranks(refer, 1, task)[0].values(), default=0.0)
+    if task.precision != "fp64":
+        on_progress(f"one device in {task.precision}")
+        run_ranks(alone, 1, task)
     on_progress(
         f"{len(task.courses)} runs on {case.layout.world} ranks under {case.layout.label()}"
     )
@@ -268,7 +272,12 @@ def _count(shape: tuple[int, ...]) -> int:
 def _judge(task: Task, course: Course) -> Judgement:
     """`prove`'s verdict between the reference's recording of a course and the plan's."""
     own = next(one for one in task.courses if one.name == (course.like or course.name))
-    return prove(recording_folder(task, own, "reference"), recording_folder(task, course, "plan"))
+    exact, planned = (
+        recording_folder(task, own, "reference"),
+        recording_folder(task, course, "plan"),
+    )
+    measured = None if task.precision == "fp64" else recording_folder(task, own, "alone")
+    return prove(exact, planned, measured)
 
 
 def _cause(task: Task, judged: dict[str, Judgement]) -> str:

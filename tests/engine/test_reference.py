@@ -1,0 +1,125 @@
+"""The proof's reference: written apart from the engine, and equal to transformers."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshwright.engine.model.decoder import Decoder
+from meshwright.engine.model.numerics import Numerics, RopeScaling, default_numerics
+from meshwright.engine.proof import reference as module
+from meshwright.engine.proof.material import weight
+from meshwright.engine.proof.reference import Batch, Reference, derivative_errors, rate_at, shapes
+from meshwright.engine.recipe import SCHEDULES, Recipe
+from meshwright.specs.model import Model
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+LLAMA = Model(layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=40)
+GPT2 = LLAMA.but(
+    family="gpt2", kv_heads=4, gated=False, tied_embeddings=True, norm="layernorm", norm_bias=True,
+    qkv_bias=True, attention_out_bias=True, ffn_bias=True, positions="learned", max_positions=32,
+)  # fmt: skip
+QWEN3 = LLAMA.but(family="qwen3", qk_norm="head", tied_embeddings=True)
+SHARED = LLAMA.but(
+    family="qwen2_moe", qkv_bias=True,
+    experts={"experts": 4, "top_k": 2, "ffn": 24, "shared_ffn": 16, "shared_gate": True},
+)  # fmt: skip
+MIXTRAL = LLAMA.but(family="mixtral", experts={"experts": 4, "top_k": 2, "ffn": 24})
+MODELS = {"llama": LLAMA, "gpt2": GPT2, "qwen3": QWEN3, "qwen2_moe": SHARED, "mixtral": MIXTRAL}
+
+
+def test_the_reference_uses_nothing_that_trains():
+    tree = ast.parse(Path(module.__file__).read_text())
+    used = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    ours = {name for name in used if name.startswith("meshwright")}
+    # Settings of the model, settings of the steps, and the model's shape: data, no arithmetic.
+    assert ours == {
+        "meshwright.engine.model.numerics", "meshwright.engine.recipe", "meshwright.specs.model",
+    }  # fmt: skip
+    calls = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    assert not calls & {"rate", "cross_entropy", "scaled_dot_product_attention"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_reference_knows_every_parameter(name):
+    with torch.device("meta"):
+        held = {n: tuple(p.shape) for n, p in Decoder(MODELS[name]).named_parameters()}
+    assert shapes(MODELS[name]) == held
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_reference_computes_the_logits_of_transformers(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from meshwright.engine.model.weights import export
+
+    model, numerics = MODELS[name], default_numerics(MODELS[name])
+    if name == "llama":
+        numerics = numerics.but(rope_scaling=RopeScaling(kind="llama3", factor=4.0,
+                                original_positions=16).model_dump())  # fmt: skip
+    values = {n: weight(n, s, model, numerics).float() for n, s in shapes(model).items()}
+    export(tmp_path, values.items(), model, numerics, 32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = torch.randint(0, model.vocab, (2, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = theirs(tokens).logits
+        found = Reference(model, numerics).logits(
+            {n: v.double() for n, v in values.items()}, tokens
+        )
+    assert (found.float() - wanted).abs().max() < 2e-4 * wanted.abs().max()
+
+
+def test_derivatives_notice_a_wrong_gradient():
+    numerics = default_numerics(LLAMA)
+    values = {n: weight(n, s, LLAMA, numerics) for n, s in shapes(LLAMA).items()}
+    tokens = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(0))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], None)
+    sound = Reference(LLAMA, numerics)
+    errors = derivative_errors(sound, values, batch, 0)
+    assert len(errors) == 12
+    assert max(errors.values()) < 1e-6
+
+    class Broken(Reference):
+        def gradients(self, values, batch, step):
+            loss, found = super().gradients(values, batch, step)
+            return loss, found | {"norm.weight": 2 * found["norm.weight"]}
+
+    assert derivative_errors(Broken(LLAMA, numerics), values, batch, 0)["norm.weight"] > 0.1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_two_statements_of_the_schedule_agree(schedule):
+    recipe = Recipe(schedule=schedule, steps=50, warmup=5, learning_rate=1.0, least=0.2)
+    rates = [recipe.rate(step) for step in range(60)]
+    assert rates == pytest.approx([rate_at(recipe, step) for step in range(60)])
+    assert rates[4] == 1.0
+    assert rates[55] == pytest.approx(1.0 if schedule == "constant" else 0.2)
+
+
+def test_every_mutation_fits_the_source_it_changes():
+    import inspect
+    from importlib import import_module
+
+    from mutations import BENCHES, MUTATIONS
+
+    assert len(MUTATIONS) > 122
+    for one in MUTATIONS:
+        assert one.bench in BENCHES
+        name, _, path = one.where.partition(":")
+        found = import_module(f"meshwright.engine.{name}")
+        for part in path.split("."):
+            found = inspect.getattr_static(found, part)
+        found = getattr(found, "__func__", getattr(found, "fget", None) or found)
+        assert one.old in inspect.getsource(inspect.unwrap(found)), one.title
+
+
+def test_numerics_of_a_plan_are_those_of_its_model():
+    own = {"rope_theta": 1234.0, "norm_epsilon": 1e-4, "activation": "gelu-tanh", "init_std": 0.01,
+           "rope_scaling": {"kind": "linear", "factor": 2.0}}  # fmt: skip
+    found = default_numerics(LLAMA.but(numerics=own))
+    assert found == Numerics(
+        activation="gelu_tanh", norm_eps=1e-4, rope_theta=1234.0, init_std=0.01,
+        rope_scaling=RopeScaling(kind="linear", factor=2.0),
+    )  # fmt: skip
