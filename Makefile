@@ -12,7 +12,9 @@ demo: $(VENV)/engine.done
 	@$(BIN)/meshwright plan llama3-70b --cluster h100:8x8 --seq 8192 --global-batch 4M-tokens
 	@echo; echo "── and for real: the lessons' four-layer model on four processes of this machine ──"; echo
 	@mkdir -p runs
-	@$(BIN)/meshwright plan toy --cluster cpu:1x4 --tp 2 --pp 2 --seq 128 --global-batch 16 \
+	@echo "measuring this machine first, half a minute, so that what is predicted is what runs"
+	@$(BIN)/meshwright measure --quick --ranks 4 --precision fp32 -o runs/mine.toml
+	@$(BIN)/meshwright plan toy --cluster runs/mine.toml --tp 2 --pp 2 --seq 128 --global-batch 16 \
 	  --framework meshwright --precision fp32 --brief -o runs/demo.toml
 	@$(BIN)/meshwright train runs/demo.toml --out runs/demo --steps 40
 	@$(BIN)/meshwright verify runs/demo.toml

@@ -51,6 +51,7 @@ _register("collective", "collective", "Price a collective, or watch it step by s
 _register("schema", "schema", "The JSON Schema of a plan.")
 _register("predict", "predict", "Price every run of a table.")
 _register("measure", "measure", "This machine as a cluster file, from its own timings.")
+_register("settle", "settle", "Race a plan's finalists for real; the measured best wins.")
 _register("calibrate", "calibrate", "Fit a cluster's constants to your own measurements.")
 _register("scorecard", "scorecard", "Predictions against published measurements.")
 _register("export", "export_plan", "A plan as the files of a framework or a launcher.")

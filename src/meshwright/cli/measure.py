@@ -66,7 +66,12 @@ def command(
         import json
 
         every = {"provenance": facts, "modules": found.timings, "collectives": found.collectives,
-                 "slowdown": found.slowdown, "disk": found.disk}  # fmt: skip
+                 "slowdown": found.slowdown, "disk": found.disk,
+                 "steps": [
+                     {"name": one.probe.name, "cpu_s": one.cpu_s, "wall_s": one.wall_s,
+                      "peak_bytes": one.peak_bytes}
+                     for one in found.probed
+                 ]}  # fmt: skip
         write_atomically(raw, json.dumps(every, indent=1))
     if as_json:
         print_json({"cluster": cluster.plain(), "disk": found.disk, "took_s": found.took_s})

@@ -32,6 +32,12 @@ def show_plan(plan: Plan, *, defence: bool, written: str | None) -> None:
         _show_alternatives(console, plan)
         _show_flips(console, plan)
         _show_search(console, plan)
+    if plan.settled:
+        from meshwright.planner.report import settled_lines
+
+        console.print(Text(f"settled: {plan.settled.sentence}", style="bold"))
+        for line in settled_lines(plan.settled):
+            console.print(Text(f"  · {line}"))
     for note in plan.notes:
         console.print(Text(f"· {note}", style="dim"))
     if written:

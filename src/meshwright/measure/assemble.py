@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwright.costs.step import estimate
 from meshwright.measure.local import Found
+from meshwright.measure.runs import tensor_bytes
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.measured import MeasuredCollective, MeasuredDevice, SharedCores
@@ -31,13 +33,29 @@ def assemble(found: Found, facts: Mapping[str, Any], *, ranks: int, host_memory:
     if not found.probed:
         return cluster
     own, error = fit_own(cluster, found.probed)
-    process = min(one.peak_bytes for one in found.probed)
-    measured = measured.but(engine_s=own, process_bytes=max(process, found.process_bytes))
+    measured = measured.but(engine_s=own, process_bytes=_process_bytes(cluster, found))
     source = (
         f"{cluster.source}; the engine's own steps are met to {100 * error:.0f} % in the median"
     )
     device = device.but(measured=measured.model_dump(exclude_unset=True))
     return cluster.but(device=device.model_dump(exclude_unset=True), source=source)
+
+
+def _process_bytes(cluster: Cluster, found: Found) -> float:
+    """What the probes' processes held beside their tensors, once they had computed for a while.
+
+    All probes of a rank run in one process, whose peak is that of the largest.
+    """
+    rest = [found.process_bytes]
+    for ranks in (1, 2):
+        mine = [one for one in found.probed if one.probe.layout.world == ranks]
+        if mine:
+            tensors = [
+                tensor_bytes(estimate(one.probe.model, cluster, one.probe.job, one.probe.layout))
+                for one in mine
+            ]
+            rest.append(max(one.peak_bytes for one in mine) - max(tensors))
+    return max(rest)
 
 
 def _device(

@@ -63,8 +63,22 @@ class Timed:
     backward: Sample
 
 
-def run(case: Case, precision: str, budget_s: float) -> Timed:
-    """Time a case's forward and backward."""
+def entry_s() -> float:
+    """Processor time of entering autograd's engine for one operation: a step pays it once, not per call."""
+    x = torch.ones(4, requires_grad=True)
+    ones = torch.ones(4)
+
+    def once(_index: int) -> tuple[float]:
+        out = x.view_as(x)
+        began = time.thread_time()
+        torch.autograd.grad(out, [x], ones)
+        return (time.thread_time() - began,)
+
+    return repeat(once, 0.05, least=50, most=400)[0].median_s
+
+
+def run(case: Case, precision: str, budget_s: float, entry: float = 0.0) -> Timed:
+    """Time a case's forward and backward; of the latter the engine's `entry` is taken off."""
     turns = int(min(max(TURNS_BYTES // max(case.input_bytes, 1), 2), MOST_TURNS))
     inputs = [case.make() for _ in range(turns)]
 
@@ -77,7 +91,7 @@ def run(case: Case, precision: str, budget_s: float) -> Timed:
         wanted = [tensor for tensor in given if tensor.requires_grad]
         start = time.thread_time()
         torch.autograd.grad(out, wanted, gradient)
-        return middle - began, time.thread_time() - start
+        return middle - began, max(time.thread_time() - start - entry, 1e-7)
 
     return Timed(case, precision, *repeat(once, budget_s))
 
@@ -298,14 +312,12 @@ def fit(timed: Sequence[Timed]) -> dict[str, ModuleTimes]:
     return found
 
 
-def _in_turns(every: Iterable[Case]) -> list[Case]:
-    """The first shape of every module, then the second…: a deadline leaves each with some."""
+def _turns(every: Iterable[Case]) -> Iterator[tuple[int, Case]]:
+    """Number each module's shapes: first ones first, so that a deadline leaves each with some."""
     seen: dict[str, int] = {}
-    ranked = []
     for case in every:
         seen[case.module] = seen.get(case.module, 0) + 1
-        ranked.append((seen[case.module], case))
-    return [case for _, case in sorted(ranked, key=lambda pair: pair[0])]
+        yield seen[case.module], case
 
 
 def measure_modules(
@@ -317,11 +329,13 @@ def measure_modules(
     Returns:
         Fitted times by precision and module, every timing, and what there was no time for.
     """
-    todo = [
-        (precision, case)
+    ranked = [
+        (turn, precision, case)
         for precision in precisions
-        for case in _in_turns(cases(precision, quick=quick))
+        for turn, case in _turns(cases(precision, quick=quick))
     ]
+    todo = [(precision, case) for _, precision, case in sorted(ranked, key=lambda one: one[0])]
+    entry = entry_s()
     done: dict[str, list[Timed]] = {precision: [] for precision in precisions}
     skipped = []
     for index, (precision, case) in enumerate(todo):
@@ -329,7 +343,9 @@ def measure_modules(
             skipped.append(f"{precision} {case.module}")
             continue
         progress(f"{precision} {case.module}", index / len(todo))
-        done[precision].append(run(case, precision, min(deadline.share(len(todo) - index), 0.4)))
+        done[precision].append(
+            run(case, precision, min(deadline.share(len(todo) - index), 0.4), entry)
+        )
     # A unit's seconds need shapes that differ; a module with one alone counts as not measured.
     fitted = {precision: fit(_with_two(timed)) for precision, timed in done.items() if timed}
     every = [one for timed in done.values() for one in timed]

@@ -7,6 +7,7 @@ is identified by probes that differ in it.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from meshwright.costs.memory import MemoryColumns, memory
 from meshwright.costs.stages import stage_layers
 from meshwright.costs.step import estimate
 from meshwright.measure.fitting import seconds_per_unit
+from meshwright.measure.runs import Steps, steps_rank
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
@@ -143,35 +145,11 @@ def run_probes(
 
 
 def _run(probe: Probe) -> Probed:
-    import torch
-    import torch.distributed as dist
-
-    from meshwright.engine.model.numerics import default_numerics
-    from meshwright.engine.parallel.program import Program
-    from meshwright.engine.train import precision_of
-    from meshwright.engine.watch.meter import peak_memory_bytes
-
-    program = Program(
-        probe.model, default_numerics(probe.model), probe.layout, global_batch=probe.batch,
-        seq_len=probe.seq_len, precision=precision_of(probe.job),
-    )  # fmt: skip
-    optimizer = torch.optim.AdamW(program.optimizer_groups(0.1), lr=1e-3, fused=True)
-    generator = torch.Generator().manual_seed(1)
-    rows = torch.randint(
-        0, probe.model.vocab, (probe.batch, probe.seq_len + 1), generator=generator
-    )
-    tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-    cpu, wall = [], []
-    for number in range(STEPS + 2):
-        began, worked = time.perf_counter(), time.thread_time()
-        program.step(optimizer, tokens, targets, clip=1.0, number=number)
-        cpu.append(time.thread_time() - worked)
-        wall.append(time.perf_counter() - began)
-    mean = torch.tensor([float(np.median(cpu[2:]))], dtype=torch.float64)
-    dist.all_reduce(mean)
+    measured = steps_rank(Steps(model=probe.model, layout=probe.layout, job=probe.job, steps=STEPS))
     return Probed(
-        probe, float(mean) / dist.get_world_size(), float(np.median(wall[2:])), peak_memory_bytes()
-    )
+        probe, statistics.median(measured.cpu_s), statistics.median(measured.step_s),
+        max(measured.process_bytes),
+    )  # fmt: skip
 
 
 def alone(cluster: Cluster) -> Cluster:
@@ -190,23 +168,7 @@ def counts(cluster: Cluster, probe: Probe) -> dict[str, float]:
 
     The cost model is linear in these constants, so each count is its price with that constant alone.
     """
-    lonely = alone(cluster)
-    machine = measured_step.Machine.of(lonely, probe.job, probe.model, Fabric.of(lonely))
-    assert machine is not None
-    columns = from_layouts([probe.layout])
-    layers = stage_layers(probe.model, columns)
-    micro = np.array([probe.layout.micro_batches(probe.batch)])
-    used = memory(
-        probe.model, probe.job, behaviour(probe.job), columns, layers, micro, process_bytes=0.0
-    )
-
-    def price(engine_s: Mapping[str, float]) -> float:
-        setup = measured_step.Setup(
-            replace(machine, engine_s=engine_s), probe.model, probe.job, columns, layers,
-            strides(columns), micro,
-        )  # fmt: skip
-        return _cpu_s(setup, used)
-
+    price = _pricer(cluster, probe.model, probe.job, probe.layout)
     base = price({})
     found = {"modules": base}
     for name in OWN:
@@ -214,6 +176,34 @@ def counts(cluster: Cluster, probe: Probe) -> dict[str, float]:
         if amount > 1e-6:
             found[name] = amount
     return found
+
+
+def processor_s(cluster: Cluster, model: Model, job: Job, layout: Layout) -> float:
+    """Predicted processor time of the mean rank's main thread in one step."""
+    measured = cluster.device.measured
+    return _pricer(cluster, model, job, layout)(measured.engine_s if measured else {})
+
+
+def _pricer(
+    cluster: Cluster, model: Model, job: Job, layout: Layout
+) -> Callable[[Mapping[str, float]], float]:
+    """A function of the engine's constants: the processor time of a step of the mean rank."""
+    lonely = alone(cluster)
+    machine = measured_step.Machine.of(lonely, job, model, Fabric.of(lonely))
+    assert machine is not None
+    columns = from_layouts([layout])
+    layers = stage_layers(model, columns)
+    micro = np.array([layout.micro_batches(job.global_batch)])
+    used = memory(model, job, behaviour(job), columns, layers, micro, process_bytes=0.0)
+    distances = strides(columns)
+
+    def price(engine_s: Mapping[str, float]) -> float:
+        setup = measured_step.Setup(
+            replace(machine, engine_s=engine_s), model, job, columns, layers, distances, micro
+        )
+        return _cpu_s(setup, used)
+
+    return price
 
 
 def _cpu_s(setup: measured_step.Setup, used: MemoryColumns) -> float:

@@ -7,6 +7,19 @@ from meshwright.planner.legality import Question
 from meshwright.planner.words import MEMORY_WORDS, PART_WORDS
 from meshwright.specs.plan import Estimate, Plan
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
+from meshwright.specs.settled import Settled
+
+
+def settled_lines(settled: Settled) -> list[str]:
+    """A line per finalist of a race, fastest first."""
+    found = []
+    for run in settled.runs:
+        measured = "no step" if run.measured_s is None else f"{format_seconds(run.measured_s)}"
+        if run.measured_s is not None:
+            measured += f" ± {100 * run.error:.1f} % over {run.steps} steps"
+        predicted = format_seconds(run.predicted_s)
+        found.append(f"{run.layout.label()}: {run.outcome}, {measured} (predicted {predicted})")
+    return found
 
 
 def markdown_report(plan: Plan) -> str:
@@ -154,6 +167,9 @@ def _end(plan: Plan) -> list[str]:
     if plan.searched.priced > 1:
         lines += ["", f"{plan.searched.priced:,} layouts priced; removed before that or after:", ""]
         lines += [f"- {count:,}: {reason}" for reason, count in plan.searched.pruned.items()]
+    if plan.settled:
+        lines += ["", "## Settled by running it", "", plan.settled.sentence + ".", ""]
+        lines += [f"- {line}" for line in settled_lines(plan.settled)]
     if plan.notes:
         lines += ["", "## Assumptions and warnings", "", *(f"- {note}" for note in plan.notes)]
     return [*lines, ""]

@@ -17,6 +17,7 @@ from meshwright.specs.foreign import read_data
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+from meshwright.specs.settled import Settled
 from meshwright.specs.writing import write_atomically
 
 SCHEMA_VERSION = 1
@@ -160,6 +161,9 @@ class Plan(Spec):
     flip_points: tuple[FlipPoint, ...] = ()
     searched: Searched = Searched()
     notes: tuple[str, ...] = Field((), description="assumptions and warnings, a sentence each")
+    settled: Settled | None = Field(
+        None, description="the race of its finalists, by `meshwright settle`"
+    )
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -196,6 +196,16 @@ class Counter:
         finally:
             hook.remove()
 
+    @property
+    def peak_bytes(self) -> int:
+        """This rank's tensors at their peak."""
+        return self._footprint.peak_bytes
+
+    @property
+    def sent_bytes(self) -> dict[str, float]:
+        """What this rank sent, by axis."""
+        return self._ledger.sent_by_axis()
+
     def _update_starts(self, *_unused: Any) -> None:
         for _, parameter in self._program.parameters():
             self._footprint.mark(parameter.grad, "gradients")
