@@ -205,11 +205,34 @@ def test_the_patch_changes_the_lines_that_it_names_and_reads_back():
         + "--recompute-granularity full --recompute-method uniform\n"
     )
     back = import_text(text, "x.sh", H8)
-    critique = criticise(back, price(back), text)
-    change = next(one for one in critique.changes if one.edits)
-    again = import_text(apply_edits(text, list(change.edits)), "x.sh", H8)
-    assert again.layout == change.layout
-    assert change.gain > 0.02
+    critique = criticise(back, price(back), text, lambda new: import_text(new, "x.sh", H8))
+    assert critique.changes
+    for change in critique.changes:
+        assert change.edits, change.what
+        again = import_text(apply_edits(text, list(change.edits)), "x.sh", H8)
+        assert again.layout == change.layout
+        assert change.gain > 0.02
+
+
+def test_no_line_is_offered_that_would_run_something_else():
+    """The first place that names the micro-batch is not the one that counts."""
+    text = (
+        f"echo --micro-batch-size 1\n{RUN}--recompute-granularity full --recompute-method uniform\n"
+    )
+    back = import_text(text, "x.sh", H8)
+    changes = criticise(back, price(back), text, lambda new: import_text(new, "x.sh", H8)).changes
+    edits = [edit for one in changes if one.layout.micro_batch > 1 for edit in one.edits]
+    assert edits and all(edit.line == 2 for edit in edits)
+    blind = criticise(back, price(back), text, lambda _new: back).changes
+    assert not any(one.edits for one in blind)
+
+
+def test_a_framework_is_not_offered_what_it_has_not(tmp_path):
+    text = YAMLS["trainer"][0] + "gradient_checkpointing: true\n"
+    back = import_text(text, "x.yaml", NAMED)
+    assert all(
+        one.layout.recompute != "selective" for one in criticise(back, price(back), text).changes
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshwright.imports.critique import Critique
-    from meshwright.imports.reading import Imported
+    from meshwright.imports.reading import Given, Imported
     from meshwright.specs.plan import Plan
 
 
@@ -81,7 +83,7 @@ def command(
     findings: list[dict[str, Any]] = []
     better: Plan | None = None
     if compare or patch is not None:
-        findings, better, critique = _criticise(imported, plan, text)
+        findings, better, critique = _criticise(imported, plan, text, _rereader(file, given))
     patched = _patch(text, file, critique, patch) if patch is not None else ""
     if output is not None:
         save_plan(plan, output)
@@ -116,8 +118,18 @@ def _text(file: str) -> str:
     return read_text(file) if file != "-" and Path(file).is_file() else ""
 
 
+def _rereader(file: str, given: Given) -> Callable[[str], Imported]:
+    """Reads a changed text as the file itself was read."""
+    from pathlib import Path
+
+    from meshwright.imports.files import import_text
+
+    folder = None if file == "-" else Path(file).parent
+    return lambda text: import_text(text, file, given, folder)
+
+
 def _criticise(
-    imported: Imported, plan: Plan, text: str
+    imported: Imported, plan: Plan, text: str, reread: Callable[[str], Imported]
 ) -> tuple[list[dict[str, Any]], Plan | None, Critique]:
     from meshwright.imports.critique import criticise, without_offloaded
     from meshwright.planner.plan import plan as choose
@@ -139,7 +151,7 @@ def _criticise(
             "severity": "warning",
             "finding": f"{estimate.bubble_fraction:.0%} of the pipeline's time is bubble",
         })  # fmt: skip
-    critique = criticise(imported, plan, text)
+    critique = criticise(imported, plan, text, reread)
     for change in critique.changes:
         lines = [edit.text() for edit in change.edits]
         findings.append({

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwright.costs.step import estimate as estimate_of
 from meshwright.costs.step import estimates
 from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import resize
-from meshwright.imports.patch import Edit, add_flag, find_edit, find_flag
+from meshwright.imports.edits import candidates_for
+from meshwright.imports.patch import Edit, apply_edits
 from meshwright.imports.reading import Imported
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.plan import price_layout
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import framework
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate, Plan
 from meshwright.specs.quantities import format_bytes
@@ -113,14 +114,20 @@ def _offload_notes(estimate: Estimate, offload: frozenset[str]) -> Iterator[str]
         )
 
 
-def criticise(imported: Imported, plan: Plan, text: str = "") -> Critique:
+def criticise(
+    imported: Imported, plan: Plan, text: str = "", reread: Callable[[str], Imported] | None = None
+) -> Critique:
     """Try every single change of the layout that could help; keep those that fit and gain over 2 %.
+
+    Lines to change are only offered where the file with them, read again, runs what was priced.
 
     Args:
         text: of the file, where lines to change are wanted.
+        reread: reads a changed text as the file was read.
     """
     question = Question(plan.model, plan.cluster, plan.job)
     known = why_illegal(question, plan.layout)
+    recompute = framework(plan.job.framework).recompute
     tried: list[tuple[str, str, Layout]] = []
     for what, risk, change in _candidates(plan):
         try:
@@ -128,6 +135,8 @@ def criticise(imported: Imported, plan: Plan, text: str = "") -> Critique:
         except SpecError:
             continue
         broken = why_illegal(question, layout)
+        if layout.recompute not in (*recompute, plan.layout.recompute):
+            continue  # hidden behind another rule that the run breaks already
         if layout != plan.layout and (broken is None or broken == known):
             tried.append((what, risk, layout))
     priced = (
@@ -141,10 +150,27 @@ def criticise(imported: Imported, plan: Plan, text: str = "") -> Critique:
         gain = plan.estimate.step_time_s / estimate.step_time_s - 1
         rescued = estimate.fits and not plan.estimate.fits
         if rescued or (estimate.fits and gain > _LEAST_GAIN):
-            edits = edits_for(text, imported, plan.layout, layout) if text else ()
-            found.append(Change(what, layout, gain, estimate.peak_memory_bytes, risk, tuple(edits)))
+            found.append(Change(what, layout, gain, estimate.peak_memory_bytes, risk))
     found.sort(key=lambda one: -one.gain)
-    return Critique(plan, tuple(found[:_MOST]))
+    found = found[:_MOST]
+    if text and reread is not None:
+        found = [_with_lines(change, imported, plan, text, reread) for change in found]
+    return Critique(plan, tuple(found))
+
+
+def _with_lines(
+    change: Change, imported: Imported, plan: Plan, text: str, reread: Callable[[str], Imported]
+) -> Change:
+    """A change with the first lines that, read again, give its layout and its job."""
+    for edits in candidates_for(text, imported, plan.layout, change.layout):
+        try:
+            back = reread(apply_edits(text, list(edits)))
+        except SpecError:
+            continue
+        same = canonical(back.layout, back.model) == canonical(change.layout, back.model)
+        if same and (back.model, back.job) == (imported.model, imported.job):
+            return replace(change, edits=edits)
+    return change
 
 
 def _candidates(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -202,68 +228,3 @@ def _candidates(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
             "two chunks a stage (interleaved)", "more messages between stages",
             {"virtual_stages": 2, "schedule": "interleaved", "stage_layers": None},
         )  # fmt: skip
-
-
-def edits_for(text: str, imported: Imported, old: Layout, new: Layout) -> list[Edit]:
-    """The edits of a file that turn one layout into another, as far as its options say them."""
-    options = imported.options
-    found: list[Edit | None] = []
-    for name in ("tp", "pp", "cp", "ep", "micro_batch", "virtual_stages"):
-        if getattr(old, name) != getattr(new, name) and name in options:
-            edit = find_edit(text, options[name], str(getattr(new, name)))
-            if edit is None and options[name].startswith("--"):
-                edit = add_flag(text, f"{options[name]} {getattr(new, name)}", _beside(options))
-            found.append(edit)
-    if old.sequence_parallel != new.sequence_parallel and options.get(
-        "sequence_parallel", ""
-    ).startswith("--"):
-        found.append(
-            add_flag(text, options["sequence_parallel"], _beside(options))
-            if new.sequence_parallel
-            else None
-        )
-    if old.zero != new.zero:
-        if "zero" in options:
-            value = (
-                str(new.zero)
-                if "stage" in options["zero"]
-                else "false"
-                if new.zero == 2
-                else "true"
-            )
-            found.append(find_edit(text, options["zero"], value))
-        elif "zero1" in options and new.zero == 1:
-            found.append(add_flag(text, options["zero1"], _beside(options)))
-    if old.recompute != new.recompute and "recompute" in options:
-        found += _recompute(text, options, new)
-    if (
-        old.micro_batch != new.micro_batch
-        and options.get("accumulation")
-        and imported.job.global_batch
-    ):
-        steps = imported.job.global_batch // (new.dp * new.micro_batch)
-        found.append(find_edit(text, options["accumulation"], str(steps)))
-    return [edit for edit in found if edit is not None]
-
-
-def _beside(options: dict[str, str]) -> tuple[str, ...]:
-    return tuple(
-        itertools.chain(
-            (options.get("tp", ""),), (v for v in options.values() if v.startswith("--"))
-        )
-    )
-
-
-def _recompute(text: str, options: dict[str, str], new: Layout) -> Iterator[Edit | None]:
-    option = options["recompute"]
-    if "granularity" in option:
-        if new.recompute == "selective":
-            yield find_edit(text, option, "selective")
-        else:
-            yield find_flag(text, option) if new.recompute == "none" else None
-        for extra in ("recompute_method", "recompute_num"):
-            yield find_flag(text, options[extra]) if extra in options else None
-    elif "remat" in option:
-        yield find_edit(text, option, "full" if new.recompute == "full" else "minimal")
-    else:
-        yield find_edit(text, option, "true" if new.recompute == "full" else "false")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,#}\)\]\\]+)"
@@ -26,7 +27,12 @@ class Edit:
 
 
 def find_edit(text: str, option: str, value: str) -> Edit | None:
-    """The edit that gives an option another value; None where the file does not name it.
+    """The first edit that gives an option another value; None where the file does not name it."""
+    return next(find_edits(text, option, value), None)
+
+
+def find_edits(text: str, option: str, value: str) -> Iterator[Edit]:
+    """Every edit that gives an option another value, in the order of the lines.
 
     A value that is a variable is changed where the file assigns it, its default included.
 
@@ -54,12 +60,15 @@ def find_edit(text: str, option: str, value: str) -> Edit | None:
             continue
         variable = re.fullmatch(r"[\"']?\$\{?(\w+)\}?[\"']?", match["value"])
         if variable is not None:
-            return _assignment(lines, variable.group(1), value)
+            assigned = _assignment(lines, variable.group(1), value)
+            if assigned is not None:
+                yield assigned
+            continue
         new = (
             line[: match.start("value")] + _like(match["value"], value) + line[match.end("value") :]
         )
-        return Edit(index + 1, line, new) if new != line else None
-    return None
+        if new != line:
+            yield Edit(index + 1, line, new)
 
 
 def _like(old: str, value: str) -> str:
@@ -95,14 +104,33 @@ def find_flag(text: str, option: str) -> Edit | None:
         match = pattern.search(line)
         if match is None:
             continue
-        new = (line[: match.start()] + line[match.end() :]).rstrip(" ")
+        rest = line[match.end() :]
+        if re.match(r"\s*:", rest) and not line[: match.start()].strip(" '\"-"):
+            return Edit(index + 1, line, "")  # a key of YAML goes with its value
+        if re.match(r"\s*=[^=]", rest) and "." in line[: match.start()]:
+            return Edit(
+                index + 1, line, f"{line[: match.end()]} = None"
+            )  # a field of a Python recipe
+        new = (line[: match.start()] + rest).rstrip(" ")
         bare = new.strip()
         return Edit(index + 1, line, "" if bare in ("", "\\", "-") else new)
     return None
 
 
+def add_key(text: str, name: str, value: str, beside: tuple[str, ...]) -> Edit | None:
+    """The edit that adds `name: value` after a line with one of the other keys, at its depth."""
+    lines = text.split("\n")
+    for other in beside:
+        for index, line in enumerate(lines):
+            match = re.match(rf"(\s*){re.escape(other)}\s*([:=])\s*\S", line)
+            if match is not None:
+                mark = ": " if match[2] == ":" else " = "
+                return Edit(index + 1, "", f"{match[1]}{name}{mark}{value}")
+    return None
+
+
 def add_flag(text: str, option: str, beside: tuple[str, ...]) -> Edit | None:
-    """The edit that adds a flag on a line of its own after a line with one of the others."""
+    """The edit that adds a flag after a line with one of the others, or beside it in its line."""
     lines = text.split("\n")
     for other in beside:
         for index, line in enumerate(lines):
@@ -114,7 +142,12 @@ def add_flag(text: str, option: str, beside: tuple[str, ...]) -> Edit | None:
                 if yaml:
                     return Edit(index + 1, "", f"{indent}{option}: true")
                 if not line.lstrip().startswith("--"):
-                    continue
+                    # In the middle of a line: right before the other flag.
+                    at = re.search(rf"{re.escape(other)}(?![\w-])", line)
+                    assert at is not None
+                    return Edit(
+                        index + 1, line, f"{line[: at.start()]}{option} {line[at.start() :]}"
+                    )
                 end = " \\" if line.rstrip().endswith("\\") else ""
                 return Edit(index + 1, "", f"{indent}{option}{end}")
     return None
@@ -127,7 +160,11 @@ def apply_edits(text: str, edits: list[Edit]) -> str:
         if not edit.old:
             lines.insert(edit.line, edit.new)
         elif not edit.new:
-            del lines[edit.line - 1]
+            gone = lines.pop(edit.line - 1)
+            above = lines[edit.line - 2] if edit.line > 1 else ""
+            if above.rstrip().endswith("\\") and not gone.rstrip().endswith("\\"):
+                # What is now a command's last line goes on no longer.
+                lines[edit.line - 2] = above.rstrip()[:-1].rstrip()
         else:
             lines[edit.line - 1] = edit.new
     return "\n".join(lines)
