@@ -373,3 +373,21 @@ def test_torchtune_ppo_is_not_deepspeed():
     back = import_text(text, "x.yaml", Given(model=load_model("mistral-7b"), guess=True))
     assert back.format == "torchtune YAML"
     assert (back.layout.world, back.layout.micro_batch, back.job.seq_len) == (1, 8, 512)
+
+
+def test_litgpt_recipes():
+    text = (
+        "checkpoint_dir: checkpoints/meta-llama/Meta-Llama-3-8B\nprecision: bf16-true\nquantize: bnb.nf4\ndevices: 1\n"
+        "num_nodes: 1\nlora_r: 16\nlora_query: true\nlora_key: false\nlora_value: true\nlora_projection: false\n"
+        "lora_mlp: false\nlora_head: false\ntrain: {global_batch_size: 6, micro_batch_size: 2, max_seq_length: 512}\n"
+    )
+    back = import_text(text, "x.yaml", Given(guess=True))
+    assert (back.format, back.model.name, back.layout.world, back.layout.zero) == (
+        "LitGPT YAML",
+        "llama3-8b",
+        1,
+        0,
+    )
+    assert back.job.finetune is not None
+    assert (back.job.finetune.rank, back.job.finetune.method) == (16, "qlora")
+    assert (back.job.global_batch, back.layout.micro_batch, back.job.seq_len) == (6, 2, 512)

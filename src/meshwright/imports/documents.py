@@ -16,6 +16,7 @@ from meshwright.imports import (
     flagscale,
     hf,
     hydra,
+    litgpt,
     llama_factory,
     llm_foundry,
     maxtext,
@@ -82,6 +83,8 @@ def read(
         return hydra.read_verl_data(data, given), stamp
     if torchtitan.is_config(data):
         return torchtitan.read_toml(data, given, overrides), stamp
+    if litgpt.is_config(data):
+        return litgpt.read(data, given), stamp
     if olmo.is_config(data):
         return olmo.read(data, given), stamp
     if llm_foundry.is_config(data):

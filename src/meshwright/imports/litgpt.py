@@ -1,0 +1,73 @@
+"""LitGPT's YAML: pretraining and fine-tuning recipes of its config hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tuning import adapters
+from meshwright.specs.job import RECIPES
+
+EDITS = {"micro_batch": "train.micro_batch_size"}
+_PRECISION = {
+    "bf16-true": "pure-bf16", "bf16-mixed": "bf16", "16-mixed": "fp16", "16-true": "pure-bf16", "32-true": "fp32",
+}  # fmt: skip
+_TARGETS = {
+    "lora_query": "q_proj", "lora_key": "k_proj", "lora_value": "v_proj", "lora_projection": "o_proj",
+    "lora_mlp": "mlp", "lora_head": "lm_head",
+}  # fmt: skip
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is LitGPT's."""
+    train = data.get("train")
+    return isinstance(train, dict) and "micro_batch_size" in train and "global_batch_size" in train and (
+        "checkpoint_dir" in data or "model_name" in data or "model_config" in data
+    )  # fmt: skip
+
+
+def read(data: dict[str, Any], given: Given) -> Reading:
+    """Return what a LitGPT recipe runs.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    options = Options(flattened(data), absent=("auto", ""))
+    reading = Reading("LitGPT YAML", options=dict(EDITS))
+    reading.model = given.model
+    reading.model_name = options.loose("model_name", "checkpoint_dir", "model_config.name")
+    reading.hosts = options.whole("num_nodes", default=1) or 1
+    reading.per_host = options.whole("devices")
+    reading.micro_batch = options.whole("train.micro_batch_size")
+    reading.global_batch = options.whole("train.global_batch_size") * reading.hosts
+    reading.seq_len = options.whole("train.max_seq_length")
+    lora = options.has("lora_r")
+    # Several devices run under FSDP, which reshards after the forward, and recompute its blocks.
+    several = reading.world() != 1
+    reading.layout = {"zero": 3 if several else 0, "recompute": "full" if several else "none"}
+    if several and not reading.per_host:
+        reading.note("several devices run under FSDP and recompute every block", "devices")
+    precision = options.word("precision", default="bf16-true")
+    recipe = RECIPES[_PRECISION.get(precision, "bf16")]
+    name = options.text("optimizer.class_path", "optimizer", default="AdamW")
+    found = optimizer_named(name, "optimizer")
+    if recipe.name == "pure-bf16" and found.name == "adamw":
+        found = found.but(state_bytes=4.0)
+    reading.job = {
+        "framework": "litgpt", "precision": recipe.model_dump(), "optimizer": found.model_dump(),
+    }  # fmt: skip
+    kept = options.word("quantize", default="")
+    if lora:
+        targets = [ours for theirs, ours in _TARGETS.items() if options.flag(theirs, default=theirs in ("lora_query", "lora_value"))]  # fmt: skip
+        adapters(
+            reading, rank=options.whole("lora_r", default=8), alpha=options.number("lora_alpha"), targets=targets,
+            bits=4 if "nf4" in kept or "fp4" in kept else 8 if "int8" in kept else 0,
+            dropout=options.number("lora_dropout"), option="lora_query",
+        )  # fmt: skip
+    options.read |= {
+        n for n in options.values if n.startswith(("data", "eval", "train.", "optimizer"))
+    }
+    options.finish(reading, "litgpt", "common", strict=given.strict)
+    return reading
