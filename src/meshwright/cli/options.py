@@ -135,7 +135,9 @@ class RunLayoutOptions:
     pp: Pp = None
     dp: Dp = None
     cp: Annotated[int | None, typer.Option(min=1, help="Context-parallel degree.")] = None
-    cp_method: Annotated[str | None, typer.Option(help="all-gather or ring.")] = None
+    cp_method: Annotated[
+        str | None, typer.Option(help="all-gather, ring, ulysses or hierarchical.")
+    ] = None
     ep: Annotated[int | None, typer.Option(min=1, help="Expert-parallel degree.")] = None
     zero: Zero = None
     shard: Annotated[

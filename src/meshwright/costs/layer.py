@@ -19,6 +19,7 @@ from meshwright.costs.collectives import (
     reduce_scatter,
 )
 from meshwright.costs.columns import Floats, Ints
+from meshwright.costs.context_parallel import context_parallel_s
 from meshwright.costs.data_parallel import overlap_slowdown
 from meshwright.costs.experts import dispatch_s, overlapped_dispatch_s, routed_tokens
 from meshwright.costs.fabric import place
@@ -119,7 +120,7 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     forward["tensor_parallel"], backward["tensor_parallel"] = _tensor_parallel(
         setting, keys, tokens, (forward["matmul"], backward["matmul"]), moe
     )
-    forward["context_parallel"], backward["context_parallel"] = _context_parallel(
+    forward["context_parallel"], backward["context_parallel"] = context_parallel_s(
         setting, keys, tokens, forward["attention"], backward["attention"]
     )
     forward["expert_parallel"] = dispatch_s(setting, keys, tokens) if moe else 0.0 * dense_forward
@@ -287,36 +288,3 @@ def _pipelined(collective: Floats, product: Floats) -> Floats:
     """
     out = np.maximum(collective - product, FIRST_CHUNK * collective)
     return np.asarray(out + overlap_slowdown() * (collective - out))
-
-
-def _context_parallel(
-    setting: LayerModel, keys: LayerKeys, tokens: Ints, forward: Floats, backward: Floats
-) -> tuple[Floats, Floats]:
-    """Exposed time of passing keys and values around the context-parallel ring.
-
-    Ring attention (arXiv 2310.01889) sends KV blocks while it computes on the previous ones; what
-    is slower than the attention it hides behind is exposed. Backward passes KV and their gradients.
-    Each of the cp steps ends with passes over its result: its output is rescaled and added to the one
-    so far in fp32 (10 bytes an element), backward adds query and key-value gradients (6 bytes); see
-    flash_attn_fwd_out_correction in Transformer Engine's context_parallel.py.
-    """
-    model, element = setting.model, setting.job.precision.activation_bytes
-    latent = model.latent_attention
-    width = latent.kv_rank + latent.rope_head_dim if latent else 0
-    per_token = (
-        np.where(keys.tp > 0, width, 0)
-        if latent
-        else (2.0 * ceil_div(model.kv_heads, keys.tp) * model.head_dim)
-    )
-    block = tokens * per_token * element
-    group = place(setting.fabric, keys.cp, stride=keys.cp_stride)
-    ring = all_gather(setting.fabric, block * keys.cp, group)
-    hidden = (keys.cp - 1) / np.maximum(keys.cp, 1)
-    exposed_forward = np.maximum(ring - forward * hidden, 0.1 * ring)
-    exposed_backward = np.maximum(2.0 * ring - backward * hidden, 0.2 * ring)
-    v_dim = latent.v_head_dim if latent else model.head_dim
-    outputs = tokens * ceil_div(model.heads, keys.tp) * float(v_dim)
-    steps = np.where(keys.cp > 1, keys.cp, 0) / setting.kernels.bandwidth_bytes_s
-    merge_forward = steps * (10.0 * outputs)
-    merge_backward = steps * 6.0 * (outputs + tokens * per_token)
-    return exposed_forward + merge_forward, exposed_backward + merge_backward

@@ -16,7 +16,7 @@ from meshwright.specs.model import Model
 class LayerKeys:
     """The columns that a layer's time depends on; all of shape (rows,).
 
-    `*_stride` is the rank distance between neighbours of a group.
+    `*_stride` is the rank distance between neighbours of a group, `cp_method` as in `LayoutColumns`.
     """
 
     tp: Ints
@@ -28,6 +28,7 @@ class LayerKeys:
     tp_stride: Ints
     cp_stride: Ints
     ep_stride: Ints
+    cp_method: Ints
 
 
 @dataclass(frozen=True)

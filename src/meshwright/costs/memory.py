@@ -30,6 +30,7 @@ from meshwright.costs.stages import ROLES, StageLayers
 from meshwright.costs.tables import table
 from meshwright.costs.transformers_layer import Kept, layer_kept
 from meshwright.specs.job import Job
+from meshwright.specs.layout import CONTEXT_METHODS
 from meshwright.specs.model import Model
 
 PARTS = (
@@ -37,6 +38,7 @@ PARTS = (
     "logits", "buffers", "communicators", "context", "fragmentation",
 )  # fmt: skip
 
+RING = CONTEXT_METHODS.index("ring")
 MOVING = ("activations", "recompute_peak", "logits", "gathered_parameters")
 """Parts that come and go within a step, between which an allocator leaves gaps."""
 
@@ -385,7 +387,7 @@ def _held(columns: LayoutColumns, layers: StageLayers, role: str, micro_batches:
         recomputed=layers.recomputed_share(role, columns),
         embedding=np.full(columns.rows, role == "first"),
         head={"first": on_first, "middle": on_first & False, "last": ~on_first}[role],
-        ring=np.zeros(columns.rows, dtype=bool),  # columns hold no context method
+        ring=(columns.cp > 1) & (columns.cp_method == RING),
         stage=_stage_of(columns, role),
         flight=pipeline.in_flight(columns, micro_batches, _stage_of(columns, role)),
     )  # fmt: skip

@@ -206,6 +206,7 @@ def _distinct_keys(
         columns.tp, columns.cp, columns.ep, columns.etp, columns.micro_batch,
         columns.sequence_parallel,
         distances["tp"], distances["cp"], distances["ep"],
+        np.where(columns.cp > 1, columns.cp_method, 0),
     ]  # fmt: skip
     first, inverse = distinct(*fields)
     return LayerKeys(*(field[first] for field in fields)), inverse

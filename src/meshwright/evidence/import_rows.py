@@ -23,8 +23,9 @@ from meshwright.evidence.software import (
 )
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError, shorten
+from meshwright.specs.frameworks import framework as capabilities
 from meshwright.specs.job import Job
-from meshwright.specs.layout import Layout
+from meshwright.specs.layout import ContextMethod, Layout
 from meshwright.specs.model import Model
 
 SEQUENCE_PARALLEL = ("megatron", "nemo", "torchtitan", "nanotron")
@@ -354,10 +355,30 @@ def _layout(
         micro_batch=micro,
         recompute="selective" if modules else recompute_of(row, rule, assumed),
         recompute_modules=modules,
+        cp_method=_context_method(row, rule) if degrees.cp > 1 else "all-gather",
         sequence_parallel=sequence == "yes" and degrees.tp > 1,
         schedule=schedule,
         stage_layers=stage_layers,
     )
+
+
+_CONTEXT: tuple[tuple[str, ContextMethod], ...] = (
+    (r"a2a\+p2p|hierarchical cp", "hierarchical"),
+    (r"xtuner|ulysses|sequence_parallel_size|cp[-_]comm[-_]type\W+a2a", "ulysses"),
+    (r"all[-_ ]?gather.{0,20}(?:cp|context)|cp[-_]comm[-_]type\W+all_gather", "all-gather"),
+    (r"ring[-_ ]attention|cp[-_]comm[-_]type\W+p2p", "ring"),
+)
+
+
+def _context_method(row: Row, rule: SourceRule) -> ContextMethod:
+    """How a row's context parallelism moves keys: as it says, else as its source or framework does."""
+    for pattern, method in _CONTEXT:
+        if re.search(pattern, f"{row['source']} {row['setup']}", re.IGNORECASE):
+            return method
+    stated = rule.default("cp_method")
+    methods = capabilities(rule.framework).context_methods
+    chosen: ContextMethod = stated or (methods[0] if methods else "ring")
+    return chosen
 
 
 def _expert_tensor_parallel(row: Row, tp: int) -> int:

@@ -5,6 +5,7 @@ Follows `megatron/training/arguments.py` of megatron-core 0.19.2.
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 from meshwright.exports.canonical import DEFAULT_ORDER, TP_PP_DP_ORDER, canonical, even_split
@@ -17,7 +18,9 @@ from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
 SHARDING = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
-COMMUNICATION = {"all-gather": "all_gather", "ring": "p2p"}
+COMMUNICATION = {
+    "all-gather": "all_gather", "ring": "p2p", "ulysses": "a2a", "hierarchical": "a2a+p2p",
+}  # fmt: skip
 _ATTENTION = {"flash": "flash", "unfused": "unfused", "memory-efficient": "fused"}
 
 
@@ -37,6 +40,11 @@ def parallel_flags(plan: Plan) -> Flags:
     }
     if layout.cp > 1:
         flags["cp-comm-type"] = COMMUNICATION[layout.cp_method]
+    if layout.cp > 1 and layout.cp_method == "hierarchical":
+        inner = gcd(
+            layout.cp, plan.cluster.fast_domain // layout.tp, plan.model.kv_heads // layout.tp
+        )
+        flags["hierarchical-context-parallel-sizes"] = f"{inner} {layout.cp // inner}"
     if plan.model.experts:
         flags["expert-model-parallel-size"] = str(layout.ep)
         flags["expert-tensor-parallel-size"] = str(layout.etp)

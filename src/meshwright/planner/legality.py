@@ -24,7 +24,14 @@ from meshwright.costs.pipeline import CODE
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.frameworks import AXIS_TITLES, Axis, Framework, framework, lacks
 from meshwright.specs.job import Job
-from meshwright.specs.layout import AXES, MODULES, OFFLOADS, Layout, ranked
+from meshwright.specs.layout import (
+    AXES,
+    CONTEXT_METHODS,
+    MODULES,
+    OFFLOADS,
+    Layout,
+    ranked,
+)
 from meshwright.specs.model import Model
 
 
@@ -158,6 +165,24 @@ def _framework_modules(question: Question, c: LayoutColumns) -> Bools:
     return (c.recompute_modules & ~has) > 0
 
 
+def _context_heads(question: Question, c: LayoutColumns) -> Bools:
+    model = question.model
+    ranks = c.tp * c.cp
+    uneven = model.heads % ranks != 0
+    if not model.latent_attention:
+        split = model.kv_heads % ranks == 0
+        if _framework(question).context_replicates_kv_heads:
+            split |= ranks % model.kv_heads == 0
+        uneven |= ~split
+    return (c.cp > 1) & (c.cp_method == CONTEXT_METHODS.index("ulysses")) & uneven
+
+
+def _framework_context(question: Question, c: LayoutColumns) -> Bools:
+    methods = _framework(question).context_methods_of(question.model)
+    codes = [CONTEXT_METHODS.index(name) for name in CONTEXT_METHODS if name in methods]
+    return (c.cp > 1) & _not_in(codes, c.cp_method)
+
+
 def _framework_offload(question: Question, c: LayoutColumns) -> Bools:
     has = bits(_framework(question).offload, OFFLOADS)
     return (c.offload & ~has) > 0
@@ -245,6 +270,11 @@ RULES: tuple[Rule, ...] = (
         lambda q, c: (c.cp > 1) & (q.job.seq_len % (2 * c.cp) != 0),
     ),
     Rule(
+        "context heads",
+        "Ulysses trades sequence for heads: heads must divide by tp · cp, and kv heads too (or be replicated)",
+        _context_heads,
+    ),
+    Rule(
         "sequence parallel",
         "sequence parallelism needs tp > 1 and the local sequence divisible by tp",
         lambda q, c: (
@@ -301,6 +331,11 @@ RULES: tuple[Rule, ...] = (
         "framework: recomputed modules",
         "the framework does not recompute such parts of a layer by name",
         _framework_modules,
+    ),
+    Rule(
+        "framework: context method",
+        "the framework does not bring keys and values to other context-parallel ranks this way",
+        _framework_context,
     ),
     Rule("framework: offload", "the framework cannot keep this in host memory", _framework_offload),
     Rule("framework: rank order", "the framework orders ranks otherwise", _framework_order),

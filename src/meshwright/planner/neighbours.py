@@ -138,7 +138,7 @@ _SHOWN = {
     "shard": "shard degree", "schedule": "schedule", "recompute": "recompute",
     "sequence_parallel": "sequence parallel", "recompute_layers": "recomputed layers",
     "stage_layers": "layers per stage", "stage_recompute_layers": "recomputed layers per stage",
-    "recompute_modules": "recomputed modules", "offload": "offload",
+    "recompute_modules": "recomputed modules", "cp_method": "context method", "offload": "offload",
 }  # fmt: skip
 
 
@@ -204,6 +204,13 @@ def _steps(question: Question, chosen: Layout) -> Iterator[tuple[str, Layout]]:
                     stage_recompute_layers=None,
                 ),
             )  # fmt: skip
+    if chosen.cp > 1:
+        for method in framework(question.job.framework).context_methods_of(question.model):
+            if method != chosen.cp_method:
+                yield (
+                    f"context parallelism by {chosen.cp_method} → {method}",
+                    Layout.parse(chosen.model_dump() | {"cp_method": method}),
+                )
     if chosen.offload:
         yield f"offload {', '.join(chosen.offload)} → none", chosen.but(offload=())
     for count in (-chosen.virtual_stages, chosen.virtual_stages):

@@ -6,7 +6,7 @@ what would be chosen under other circumstances (flip points) calls it again unde
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from meshwright.planner.offloading import faster_in_host, fitting_in_host
 from meshwright.planner.partial_recompute import partly_recomputed
 from meshwright.planner.search import Candidates, SearchResult, reprice, search, undominated
 from meshwright.planner.space import Constraints, allows
-from meshwright.specs.frameworks import framework
 from meshwright.specs.layout import Layout
 
 GAIN = 1e-4
@@ -81,15 +80,7 @@ def answer(
     front = ranked.take(undominated(ranked))
     choice = choose(question, front, more, room)
     choice = _improved(question, constraints, ranked, choice, room)
-    return Solution(question, result, replace(choice, layout=_with_method(question, choice.layout)))
-
-
-def _with_method(question: Question, layout: Layout) -> Layout:
-    """The layout with a way to move keys and values that the framework has for this attention."""
-    methods = framework(question.job.framework).context_methods_of(question.model)
-    if layout.cp == 1 or not methods or layout.cp_method in methods:
-        return layout
-    return layout.but(cp_method=methods[0])
+    return Solution(question, result, choice)
 
 
 def _improved(

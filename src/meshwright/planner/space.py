@@ -29,7 +29,16 @@ from meshwright.planner.legality import (
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import Framework, framework
-from meshwright.specs.layout import AXES, MODULES, OFFLOADS, Layout, Offload, RecomputeModule
+from meshwright.specs.layout import (
+    AXES,
+    CONTEXT_METHODS,
+    MODULES,
+    OFFLOADS,
+    ContextMethod,
+    Layout,
+    Offload,
+    RecomputeModule,
+)
 
 
 class Constraints(Spec):
@@ -51,6 +60,7 @@ class Constraints(Spec):
         None, description="what lives in host memory; None: whatever makes the best plan"
     )
     sequence_parallel: bool | None = None
+    cp_method: ContextMethod | None = None
     schedule: str | None = None
     rank_order: str | None = None
     max_tp: int | None = None
@@ -74,7 +84,7 @@ def allows(constraints: Constraints, layout: Layout) -> bool:
     """Whether a layout keeps to what the user fixed or forbade."""
     fixed = (
         "tp", "pp", "dp", "cp", "ep", "etp", "virtual_stages", "zero", "shard", "micro_batch",
-        "recompute", "recompute_modules", "offload", "sequence_parallel", "schedule", "rank_order",
+        "recompute", "recompute_modules", "offload", "sequence_parallel", "cp_method", "schedule", "rank_order",
     )  # fmt: skip
     for name in fixed:
         wanted = getattr(constraints, name)
@@ -348,11 +358,12 @@ def _inner(question: Question, constraints: Constraints, pairs: Ints, at: Degree
     if constraints.rank_order is not None:
         names = tuple(dict.fromkeys((*RANK_ORDERS, constraints.rank_order)))
         orders = [names.index(constraints.rank_order)]
+    methods = _context_methods(question, constraints, at)
     grids = np.meshgrid(
         np.arange(len(schedules)), np.array(micro), np.arange(len(modes)), np.array(sequence),
-        np.array(orders), indexing="ij",
+        np.array(orders), np.array(methods), indexing="ij",
     )  # fmt: skip
-    which, micro_batch, mode, sp, order = (grid.ravel().astype(np.int64) for grid in grids)
+    which, micro_batch, mode, sp, order, method = (grid.ravel().astype(np.int64) for grid in grids)
     rows = len(which)
 
     def full(value: int) -> np.ndarray:
@@ -368,7 +379,7 @@ def _inner(question: Question, constraints: Constraints, pairs: Ints, at: Degree
         sequence_parallel=sp, schedule=schedule_table[which, 0], rank_order=order,
         first_layers=full(0), middle_layers=full(0), last_layers=full(0),
         recompute_modules=mode_table[mode, 1],
-        offload=full(bits(constraints.offload or (), OFFLOADS)), cp_method=full(0), orders=names,
+        offload=full(bits(constraints.offload or (), OFFLOADS)), cp_method=method, orders=names,
     )  # fmt: skip
 
 
@@ -407,6 +418,24 @@ def _module_sets(question: Question, can: Framework) -> list[tuple[RecomputeModu
         if found and tuple(found) not in chosen:
             chosen.append(tuple(found))
     return chosen
+
+
+LONG = 8192
+"""Tokens of a sequence above which every way to meet other ranks' keys is searched, not the first alone:
+below, context parallelism is of so low a degree that they cost alike."""
+
+
+def _context_methods(question: Question, constraints: Constraints, at: Degrees) -> list[int]:
+    """Positions in `CONTEXT_METHODS` of the ways to meet the keys of other context-parallel ranks."""
+    if at.cp == 1:
+        return [0]
+    if constraints.cp_method is not None:
+        return [CONTEXT_METHODS.index(constraints.cp_method)]
+    names = offered(question).context_methods_of(question.model)
+    codes = [CONTEXT_METHODS.index(name) for name in CONTEXT_METHODS if name in names] or [0]
+    if question.job.seq_len <= LONG and "ring" in names:
+        return [CONTEXT_METHODS.index("ring")]
+    return codes if question.job.seq_len > LONG else codes[:1]
 
 
 def _most_sharded(question: Question, pairs: Ints, at: Degrees) -> int:

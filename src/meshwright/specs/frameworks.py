@@ -82,6 +82,9 @@ class Framework(Spec):
     replicated_kv_heads: bool = Field(description="tp may exceed the key-value heads")
     context_methods: tuple[str, ...] = Field(description="how keys and values reach other ranks")
     context_methods_latent: tuple[str, ...] = Field(description="the same for latent attention")
+    context_replicates_kv_heads: bool = Field(
+        description="Ulysses over more ranks than key-value heads, each sent to several"
+    )
     dispatchers: tuple[str, ...] = Field(description="how tokens reach their experts")
     precisions: tuple[str, ...] = Field(description="precisions of the matrix products")
     gradients: tuple[tuple[float, float], ...] = Field(
