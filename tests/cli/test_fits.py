@@ -171,11 +171,64 @@ def test_offload_takes_states_off_the_device_and_costs_time(folder: Path) -> Non
     assert here.estimate.step_time_s > there.estimate.step_time_s
 
 
-def test_activation_offload_is_not_passed_over_in_silence(folder: Path) -> None:
+def test_activations_in_host_memory_free_the_device(folder: Path) -> None:
     found = read_tuning(folder / "tune.yaml", 8)
+    model, cluster = load_model("llama3-8b"), load_cluster("h100:1x8")
+    kept = verdict(model, cluster, found).estimate.memory_parts["activations"]
     found.offload = ("activations",)
-    answer = verdict(load_model("llama3-8b"), load_cluster("h100:1x8"), found)
-    assert any("activations in host memory" in what for what in answer.not_priced)
+    away = verdict(model, cluster, found).estimate.memory_parts["activations"]
+    assert 0 < away < kept / 4
+
+
+def written(tmp_path: Path, text: str, name: str = "run.yaml"):
+    path = tmp_path / name
+    path.write_text(text, "utf-8")
+    return read_tuning(path, 1)
+
+
+AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 2\nsequence_len: 2048\n"
+
+
+def test_pairs_of_answers_are_two_sequences_and_a_reference_is_held(tmp_path: Path) -> None:
+    plain, pairs = written(tmp_path, AXOLOTL), written(tmp_path, AXOLOTL + "rl: dpo\n")
+    assert pairs.micro_batch == 2 * plain.micro_batch
+    model, cluster = load_model("llama3.1-8b"), load_cluster("h200:1x1")
+    alike = verdict(model, cluster, plain)
+    plain.beside_bytes, capacity = 2.0, alike.estimate.capacity_bytes
+    beside = verdict(model, cluster, plain)
+    assert capacity - beside.estimate.capacity_bytes == pytest.approx(2 * 8.03e9, rel=0.01)
+    adapters = written(tmp_path, AXOLOTL + "rl: dpo\nadapter: lora\n")
+    assert adapters.beside_bytes == 0.0
+
+
+def test_recomputation_beside_the_sharding_is_read(tmp_path: Path) -> None:
+    sharded = AXOLOTL + "fsdp_config:\n  activation_checkpointing: true\n"
+    assert written(tmp_path, sharded).recompute
+    assert not written(tmp_path, sharded.replace("true", "false")).recompute
+    moved = written(tmp_path, AXOLOTL + "gradient_checkpointing: offload\n")
+    assert moved.recompute
+    assert moved.offload == ("activations",)
+
+
+def test_llama_factorys_second_interface(tmp_path: Path) -> None:
+    found = written(
+        tmp_path,
+        "model: Qwen/Qwen3-4B\nmodel_class: llm\ncutoff_len: 4096\nmicro_batch_size: 2\n"
+        "peft_config: {name: lora, r: 16, target_modules: all}\ndist_config: {name: fsdp2}\n",
+    )
+    assert (found.tool, found.job.seq_len, found.micro_batch, found.zero) == (
+        "llama-factory", 4096, 2, 3,
+    )  # fmt: skip
+    assert found.job.finetune is not None
+    assert found.job.finetune.rank == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B", "30B"), ("x/some-7b", "7B"), ("a3b", "3B")],
+)
+def test_active_parameters_are_not_a_models_size(name: str, size: str) -> None:
+    assert size_in(name) == size
 
 
 @pytest.mark.parametrize(

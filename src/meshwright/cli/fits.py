@@ -95,7 +95,6 @@ def _plain(model: str, tuning: Tuning, answer: Verdict) -> dict[str, Any]:
         "fits": answer.fits, "odds": answer.odds, "model": model, "tool": tuning.tool,
         "job": tuning.job.plain(), "layout": answer.layout.plain(),
         "estimate": answer.estimate.plain(), "assumed": tuning.assumed, "unread": tuning.unread,
-        "not_priced": answer.not_priced,
         "ways_down": [
             {
                 "change": way.change, "fits": way.fits, "odds": way.odds,
@@ -135,7 +134,6 @@ def _show(model: str, device: str, tuning: Tuning, answer: Verdict) -> None:
         phases = [f"{PHASE_WORDS[n]} {format_bytes(v)}" for n, v in estimate.memory_phases.items()]
         lines.insert(3, "  by phase: " + " · ".join(phases))
     lines += [f"  assumed: {what}" for what in tuning.assumed]
-    lines += [f"  not priced: {what}" for what in answer.not_priced]
     if tuning.unread:
         lines.append(f"  not read, and may change memory: {', '.join(tuning.unread[:12])}")
     print_lines(*lines)

@@ -58,7 +58,7 @@ def _per_token(model: Model, keys: LayerKeys) -> Floats:
     latent = model.latent_attention
     if latent is not None:
         return np.full(len(keys.tp), float(latent.kv_rank + latent.rope_head_dim))
-    return 2.0 * ceil_div(model.kv_heads, keys.tp) * model.head_dim
+    return np.asarray(2.0 * ceil_div(model.kv_heads, keys.tp) * model.head_dim, dtype=np.float64)
 
 
 def _v_dim(model: Model) -> int:

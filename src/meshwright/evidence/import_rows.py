@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import cast
 
 from meshwright.costs.frameworks import Behaviour, framework
 from meshwright.evidence.architectures import model_of
@@ -377,8 +378,7 @@ def _context_method(row: Row, rule: SourceRule) -> ContextMethod:
             return method
     stated = rule.default("cp_method")
     methods = capabilities(rule.framework).context_methods
-    chosen: ContextMethod = stated or (methods[0] if methods else "ring")
-    return chosen
+    return cast("ContextMethod", stated or (methods[0] if methods else "ring"))
 
 
 def _expert_tensor_parallel(row: Row, tp: int) -> int:

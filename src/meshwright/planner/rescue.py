@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.costs.columns import RECOMPUTES, Floats
+from meshwright.costs.offload import host_link_bytes_s
 from meshwright.costs.stages import ROLES
 from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.planner.legality import Question
-from meshwright.planner.odds import FALLBACKS, MEMORY_MARGIN, Odds
+from meshwright.planner.odds import FALLBACKS, Odds
 from meshwright.planner.search import SearchResult, search
 from meshwright.planner.space import Constraints
 from meshwright.specs.cluster import Cluster
@@ -28,7 +29,7 @@ def ways_out(question: Question, constraints: Constraints, result: SearchResult)
     options += _shorter_sequence(question, constraints)
     options += _relaxed(question, constraints)
     if over.columns.rows:
-        options += _offload(question, result)
+        options += _activations_in_host(question, result)
     options.sort(key=lambda option: option[0])
     return sentences + [sentence for _, sentence in options[:3]]
 
@@ -128,15 +129,6 @@ def _relaxed(question: Question, constraints: Constraints) -> list[tuple[float, 
     return [(0.5, f"without the constraints given: {label}, {time} a step")]
 
 
-HOST_LINK_BYTES_S = 25e9
-"""What a PCIe 4 x16 link moves in one direction while the other is busy; newer links move more."""
-
-
-def _offload(question: Question, result: SearchResult) -> list[tuple[float, str]]:
-    """What host memory buys: optimizer states, or activations with the loss in chunks."""
-    return [*_optimizer_in_host(question, result), *_activations_in_host(question, result)]
-
-
 def _part(table: EstimateColumns, name: str) -> Floats:
     """One memory part of the heaviest rank; shape (rows,)."""
     heaviest = table.memory.heaviest()
@@ -162,7 +154,8 @@ def _activations_in_host(question: Question, result: SearchResult) -> list[tuple
     fits = np.flatnonzero((table.memory.peak - moved) * room <= capacity_bytes(question.cluster))
     if not len(fits):
         return []
-    travel = 2.0 * moved * table.micro_batches / HOST_LINK_BYTES_S
+    link = host_link_bytes_s(question.cluster)
+    travel = 2.0 * moved * table.micro_batches / link
     total = table.step_time_s + np.maximum(travel - table.step_time_s, 0.0)
     best = int(fits[np.argmin(total[fits])])
     chunks = " and the loss in chunks" if job.loss != question.job.loss else ""
@@ -171,27 +164,6 @@ def _activations_in_host(question: Question, result: SearchResult) -> list[tuple
             float(total[best] / table.step_time_s.min()),
             f"activations in host memory ({format_bytes(float(moved[best]))} per device){chunks}: "
             f"{full.layout(best).label()}, about {format_seconds(float(total[best]))} a step with "
-            f"PCIe at {HOST_LINK_BYTES_S / 1e9:.0f} GB/s",
-        )
-    ]
-
-
-def _optimizer_in_host(question: Question, result: SearchResult) -> list[tuple[float, str]]:
-    """Optimizer states in host memory, moved over PCIe once a step (ZeRO-Offload, 2101.06840)."""
-    over = result.over_memory
-    table = price(question.model, question.cluster, question.job, over.columns)
-    optimizer = _part(table, "optimizer")
-    left = (over.peak_bytes - optimizer) * (1 + MEMORY_MARGIN)
-    fits = np.flatnonzero(left <= capacity_bytes(question.cluster))
-    if not len(fits):
-        return []
-    total = over.step_time_s + 2.0 * optimizer / HOST_LINK_BYTES_S
-    best = int(fits[np.argmin(total[fits])])
-    return [
-        (
-            float(total[best] / over.step_time_s.min()),
-            f"optimizer states in host memory ({format_bytes(float(optimizer[best]))} per device): "
-            f"{over.columns.layout(best).label()}, about {format_seconds(float(total[best]))} a step "
-            f"with PCIe at {HOST_LINK_BYTES_S / 1e9:.0f} GB/s",
+            f"a host link of {link / 1e9:.0f} GB/s",
         )
     ]

@@ -1,0 +1,36 @@
+"""Names that people give to models, back to the model they were made from, or its size."""
+
+from __future__ import annotations
+
+import re
+
+_DECORATION = re.compile(
+    r"[-_.]?\b(coder|math|instruct|chat|base|sft|dpo|full|gptq|awq|bnb|4bit|fp16|bf16|2507|2512|hf|it|unsloth"
+    r"|quantized|int4|w4a16|v\d+(?:\.\d+)*|rope-\w+|preview|distill)\b",
+    re.IGNORECASE,
+)
+_RELATIVES = (
+    (r"^zephyr-7b-gemma.*", "gemma-7b"), (r"vicuna", "llama2"), (r"alpaca", "llama1"), (r"^zephyr-7b.*", "mistral-7b"),
+    (r"^(?:deepseek-)?r1-distill-qwen", "qwen2.5"), (r"^(?:deepseek-)?r1-distill-llama", "llama3"),
+    (r"^qwen2-(?=[\d.]+b)", "qwen2.5-"), (r"^mistral-nemo.*", "mistral-nemo-12b"),
+    (r"^(?:magi|mi)stral-small.*", "mistral-small-24b"), (r"^olmo-2-\d+-", "olmo2-"),
+    (r"^llama-?4-scout.*", "llama4-scout"), (r"^llama-?4-maverick.*", "llama4-maverick"),
+    (r"^smollm3.*", "smollm3-3b"),
+)  # fmt: skip
+"""Models that others were made from, without another shape."""
+
+_SIZE = re.compile(r"(?<![\d.])(?<![-_ ]a)(\d+(?:\.\d+)?)\s?([bm])(?![a-z])")
+
+
+def size_in(name: str) -> str | None:
+    """The size that a model's name states, such as `7B`; None where it states none."""
+    found = _SIZE.findall(name.rsplit("/", 1)[-1].lower())
+    return f"{found[-1][0]}{found[-1][1].upper()}" if found else None
+
+
+def plainer_name(name: str) -> str:
+    """A model's name less what further training and quantisation add to it."""
+    short = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    for relative, of in _RELATIVES:
+        short = re.sub(relative, of, short)
+    return _DECORATION.sub("", short).strip("-_.")

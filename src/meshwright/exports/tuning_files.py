@@ -1,0 +1,137 @@
+"""Settings out of YAML, JSON, shell commands and Python scripts; nothing in a file is executed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from typing import Any
+
+from meshwright.exports.tuning_run import Data
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import parse_json, parse_yaml
+
+
+def settings_of(text: str, suffix: str, name: str) -> dict[str, Any]:
+    """The settings in a file's text, by its suffix.
+
+    Raises:
+        SpecError: no such settings, or text that cannot be read.
+    """
+    if suffix == ".py":
+        return _python(text, name)
+    if suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+        return _shell(text)
+    data = (
+        parse_json(text, "config", name) if suffix == ".json" else parse_yaml(text, "config", name)
+    )
+    if not isinstance(data, dict):
+        raise SpecError("config", name, "a table of settings is expected")
+    return data
+
+
+_CALLS = ("Config", "Arguments", "from_pretrained", "LoraConfig", "prepare_model", "get_peft_model",
+          "FastLanguageModel", "Args")  # fmt: skip
+
+
+def _python(text: str, name: str) -> dict[str, Any]:
+    """Keyword arguments of the configuration objects that a script makes, without running it.
+
+    A name that is a plain constant of the script counts as its value.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        raise SpecError("config", name, "is not Python that can be read") from None
+    known: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name):
+                value = _constant(node.value, known)
+                if value is not None:
+                    known[target.id] = value
+    found: dict[str, Any] = {"_python": True}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if not any(word in called for word in _CALLS):
+            continue
+        if called.endswith("from_pretrained") and node.args and "okenizer" not in called:
+            first = _constant(node.args[0], known)
+            if isinstance(first, str):
+                found.setdefault("model_name_or_path", first)
+        for keyword in node.keywords:
+            value = _constant(keyword.value, known)
+            if keyword.arg and value is not None:
+                found.setdefault(keyword.arg, value)
+        if called.endswith("LoraConfig"):
+            found["use_peft"] = True
+    if "model_name" in found:
+        found.setdefault("model_name_or_path", found["model_name"])
+    return found
+
+
+def _constant(node: ast.expr, known: Data) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        pass
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute):  # torch.bfloat16
+        return node.attr if node.attr in ("bfloat16", "float16", "float32") else None
+    return None
+
+
+_HYDRA = re.compile(r"\s\+{0,2}[a-z_]\w*(?:\.\w+)+=")
+
+
+def _nest(found: dict[str, Any], word: str) -> None:
+    """Put Hydra's `a.b.c=value` where it belongs; what is no plain value is left out."""
+    path, _, value = word.lstrip("+").partition("=")
+    *tables, last = path.split(".")
+    for name in tables:
+        inner = found.setdefault(name, {})
+        if not isinstance(inner, dict):
+            return
+        found = inner
+    if "$" not in value:
+        plain = value.strip("\"'")
+        found[last] = {"true": True, "false": False}.get(plain.lower(), plain)
+
+
+def _shell(text: str) -> dict[str, Any]:
+    """Flags of the longest command of a script: `--name value`, `--name=value`, bare `--name`."""
+    variables = {
+        key: value.strip("\"'")
+        for key, value in re.findall(
+            r"^[ \t]*(?:export )?([A-Za-z_]\w*)=(\"[^\"\n$`]*\"|'[^'\n]*'|[^\s$`(]+)[ \t]*(?:#.*)?$",
+            text, re.M,
+        )
+    }  # fmt: skip
+    joined = re.sub(r"\\\s*\n", " ", text)
+    line = max(
+        joined.splitlines(), key=lambda one: one.count("--") + len(_HYDRA.findall(one)), default=""
+    )
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        words = line.split()
+    words = [
+        re.sub(r"\$\{?(\w+)\}?", lambda m: variables.get(m.group(1), m.group(0)), w) for w in words
+    ]
+    found: dict[str, Any] = {}
+    for at, word in enumerate(words):
+        if _HYDRA.match(" " + word):
+            _nest(found, word)
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word[2:].partition("=")
+        following = words[at + 1] if at + 1 < len(words) else "--"
+        if not equals:
+            value = "true" if following.startswith("--") else following
+        if not value.startswith("$"):
+            found[name.replace("-", "_")] = value
+    return found
