@@ -28,6 +28,11 @@ describe('mathematics', () => {
     expect(mathml('(P-1)/(M+P-1)')).not.toContain('(')
   })
   it('keeps a number with its unit', () => expect(mathml('64 MB/4')).toContain('<mn>64 MB</mn>'))
+  it('sets the blocks of a matrix', () => {
+    expect(mathml('[X_1,X_2]*[W_1;W_2]')).toContain('<msub>')
+    expect(mathml('X_1*W_1+X_2*W_2')).not.toContain('_')
+    expect(mathml('head_1*O_1+head_2*O_2')).not.toContain('_')
+  })
   it('escapes what it is given', () => expect(mathml('a<b') ?? '').not.toContain('<b'))
   it('gives up on what it cannot read', () => {
     expect(mathml('(P-1')).toBeNull()

@@ -19,7 +19,9 @@ NUMERIC = [q for q in content.questions() if q.kind == "number"]
     [
         ("Q1", "32"), ("Q4", "27.3%"), ("Q4", "3/11"), ("Q4", "0.273"), ("Q4", "27 %"),
         ("Q5", "13 GB"), ("Q5", "13"), ("Q5", "12.1 GiB"), ("Q5", "13000 MB"), ("N1", "0.14 s"),
+        ("Q4", "27,3 %"), ("Q4", "27,3"), ("Q1", "256/8"), ("Q5", "208/16 GB"), ("Q5", "13,000 MB"),
         ("N1", "140ms"), ("N2", "64"), ("Q8", "8, 8, 4"), ("Q8", "(4,8,8)"), ("Q8", "16 8 2"),
+        ("Q8", "tp8 pp4 dp8"), ("Q8", "TP=4, PP=4, DP=16"),
     ],
 )  # fmt: skip
 def test_right_answers_in_any_unit(question, answer):
@@ -42,6 +44,10 @@ def test_right_answers_in_any_unit(question, answer):
         ("N4", "32", "GPipe"),
         ("Q8", "32,8,2", "512 devices"),
         ("Q8", "64,4,1", "fit"),
+        ("Q8", "1,1,256", "80"),
+        ("Q8", "256,1,1", "fit"),
+        ("Q8", "2,16,8", "longer than"),
+        ("Q8", "tp1 pp256 dp1", "256 stages"),
     ],
 )
 def test_wrong_answers_name_the_misconception(question, answer, names):
@@ -64,6 +70,24 @@ def test_every_seed_gives_a_question_that_its_own_answer_solves(question, seed):
         # Where a wrong way lands within the tolerance, as 2.34 % and 2.30 %, nobody can tell.
         if seed and value > 0 and abs(value / right - 1) > 2 * asking.TOLERANCE:
             assert not judge(question.id, asking.show_answer(value, question.unit), seed).correct
+
+
+@pytest.mark.parametrize("answer", ["8 8", "tp8 pp4", "tp8 pp4 dp8 8", "0 8 32", "eight"])
+def test_degrees_that_cannot_be_read_are_not_guessed(answer):
+    with pytest.raises(SpecError, match="three degrees"):
+        judge("Q8", answer)
+
+
+@pytest.mark.parametrize("text", ["1,2,3", "27,3.5", "1,12,000"])
+def test_commas_without_a_meaning_are_refused(text):
+    with pytest.raises(SpecError):
+        parse_answer(text, "%")
+
+
+def test_a_right_choice_is_not_given_away_by_its_length():
+    choices = [q for q in content.questions() if q.kind == "choice"]
+    longest = [q for q in choices if len(q.choices[int(q.answer)]) == max(map(len, q.choices))]
+    assert len(longest) <= len(choices) / 3
 
 
 def test_seeds_change_the_numbers_and_repeat():

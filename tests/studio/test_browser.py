@@ -6,9 +6,10 @@ import gzip
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from xml.etree import ElementTree
 
 import pytest
-from browsing import Visit, leading_number, violations
+from browsing import Visit, fact, leading_number, violations
 from playwright.sync_api import expect
 
 from meshwright.studio.app import SIMULATIONS, static_folder
@@ -193,24 +194,74 @@ def test_every_step_of_the_path_steers_a_simulation(visit, api):
     assert violations(page) == []
 
 
-def test_a_wrong_and_a_right_answer(fresh, api):
+def test_two_tries_before_the_solution_is_told(fresh, api):
     page = fresh.go("/checks")
     question = next(q for q in api.get("/api/checks").json() if q["kind"] == "number")
     form = page.locator(f'[data-question="{question["id"]}"]')
-    for given in (
-        "1",
-        api.get(f"/api/checks/{question['id']}/answer", params={"seed": 0, "given": "1"}).json()[
-            "expected"
-        ],
-    ):
-        verdict = api.get(
-            f"/api/checks/{question['id']}/answer", params={"seed": 0, "given": given}
-        ).json()
-        form.get_by_role("textbox").fill(given)
-        form.get_by_role("textbox").press("Enter")
-        expect(form.locator(".said p").first).to_contain_text(verdict["sentence"])
+    box, said = form.get_by_role("textbox"), form.locator(".said")
+
+    def judged(given):
+        query = {"seed": 0, "given": given}
+        return api.get(f"/api/checks/{question['id']}/answer", params=query).json()
+
+    wrong = judged("1")
+    box.fill("1")
+    box.press("Enter")
+    expect(said).to_contain_text("One more try")
+    assert wrong["expected"] not in said.inner_text()
+    box.fill("1.5")
+    box.press("Enter")
+    expect(said).to_contain_text(judged("1.5")["sentence"])
+    box.fill(wrong["expected"])
+    box.press("Enter")
+    expect(said).to_contain_text(judged(wrong["expected"])["sentence"])
     page.reload()
     expect(form.locator(".eyebrow")).to_contain_text("answered")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_words_of_bars_stay_inside_their_picture(visit, width):
+    for sim in ("ledger", "placement"):
+        page = visit.go(f"/sim/{sim}")
+        page.set_viewport_size({"width": width, "height": 800})
+        page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 60)))")
+        spill = page.locator(".drawing .bars svg[role=img]").evaluate(
+            """svg => Math.max(...[...svg.querySelectorAll('text')].map(
+              text => text.getBoundingClientRect().right - svg.getBoundingClientRect().right))"""
+        )
+        assert spill <= 1, f"{sim} at {width} px: {spill} px are cut"
+
+
+def test_every_picture_is_a_file_of_its_own(fresh, tmp_path):
+    for sim in SIM_IDS:
+        page = fresh.go(f"/sim/{sim}")
+        with page.expect_download() as caught:
+            page.get_by_role("button", name="Picture as SVG").click()
+        file = tmp_path / f"{sim}.svg"
+        caught.value.save_as(file)
+        ElementTree.parse(file)
+        assert "var(--" not in file.read_text("utf-8") or "--ink:" in file.read_text("utf-8")
+
+
+def test_no_known_card_comes_next(fresh, api):
+    page = fresh.go("/cards")
+    many = len(api.get("/api/cards").json())
+    for known in (1, 2):
+        page.get_by_role("button", name="I know it").click()
+        expect(page.locator('[data-fact="open-cards"]')).to_have_text(str(many - known))
+    page.keyboard.press("Home")
+    page.get_by_role("button", name="Again").click()
+    expect(page).to_have_url(re.compile(r"card=(0|2)\b"))
+
+
+def test_a_control_shows_the_value_that_the_picture_has(visit):
+    """Lesson 13 steers to a model that the list of choices does not hold."""
+    page = visit.go("/sim/placement", model="30B", cluster="a100-80g:4x8")
+    assert page.locator('input[name="model"]:checked').get_attribute("value") == "30B"
+    page = visit.go("/lessons/filling")
+    for example in page.locator("[data-example]:has(input[type=range])").all():
+        slider = example.locator("input[type=range]")
+        assert slider.get_attribute("aria-valuetext") == example.locator("output").inner_text()
 
 
 def test_cards_flip_by_key_and_print_one_a_page(fresh, api):
@@ -255,6 +306,8 @@ def site(tmp_path_factory, api):
         ("/api/sim/pipeline", {**defaults("pipeline"), "m": "16"}),
         ("/api/sim/pipeline", defaults("pipeline")),
         ("/api/cards", {}),
+        ("/api/catalog", {}),
+        *((path, PLANNED) for path in ("/api/plan", "/api/prices")),
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "requests", lambda: iter(wanted))
@@ -262,6 +315,37 @@ def site(tmp_path_factory, api):
         with ThreadPoolExecutor(1) as worker:
             worker.submit(export.export_site, folder).result()
     return folder
+
+
+PLANNED = {
+    "model": "llama3-8b", "cluster": "h100:1x8", "seq": "8192", "batch": "4M-tokens",
+    "recipe": "auto", "optimizer": "adamw", "framework": "auto", "objective": "time",
+}  # fmt: skip
+
+
+def test_the_exported_planner_works_and_prices_by_hand(chrome, site, api):
+    visit = Visit(chrome, site.as_uri())
+    page = visit.page
+    page.goto(f"{site.as_uri()}/index.html#/plan?model=llama3-8b&cluster=h100:1x8")
+    answer = api.get("/api/plan", params=PLANNED).json()
+    expect(page.locator('[data-fact="label"]')).to_have_text(answer["label"])
+    now = answer["plan"]["layout"]["tp"]
+    page.locator('[data-name="axis-tp"]').select_option("4" if now != 4 else "2")
+    price = api.get("/api/price", params={**PLANNED, "tp": 4 if now != 4 else 2}).json()
+    expect(page.locator('[data-fact="label"]')).to_have_text(price["label"])
+    estimate = price["estimate"]
+    assert leading_number(fact(page, "step")) == pytest.approx(estimate["step_time_s"], rel=6e-3)
+    assert leading_number(fact(page, "mfu")) == pytest.approx(estimate["mfu"] * 100, abs=0.06)
+    shown = leading_number(fact(page, "memory"))
+    assert shown == pytest.approx(estimate["peak_memory_bytes"] / 2**30, rel=6e-3)
+    page.locator('[data-name="axis-dp"]').select_option("16")
+    expect(page.locator(".cost")).to_contain_text("Not possible")
+    assert fact(page, "step") == "–"
+    page.goto(f"{site.as_uri()}/index.html#/plan?model=llama3-70b&cluster=h100:1x8")
+    expect(page.get_by_text("holds only some settings").first).to_be_visible()
+    visit.wrong[:] = [w for w in visit.wrong if "ERR_FILE_NOT_FOUND" not in w]
+    visit.context.close()
+    assert not visit.wrong
 
 
 def defaults(sim: str) -> dict[str, str]:

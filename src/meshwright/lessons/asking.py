@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from meshwright.lessons import content
+from meshwright.lessons import content, triples
 from meshwright.lessons.engine import states
 from meshwright.lessons.expressions import decimal_bytes, evaluate, fill, percent
 from meshwright.lessons.prose import to_text
@@ -197,23 +197,62 @@ def _judge_choice(
 
 
 def _judge_layout(question: content.Question, given: str, names: dict[str, Any]) -> Verdict:
-    numbers = re.findall(r"\d{1,6}", given)
-    if len(numbers) != 3:
-        raise SpecError("answer", given, "three degrees are expected: dp, tp, pp, as in 8, 8, 4")
-    dp, tp, pp = (int(n) for n in numbers)
-    used = dp * tp * pp
-    best = question.answer
-    if used != names["gpus"]:
-        why = f"{dp} · {tp} · {pp} = {used} devices, but there are {names['gpus']:g}."
-        return _verdict(question, names, False, best, why)
+    """Grade three degrees by what the cost model says of the best layout that has them."""
+    dp, tp, pp = _degrees(given)
+    asked = triples.Case.of(names)
+    best = triples.best(asked)
+    expected = f"({best.dp},{best.tp},{best.pp})"
+    why = triples.refusal(asked, dp, tp, pp)
     held = states(names["parameters"], dp=dp, tp=tp, pp=pp, zero=names["zero"])
     shown = f"({dp},{tp},{pp}) holds {decimal_bytes(held)} of model states per device"
-    if held > names["limit"]:
-        return _verdict(question, names, False, best, f"{shown}: that does not fit.")
-    if tp > names["node"]:
-        why = f"{shown}, but tensor parallelism {tp} crosses nodes of {names['node']:g}."
-        return _verdict(question, names, True, best, why)
-    return _verdict(question, names, True, f"({dp},{tp},{pp})", f"{shown}.")
+    if not why and held > names["limit"]:
+        why = f"{shown}: that does not fit in the {decimal_bytes(names['limit'])} allowed."
+    if why:
+        return _verdict(question, names, False, expected, why)
+    priced = triples.priced(asked, dp, tp, pp)
+    if priced is None:
+        why = f"{shown}, but no micro-batch and no recomputation makes room for the activations."
+        return _verdict(question, names, False, expected, why)
+    ratio = priced.step_time_s / best.step_time_s
+    crosses = f", and tensor parallelism {tp} crosses nodes of {names['node']:g}" * (
+        tp > names["node"]
+    )
+    step = f"its best layout takes {format_seconds(priced.step_time_s)} a step"
+    if ratio > NEAR:
+        why = (
+            f"{shown}{crosses}; it fits, but {step}, {ratio - 1:.0%} longer than {expected} with "
+            f"{format_seconds(best.step_time_s)}."
+        )
+        return _verdict(question, names, False, expected, why)
+    near = (
+        "nothing is faster" if ratio < 1.0005
+        else f"{ratio - 1:.1%} longer than the fastest, {expected}"
+    )  # fmt: skip
+    return _verdict(
+        question, names, True, f"({dp},{tp},{pp})", f"{shown}{crosses}; {step}: {near}."
+    )
+
+
+NEAR = 1.1
+"""How much longer than the fastest a step may take and still be a right answer."""
+_NAMED = re.compile(r"\b(dp|tp|pp)\s*[=:]?\s*(\d{1,6})\b", re.IGNORECASE)
+
+
+def _degrees(given: str) -> tuple[int, int, int]:
+    """Read `8, 8, 4` in the order dp, tp, pp, or the degrees by name in any order.
+
+    Raises:
+        SpecError: not three degrees.
+    """
+    named = {name.lower(): int(value) for name, value in _NAMED.findall(given)}
+    numbers = [int(number) for number in re.findall(r"\d{1,6}", given)]
+    if named and len(named) == len(numbers) == 3:
+        return named["dp"], named["tp"], named["pp"]
+    if named or len(numbers) != 3 or 0 in numbers:
+        raise SpecError(
+            "answer", given, "three degrees are expected: dp, tp, pp in this order, or by name"
+        )
+    return numbers[0], numbers[1], numbers[2]
 
 
 def parse_answer(given: str, unit: str) -> float:
@@ -222,13 +261,14 @@ def parse_answer(given: str, unit: str) -> float:
     Raises:
         SpecError: it is no number of that unit.
     """
-    text = given.strip().replace(",", "").replace("\u202f", " ").replace("−", "-")
+    text = _with_points(given.strip().replace("\u202f", " ").replace("−", "-"))
     if len(text) > 64 or not text:
         raise SpecError("answer", given, "a number is expected, with its unit")
-    fraction = re.fullmatch(r"(\d+(?:\.\d+)?) */ *(\d+(?:\.\d+)?)", text)
+    fraction = re.fullmatch(r"(\d+(?:\.\d+)?) */ *(\d+(?:\.\d+)?) *([A-Za-z%]*)", text)
+    if fraction and float(fraction[2]) and not (unit == "%" and fraction[3]):
+        value = float(fraction[1]) / float(fraction[2])
+        return parse_answer(f"{value!r} {fraction[3]}".strip(), unit) if unit != "%" else value
     if unit == "%":
-        if fraction and float(fraction[2]):
-            return float(fraction[1]) / float(fraction[2])
         bare = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) *(%|percent)?", text)
         if not bare:
             raise SpecError("answer", given, "a percentage is expected, such as 27.3 %")
@@ -242,6 +282,21 @@ def parse_answer(given: str, unit: str) -> float:
         return parse_seconds(text, "answer")
     bare = re.fullmatch(r"\d{1,15}(?:\.\d*)?|\.\d+", text)
     return float(text) if bare else float(parse_count(text, "answer"))
+
+
+def _with_points(text: str) -> str:
+    """Commas as their writer meant them: `1,120` groups thousands, `27,3` has a decimal comma.
+
+    Raises:
+        SpecError: commas that are neither.
+    """
+    if "," not in text:
+        return text
+    if re.search(r"(?<![\d.,])\d{1,3}(,\d{3})+(?![\d,])", text):
+        return text.replace(",", "")
+    if text.count(",") == 1 and "." not in text and re.search(r"\d,\d", text):
+        return text.replace(",", ".")
+    raise SpecError("answer", text, "a number such as 27.3, 27,3 or 1,120 is expected")
 
 
 def show_answer(value: float, unit: str) -> str:

@@ -20,7 +20,16 @@ from typing_extensions import TypedDict
 
 from meshwright import __version__
 from meshwright.specs.errors import DoesNotFitError, SpecError
-from meshwright.studio import catalog, exporting, planning, practice, pricing, questions, teaching
+from meshwright.studio import (
+    catalog,
+    exporting,
+    planning,
+    practice,
+    price_table,
+    pricing,
+    questions,
+    teaching,
+)  # fmt: skip
 from meshwright.studio.answers import (
     as_json,
     encode,
@@ -122,7 +131,13 @@ def routes() -> list[Route]:
     ]
     return (
         fixed
-        + [*catalog.ROUTES, *planning.ROUTES, *pricing.ROUTES, *questions.ROUTES]
+        + [
+            *catalog.ROUTES,
+            *planning.ROUTES,
+            *pricing.ROUTES,
+            *price_table.ROUTES,
+            *questions.ROUTES,
+        ]
         + list(exporting.ROUTES)
         + _lesson_routes()
         + [("GET", f"/api/sim/{s.id}", s.answer, s.data) for s in SIMULATIONS]

@@ -75,6 +75,7 @@ class Moving(TypedDict):
     name: str
     label: str
     stops: list[float]
+    value: float
 
 
 class BlockView(TypedDict):
@@ -407,7 +408,7 @@ def _example(record: content.Example, value: float | None) -> ExampleView:
     if record.vary:
         worked["vary"] = {
             "name": record.vary.name, "label": record.vary.label,
-            "stops": list(record.vary.stops),
+            "stops": list(record.vary.stops), "value": float(names[record.vary.name]),
         }  # fmt: skip
     return worked
 

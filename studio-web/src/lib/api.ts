@@ -35,7 +35,12 @@ const waiting = new Map<string, (answer: unknown) => void>()
 function fromFile(name: string): Promise<unknown> {
   window.meshwright_data ??= (arrived, answer) => waiting.get(arrived)?.(answer)
   return new Promise((resolve, reject) => {
-    waiting.set(name, resolve)
+    // "Nothing fits" is an answer too: the file holds the refusal.
+    waiting.set(name, (answer) => {
+      const refused = (answer as { error?: { field: string; remedy: string } } | null)?.error
+      if (refused) reject(new Refusal(refused.remedy, refused.field, 409))
+      else resolve(answer)
+    })
     const script = document.createElement('script')
     script.src = `data/${encodeURIComponent(name)}.js`
     script.onerror = () =>

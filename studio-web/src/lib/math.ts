@@ -2,7 +2,7 @@
 
 type Token = { kind: 'word' | 'number' | 'sign' | 'text'; text: string }
 
-const LEXEME = /\s*(?:(\d[\d,]*\.?\d*(?:e[+-]?\d+)?(?: ?(?:[kMGTP]i?B(?:\/s)?|[kMBT]|B|ms|µs|us|ns|s|min|h|days|×)(?![A-Za-z\d_(]))?)|([A-Za-zα-ωΑ-Ωµ%](?:(?=_[A-Za-z0-9]+_)[\w]*|[A-Za-z0-9α-ωΑ-Ω%]*(?:(?<=[A-Za-z]{2,})_\w+)?)(?:[ ](?=[A-Za-z])[A-Za-z]+)*)|(<=|>=|[-+−*×·/^_()=≤≥,|≈:√∞…;'<>→]))/uy
+const LEXEME = /\s*(?:(\d[\d,]*\.?\d*(?:e[+-]?\d+)?(?: ?(?:[kMGTP]i?B(?:\/s)?|[kMBT]|B|ms|µs|us|ns|s|min|h|days|×)(?![A-Za-z\d_(]))?)|([A-Za-zα-ωΑ-Ωµ%](?:(?=_[A-Za-z0-9]+_)[\w]*|[A-Za-z0-9α-ωΑ-Ω%]*(?:(?<=[A-Za-z]{2,})_\w+)?)(?:[ ](?=[A-Za-z])[A-Za-z]+)*)|(<=|>=|[-+−*×·/^_()[\]=≤≥,|≈:√∞…;'<>→]))/uy
 
 function lex(source: string): Token[] | null {
   const tokens: Token[] = []
@@ -78,6 +78,12 @@ class Parser {
       if (!this.is(')')) throw new Error('a bracket stays open')
       this.at += 1
       return `<mrow class="bracket"><mo>(</mo>${inner}<mo>)</mo></mrow>`
+    }
+    if (token.text === '[') {
+      const inner = this.sequence(() => this.is(']'))
+      if (!this.is(']')) throw new Error('a bracket stays open')
+      this.at += 1
+      return `<mrow><mo>[</mo>${inner}<mo>]</mo></mrow>`
     }
     throw new Error(`unexpected ${token.text}`)
   }

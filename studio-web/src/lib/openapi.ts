@@ -506,6 +506,7 @@ export interface Moving {
   name: string
   label: string
   stops: number[]
+  value: number
 }
 
 export interface ObjectiveEntry {
@@ -622,6 +623,31 @@ export interface PriceRequest {
   job?: JobRequest
   objective?: string
   layout: Record<string, unknown>
+}
+
+export interface PriceTable {
+  dp: number[]
+  tp: number[]
+  pp: number[]
+  cp: number[]
+  ep: number[]
+  v: number[]
+  zero: number[]
+  shard: number[]
+  micro_batch: number[]
+  recompute: number[]
+  schedule: number[]
+  sequence_parallel: number[]
+  step_time_s: number[]
+  peak_memory_bytes: number[]
+  bubble_fraction: number[]
+  recomputes: string[]
+  schedules: string[]
+  capacity_bytes: number
+  mfu_times_s: number
+  tokens_per_device: number
+  gpus: number
+  cli: string
 }
 
 export interface Problem {

@@ -31,6 +31,7 @@ export type Ledger = api.LedgerData
 export type Placement = api.PlacementData
 export type Failures = api.FailuresData
 
+export type PriceTable = api.PriceTable
 export type Candidates = api.CandidateTable
 /** A Plan file as JSON; the page reads these parts and hands the whole on. */
 export interface Plan {
@@ -62,7 +63,7 @@ export type Grade = api.GradeView
 export type Block =
   | { kind: 'prose' | 'note'; html: string }
   | { kind: 'steer'; sentence: string; sim: string; query: Record<string, string> | string; step?: number }
-  | { kind: 'example'; id?: string; html?: string; title: string; formula: api.Formula; vary?: { name: string; label: string; stops: number[] } | null }
+  | { kind: 'example'; id?: string; html?: string; title: string; formula: api.Formula; vary?: { name: string; label: string; stops: number[]; value: number } | null }
   | { kind: 'check'; check: Question }
   | { kind: 'table'; table: api.Table }
 export type Lesson = Omit<api.StepView, 'blocks'> & { blocks: Block[] }

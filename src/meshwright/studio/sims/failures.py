@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import numpy as np
@@ -98,8 +99,11 @@ def failures(
              "source": "failures of nodes are independent; 6300 h is Llama 3's: 419 unexpected interruptions in 54 days on 2,048 nodes (arXiv 2407.21783, section 3.3.4)"},
             {"name": "Best work between checkpoints, first order", "symbolic": "√(2*δ*M)",
              "substituted": f"√(2*{format_seconds(save)}*{format_seconds(mtbf)})",
-             "value": f"about {format_seconds(best)}",
-             "source": "Young 1974; the value is the exact optimum of the goodput below"},
+             "value": format_seconds(math.sqrt(2 * save * mtbf)),
+             "source": "Young 1974, where a checkpoint is short against the time between failures"},
+            {"name": "Best work between checkpoints, exactly", "symbolic": "argmax goodput",
+             "substituted": "", "value": format_seconds(best),
+             "source": "the optimum of the goodput below, which the picture marks"},
             {"name": "Goodput", "symbolic": "τ/(M*e^(R/M)*(e^((τ+δ)/M)-1))", "substituted": "",
              "value": percent(share), "source": "Daly 2006, equation 20"},
         ],

@@ -1,0 +1,122 @@
+"""Prices of every layout that one is likely to set by hand, as a table of answers.
+
+An exported site has no engine to ask. It holds this table for each of its plans, so that a layout
+changed by hand still has its own figures: exactly those of `/api/price`, rounded to five digits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+import numpy as np
+from fastapi import Query
+from typing_extensions import TypedDict
+
+from meshwright.costs.columns import RECOMPUTES, LayoutColumns, concatenate, from_layouts
+from meshwright.costs.step import capacity_bytes, price
+from meshwright.planner.legality import Question
+from meshwright.planner.space import Constraints, Tally, enumerate_layouts
+from meshwright.specs.layout import SCHEDULES
+from meshwright.studio.commands import Asked, layout_links
+from meshwright.studio.planning import best_plan, read_asked
+from meshwright.studio.questions import AUTO, Text, read_model
+
+MOST_ROWS = 6000
+"""Rows of a table, the fastest: about 300 kB as text, a fifth of that compressed."""
+OVER = 2.0
+"""Layouts that need more than this many times the memory there is are left out."""
+
+
+class PriceTable(TypedDict):
+    """Legal layouts as columns, the plan's own first; `cli` ends where the layout's options begin."""
+
+    dp: list[int]
+    tp: list[int]
+    pp: list[int]
+    cp: list[int]
+    ep: list[int]
+    v: list[int]
+    zero: list[int]
+    shard: list[int]
+    micro_batch: list[int]
+    recompute: list[int]
+    schedule: list[int]
+    sequence_parallel: list[int]
+    step_time_s: list[float]
+    peak_memory_bytes: list[float]
+    bubble_fraction: list[float]
+    recomputes: list[str]
+    schedules: list[str]
+    capacity_bytes: float
+    mfu_times_s: float
+    tokens_per_device: float
+    gpus: int
+    cli: str
+
+
+def prices(
+    model: Text = "llama3-70b",
+    cluster: Text = "h100:8x8",
+    seq: Text = "8192",
+    batch: Text = "4M-tokens",
+    recipe: Text = AUTO,
+    optimizer: Text = "adamw",
+    framework: Text = AUTO,
+    objective: Annotated[str, Query(pattern="^(time|memory|cost)$")] = "time",
+) -> PriceTable:
+    """Price the layouts around a plan: usual rank order, whole shard groups.
+
+    Raises:
+        SpecError: a name or quantity is not accepted.
+        DoesNotFitError: nothing fits, so that there is no plan to change.
+    """
+    asked = Asked(model, cluster, seq, batch, recipe, optimizer, framework, objective)
+    made = best_plan(read_asked(read_model(model), asked), objective)
+    question, base = Question(made.model, made.cluster, made.job), made.layout
+    table = _around(question)
+    columns = concatenate([from_layouts([base]), table]) if _plain(base) else table
+    priced = price(question.model, question.cluster, question.job, columns)
+    fits = priced.memory.peak <= OVER * capacity_bytes(question.cluster)
+    order = np.argsort(np.where(fits, priced.step_time_s, np.inf), kind="stable")[:MOST_ROWS]
+    rows = order[fits[order]]
+    columns = columns.take(rows)
+    best = made.estimate
+    words = layout_links(asked, question.job, base)["cli"]
+    names = ("dp", "tp", "pp", "cp", "ep", "zero", "shard", "micro_batch", "recompute")
+    found: dict[str, Any] = {name: getattr(columns, name).tolist() for name in names}
+    found |= {
+        "v": columns.virtual_stages.tolist(),
+        "schedule": columns.schedule.tolist(),
+        "sequence_parallel": columns.sequence_parallel.tolist(),
+        "step_time_s": _digits(priced.step_time_s[rows]),
+        "peak_memory_bytes": _digits(priced.memory.peak[rows]),
+        "bubble_fraction": _digits(priced.bubble_fraction[rows]),
+        "recomputes": list(RECOMPUTES),
+        "schedules": list(SCHEDULES),
+        "capacity_bytes": best.capacity_bytes,
+        "mfu_times_s": best.mfu * best.step_time_s,
+        "tokens_per_device": best.tokens_per_s_per_gpu * best.step_time_s,
+        "gpus": question.cluster.gpus,
+        "cli": words.split(" --dp ")[0],
+    }
+    return cast(PriceTable, found)
+
+
+def _plain(layout: Any) -> bool:
+    """Whether a layout is all that the table's columns say of it."""
+    return layout.stage_layers is None and layout.recompute_layers == 0 and layout.etp == 1
+
+
+def _around(question: Question) -> LayoutColumns:
+    """Legal layouts with the usual rank order, whole shard groups and the usual split of norms."""
+    columns = concatenate(list(enumerate_layouts(question, Constraints(), Tally())))
+    usual = (columns.rank_order == 0) & (columns.shard == 0) & (columns.etp == 1)
+    return columns.take(usual & (columns.sequence_parallel == (columns.tp > 1)))
+
+
+def _digits(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
+
+
+ROUTES = (("GET", "/api/prices", prices, PriceTable),)
+"""Method, path, function and answer type of each endpoint."""
