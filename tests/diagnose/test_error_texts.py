@@ -114,9 +114,23 @@ def test_a_loss_of_exactly_zero_is_a_fault(tmp_path):
     [
         ("completed step: {n}, seconds: 2.500, TFLOP/s/device: 180.0, Tokens/s/device: 3276.8, loss: 3.5\n", 2.5),
         ("INFO:tensorflow:global step {n}: loss = 3.5 (0.750 sec/step)\n", 0.75),
+        ("step: {n} loss: 3.2 lr: 0.001 step/s: 2.5 mfu: 41.2\n", 0.4),
+        ("Epoch 1 | Step {n} | Loss 3.12 | 1.25 it/s | 40.1 GB\n", 0.8),
+        ("step:{n} - actor/loss:0.12 - perf/mfu/actor:0.41 - timing_s/gen:3.0 - timing_s/step:70.5 - perf/throughput:9.5\n", 70.5),
     ],
 )  # fmt: skip
 def test_step_times_in_other_words(tmp_path, line, step_time_s):
     found = _diagnose(tmp_path, "".join(line.format(n=n) for n in range(3, 9)))
     assert found.healthy
     assert found.figures["step_time_s"] == pytest.approx(step_time_s)
+
+
+def test_the_mean_loss_of_a_summary_is_no_step_s_loss(tmp_path):
+    found = _diagnose(
+        tmp_path,
+        "{'loss': '2.5', 'grad_norm': '0.9', 'epoch': '1'}\n{'loss': '2.1', 'grad_norm': '0.9', 'epoch': '2'}\n"
+        "{'train_runtime': '200', 'train_samples_per_second': '1.0',\n 'train_steps_per_second': '0.25', "
+        "'train_loss': '2.3', 'epoch': '2'}\n",
+    )
+    assert found.figures["loss_last"] == 2.1
+    assert found.figures["step_time_s"] == pytest.approx(4.0)

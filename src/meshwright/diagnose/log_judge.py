@@ -144,7 +144,12 @@ def _growth(part: Part, reading: LogReading, steps: list[Step]) -> None:
 
 
 def _loss(part: Part, reading: LogReading, steps: list[Step]) -> None:
-    losses = [(s, s.loss) for s in steps if s.loss is not None]
+    # A run's summary gives the mean of all steps beside its times.
+    losses = [
+        (s, s.loss)
+        for s in steps
+        if s.loss is not None and s.runtime_s is None and s.steps_per_s is None
+    ]
     if not losses:
         return
     finite = [(s, v) for s, v in losses if math.isfinite(v)]

@@ -65,28 +65,29 @@ FIELDS = frozenset(one.name for one in fields(Step))
 
 _T, _F, _G = 1e12, 1e12, 1e9
 ALIASES: tuple[tuple[str, str, float], ...] = (
-    # (pattern of the normalised name, field, factor to SI)
+    # (pattern of the normalised name, field, factor to SI; negative: its reciprocal)
+    (r"train_steps_per_second", "steps_per_s", 1.0),
     (r"elapsed_time_per_(?:iteration|step)_(?:in_)?ms|iter_?time_ms|step_?time_ms|batch_time_ms|train_step_timing_in_ms|iteration_time_ms|elapsed_time_per_iteration_ms", "step_time_s", 1e-3),
     (r"elapsed_time_per_iteration_s|(?:train_)?step_timing_in_s|iter_time_s|step_?time_s|step_?time_in_seconds|train_step_time_in_s|iter_?time|step_?time|time_per_(?:step|iteration)|seconds_per_(?:step|iteration)|sec_per_step|time_s_step|e2e_latency|average_iter_time|avg_iter_time|time_elapsed_per_step|time_metrics_end_to_end_s|train_step_timing", "step_time_s", 1.0),
     (r"dt|step_avg", "step_time_s", 1.0),
-    (r"seconds", "step_time_s", 1.0),
+    (r"seconds|timing_s_step", "step_time_s", 1.0),
+    (r"(?:train_)?(?:steps?|iters?|it|iterations?)_(?:s|per_sec(?:ond)?)", "step_time_s", -1.0),  # a rate
     (r"time(?:_ms)?", "step_time_s", math.nan),  # only with a unit, see `_of_pair`
     (r"(?:lm_|reduced_train_|train_|training_|total_|global_avg_|loss_train_)?loss(?:_train)?(?:_total)?|train_crossentropyloss|ce_loss|loss_metrics_global_avg_loss|global_avg_loss", "loss", 1.0),
     (r"loss_train_total", "loss", 1.0),
     (r"grad(?:ient)?_norm|gnorm|norm", "grad_norm", 1.0),
-    (r"tokens_per_sec(?:ond)?_per_gpu|tokens_s_gpu|tgs|tgs_tokens_gpu_second|tps|tps_gpu|device_tokens_per_sec|throughput_device_tokens_per_sec(?:ond)?|tokens_per_second_per_gpu|tokens_per_gpu_per_second|tokens_sec_gpu|tok_s_gpu|tokens_per_gpu_per_sec|throughput_tps|wps|tps_per_gpu|tokens_per_sec_per_device|tokens_per_s_per_gpu|throughput_token_per_sec_per_gpu|tokens_per_second_gpu|tokens_s_device", "tokens_per_s_per_gpu", 1.0),
+    (r"tokens_per_sec(?:ond)?_per_gpu|tokens_s_gpu|tgs|tgs_tokens_gpu_second|tps|tps_gpu|device_tokens_per_sec|throughput_device_tokens_per_sec(?:ond)?|tokens_per_second_per_gpu|tokens_per_gpu_per_second|tokens_sec_gpu|tok_s_gpu|tokens_per_gpu_per_sec|throughput_tps|wps|tps_per_gpu|tokens_per_sec_per_device|tokens_per_s_per_gpu|throughput_token_per_sec_per_gpu|tokens_per_second_gpu|tokens_s_device|perf_throughput", "tokens_per_s_per_gpu", 1.0),
     (r"tokens_per_sec(?:ond)?|tokens_sec(?:ond)?|tok_s|tok_sec|tokens_s|throughput_tokens_per_sec|total_tokens_per_second|train_tokens_per_second|tokens_per_s", "tokens_per_s", 1.0),
     (r"samples_sec|samples_per_sec(?:ond)?|train_samples_per_second|throughput_samples_per_sec|(?:runningavg)?samplespersec|samples_s|sequences_per_second", "samples_per_s", 1.0),
-    (r"train_steps_per_second", "steps_per_s", 1.0),
     (r"throughput_per_gpu_tflop_s_gpu|tflops?(?:_per_gpu)?|model_tflops_per_gpu|tflop_s|tflops_s_gpu|throughput_tflop_s_gpu|throughput_per_gpu|tflops_sec|estimated_tflops|actual_mfu_tflops|tflop_s_device|job_throughput", "flops_per_gpu", _T),
     (r"approx_flops_per_gpu", "flops_per_gpu", _T),
     (r"throughput_device_flops_per_sec|device_flops_per_sec", "flops_per_gpu", 1.0),
-    (r"mfu|throughput_device_mfu|device_mfu|bf16_mfu|train_mfu|model_flops_utilization|throughput_mfu|mfu_percent", "mfu", 1.0),
+    (r"mfu|throughput_device_mfu|device_mfu|bf16_mfu|train_mfu|model_flops_utilization|throughput_mfu|mfu_percent|perf_mfu(?:_actor)?", "mfu", 1.0),
     (r"memory|mem|max_?memallocated|peak_memory(?:_active|_alloc)?(?:_gi?b)?|max_mem(?:ory)?(?:_allocated)?(?:_gi?b)?|memory_peak_mem|memory_used|mem_gb|gpu_mem|max_allocated|memory_peak_allocated_mem|memory_max_active_gib|memory_max_allocated|memory_max_mem_allocated", "memory_bytes", 1.0),
     (r"max_reserved|reserved|max_memreserved|peak_memory_reserved|memory_reserved_mem|memory_max_reserved_gib|memory_reserved", "reserved_bytes", 1.0),
     (r"memory_peak_active_mem", "memory_bytes", 1.0),
     (r"(?:memory_)?alloc_retries|num_alloc_retries|memory_num_alloc_retries", "alloc_retries", 1.0),
-    (r"global_batch_size|batch_size_global|gbs", "global_batch", 1.0),
+    (r"(?:global|gloabl)_batch_size|batch_size_global|gbs", "global_batch", 1.0),
     (r"number_of_skipped_iterations|skipped", "skipped", 1.0),
     (r"number_of_nan_iterations", "nan", 1.0),
     (r"data_time|data_loading_time|time_metrics_data_loading_s|batch_generator|data_s|dataloader_time|data_loading_s", "data_s", 1.0),
@@ -94,8 +95,8 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"backward_microstep|backward_compute|bwd", "backward_s", 1e-3),
     (r"backward_allreduce_microstep|backward_allreduce|allreduce|bwd_allreduce", "reduce_s", 1e-3),
     (r"step_microstep|optimizer", "optimizer_s", 1e-3),
-    (r"generate_time", "generate_s", 1.0),
-    (r"training_time", "train_s", 1.0),
+    (r"generate_time|timing_s_gen", "generate_s", 1.0),
+    (r"training_time|timing_s_update_actor", "train_s", 1.0),
     (r"eval_runtime|evaluation_time|validation_time", "evaluation_s", 1.0),
     (r"eval_loss|validation_loss|val_loss|lm_loss_value", "eval_loss", 1.0),
     (r"train_runtime", "runtime_s", 1.0),
@@ -110,10 +111,13 @@ _PAIR = re.compile(
         (TFLOPS|TFLOPs|TFLOP/s|PFLOP/s|[KMGT]i?B\b|[KMGBT](?=\s|$|\)|,|\||'|")|ms|s\b|%|us)?""",
     re.VERBOSE,
 )
-_BEHIND = re.compile(r"([\d.,]+) ?(ms|s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())")
+_BEHIND = re.compile(
+    r"([\d.,]+) ?(ms|s|(?:it|steps?|iters?)/s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())"
+)
 _PER_STEP = re.compile(r"\(([\d.]*\d) sec(?:onds)?/(?:step|iteration|iter|batch)\)")
 _SPACED = re.compile(
-    r"\b(train loss|val loss|loss|time|mfu|dt|norm|tok/sec)\s+([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?|nan)\s*(ms|s|%)?(?=[,;| ]|$)"
+    r"\b(train loss|val loss|loss|time|mfu|dt|norm|tok/sec)\s+([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?|nan)\s*(ms|s|%)?(?=[,;| ]|$)",
+    re.IGNORECASE,
 )
 _STEP_OF = re.compile(
     r"\b(?:iteration|iter|step|global[_ ]?step|batch|Step|Iteration)\s*[:=]?\s*\[?\s*(\d+)\s*/\s*(\d+)"
@@ -164,8 +168,8 @@ def _of_pair(step: Step, name: str, value: str, unit: str) -> bool:
             if pattern.fullmatch(key):
                 return _put(step, field_name, key, value, unit, factor)
         # `INFO - root - loss` and `... tokens consumed loss`: drop leading words.
-        _, found, key = key.partition("_")
-        if not found:
+        first, found, key = key.partition("_")
+        if not found or first in ("eval", "validation", "val", "test"):  # not a step's
             return False
     return False
 
@@ -195,6 +199,10 @@ def _put(step: Step, field_name: str, key: str, value: str, unit: str, factor: f
         number = number / 100 if unit == "%" or number > 1.0 or key.endswith("percent") else number
     elif field_name == "flops_per_gpu" and unit.startswith("PFLOP"):
         number *= 1e15
+    elif factor < 0:
+        if number <= 0:
+            return False
+        number = 1.0 / number
     elif unit in _SCALE and field_name not in ("flops_per_gpu",):
         number *= _SCALE[unit] * factor
     else:
@@ -216,6 +224,8 @@ def _behind(step: Step, text: str) -> bool:
         number = float(value.replace(",", ""))
         if unit in ("ms", "s") and step.step_time_s is None:
             step.step_time_s, known = number * (1e-3 if unit == "ms" else 1.0), True
+        elif unit[-2:] == "/s" and unit[0] in "is" and step.step_time_s is None and number > 0:
+            step.step_time_s, known = 1.0 / number, True
         elif "MFU" in unit and step.mfu is None:
             step.mfu, known = number / 100, True
         elif unit in ("tok/s", "tokens/s") and step.tokens_per_s is None:
