@@ -12,7 +12,7 @@ from shared_traces import shared
 
 from meshwright.cli import run
 from meshwright.diagnose.examine import diagnose
-from meshwright.diagnose.memory_records import timeline
+from meshwright.diagnose.memory_records import place, timeline
 
 MIB = 2**20
 
@@ -110,3 +110,18 @@ def test_published_timeline_row():
     assert table[744].tolist() == row
     found, _ = diagnose([str(shared("diagnose/hta/memory_timeline.raw.gz"))])
     assert found.figures["peak_memory_bytes"] == table.sum(axis=1).max()
+
+
+def test_a_place_is_the_user_s_line_among_frames_of_libraries_and_of_c():
+    frames = [
+        {"name": "torch::unwind::unwind()", "filename": "??", "line": 0},
+        {"name": "NativeCachingAllocator::malloc(void**)", "filename": "", "line": 0},
+        {"name": "at::native::empty_cuda()", "filename": "RegisterCUDA.cpp", "line": 0},
+        {"name": "forward", "filename": "/x/site-packages/torch/nn/modules/linear.py", "line": 116},
+        {"name": "step", "filename": "/home/me/train.py", "line": 12},
+        {"name": "Py_BytesMain", "filename": "/src/Modules/main.c", "line": 0},
+    ]
+    assert place(frames) == "step (/home/me/train.py:12)"
+    assert place(frames[:4]).startswith("forward")
+    assert place(frames[:3]) == "at::native::empty_cuda()"
+    assert place([]) == "unknown place"

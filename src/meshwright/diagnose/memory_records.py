@@ -36,6 +36,8 @@ _LIBRARY = re.compile(
     r"^\?\?|\.cpp$|\.h$|<frozen|<string>|importlib|runpy|threading\.py|libtorch|libc10"
 )
 
+_PYTHON = re.compile(r"\.py$|\.ipynb$|^<ipython|ipykernel")
+
 
 @dataclass(slots=True)
 class Site:
@@ -50,15 +52,19 @@ class Site:
 
 
 def place(frames: Sequence[Mapping[str, Any]] | None) -> str:
-    """The innermost frame of the user's program, else of anything."""
-    named = [
-        f"{frame.get('name', '?')} ({frame.get('filename', '?')}:{frame.get('line', 0)})"
-        for frame in frames or () if not _LIBRARY.search(str(frame.get("filename", "")))
+    """The innermost frame of the user's program, else of Python, else the operator.
+
+    Snapshots of recent versions record C++ frames, too: a frame is Python's by its file.
+    """
+    python = [
+        frame for frame in frames or () if _PYTHON.search(str(frame.get("filename", "")))
     ]  # fmt: skip
-    if named:
-        return named[0]
-    first = next(iter(frames or ()), None)
-    return str(first.get("name", "?")) if first else "unknown place"
+    for kept in ([f for f in python if not _LIBRARY.search(str(f["filename"]))], python):
+        if kept:
+            return f"{kept[0].get('name', '?')} ({kept[0]['filename']}:{kept[0].get('line', 0)})"
+    names = [str(frame.get("name", "?")) for frame in frames or ()]
+    operators = [name for name in names if name.startswith(("at::native::", "at::cuda::"))]
+    return (operators or names or ["unknown place"])[0]
 
 
 def judge_snapshot(source: Source) -> Part:
