@@ -29,6 +29,7 @@ BODIES = {
     "/api/price": {**QUESTION, "layout": {"dp": 8, "tp": 1, "pp": 1, "zero": 3}},
     "/api/export/megatron": {"plan": {"model": {}, "layout": {}}},
     "/api/drills/D13/grade": ATTEMPT,
+    "/api/diagnose": {"name": "rank0.log", "bytes": 3},
 }
 POSTS = sorted({path for method, path, *_ in routes() if method == "POST"})
 

@@ -22,6 +22,7 @@ from meshwright import __version__
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.studio import (
     catalog,
+    diagnosing,
     exporting,
     planning,
     practice,
@@ -138,7 +139,7 @@ def routes() -> list[Route]:
             *price_table.ROUTES,
             *questions.ROUTES,
         ]
-        + list(exporting.ROUTES)
+        + [*exporting.ROUTES, *diagnosing.ROUTES]
         + _lesson_routes()
         + [("GET", f"/api/sim/{s.id}", s.answer, s.data) for s in SIMULATIONS]
     )

@@ -20,6 +20,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 1 << 20
+MAX_UPLOAD_BYTES = 128 << 20
+UPLOADS = frozenset({"/api/diagnose"})
+"""Paths that take files as they are: logs, traces, dumps; anything else is small and JSON."""
 MAX_QUERY_BYTES = 8192
 MAX_DEPTH = 32
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -104,6 +107,8 @@ def _name_of(url: str) -> str:
 async def _checked_body(scope: Scope, receive: Receive) -> bytes:
     if scope["method"] in ("GET", "HEAD", "OPTIONS"):
         return b""
+    files = scope.get("path") in UPLOADS
+    most = MAX_UPLOAD_BYTES if files else MAX_BODY_BYTES
     chunks, size, more = [], 0, True
     while more:
         message = await receive()
@@ -111,12 +116,13 @@ async def _checked_body(scope: Scope, receive: Receive) -> bytes:
             break
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise Refused(413, "body", f"> {MAX_BODY_BYTES} bytes", "at most 1 MiB is accepted")
+        if size > most:
+            raise Refused(413, "body", f"> {most} bytes", f"at most {most >> 20} MiB is accepted")
         chunks.append(chunk)
         more = message.get("more_body", False)
     body = b"".join(chunks)
-    _check_shape(body)
+    if not files:
+        _check_shape(body)
     return body
 
 

@@ -94,6 +94,13 @@ export async function post<T>(path: string, body: unknown, signal?: AbortSignal)
   })) as T
 }
 
+/** POST files as they are: a line that names them, then one after another. */
+export async function upload<T>(path: string, files: File[], signal?: AbortSignal): Promise<T> {
+  const named = files.map((file) => ({ name: file.webkitRelativePath || file.name, bytes: file.size }))
+  const body = new Blob([JSON.stringify(named), '\n', ...files])
+  return (await fromServer(path, { method: 'POST', signal, headers: { 'content-type': 'application/octet-stream' }, body })) as T
+}
+
 /** Runs the newest request only: starting one abandons the one before, so no stale answer shows. */
 export class Latest {
   private current: AbortController | null = null

@@ -115,6 +115,18 @@ export interface Catalog {
   exports: ExportEntry[]
 }
 
+export interface CauseView {
+  kind: string
+  ranks: number[]
+  where: string
+  share_of_step: number | null
+  gain_fraction: number | null
+  confidence: number
+  word: string
+  remedy: string
+  evidence: EvidenceView[]
+}
+
 export interface Check {
   text: string
   holds: boolean
@@ -210,6 +222,16 @@ export interface DeviceEntry {
   source: string
 }
 
+export interface DiagnosisAnswer {
+  verdict: string
+  healthy: boolean
+  causes: CauseView[]
+  figures: string[]
+  missing: string[]
+  step_s: number | null
+  timeline: TimelineView | null
+}
+
 export interface DrillEntry {
   id: string
   number: number
@@ -271,6 +293,15 @@ export interface EvidenceContent {
   table?: Table
   sim?: string
   query?: string
+}
+
+export interface EvidenceView {
+  file: string
+  text: string
+  line: number | null
+  event: string | null
+  rank: number | null
+  time_s: number | null
 }
 
 export interface ExampleView {
@@ -428,6 +459,15 @@ export interface JobRequest {
   framework?: string
 }
 
+export interface Lane {
+  rank: number
+  file: string
+  start: number[]
+  end: number[]
+  kind: number[]
+  name: string[]
+}
+
 export interface Layout {
   dp: number
   tp: number
@@ -441,8 +481,10 @@ export interface Layout {
   micro_batch: number
   recompute: "none" | "selective" | "full"
   recompute_layers: number
+  recompute_modules: ("core_attn" | "moe_act" | "layernorm" | "mla_up_proj" | "mlp" | "moe" | "shared_experts")[]
+  offload: ("activations" | "optimizer" | "parameters")[]
   sequence_parallel: boolean
-  cp_method: "all-gather" | "ring"
+  cp_method: "all-gather" | "ring" | "ulysses" | "hierarchical"
   schedule: string
   rank_order: string
   stage_layers?: number[] | null
@@ -843,6 +885,12 @@ export interface TermView {
   meaning: string
   see: string[]
   href: string
+}
+
+export interface TimelineView {
+  title: string
+  kinds: string[]
+  lanes: Lane[]
 }
 
 export interface Transfer {

@@ -31,6 +31,7 @@ export type Ledger = api.LedgerData
 export type Placement = api.PlacementData
 export type Failures = api.FailuresData
 
+export type DiagnosisAnswer = api.DiagnosisAnswer
 export type PriceTable = api.PriceTable
 export type Candidates = api.CandidateTable
 /** A Plan file as JSON; the page reads these parts and hands the whole on. */
