@@ -1,5 +1,6 @@
 """How a command ends: exit codes, a closed pipe, a full device, Latin-1, signals."""
 
+import json
 import os
 import signal
 import subprocess
@@ -80,3 +81,26 @@ def _reads(pid: int) -> bool:
             return "pipe" in file.read()
     except OSError:
         return True
+
+
+@pytest.mark.dist
+def test_a_training_that_is_asked_to_stop_saves_first(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "train", "toy", "--dp", "2", "--seq", "16", "--steps", "100000", "--save-every",
+         "100000", "--out", str(tmp_path / "run")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    until = time.monotonic() + 240
+    while time.monotonic() < until and not (metrics.exists() and '"step"' in metrics.read_text()):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode == 143
+    (saved,) = (tmp_path / "run").glob("step-*")
+    assert (saved / "manifest.json").exists()
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [r["step"] for r in records if r["kind"] == "step"]
+    assert int(saved.name.removeprefix("step-")) == steps[-1]
+    assert records[-1]["sentence"] == "stopped by SIGTERM"
+    assert (tmp_path / "run" / "report.html").exists()

@@ -93,6 +93,8 @@ CASES = {
     "moe-without-ep-zero3": (MOE, {"dp": 2, "zero": 3}),
     "moe-tp2-ep2-shared": (SHARED, {"dp": 2, "tp": 2, "ep": 2, **SP}),
     "moe-ep-over-tp-pp2": (MOE, {"dp": 2, "tp": 2, "pp": 2, "ep": 4, **SP}),
+    "moe-etp2-ep2-shared": (SHARED, {"dp": 2, "tp": 2, "ep": 2, "etp": 2, **SP}),
+    "moe-etp2-edp-pp2-zero2": (MOE, {"dp": 2, "tp": 2, "pp": 2, "etp": 2, "zero": 2, **SP}),
     "moe-cp2-ep2": (MOE, {"cp": 2, "ep": 2}),
     "recompute-full-zero3": (LLAMA, {"dp": 2, "zero": 3, "recompute": "full"}),
     "recompute-selective-tp2": (LLAMA, {"tp": 2, "recompute": "selective"}),

@@ -7,8 +7,9 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from meshwright.engine.model.decoder import Decoder  # noqa: E402
-from meshwright.engine.model.weights import Checkpoint, export  # noqa: E402
+from meshwright.engine.model.decoder import Decoder, parameter_shapes  # noqa: E402
+from meshwright.engine.model.numerics import numerics_of_config  # noqa: E402
+from meshwright.engine.model.weights import Checkpoint, export, model_of_config  # noqa: E402
 from meshwright.specs.errors import SpecError  # noqa: E402
 
 LLAMA = {
@@ -109,3 +110,71 @@ def test_a_broken_checkpoint_is_one_sentence(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(SpecError, match="not a safetensors file"):
         Checkpoint(tmp_path)
+
+
+def _saved(tmp_path, config, change=lambda tensors: None):
+    from safetensors.torch import load_file, save_file
+
+    _reference(config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    return Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tensor_of_a_checkpoint_is_taken(name, tmp_path):
+    checkpoint = _saved(tmp_path, CASES[name])
+    checkpoint.check_tensors(parameter_shapes(checkpoint.model))
+
+
+def test_a_tensor_too_many_or_too_few_is_named(tmp_path):
+    def change(tensors):
+        tensors["model.layers.1.self_attn.q_proj.bias"] = torch.zeros(48)
+        del tensors["model.layers.2.mlp.up_proj.weight"]
+
+    checkpoint = _saved(tmp_path, CASES["llama2"], change)
+    with pytest.raises(SpecError) as caught:
+        checkpoint.check_tensors(parameter_shapes(checkpoint.model))
+    assert "lacks model.layers.2.mlp.up_proj.weight" in str(caught.value)
+    assert "has model.layers.1.self_attn.q_proj.bias, which nothing takes" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "field"),
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+         "layer_types"),
+        ("qwen3", {"sliding_window": 9, "use_sliding_window": True,
+                   "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+         "layer_types"),
+        ("llama2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)  # fmt: skip
+def test_variants_that_the_decoder_does_not_compute_are_refused(name, change, field, tmp_path):
+    CASES[name].save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    if "layer_types" not in change:
+        config.pop("layer_types", None)
+    with pytest.raises(SpecError) as caught:
+        model_of_config(config)
+    assert caught.value.field == field
+
+
+def test_an_untied_gpt2_keeps_its_head(tmp_path):
+    config = transformers.GPT2Config(
+        vocab_size=97, n_positions=64, n_embd=48, n_layer=2, n_head=4, tie_word_embeddings=False
+    )
+    checkpoint = _saved(tmp_path, config)
+    assert not checkpoint.model.tied_embeddings
+    checkpoint.check_tensors(parameter_shapes(checkpoint.model))
+
+
+def test_what_a_config_leaves_out_is_what_transformers_takes():
+    silent = {"model_type": "llama"}
+    assert numerics_of_config(silent).norm_eps == transformers.LlamaConfig().rms_norm_eps
+    assert numerics_of_config({"model_type": "gpt2"}).activation == "gelu_tanh"
+    usual = transformers.MixtralConfig().rope_parameters["rope_theta"]
+    assert numerics_of_config({"model_type": "mixtral"}).rope_theta == usual

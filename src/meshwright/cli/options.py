@@ -139,6 +139,9 @@ class RunLayoutOptions:
         str | None, typer.Option(help="all-gather, ring, ulysses or hierarchical.")
     ] = None
     ep: Annotated[int | None, typer.Option(min=1, help="Expert-parallel degree.")] = None
+    etp: Annotated[
+        int | None, typer.Option(min=1, help="Tensor parallel inside an expert: 1, or tp.")
+    ] = None
     zero: Zero = None
     shard: Annotated[
         int | None, typer.Option(min=0, help="ZeRO shard degree (HSDP); 0: all of dp · cp.")

@@ -124,6 +124,10 @@ def run_job(
     job = subject.job
     if subject.plan is None:
         job = changed(job, 128, 16, "fp32")
+        if (
+            precision == "bf16"
+        ):  # many micro-batches added up in bf16 lose a percent of the gradient
+            precision = "bf16-fp32-grads"
     return changed(job, seq, global_batch, precision)
 
 

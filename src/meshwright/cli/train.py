@@ -32,7 +32,9 @@ def command(
     global_batch: int | None = typer.Option(
         None, "--global-batch", min=1, help="Sequences per step; default 16."
     ),
-    precision: str | None = typer.Option(None, help="A recipe; default the plan's, or fp32."),
+    precision: str | None = typer.Option(
+        None, help="A recipe; default the plan's, or fp32. bf16: gradients add up in fp32."
+    ),
     learning_rate: float = typer.Option(3e-3, min=0.0, help="Peak rate, after the warm-up."),
     clip: float = typer.Option(1.0, min=0.0, help="Largest gradient norm; 0: no clipping."),
     seed: int = typer.Option(0, help="Decides weights and data order."),

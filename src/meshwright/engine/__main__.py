@@ -141,6 +141,8 @@ def _train_and_record(run: Run, tensorboard: bool | None, as_json: bool) -> None
             recorder.hear_own({"kind": "failure", "rank": 0, "sentence": sentence})
             raise
         dist.all_gather_object(everyone, mine["peak_memory_bytes"])
+        if mine["stopped"]:
+            recorder.hear_own({"kind": "failure", "sentence": "stopped by SIGTERM"})
         summary = recorder.finish(peak_memory_bytes=everyone, out=run.out)
     if as_json or summary["steps"] is None:
         return

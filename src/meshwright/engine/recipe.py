@@ -70,9 +70,12 @@ def take_step(
     tokens: torch.Tensor,
     targets: torch.Tensor,
     starts: torch.Tensor | None = None,
+    stop: bool = False,
 ) -> StepResult:
     """Optimizer step `number` (from 0) on a whole batch `[global batch, S]`."""
     rate = recipe.rate(number)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    return program.step(optimizer, tokens, targets, clip=recipe.clip, starts=starts, number=number)
+    return program.step(
+        optimizer, tokens, targets, clip=recipe.clip, starts=starts, number=number, stop=stop
+    )

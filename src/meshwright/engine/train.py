@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.engine.checkpoints import manifest
 from meshwright.engine.checkpoints.checkpoint import Checkpoints, clear_partial
 from meshwright.engine.data import BYTE_VOCABULARY, Corpus
+from meshwright.engine.model.decoder import parameter_shapes
 from meshwright.engine.model.numerics import Numerics
 from meshwright.engine.model.weights import Checkpoint, check_export, export_part, write_index
 from meshwright.engine.parallel.guards import check, check_job
@@ -30,6 +31,7 @@ from meshwright.engine.ranks.claim import claim
 from meshwright.engine.ranks.faults import Fault, Injector
 from meshwright.engine.ranks.heap import give_back_freed_memory
 from meshwright.engine.ranks.preflight import check_disk, check_fresh, check_vocabulary
+from meshwright.engine.ranks.stop import StopRequest
 from meshwright.engine.recipe import OPTIMIZERS, Recipe, make_optimizer, take_step
 from meshwright.engine.watch.flight import FlightRecorder, flight_recorder
 from meshwright.engine.watch.meter import (
@@ -186,7 +188,8 @@ def corpus_of(run: Run) -> Corpus:
 
 
 def _check_init(run: Run) -> None:
-    found = Checkpoint(run.init).model
+    checkpoint = Checkpoint(run.init)
+    found = checkpoint.model
     for field in (
         "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts", "gated",
         "norm", "norm_bias", "qk_norm", "qkv_bias", "attention_out_bias", "ffn_bias", "positions",
@@ -199,6 +202,13 @@ def _check_init(run: Run) -> None:
                 f"{field} is {getattr(found, field)} there and {getattr(run.model, field)} in "
                 "the plan",
             )
+    if found.family != run.model.family:
+        raise SpecError(
+            "init", run.init,
+            f"is a {found.family}, the plan's model a {run.model.family}; plan with the "
+            "checkpoint's own config.json",
+        )  # fmt: skip
+    checkpoint.check_tensors(parameter_shapes(run.model))
 
 
 def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
@@ -248,6 +258,7 @@ def _train(
             report({"kind": "resumed", "step": start})
     profiler = StepProfiler(run, program, flight)
     summary: dict[str, Any] = {"step": start}
+    request, stopped = StopRequest(), False
     for step in range(start, run.steps):
         began = time.perf_counter()
         report({"kind": "at", "doing": f"step {step + 1}"})
@@ -261,7 +272,9 @@ def _train(
         loaded = time.perf_counter()
         counter = Counter(program, optimizer) if step == start + 1 else None
         with profiler.step(step + 1), counter.counting() if counter else contextlib.nullcontext():
-            result = take_step(program, optimizer, run.recipe, step, tokens, targets, starts)
+            result = take_step(
+                program, optimizer, run.recipe, step, tokens, targets, starts, stop=request.asked
+            )
         took = time.perf_counter() - began
         in_flight = flight.take_in_flight() if flight else {}
         if not math.isfinite(result.loss):
@@ -284,15 +297,23 @@ def _train(
             counts = counter.record(run, step + 1)
             if first:
                 report(counts)
-        if run.save_every and ((step + 1) % run.save_every == 0 or step + 1 == run.steps):
+        stopped = result.stop and step + 1 < run.steps
+        due = (step + 1) % run.save_every == 0 or step + 1 == run.steps if run.save_every else False
+        if due or (stopped and run.save_every):
             store.save(step + 1)
         store.poll()
-    if run.export:
+        if stopped:
+            break
+    if run.export and not stopped:
         export(run, program)
     store.finish()
     if store.failed:
         raise SpecError("out", run.out, f"the last checkpoint is not written ({store.failed})")
-    return summary | {"peak_memory_bytes": peak_memory_bytes(), "digest": digest(program)}
+    return summary | {
+        "peak_memory_bytes": peak_memory_bytes(),
+        "digest": digest(program),
+        "stopped": stopped,
+    }
 
 
 def _data_facts(run: Run, corpus: Corpus) -> dict[str, Any]:
@@ -330,7 +351,15 @@ def export(run: Run, program: Program) -> None:
     dist.all_gather_object(everyone, names)
     if dist.get_rank() == 0:
         merged = {key: file for part in everyone for key, file in part.items()}
-        write_index(run.export, merged, run.model, run.numerics, run.job.seq_len)
+        write_index(run.export, merged, run.model, run.numerics, positions_of(run))
+
+
+def positions_of(run: Run) -> int:
+    """How many positions an exported model states: those it came with, or those it has seen."""
+    own = Checkpoint(run.init).max_positions if run.init else 0
+    scaling = run.numerics.rope_scaling
+    stretched = int(scaling.factor * scaling.original_positions) if scaling else 0
+    return max(own or stretched, run.job.seq_len)
 
 
 def prepare_out(run: Run) -> Path:

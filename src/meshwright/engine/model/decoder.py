@@ -271,3 +271,9 @@ class Decoder(nn.Module):
             return tied.logits(x)
         logits: torch.Tensor = self.head(x)
         return logits
+
+
+def parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Every parameter of the whole decoder and its shape."""
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in Decoder(model).named_parameters()}

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from meshwright.engine.model.collectives import exchange
+from meshwright.engine.model.collectives import enter, exchange, leave
 from meshwright.engine.model.layers import Axes, Linear, Mlp, gated, local
 from meshwright.engine.model.numerics import Activation, Numerics
 from meshwright.specs.model import Model
@@ -34,7 +34,10 @@ class ExpertWeights(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Mixture of experts with dropless top-k routing; each rank routes its own tokens."""
+    """Mixture of experts with dropless top-k routing; each rank routes its own tokens.
+
+    Where tp cuts the experts, its ranks route all of their tokens alike and add up partial outputs.
+    """
 
     def __init__(self, model: Model, numerics: Numerics, axes: Axes) -> None:
         super().__init__()
@@ -51,6 +54,9 @@ class Mixture(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, S or S/tp, H]` to the same."""
+        own = x
+        if self.axes.experts_cut:
+            x = enter(x, self.axes.tp, self.axes.sequence_parallel)
         tokens = x.flatten(0, 1)
         logits = self.router(tokens)
         weights = logits.softmax(-1, dtype=max(logits.dtype, torch.float32, key=_precision))
@@ -63,10 +69,12 @@ class Mixture(nn.Module):
         # Back in the order of tokens, a sum over choices keeps `done` alone; index_add keeps more.
         done = done[order.argsort()].unflatten(0, (-1, self.top_k))
         out = (done * weights.to(done.dtype)[..., None]).sum(1).view_as(x)
+        if self.axes.experts_cut:
+            out = leave(out, self.axes.tp, self.axes.sequence_parallel)
         if self.shared is not None:
-            shared = self.shared(x)
+            shared = self.shared(own)
             if self.shared_gate is not None:
-                shared = shared * self.shared_gate(x).sigmoid()
+                shared = shared * self.shared_gate(own).sigmoid()
             out = out + shared
         return out
 

@@ -31,6 +31,8 @@ class Axes:
     ep: Axis = field(default_factory=lambda: Axis(name="ep"))
     sequence_parallel: bool = False
     ring: bool = False
+    experts_cut: bool = False
+    """Whether tp cuts every expert (etp = tp), so that its ranks route the same tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ _GPT2_LAYER = {
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
+_BUFFERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")
+"""What older files hold besides parameters: tables that are computed, and GPT-2's causal mask."""
 _MIXTRAL_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
@@ -99,6 +101,9 @@ class Checkpoint:
             self.numerics = numerics_of_config(self.config)
             self.model = model_of_config(self.config)
         self._files = self._index()
+        positions = self.config.get("max_position_embeddings", self.config.get("n_positions"))
+        self.max_positions = positions if isinstance(positions, int) else 0
+        """How far the model's positions go; 0: it does not say."""
 
     def _index(self) -> dict[str, Path]:
         """Tensor name to file, from the index or the files themselves."""
@@ -131,18 +136,64 @@ class Checkpoint:
             raise SpecError(name, tuple(tensor.shape), f"shape {shape} is expected")
         return tensor
 
-    def _tensor(self, name: str) -> torch.Tensor:
+    def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Account for every tensor, without reading one.
+
+        Raises:
+            SpecError: the decoder's parameters (by name) lack a tensor, or one is left over.
+        """
+        used: set[str] = set()
+        missing: list[str] = []
+
+        def look(name: str) -> torch.Tensor:
+            try:
+                found = self._stored_name(name)
+            except SpecError:
+                missing.append(name)
+                return torch.empty(0, device="meta")
+            used.add(found)
+            with safe_open(self._files[found], framework="pt") as opened:
+                return torch.empty(opened.get_slice(found).get_shape(), device="meta")
+
+        wrong: list[str] = []
+        for name, shape in shapes.items():
+            held = len(missing)
+            found = (
+                _read_gpt2(name, look)
+                if self.model.family == "gpt2"
+                else _read_llama(name, shape, look, self.model)
+            )
+            if len(missing) == held and tuple(found.shape) != shape:
+                wrong.append(f"{name} is {tuple(found.shape)} instead of {shape}")
+        left = [n for n in self._files if n not in used and not _BUFFERS.search(n)]
+        if self.model.tied_embeddings:
+            left = [n for n in left if n != "lm_head.weight"]
+        found_faults = [f"lacks {n}" for n in missing] + [
+            f"has {n}, which nothing takes" for n in left
+        ]
+        if faults := wrong + found_faults:
+            more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
+            raise SpecError("init", str(self.path), f"{'; '.join(faults[:3])}{more}")
+
+    def _stored_name(self, name: str) -> str:
+        """Under which name a file holds a tensor.
+
+        Raises:
+            SpecError: none does.
+        """
         # GPT-2's released files lack the prefix that transformers' own exports have.
         for candidate in (name, name.removeprefix("transformer.")):
             if candidate in self._files:
-                with safe_open(self._files[candidate], framework="pt") as opened:
-                    return opened.get_tensor(candidate)
-        if name == "lm_head.weight":
-            tied = (
-                "transformer.wte.weight" if self.model.family == "gpt2" else _LLAMA["embed.weight"]
-            )
-            return self._tensor(tied)
+                return candidate
+        if name == "lm_head.weight" and self.model.tied_embeddings:
+            gpt2 = self.model.family == "gpt2"
+            return self._stored_name("transformer.wte.weight" if gpt2 else _LLAMA["embed.weight"])
         raise SpecError("init", str(self.path), f"the checkpoint has no tensor {name}")
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        stored = self._stored_name(name)
+        with safe_open(self._files[stored], framework="pt") as opened:
+            return opened.get_tensor(stored)
 
 
 def _layer_of(name: str) -> tuple[str, str, str] | None:

@@ -166,8 +166,8 @@ def _check_context(layout: Layout, seq_len: int) -> None:
 
 
 def _check_experts(model: Model, layout: Layout) -> None:
-    if layout.etp > 1:
-        raise SpecError("etp", layout.etp, "experts are not split by tp here; use etp = 1 and ep")
+    if layout.etp not in (1, layout.tp):
+        raise SpecError("etp", layout.etp, f"experts are cut by tp = {layout.tp} or not at all, 1")
     if model.experts is None:
         if layout.ep > 1:
             raise SpecError("ep", layout.ep, f"{model.name} has no experts; use ep = 1")
@@ -176,9 +176,12 @@ def _check_experts(model: Model, layout: Layout) -> None:
         raise SpecError(
             "ep", layout.ep, f"a divisor of experts = {model.experts.experts} is expected"
         )
-    stage_ranks = layout.dp * layout.cp * layout.tp
+    if model.experts.ffn % layout.etp:
+        raise SpecError("etp", layout.etp, f"must divide experts.ffn = {model.experts.ffn}")
+    stage_ranks = layout.dp * layout.cp * layout.tp // layout.etp
     if stage_ranks % layout.ep:
-        raise SpecError("ep", layout.ep, f"a divisor of dp · cp · tp = {stage_ranks} is expected")
+        what = "dp · cp" if layout.etp > 1 else "dp · cp · tp"
+        raise SpecError("ep", layout.ep, f"a divisor of {what} = {stage_ranks} is expected")
     if layout.tp > 1 and not layout.sequence_parallel:
         raise SpecError(
             "sequence_parallel",

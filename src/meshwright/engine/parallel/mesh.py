@@ -2,7 +2,7 @@
 
 Two meshes cover the same ranks. The dense one is (pp, replicate, shard, tp), whose middle two are
 the dp·cp ranks that share a gradient; the expert one is (pp, edp, ep), where the ranks of one
-stage are divided anew for the experts.
+stage are divided anew for the experts; a fourth dimension where tp cuts them too.
 """
 
 from __future__ import annotations
@@ -101,9 +101,12 @@ def make_world(
         # Groups of its own, also where one spans all ranks: the ledger tells axes by group.
         own: tuple[Any, ...] = ((dist.get_backend(), None),) * 3
         parts: tuple[str, ...] = ("pp", "edp", "ep")
+        if layout.etp > 1:
+            expert_ranks = stage_ranks.reshape(layout.pp, -1, layout.ep, layout.etp)
+            own, parts = (*own, own[0]), (*parts, "etp")
         if mutant == "edp":
             expert_ranks, own = expert_ranks[:, :, None], (*own, own[0])
-            parts = ("pp", "edp", "alone", "ep")
+            parts = ("pp", "edp", "alone", *parts[2:])
         expert_mesh = DeviceMesh(
             device.type, expert_ranks, mesh_dim_names=parts, backend_override=own
         )
@@ -121,6 +124,7 @@ def make_world(
         ep=ep.mute() if mutant == "ep" else ep,
         sequence_parallel=layout.sequence_parallel and layout.tp > 1,
         ring=layout.cp_method == "ring",
+        experts_cut=layout.etp > 1,
     )
     pp = Axis(name="pp", size=layout.pp, rank=pp_rank, group=dense.get_group("pp"))
     control = dist.new_group(list(range(layout.world)), timeout=_timeout(dist.group.WORLD))
@@ -164,5 +168,7 @@ def _group_names(
     found = [(dense.get_group(name), labels[name]) for name in dense.mesh_dim_names or ()]
     if experts is not None:
         found += [(experts.get_group(name), name) for name in ("edp", "ep")]
+        if "etp" in (experts.mesh_dim_names or ()):
+            found.append((experts.get_group("etp"), "tp"))
     found += [(axis.group, axis.name) for axis in (cp, tied) if axis.group is not None]
     return {group.group_name: label for group, label in found if group.size() > 1}

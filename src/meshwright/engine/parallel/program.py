@@ -46,6 +46,8 @@ class StepResult:
     loss: float
     grad_norm: float
     tokens: int
+    stop: bool
+    """Whether any rank was asked to stop."""
     parts_s: dict[str, float]
     """Where this rank's time went: gradients (forward, backward, their communication), clipping
     (the global norm included), optimizer. On a GPU the optimizer's kernels may still run."""
@@ -216,28 +218,30 @@ class Program:
         clip: float = 0.0,
         starts: torch.Tensor | None = None,
         number: int = 0,
+        stop: bool = False,
     ) -> StepResult:
         """One optimizer step on a whole batch: gradients, norm, clipping, update.
 
-        `starts` and `number` as in `compute_gradients`.
+        `starts` and `number` as in `compute_gradients`; `stop`: this rank was asked to stop.
         """
         moments = [time.perf_counter()]
         optimizer.zero_grad(set_to_none=True)
         loss = self._accumulate(tokens, targets, starts, number)
         moments.append(time.perf_counter())
         # Loss and norm travel together, and no number is read before the update is under way.
-        both = torch.stack([loss, squared_norm(self.stages, self.world)])
+        asked = torch.full_like(loss, float(stop))
+        both = torch.stack([loss, squared_norm(self.stages, self.world), asked])
         dist.all_reduce(both, group=self.world.control)
         norm = both[1].sqrt()
         if clip > 0:
             clip_gradients(self.stages, norm, clip)
         moments.append(time.perf_counter())
         optimizer.step()
-        total, length = torch.stack([both[0], norm]).tolist()
+        total, length, stopping = torch.stack([both[0], norm, both[2]]).tolist()
         moments.append(time.perf_counter())
         spent = (end - start for start, end in pairwise(moments))
         return StepResult(
-            loss=total, grad_norm=length, tokens=self._valid_tokens,
+            loss=total, grad_norm=length, tokens=self._valid_tokens, stop=stopping > 0,
             parts_s=dict(zip(("gradients", "clipping", "optimizer"), spent, strict=True)),
         )  # fmt: skip
 

@@ -74,7 +74,7 @@ def expected_sent_bytes(
         rows = -(-model.vocab // layout.tp // shard)
         add("tied", rows * model.hidden * precision.master.itemsize)
     if layout.world > 1:
-        add("control", 2 * 8 * float(bus_factor("all_reduce", layout.world)))
+        add("control", 3 * 8 * float(bus_factor("all_reduce", layout.world)))
     return totals
 
 

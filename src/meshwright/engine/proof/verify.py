@@ -177,7 +177,8 @@ def courses(
     """
     sgd = Recipe(optimizer="sgd-momentum", learning_rate=0.05, warmup=2, steps=steps + 2,
                  weight_decay=0.0, clip=0.0)  # fmt: skip
-    adamw = Recipe(learning_rate=1e-3, warmup=2, steps=steps + 2, weight_decay=0.1, clip=0.5)
+    # Its rate falls from the second step on; that of SGD rises.
+    adamw = Recipe(learning_rate=1e-3, warmup=0, steps=steps + 2, weight_decay=0.1, clip=0.5)
     exact = precision == "fp64"
     found = [
         Course(name="sgd", case=case, recipe=sgd, steps=steps, wrapped=exact),
@@ -320,7 +321,7 @@ def active_mutants(case: Case) -> list[tuple[str, str]]:
     layout, model = case.layout, case.model
     partial = layout.sequence_parallel or model.kv_heads < layout.tp or model.qk_norm != "none"
     replicas = layout.dp * layout.cp
-    expert_ranks = replicas * layout.tp // layout.ep if model.experts else 1
+    expert_ranks = replicas * layout.tp // layout.etp // layout.ep if model.experts else 1
     candidates = [
         ("dp", "the gradient reduction over dp · cp", replicas > 1),
         ("hsdp", "the all-reduce among shard groups", 1 < layout.shard_degree < replicas),

@@ -72,11 +72,13 @@ def run_ranks(
     on_message: Callable[[int, Any], None] | None = None,
     timeout_s: float = 600.0,
     collective_timeout_s: float = 120.0,
+    grace_s: float = 0.0,
 ) -> list[Any]:
     """Run `function(*arguments)` as ranks 0..world-1 of a gloo group; return their results.
 
     `function` must be importable by name. If `on_message` is given, `function` gets a keyword
-    `report`, a callable whose argument arrives here while the ranks run.
+    `report`, a callable whose argument arrives here while the ranks run. On SIGTERM ranks are sent
+    one too and have `grace_s` to end by themselves.
 
     Raises:
         RankError: the first rank that failed, with its own reason (not the peers' broken pipes).
@@ -110,7 +112,12 @@ def run_ranks(
                 children.append(child)
                 pipes.append(ours)
             lifeline_read.close()
-            return _collect(children, pipes, on_message, time.monotonic() + timeout_s)
+            try:
+                return _collect(children, pipes, on_message, time.monotonic() + timeout_s)
+            except KeyboardInterrupt as error:
+                if type(error) is not KeyboardInterrupt and grace_s:  # SIGTERM, not Ctrl-C
+                    _let_end(children, pipes, on_message, grace_s)
+                raise
         finally:
             for child in children:
                 if child.is_alive():
@@ -118,6 +125,20 @@ def run_ranks(
                 child.join()
             for pipe in (*pipes, lifeline_write):
                 pipe.close()
+
+
+def _let_end(
+    children: list[Any],
+    pipes: list[Connection],
+    on_message: Callable[[int, Any], None] | None,
+    grace_s: float,
+) -> None:
+    """Ask the ranks to stop and hear them out."""
+    for child in children:
+        with contextlib.suppress(OSError):
+            os.kill(child.pid, signal.SIGTERM)
+    with contextlib.suppress(RankError, SpecError):
+        _collect(children, pipes, on_message, time.monotonic() + grace_s)
 
 
 def _meeting_place() -> tempfile.TemporaryDirectory[str]:

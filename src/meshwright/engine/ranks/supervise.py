@@ -17,6 +17,7 @@ from typing import Any
 
 from meshwright.engine.checkpoints.checkpoint import clear_partial
 from meshwright.engine.ranks.processes import RankError, run_ranks
+from meshwright.engine.ranks.stop import GRACE_S
 from meshwright.engine.train import Run, check_run, train_rank
 from meshwright.engine.watch.blame import Verdict, judge
 from meshwright.engine.watch.flightlog import folder_of, read_flights
@@ -92,6 +93,7 @@ def supervise(
             outcome.ranks = run_ranks(
                 train_rank, current.layout.world, replace(current, generation=generation),
                 on_message=watch.hear, timeout_s=1e9, collective_timeout_s=collective_timeout_s,
+                grace_s=GRACE_S,
             )  # fmt: skip
             return outcome
         except RankError as error:
