@@ -7,7 +7,7 @@ import torch
 from meshwright.engine.data import Corpus, shuffled
 from meshwright.engine.model.collectives import Axis
 from meshwright.engine.model.decoder import Decoder
-from meshwright.engine.model.dropout import Draw, Dropout, kept
+from meshwright.engine.model.dropout import Dropout, draw, kept
 from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
 from meshwright.engine.model.numerics import default_numerics
 from meshwright.engine.proof.material import weight
@@ -142,18 +142,18 @@ def test_dropout_keeps_its_share_independently_of_everything_else():
 
 
 def test_dropout_scales_what_it_keeps_and_its_gradient_takes_the_same_mask():
-    draw = Draw(Dropout(0.25, seed=3), torch.arange(20).view(2, 10))
+    drawn = draw(Dropout(0.25, seed=3), torch.arange(20).view(2, 10), [4])
     x = torch.ones(2, 10, 16, dtype=torch.float64, requires_grad=True)
-    out = draw.apply(x, 4, "attention")
+    out = drawn.apply(x, 4, "attention")
     assert set(out.detach().unique().tolist()) == {0.0, 1 / 0.75}
     out.sum().backward()
     assert torch.equal(x.grad, out.detach())
-    part = Draw(draw.dropout, draw.tokens[1:, 3:7]).apply(x[1:, 3:7], 4, "attention")
+    part = draw(Dropout(0.25, seed=3), drawn.tokens[1:, 3:7], [4]).apply(x[1:, 3:7], 4, "attention")
     assert torch.equal(part, out[1:, 3:7])  # a rank that holds a part draws the same
 
 
 def test_dropout_keeps_no_mask_for_backward():
-    draw, kept_elements = Draw(Dropout(0.5), torch.arange(20).view(2, 10)), []
+    drawn, kept_elements = draw(Dropout(0.5), torch.arange(20).view(2, 10), [0]), []
 
     def keep(tensor):
         kept_elements.append(tensor.numel())
@@ -161,8 +161,25 @@ def test_dropout_keeps_no_mask_for_backward():
 
     x = torch.ones(2, 10, 64, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        draw.apply(x, 0, "ffn")
-    assert kept_elements == [20]  # the tokens' numbers
+        drawn.apply(x, 0, "ffn")
+    assert kept_elements == [20, 1]  # the tokens' numbers and the key
+
+
+def test_a_compiled_layer_is_compiled_once_whatever_the_step():
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, drawn: drawn.apply(x, 0, "ffn"), backend=count)
+    dropout, outs = Dropout(0.5), []
+    for dropout.step in range(4):
+        drawn = draw(dropout, torch.arange(20).view(2, 10), [0])
+        outs.append(compiled(torch.ones(2, 10, 64), drawn))
+    assert len(graphs) == 1
+    assert not torch.equal(outs[0], outs[1])
 
 
 def test_dropout_without_sequence_numbers_is_an_error():

@@ -112,6 +112,10 @@ def test_bad_input_is_refused_before_any_process_starts(corpus, tmp_path):
         check_run(_run(corpus, tmp_path, model=SMALL.but(vocab=128)))
     with pytest.raises(SpecError, match="holds no checkpoint"):
         check_run(_run(corpus, tmp_path, resume=str(tmp_path)))
+    with pytest.raises(SpecError, match="lr_schedule"):
+        check_run(_run(corpus, tmp_path, lr_schedule="exponential"))
+    with pytest.raises(SpecError, match="betas"):
+        check_run(_run(corpus, tmp_path, betas=(0.9, 1.0)))
     with pytest.raises(SpecError, match="beyond the vocabulary"):
         check_run(_run(corpus, tmp_path, end_token=300))
     with pytest.raises(SpecError, match="3 were started"):

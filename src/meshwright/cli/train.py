@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -36,6 +36,16 @@ def command(
         None, help="A recipe; default the plan's, or fp32. bf16: gradients add up in fp32."
     ),
     learning_rate: float = typer.Option(3e-3, min=0.0, help="Peak rate, after the warm-up."),
+    warmup: int | None = typer.Option(
+        None, min=0, help="Steps over which the rate rises; default 10."
+    ),
+    lr_schedule: str = typer.Option("cosine", help="Then: cosine, linear or constant."),
+    least_rate: float = typer.Option(
+        0.1, min=0.0, max=1.0, help="The rate at the end, of the peak."
+    ),
+    beta1: float = typer.Option(0.9, help="AdamW's decay of the mean gradient."),
+    beta2: float = typer.Option(0.95, help="AdamW's decay of its square."),
+    weight_decay: float = typer.Option(0.1, min=0.0, help="Of matrices; norms have none."),
     clip: float = typer.Option(1.0, min=0.0, help="Largest gradient norm; 0: no clipping."),
     seed: int = typer.Option(0, help="Decides weights and data order."),
     init: str = typer.Option("", help="A Hugging Face checkpoint to start from."),
@@ -100,7 +110,9 @@ def command(
     run = Run(
         model=subject.model, numerics=numerics, layout=subject.layout, job=job, data=data, out=out,
         steps=steps, learning_rate=learning_rate, clip=clip, seed=seed, init=init, export=export,
-        resume=resume, save_every=save_every, keep=keep, csv=csv, warmup=min(10, steps),
+        resume=resume, save_every=save_every, keep=keep, csv=csv, warmup=min(10, steps) if warmup is None else warmup,
+        lr_schedule=cast(Any, lr_schedule), least_rate=least_rate, betas=(beta1, beta2),
+        weight_decay=weight_decay,
         profile=profile, compile=compile_layers,
         end_token=-1 if end_token is None else end_token,
         cluster=load_cluster(cluster) if cluster else hardware,

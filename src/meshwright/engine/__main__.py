@@ -29,6 +29,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", required=True, help="folder for metrics and checkpoints")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--warmup", type=int, default=None)
+    parser.add_argument("--lr-schedule", default="cosine", help="cosine, linear or constant")
+    parser.add_argument("--least-rate", type=float, default=0.1)
+    parser.add_argument("--beta1", type=float, default=0.9)
+    parser.add_argument("--beta2", type=float, default=0.95)
+    parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--init", default="")
@@ -91,11 +97,14 @@ def _train(path: str, options: dict[str, Any]) -> int:
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restarts and any(Path(options["out"]).glob("step-*")):
         options["resume"] = options["out"]  # the same command line goes on where it was
+    warmup = options.pop("warmup")
+    options["warmup"] = min(10, options["steps"]) if warmup is None else warmup
+    options["betas"] = (options.pop("beta1"), options.pop("beta2"))
     numerics = Checkpoint(init).numerics if init else saved_numerics(options["resume"])
     numerics = numerics or default_numerics(plan.model)
     run = Run(
         model=plan.model, numerics=numerics, layout=plan.layout, job=plan.job,
-        warmup=min(10, options["steps"]), cluster=plan.cluster, predicted=plan.estimate,
+        cluster=plan.cluster, predicted=plan.estimate,
         generation=restarts, **options,
     )  # fmt: skip
     check_run(run, ranks=int(os.environ["WORLD_SIZE"]))

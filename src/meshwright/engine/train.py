@@ -32,7 +32,14 @@ from meshwright.engine.ranks.faults import Fault, Injector
 from meshwright.engine.ranks.heap import give_back_freed_memory
 from meshwright.engine.ranks.preflight import check_disk, check_fresh, check_vocabulary
 from meshwright.engine.ranks.stop import StopRequest
-from meshwright.engine.recipe import OPTIMIZERS, Recipe, make_optimizer, take_step
+from meshwright.engine.recipe import (
+    OPTIMIZERS,
+    SCHEDULES,
+    Recipe,
+    Schedule,
+    make_optimizer,
+    take_step,
+)
 from meshwright.engine.watch.flight import FlightRecorder, flight_recorder
 from meshwright.engine.watch.meter import (
     MEMORY_EVERY,
@@ -65,6 +72,10 @@ class Run:
     steps: int
     learning_rate: float = 3e-3
     warmup: int = 10
+    lr_schedule: Schedule = "cosine"
+    least_rate: float = 0.1
+    """The learning rate at the end, as a share of the peak."""
+    betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 1.0
     seed: int = 0
@@ -99,6 +110,9 @@ class Run:
             steps=self.steps,
             weight_decay=self.weight_decay,
             clip=self.clip,
+            betas=self.betas,
+            schedule=self.lr_schedule,
+            least=self.least_rate,
         )
 
 
@@ -137,6 +151,10 @@ def check_run(run: Run, ranks: int | None = None) -> None:
     precision_of(run.job)
     if run.job.optimizer.name not in OPTIMIZERS:
         raise SpecError("optimizer", run.job.optimizer.name, f"one of {', '.join(OPTIMIZERS)}")
+    if run.lr_schedule not in SCHEDULES:
+        raise SpecError("lr_schedule", run.lr_schedule, f"one of {', '.join(SCHEDULES)}")
+    if not all(0 <= beta < 1 for beta in run.betas):
+        raise SpecError("betas", run.betas, "two numbers from 0 to below 1")
     if run.end_token >= run.model.vocab:
         raise SpecError("end_token", run.end_token, f"is beyond the vocabulary, {run.model.vocab}")
     corpus = corpus_of(run)

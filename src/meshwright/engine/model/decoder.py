@@ -27,7 +27,7 @@ from meshwright.engine.model.attention import (
     rotate,
 )
 from meshwright.engine.model.collectives import enter, leave, lose_gradient, own_range
-from meshwright.engine.model.dropout import Draw, Dropout
+from meshwright.engine.model.dropout import Dropout, draw
 from meshwright.engine.model.experts import Mixture
 from meshwright.engine.model.layers import Axes, Linear, Mlp, Norm, Pass, local
 from meshwright.engine.model.masks import Masks, attention_masks
@@ -247,7 +247,7 @@ class Decoder(nn.Module):
         axes = self.axes
         length = x.shape[1] * (axes.tp.size if axes.sequence_parallel else 1)
         at = local_positions(length, axes.cp).to(x.device)
-        rotary = draw = None
+        rotary = drawn = None
         masks: dict[int, Masks] = {}
         if not (axes.ring and axes.cp.size > 1):
             windows = [cast(Block, layer).attention.window for layer in self.layers.values()]
@@ -260,8 +260,8 @@ class Decoder(nn.Module):
             if rows is None:
                 raise ValueError("dropout needs the numbers of the sequences")
             tokens = rows[:, None] * (length * axes.cp.size) + own_slice(at, axes)
-            draw = Draw(self.dropout, tokens)
-        return Pass(rotary=rotary, starts=starts, masks=masks, draw=draw)
+            drawn = draw(self.dropout, tokens, (int(number) for number in self.layers))
+        return Pass(rotary=rotary, starts=starts, masks=masks, draw=drawn)
 
     def _logits(self, x: torch.Tensor, tied: TiedWeight | None) -> torch.Tensor:
         if hasattr(self, "norm"):

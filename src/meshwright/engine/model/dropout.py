@@ -12,6 +12,7 @@ Dropped are the embedding's output and what attention and FFN add to the residua
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,20 +44,30 @@ class Draw:
     """Dropout for one micro-batch on one rank.
 
     `tokens` `[B, S]` numbers this rank's tokens in the whole global batch: sequence · length +
-    position.
+    position. Keys are tensors, made before any layer runs: a compiled layer that met them as numbers
+    would be compiled anew at every step.
     """
 
-    dropout: Dropout
+    rate: float
     tokens: torch.Tensor
+    keys: dict[tuple[int, Place], torch.Tensor]
 
     def apply(self, x: torch.Tensor, layer: int, place: Place) -> torch.Tensor:
         """Drop numbers of `[B, S, H]` and scale the rest up by 1 / (1 - rate)."""
-        key = self.dropout.key(layer, place)
-        dropped: torch.Tensor = _Drop.apply(x, self.tokens, key, self.dropout.rate)
+        dropped: torch.Tensor = _Drop.apply(x, self.tokens, self.keys[layer, place], self.rate)
         return dropped
 
 
-def kept(tokens: torch.Tensor, width: int, key: int, rate: float) -> torch.Tensor:
+def draw(dropout: Dropout, tokens: torch.Tensor, layers: Iterable[int]) -> Draw:
+    """Dropout for one micro-batch that passes the embedding and some layers."""
+    places: list[tuple[int, Place]] = [(-1, "embedding")]
+    for layer in layers:
+        places += [(layer, "attention"), (layer, "ffn")]
+    numbers = torch.tensor([dropout.key(*place) for place in places], device=tokens.device)
+    return Draw(dropout.rate, tokens, dict(zip(places, numbers.unbind(), strict=True)))
+
+
+def kept(tokens: torch.Tensor, width: int, key: int | torch.Tensor, rate: float) -> torch.Tensor:
     """Which of `[B, S, width]` numbers stay, for tokens `[B, S]`; each with chance 1 - rate."""
     channels = torch.arange(width, device=tokens.device)
     bits = tokens[..., None] * width + channels
@@ -75,17 +86,17 @@ def _shifted(bits: torch.Tensor, shift: int) -> torch.Tensor:
 class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, tokens: torch.Tensor, key: int, rate: float
+        ctx: Any, x: torch.Tensor, tokens: torch.Tensor, key: torch.Tensor, rate: float
     ) -> torch.Tensor:
-        ctx.save_for_backward(tokens)
-        ctx.key, ctx.rate = key, rate
+        ctx.save_for_backward(tokens, key)
+        ctx.rate = rate
         return _dropped(x, tokens, key, rate)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (tokens,) = ctx.saved_tensors
-        return _dropped(gradient, tokens, ctx.key, ctx.rate), None, None, None
+        tokens, key = ctx.saved_tensors
+        return _dropped(gradient, tokens, key, ctx.rate), None, None, None
 
 
-def _dropped(x: torch.Tensor, tokens: torch.Tensor, key: int, rate: float) -> torch.Tensor:
+def _dropped(x: torch.Tensor, tokens: torch.Tensor, key: torch.Tensor, rate: float) -> torch.Tensor:
     return x * kept(tokens, x.shape[-1], key, rate) * (1.0 / (1.0 - rate))

@@ -189,10 +189,10 @@ def _sliced(name: str, value: torch.Tensor, model: Model, world: World) -> torch
         if not world.axes.experts_cut:
             mine = mine.to(world.device, copy=True)
             return DTensor.from_local(mine, world.experts["ep"], [Shard(0)], run_check=False)
-        dim = 2 if name.endswith(".down") else 1
-        mine = mine.chunk(tp.size, dim)[tp.rank].to(world.device, copy=True).contiguous()
+        cut = 2 if name.endswith(".down") else 1
+        mine = mine.chunk(tp.size, cut)[tp.rank].to(world.device, copy=True).contiguous()
         return DTensor.from_local(
-            mine, world.experts["ep", "etp"], [Shard(0), Shard(dim)], run_check=False
+            mine, world.experts["ep", "etp"], [Shard(0), Shard(cut)], run_check=False
         )
     if tp.size == 1:
         return value.to(world.device, copy=True)
