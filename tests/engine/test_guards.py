@@ -25,7 +25,7 @@ REFUSED = [
     (MOE, {"dp": 3, "ep": 3}, "ep", "experts = 4"),
     (MOE, {"dp": 2, "ep": 4}, "ep", "dp · cp · tp = 2"),
     (MOE, {"tp": 2}, "sequence_parallel", "switch sequence_parallel on"),
-    (MOE, {"tp": 2, "etp": 2}, "etp", "etp = 1"),
+    (MOE, {"tp": 4, "etp": 2, "sequence_parallel": True}, "etp", "cut by tp = 4"),
     (LLAMA, {"dp": 4, "shard": 2}, "shard", "zero = 1"),
     (LLAMA, {**V, "schedule": "interleaved"}, "virtual_stages", "pp = 1"),
     (LLAMA, {"pp": 8, **V, "schedule": "interleaved"}, "layers", "16 stages"),
