@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -76,6 +77,8 @@ def from_tables(tables: Iterable[str]) -> Iterator[Recipe]:
     seen = set()
     for row in published_rows(tables):
         text = f"{row['notes']} {row['setup']}"
+        if contradicts_itself(row):
+            continue
         if row["outcome"] not in ("", "ok") or any(
             word in text for word in ("CHECK", "DUPLICATE", "SUSPECT", "INCONSISTENT")
         ):
@@ -94,6 +97,17 @@ def from_tables(tables: Iterable[str]) -> Iterator[Recipe]:
         yield Recipe(
             row["model"], row["source"], Question(run.model, run.cluster, run.job), run.layout
         )
+
+
+def contradicts_itself(row: Any) -> bool:
+    """Whether the accumulation that a row states is not what its batch and degrees make."""
+    stated = re.search(r"\bGA=(\d+)", row["setup"])
+    counts = [row.count(name) for name in ("gpus", "tp", "pp", "micro_batch", "global_batch")]
+    if stated is None or any(count is None for count in counts):
+        return False
+    gpus, tp, pp, micro, batch = counts
+    replicas = gpus // (tp * pp * (row.count("cp") or 1))
+    return int(stated[1]) * replicas * micro != batch
 
 
 def from_papers(path: Path) -> Iterator[Recipe]:

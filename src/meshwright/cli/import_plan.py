@@ -131,7 +131,7 @@ def _rereader(file: str, given: Given) -> Callable[[str], Imported]:
 def _criticise(
     imported: Imported, plan: Plan, text: str, reread: Callable[[str], Imported]
 ) -> tuple[list[dict[str, Any]], Plan | None, Critique]:
-    from meshwright.imports.critique import criticise, without_offloaded
+    from meshwright.imports.critique import criticise, unpriced_offload, without_offloaded
     from meshwright.planner.plan import plan as choose
     from meshwright.specs.errors import DoesNotFitError, SpecError
     from meshwright.specs.quantities import format_bytes, format_seconds
@@ -170,7 +170,7 @@ def _criticise(
             "finding": f"{held}without offload the planner finds no layout: {error}",
         })  # fmt: skip
         return findings, None, critique
-    theirs = without_offloaded(better.estimate, imported.offload).step_time_s
+    theirs = without_offloaded(better.estimate, unpriced_offload(imported)).step_time_s
     ours = estimate.step_time_s
     times = f"step {format_seconds(theirs)} instead of {format_seconds(ours)}"
     if not estimate.fits:

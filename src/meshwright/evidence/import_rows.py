@@ -356,6 +356,7 @@ def _layout(
         micro_batch=micro,
         recompute="selective" if modules else recompute_of(row, rule, assumed),
         recompute_modules=modules,
+        offload=("activations",) if re.search(r"(?i)activation[- ]offload", row["setup"]) else (),
         cp_method=_context_method(row, rule) if degrees.cp > 1 else "all-gather",
         sequence_parallel=sequence == "yes" and degrees.tp > 1,
         schedule=schedule,

@@ -242,7 +242,7 @@ def _pipeline(layout: Layout, can: Framework) -> Iterator[Problem]:
         )
 
 
-_OFFLOAD_WRITTEN = ("megatron", "nemo")
+_OFFLOAD_WRITTEN = ("megatron", "primus", "trl", "axolotl", "llama-factory")
 """Frameworks whose exported files say what lives in host memory."""
 
 

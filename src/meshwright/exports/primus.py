@@ -29,7 +29,12 @@ _NEGATED = {
     "rope_fusion": "no-rope-fusion",
 }
 _RENAMED = {"fp8": "fp8-format", "fp4": "fp4-format"}
-_LISTS = ("recompute-modules", "window-size")
+_LISTS = (
+    "recompute-modules",
+    "window-size",
+    "offload-modules",
+    "hierarchical-context-parallel-sizes",
+)
 _TEXTS = ("pipeline-model-parallel-layout", "moe-layer-freq")
 _DEFAULTS = {
     # What Primus' own YAML files set otherwise than Megatron-LM, at Megatron-LM's values.

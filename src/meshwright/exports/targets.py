@@ -9,6 +9,7 @@ from meshwright.exports import (
     accelerate,
     clouds,
     deepspeed,
+    finetuning,
     fsdp,
     lightning,
     megatron,
@@ -95,6 +96,18 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
 }  # fmt: skip
 
+FINETUNERS: dict[str, Framework] = {
+    name: Framework(
+        limits.title, limits.can.checked, limits, finetuning.FILES[name],
+        lambda plan, name=name: finetuning.WORDS[name], lambda plan: finetuning.NOTES,
+    )
+    for name, limits in (
+        ("trl", Limits("TRL", "trl")), ("axolotl", Limits("axolotl", "axolotl")),
+        ("llama-factory", Limits("LLaMA-Factory", "llama-factory")),
+    )
+}  # fmt: skip
+"""Tools that train a model further; they start from its published weights."""
+
 LAUNCHERS: dict[str, Launcher] = {
     "torchrun": Launcher("torchrun", "run.sh", torchrun_script, "bash run.sh"),
     "slurm": Launcher("SLURM", "train.sbatch", slurm_script, "sbatch train.sbatch"),
@@ -114,7 +127,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "ray": Launcher("Ray Train", "ray_train.py", clouds.ray_script, "python ray_train.py"),
 }
 
-TARGETS = (*FRAMEWORKS, *LAUNCHERS)
+TARGETS = (*FRAMEWORKS, *FINETUNERS, *LAUNCHERS)
 
 
 def export(plan: Plan, target: str, *, launches: str | None = None, command: str = "") -> Bundle:
@@ -130,7 +143,7 @@ def export(plan: Plan, target: str, *, launches: str | None = None, command: str
     Raises:
         SpecError: unknown target, or a plan that the target cannot express.
     """
-    if target in FRAMEWORKS:
+    if target in FRAMEWORKS or target in FINETUNERS:
         if launches is not None:
             raise SpecError(
                 "--for", launches, f"{target} is itself a framework; use --for with a launcher"
@@ -152,10 +165,11 @@ def nearest_expressible(
     Raises:
         SpecError: unknown target, or no plan for this model and job that it can express fits.
     """
-    name = target if target in FRAMEWORKS else launches or default_framework(plan)
-    if name not in FRAMEWORKS:
+    known = FRAMEWORKS | FINETUNERS
+    name = target if target in known else launches or default_framework(plan)
+    if name not in known:
         raise SpecError("--to", name, nearest(name, TARGETS))
-    return nearest_plan(plan, FRAMEWORKS[name].limits, command=command)
+    return nearest_plan(plan, known[name].limits, command=command)
 
 
 def require_expressible(model: Model, job: Job) -> None:
@@ -189,7 +203,7 @@ def default_framework(plan: Plan) -> str:
 
 
 def _framework(plan: Plan, name: str, command: str) -> Bundle:
-    framework = FRAMEWORKS[name]
+    framework = (FRAMEWORKS | FINETUNERS)[name]
     require(plan, framework.limits)
     files = framework.files(plan, command)
     stamp = comment(plan, command, f"{framework.title} {framework.version}")

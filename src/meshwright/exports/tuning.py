@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.exports.model_names import plainer_name, size_in
 from meshwright.exports.tuning_files import settings_of
@@ -17,7 +18,7 @@ from meshwright.exports.tuning_others import accelerate, deepspeed, torchtune, v
 from meshwright.exports.tuning_run import Data, Tuning
 from meshwright.exports.tuning_trainers import axolotl, llama_factory, llama_factory_v1, trl
 from meshwright.specs.errors import SpecError
-from meshwright.specs.foreign import read_text
+from meshwright.specs.foreign import parse_json, read_text
 
 __all__ = ["Tuning", "plainer_name", "read_tuning", "size_in", "tool_of"]
 
@@ -36,6 +37,7 @@ def read_tuning(path: str | Path, gpus: int = 0) -> Tuning:
     text = read_text(path, "config")
     data = settings_of(text, Path(path).suffix.lower(), name)
     tool = tool_of(data, name)
+    _with_file_beside(data, Path(path))
     found = READERS[tool](data)
     found.gpus = gpus or found.gpus or 1
     if found.gpus > 1 and not found.zero and found.tool not in ("accelerate", "deepspeed"):
@@ -43,6 +45,18 @@ def read_tuning(path: str | Path, gpus: int = 0) -> Tuning:
     batch = found.micro_batch * found.accumulate * found.gpus
     found.job = found.job.but(global_batch=batch)
     return found
+
+
+def _with_file_beside(data: dict[str, Any], path: Path) -> None:
+    """Put the DeepSpeed file that a run names in its place, where it lies beside the run's own."""
+    named = data.get("deepspeed")
+    if not isinstance(named, str):
+        return
+    beside = path.parent / Path(named).name
+    if beside.is_file() and beside != path:
+        read = parse_json(read_text(beside, "deepspeed"), "deepspeed", beside.name)
+        if isinstance(read, dict):
+            data["deepspeed"] = read
 
 
 def tool_of(data: Data, name: str) -> str:

@@ -58,6 +58,7 @@ def quantisation(keys: Keys) -> tuple[str | None, bool]:
         or str(keys.get("quantization_bit", "bits", default="")) == "4"
     )
     eight = keys.flag("load_in_8bit") or str(keys.get("quantization_bit", default="")) == "8"
+    keys.get("quantization_method")
     kind = str(keys.get("bnb_4bit_quant_type", "quantization_type", default="nf4"))
     twice = keys.flag("bnb_4bit_use_double_quant", "use_bnb_nested_quant", "double_quantization")
     if four:

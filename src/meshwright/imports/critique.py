@@ -62,12 +62,12 @@ def price(imported: Imported, command: str = "") -> Plan:
     """
     cluster = resize(imported.cluster, imported.layout.world)
     plan, beyond = _priced(imported, cluster, command)
-    estimate = without_offloaded(plan.estimate, imported.offload)
+    estimate = without_offloaded(plan.estimate, unpriced_offload(imported))
     notes = (
         f"imported: {imported.format}",
         *imported.notes,
         *beyond,
-        *_offload_notes(plan.estimate, imported.offload),
+        *_offload_notes(plan.estimate, unpriced_offload(imported)),
     )
     return plan.but(estimate=estimate.model_dump(), fits=estimate.fits, notes=notes)
 
@@ -86,6 +86,11 @@ def _priced(imported: Imported, cluster: Cluster, command: str) -> tuple[Plan, t
     return plan, (
         f"{sentence}, says the table of frameworks of {job.framework}; priced as the file has it",
     )
+
+
+def unpriced_offload(imported: Imported) -> frozenset[str]:
+    """What a run keeps in host memory that its layout does not name, so that no estimate prices it."""
+    return imported.offload - frozenset(imported.layout.offload)
 
 
 def without_offloaded(estimate: Estimate, offload: frozenset[str]) -> Estimate:
@@ -146,7 +151,7 @@ def criticise(
     )
     found: list[Change] = []
     for (what, risk, layout), raw in zip(tried, priced, strict=True):
-        estimate = without_offloaded(raw, imported.offload)
+        estimate = without_offloaded(raw, unpriced_offload(imported))
         gain = plan.estimate.step_time_s / estimate.step_time_s - 1
         rescued = estimate.fits and not plan.estimate.fits
         if rescued or (estimate.fits and gain > _LEAST_GAIN):

@@ -13,6 +13,7 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES, PrecisionRecipe
+from meshwright.specs.layout import MODULES
 from meshwright.specs.model import Model
 
 _BYTES = {
@@ -61,6 +62,10 @@ def read(
     fields |= _stages(options, reading.model, fields["pp"])
     fields |= _sharding(options, reading, dialect, config)
     fields |= _recompute(options, reading, fields["virtual_stages"])
+    fields["offload"] = ["activations"] * options.flag("fine-grained-activation-offloading")
+    whole = options.number("optimizer-offload-fraction", default=1.0) == 1.0
+    if options.flag("optimizer-cpu-offload") and whole:
+        fields["offload"].append("optimizer")
     reading.micro_batch = options.whole("micro-batch-size", "batch-size")
     reading.global_batch = options.whole("global-batch-size")
     if not reading.global_batch and "step-batch-size-schedule" in options:
@@ -109,7 +114,8 @@ def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]
             "the sequence by context parallelism is priced",
         )  # fmt: skip
     kind = options.word("cp-comm-type", default="p2p" if cp > 1 else "")
-    if cp > 1 and kind not in ("p2p", "all_gather", "allgather"):
+    methods = {"p2p": "ring", "a2a": "ulysses", "a2a+p2p": "hierarchical"}
+    if cp > 1 and kind not in (*methods, "all_gather", "allgather"):
         reading.unmodelled("--cp-comm-type", f"{kind} is priced as an all-gather")
     ep = options.whole(
         "expert-model-parallel-size",
@@ -122,7 +128,7 @@ def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]
         "tp": tp,
         "pp": options.whole("pipeline-model-parallel-size", default=1, least=1),
         "cp": cp,
-        "cp_method": "ring" if kind == "p2p" else "all-gather",
+        "cp_method": methods.get(kind, "all-gather"),
         "ep": ep if model.experts else 1,
         "etp": options.whole(
             "expert-tensor-parallel-size", default=tp if model.experts else 1, least=1
@@ -270,14 +276,19 @@ def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, An
     if granularity not in ("full", "selective"):
         raise SpecError("--recompute-granularity", granularity, "full or selective is expected")
     if granularity == "selective":
-        others = [name for name in modules if name not in ("core_attn", "core_attention")]
+        named = ["core_attn" if name == "core_attention" else name for name in modules]
+        others = [name for name in named if name not in MODULES]
         if others:
             reading.unmodelled(
                 "--recompute-modules", f"{', '.join(others)} are recomputed too; the estimate keeps "
                 "their activations",
             )  # fmt: skip
-        core = not modules or len(others) < len(modules)
-        return {"recompute": "selective" if core else "none"}
+        known = [name for name in named if name in MODULES]
+        if others and not known:
+            return {"recompute": "none"}
+        return {
+            "recompute": "selective", "recompute_modules": [] if known == ["core_attn"] else known,
+        }  # fmt: skip
     if method == "block":
         return {"recompute": "full", "recompute_layers": layers * virtual}
     if layers > 1:

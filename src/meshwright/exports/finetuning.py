@@ -1,0 +1,240 @@
+"""Fine-tuning plans for TRL, axolotl and LLaMA-Factory, with the DeepSpeed file that shards them.
+
+Each is the one file that its tool is started with. What a plan does not know (data, learning rate) is a
+value to change, said in a note. `meshwright fits` reads the files back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from meshwright.exports.bundle import comment
+from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import GROUPS, Finetune
+from meshwright.specs.job import Job
+from meshwright.specs.plan import Plan
+
+NOTES = ("data set, learning rate and length of the run are yours: the plan knows only their cost",)
+_PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj",
+                "up": "up_proj", "down": "down_proj", "head": "lm_head", "embedding": "embed_tokens"}  # fmt: skip
+_OPTIMIZERS = {
+    "adamw": "adamw_torch_fused", "adamw-bf16": "adamw_torch_fused", "adafactor": "adafactor",
+    "adam8bit": "adamw_bnb_8bit", "paged-adamw": "paged_adamw_32bit", "sgd": "sgd",
+    "paged-adam8bit": "paged_adamw_8bit", "lion": "lion_32bit", "lion8bit": "lion_8bit",
+}  # fmt: skip
+"""Our optimizer → transformers' `optim`."""
+
+
+def _tuning(plan: Plan) -> Finetune:
+    tune = plan.job.finetune
+    if tune is None:
+        raise SpecError(
+            "finetune", None, "this target fine-tunes: plan with --finetune full, lora or qlora"
+        )
+    return tune
+
+
+def _optimizer(job: Job) -> str:
+    name = _OPTIMIZERS.get(job.optimizer.name)
+    if name is None:
+        raise SpecError("optimizer", job.optimizer.name, f"one of {', '.join(_OPTIMIZERS)}")
+    return name
+
+
+def _targets(tune: Finetune) -> list[str]:
+    unknown = [name for name in tune.targets if name not in _PROJECTIONS]
+    if unknown:
+        raise SpecError(
+            "finetune.targets", unknown, "adapters on these have no name in this target"
+        )
+    return [_PROJECTIONS[name] for name in tune.targets]
+
+
+def _model_name(plan: Plan) -> str:
+    return plan.model.source.removeprefix("config.json of ") if plan.model.source.startswith(
+        "config.json of "
+    ) else plan.model.name  # fmt: skip
+
+
+def _replicas_only(plan: Plan, title: str) -> None:
+    """Refuse what the files of a tool say nothing of.
+
+    Raises:
+        SpecError: a sequence or a layer is split among devices.
+    """
+    for axis in ("tp", "cp"):
+        if (degree := getattr(plan.layout, axis)) > 1:
+            raise SpecError(
+                f"layout.{axis}", degree,
+                f"{title}'s own file has data parallelism only; plan again with --{axis} 1",
+            )  # fmt: skip
+
+
+def _accumulation(plan: Plan) -> int:
+    return plan.layout.micro_batches(plan.job.global_batch)
+
+
+def _deepspeed(plan: Plan) -> dict[str, Any]:
+    """A DeepSpeed file whose sizes transformers fills in."""
+    layout = plan.layout
+    zero: dict[str, Any] = {"stage": layout.zero, "overlap_comm": True}
+    for what, key in (("optimizer", "offload_optimizer"), ("parameters", "offload_param")):
+        if what in layout.offload:
+            zero[key] = {"device": "cpu", "pin_memory": True}
+    auto = "auto"
+    return {
+        "zero_optimization": zero, "bf16": {"enabled": auto}, "gradient_clipping": auto,
+        "train_micro_batch_size_per_gpu": auto, "gradient_accumulation_steps": auto,
+        "train_batch_size": auto,
+    }  # fmt: skip
+
+
+def _quantised(tune: Finetune) -> dict[str, Any]:
+    if tune.storage == "int8":
+        return {"load_in_8bit": True}
+    if tune.storage in ("nf4", "fp4"):
+        return {"load_in_4bit": True, "bnb_4bit_quant_type": tune.storage}
+    return {}
+
+
+def axolotl(plan: Plan) -> dict[str, Any]:
+    """The content of axolotl's YAML file."""
+    tune, layout, job = _tuning(plan), plan.layout, plan.job
+    data: dict[str, Any] = {"base_model": _model_name(plan)}
+    if tune.adapts:
+        data |= {
+            "adapter": "qlora" if tune.method == "qlora" else "lora",
+            "lora_r": tune.rank, "lora_alpha": int(tune.alpha), "lora_dropout": tune.dropout,
+        }  # fmt: skip
+        if tune.targets == GROUPS["all-linear"]:
+            data["lora_target_linear"] = True
+        else:
+            data["lora_target_modules"] = _targets(tune)
+        data |= {"peft_use_dora": True} if tune.method == "dora" else {}
+        data |= _quantised(tune)
+        if tune.method == "qlora" and not tune.double_quantization:
+            data["bnb_config_kwargs"] = {"bnb_4bit_use_double_quant": False}
+    data |= {
+        "sequence_len": job.seq_len, "sample_packing": True, "pad_to_sequence_len": True,
+        "micro_batch_size": layout.micro_batch, "gradient_accumulation_steps": _accumulation(plan),
+        "optimizer": _optimizer(job), "bf16": True, "attn_implementation": "flash_attention_2",
+        "gradient_checkpointing": layout.recompute == "full",
+        "learning_rate": 1e-5, "num_epochs": 1, "lr_scheduler": "cosine",
+        "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}], "output_dir": "outputs",
+    }  # fmt: skip
+    if layout.cp > 1:
+        data["context_parallel_size"] = layout.cp
+    if job.loss in ("liger", "cut"):
+        data["plugins"] = [f"axolotl.integrations.{_PLUGINS[job.loss]}"]
+        data["liger_fused_linear_cross_entropy" if job.loss == "liger" else "cut_cross_entropy"] = (
+            True
+        )
+    if "activations" in layout.offload:
+        data["activation_offloading"] = True
+    if layout.zero:
+        data["deepspeed"] = "deepspeed.json"
+    return data
+
+
+_PLUGINS = {
+    "liger": "liger.LigerPlugin", "cut": "cut_cross_entropy.CutCrossEntropyPlugin",
+}  # fmt: skip
+
+
+def llama_factory(plan: Plan) -> dict[str, Any]:
+    """The content of LLaMA-Factory's YAML file."""
+    _replicas_only(plan, "LLaMA-Factory")
+    tune, layout, job = _tuning(plan), plan.layout, plan.job
+    data: dict[str, Any] = {
+        "model_name_or_path": _model_name(plan), "stage": "sft", "do_train": True,
+        "finetuning_type": "lora" if tune.adapts else "full",
+    }  # fmt: skip
+    if tune.adapts:
+        linear = tune.targets == GROUPS["all-linear"]
+        data |= {
+            "lora_rank": tune.rank, "lora_alpha": int(tune.alpha), "lora_dropout": tune.dropout,
+            "lora_target": "all" if linear else ",".join(_targets(tune)),
+        }  # fmt: skip
+        data |= {"use_dora": True} if tune.method == "dora" else {}
+        if tune.storage != "16-bit":
+            data |= {
+                "quantization_bit": 8 if tune.storage == "int8" else 4, "quantization_method": "bnb",
+            }  # fmt: skip
+            if tune.storage in ("nf4", "fp4"):
+                data |= {
+                    "quantization_type": tune.storage, "double_quantization": tune.double_quantization,
+                }  # fmt: skip
+    data |= {
+        "dataset": "identity", "template": "default", "cutoff_len": job.seq_len, "packing": True,
+        "per_device_train_batch_size": layout.micro_batch,
+        "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job), "bf16": True,
+        "disable_gradient_checkpointing": layout.recompute != "full", "flash_attn": "fa2",
+        "learning_rate": 1e-5, "num_train_epochs": 1, "output_dir": "outputs",
+    }  # fmt: skip
+    if job.loss == "liger":
+        data["enable_liger_kernel"] = True
+    if layout.zero:
+        data["deepspeed"] = "deepspeed.json"
+    return data
+
+
+def trl(plan: Plan) -> dict[str, Any]:
+    """The content of the YAML file that `trl sft --config` reads."""
+    _replicas_only(plan, "TRL")
+    tune, layout, job = _tuning(plan), plan.layout, plan.job
+    data: dict[str, Any] = {"model_name_or_path": _model_name(plan), "dtype": "bfloat16"}
+    if tune.adapts:
+        linear = tune.targets == GROUPS["all-linear"]
+        data |= {
+            "use_peft": True, "lora_r": tune.rank, "lora_alpha": int(tune.alpha),
+            "lora_dropout": tune.dropout,
+            "lora_target_modules": ["all-linear"] if linear else _targets(tune),
+        }  # fmt: skip
+        data |= {"use_dora": True} if tune.method == "dora" else {}
+        data |= _quantised(tune)
+        if tune.double_quantization:
+            data["use_bnb_nested_quant"] = True
+    data |= {
+        "max_length": job.seq_len, "packing": True, "bf16": True,
+        "per_device_train_batch_size": layout.micro_batch,
+        "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job),
+        "gradient_checkpointing": layout.recompute == "full", "learning_rate": 1e-5,
+        "num_train_epochs": 1, "dataset_name": "trl-lib/Capybara", "output_dir": "outputs",
+    }  # fmt: skip
+    if job.loss == "liger":
+        data["use_liger_kernel"] = True
+    if "activations" in layout.offload:
+        data["activation_offloading"] = True
+    if layout.zero:
+        data["deepspeed"] = "deepspeed.json"
+    return data
+
+
+def _yaml_files(
+    name: str, made: Callable[[Plan], dict[str, Any]]
+) -> Callable[[Plan, str], dict[str, str]]:
+    def files(plan: Plan, command: str) -> dict[str, str]:
+        text = comment(plan, command, name) + yaml.safe_dump(made(plan), sort_keys=False)
+        found = {f"{name}.yaml": text}
+        if plan.layout.zero:
+            found["deepspeed.json"] = json.dumps(_deepspeed(plan), indent=2) + "\n"
+        return found
+
+    return files
+
+
+FILES = {
+    "trl": _yaml_files("trl", trl),
+    "axolotl": _yaml_files("axolotl", axolotl),
+    "llama-factory": _yaml_files("llama-factory", llama_factory),
+}  # fmt: skip
+WORDS: dict[str, tuple[str, ...]] = {
+    "trl": ("-m", "trl.scripts.sft", "--config", "trl.yaml"),
+    "axolotl": ("-m", "axolotl.cli.train", "axolotl.yaml"),
+    "llama-factory": ("-m", "llamafactory.launcher", "llama-factory.yaml"),
+}
+"""What each rank runs under torchrun: each tool's own module."""

@@ -1,0 +1,76 @@
+"""Fine-tuning plans in the tools' own files, which `fits` reads back as what was planned."""
+
+import pytest
+import yaml
+
+from meshwright.exports.targets import FINETUNERS, export
+from meshwright.exports.tuning import read_tuning
+from meshwright.planner.plan import price_layout
+from meshwright.specs.clusters import load_cluster
+from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.models import load_model
+
+METHODS = {
+    "full": "full",
+    "lora": {"method": "lora", "rank": 32, "alpha": 64, "targets": ["q", "v"]},
+    "dora": {"method": "dora", "rank": 8, "targets": ["q", "k", "v", "o"]},
+    "qlora": "qlora",
+}
+LAYOUTS = {
+    "alone": (Layout(micro_batch=2), "rtx4090:1x1"),
+    "sharded": (Layout(dp=4, zero=3, recompute="full"), "rtx4090:1x4"),
+    "hosted": (Layout(dp=8, zero=3, offload=("optimizer", "parameters")), "h100:1x8"),
+    "zero2": (Layout(dp=8, zero=2, micro_batch=2, recompute="full"), "h100:1x8"),
+}
+
+
+def planned(method, name, framework, **job):
+    layout, cluster = LAYOUTS[name]
+    asked = Job(
+        seq_len=2048, global_batch=16, framework=framework, precision=RECIPES["pure-bf16"],
+        optimizer=OPTIMIZERS["adamw"], finetune=finetune_recipe(METHODS[method]), **job,
+    )  # fmt: skip
+    return price_layout(load_model("llama3.1-8b"), load_cluster(cluster), asked, layout)
+
+
+@pytest.mark.parametrize("target", FINETUNERS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_is_written_is_read_back(tmp_path, target, method, name):
+    plan = planned(method, name, target)
+    export(plan, target).write(tmp_path)
+    back = read_tuning(tmp_path / f"{target}.yaml", plan.layout.world)
+    layout, tune = plan.layout, plan.job.finetune
+    assert back.model == "meta-llama/Llama-3.1-8B"
+    assert (back.micro_batch, back.zero) == (layout.micro_batch, layout.zero)
+    assert back.recompute == (layout.recompute == "full")
+    assert set(back.offload) == set(layout.offload)
+    assert (back.job.seq_len, back.job.global_batch) == (2048, 16)
+    assert back.job.optimizer.name.removesuffix("-bf16") == "adamw"
+    read = back.job.finetune
+    assert (read.method, read.storage) == (tune.method, tune.storage)
+    if tune.adapts:
+        assert (read.rank, read.alpha, read.targets) == (tune.rank, tune.alpha, tune.targets)
+        assert read.double_quantization == tune.double_quantization
+    assert back.unread == []
+
+
+@pytest.mark.parametrize("target", FINETUNERS)
+def test_a_plan_from_scratch_is_refused(target):
+    plan = planned("full", "alone", target)
+    plan = plan.but(job=plan.job.but(finetune=None))
+    with pytest.raises(SpecError, match="--finetune"):
+        export(plan, target)
+
+
+def test_a_split_sequence_is_refused_where_the_file_has_no_word_for_it():
+    plan = planned("lora", "sharded", "trl")
+    split = plan.but(layout=plan.layout.but(dp=2, cp=2))
+    with pytest.raises(SpecError, match="cp"):
+        export(split, "trl")
+    text = export(split.but(job=split.job.but(framework="axolotl"), layout=split.layout.but(
+        cp_method="ring")), "axolotl").files["axolotl.yaml"]  # fmt: skip
+    assert yaml.safe_load(text)["context_parallel_size"] == 2
