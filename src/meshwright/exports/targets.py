@@ -96,10 +96,15 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
 }  # fmt: skip
 
+
+def _words_of(name: str) -> Callable[[Plan], tuple[str, ...]]:
+    return lambda plan: finetuning.WORDS[name]
+
+
 FINETUNERS: dict[str, Framework] = {
     name: Framework(
-        limits.title, limits.can.checked, limits, finetuning.FILES[name],
-        lambda plan, name=name: finetuning.WORDS[name], lambda plan: finetuning.NOTES,
+        limits.title, limits.can.checked, limits, finetuning.FILES[name], _words_of(name),
+        lambda plan: finetuning.NOTES,
     )
     for name, limits in (
         ("trl", Limits("TRL", "trl")), ("axolotl", Limits("axolotl", "axolotl")),
