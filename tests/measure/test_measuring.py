@@ -87,7 +87,7 @@ def test_what_was_not_measured_falls_back_on_the_preset_and_is_said() -> None:
     del found.modules["bf16"]["loss"]
     found.skipped.append("bf16 loss")
     cluster = cluster_of(found)
-    assert "bf16 loss" in cluster.source and "messages between ranks" in cluster.source
+    assert "bf16 loss" in cluster.source and "messages over shared-memory" in cluster.source
     preset = load_cluster("cpu:1x4").levels[0]
     assert cluster.levels[0].bandwidth_bytes_s == preset.bandwidth_bytes_s
     model = small(4)

@@ -10,44 +10,42 @@ def command(
         ..., "--cluster", help="The cluster to start from: a preset such as h100:4x8, or a file."
     ),
     sources: list[str] = typer.Option(
-        ..., "--from", help="nccl-tests output (text) or a CSV of runs; may be given several times."
+        ...,
+        "--from",
+        help="Training log, run folder, metrics.jsonl, Kineto trace, nccl-tests output or CSV of runs; "
+        "may be given several times.",
+    ),
+    plans: list[str] = typer.Option(
+        [], "--plan", help="The plan of a log that does not print its configuration; one a log."
     ),
     output: str = typer.Option("", "-o", "--output", help="Write the calibrated cluster here."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Fit your own cluster to your own measurements.
 
-    Reads nccl-tests output and tables of runs in the evidence schema (with their measured
-    columns), fits only the constants that these data identify, says which, and by how much the
-    error fell. The result is a cluster file that every command accepts.
+    Reads training logs of the frameworks that `diagnose` knows, folders of `meshwright train`, the
+    local history of runs, profiler traces (their collectives), nccl-tests output, and tables of runs
+    in the evidence schema. Fits only the constants that these data identify, each with an 80 %
+    interval, says which it cannot tell apart, what one further run would tell most, and by how much
+    the error fell. The result is a cluster file that every command accepts.
     """
+    import math
     from dataclasses import asdict
 
     import tomli_w
     from rich.console import Console
     from rich.table import Table
 
-    from meshwright.cli.output import print_json
-    from meshwright.costs.link_fit import MeasuredCollective
+    from meshwright.cli.calibrating import gather
+    from meshwright.cli.output import finite, print_json
     from meshwright.evidence.calibrate import calibrate
-    from meshwright.evidence.nccl_tests import parse_nccl_tests
-    from meshwright.evidence.rows import Row, read_rows
     from meshwright.specs.clusters import load_cluster
-    from meshwright.specs.foreign import TABLE_BYTES, read_text
     from meshwright.specs.writing import write_atomically
 
     base = load_cluster(cluster)
-    timings: list[MeasuredCollective] = []
-    rows: list[Row] = []
-    for source in sources:
-        if source.endswith(".csv"):
-            rows += read_rows(source)
-            continue
-        text = read_text(source, "from", TABLE_BYTES, errors="replace")
-        for run in parse_nccl_tests(text, where=source):
-            timings += run.measurements(base.gpus_per_node)
+    material = gather(sources, plans, base)
     with Console(stderr=True).status("fitting"):
-        result = calibrate(base, timings, rows)
+        result = calibrate(base, material.timings, material.rows, material.sightings)
     if output:
         write_atomically(output, tomli_w.dumps(result.cluster.plain()))
     if as_json:
@@ -56,31 +54,46 @@ def command(
             "median_error_before": result.error_before,
             "median_error_after": result.error_after,
             "constants": [asdict(constant) for constant in result.constants],
-            "skipped": list(result.skipped),
+            "skipped": [*material.skipped, *result.skipped],
+            "runs": [
+                {"source": source, "measured_s": measured, "before_s": before, "after_s": after}
+                for source, measured, before, after in result.rows
+            ],
+            "alike": list(result.alike),
+            "advice": result.advice,
         }
-        print_json(plain)
+        print_json(finite(plain))
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("constant", overflow="fold")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
+    for name, justify in (("constant", "left"), ("before", "right"), ("after", "right")):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     table.add_column("unit")
-    table.add_column("")
+    table.add_column("80 % interval")
     for constant in result.constants:
-        note = "" if constant.identified else "not in these data"
+        interval = f"{constant.low:.3g} to {constant.high:.3g}"
+        if not constant.identified:
+            interval = "not in these data"
+        elif math.isnan(constant.low):
+            interval = ""
         table.add_row(
             constant.name.removeprefix("levels.").removesuffix("_bytes_s").removesuffix("_s"),
-            f"{constant.before:.4g}",
-            f"{constant.after:.4g}",
-            constant.unit,
-            note,
-        )
+            f"{constant.before:.4g}", f"{constant.after:.4g}", constant.unit, interval,
+        )  # fmt: skip
     Console().print(table)
+    for source, measured, before, after in result.rows[:20]:
+        print(
+            f"{source}: measured {1e3 * measured:.1f} ms, predicted {1e3 * before:.1f} before "
+            f"({before / measured - 1:+.0%}), {1e3 * after:.1f} after ({after / measured - 1:+.0%})"
+        )
+    for line in result.alike:
+        print(line)
+    if result.advice:
+        print(f"next: {result.advice}")
     print(
         f"\nmedian error over {result.measurements} measurements: "
         f"{100 * result.error_before:.1f} % before, {100 * result.error_after:.1f} % after"
     )
-    for line in result.skipped[:5]:
+    for line in [*material.skipped, *result.skipped][:5]:
         print(f"skipped {line}")
     if len(result.skipped) > 5:
         print(f"… and {len(result.skipped) - 5} more")

@@ -72,6 +72,9 @@ def command(
     profile: str = typer.Option(
         "", help="Write PyTorch profiler traces of these steps, one per rank: steps=3:5."
     ),
+    history: bool = typer.Option(
+        True, "--history/--no-history", help="Keep this run's speed in the local history."
+    ),
     tensorboard: bool | None = typer.Option(
         None, "--tensorboard/--no-tensorboard", help="Event files; default: if it is installed."
     ),
@@ -128,7 +131,7 @@ def command(
             raise SpecError("fewer_ranks", True, "needs --save-every, and --cluster to plan for")
         replan = replanner(run.model, job, run.cluster)
         max_restarts += PATIENCE * run.layout.world
-    _run(run, max_restarts, collective_timeout, replan, tensorboard, as_json)
+    _run(run, max_restarts, collective_timeout, replan, tensorboard, as_json, history=history)
 
 
 def _run(
@@ -138,6 +141,8 @@ def _run(
     replan: Callable[[int], Layout] | None,
     tensorboard: bool | None,
     as_json: bool,
+    *,
+    history: bool = False,
 ) -> None:
     """Start the ranks, show their progress, write the records."""
     from meshwright.cli.watching import watching
@@ -161,6 +166,10 @@ def _run(
         summary = recorder.finish(
             peak_memory_bytes=[rank["peak_memory_bytes"] for rank in outcome.ranks], out=run.out
         )
+    if history:
+        from meshwright.measure.history import remember
+
+        remember(run.model, run.job, run.layout, summary)
     if not as_json:
         show_summary(summary)
 

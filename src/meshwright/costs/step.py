@@ -184,6 +184,8 @@ def _measured(setting: Setting, setup: measured_step.Setup) -> EstimateColumns:
     rest = parts["data_parallel"] + parts["optimizer"] + parts["step_overhead"]
     so_far = np.sum(list(parts.values()), axis=0)
     parts["shared_cores"] = measured_step.shared_cores_s(setup, stage_parts, so_far, rest)
+    for name in TIME_PARTS:  # what the engine never does, such as offloading
+        parts.setdefault(name, np.zeros(columns.rows))
     worst = PESSIMISTIC_TRAFFIC * parts["data_parallel"]
     return _added_up(parts, used, micro_batches, times, hop, worst)
 

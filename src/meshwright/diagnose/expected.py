@@ -40,7 +40,7 @@ def compare(part: Part, reading: LogReading, plan: Plan | None, cluster: Cluster
         _bubble(part, reading, *shape)
     if not _has_speed(part):
         return
-    setting = _setting(part, reading, plan, cluster)
+    setting = setting_of(part, reading, plan, cluster)
     if setting is None:
         return
     _speed(part, setting.plan)
@@ -69,9 +69,10 @@ def cluster_of(reading: LogReading, world: int) -> Cluster | None:
         return None
 
 
-def _setting(
+def setting_of(
     part: Part, reading: LogReading, plan: Plan | None, cluster: Cluster | None
 ) -> Setting | None:
+    """What a log's run was: the plan given, else its own print-out; None, and why in `part.missing`."""
     if plan is not None:
         return Setting(plan, ())
     if len(reading.table) < 20:

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.costs.step import estimate
 from meshwright.measure.local import Found
 from meshwright.measure.runs import tensor_bytes
-from meshwright.specs.cluster import Cluster, Device
+from meshwright.specs.cluster import Cluster, Device, LinkLevel
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.measured import MeasuredCollective, MeasuredDevice, SharedCores
 
@@ -16,19 +16,21 @@ STREAMS = 3.0
 """Passes over memory of an addition: two tensors read, one written."""
 
 
-def assemble(found: Found, facts: Mapping[str, Any], *, ranks: int, host_memory: float) -> Cluster:
-    """One host of `ranks` ranks as measured; what is missing comes from the preset `cpu`."""
+def assemble(
+    found: Found, facts: Mapping[str, Any], *, ranks: int, host_memory: float, nodes: int = 1
+) -> Cluster:
+    """Hosts of `ranks` ranks as measured; what is missing comes from the preset `cpu`."""
     from meshwright.measure.probes import fit_own
 
-    preset = load_cluster(f"cpu:1x{max(ranks, 1)}")
+    preset = load_cluster(f"cpu:{nodes}x{max(ranks, 1)}")
     missing = list(found.skipped)
     measured = MeasuredDevice(modules=found.modules, process_bytes=found.process_bytes)
     device = _device(found, facts, preset.device, measured, host_memory / max(ranks, 1))
     cluster = preset.but(
         name="measured", device=device.model_dump(exclude_unset=True),
-        levels=[_level(found, preset, missing)], host_memory_bytes=host_memory,
+        levels=_levels(found, preset, missing), host_memory_bytes=host_memory,
         shared_cores=shared_cores(found.slowdown, float(facts["cores"])),
-        collectives=curves(found.collectives), source=_source(found, facts, missing),
+        collectives=curves([r for r in found.collectives if r.get("stride", 1) == 1]), source=_source(found, facts, missing),
     )  # fmt: skip
     if not found.probed:
         return cluster
@@ -87,14 +89,30 @@ def _device(
     )  # fmt: skip
 
 
-def _level(found: Found, preset: Cluster, missing: list[str]) -> dict[str, Any]:
-    """The host's level: bandwidth and latency of one message between a pair."""
-    level = preset.levels[0]
-    pair = [r for r in found.collectives if r["collective"] == "send_recv"]
+def _levels(found: Found, preset: Cluster, missing: list[str]) -> list[dict[str, Any]]:
+    """The host's level, and the network's where hosts are joined by one."""
+    inner = [r for r in found.collectives if r.get("stride", 1) == 1]
+    outer = [r for r in found.collectives if r.get("stride", 1) > 1]
+    many = preset.gpus_per_node > 1
+    levels = [_level(inner if many else outer, preset.levels[0], missing)]
+    if len(preset.levels) > 1:
+        levels.append(_level(outer, preset.levels[1], missing))
+    return levels
+
+
+def _level(
+    rows_here: Sequence[Mapping[str, Any]], level: LinkLevel, missing: list[str]
+) -> dict[str, Any]:
+    """Bandwidth and latency of a level, by one message between a pair.
+
+    Inside a host one pair is alone; between hosts every rank sends, so that each has its share of the
+    card.
+    """
+    pair = [r for r in rows_here if r["collective"] == "send_recv"]
     few = min((r["active"] for r in pair), default=0)
     rows = sorted((r["size_bytes"], r["time_s"]) for r in pair if r["active"] == few)
     if len(rows) < 2:
-        missing.append("messages between ranks (the preset's stand-in)")
+        missing.append(f"messages over {level.name} (the preset's stand-in)")
         return dict(level.model_dump(exclude_unset=True))
     (small, first), (large, last) = rows[0], rows[-1]
     rate = (large - small) / max(last - first, 1e-9)

@@ -8,7 +8,7 @@ while the others wait.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ class Task:
     quick: bool = False
     work_s: float = 0.15
     """Processor time of the piece of work whose slowdown is measured."""
+    per_host: int = 0
+    """Ranks of one host, where there are several hosts; 0: all."""
 
 
 def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
@@ -46,11 +48,15 @@ def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
     world, rank = dist.get_world_size(), dist.get_rank()
     process = peak_memory_bytes()
     slow = _slowdowns(world, task.work_s, ends)
-    groups = {members: _groups(world, members) for members in _member_counts(world)}
+    inside = task.per_host or world
+    groups = {(members, 1): _groups(world, members, 1) for members in _member_counts(inside)}
+    if world > inside:
+        for members in _member_counts(world // inside):
+            groups[members, inside] = _groups(world, members, inside)
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
     todo = list(_cases(world, task))
-    for index, (collective, members, active, size) in enumerate(todo):
+    for index, (collective, members, active, size, stride) in enumerate(todo):
         left = _agreed(ends - time.monotonic())
         name = f"{collective} among {members} of {active}"
         if left <= 0:
@@ -59,13 +65,13 @@ def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
         if rank == 0:
             report({"kind": "measuring", "what": name, "share": index / len(todo)})
         times = _time(
-            collective, groups[members], members, active, size, left / (len(todo) - index)
+            collective, groups[members, stride], members, active, size, left / (len(todo) - index)
         )
         if times is not None:
             sample = Sample.of(times)
             rows.append(
-                {"collective": collective, "members": members, "active": active,
-                 "size_bytes": size, "time_s": sample.median_s, "spread": sample.spread,
+                {"collective": collective, "members": members,
+                 "active": active, "stride": stride, "size_bytes": size, "time_s": sample.median_s, "spread": sample.spread,
                  "disturbed": sample.disturbed, "repeats": sample.repeats}
             )  # fmt: skip
     return {"rows": rows, "slowdown": slow, "process_bytes": process,
@@ -78,22 +84,31 @@ def _member_counts(world: int) -> list[int]:
     return [*found, world] if world > 1 else []
 
 
-def _cases(world: int, task: Task) -> Iterator[tuple[str, int, int, float]]:
-    counts = _member_counts(world)
-    crowds = [(members, world) for members in counts]
-    crowds += [(members, members) for members in counts if members < world]
+def _cases(world: int, task: Task) -> Iterator[tuple[str, int, int, float, int]]:
+    """(collective, members, ranks at once, bytes, distance of neighbours); `active` counts all hosts."""
+    inside = task.per_host or world
+    counts = _member_counts(inside)
+    crowds = [(members, world, 1) for members in counts]
+    crowds += [(members, members, 1) for members in counts if members < world]
+    if world > inside:
+        crowds += [(members, world, inside) for members in _member_counts(world // inside)]
     for size in (task.sizes[0], task.sizes[-1], *task.sizes[1:-1]):
-        for members, active in crowds:
+        for members, active, stride in crowds:
             for collective in COLLECTIVES:
                 if collective != "send_recv" or members == 2:
-                    yield collective, members, active, size
+                    yield collective, members, active, size, stride
 
 
-def _groups(world: int, members: int) -> list[Any]:
-    """All groups of `members` neighbours; every rank makes all of them."""
-    return [
-        dist.new_group(list(range(start, start + members))) for start in range(0, world, members)
-    ]
+def _groups(world: int, members: int, stride: int) -> Any:
+    """This rank's group of `members`, `stride` apart; every rank makes all of them."""
+    own, whole = None, members * stride
+    for block in range(0, world, whole):
+        for first in range(stride):
+            ranks = [block + first + stride * at for at in range(members)]
+            if ranks[-1] < world:
+                group = dist.new_group(ranks)
+                own = group if dist.get_rank() in ranks else own
+    return own
 
 
 def _agreed(left_s: float) -> float:
@@ -104,12 +119,11 @@ def _agreed(left_s: float) -> float:
 
 
 def _time(
-    collective: str, groups: Sequence[Any], members: int, active: int, size: float, budget_s: float
+    collective: str, mine: Any, members: int, active: int, size: float, budget_s: float
 ) -> list[float] | None:
     """Seconds of a call, burst by burst, averaged over the ranks that took part."""
     rank = dist.get_rank()
-    mine = groups[rank // members]
-    takes_part = rank < active
+    takes_part = rank < active and mine is not None
     call = _caller(collective, mine, members, size) if takes_part else None
     times: list[float] = []
     began = time.monotonic()
@@ -128,8 +142,8 @@ def _time(
         dist.all_reduce(total)
         times.append(float(total[0]) / active)
         # The same on every rank, so all stop together; the first burst only warms up.
-        if len(times) >= 5 and (
-            float(total[1]) / dist.get_world_size() > min(budget_s, 0.5) or len(times) > 25
+        if len(times) >= 4 and (
+            float(total[1]) / dist.get_world_size() > min(budget_s, 0.4) or len(times) > 25
         ):
             return times[1:]
 

@@ -12,7 +12,7 @@ from meshwright.specs.measured import ModuleTimes
 
 Progress = Callable[[str, float], Any]
 
-GRACE_S = 60.0
+GRACE_S = 90.0
 """More than the deadline that ranks get to start, end a case and say goodbye."""
 
 
@@ -81,7 +81,7 @@ def measure(wanted: Wanted, progress: Progress) -> Found:
         RankError: a rank was lost, in one sentence.
         SpecError: there is no memory for so many ranks.
     """
-    from meshwright.engine.ranks.processes import run_ranks
+    from meshwright.engine.ranks.processes import RankError, run_ranks
     from meshwright.measure.links import QUICK_SIZES, SIZES, Task, measure_ranks
     from meshwright.measure.machine import disk_bytes_s
 
@@ -93,32 +93,36 @@ def measure(wanted: Wanted, progress: Progress) -> Found:
             progress(f"{part}: {message['what']}", message["share"])
 
         progress(part, 0.0)
-        return run_ranks(function, world, *arguments, on_message=hear, timeout_s=seconds + GRACE_S)
+        limit_s = seconds + GRACE_S
+        try:
+            return run_ranks(function, world, *arguments, on_message=hear, timeout_s=limit_s)
+        except RankError as error:
+            if "time limit" not in str(error):
+                raise
+            found.skipped.append(f"{part} (no answer within {limit_s:.0f} s)")
+            return []
 
     share = 0.35 * deadline.left_s
-    modules = run(modules_rank, 1, wanted, share, seconds=share, part="modules")[0]
-    found.modules, found.timings = modules["modules"], modules["timings"]
-    found.skipped += modules["skipped"]
-    found.process_bytes = modules["process_bytes"]
+    for modules in run(modules_rank, 1, wanted, share, seconds=share, part="modules"):
+        found.modules, found.timings = modules["modules"], modules["timings"]
+        found.skipped += modules["skipped"]
+        found.process_bytes = modules["process_bytes"]
     share = (0.25 if wanted.ranks > 1 else 0.8) * deadline.left_s
-    found.probed += run(
-        probe_rank, 1, 1, wanted.quick, share, seconds=share, part="steps on one rank"
-    )[0]
+    for probed in run(probe_rank, 1, 1, wanted.quick, share, seconds=share, part="steps, one rank"):
+        found.probed += probed
     if wanted.ranks > 1:
         share = 0.35 * deadline.left_s
-        found.probed += run(
-            probe_rank, 2, 2, wanted.quick, share, seconds=share, part="steps on two ranks"
-        )[0]
+        part = "steps, two ranks"
+        for probed in run(probe_rank, 2, 2, wanted.quick, share, seconds=share, part=part)[:1]:
+            found.probed += probed
         task = Task(
             seconds=0.9 * deadline.left_s, sizes=QUICK_SIZES if wanted.quick else SIZES,
             quick=wanted.quick, work_s=0.06 if wanted.quick else 0.15,
         )  # fmt: skip
-        links = run(
-            measure_ranks, wanted.ranks, task, seconds=task.seconds,
-            part=f"links among {wanted.ranks} ranks",
-        )  # fmt: skip
-        found.collectives, found.slowdown = links[0]["rows"], links[0]["slowdown"]
-        found.skipped += links[0]["skipped"]
+        part = f"links among {wanted.ranks} ranks"
+        for links in run(measure_ranks, wanted.ranks, task, seconds=task.seconds, part=part)[:1]:
+            found.collectives, found.slowdown = links["rows"], links["slowdown"]
+            found.skipped += links["skipped"]
     progress("disk", 0.9)
     found.disk = disk_bytes_s()
     found.took_s = time.perf_counter() - began

@@ -1,0 +1,110 @@
+"""`torchrun … -m meshwright.measure -o mine.toml`: a cluster measured by all of its ranks.
+
+One rank of a job whose processes someone else starts: torchrun, SLURM, MPI. Needs `RANK`, `WORLD_SIZE`,
+`MASTER_ADDR` and `MASTER_PORT` in the environment. Rank 0 measures its modules while the others wait,
+then all measure links together: groups inside a host, and groups of one rank of each host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from typing import Any
+
+from meshwright.engine.ranks.processes import leave
+from meshwright.specs.errors import SpecError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure as one rank of an existing job; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="meshwright.measure", description=__doc__)
+    parser.add_argument("-o", "--output", required=True, help="write the cluster file here")
+    parser.add_argument("--quick", action="store_true", help="20 seconds instead of two minutes")
+    parser.add_argument("--seconds", type=float, default=0.0, help="deadline")
+    parser.add_argument("--precision", action="append", default=[], choices=("fp32", "bf16"))
+    parser.add_argument("--join-timeout", type=float, default=300.0)
+    options = parser.parse_args(arguments)
+    try:
+        return _measure(options)
+    except SpecError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:  # a peer is gone: gloo and NCCL say so at length
+        rank = os.environ.get("RANK", "?")
+        print(f"error: rank {rank}: {' '.join(str(error).split())[:200]}", file=sys.stderr)
+        return 1
+
+
+def _measure(options: Any) -> int:
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        raise SpecError(
+            "environment", missing, "start this with torchrun, or use `meshwright measure`"
+        )
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    warnings.simplefilter("ignore")
+    import torch.distributed as dist
+
+    from meshwright.engine.ranks.rendezvous import join
+    from meshwright.measure.links import QUICK_SIZES, SIZES, Task, measure_ranks
+    from meshwright.measure.local import Found, Wanted, modules_rank, probe_rank
+
+    seconds = options.seconds or (20.0 if options.quick else 120.0)
+    join(options.join_timeout, 2.0 * seconds + 120.0)
+    began, first = time.perf_counter(), dist.get_rank() == 0
+    wanted = Wanted(
+        seconds=seconds, ranks=dist.get_world_size(), quick=options.quick,
+        precisions=tuple(dict.fromkeys(options.precision)) or ("fp32", "bf16"),
+    )  # fmt: skip
+    found = Found()
+
+    def tell(message: dict[str, Any]) -> None:
+        if first and sys.stderr.isatty():
+            print(f"\r\033[2Kmeasuring {message['what']}", end="", file=sys.stderr, flush=True)
+
+    if dist.get_backend() == "gloo" and first:
+        modules = modules_rank(wanted, 0.4 * seconds, tell)
+        found.modules, found.timings = modules["modules"], modules["timings"]
+        found.skipped += modules["skipped"]
+    dist.barrier()
+    task = Task(
+        seconds=0.4 * seconds, sizes=QUICK_SIZES if options.quick else SIZES, quick=options.quick,
+        per_host=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )  # fmt: skip
+    links = measure_ranks(task, tell)
+    if dist.get_backend() == "gloo" and dist.get_world_size() == 2:
+        found.probed = probe_rank(2, options.quick, 0.2 * seconds, tell)
+    found.collectives, found.slowdown = links["rows"], links["slowdown"]
+    found.process_bytes, found.took_s = links["process_bytes"], time.perf_counter() - began
+    found.skipped += links["skipped"]
+    if first:
+        _write(found, options.output, task.per_host)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def _write(found: Any, output: str, per_host: int) -> None:
+    import tomli_w
+    import torch.distributed as dist
+
+    from meshwright.measure.assemble import assemble
+    from meshwright.measure.machine import disk_bytes_s, memory_bytes, provenance
+    from meshwright.specs.writing import write_atomically
+
+    found.disk = disk_bytes_s()
+    cluster = assemble(
+        found, provenance(), ranks=per_host, host_memory=memory_bytes(),
+        nodes=dist.get_world_size() // per_host,
+    )  # fmt: skip
+    write_atomically(output, tomli_w.dumps(cluster.plain()))
+    print(f"\n{cluster.source}\nwritten to {output}")
+
+
+if __name__ == "__main__":
+    leave(main())
