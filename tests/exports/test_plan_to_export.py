@@ -64,6 +64,8 @@ def test_a_plan_made_for_a_framework_exports_to_it_and_reads_back(name, tmp_path
         export(made, name).write(tmp_path)
         back = import_file(tmp_path / READABLE[name])
         assert back.layout == canonical(made.layout, model)
+        assert (back.model, back.cluster) == (made.model, made.cluster)
+        assert back.job.but(precision=made.job.precision.model_dump()) == made.job
         done.append(made.layout)
 
     check()

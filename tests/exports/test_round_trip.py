@@ -1,5 +1,7 @@
 """Export, then import: the same layout, job and model, for every target that can be read back."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,9 @@ from meshwright.exports.targets import FRAMEWORKS, export
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given
 
+EXAMPLES = 200 if os.environ.get("MESHWRIGHT_VALIDATE_MORE") else 25
+UNSPOKEN = ("accelerate",)
+"""Targets whose files have no word for the width of gradients, which follows from how they shard."""
 READABLE = {
     "torchtitan": "recipe.py",
     "nanotron": "nanotron.yaml",
@@ -28,25 +33,27 @@ def test_the_layout_survives_export_and_import(target, tmp_path):
     limits = FRAMEWORKS[target].limits
 
     @settings(
-        max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
     @given(plan=plans(limits, TITAN if target == "torchtitan" else MODELS))
     def check(plan):
-        export(plan, target).write(tmp_path)
+        plan = plan.but(job=plan.job.but(framework=limits.framework).model_dump())
+        made = export(plan, target)
+        made.write(tmp_path)
         back = import_file(tmp_path / READABLE[target])
         assert back.layout == canonical(plan.layout, plan.model)
-        assert (back.job.seq_len, back.job.global_batch) == (
-            plan.job.seq_len,
-            plan.job.global_batch,
-        )
         assert back.job.precision.compute == plan.job.precision.compute
+        said = any("prices gradients" in note for note in made.notes)
+        if not said and target not in UNSPOKEN:
+            assert back.job == plan.job
+        assert back.job.but(precision=plan.job.precision.model_dump()) == plan.job
         assert back.model == plan.model
         assert back.cluster == plan.cluster
 
     check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(plan=plans(FRAMEWORKS["megatron"].limits), slurm=st.booleans())
 def test_megatron_flags_alone_describe_the_model(plan, slurm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("flags")

@@ -29,6 +29,11 @@ MEGATRON = [
     ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", {"framework": "megatron-fsdp"}, {"zero": 2}),
     ("--reset-attention-mask", {"document_masking": True}, {}),
     ("--transformer-impl local", {"attention_kernel": "unfused"}, {}),
+    ("--context-parallel-size 2 --cp-comm-type a2a", {}, {"cp_method": "ulysses"}),
+    ("--ds-sequence-parallel-size 2", {}, {"cp": 2, "cp_method": "ulysses"}),
+    ("--recompute-granularity selective --recompute-modules core_attn moe_act", {},
+     {"recompute": "selective", "recompute_modules": ("core_attn", "moe_act")}),
+    ("--optimizer-cpu-offload", {}, {"offload": ("optimizer",)}),
 ]  # fmt: skip
 
 
@@ -51,7 +56,7 @@ def test_precision_aware_states_and_offload_are_priced():
 
 
 @pytest.mark.parametrize("flag", ["--mtp-num-layers 1", "--fp8-param-gather", "--recompute-granularity selective "
-                                  "--recompute-modules moe_act", "--some-new-switch 3", "--attention-dropout 0.1"])  # fmt: skip
+                                  "--recompute-modules gdn_norm_out", "--some-new-switch 3", "--attention-dropout 0.1"])  # fmt: skip
 def test_options_without_a_term_are_named(flag):
     back = import_text(RUN + flag, "x.sh", H8)
     option = [word for word in flag.split() if word.startswith("--")][-1]

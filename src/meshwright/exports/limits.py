@@ -65,6 +65,20 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
     return found
 
 
+def gradient_notes(plan: Plan, limits: Limits) -> tuple[str, ...]:
+    """What a framework does to gradients where it has no words for the width that was priced."""
+    precision, can = plan.job.precision, limits.can
+    asked = (precision.gradient_bytes, precision.gradient_reduce_bytes)
+    pairs = [(float(held), float(sent)) for held, sent in can.gradients]
+    if precision.compute in ("fp32", "tf32") or not pairs or asked in pairs:
+        return ()
+    held, sent = min(pairs, key=lambda pair: (abs(pair[0] - asked[0]), abs(pair[1] - asked[1])))
+    return (
+        f"the plan prices gradients of {8 * asked[0]:g} bits, reduced in {8 * asked[1]:g}; "
+        f"{can.title} holds them in {8 * held:g} and reduces them in {8 * sent:g}",
+    )
+
+
 def unplannable(model: Model, job: Job, limits: Limits) -> Problem | None:
     """The first thing about a model or a job that no layout makes a target able to express."""
     for asked in job_lacks(job, limits.can):

@@ -20,7 +20,7 @@ from meshwright.exports import (
 )
 from meshwright.exports.bundle import Bundle, comment
 from meshwright.exports.launch import Command, slurm_script, torchrun_script
-from meshwright.exports.limits import Limits, Problem, require, unplannable
+from meshwright.exports.limits import Limits, Problem, gradient_notes, require, unplannable
 from meshwright.exports.nearest import nearest_plan
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import Job
@@ -213,7 +213,8 @@ def _framework(plan: Plan, name: str, command: str) -> Bundle:
     files = framework.files(plan, command)
     stamp = comment(plan, command, f"{framework.title} {framework.version}")
     script = torchrun_script(plan, Command(framework.words(plan), name), stamp)
-    return Bundle(name, files | {"run.sh": script}, "bash run.sh", framework.notes(plan))
+    notes = (*framework.notes(plan), *gradient_notes(plan, framework.limits))
+    return Bundle(name, files | {"run.sh": script}, "bash run.sh", notes)
 
 
 def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundle:
@@ -228,7 +229,8 @@ def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundl
     start = launcher.start
     if name in ("jobset", "pytorchjob") and len(files) > 1:
         start = clouds.start_with(launcher.file)
-    return Bundle(name, files, start, framework.notes(plan))
+    notes = (*framework.notes(plan), *gradient_notes(plan, framework.limits))
+    return Bundle(name, files, start, notes)
 
 
 def export_all(plan: Plan, *, command: str = "") -> tuple[dict[str, Bundle], dict[str, str]]:

@@ -108,15 +108,14 @@ def _sizes(options: Options, reading: Reading) -> dict[str, int]:
         name: options.whole(f"{where}{name}_size", default=1, least=1)
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
     }
-    if sizes["sp"] > 1:
-        reading.unmodelled("parallelism_config_sp_size", "Ulysses exchanges heads by all-to-all; the "
-                           "same split of the sequence by context parallelism is priced")  # fmt: skip
     comm = options.word(f"{where}cp_comm_strategy", default="allgather")
     fields = reading.layout
     fields["tp"] = sizes["tp"]
     fields["cp"] = sizes["cp"] * sizes["sp"]
     if comm not in ("allgather", "all-gather"):
         fields["cp_method"] = "ring"
+    if sizes["sp"] > 1:
+        fields["cp_method"] = "ulysses"
     return sizes
 
 

@@ -60,7 +60,9 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
     if batch % (dp * micro) and batch % dp == 0 and _guessed(reading, "--micro-batch"):
         micro = math.gcd(batch // dp, micro)
         fields["micro_batch"] = micro
+    fields.setdefault("offload", sorted(reading.offload))
     layout = Layout.parse(fields, "layout")
+    reading.job |= _made_for(stamp)
     job = Job.parse({**reading.job, "seq_len": seq_len, "global_batch": batch}, "job")
     if batch % (dp * micro):
         raise SpecError(
@@ -72,6 +74,16 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
         reading.format, model, cluster, job, canonical(layout, model), tuple(reading.remarks),
         frozenset(reading.offload), reading.options,
     )  # fmt: skip
+
+
+def _made_for(stamp: Stamp) -> dict[str, str]:
+    """The framework that an exported file was made for, which its own words may name more narrowly."""
+    from meshwright.exports.targets import FRAMEWORKS
+
+    for target in FRAMEWORKS.values():
+        if f"{target.title} {target.version}" in stamp.target:
+            return {"framework": target.limits.framework}
+    return {}
 
 
 def _guessed(reading: Reading, option: str) -> bool:

@@ -260,6 +260,8 @@ def _sharding(
         reading.note("only the learners are priced, not the rollouts", "--num_learners_per_node")
     if sp > 1:
         reading.layout["cp"] = sp
+        ring = options.has("context_parallel_size") or reading.layout.get("cp_method") == "ring"
+        reading.layout["cp_method"] = "ring" if ring else "ulysses"
     if tp > 1 and not options.has("vllm_num_engines"):
         reading.layout["tp"] = tp
 

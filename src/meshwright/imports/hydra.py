@@ -105,10 +105,7 @@ def _verl_sft(options: Options, reading: Reading) -> None:
         else "none",
     }
     if sp > 1:
-        reading.unmodelled(
-            "ulysses_sequence_parallel_size",
-            "Ulysses exchanges heads by all-to-all; context parallelism is priced",
-        )
+        reading.layout["cp_method"] = "ulysses"
     rank = options.whole("model.lora_rank")
     if rank:
         adapters(reading, rank=rank)
@@ -169,10 +166,7 @@ def _verl_actor(options: Options, reading: Reading) -> None:
         reading.layout = {"zero": 3, "cp": sp, "recompute": "full" if again else "none"}
         reading.shard = max(size, 0)
         if sp > 1:
-            reading.unmodelled(
-                f"{get}ulysses_sequence_parallel_size",
-                "Ulysses exchanges heads by all-to-all; context parallelism is priced",
-            )
+            reading.layout["cp_method"] = "ulysses"
         for name, what in (("param_offload", "parameters"), ("optimizer_offload", "optimizer")):
             if options.flag(f"{get}fsdp_config.{name}"):
                 reading.note(

@@ -26,6 +26,9 @@ _BYTES = {
     "fp8": 1,
     "uint8": 1,
 }
+_METHODS = {
+    "p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather", "a2a": "ulysses", "a2a+p2p": "hierarchical",
+}  # fmt: skip
 _OLD = ("checkpoint-activations", "activations-checkpoint-method", "activations-checkpoint-granularity",
         "checkpoint-num-layers", "deepspeed-activation-checkpointing")  # fmt: skip
 EDITS = {
@@ -107,16 +110,16 @@ def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]
     tp = options.whole("tensor-model-parallel-size", "model-parallel-size", default=1, least=1)
     ulysses = options.whole("ds-sequence-parallel-size", default=1, least=1)
     cp = options.whole("context-parallel-size", default=1, least=1)
+    kind = options.word("cp-comm-type", default="p2p" if cp > 1 else "").strip("[]'\" ").split()
+    method = _METHODS.get(kind[0] if kind else "", "")
+    if cp > 1 and not method:
+        raise SpecError("--cp-comm-type", kind[0], f"one of {', '.join(_METHODS)} is expected")
+    if len(set(kind)) > 1:
+        reading.unmodelled("--cp-comm-type", "layers take turns; the first one's method is priced for all")  # fmt: skip
+    if method == "hierarchical":
+        options.raw("hierarchical-context-parallel-sizes")
     if ulysses > 1:
-        cp *= ulysses
-        reading.unmodelled(
-            "--ds-sequence-parallel-size", "Ulysses exchanges heads by all-to-all; the same split of "
-            "the sequence by context parallelism is priced",
-        )  # fmt: skip
-    kind = options.word("cp-comm-type", default="p2p" if cp > 1 else "")
-    methods = {"p2p": "ring", "a2a": "ulysses", "a2a+p2p": "hierarchical"}
-    if cp > 1 and kind not in (*methods, "all_gather", "allgather"):
-        reading.unmodelled("--cp-comm-type", f"{kind} is priced as an all-gather")
+        cp, method = cp * ulysses, "ulysses"
     ep = options.whole(
         "expert-model-parallel-size",
         "moe-expert-parallel-size",
@@ -128,7 +131,7 @@ def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]
         "tp": tp,
         "pp": options.whole("pipeline-model-parallel-size", default=1, least=1),
         "cp": cp,
-        "cp_method": methods.get(kind, "all-gather"),
+        "cp_method": method or "all-gather",
         "ep": ep if model.experts else 1,
         "etp": options.whole(
             "expert-tensor-parallel-size", default=tp if model.experts else 1, least=1
@@ -276,19 +279,19 @@ def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, An
     if granularity not in ("full", "selective"):
         raise SpecError("--recompute-granularity", granularity, "full or selective is expected")
     if granularity == "selective":
-        named = ["core_attn" if name == "core_attention" else name for name in modules]
-        others = [name for name in named if name not in MODULES]
-        if others:
+        named = [name.replace("core_attention", "core_attn") for name in modules]
+        if others := [name for name in named if name not in MODULES]:
             reading.unmodelled(
                 "--recompute-modules", f"{', '.join(others)} are recomputed too; the estimate keeps "
                 "their activations",
             )  # fmt: skip
         known = [name for name in named if name in MODULES]
-        if others and not known:
+        if modules and not known:
             return {"recompute": "none"}
         return {
-            "recompute": "selective", "recompute_modules": [] if known == ["core_attn"] else known,
-        }  # fmt: skip
+            "recompute": "selective",
+            "recompute_modules": [] if known == ["core_attn"] else known,
+        }
     if method == "block":
         return {"recompute": "full", "recompute_layers": layers * virtual}
     if layers > 1:

@@ -30,19 +30,20 @@ def read(
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise SpecError("file", name, "is not valid Python") from None
-    found = fsdp.literals(tree, ("MODEL", "LAYOUT", "JOB", "WORDS"))
-    if isinstance(found.get("WORDS"), list):
+    tables = fsdp.literals(tree, ("MODEL", "LAYOUT", "JOB", "WORDS"))
+    if isinstance(tables.get("WORDS"), list):
         from meshwright.imports import scripts
 
-        words = " ".join(_quoted(str(word)) for word in found["WORDS"])
+        words = " ".join(_quoted(str(word)) for word in tables["WORDS"])
         return scripts.read(words, name, given, folder, stamp)
-    if "LAYOUT" in found:
+    if "LAYOUT" in tables:
         model, job, layout = fsdp.read(tree)
         return logs.whole("PyTorch script", job, layout, model=given.model or model), stamp
     if "train_fsdp" in text and folder is not None and Path(name).name != "train_fsdp.py":
         path = folder / "train_fsdp.py"
         inner = read_text(path)
-        return read(inner, str(path), given, folder, read_stamp(inner))
+        found, below = read(inner, str(path), given, folder, read_stamp(inner))
+        return found, stamp if stamp != Stamp() else below
     if stamp.target.startswith("torchtitan") and "ParallelismConfig" in text:
         world = given.cluster.gpus if given.cluster is not None else 0
         if not world and stamp.cluster:

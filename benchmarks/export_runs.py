@@ -1,0 +1,175 @@
+"""Run every export that has a CPU path for five steps, and compare the layout that it reports.
+
+    python benchmarks/export_runs.py [--only NAME] [--steps 5] [--write docs/export_runs.md]
+
+Each plan is cut down: a two-layer model on two or four processes of this machine, the layout's
+degrees kept. The layout is read back from the framework's own objects while it runs
+(`export_probe.py`); what no CPU can run is checked as far as its own code goes here, and the page
+says how far: parsed, model built, layout read back, stepped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from meshwright.costs.step import estimate
+from meshwright.exports.canonical import canonical
+from meshwright.exports.targets import export
+from meshwright.specs import Job, Layout, Model, Plan, load_cluster
+from meshwright.specs.job import RECIPES
+
+HERE = Path(__file__).resolve().parent
+LIMIT_S = 900
+TINY = Model(
+    name="tiny", layers=2, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=96, vocab=160
+)  # fmt: skip
+VALIDATE = Path(sys.prefix) / "validate"
+
+
+@dataclass
+class Run:
+    """One export, what of its layout is compared, and what became of it."""
+
+    target: str
+    layout: dict[str, Any]
+    script: str = "train.py"
+    compared: tuple[str, ...] = ("dp", "zero")
+    environment: dict[str, str] = field(default_factory=dict)
+    folder: str = ""
+    steps: int = 0
+    reported: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    def plan(self) -> Plan:
+        """The cut-down plan, priced."""
+        layout = Layout(micro_batch=2, **self.layout)
+        cluster = load_cluster(f"cpu:1x{layout.world}")
+        job = Job(seq_len=32, global_batch=8, precision=RECIPES["fp32"])
+        priced = estimate(TINY, cluster, job, layout)
+        return Plan(
+            model=TINY, cluster=cluster, job=job, layout=layout, estimate=priced, fits=priced.fits
+        )
+
+
+RUNS = (
+    Run("fsdp", {"dp": 2, "tp": 2, "zero": 2, "sequence_parallel": True}, "train_fsdp.py", ("dp", "tp", "zero")),
+    Run("fsdp", {"dp": 2, "zero": 3, "recompute": "full"}, "train_fsdp.py", ("dp", "tp", "zero")),
+    Run("deepspeed", {"dp": 2, "zero": 1}, compared=("dp", "zero", "micro_batch", "accumulation"), environment={"DS_ACCELERATOR": "cpu"}),
+    Run("deepspeed", {"dp": 2, "zero": 3}, compared=("dp", "zero", "micro_batch", "accumulation"), environment={"DS_ACCELERATOR": "cpu"}),
+    Run("deepspeed", {"pp": 2}, compared=("dp", "pp", "zero", "micro_batch"), environment={"DS_ACCELERATOR": "cpu"}),
+    Run("accelerate", {"dp": 2}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
+    Run("lightning", {"dp": 2, "zero": 3}, "train_lightning.py", ("dp", "zero"), folder="lightning-2.6.6"),
+)  # fmt: skip
+NOT_HERE = (
+    ("megatron", "its argument validation read every flag; layout read back from its own print-out", "kernels need a GPU"),
+    ("megatron-bridge", "its configuration classes read every override; layout read back", "needs Transformer Engine"),
+    ("primus", "its YAML read back here", "starts Megatron-LM, which needs a GPU"),
+    ("torchtitan", "its configuration classes accept every field; its own print-out read back", "imports Triton"),
+    ("nanotron", "its YAML parser accepts every field; layout read back", "needs flash-attn"),
+)  # fmt: skip
+
+
+def step(run: Run, steps: int) -> None:
+    """Export, run, and take what the framework reported and how many losses it wrote."""
+    plan = run.plan()
+    if run.folder and not (VALIDATE / run.folder).is_dir():
+        run.reason = f"not installed here: `make validate-more` brings {run.folder}"
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        export(plan, run.target).write(folder)
+        report, losses = folder / "report.json", folder / "losses.json"
+        words = [run.script, "--steps", str(steps)]
+        if run.target != "lightning":
+            words += ["--losses", str(losses)]
+        if run.target == "deepspeed":
+            words += ["--backend", "gloo"]
+        path = [str(VALIDATE / run.folder)] if run.folder else []
+        path += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(path),
+            **run.environment,
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(plan.layout.world),
+             "--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(HERE / "export_probe.py"),
+             run.target, str(report), *words],
+            cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            run.reason = (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
+            return
+        run.reported = json.loads(report.read_text())
+        run.steps = len(json.loads(losses.read_text())) if losses.is_file() else steps
+    layout = canonical(plan.layout, plan.model)
+    wanted = layout.model_dump() | {"accumulation": layout.micro_batches(plan.job.global_batch)}
+    wrong = [name for name in run.compared if run.reported.get(name) != wanted[name]]
+    if wrong:
+        run.reason = "; ".join(f"{name}: reports {run.reported.get(name)}, planned {wanted[name]}" for name in wrong)  # fmt: skip
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def page(runs: list[Run]) -> str:
+    """What ran, as Markdown."""
+    lines = [
+        "# Exports that ran",
+        "",
+        f"Written by `python benchmarks/export_runs.py --write docs/export_runs.md` with torch {metadata.version('torch').split('+')[0]}.",
+        "A two-layer model on this machine's processors, the plan's degrees kept. *Reported* is what the framework's",
+        "own objects said while it ran.",
+        "",
+        "| target | planned | steps | reported | agrees |",
+        "|---|---|---|---|---|",
+    ]
+    for run in runs:
+        said = ", ".join(
+            f"{name} {run.reported[name]}" for name in run.compared if name in run.reported
+        )
+        layout = canonical(run.plan().layout, TINY)
+        lines.append(
+            f"| `{run.target}` | {layout.label()} | {run.steps} | {said or '-'} | {run.reason or 'yes'} |"
+        )
+    lines += ["", "What no CPU runs, and how far each was checked by the export tests:", "", "| target | checked | why not stepped |", "|---|---|---|"]  # fmt: skip
+    lines += [f"| `{name}` | {far} | {why} |" for name, far, why in NOT_HERE]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run them and print or write the table; exits 1 where a layout differs or a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    runs = [run for run in RUNS if options.only in run.target]
+    for run in runs:
+        step(run, options.steps)
+        print(
+            f"{run.target} {run.layout}: {run.steps} steps, {run.reported}, {run.reason or 'agrees'}",
+            flush=True,
+        )
+    if options.write:
+        options.write.write_text(page(runs))
+    raise SystemExit(any(run.reason and not run.folder for run in runs))
+
+
+if __name__ == "__main__":
+    main()
