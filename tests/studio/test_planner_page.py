@@ -177,3 +177,12 @@ def test_answers_are_compressed_on_the_wire(api):
     assert answer.headers["content-encoding"] == "gzip"
     page = api.get("/app.js")
     assert page.headers["content-encoding"] == "gzip"
+
+
+@pytest.mark.parametrize(
+    "axes", [{"schedule": "nonsense"}, {"cp_method": "telepathy"}, {"shard": 3}]
+)
+def test_what_no_layout_has_is_a_sentence(api, axes):
+    answer = api.get("/api/price", params={**QUESTION, **axes})
+    assert answer.status_code == 200
+    assert not answer.json()["accepted"] and answer.json()["problem"]["sentence"]

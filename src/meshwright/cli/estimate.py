@@ -29,6 +29,11 @@ def command(
         None, "--sequence-parallel/--no-sequence-parallel", help="Default: on when tp > 1."
     ),
     rank_order: str | None = typer.Option(None, help="Axes from the fastest rank digit outwards."),
+    cp_method: str | None = typer.Option(None, help="all-gather, ring, ulysses or hierarchical."),
+    recompute_modules: str | None = typer.Option(
+        None, help="What selective recomputation runs again, with commas between."
+    ),
+    offload: str | None = typer.Option(None, help="What lives in host memory, with commas."),
     stage_layers: str | None = typer.Option(None, help="Layers of each virtual stage, as 3,4,4,3."),
     stage_recompute_layers: str | None = typer.Option(
         None, help="Layers that each virtual stage recomputes in full, as 2,1,0,0."
@@ -52,7 +57,9 @@ def command(
             "zero": zero, "shard": shard, "micro_batch": micro_batch, "schedule": schedule,
             "virtual_stages": virtual_stages, "recompute": recompute,
             "recompute_layers": recompute_layers, "sequence_parallel": sequence_parallel,
-            "rank_order": rank_order,
+            "rank_order": rank_order, "cp_method": cp_method,
+            "recompute_modules": recompute_modules.split(",") if recompute_modules else None,
+            "offload": offload.split(",") if offload else None,
             "stage_layers": inputs.read_numbers(stage_layers, "--stage-layers"),
             "stage_recompute_layers": inputs.read_numbers(
                 stage_recompute_layers, "--stage-recompute-layers"

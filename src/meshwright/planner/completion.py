@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.costs.columns import RECOMPUTES, Floats, LayoutColumns, concatenate
+from meshwright.costs.columns import RECOMPUTES, Floats, LayoutColumns, bits, concatenate
 from meshwright.costs.pipeline import CODE
 from meshwright.costs.step import estimates
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.space import Constraints, Tally, divisors, enumerate_layouts
 from meshwright.specs.errors import SpecError
-from meshwright.specs.layout import Layout
+from meshwright.specs.layout import CONTEXT_METHODS, MODULES, Layout
 from meshwright.specs.plan import Estimate
 
 AXES = (
     "dp", "tp", "pp", "cp", "ep", "etp", "virtual_stages", "zero", "shard", "micro_batch",
-    "recompute", "schedule", "sequence_parallel",
+    "recompute", "schedule", "sequence_parallel", "cp_method",
 )  # fmt: skip
 """What can be set by hand."""
 
@@ -36,6 +36,7 @@ _WEIGHT = {
     "schedule": 0.5,
     "sequence_parallel": 0.3,
     "shard": 0.3,
+    "cp_method": 0.3,
 }
 """How much a change of an axis counts: 1 unless it usually follows from another."""
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "micro_batch")
@@ -66,7 +67,8 @@ def completed(question: Question, base: Layout, wanted: Mapping[str, Any]) -> La
     if now("pp") != base.pp or now("virtual_stages") != base.virtual_stages:
         changes |= {"stage_layers": None, "stage_recompute_layers": None}
     if "recompute" in wanted and wanted["recompute"] != base.recompute:
-        changes |= {"recompute_layers": 0, "stage_recompute_layers": None}
+        usual = {"recompute_layers": 0, "stage_recompute_layers": None, "recompute_modules": ()}
+        changes |= {name: value for name, value in usual.items() if name not in wanted}
     if "shard" not in wanted and base.shard:
         replicas = now("dp") * now("cp")
         if now("zero") == 0 or replicas % base.shard or base.shard >= replicas:
@@ -122,7 +124,12 @@ def nearest(
     Where nothing legal has all that is wanted, the axis that was `changed` last is kept alone; where
     nothing has its value either, its nearest values that can be had.
     """
-    keep = {name: value for name, value in wanted.items() if name in AXES}
+    known = {"schedule": CODE, "recompute": RECOMPUTES, "cp_method": CONTEXT_METHODS}
+    keep = {
+        name: value
+        for name, value in wanted.items()
+        if name in AXES and (name not in known or value in known[name])
+    }
     if keep.get("ep", 1) > 1 and question.model.experts is None:
         return []
     last = {changed: keep[changed]} if changed in keep else {}
@@ -198,6 +205,8 @@ def _code(name: str, value: Any) -> int:
         return RECOMPUTES.index(value)
     if name == "schedule":
         return CODE[value]
+    if name == "cp_method":
+        return CONTEXT_METHODS.index(value)
     return int(value)
 
 
@@ -207,18 +216,23 @@ def _distance(columns: LayoutColumns, target: Layout) -> Floats:
     for name in AXES:
         have, want = getattr(columns, name), _code(name, getattr(target, name))
         weight = _WEIGHT.get(name, 1.0)
+        if name == "cp_method":  # it means nothing without context parallelism
+            far += weight * ((have != want) & (columns.cp > 1))
+            continue
         if name == "shard":  # all of dp · cp, whether written as 0 or in full
             have, want = columns.shard_degree, target.shard_degree
         far += weight * (have != want)
         if name in _DEGREES:
             far += 0.25 * weight * np.abs(np.log2(have / want))
-    return far + 0.4 * (columns.rank_order != 0)
+    modules = columns.recompute_modules != bits(target.recompute_modules, MODULES)
+    return far + 0.4 * (columns.rank_order != 0) + 0.5 * modules
 
 
 _SHOWN = {
     "dp": "dp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "etp": "etp",
     "virtual_stages": "chunks a rank", "zero": "ZeRO", "shard": "shard degree",
     "micro_batch": "micro-batch", "recompute": "recompute", "recompute_layers": "recomputed layers",
+    "recompute_modules": "recomputed modules", "offload": "offload", "cp_method": "context method",
     "schedule": "schedule", "sequence_parallel": "sequence parallel", "rank_order": "rank order",
     "stage_layers": "layers a stage", "stage_recompute_layers": "recomputed layers a stage",
 }  # fmt: skip
@@ -235,6 +249,8 @@ def differences(before: Layout, after: Layout) -> list[str]:
             whole = before.shard in (0, before.dp * before.cp)
             if before.zero == 0 or after.zero == 0 or (whole and after.shard == 0):
                 continue
+        if name == "cp_method" and before.cp == after.cp == 1:
+            continue
         if old != new:
             said.append(f"{word} {_value(old)} → {_value(new)}")
     return said
@@ -245,4 +261,6 @@ def _value(value: object) -> str:
         return "even"
     if isinstance(value, bool):
         return "on" if value else "off"
+    if value == ():
+        return "none"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -46,6 +46,9 @@ class CandidateTable(TypedDict):
     schedule: list[str]
     sequence_parallel: list[bool]
     rank_order: list[str]
+    cp_method: list[str]
+    recompute_modules: list[str]
+    offload: list[str]
     step_time_s: list[float]
     step_low_s: list[float | None]
     step_high_s: list[float | None]
@@ -311,8 +314,11 @@ def _table(question: Question, layouts: list[Layout]) -> CandidateTable:
         name: [getattr(layout, name) for layout in layouts]
         for name in (
             "dp", "tp", "pp", "cp", "ep", "etp", "virtual_stages", "zero", "shard", "micro_batch",
-            "recompute", "schedule", "sequence_parallel", "rank_order",
+            "recompute", "schedule", "sequence_parallel", "rank_order", "cp_method",
         )
+    } | {
+        name: [",".join(getattr(layout, name)) for layout in layouts]
+        for name in ("recompute_modules", "offload")
     } | {
         name: [getattr(one, name) for one in priced]
         for name in (

@@ -16,7 +16,7 @@ from meshwright.costs.columns import RECOMPUTES, LayoutColumns, concatenate, fro
 from meshwright.costs.step import capacity_bytes, price
 from meshwright.planner.legality import Question
 from meshwright.planner.space import Constraints, Tally, enumerate_layouts
-from meshwright.specs.layout import SCHEDULES
+from meshwright.specs.layout import CONTEXT_METHODS, SCHEDULES
 from meshwright.studio.commands import Asked, layout_links
 from meshwright.studio.planning import best_plan, read_asked
 from meshwright.studio.questions import AUTO, Text, read_model
@@ -45,6 +45,8 @@ class PriceTable(TypedDict):
     step_time_s: list[float]
     peak_memory_bytes: list[float]
     bubble_fraction: list[float]
+    cp_method: list[int]
+    methods: list[str]
     recomputes: list[str]
     schedules: list[str]
     capacity_bytes: float
@@ -91,6 +93,8 @@ def prices(
         "step_time_s": _digits(priced.step_time_s[rows]),
         "peak_memory_bytes": _digits(priced.memory.peak[rows]),
         "bubble_fraction": _digits(priced.bubble_fraction[rows]),
+        "cp_method": columns.cp_method.tolist(),
+        "methods": list(CONTEXT_METHODS),
         "recomputes": list(RECOMPUTES),
         "schedules": list(SCHEDULES),
         "capacity_bytes": best.capacity_bytes,
@@ -104,13 +108,15 @@ def prices(
 
 def _plain(layout: Any) -> bool:
     """Whether a layout is all that the table's columns say of it."""
-    return layout.stage_layers is None and layout.recompute_layers == 0 and layout.etp == 1
+    named = (layout.stage_layers, layout.recompute_layers, layout.recompute_modules, layout.offload)
+    return not any(named) and layout.etp == 1
 
 
 def _around(question: Question) -> LayoutColumns:
     """Legal layouts with the usual rank order, whole shard groups and the usual split of norms."""
     columns = concatenate(list(enumerate_layouts(question, Constraints(), Tally())))
     usual = (columns.rank_order == 0) & (columns.shard == 0) & (columns.etp == 1)
+    usual &= (columns.recompute_modules == 0) & (columns.offload == 0)
     return columns.take(usual & (columns.sequence_parallel == (columns.tp > 1)))
 
 

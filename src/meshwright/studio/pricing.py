@@ -105,6 +105,9 @@ def price_by_query(
     rank_order: Annotated[str | None, Query(max_length=40)] = None,
     stage_layers: Layers = None,
     stage_recompute_layers: Layers = None,
+    cp_method: Annotated[str | None, Query(max_length=40)] = None,
+    recompute_modules: Annotated[str | None, Query(max_length=200)] = None,
+    offload: Annotated[str | None, Query(max_length=200)] = None,
     changed: Annotated[str, Query(max_length=40, description="the axis set last")] = "",
 ) -> PriceAnswer:
     """Price a layout of which some axes are set, and say what it costs against the best one.
@@ -117,7 +120,8 @@ def price_by_query(
         "zero": zero, "shard": shard, "micro_batch": micro_batch, "recompute": recompute,
         "recompute_layers": recompute_layers, "schedule": schedule,
         "sequence_parallel": sequence_parallel, "rank_order": rank_order,
-        "stage_layers": _numbers(stage_layers),
+        "cp_method": cp_method, "recompute_modules": _names(recompute_modules),
+        "offload": _names(offload), "stage_layers": _numbers(stage_layers),
         "stage_recompute_layers": _numbers(stage_recompute_layers),
     }  # fmt: skip
     wanted = {name: value for name, value in fields.items() if value is not None}
@@ -140,6 +144,10 @@ def price_by_body(request: Annotated[PriceRequest, Body()]) -> PriceAnswer:
     except SpecError as error:
         return _refused(given, error.field, str(error))
     return _priced(question, asked, wanted, "")
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return tuple(text.split(",")) if text else None
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
@@ -228,11 +236,11 @@ def axes_of(layout: Layout) -> dict[str, str]:
         "sequence_parallel": str(layout.sequence_parallel).lower(),
     }  # fmt: skip
     usual = Layout()
-    for name in ("etp", "rank_order", "recompute_layers"):
+    for name in ("etp", "rank_order", "recompute_layers", "cp_method"):
         if getattr(layout, name) != getattr(usual, name):
             axes[name] = str(getattr(layout, name))
-    for name in ("stage_layers", "stage_recompute_layers"):
-        if getattr(layout, name) is not None:
+    for name in ("stage_layers", "stage_recompute_layers", "recompute_modules", "offload"):
+        if getattr(layout, name):
             axes[name] = ",".join(map(str, getattr(layout, name)))
     return axes
 

@@ -84,6 +84,9 @@ export interface CandidateTable {
   schedule: string[]
   sequence_parallel: boolean[]
   rank_order: string[]
+  cp_method: string[]
+  recompute_modules: string[]
+  offload: string[]
   step_time_s: number[]
   step_low_s: (number | null)[]
   step_high_s: (number | null)[]
@@ -683,6 +686,8 @@ export interface PriceTable {
   step_time_s: number[]
   peak_memory_bytes: number[]
   bubble_fraction: number[]
+  cp_method: number[]
+  methods: string[]
   recomputes: string[]
   schedules: string[]
   capacity_bytes: number

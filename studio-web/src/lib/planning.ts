@@ -8,8 +8,8 @@ export const DEFAULTS: Record<string, string> = {
 }
 
 /** What can be set by hand, as the address spells it; the second row only comes with a whole layout. */
-export const AXES = ['dp', 'tp', 'pp', 'cp', 'ep', 'v', 'zero', 'shard', 'micro_batch', 'recompute', 'schedule', 'sequence_parallel'] as const
-export const MORE_AXES = ['etp', 'rank_order', 'recompute_layers', 'stage_layers', 'stage_recompute_layers'] as const
+export const AXES = ['dp', 'tp', 'pp', 'cp', 'ep', 'v', 'zero', 'shard', 'micro_batch', 'recompute', 'schedule', 'sequence_parallel', 'cp_method'] as const
+export const MORE_AXES = ['etp', 'rank_order', 'recompute_layers', 'recompute_modules', 'offload', 'stage_layers', 'stage_recompute_layers'] as const
 export const ALL_AXES: readonly string[] = [...AXES, ...MORE_AXES]
 
 export interface Question { query: Record<string, string>; config: string }
@@ -26,13 +26,14 @@ export const askDefence = (question: Question, signal: AbortSignal): Promise<Def
   question.config ? post<DefenceAnswer>('/api/defence', body(question), signal) : get<DefenceAnswer>('/api/defence', question.query, signal)
 
 const FIELD: Record<string, string> = { v: 'virtual_stages' }
-const TEXTS = new Set(['recompute', 'schedule', 'rank_order'])
+const TEXTS = new Set(['recompute', 'schedule', 'rank_order', 'cp_method'])
 
 /** The layout's fields as a body holds them, from the address's texts. */
 function fields(hand: Record<string, string>): Record<string, unknown> {
   const read = (name: string, text: string) =>
     TEXTS.has(name) ? text
     : name === 'sequence_parallel' ? text === 'true'
+    : name === 'recompute_modules' || name === 'offload' ? text.split(',')
     : name.startsWith('stage_') ? text.split(',').map(Number)
     : Number(text)
   return Object.fromEntries(Object.entries(hand).map(([name, text]) => [FIELD[name] ?? name, read(name, text)]))

@@ -3,20 +3,22 @@
 import { get } from './api'
 import type { PriceAnswer, PriceTable } from './types'
 
-const AXES = ['dp', 'tp', 'pp', 'cp', 'ep', 'v', 'zero', 'shard', 'micro_batch', 'recompute', 'schedule', 'sequence_parallel'] as const
+const AXES = ['dp', 'tp', 'pp', 'cp', 'ep', 'v', 'zero', 'shard', 'micro_batch', 'recompute', 'schedule', 'sequence_parallel', 'cp_method'] as const
 type Axis = (typeof AXES)[number]
-const WEIGHT: Partial<Record<Axis, number>> = { dp: 0.2, v: 0.5, schedule: 0.5, sequence_parallel: 0.3, shard: 0.3 }
-const FOLLOWS = new Set<Axis>(['dp', 'sequence_parallel', 'v', 'schedule', 'shard'])
+const WEIGHT: Partial<Record<Axis, number>> = { dp: 0.2, v: 0.5, schedule: 0.5, sequence_parallel: 0.3, shard: 0.3, cp_method: 0.1 }
+const FOLLOWS = new Set<Axis>(['cp_method', 'dp', 'sequence_parallel', 'v', 'schedule', 'shard'])
 
 function code(table: PriceTable, axis: Axis, text: string): number {
   if (axis === 'recompute') return table.recomputes.indexOf(text)
   if (axis === 'schedule') return table.schedules.indexOf(text)
+  if (axis === 'cp_method') return table.methods.indexOf(text)
   if (axis === 'sequence_parallel') return text === 'true' ? 1 : 0
   return Number(text)
 }
 function text(table: PriceTable, axis: Axis, value: number): string {
   if (axis === 'recompute') return table.recomputes[value]
   if (axis === 'schedule') return table.schedules[value]
+  if (axis === 'cp_method') return table.methods[value]
   if (axis === 'sequence_parallel') return value ? 'true' : 'false'
   return String(value)
 }
@@ -25,20 +27,20 @@ function text(table: PriceTable, axis: Axis, value: number): string {
 export function labelOf(at: Record<Axis, string>): string {
   const usual = Number(at.v) > 1 ? 'interleaved' : '1f1b'
   return [
-    `tp${at.tp}`, `pp${at.pp}`, `dp${at.dp}`, at.cp !== '1' && `cp${at.cp}`, at.ep !== '1' && `ep${at.ep}`, at.v !== '1' && `v${at.v}`, `mb${at.micro_batch}`,
+    `tp${at.tp}`, `pp${at.pp}`, `dp${at.dp}`, at.cp !== '1' && `cp${at.cp}${at.cp_method === 'all-gather' ? '' : `-${at.cp_method}`}`, at.ep !== '1' && `ep${at.ep}`, at.v !== '1' && `v${at.v}`, `mb${at.micro_batch}`,
     at.zero !== '0' && `zero${at.zero}`, at.zero !== '0' && at.shard !== '0' && `shard${at.shard}`, at.recompute !== 'none' && at.recompute, at.sequence_parallel === 'true' && 'sp',
     at.pp !== '1' && ![usual, '1f1b'].includes(at.schedule) && at.schedule,
   ].filter(Boolean).join(' ')
 }
 
 const NAME: Partial<Record<Axis, string>> = { v: 'chunks a rank', zero: 'ZeRO', shard: 'shard degree', micro_batch: 'micro-batch', sequence_parallel: 'sequence parallel' }
-const OPTION: Partial<Record<Axis, string>> = { v: '--virtual-stages', micro_batch: '--micro-batch' }
-const USUAL: Record<string, string> = { cp: '1', ep: '1', v: '1', zero: '0', shard: '0', micro_batch: '1', recompute: 'none', schedule: '1f1b' }
+const OPTION: Partial<Record<Axis, string>> = { v: '--virtual-stages', cp_method: '--cp-method', micro_batch: '--micro-batch' }
+const USUAL: Record<string, string> = { cp: '1', ep: '1', v: '1', zero: '0', shard: '0', micro_batch: '1', recompute: 'none', schedule: '1f1b', cp_method: 'all-gather' }
 
 export async function priceFromTable(query: Record<string, string>, hand: Record<string, string>, changed: string): Promise<PriceAnswer> {
   const [table, plan] = await Promise.all([get<PriceTable>('/api/prices', query), get<{ plan: { layout: Record<string, unknown> } }>('/api/plan', query)])
   const layout = plan.plan.layout
-  const base = Object.fromEntries(AXES.map((axis) => [axis, String(layout[axis === 'v' ? 'virtual_stages' : axis])])) as Record<Axis, string>
+  const base = Object.fromEntries(AXES.map((axis) => [axis, String(layout[axis === 'v' ? 'virtual_stages' : axis] ?? 'all-gather')])) as Record<Axis, string>
   const wanted = Object.fromEntries(Object.entries(hand).filter(([axis]) => (AXES as readonly string[]).includes(axis))) as Partial<Record<Axis, string>>
   const target = { ...base, ...wanted } as Record<Axis, string>
   const goal = Object.fromEntries(AXES.map((axis) => [axis, code(table, axis, target[axis])])) as Record<Axis, number>
