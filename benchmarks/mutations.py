@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from meshwright.specs.layout import Layout
@@ -32,6 +33,12 @@ class Mutation:
     new: str
     harmless: bool = False
     """Whether no number changes, so that it should pass."""
+
+    @property
+    def key(self) -> str:
+        """What its result is kept under: another mutation, another key."""
+        text = "\n".join((self.where, self.old, self.new))
+        return f"{self.bench}: {self.title} {hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
 
 
 _LLAMA = Model(layers=4, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=64)
@@ -216,8 +223,8 @@ MUTATIONS = (
     Mutation("tp", "a norm's gradient without its second term", f"{_KERNELS}:_norm_backward",
              "product).addcmul_(values, back)", "product)"),
     Mutation("tp", "a norm's epsilon forgotten", f"{_KERNELS}:_norm", ".add_(eps)", ""),
-    Mutation("tp", "the gate's gradient lacks its slope", f"{_KERNELS}:_SiluProduct.backward",
-             "slope.mul_(gradient)", "sigmoid.mul_(gradient)"),
+    Mutation("tp", "the gate's gradient lacks the other factor", f"{_KERNELS}:_SiluProduct.backward",
+             "slope.mul_(gradient).mul_(up)", "slope.mul_(gradient)"),
     Mutation("tp", "the gate's gradient is that of a sigmoid", f"{_KERNELS}:_SiluProduct.backward",
              "slope = torch.lerp(silu, silu.new_ones(()).expand_as(silu), sigmoid, out=sigmoid)",
              "slope = sigmoid"),
