@@ -32,6 +32,7 @@ from meshwright.engine.proof.shrink import shrink
 from meshwright.engine.proof.verify import courses
 from meshwright.engine.ranks.processes import RankError, run_ranks
 from meshwright.prove.verdict import prove
+from meshwright.specs.errors import SpecError
 from mutations import BENCHES, MUTATIONS, Bench, Mutation
 
 RESULTS = Path(__file__).parent / "data" / "mutants.json"
@@ -108,8 +109,8 @@ def outcome(prepared: Prepared, mutation: Mutation | None) -> tuple[bool, str]:
             broken_plan, prepared.world, prepared.task, mutation,
             timeout_s=240.0, collective_timeout_s=40.0,
         )  # fmt: skip
-    except RankError as error:
-        return True, f"a rank failed: {error.reason[:60]}"
+    except (RankError, SpecError) as error:
+        return True, f"a rank failed: {str(error)[:60]}"
     if prepared.task.precision != "fp64":
         for course in prepared.task.courses:
             verdict = prove(

@@ -1,7 +1,7 @@
 """`torchrun … -m meshwright.engine plan.toml --data corpus.txt --out runs/first`.
 
 One rank of a run whose processes someone else starts: torchrun, SLURM, MPI. Needs `RANK`,
-`WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in the environment; `LOCAL_RANK` picks the GPU.
+`WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in the environment; `LOCAL_RANK` picks the GPU, or what SLURM or MPI call it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _train(path: str, options: dict[str, Any]) -> int:
 
     from meshwright.engine.model.numerics import default_numerics
     from meshwright.engine.model.weights import Checkpoint
-    from meshwright.engine.parallel.backend import backend_for
+    from meshwright.engine.parallel.backend import backend_for, place
     from meshwright.engine.ranks.rendezvous import join
     from meshwright.engine.train import Run, check_run, prepare_out, saved_numerics
     from meshwright.specs.plan import load_plan
@@ -109,7 +109,7 @@ def _train(path: str, options: dict[str, Any]) -> int:
     )  # fmt: skip
     check_run(run, ranks=int(os.environ["WORLD_SIZE"]))
     prepare_out(run)
-    if backend_for(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) == "nccl":
+    if backend_for(place()[1]) == "nccl":
         _turn_on_nccl_recorder(run)
     join(join_timeout_s, timeout_s)
     _train_and_record(run, tensorboard, as_json)

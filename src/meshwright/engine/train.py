@@ -23,6 +23,7 @@ from meshwright.engine.data import BYTE_VOCABULARY, Corpus
 from meshwright.engine.model.decoder import parameter_shapes
 from meshwright.engine.model.numerics import Numerics
 from meshwright.engine.model.weights import Checkpoint, check_export, export_part, write_index
+from meshwright.engine.parallel.backend import on_gpu
 from meshwright.engine.parallel.guards import check, check_job
 from meshwright.engine.parallel.orders import splits_backward
 from meshwright.engine.parallel.parallelize import Precision
@@ -247,6 +248,8 @@ def _train(
     injector = Injector(run, dist.get_rank(), report)
     report({"kind": "at", "doing": "its start"})
     injector.at_start()
+    if run.job.precision.compute == "tf32" and on_gpu():
+        torch.set_float32_matmul_precision("high")
     source = Checkpoint(run.init) if run.init else None
     give_back_freed_memory(run.model)
     program = Program(

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from meshwright.engine.parallel.backend import init_process_group
+from meshwright.engine.parallel.backend import init_process_group, place
 from meshwright.specs.errors import SpecError
 
 
@@ -42,7 +42,7 @@ def join(timeout_s: float, collective_timeout_s: float) -> None:
     keys = dist.PrefixStore(f"meshwright.{restart if alone else 'any'}", store)
     _wait_for_all(keys, rank, ranks, limit)
     init_process_group(
-        int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        *place(),
         store=keys, rank=rank, world_size=ranks,
         timeout=timedelta(seconds=collective_timeout_s),
     )  # fmt: skip
