@@ -118,6 +118,17 @@ class ConstraintOptions:
     recompute: Annotated[
         str | None, typer.Option(help="Fix recomputation: none, selective, full.")
     ] = None
+    recompute_modules: Annotated[
+        str | None,
+        typer.Option(help="Fix what selective recomputation runs again, as layernorm,moe_act."),
+    ] = None
+    offload: Annotated[
+        str | None,
+        typer.Option(help="Keep in host memory: activations, optimizer, parameters; or none."),
+    ] = None
+    cp_method: Annotated[
+        str | None, typer.Option(help="Fix it: all-gather, ring, ulysses or hierarchical.")
+    ] = None
     max_tp: Annotated[int | None, typer.Option(min=1, help="Largest tensor-parallel degree.")] = (
         None
     )

@@ -25,6 +25,9 @@ def command(
     ),
     top: int = typer.Option(5, min=0, max=100, help="Runners-up of another shape to keep."),
     constraint: options.ConstraintOptions,
+    lengths: str | None = typer.Option(
+        None, help="Lengths of the data's examples: JSONL of examples, or {length: count} as JSON."
+    ),
     brief: bool = typer.Option(False, help="Only the plan, not its defence."),
     markdown: bool = typer.Option(False, help="Print the defence as Markdown."),
     pareto: bool = typer.Option(False, help="Also show the front of step time against memory."),
@@ -50,6 +53,11 @@ def command(
             model, cluster, job, constraints=constraints, objective=objective,
             max_days=max_days, top=top, defend=not brief, command=inputs.command_line(), progress=progress,
         )  # fmt: skip
+    if lengths:
+        from meshwright.planner.data_notes import length_notes
+        from meshwright.specs.lengths import load_lengths
+
+        made = made.but(notes=(*made.notes, *length_notes(made, load_lengths(lengths))))
     if output:
         save_plan(made, output)
     front = _front(made, constraints) if pareto else []

@@ -70,6 +70,14 @@ class Constraints(Spec):
         None, gt=0, lt=1, description="with which the winner must fit; None: 90 %"
     )
 
+    @field_validator("recompute_modules", "offload", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        """Names with commas, and `none`, as a command line has them."""
+        if not isinstance(value, str):
+            return value
+        return () if value.strip() == "none" else tuple(part.strip() for part in value.split(","))
+
     @field_validator("rank_order")
     @classmethod
     def _known_axes(cls, order: str | None) -> str | None:
