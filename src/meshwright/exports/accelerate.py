@@ -13,8 +13,6 @@ from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.hf import hf_config, hf_problems, layer_class
 from meshwright.exports.limits import Limits, Problem
-from meshwright.specs.errors import SpecError, nearest
-from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
@@ -120,80 +118,3 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "config.json": json.dumps(model, indent=2) + "\n",
         "train.py": script,
     }
-
-
-def read(data: dict[str, Any], seq_len: int, micro: int, batch: int | None) -> tuple[Job, Layout]:
-    """Return the job and layout of an accelerate configuration.
-
-    The YAML holds neither batch nor sequence: they come from the caller.
-
-    Raises:
-        SpecError: an unknown key at any depth, or sizes whose product is not num_processes.
-    """
-    for table, known in KNOWN_KEYS.items():
-        part = data if not table else data.get(table) or {}
-        if not isinstance(part, dict):
-            raise SpecError(table, part, "a table is expected")
-        for key in part:
-            if key not in known:
-                where = f"{table}.{key}" if table else str(key)
-                raise SpecError(
-                    where, part[key], f"accelerate has no such key; {nearest(str(key), known)}"
-                )
-    if data.get("deepspeed_config") or data.get("megatron_lm_config"):
-        raise SpecError(
-            "distributed_type", data.get("distributed_type"),
-            "import the DeepSpeed JSON or the Megatron-LM flags themselves",
-        )  # fmt: skip
-    world = _size(data, "num_processes", 1)
-    sizes = data.get("parallelism_config") or {}
-    names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-    replicate, shard, tp, cp, sp = (_size(sizes, f"parallelism_config_{n}", 1) for n in names)
-    if sp > 1:
-        raise SpecError(
-            "parallelism_config_sp_size", sp, "Ulysses sequence parallelism is not modelled"
-        )
-    fsdp = data.get("fsdp_config") or {}
-    sharded = data.get("distributed_type") == "FSDP"
-    if not sizes:
-        replicate, shard = (1, world) if sharded else (world, 1)
-    product = replicate * shard * tp * cp
-    if product != world:
-        raise SpecError(
-            "num_processes", world,
-            f"dp_replicate · dp_shard · tp · cp = {replicate} · {shard} · {tp} · {cp} is expected",
-        )  # fmt: skip
-    zero = 0
-    if sharded:
-        zero = (
-            3 if fsdp.get("fsdp_reshard_after_forward", True) in (True, "true", "FULL_SHARD") else 2
-        )
-    dp = replicate * shard
-    methods = {theirs: ours for ours, theirs in STRATEGIES.items()}
-    layout = Layout.parse(
-        {
-            "dp": dp, "tp": tp, "cp": cp, "zero": zero, "micro_batch": micro,
-            "shard": shard * cp if zero else 0,
-            "cp_method": methods.get(str(sizes.get("parallelism_config_cp_comm_strategy")), "all-gather"),
-            "recompute": "full" if fsdp.get("fsdp_activation_checkpointing") else "none",
-        },
-        "layout",
-    )  # fmt: skip
-    precision = str(data.get("mixed_precision", "no")).lower()
-    if precision not in ("no", "bf16", "fp16", "fp8"):
-        raise SpecError("mixed_precision", precision, "no, bf16, fp16 or fp8 is expected")
-    job = Job.parse(
-        {
-            "seq_len": seq_len, "global_batch": batch or dp * micro, "framework": "fsdp",
-            "precision": RECIPES["fp32" if precision == "no" else precision].model_dump(),
-        },
-        "job",
-    )  # fmt: skip
-    return job, canonical(layout)
-
-
-def _size(data: dict[str, Any], key: str, default: int) -> int:
-    value = data.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecError(key, value, "a whole number of at least 1 is expected")
-    return value

@@ -6,14 +6,12 @@ Follows `megatron/training/arguments.py` of megatron-core 0.19.2.
 from __future__ import annotations
 
 from math import gcd
-from typing import Any
 
-from meshwright.exports.canonical import DEFAULT_ORDER, TP_PP_DP_ORDER, canonical, even_split
+from meshwright.exports.canonical import TP_PP_DP_ORDER, canonical, even_split
 from meshwright.exports.limits import Limits
-from meshwright.exports.megatron_model import Flags, model_flags, model_problems, number, read_model
+from meshwright.exports.megatron_model import Flags, model_flags, model_problems
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import OPTIMIZERS, RECIPES, Job, PrecisionRecipe
-from meshwright.specs.layout import MODULES, Layout
+from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
@@ -135,11 +133,6 @@ def _offload(layout: Layout, model: Model) -> Flags:
     return flags
 
 
-def _read_offload(flags: Flags) -> list[str]:
-    found = ["activations"] * bool(flags.get("fine-grained-activation-offloading"))
-    return found + ["optimizer"] * bool(flags.get("optimizer-cpu-offload"))
-
-
 def job_flags(plan: Plan) -> Flags:
     """Flags of precision, optimizer, kernels, data and length of the run."""
     job, model = plan.job, plan.model
@@ -209,144 +202,6 @@ def words(flags: Flags) -> list[str]:
     return found
 
 
-def read_flags(flags: Flags, world: int) -> tuple[Model, Job, Layout]:
-    """Return what a set of Megatron-LM flags runs on a world of devices.
-
-    Raises:
-        SpecError: a flag is missing, has an impossible value, or the world does not divide.
-    """
-    model = read_model(flags)
-    tp = number(flags, "tensor-model-parallel-size", 1)
-    pp = number(flags, "pipeline-model-parallel-size", 1)
-    cp = number(flags, "context-parallel-size", 1)
-    if min(tp, pp, cp) < 1 or world % (tp * pp * cp):
-        raise SpecError(
-            "world", world, f"a multiple of tp · pp · cp = {tp} · {pp} · {cp} is expected"
-        )
-    if pp > model.layers:
-        raise SpecError(
-            "--pipeline-model-parallel-size", pp, f"at most the {model.layers} layers are expected"
-        )
-    dp = world // (tp * pp * cp)
-    micro = number(flags, "micro-batch-size", 1)
-    job = _read_job(flags, dp, micro)
-    virtual, split = _read_stages(flags, model, pp)
-    layout = Layout.parse(
-        {
-            "dp": dp, "tp": tp, "pp": pp, "cp": cp,
-            "ep": number(flags, "expert-model-parallel-size", 1),
-            "etp": number(flags, "expert-tensor-parallel-size", tp if model.experts else 1),
-            "virtual_stages": virtual,
-            "stage_layers": split,
-            "schedule": "interleaved" if virtual > 1 else "1f1b",
-            "micro_batch": micro,
-            "cp_method": _read_method(flags),
-            "offload": _read_offload(flags),
-            "sequence_parallel": bool(flags.get("sequence-parallel")),
-            "rank_order": TP_PP_DP_ORDER if flags.get("use-tp-pp-dp-mapping") else DEFAULT_ORDER,
-        }
-        | _read_sharding(flags, dp * cp)
-        | _read_recompute(flags, virtual),
-        "layout",
-    )  # fmt: skip
-    return model, job, canonical(layout, model)
-
-
-def _read_method(flags: Flags) -> str:
-    given = str(flags.get("cp-comm-type", "p2p")).strip("[]'\" ")
-    methods = {theirs: ours for ours, theirs in COMMUNICATION.items()}
-    return methods.get(given, "ring")
-
-
-def _read_job(flags: Flags, dp: int, micro: int) -> Job:
-    seq_len = number(flags, "seq-length", 0)
-    if seq_len < 1:
-        raise SpecError("--seq-length", flags.get("seq-length"), "Megatron-LM needs this flag")
-    name = str(flags.get("optimizer", "adam"))
-    if name == "sgd":
-        name = "sgd" if float(str(flags.get("sgd-momentum", "0.9"))) == 0 else "sgd-momentum"
-    name = {"adam": "adamw", "dist_muon": "muon"}.get(name, name)
-    if name not in OPTIMIZERS:
-        raise SpecError("--optimizer", name, "adam, sgd or muon can be priced")
-    backend = str(flags.get("attention-backend", "auto"))
-    steps = number(flags, "train-iters", 0)
-    batch = number(flags, "global-batch-size", dp * micro)
-    return Job.parse(
-        {
-            "seq_len": seq_len,
-            "global_batch": batch,
-            "precision": _read_precision(flags).model_dump(),
-            "optimizer": OPTIMIZERS[name].model_dump(),
-            "attention_kernel": {"unfused": "unfused", "local": "unfused"}.get(backend, "flash"),
-            "framework": "megatron",
-            "dropout": float(str(flags.get("hidden-dropout", 0.0))),
-            "token_budget": float(steps * batch * seq_len) if steps > 1000 else 0.0,
-        },
-        "job",
-    )
-
-
-def _read_precision(flags: Flags) -> PrecisionRecipe:
-    if flags.get("fp16"):
-        wide = flags.get("accumulate-allreduce-grads-in-fp32")
-        return RECIPES["fp16"].but(**(_gradients(4) if wide else {}))
-    if not flags.get("bf16"):
-        return RECIPES["fp32"]
-    narrow = 2 if flags.get("grad-reduce-in-bf16") else 4
-    if "fp8-format" in flags:
-        return RECIPES["fp8"].but(**_gradients(narrow))
-    if "fp4-format" in flags:
-        return RECIPES["fp8"].but(name="fp4", compute="fp4", **_gradients(narrow))
-    return RECIPES["bf16" if narrow == 2 else "bf16-fp32-grads"]
-
-
-def _gradients(size: int) -> dict[str, Any]:
-    return {"gradient_bytes": size, "gradient_reduce_bytes": size}
-
-
-def _read_stages(flags: Flags, model: Model, pp: int) -> tuple[int, tuple[int, ...] | None]:
-    text = flags.get("pipeline-model-parallel-layout")
-    if text is not None:
-        split = read_layout_string(str(text))
-        if len(split) % pp or sum(split) != model.layers:
-            raise SpecError(
-                "--pipeline-model-parallel-layout",
-                str(text),
-                f"{model.layers} layers in a multiple of {pp} stages are expected",
-            )
-        return len(split) // pp, split
-    if "num-virtual-stages-per-pipeline-rank" in flags:
-        return number(flags, "num-virtual-stages-per-pipeline-rank", 1), None
-    per_stage = number(flags, "num-layers-per-virtual-pipeline-stage", 0)
-    if per_stage:
-        layers = model.layers + sum(
-            bool(flags.get(f"account-for-{end}-in-pipeline-split")) for end in ("embedding", "loss")
-        )
-        if layers % (pp * per_stage):
-            raise SpecError(
-                "--num-layers-per-virtual-pipeline-stage", per_stage,
-                f"a divisor of the {layers // pp} layers per pipeline rank is expected",
-            )  # fmt: skip
-        return layers // (pp * per_stage), None
-    return 1, _first_last(flags, model, pp)
-
-
-def _first_last(flags: Flags, model: Model, pp: int) -> tuple[int, ...] | None:
-    first = number(flags, "decoder-first-pipeline-num-layers", 0)
-    last = number(flags, "decoder-last-pipeline-num-layers", 0)
-    if not (first or last) or pp == 1:
-        return None
-    inner = pp - bool(first) - bool(last)
-    rest = model.layers - first - last
-    if rest < 0 or (inner and rest % inner) or (not inner and rest):
-        raise SpecError(
-            "--decoder-first-pipeline-num-layers", first or last,
-            f"the other {rest} layers do not divide over {inner} stages",
-        )  # fmt: skip
-    middle = [rest // inner] * inner if inner else []
-    return tuple([first] * bool(first) + middle + [last] * bool(last))
-
-
 def read_layout_string(text: str) -> tuple[int, ...]:
     """Layers of each stage of a pipeline layout string such as `Et*3|(tt|)*29,m|L`.
 
@@ -365,41 +220,3 @@ def read_layout_string(text: str) -> tuple[int, ...]:
             "--pipeline-model-parallel-layout", text, "the letters E, t, m, L and | are expected"
         )
     return tuple(stage.count("t") for stage in found.split("|"))
-
-
-def _read_sharding(flags: Flags, ranks: int) -> dict[str, int]:
-    zero = 1 if flags.get("use-distributed-optimizer") else 0
-    if flags.get("use-megatron-fsdp") or flags.get("use-custom-fsdp"):
-        strategy = str(flags.get("data-parallel-sharding-strategy", "optim_grads_params"))
-        stages = {word: stage for stage, word in SHARDING.items()} | {"no_shard": 0}
-        if strategy not in stages:
-            raise SpecError(
-                "--data-parallel-sharding-strategy", strategy, f"one of {', '.join(stages)}"
-            )
-        zero = stages[strategy]
-    elif flags.get("use-torch-fsdp2"):
-        zero = 2 if flags.get("torch-fsdp2-no-reshard-after-forward") else 3
-    instances = number(flags, "num-distributed-optimizer-instances", 1)
-    if instances < 1 or ranks % instances:
-        raise SpecError(
-            "--num-distributed-optimizer-instances", instances, f"a divisor of {ranks} is expected"
-        )
-    return {"zero": zero, "shard": ranks // instances if zero and instances > 1 else 0}
-
-
-def _read_recompute(flags: Flags, virtual: int) -> dict[str, Any]:
-    granularity = flags.get("recompute-granularity")
-    if flags.get("recompute-activations") or granularity == "selective":
-        given = str(flags.get("recompute-modules") or "core_attn").replace(",", " ").split()
-        named = [name for name in given if name in MODULES]
-        return {
-            "recompute": "selective", "recompute_modules": [] if named == ["core_attn"] else named,
-        }  # fmt: skip
-    if granularity is None:
-        return {"recompute": "none"}
-    if granularity != "full":
-        raise SpecError("--recompute-granularity", granularity, "full or selective is expected")
-    if flags.get("recompute-method") == "block":
-        layers = number(flags, "recompute-num-layers", 1) * virtual
-        return {"recompute": "full", "recompute_layers": layers}
-    return {"recompute": "full"}

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from meshwright.exports import megatron
 from meshwright.exports.canonical import canonical
-from meshwright.exports.megatron_model import Flags, read_pattern
-from meshwright.specs.errors import SpecError, nearest
+from meshwright.exports.megatron_model import read_pattern
 from meshwright.specs.plan import Plan
 
 RECIPES = {False: "vanilla_gpt_pretrain_config", True: "deepseek_v3_pretrain_config"}
@@ -66,13 +65,6 @@ _FIELD = {
     flag: f"{table}.{flag.replace('-', '_')}" for table, flags in _SAME.items() for flag in flags
 }
 _FIELD |= _RENAMED
-_FLAG = {field: flag for flag, field in _FIELD.items()}
-_IGNORED = frozenset(
-    {"dataset.seq_length", "optimizer.use_distributed_optimizer", "model.gradient_accumulation_fusion",
-     "tokenizer.vocab_size", "logger.log_interval", "validation.eval_iters", "dataset.blend",
-     "model.mtp_num_layers", "optimizer.use_precision_aware_optimizer",
-     "optimizer.main_grads_dtype", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype"}
-)  # fmt: skip
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed",
           "fp4": "bf16_with_nvfp4_mixed"}  # fmt: skip
 
@@ -134,69 +126,3 @@ def _hydra(flag: str, value: str | bool, plan: Plan) -> str:
     if flag == "pipeline-model-parallel-layout":
         return f'"{value}"'
     return str(value)
-
-
-def flags_of(words_given: list[str], allow_unknown: bool) -> tuple[Flags, list[str]]:
-    """Return the Megatron-LM flags that a recipe's overrides amount to, and unknown overrides.
-
-    Raises:
-        SpecError: an override of a field that is not known, unless allowed.
-    """
-    flags: Flags = {}
-    unknown: list[str] = []
-    for word in words_given:
-        field, equals, value = word.lstrip("+").partition("=")
-        if word.startswith("--") or not equals or ("." not in field and field != "mixed_precision"):
-            continue
-        value = value.strip().strip("\"'")
-        if field in _FLAG:
-            _set(flags, _FLAG[field], value)
-        elif not _special(flags, field, value) and field not in _IGNORED:
-            if not allow_unknown:
-                known = [*_FLAG, *_IGNORED, "mixed_precision"]
-                raise SpecError(field, value, f"not a known override; {nearest(field, known)}")
-            unknown.append(field)
-    return flags, unknown
-
-
-def _set(flags: Flags, flag: str, value: str) -> None:
-    if value == "true":
-        flags[flag] = True
-    elif value not in ("false", "null", "None"):
-        listed = value.startswith("[") and flag != "moe-layer-freq"
-        flags[flag] = value.strip("[]") if listed else value
-
-
-def _special(flags: Flags, field: str, value: str) -> bool:
-    """Overrides whose sense or values differ from the flag's."""
-    on = value == "true"
-    if field == "model.add_bias_linear":
-        _set(flags, "disable-bias-linear", _bool(not on))
-    elif field == "model.share_embeddings_and_output_weights":
-        _set(flags, "untie-embeddings-and-output-weights", _bool(not on))
-    elif field == "model.gated_linear_unit":
-        _set(flags, "swiglu", value)
-    elif field == "ddp.grad_reduce_in_fp32":
-        _set(flags, "grad-reduce-in-bf16", _bool(not on))
-    elif field == "mixed_precision":
-        if value == "fp16_mixed":
-            flags["fp16"] = True
-        elif value not in ("null", "None"):
-            flags["bf16"] = True
-        if "fp8" in value:
-            flags["fp8-format"] = "hybrid"
-        if "fp4" in value:
-            flags["fp4-format"] = "e2m1"
-    else:
-        return field == "model.activation_func"
-    return True
-
-
-def finished(flags: Flags) -> Flags:
-    """Flags with what overrides leave implicit: grouped heads, fp16's wide gradients."""
-    flags = dict(flags)
-    if "num-query-groups" in flags:
-        flags["group-query-attention"] = True
-    if flags.get("fp16") and not flags.pop("grad-reduce-in-bf16", False):
-        flags["accumulate-allreduce-grads-in-fp32"] = True
-    return flags

@@ -8,7 +8,6 @@ from functools import cache
 from importlib import resources
 
 from meshwright.exports.megatron_model import Flags
-from meshwright.specs.errors import SpecError, nearest
 
 
 @cache
@@ -16,47 +15,6 @@ def known_flags() -> dict[str, str]:
     """Flag → how many values it takes: `0`, `1`, `?`, `+`, `*` or a number (megatron-core 0.19.2)."""
     file = resources.files("meshwright.exports").joinpath("data/megatron_flags.json")
     return dict(json.loads(file.read_text("utf-8"))["flags"])
-
-
-def flags_of(words: list[str], *, allow_unknown: bool = False) -> tuple[Flags, list[str]]:
-    """Return the flags among the words of a command line, and the unknown ones if allowed.
-
-    Raises:
-        SpecError: a flag that Megatron-LM does not have, or one without its value.
-    """
-    known, flags, unknown = known_flags(), dict[str, str | bool](), list[str]()
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if not word.startswith("--"):
-            continue
-        name, _, inline = word[2:].partition("=")
-        values = [inline] if inline else []
-        while index < len(words) and not words[index].startswith("--"):
-            values.append(words[index])
-            index += 1
-        takes = known.get(name)
-        if takes is None:
-            if not allow_unknown:
-                raise SpecError(
-                    f"--{name}", " ".join(values) or True,
-                    f"Megatron-LM has no such flag; {nearest(name, known)}",
-                )  # fmt: skip
-            unknown.append(f"--{name}")
-            continue
-        flags[name] = _value(name, takes, values)
-    return flags, unknown
-
-
-def _value(name: str, takes: str, values: list[str]) -> str | bool:
-    if takes == "0":
-        return True
-    if not values:
-        if takes in ("?", "*"):
-            return True
-        raise SpecError(f"--{name}", None, "a value is expected after this flag")
-    return " ".join(values) if takes in ("+", "*") else values[0]
 
 
 _LOG_LINE = re.compile(r"^(?:\[?\w*rank\w*\s*\d+\]?:?\s*|\d+:\s*)?\s*(\w+) \.{2,}\s*(.+?)\s*$")

@@ -15,22 +15,10 @@ from meshwright.exports.bundle import comment
 from meshwright.exports.canonical import canonical
 from meshwright.exports.hf import hf_family
 from meshwright.exports.limits import Limits, Problem
-from meshwright.specs.errors import SpecError, nearest
-from meshwright.specs.job import RECIPES, Job
-from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
-_TOP = frozenset({"checkpoints", "data_stages", "general", "lighteval", "logging", "model",
-                  "optimizer", "parallelism", "profiler", "tokenizer", "tokens", "s3_upload",
-                  "metrics_logging"})  # fmt: skip
-_PARALLEL = frozenset({"dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication",
-                       "recompute_layer", "tp_recompute_allgather", "expert_parallel_size",
-                       "context_parallel_size", "moe_layer_recompute"})  # fmt: skip
-_TOKENS = frozenset({"batch_accumulation_per_replica", "limit_test_batches", "limit_val_batches",
-                     "micro_batch_size", "sequence_length", "train_steps",
-                     "val_check_interval"})  # fmt: skip
 
 
 def _problems(model: Model) -> Iterator[Problem]:
@@ -126,72 +114,3 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         config(plan), sort_keys=False
     )
     return {"nanotron.yaml": text}
-
-
-def read(data: dict[str, Any]) -> tuple[Model, Job, Layout]:
-    """Return what a nanotron configuration runs.
-
-    Raises:
-        SpecError: an unknown key, a missing table, or a value that cannot be.
-    """
-    _known(data, _TOP, "")
-    split, tokens = _table(data, "parallelism"), _table(data, "tokens")
-    optimizer = _table(data, "optimizer")
-    shape = _table(_table(data, "model"), "model_config")
-    _known(split, _PARALLEL, "parallelism.")
-    _known(tokens, _TOKENS, "tokens.")
-    engines = {ours: theirs for theirs, ours in ENGINES.items()}
-    engine = str(split.get("pp_engine", "1f1b")).lower()
-    if engine not in engines:
-        raise SpecError("parallelism.pp_engine", engine, "1f1b or afab is expected")
-    hidden, heads = shape.get("hidden_size"), shape.get("num_attention_heads")
-    whole = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
-    model = Model.parse(
-        {
-            "name": "imported", "layers": shape.get("num_hidden_layers"), "hidden": hidden,
-            "heads": heads, "kv_heads": shape.get("num_key_value_heads", heads),
-            "head_dim": int(hidden or 0) // int(heads or 1) if whole else None,
-            "ffn": shape.get("intermediate_size"), "vocab": shape.get("vocab_size"),
-            "tied_embeddings": shape.get("tie_word_embeddings", False),
-        },
-        "model.model_config",
-    )  # fmt: skip
-    layout = Layout.parse(
-        {
-            "dp": split.get("dp", 1), "tp": split.get("tp", 1), "pp": split.get("pp", 1),
-            "cp": split.get("context_parallel_size", 1), "schedule": engines[engine],
-            "sequence_parallel": split.get("tp_mode") == "REDUCE_SCATTER",
-            "recompute": "full" if split.get("recompute_layer") else "none",
-            "zero": optimizer.get("zero_stage", 0),
-            "micro_batch": tokens.get("micro_batch_size", 1),
-        },
-        "parallelism",
-    )  # fmt: skip
-    steps = tokens.get("batch_accumulation_per_replica", 1)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise SpecError("tokens.batch_accumulation_per_replica", steps, "at least 1 is expected")
-    wide = optimizer.get("accumulate_grad_in_fp32", True)
-    job = Job.parse(
-        {
-            "seq_len": tokens.get("sequence_length"), "framework": "nanotron",
-            "global_batch": layout.dp * layout.micro_batch * steps,
-            "precision": RECIPES["bf16-fp32-grads" if wide else "bf16"].model_dump(),
-        },
-        "tokens",
-    )  # fmt: skip
-    return model, job, canonical(layout, model)
-
-
-def _known(table: dict[str, Any], known: frozenset[str], where: str) -> None:
-    for key in table:
-        if key not in known:
-            raise SpecError(
-                f"{where}{key}", table[key], f"nanotron has no such key; {nearest(str(key), known)}"
-            )
-
-
-def _table(data: dict[str, Any], key: str) -> dict[str, Any]:
-    value = data.get(key)
-    if not isinstance(value, dict):
-        raise SpecError(key, value, "nanotron needs this table")
-    return value

@@ -14,8 +14,6 @@ import yaml
 
 from meshwright.exports import megatron
 from meshwright.exports.bundle import comment
-from meshwright.exports.megatron_model import Flags
-from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Plan
 
 LIMITS = replace(megatron.LIMITS, title="Primus", framework="primus")
@@ -96,35 +94,3 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     }
     text = comment(plan, command, f"Primus {VERSION}") + yaml.safe_dump(data, sort_keys=False)
     return {"primus.yaml": text}
-
-
-def flags_of(data: dict[str, Any]) -> Flags:
-    """Return the Megatron-LM flags that a Primus experiment on the Megatron backend amounts to.
-
-    Raises:
-        SpecError: no trainer module on the Megatron backend, or its overrides are no table.
-    """
-    modules = data.get("modules")
-    for module in modules.values() if isinstance(modules, dict) else ():
-        if isinstance(module, dict) and module.get("framework") == "megatron":
-            given = module.get("overrides") or {}
-            if not isinstance(given, dict):
-                raise SpecError("overrides", given, "a table of Megatron-LM arguments is expected")
-            return _flags(given)
-    raise SpecError("modules", modules, "a module with framework: megatron is expected")
-
-
-def _flags(given: dict[str, Any]) -> Flags:
-    flags: Flags = {}
-    for name, value in given.items():
-        flag = _NEGATED.get(name)
-        if flag is not None:
-            if value is False:
-                flags[flag] = True
-            continue
-        flag = _RENAMED.get(name, str(name).replace("_", "-"))
-        if value is None or value is False:
-            continue
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        flags[flag] = True if value is True else text
-    return flags
