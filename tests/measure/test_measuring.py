@@ -16,7 +16,7 @@ from meshwright.measure.assemble import assemble  # noqa: E402
 from meshwright.measure.links import Task, measure_ranks  # noqa: E402
 from meshwright.measure.local import Found, Wanted  # noqa: E402
 from meshwright.measure.modules import Timed, cases, fit  # noqa: E402
-from meshwright.measure.probes import OWN, counts, probes, small  # noqa: E402
+from meshwright.measure.probes import OWN, Probed, counts, probes, small  # noqa: E402
 from meshwright.measure.sampling import Sample  # noqa: E402
 from meshwright.specs.cluster import Cluster  # noqa: E402
 from meshwright.specs.clusters import load_cluster  # noqa: E402
@@ -94,6 +94,23 @@ def test_what_was_not_measured_falls_back_on_the_preset_and_is_said() -> None:
     job = Job(seq_len=64, global_batch=4, framework="meshwright", precision=RECIPES["bf16"])
     assert measured_modules(cluster, job, model) is None
     assert measured_modules(cluster, job.but(precision=RECIPES["fp32"]), model) is not None
+
+
+def test_probes_at_a_precision_that_was_not_measured_say_nothing() -> None:
+    found = recorded()
+    del found.modules["bf16"]
+    one, two = (
+        next(p for p in probes(1, quick=True) if p.precision == k) for k in ("fp32", "bf16")
+    )
+    found.probed = [Probed(one, 0.5, 0.6, 3e8), Probed(two, 0.9, 1.0, 3e8)]
+    own = cluster_of(found).device.measured
+    assert own is not None
+    assert sum(own.engine_s.values()) > 0
+    found.probed = found.probed[1:]
+    alone = cluster_of(found).device.measured
+    assert alone is not None
+    assert not alone.engine_s
+    assert not [p for p in probes(1, quick=True, precisions=("fp32",)) if p.precision == "bf16"]
 
 
 def test_probes_tell_every_kind_of_own_work_apart() -> None:

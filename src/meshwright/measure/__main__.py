@@ -78,7 +78,7 @@ def _measure(options: Any) -> int:
     )  # fmt: skip
     links = measure_ranks(task, tell)
     if dist.get_backend() == "gloo" and dist.get_world_size() == 2:
-        found.probed = probe_rank(2, options.quick, 0.2 * seconds, tell)
+        found.probed = probe_rank(2, wanted, 0.2 * seconds, tell)
     found.collectives, found.slowdown = links["rows"], links["slowdown"]
     found.process_bytes, found.took_s = links["process_bytes"], time.perf_counter() - began
     found.skipped += links["skipped"]

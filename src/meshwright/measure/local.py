@@ -67,11 +67,14 @@ def modules_rank(wanted: Wanted, seconds: float, report: Callable[[Any], None]) 
     return {"modules": fitted, "timings": timings, "skipped": skipped, "process_bytes": process}
 
 
-def probe_rank(ranks: int, quick: bool, seconds: float, report: Callable[[Any], None]) -> list[Any]:
+def probe_rank(
+    ranks: int, wanted: Wanted, seconds: float, report: Callable[[Any], None]
+) -> list[Any]:
     """One rank of the engine's probes."""
     from meshwright.measure.probes import probes, run_probes
 
-    return run_probes(probes(ranks, quick=quick), seconds, report)
+    todo = probes(ranks, quick=wanted.quick, precisions=wanted.precisions)
+    return run_probes(todo, seconds, report)
 
 
 def measure(wanted: Wanted, progress: Progress) -> Found:
@@ -108,12 +111,12 @@ def measure(wanted: Wanted, progress: Progress) -> Found:
         found.skipped += modules["skipped"]
         found.process_bytes = modules["process_bytes"]
     share = (0.25 if wanted.ranks > 1 else 0.8) * deadline.left_s
-    for probed in run(probe_rank, 1, 1, wanted.quick, share, seconds=share, part="steps, one rank"):
+    for probed in run(probe_rank, 1, 1, wanted, share, seconds=share, part="steps, one rank"):
         found.probed += probed
     if wanted.ranks > 1:
         share = 0.35 * deadline.left_s
         part = "steps, two ranks"
-        for probed in run(probe_rank, 2, 2, wanted.quick, share, seconds=share, part=part)[:1]:
+        for probed in run(probe_rank, 2, 2, wanted, share, seconds=share, part=part)[:1]:
             found.probed += probed
         task = Task(
             seconds=0.9 * deadline.left_s, sizes=QUICK_SIZES if wanted.quick else SIZES,

@@ -78,8 +78,12 @@ def small(layers: int, hidden: int = 32, vocab: int = 256, **changes: Any) -> Mo
     )  # fmt: skip
 
 
-def probes(ranks: int, *, quick: bool) -> list[Probe]:
+def probes(ranks: int, *, quick: bool, precisions: Sequence[str] = ("fp32", "bf16")) -> list[Probe]:
     """Probes for one or two ranks, smallest first; each constant is identified by a difference."""
+    return [one for one in _probes(ranks, quick=quick) if one.precision in precisions]
+
+
+def _probes(ranks: int, *, quick: bool) -> list[Probe]:
     one = Layout(micro_batch=4)
     wide = Layout(micro_batch=8)
     if ranks == 1:
@@ -222,7 +226,16 @@ def _cpu_s(setup: measured_step.Setup, used: MemoryColumns) -> float:
 
 
 def fit_own(cluster: Cluster, done: Sequence[Probed]) -> tuple[dict[str, float], float]:
-    """The engine's constants from probes, and the median error of their processor times."""
+    """The engine's constants from probes, and the median error of their processor times.
+
+    Probes at a precision whose modules were not measured say nothing.
+    """
+    done = [
+        one for one in done
+        if measured_step.measured_modules(cluster, one.probe.job, one.probe.model) is not None
+    ]  # fmt: skip
+    if not done:
+        return {}, 0.0
     rows = [counts(cluster, one.probe) for one in done]
     # Modules count in full; what they take more in a whole step than alone is `cold`.
     targets = [max(one.cpu_s, 1e-9) for one in done]
