@@ -1,100 +1,134 @@
-"""What each mechanism of the cost model is worth: the error without it.
+"""What each mechanism of the cost model is worth on sources that it was not fitted to.
 
     python benchmarks/ablations.py
 
-Each line switches one mechanism off for every run and scores all published step times again. Writes
+Each line switches one mechanism off for every run that a fit may use (at most twelve a source, every
+source predicted with the constants that the others give) and scores step times and memory again. Writes
 src/meshwright/evidence/data/ablations.md, which docs/accuracy.md includes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 from meshwright import evidence
-from meshwright.costs import frameworks, setting
-from meshwright.evidence.import_rows import import_row
-from meshwright.evidence.machines import SkipRow
-from meshwright.evidence.measured import absolute_time_trusted, measured_step_time_s
+from meshwright.costs import frameworks, kernels, setting
+from meshwright.evidence.constants import constants_set
+from meshwright.evidence.fit import Case, cases_of
 from meshwright.evidence.predict import group_key, predict_runs
 from meshwright.evidence.rows import published_rows
+from meshwright.evidence.validation import stored
 
 FILE = Path(evidence.__file__).parent / "data" / "ablations.md"
-OVERRIDES: dict[str, object] = {}
+HOSTS = dict.fromkeys(
+    ("host_kernel_s", "host_collective_s", "host_micro_batch_s", "host_step_s"), 0.0
+)
 
 
-def behaviour(job):
-    known = frameworks.framework(job.framework)
-    fields = {**job.framework_options, **OVERRIDES}
-    return known.but(**fields) if fields else known
+@contextlib.contextmanager
+def options(**fields: object) -> Iterator[None]:
+    """Every framework with some of its behaviour changed, whatever a run says of it."""
+
+    def behaviour(job):
+        return frameworks.framework(job.framework).but(**{**job.framework_options, **fields})
+
+    with mock.patch.object(setting, "behaviour", behaviour):
+        yield
 
 
-def cases() -> list[tuple[str, dict[str, object]]]:
-    hosts = dict.fromkeys(
-        ("host_kernel_s", "host_collective_s", "host_micro_batch_s", "host_step_s",
-         "host_member_s", "host_member_local_s"), 0.0,
-    )  # fmt: skip
-    return [
-        ("nothing switched off", {}),
-        ("host time (launches, Python)", hosts),
-        ("host time of tensor-parallel collectives over hosts",
-         {"host_member_s": 0.0, "host_member_local_s": 0.0}),
-        ("accumulating gradients", {"accumulate_bytes": 0.0}),
-        ("passes over the logits", {"loss_bytes": 0.0}),
-        ("generations of flash attention (all the newest)", {"flash_generation": 3}),
-        ("eager kernels (all fused)", {"fused_norm": True, "fused_rotary": True,
-         "fused_softmax": True, "fused_activation": True, "moved_widths": 0.0}),
-        ("buckets (one message each)", {"bucket_parameters": 1e15, "zero1_bucketed": True}),
-        ("what is not overlapped (all overlapped)", {"reduce_overlapped": True,
-         "gather_overlapped": True, "tensor_overlapped": True, "p2p_overlapped": True}),
-        ("blocking pipeline messages", {"blocking_message_s": 0.0}),
-        ("queues of tensor groups at network cards", {"network_member_s": 0.0}),
-        ("the allocator's retries", {"retry_s": 0.0}),
-        ("overlap of experts' all-to-alls", {"expert_overlapped": False}),
-        ("passes over biases inside experts", {"expert_bias_fused": True}),
-    ]  # fmt: skip
+CASES = [
+    ("nothing switched off", contextlib.nullcontext),
+    ("host time (launches, Python)", lambda: options(**HOSTS)),
+    ("host time of tensor-parallel collectives", lambda: options(host_collective_s=0.0)),
+    ("messages of tensor groups over hosts in turn",
+     lambda: constants_set({"overlap.tensor_over_hosts.member_s": 1e-12})),
+    ("no tensor cores for heads of odd widths", lambda: mock.patch.object(kernels, "ODD_HEADS", 1.0)),
+    ("half-filled tiles of experts", lambda: mock.patch.object(kernels, "PARTIAL_TILE", 0.0)),
+    ("partial waves of tiles", lambda: mock.patch.object(kernels, "WHOLE_WAVES", 0.0)),
+    ("accumulating gradients", lambda: options(accumulate_bytes=0.0)),
+    ("passes over the logits", lambda: options(loss_bytes=0.0)),
+    ("generations of flash attention (all the newest)", lambda: options(flash_generation=3)),
+    ("eager kernels (all fused)", lambda: options(
+        fused_norm=True, fused_rotary=True, fused_softmax=True, fused_activation=True,
+        moved_widths=0.0)),
+    ("buckets (one message each)", lambda: options(bucket_parameters=1e15, zero1_bucketed=True)),
+    ("what is not overlapped (all overlapped)", lambda: options(
+        reduce_overlapped=True, gather_overlapped=True, tensor_overlapped=True,
+        p2p_overlapped=True, overlapped_in_pipeline=True)),
+    ("slowdown by what is overlapped",
+     lambda: constants_set({"overlap.slowdown.per_hidden_second": 1e-9})),
+    ("overlap of experts' all-to-alls", lambda: options(expert_overlapped=False)),
+    ("passes over biases inside experts", lambda: options(expert_bias_fused=True)),
+    ("what pipelines keep gathered", lambda: options(pipeline_unsharded=False)),
+    ("copies during the update", lambda: options(update_bytes=0.0)),
+    ("blocks that wait for reduce-scatters", lambda: options(held_widths=0.0)),
+    ("gaps of the caching allocator",
+     lambda: constants_set({"memory.allocator.fragmentation": 1e-9})),
+]  # fmt: skip
 
 
-def errors(groups) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for members in groups.values():
-        for (table, _, measured), one in zip(
-            members, predict_runs([m[1] for m in members]), strict=True
-        ):
-            error = abs(one.iter_time_s / measured - 1.0)
-            found.setdefault(table, []).append(error)
-            found.setdefault("all", []).append(error)
+def errors(by_source: dict[str, list[Case]], case) -> dict[str, tuple[list[float], list[float]]]:
+    """Errors of step time and of memory by source, each left out."""
+    constants = stored().constants
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for source, cases in by_source.items():
+        groups: dict[str, list[Case]] = {}
+        for one in cases:
+            groups.setdefault(group_key(one.run), []).append(one)
+        times, peaks = found.setdefault(source, ([], []))
+        with constants_set(constants.get(source, {})), case():
+            for members in groups.values():
+                priced = predict_runs([one.run for one in members])
+                for one, price in zip(members, priced, strict=True):
+                    times.append(abs(price.iter_time_s / one.time_s - 1.0))
+                    peaks.append(abs(price.peak_memory_bytes / one.memory_bytes - 1.0))
     return found
 
 
+def known(values: list[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
 def main() -> None:
-    groups: dict[str, list] = {}
-    for row in published_rows():
-        try:
-            run = import_row(row)
-        except SkipRow:
-            continue
-        measured = measured_step_time_s(row, run)
-        if row.scorable and absolute_time_trusted(row) and not math.isnan(measured):
-            groups.setdefault(group_key(run), []).append((row.table, run, measured))
-    setting.behaviour = behaviour
-    shown = ("all", "nanotron_ultrascale_full", "vtrain_singlenode", "aleph_alpha_layouts_a100",
-             "mosaic_llm_foundry_2023", "nvidia_megatron_bridge")  # fmt: skip
+    by_source: dict[str, list[Case]] = {}
+    for one in cases_of(published_rows()):
+        by_source.setdefault(one.source, []).append(one)
     lines = [
         "## Ablations", "",
-        "Median error of step time, in percent, with one mechanism switched off for every run "
-        "(`python benchmarks/ablations.py`).", "",
-        "| without | " + " | ".join(shown) + " |", "|---|" + "--:|" * len(shown),
+        "Errors in percent with one mechanism switched off for every run, each source left out "
+        "(`python benchmarks/ablations.py`; at most twelve runs of a source). The last column names the "
+        "source that needs the mechanism most, with the median of its errors with and without it.", "",
+        "| without | time, median | p90 | memory, median | p90 | needed most by |",
+        "|---|--:|--:|--:|--:|---|",
     ]  # fmt: skip
-    for name, overrides in cases():
-        OVERRIDES.clear()
-        OVERRIDES.update(overrides)
-        found = errors(groups)
-        cells = [f"{100 * float(np.median(found[table])):.1f}" for table in shown]
+    whole: dict[str, tuple[list[float], list[float]]] = {}
+    for name, case in CASES:
+        found = errors(by_source, case)
+        whole = whole or found
+        cells = []
+        for kind in (0, 1):
+            every = known([error for pair in found.values() for error in pair[kind]])
+            cells += [
+                f"{100 * np.median(every):.1f}", f"{100 * np.quantile(every, 0.9):.0f}"
+            ]  # fmt: skip
+        medians = [
+            (np.median(known(after[kind])), np.median(known(before[kind])), source, what)
+            for (source, after), before in zip(found.items(), whole.values(), strict=True)
+            for kind, what in ((0, "time"), (1, "memory"))
+            if known(after[kind])
+        ]
+        worse, with_it, source, what = max(medians, key=lambda one: one[0] - one[1])
+        most = f"{source}: {what} {100 * with_it:.0f} → {100 * worse:.0f}"
+        cells.append(most if worse > with_it + 0.005 else "–")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        print(lines[-1], flush=True)
+        print(lines[-1], file=sys.stderr, flush=True)
     FILE.write_text("\n".join(lines) + "\n")
 
 

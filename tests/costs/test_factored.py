@@ -6,8 +6,9 @@ import pytest
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.factored import STATISTIC_BYTES, factored_statistics
 from meshwright.costs.frameworks import behaviour
-from meshwright.costs.memory import memory, role_parameters
+from meshwright.costs.memory import memory
 from meshwright.costs.stages import stage_layers
+from meshwright.costs.states import role_parameters
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model

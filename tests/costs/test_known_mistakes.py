@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.costs import closed_forms as forms
-from meshwright.costs import memory, parameters, pipeline
+from meshwright.costs import parameters, pipeline, states
 from meshwright.costs.alpha_beta import ring_all_reduce
 from meshwright.costs.columns import from_layouts
 from meshwright.specs.clusters import load_cluster
@@ -46,7 +46,7 @@ def test_x1_sixteen_bytes_have_two_decompositions():
 def test_x1_the_planners_memory_model_agrees_with_the_closed_form(p, zero, dp, recipe, optimizer):
     job = Job(precision=RECIPES[recipe], optimizer=OPTIMIZERS[optimizer])
     columns = from_layouts([Layout(dp=dp, zero=zero)])
-    held = memory.state_bytes(job, columns, np.array([p]), np.array([0.0]))
+    held = states.state_bytes(job, columns, np.array([p]), np.array([0.0]))
     closed = forms.model_state_bytes(p, job.precision, job.optimizer, zero, dp)
     assert held.parameters[0] == pytest.approx(closed.parameters)
     assert held.gradients[0] == pytest.approx(closed.gradients)

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.frameworks import behaviour
@@ -74,11 +76,6 @@ def test_a_host_behind_the_device_needs_no_new_blocks():
     assert held(dict(SPLIT, pp=4), host_paced=True) > 0.0
 
 
-def test_messages_that_block_stop_the_host_from_running_ahead():
-    assert held(SPLIT, blocking_message_s=0.26) > 0.0
-    assert held(dict(SPLIT, pp=4), blocking_message_s=0.26) == 0.0
-
-
 def test_reducer_buckets_exist_only_between_replicas():
     """nanotron's static memory: 20 bytes a parameter with replicas, 18 without."""
     alone, two = (parts(dict(tp=1, dp=dp), full_width_buffers=0.0) for dp in (1, 2))
@@ -128,3 +125,54 @@ def test_frozen_weights_need_no_inputs_for_their_gradients():
     adapters = parts(dict(dp=8), framework="megatron", lora_rank=16)["activations"]
     # The FFN is frozen: the input of its first product and of its last are not kept.
     assert whole - adapters == pytest.approx(8 * (1024 + 4096) * 2 * 2048.0)
+
+
+def test_fsdp_in_a_pipeline_keeps_its_stage_gathered_and_sums_whole_gradients():
+    """torch's FSDP2 without resharding: 2 bytes a weight and 4 a summed gradient, of a whole stage."""
+    layout = dict(tp=1, pp=2, dp=4, zero=3)
+    kept = parts(layout, framework="torchtitan")
+    freed = parts(layout, framework="torchtitan", pipeline_unsharded=False)
+    count = 4 * kept["parameters"] / 2.0  # sharded over four replicas, two bytes each
+    assert kept["gathered_parameters"] == pytest.approx((2 + 4) * count)
+    assert freed["gathered_parameters"] < kept["gathered_parameters"] / 2
+    alone = dict(tp=1, pp=1, dp=8, zero=3)
+    assert parts(alone, framework="torchtitan") == parts(
+        alone, framework="torchtitan", pipeline_unsharded=False
+    )
+
+
+def test_copies_of_the_update_count_only_where_activations_were_less():
+    """They live when no activations do: the larger of both decides."""
+    small = dict(tp=1, pp=1, dp=1, recompute="full")
+    plain, copied = (parts(small, update_bytes=size) for size in (0.0, 100.0))
+    count = plain["parameters"] / 2.0
+    moving = ("activations", "recompute_peak", "logits", "gathered_parameters")
+    there = sum(plain[name] for name in moving)
+    assert there < 100.0 * count
+    assert copied["buffers"] - plain["buffers"] == pytest.approx(100.0 * count - there)
+    assert parts(small, update_bytes=1e-3) == plain
+
+
+@given(
+    layers=st.integers(1, 40), dense=st.integers(0, 6), period=st.integers(1, 8),
+    pp=st.integers(1, 8),
+)  # fmt: skip
+def test_layers_with_experts_are_counted_one_by_one(layers, dense, period, pp):
+    """Against the model's own rule for each layer, stage by stage."""
+    pp, dense = min(pp, layers), min(dense, layers)
+    model = MODEL.but(
+        layers=layers, experts={"experts": 8, "top_k": 2, "ffn": 64, "period": period,
+                                "dense_layers": dense},
+    )  # fmt: skip
+    found = stage_layers(model, from_layouts([Layout(pp=pp, micro_batch=1)]))
+    for role in ("first", "last") if pp > 1 else ("first",):
+        count = int(found.total(role)[0])
+        held = range(count) if role == "first" else range(layers - count, layers)
+        assert found.moe[role][0] == sum(model.is_moe_layer(i) for i in held)
+    if pp > 2:
+        count, first, last = (int(found.total(r)[0]) for r in ("middle", "first", "last"))
+        inner = range(first, layers - last - count + 1)
+        most = max(
+            (sum(model.is_moe_layer(i) for i in range(a, a + count)) for a in inner), default=0
+        )
+        assert most <= found.moe["middle"][0] <= -(-count // period)

@@ -5,9 +5,11 @@ import pytest
 
 from meshwright.costs.columns import ARRAYS, concatenate, from_layouts
 from meshwright.costs.host import wait_s
+from meshwright.costs.layer import member_s
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.stages import ROLES
 from meshwright.costs.step import TIME_PARTS, estimate, price
+from meshwright.evidence.constants import constants_set
 from meshwright.planner.legality import Question
 from meshwright.planner.space import Constraints, Tally, enumerate_layouts
 from meshwright.specs.clusters import load_cluster
@@ -136,8 +138,8 @@ def test_recipes_change_each_component(llama70b, h100_64, job):
 
 def test_korthikanti_activation_formula(job):
     """sbh(34 + 5as/h) per layer (arXiv 2205.05198 eq. 1): GPT-3 shape, fp16, dropout, unfused."""
+    from meshwright.costs.activations import activation_bytes_per_layer
     from meshwright.costs.frameworks import framework
-    from meshwright.costs.memory import activation_bytes_per_layer
     from meshwright.specs.model import Model
 
     s, b, h, a = 2048, 4, 6144, 64
@@ -178,40 +180,18 @@ def test_a_pipeline_that_turns_back_has_embedding_and_head_on_its_first_rank(
     assert total[0] == pytest.approx(total[1])
 
 
-def test_a_nearly_full_pipeline_pays_a_retry_per_message(llama70b):
-    cluster = load_cluster("h100:2x8")
-    without = Job(seq_len=8192, global_batch=16, framework="nanotron")
-    run = without.but(framework_options={"retry_s": 0.29})
-    full = Layout(dp=1, tp=4, pp=4, micro_batch=1, sequence_parallel=True)
-    one = estimate(llama70b, cluster, run, full)
-    assert one.peak_memory_bytes > one.capacity_bytes
-    extra = one.step_time_s - estimate(llama70b, cluster, without, full).step_time_s
-    # 16 micro-batches come and go, forward and backward, on two sides of a rank in between; the
-    # first finds the memory empty.
-    assert extra == pytest.approx(15 * 2 * 2 * 0.29)
-
-
-def test_a_pipeline_with_room_to_spare_pays_no_retry(llama70b):
-    cluster = load_cluster("h100:8x8")
-    run = Job(seq_len=4096, global_batch=16, framework="nanotron")
-    roomy = Layout(dp=1, tp=8, pp=8, micro_batch=1, sequence_parallel=True)
-    one = estimate(llama70b, cluster, run, roomy)
-    assert one.peak_memory_bytes < 0.9 * one.capacity_bytes
-    without = run.but(framework_options={"retry_s": 0.0})
-    assert one.step_time_s == estimate(llama70b, cluster, without, roomy).step_time_s
-
-
 @pytest.mark.parametrize(("tp", "spans"), [(8, False), (16, True)])
 def test_messages_of_a_tensor_group_queue_at_the_network_cards(llama70b, tp, spans):
     cluster = load_cluster("h100:2x8")
     run = Job(seq_len=8192, global_batch=16)
-    slow = run.but(framework_options={"network_member_s": 1e-3})
     layout = Layout(dp=16 // tp, tp=tp, micro_batch=1, sequence_parallel=True)
-    first, second = (estimate(llama70b, cluster, one, layout) for one in (run, slow))
+    first = estimate(llama70b, cluster, run, layout)
+    with constants_set({"overlap.tensor_over_hosts.member_s": member_s() + 1e-3}):
+        second = estimate(llama70b, cluster, run, layout)
     extra = second.time_parts["tensor_parallel"] - first.time_parts["tensor_parallel"]
     # At least the eight collectives of a layer that nothing hides, a millisecond a member.
     least = 8 * 80 * (16 * tp // 16) * tp * 1e-3
-    assert extra >= least if spans else extra == 0
+    assert extra >= least * (1 - 1e-9) if spans else extra == 0
 
 
 def test_an_odd_vocabulary_slows_the_head_unless_it_is_padded(h100_64):
@@ -269,3 +249,31 @@ def test_context_parallel_steps_end_with_passes_over_their_result(llama70b, h100
     least = 80 * 2 * passes / (3.35e12 * 0.88)
     assert parts[1] == 0
     assert parts[2] >= least
+
+
+def test_reductions_that_need_no_pipeline_hide_only_without_one(llama70b, h100_64):
+    """torch's DistributedDataParallel reduces beside backward; without it the sum follows the last one."""
+    run = Job(seq_len=8192, global_batch=64, framework="nanotron")
+    never = run.but(framework_options={"reduce_overlapped": False})
+    for pp in (1, 2):
+        layout = Layout(tp=4, pp=pp, dp=16 // pp, micro_batch=1, sequence_parallel=True)
+        with_it, without = (
+            estimate(llama70b, h100_64, job, layout).time_parts["data_parallel"]
+            for job in (run, never)
+        )
+        assert (with_it < 0.7 * without) if pp == 1 else with_it == without
+
+
+def test_heads_of_odd_widths_run_off_the_tensor_cores(h100_64):
+    """Unfused, 128 heads of 108 take longer than 96 of 144; flash attention pads them alike."""
+    wide = dict(name="gpt", layers=8, hidden=13824, kv_heads=96, ffn=55296, vocab=51200)
+    even = Model(**wide, heads=96, head_dim=144)
+    odd = Model(**{**wide, "kv_heads": 128}, heads=128, head_dim=108)
+    layout = Layout(tp=8, dp=8, micro_batch=1)
+
+    def attention_s(model, kernel):
+        run = Job(seq_len=2048, global_batch=64, framework_options={"attention_kernel": kernel})
+        return estimate(model, h100_64, run, layout).time_parts["attention"]
+
+    assert attention_s(odd, "unfused") > 3 * attention_s(even, "unfused")
+    assert attention_s(odd, "flash") < 1.1 * attention_s(even, "flash")

@@ -9,8 +9,8 @@ from meshwright.costs.step import estimate
 from meshwright.evidence.confidence import (
     Residual,
     _coverage,
+    _judged,
     _table,
-    _without_each,
     confidence_toml,
 )
 from meshwright.evidence.nearest import nearest_runs
@@ -30,7 +30,7 @@ def made(source, ratios, kind="dense", device="hopper"):
 def test_sources_weigh_alike_not_rows():
     few = [*made("a", [0.8]), *made("b", [1.0]), *made("c", [1.2])]
     many = [*made("a", [0.8] * 500), *few[1:]]
-    ends = [_table(known, 1.0)["range"][-1] for known in (few, many)]
+    ends = [_table(known)["range"][-1] for known in (few, many)]
     assert ends[0]["low"] == pytest.approx(ends[1]["low"], abs=0.03)
     assert ends[0]["high"] == pytest.approx(ends[1]["high"], abs=0.03)
 
@@ -38,9 +38,8 @@ def test_sources_weigh_alike_not_rows():
 def test_a_source_is_judged_by_the_ranges_of_the_others():
     known = [one for name in "abcde" for one in made(name, [0.9, 1.0, 1.1])]
     alone = [*known, *made("far", [3.0] * 4)]
-    others = _without_each(alone)
-    assert _coverage(alone, others, 1.0) < 5.01 / 6
-    assert _coverage(known, _without_each(known), 1.2) == 1.0
+    assert _coverage(_judged(alone, True), (1.0, 1.0)) < 5.01 / 6
+    assert _coverage(_judged(known, True), (1.0, 1.2)) == 1.0
 
 
 def test_the_written_table_reads_back():

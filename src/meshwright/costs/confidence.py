@@ -3,8 +3,9 @@
 The quantiles are in `costs/data/confidence.toml`, written with the constants. A user is a source that
 nobody fitted to, so a range holds about 80 % of what *left-out* sources measured, each source weighing
 alike. It is taken from runs of the same device generation and kind of model where at least
-`SOURCES` sources speak of them, else of the kind, else of all; and it is widened once for each of
-device, framework, scale and kind of model that fewer sources than that have measured.
+`SOURCES` sources speak of them, else of the kind, else of all; it is widened because a new source strays
+further than the known ones do from each other, and once more for each of device, framework, scale and
+kind of model that fewer sources than that have measured.
 """
 
 from __future__ import annotations
@@ -75,8 +76,10 @@ class Residuals:
     """By (device generation, kind): `low`, `high`, `sources`, `rows`."""
     sources: dict[str, int]
     """By `facet: value`: sources that measured such a run."""
+    newcomer: float
+    """Factor on the logarithm of both ends: a source not seen yet, over those that the ends rest on."""
     widening: float
-    """Factor on the logarithm of both ends for each facet that too few sources measured."""
+    """The same, once more for each facet that too few sources measured."""
 
     def lacking(self, facets: Facets) -> list[str]:
         """Facets that fewer than `SOURCES` sources have measured, as `facet: value`."""
@@ -88,7 +91,8 @@ class Residuals:
         key = next(key for key in candidates(facets) if key in self.ranges)
         found = self.ranges[key]
         lacking = self.lacking(facets)
-        wider = self.widening ** len(lacking)
+        wider = self.newcomer * self.widening ** len(lacking)
+        # The estimate is always inside, also where most sources err to one side.
         low = min(float(found["low"]) ** wider, 1.0 - LEAST)
         high = max(float(found["high"]) ** wider, 1.0 + LEAST)
         told = ", ".join(name for name in key if name != ANY) or "all of them"
@@ -111,7 +115,8 @@ def residuals(quantity: str) -> Residuals:
 def residuals_from(entry: dict[str, Any]) -> Residuals:
     """Read one table of data/confidence.toml."""
     ranges = {(one["generation"], one["kind"]): one for one in entry["range"]}
-    return Residuals(ranges, dict(entry["sources"]), float(entry["widening"]))
+    newcomer, widening = float(entry["newcomer"]), float(entry["widening"])
+    return Residuals(ranges, dict(entry["sources"]), newcomer, widening)
 
 
 def time_range(model: Model, cluster: Cluster, job: Job, gpus: int, step_time_s: float) -> Range:

@@ -9,8 +9,9 @@ from meshwright.costs.collectives import all_gather, all_reduce, reduce_scatter
 from meshwright.costs.columns import Floats, Ints, LayoutColumns, distinct
 from meshwright.costs.fabric import Fabric, place
 from meshwright.costs.frameworks import Behaviour
-from meshwright.costs.memory import MemoryColumns, expert_shard_degree
+from meshwright.costs.memory import MemoryColumns
 from meshwright.costs.stages import StageLayers
+from meshwright.costs.states import expert_shard_degree
 from meshwright.costs.tables import table
 
 PESSIMISTIC_TRAFFIC = 1.35
@@ -35,8 +36,8 @@ def data_parallel_s(
 
     ZeRO-0 all-reduces gradients; ZeRO-1 reduce-scatters them and all-gathers parameters; ZeRO-2
     keeps only its shard of the gradients, so every micro-batch reduces all of them; ZeRO-3 also
-    gathers parameters again for each forward and backward. With HSDP the shards are then
-    all-reduced among the replicas.
+    gathers parameters again for each forward and backward, unless the framework keeps them
+    gathered throughout a pipeline's step. With HSDP the shards are then all-reduced among the replicas.
     """
     rows, inverse = distinct(
         columns.dp, columns.tp, columns.pp, columns.cp, columns.ep, columns.etp, columns.zero,
@@ -137,13 +138,19 @@ def _exposed_of_group(
     first = np.where(whole, traffic["reduce_all"], scatter + replicas)
     gather_once = np.where(zero > 0, gather, 0.0)
     parameters_once = _exposed(gather_once, window * forward, gather_once / pieces, gathering)
-    once = _exposed(first, window * backward, first / pieces, reducing) + parameters_once
+    behind = window * backward
+    if not framework.overlapped_in_pipeline:
+        behind = np.where(columns.pp > 1, 0.0, behind)
+    once = _exposed(first, behind, first / pieces, reducing) + parameters_once
     tail = _exposed(replicas, backward, replicas / pieces, reducing)
     every = micro_batches * _exposed(scatter, backward, scatter / pieces, reducing)
     again = _exposed(gather, forward, gather / pieces, gathering)
     both = _exposed(gather + scatter, backward, (gather + scatter) / pieces, gathering)
     result = np.where(zero == 2, every + tail + parameters_once, once)
-    return np.where(zero == 3, micro_batches * (again + both) + tail, result)
+    three = micro_batches * (again + both) + tail
+    if framework.pipeline_unsharded:
+        three = np.where(columns.pp > 1, once, three)
+    return np.where(zero == 3, three, result)
 
 
 def _window(columns: LayoutColumns, micro_batches: Ints) -> Floats:

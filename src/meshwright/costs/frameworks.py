@@ -118,6 +118,11 @@ class Behaviour(Spec):
         description="a compiler lays out all buffers of a step: no gaps between them, and what the loss "
         "and the layers' backward need shares its place"
     )
+    update_bytes: float = Field(
+        ge=0,
+        description="per parameter that a rank updates: copies of its gradients and lists of results "
+        "that live as long as the update, when no activations do",
+    )
     eager: bool = Field(
         description="memory is what plain PyTorch on FSDP2 keeps, counted tensor by tensor "
         "(costs/eager.py), instead of fused kernels' closed forms"
@@ -131,6 +136,13 @@ class Behaviour(Spec):
     )
     optimizer_in_backward: bool = Field(
         description="each layer is updated as soon as its gradient is there, which then goes"
+    )
+    overlapped_in_pipeline: bool = Field(
+        description="with several pipeline stages, too, gradients are reduced beside backward"
+    )
+    pipeline_unsharded: bool = Field(
+        description="ZeRO-3 in a pipeline: parameters stay gathered from the first micro-batch to the "
+        "last, and gradients are summed whole until then",
     )
     loads_whole: bool = Field(
         description="ZeRO-3: every device holds all weights, and its share of them, while loading",
@@ -160,30 +172,6 @@ class Behaviour(Spec):
     )
     host_collective_s: float = Field(
         ge=0, description="host time to issue one tensor-parallel collective, beyond a kernel's"
-    )
-    host_member_s: float = Field(
-        ge=0,
-        description="more host time per collective and member of a tensor-parallel group that "
-        "spans hosts",
-    )
-    host_member_local_s: float = Field(
-        ge=0,
-        description="the same for a group inside one host, in a job of several hosts",
-    )
-    network_member_s: float = Field(
-        ge=0,
-        description="device time per tensor-parallel collective and member of a group that spans "
-        "hosts: its messages pass the network cards one after another",
-    )
-    retry_s: float = Field(
-        ge=0,
-        description="time that a stage-to-stage message waits where memory is nearly full: its buffer "
-        "does not fit, so the allocator gives all cached blocks back and maps them anew",
-    )
-    blocking_message_s: float = Field(
-        ge=0,
-        description="time that a stage-to-stage message between hosts blocks its rank, whatever "
-        "its size",
     )
     host_micro_batch_s: float = Field(
         ge=0, description="host time per micro-batch outside the layers: data, embedding, loss"

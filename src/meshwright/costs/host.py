@@ -53,11 +53,7 @@ def launch_s(
         moe = moe + adapter_kernels(setting, moe=True) * framework.host_kernel_s
     host = layers.dense[role] * one + layers.moe[role] * (moe + own)
     # Two pairs of tensor-parallel collectives a layer, and one more gather each in backward.
-    inside = columns.tp <= setting.fabric.levels[0].domain
-    several = framework.host_member_local_s if setting.cluster.nodes > 1 else 0.0
-    member = np.where(inside, several, framework.host_member_s)
-    collective = framework.host_collective_s + member * columns.tp
-    collective = np.where(columns.tp > 1, 4.0 * collective, 0.0)
+    collective = np.where(columns.tp > 1, 4.0 * framework.host_collective_s, 0.0)
     collective = collective * (framework.graphs == "none")
     host = host + layers.total(role) * collective
     fixed = framework.host_micro_batch_s * (framework.graphs != "all")

@@ -33,6 +33,12 @@ rows that start at 16-byte boundaries: tensor cores are then fed two bytes at a 
 as a layer is wide, so the number of tokens does not matter. Fitted on the head of vtrain_singlenode,
 which multiplies by an unpadded vocabulary of 50257 where tp = 1."""
 
+ODD_HEADS = 0.07
+"""Rate of unfused attention's batched products whose heads are no multiple of 8 elements (16 bytes) wide,
+over aligned ones: they run off the tensor cores. Of 13824 wide models on A100 (BLOOM's sweep), 128 heads of
+108 take 40 s longer a step than 96 heads of 144, 64 of 216, which makes 11 of 150 TFLOP/s; flash
+attention pads its heads. arXiv 2401.14489 (section VI) measures the same step below 8 elements."""
+
 
 @dataclass(frozen=True)
 class Kernels:
@@ -304,6 +310,8 @@ def unfused_attention_time_s(
     per_score = backward_bytes if backward else forward_bytes
     through = 2.0 / kernels.bandwidth_bytes_s
     rate = kernels.peak_flops * kernels.unfused_gemm
+    if qk_dim % 8 or v_dim % 8:
+        rate *= ODD_HEADS
     once = max(2.0 * qk_dim / rate, through) + max(2.0 * v_dim / rate, through)
     products = (2.0 if backward else 1.0) * once
     count = 6 if backward else 4

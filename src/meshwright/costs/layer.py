@@ -34,6 +34,7 @@ from meshwright.costs.linears import expert_matmuls, weighted_products
 from meshwright.costs.mixers import LayerShares, equivalent_keys, layer_shares, window_share
 from meshwright.costs.module_times import module_times_s
 from meshwright.costs.selective import repeated_forward_s
+from meshwright.costs.tables import table
 from meshwright.specs.model import Model
 
 PARTS = (
@@ -265,7 +266,7 @@ def _tensor_parallel(
     scatter = reduce_scatter(fabric, size, group)
     reduce = all_reduce(fabric, size, group)
     spans = keys.tp * keys.tp_stride > fabric.levels[0].domain
-    messages = np.where(spans, keys.tp * setting.behaviour.network_member_s, 0.0)
+    messages = np.where(spans, keys.tp * member_s(), 0.0)
     gather, scatter, reduce = gather + messages, scatter + messages, reduce + 2.0 * messages
     pairs = 2.0 if not moe or (setting.model.experts and setting.model.experts.shared_ffn) else 1.0
     sp = keys.sequence_parallel > 0
@@ -278,6 +279,11 @@ def _tensor_parallel(
         forward = np.where(spans, forward, overlapped[0])
         backward = np.where(spans, backward, overlapped[1])
     return forward, backward
+
+
+def member_s() -> float:
+    """More time per member of a tensor-parallel collective over hosts, from data/overlap.toml."""
+    return float(table("overlap")["tensor_over_hosts"]["member_s"])
 
 
 def _pipelined(collective: Floats, product: Floats) -> Floats:

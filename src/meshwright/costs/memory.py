@@ -6,29 +6,33 @@ in between, and the last (head, logits and loss). Each is priced; the largest de
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from meshwright.costs import pipeline
-from meshwright.costs.adapters import Weights, adapter_state_bytes, largest_matrix, role_weights
+from meshwright.costs.activations import attention_scores, kept_per_layer
+from meshwright.costs.adapters import largest_matrix, role_weights
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.eager import Held, eager_parts
-from meshwright.costs.factored import STATISTIC_BYTES, factored_statistics
+from meshwright.costs.factored import factored_statistics
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.loss import loss_memory_bytes
-from meshwright.costs.mixers import layer_shares, mixer_bytes
 from meshwright.costs.offload import Moved, leave_device
 from meshwright.costs.parameters import LocalParameters, local_parameters
 from meshwright.costs.phases import heaviest, phase_parts, total
-from meshwright.costs.recompute_modules import FfnBytes, dropped_bytes
-from meshwright.costs.routing import hottest_rank
-from meshwright.costs.selective import selective_bytes
 from meshwright.costs.stages import ROLES, StageLayers
+from meshwright.costs.states import (
+    StateBytes,
+    exists,
+    role_parameters,
+    state_bytes,
+    updated_parameters,
+)
 from meshwright.costs.tables import table
-from meshwright.costs.transformers_layer import Kept, layer_kept
+from meshwright.costs.transformers_layer import Kept
 from meshwright.specs.job import Job
 from meshwright.specs.layout import CONTEXT_METHODS
 from meshwright.specs.model import Model
@@ -46,232 +50,6 @@ MOVING = ("activations", "recompute_peak", "logits", "gathered_parameters")
 def constants() -> dict[str, dict[str, Any]]:
     """Return the constants of data/memory.toml."""
     return table("memory")
-
-
-@dataclass(frozen=True, slots=True)
-class StateBytes:
-    """Model states that one rank of a role holds, in bytes; arrays of shape (rows,)."""
-
-    dense_parameters: Floats
-    """Parameters that train, before ZeRO; `expert_parameters` likewise."""
-    expert_parameters: Floats
-    parameters: Floats
-    gradients: Floats
-    optimizer: Floats
-    dense_gathered: Floats
-    """Bytes that ranks of a shard group gather from each other; `expert_gathered` likewise."""
-    expert_gathered: Floats
-
-
-def role_parameters(
-    local: LocalParameters, layers: StageLayers, columns: LayoutColumns, role: str
-) -> tuple[Floats, Floats]:
-    """Dense and expert parameters that one rank of a role holds under tp and ep, unsharded by ZeRO."""
-    with_head = pipeline.head_on_first_rank(columns)
-    exists = _exists(columns, role)
-    dense = layers.dense[role] * local.dense_layer + layers.moe[role] * local.moe_layer
-    if role == "first":
-        dense = dense + local.embedding + np.where(with_head, local.head, 0.0)
-    if role == "last":
-        # A tied head is a second copy of the embedding on the last rank.
-        head = local.embedding_matrix + local.head if local.tied else local.head
-        dense = dense + np.where(with_head, 0.0, head)
-    copies = pipeline.copies_of_parameters(columns)
-    dense = np.where(exists, dense * copies, 0.0)
-    expert = np.where(exists, layers.moe[role] * local.experts_layer * copies, 0.0)
-    return dense, expert
-
-
-def _exists(columns: LayoutColumns, role: str) -> Any:
-    if role == "first":
-        return columns.pp >= 1
-    return columns.pp > (1 if role == "last" else 2)
-
-
-def expert_shard_degree(columns: LayoutColumns) -> Ints:
-    """Ranks that hold copies of the same expert: the world of a stage over ep · etp."""
-    return np.maximum(columns.dp * columns.cp * columns.tp // (columns.ep * columns.etp), 1)
-
-
-def state_bytes(
-    job: Job,
-    columns: LayoutColumns,
-    dense: Floats,
-    expert: Floats,
-    weights: Weights | None = None,
-    statistics: tuple[Floats, Floats] | None = None,
-) -> StateBytes:
-    """Bytes of parameters, gradients and optimizer states after ZeRO.
-
-    ZeRO-1 shards the optimizer's, ZeRO-2 gradients too, ZeRO-3 parameters too (Rajbhandari et al.
-    2020, arXiv 1910.02054 §5), each component by its own bytes per parameter. Of frozen weights
-    (`weights`; None: all train) there are no gradients and no optimizer states. `statistics` are
-    the numbers of factored statistics of the dense and expert parameters (`costs.factored`), where
-    the optimizer keeps such; they are sharded with its other states.
-    """
-    shard = columns.shard_degree.astype(np.float64)
-    expert_shard = np.where(columns.zero > 0, expert_shard_degree(columns), 1).astype(np.float64)
-    expert_shard = np.minimum(expert_shard, np.where(columns.zero > 0, np.maximum(shard, 1), 1))
-    precision = job.precision
-    optimizer_bytes = precision.master_bytes + job.optimizer.state_bytes
-
-    def split(of: tuple[Floats, Floats], from_stage: int, bytes_each: float = 1.0) -> Floats:
-        whole = columns.zero < from_stage
-        return np.asarray(
-            bytes_each
-            * (of[0] / np.where(whole, 1.0, shard) + of[1] / np.where(whole, 1.0, expert_shard))
-        )
-
-    if weights is None:
-        each = precision.parameter_bytes
-        trains, gathered = (dense, expert), (each * dense, each * expert)
-        parameters = split(trains, 3, each)
-        gradients = split(trains, 2, precision.gradient_bytes)
-        optimizer = split(trains, 1, optimizer_bytes)
-    else:
-        of_weight, of_gradient, of_states = adapter_state_bytes(job)
-        beside = weights.adapters
-        trains = (weights.trained[0] + beside[0], weights.trained[1] + beside[1])
-        parameters = split(weights.stored, 3) + split(beside, 3, of_weight)
-        gradients = split(weights.trained, 2, precision.gradient_bytes)
-        gradients = gradients + split(beside, 2, of_gradient)
-        optimizer = split(weights.trained, 1, optimizer_bytes) + split(beside, 1, of_states)
-        # Under ZeRO-3 frozen weights travel too, as they are stored.
-        every = columns.zero == 3
-        new = precision.parameter_bytes
-        base = [
-            np.where(every, stored, new * trained)
-            for stored, trained in zip(weights.stored, weights.trained, strict=True)
-        ]
-        gathered = (base[0] + of_weight * beside[0], base[1] + of_weight * beside[1])
-    if statistics is not None:
-        share = 1.0
-        if weights is not None:
-            share = np.sum(trains[0] + trains[1]) / max(np.sum(dense + expert), 1.0)
-        optimizer = optimizer + share * split(statistics, 1, STATISTIC_BYTES)
-    return StateBytes(trains[0], trains[1], parameters, gradients, optimizer, *gathered)
-
-
-def activation_bytes_per_layer(
-    model: Model, job: Job, behaviour: Behaviour, columns: LayoutColumns, *, moe: bool
-) -> tuple[Floats, Floats]:
-    """Bytes that one layer keeps per micro-batch: (everything, only what full recomputation keeps).
-
-    The tensors saved for backward, counted one by one. With a two-matrix FFN, dropout and unfused
-    attention they add up to Korthikanti's sbh(34 + 5as/h) (arXiv 2205.05198, eq. 1); with flash
-    attention the 5as²b go; sequence parallelism divides what tensor parallelism does not.
-    """
-    element = job.precision.activation_bytes
-    tokens = (columns.micro_batch * ceil_div(job.seq_len, columns.cp)).astype(np.float64)
-    tp = columns.tp.astype(np.float64)
-    split = np.where(columns.sequence_parallel > 0, tp, 1.0)
-    hidden = float(model.hidden)
-    # A norm written out keeps its input in fp32, the normalised fp32 values and their 16-bit copy.
-    norm_inputs = 2.0 * hidden * (1.0 if behaviour.fused_norm else 5.0)
-    quantised = _quantised_inputs(job, behaviour)
-    of_input = 1.0 if quantised else element
-    # A frozen weight needs no input for a gradient; adapters read attention's input only.
-    adapted = job.frozen
-    matmul_inputs = (1.0 if adapted else 2.0) * hidden
-    shared = norm_inputs * element + matmul_inputs * of_input
-    if behaviour.dropout:
-        shared += 2.0 * hidden
-    per_token = shared / split
-    mixers = layer_shares(model, moe=moe)
-    per_token = per_token + mixers.attention * _attention_bytes(model, element, tp)
-    if mixers.linear and model.mixer is not None:
-        per_token = per_token + mixers.linear * mixer_bytes(model.mixer, element) / tp
-    if quantised:
-        # Attention keeps its output in 16 bits; the projection after it keeps its own copy.
-        per_token = per_token + of_input * model.attention_width / tp
-    per_token = per_token + behaviour.copied_widths * hidden * element / tp
-    width = mixers.ffn * model.ffn
-    if moe:
-        assert model.experts is not None
-        width = float(model.experts.shared_ffn)
-        hot = hottest_rank(job.routing, model.experts.experts, columns.ep, at_peak=True)
-        copies = model.experts.top_k * columns.etp / tp * hot
-        each = _ffn_bytes(model, behaviour, element, of_input, adapted)
-        expert = each * model.experts.ffn / columns.etp + hidden * (element + of_input)
-        per_token = per_token + copies * expert
-        per_token = per_token + (model.experts.experts * 4.0 + model.experts.top_k * 12.0) / split
-    per_token = per_token + _ffn_bytes(model, behaviour, element, of_input, adapted) * width / tp
-    scores = 0.0 * tokens
-    if behaviour.attention_kernel == "unfused":
-        # The probabilities; eager softmax keeps them in fp32 too; dropout its mask and output.
-        bytes_per_score = element + (0.0 if behaviour.fused_softmax else 4.0)
-        bytes_per_score += element + 1.0 if behaviour.dropout else 0.0
-        scores = _scores(model, job, columns) * bytes_per_score
-        scores = np.where(columns.recompute == 1, 0.0, scores)
-    whole = tokens * per_token + scores
-    boundary = tokens * hidden * element / split
-    return whole, boundary
-
-
-def kept_per_layer(
-    model: Model, job: Job, behaviour: Behaviour, columns: LayoutColumns, *, moe: bool
-) -> Kept:
-    """What one layer keeps, by the modules that the framework runs."""
-    if behaviour.modules == "transformers":
-        kept = layer_kept(model, job, behaviour, columns, moe=moe)
-        if behaviour.attention_kernel == "unfused":
-            # Probabilities in 16 bits and softmax's own in fp32.
-            scores = _scores(model, job, columns) * (4.0 + job.precision.activation_bytes)
-            kept = replace(kept, whole=kept.whole + scores)
-        return kept
-    whole, boundary = activation_bytes_per_layer(model, job, behaviour, columns, moe=moe)
-    tokens = (columns.micro_batch * ceil_div(job.seq_len, columns.cp)).astype(np.float64)
-    selective = selective_bytes(model, job, behaviour, columns, tokens, moe=moe)
-    if selective is not None:
-        selective = np.minimum(selective, whole)
-    named = columns.recompute_modules > 0
-    if named.any():
-        element = job.precision.activation_bytes
-        of_input = 1.0 if _quantised_inputs(job, behaviour) else element
-        each = FfnBytes(
-            _ffn_bytes(model, behaviour, element, of_input, job.frozen),
-            0.0 if job.frozen else of_input,
-        )
-        without = whole - dropped_bytes(model, job, behaviour, columns, each, moe=moe)
-        selective = np.where(named, without, whole if selective is None else selective)
-    return Kept(whole, boundary, np.zeros(columns.rows), selective)
-
-
-def _quantised_inputs(job: Job, behaviour: Behaviour) -> bool:
-    """Whether products keep their inputs for backward in 8 bits."""
-    return behaviour.saves_quantised_inputs and job.precision.compute in ("fp8", "fp4")
-
-
-def _scores(model: Model, job: Job, columns: LayoutColumns) -> Floats:
-    """Attention scores of one layer and micro-batch on one rank: b·s²·a over cp and tp."""
-    tokens = (columns.micro_batch * ceil_div(job.seq_len, columns.cp)).astype(np.float64)
-    return np.asarray(tokens * job.seq_len * (model.heads / columns.tp))
-
-
-def _ffn_bytes(
-    model: Model, behaviour: Behaviour, element: float, of_input: float, frozen: bool
-) -> float:
-    """Saved bytes per unit of FFN width: the activation's inputs, and the last product's input.
-
-    The latter has `of_input` bytes and is needed only for that product's weight gradient.
-    """
-    inputs = 1.0
-    if model.gated:
-        inputs = 2.0 if behaviour.fused_activation else 3.0
-    return inputs * element + (0.0 if frozen else of_input)
-
-
-def _attention_bytes(model: Model, element: float, tp: Floats) -> Floats:
-    """Queries, keys, values and the output of attention, per token, with flash's row statistics."""
-    latent = model.latent_attention
-    if latent is not None:
-        heads = np.ceil(model.heads / tp)
-        per_head = 2 * (latent.nope_head_dim + latent.rope_head_dim) + 2 * latent.v_head_dim
-        compressed = latent.q_rank * 2 + latent.kv_rank * 2 + latent.rope_head_dim
-        return (heads * per_head + compressed) * element + 4.0 * heads
-    heads = np.ceil(model.heads / tp)
-    kv_heads = np.ceil(model.kv_heads / tp)
-    return (2 * heads + 2 * kv_heads) * model.head_dim * element + 4.0 * heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +152,7 @@ def memory(
         total = np.zeros(columns.rows)
         for name in PARTS:
             total = total + parts[role][name]
-        totals[role] = np.where(_exists(columns, role), total, 0.0)
+        totals[role] = np.where(exists(columns, role), total, 0.0)
     peak = np.maximum(np.maximum(totals["first"], totals["middle"]), totals["last"])
     return MemoryColumns(parts, states, totals, peak, moved, phases)
 
@@ -446,7 +224,7 @@ def _role_parts(
     shards = columns.tp if behaviour.logits_sharded else 1
     logits = loss_memory_bytes(model, job, behaviour, tokens, local.vocab / shards)
     logits = np.where(has_head, logits, 0.0)
-    gathered = _gathered(job, columns, local, state, layers, role)
+    gathered = _gathered(job, behaviour, columns, local, state, layers, role)
     groups = (
         (columns.tp > 1) * 1.0 + (columns.pp > 1) + (columns.dp * columns.cp > 1) + (columns.ep > 1)
     )
@@ -459,7 +237,7 @@ def _role_parts(
     buffers = buffers + np.where((columns.dp > 1) & (columns.zero < 3), reduced, 0.0)
     if behaviour.attention_kernel == "unfused" and not behaviour.fused_softmax:
         # The fp32 gradient of one layer's eager softmax, beside what that layer kept.
-        working = working + 4.0 * _scores(model, job, columns)
+        working = working + 4.0 * attention_scores(model, job, columns)
     if behaviour.placeholder_gradients:
         layer = np.maximum(
             local.dense_layer * (layers.dense[role] > 0), local.moe_layer * (layers.moe[role] > 0)
@@ -471,6 +249,9 @@ def _role_parts(
         gathered = _gathered_units(job, columns, local, state, layers, role)
     gathered = gathered + _in_compute_precision(job, model, local, layers, role)
     moving = activations + working + logits + gathered
+    if behaviour.modules == "fused":
+        copies = behaviour.update_bytes * updated_parameters(columns, state)
+        buffers = buffers + np.maximum(copies - moving, 0.0)
     gaps = float(known["allocator"]["fragmentation"])
     if behaviour.planned_buffers:
         # The logits are gone when the first layer runs backward.
@@ -570,11 +351,9 @@ def _held_bytes(
     only when the device has run the collective. A host that is ahead of the device therefore needs
     new blocks for every layer, of the micro-batches in flight and of the next one. It is not ahead
     where its own launches set the pace, unless several forwards of a warm-up follow each other
-    without a wait (pp > 2), nor where every message between stages blocks it.
+    without a wait (pp > 2).
     """
-    waits = (host_paced & (columns.pp <= 2)) | (
-        (columns.pp > 1) & (behaviour.blocking_message_s > 0)
-    )
+    waits = host_paced & (columns.pp <= 2)
     issued = np.minimum(flight + 1.0, micro_batches)
     split = (columns.tp > 1) & (columns.sequence_parallel > 0)
     tokens = columns.micro_batch * ceil_div(job.seq_len, columns.cp)
@@ -585,20 +364,30 @@ def _held_bytes(
 
 def _gathered(
     job: Job,
+    behaviour: Behaviour,
     columns: LayoutColumns,
     local: LocalParameters,
     state: StateBytes,
     layers: StageLayers,
     role: str,
 ) -> Floats:
-    """ZeRO-3's transient: two layers gathered (one computing, one prefetched) and one's gradient."""
+    """ZeRO-3's transient: two layers gathered (one computing, one prefetched) and one's gradient.
+
+    Where a pipeline keeps its parameters gathered: all of them, and the sums of their gradients.
+    """
     dense = np.maximum(
         local.dense_layer * (layers.dense[role] > 0), local.moe_layer * (layers.moe[role] > 0)
     )
     expert = local.experts_layer * (layers.moe[role] > 0)
     unit = np.maximum(dense + expert, np.where(layers.total(role) > 0, local.embedding_matrix, 0.0))
     bytes_each = 2.0 * job.precision.parameter_bytes + job.precision.gradient_reduce_bytes
-    return np.where((columns.zero == 3) & (columns.shard_degree > 1), unit * bytes_each, 0.0)
+    transient = unit * bytes_each
+    if behaviour.pipeline_unsharded:
+        sums = state.dense_parameters + state.expert_parameters
+        whole = state.dense_gathered + state.expert_gathered
+        whole = whole + job.precision.gradient_reduce_bytes * sums
+        transient = np.where(columns.pp > 1, whole, transient)
+    return np.where((columns.zero == 3) & (columns.shard_degree > 1), transient, 0.0)
 
 
 def _bucket_bytes(behaviour: Behaviour, columns: LayoutColumns, state: StateBytes) -> Floats:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs.columns import Floats, LayoutColumns, recomputed_by_role
-from meshwright.specs.model import Model
+from meshwright.costs.columns import Floats, Ints, LayoutColumns, recomputed_by_role
+from meshwright.specs.model import Experts, Model
 
 ROLES = ("first", "middle", "last")
 """Ranks that can be the heaviest: the first (embedding), one in between, the last (head)."""
@@ -71,15 +71,31 @@ def stage_layers(model: Model, columns: LayoutColumns) -> StageLayers:
             moe[role] = _listed(model, role, layers)
             dense[role] = layers - moe[role]
             continue
-        leading = model.experts.dense_layers
-        if role == "first":
-            led = np.minimum(layers, leading)
-        else:
-            led = np.maximum(0, np.minimum(layers, leading - (model.layers - layers)))
-        with_experts = (layers - led) / model.experts.period
-        moe[role] = with_experts
-        dense[role] = layers - with_experts
+        moe[role] = _interleaved(model.experts, model.layers, role, layers)
+        dense[role] = layers - moe[role]
     return StageLayers(dense, moe)
+
+
+def _interleaved(experts: Experts, total: int, role: str, layers: Ints) -> Floats:
+    """Mixture-of-experts layers among the first or last `layers` of `total`, or the most in between.
+
+    Leading dense layers come first, then every period-th layer has experts, beginning at once: one
+    layer has them whole, however long the period.
+    """
+
+    def before(end: Ints) -> Ints:
+        return -(-np.maximum(end - experts.dense_layers, 0) // experts.period)
+
+    count = np.asarray(layers, dtype=np.int64)
+    everything = before(np.full_like(count, total))
+    if role == "first":
+        found = before(count)
+    elif role == "last":
+        found = everything - before(total - count)
+    else:
+        led = np.clip(experts.dense_layers - (total - count), 0, count)
+        found = -(-(count - led) // experts.period)
+    return found.astype(np.float64)
 
 
 def _listed(model: Model, role: str, layers: Floats) -> Floats:

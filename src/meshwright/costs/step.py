@@ -42,7 +42,6 @@ from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.memory import (
     MemoryColumns,
     default_process_bytes,
-    expert_shard_degree,
     memory,
 )
 from meshwright.costs.module_times import repeated_s
@@ -52,6 +51,7 @@ from meshwright.costs.pessimism import pessimistic_s
 from meshwright.costs.recompute_modules import repeated_flops_per_token
 from meshwright.costs.setting import Setting
 from meshwright.costs.stages import ROLES, StageLayers, stage_layers
+from meshwright.costs.update import optimizer_s
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
 from meshwright.specs.layout import MODULES, Layout
@@ -66,9 +66,6 @@ TIME_PARTS = (
 
 LOSS_FORWARD_SHARE = 0.7
 """Share of the loss's passes over the logits that its forward makes."""
-NEARLY_FULL = 1.0
-"""Share of a device's memory from which on the allocator must free and retry: where what it would
-reserve, cached and waiting blocks included, no longer fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +114,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     times = _stage_times(columns, stage_parts)
     hop = _p2p_time_s(setting, columns, distances)
     parts = _pace_parts(columns, stage_parts, times, micro_batches)
-    parts["pipeline_p2p"] = _p2p_exposed_s(
-        setting, columns, distances, hop, micro_batches, used.peak
-    )
+    parts["pipeline_p2p"] = _p2p_exposed_s(setting, columns, hop, micro_batches)
     parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
     parts["data_parallel"], data_parallel_worst = data_parallel_s(
         setting.behaviour,
@@ -131,7 +126,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
         layers,
         micro_batches,
     )
-    parts["optimizer"] = _optimizer_s(setting, columns, used)
+    parts["optimizer"] = optimizer_s(setting, columns, used)
     parts["shared_cores"] = np.zeros(columns.rows)
     parts["offload"] = np.zeros(columns.rows)
     if used.moved:
@@ -175,9 +170,7 @@ def _measured(setting: Setting, setup: measured_step.Setup) -> EstimateColumns:
     times = _stage_times(columns, stage_parts)
     hop = measured_step.hop_s(setup)
     parts = _pace_parts(columns, stage_parts, times, micro_batches)
-    parts["pipeline_p2p"] = _p2p_exposed_s(
-        setting, columns, setup.distances, hop, micro_batches, used.peak
-    )
+    parts["pipeline_p2p"] = _p2p_exposed_s(setting, columns, hop, micro_batches)
     parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
     parts["data_parallel"] = measured_step.data_parallel_s(setup, used)
     parts["optimizer"], parts["step_overhead"] = measured_step.update_s(setup, used)
@@ -353,19 +346,13 @@ def _p2p_time_s(setting: Setting, columns: LayoutColumns, distances: dict[str, I
 
 
 def _p2p_exposed_s(
-    setting: Setting,
-    columns: LayoutColumns,
-    distances: dict[str, Ints],
-    hop: Floats,
-    micro_batches: Ints,
-    peak_bytes: Floats,
+    setting: Setting, columns: LayoutColumns, hop: Floats, micro_batches: Ints
 ) -> Floats:
     """Stage-to-stage time on the critical path.
 
     Fill and drain wait for every hop. In the steady state a rank sends and receives once per
     micro-batch, chunk and direction: hidden where the framework overlaps it and has another chunk
-    to work on, but issuing the pair of kernels always takes host time. Where memory is nearly full
-    the buffer of a message makes the allocator retry.
+    to work on, but issuing the pair of kernels always takes host time.
     """
     v = np.maximum(columns.virtual_stages, 1)
     fill = 2.0 * (columns.pp - 1) * hop
@@ -374,48 +361,7 @@ def _p2p_exposed_s(
     if setting.behaviour.p2p_overlapped:
         steady = np.where(v > 1, 0.0, steady)
     issue = messages * 2.0 * setting.behaviour.host_kernel_s
-    # A rank in between sends and receives in both directions, one at an end in half as many.
-    neighbours = np.where(columns.pp > 2, 2.0, 1.0)
-    between_hosts = columns.pp * distances["pp"] > setting.cluster.gpus_per_node
-    blocked = np.where(between_hosts, messages * setting.behaviour.blocking_message_s, 0.0)
-    # The first micro-batch's messages arrive while no other activations are held.
-    nearly_full = peak_bytes > NEARLY_FULL * capacity_bytes(setting.cluster)
-    later = messages * (1.0 - 1.0 / micro_batches)
-    retried = np.where(nearly_full, later * setting.behaviour.retry_s, 0.0)
-    blocked = neighbours * np.maximum(blocked, retried)
-    return np.where(columns.pp > 1, fill + steady + issue + blocked, 0.0)
-
-
-def _optimizer_s(setting: Setting, columns: LayoutColumns, used: MemoryColumns) -> Floats:
-    """Time of the optimizer's update and the gradient norm, by bytes over bandwidth."""
-    job = setting.job
-    shard = columns.shard_degree.astype(np.float64)
-    expert_shard = np.where(columns.zero > 0, np.minimum(expert_shard_degree(columns), shard), 1.0)
-    most = np.zeros(columns.rows)
-    for role in ROLES:
-        state = used.states[role]
-        most = np.maximum(
-            most,
-            state.dense_parameters / shard
-            + state.expert_parameters / np.maximum(expert_shard, 1.0),
-        )
-    states = job.precision.master_bytes + job.optimizer.state_bytes
-    update = 2.0 * states + 2.0 * job.precision.gradient_bytes + job.precision.parameter_bytes
-    passes = 1.0 if setting.behaviour.optimizer_fused else 2.5
-    moved = most * (update * passes) + _weight_cast_bytes(setting, used)
-    return stream_time_s(setting.kernels, moved, 30.0)
-
-
-def _weight_cast_bytes(setting: Setting, used: MemoryColumns) -> Floats | float:
-    """Bytes moved to make a rank's weights 8- or 4-bit, once a step: they change once a step.
-
-    Every micro-batch reads the same 8-bit copy. Frozen weights were made so before the first step.
-    """
-    if setting.kernels.fp8_quantize == 0.0 or setting.job.frozen:
-        return 0.0
-    trained = [used.states[role] for role in ROLES]
-    most = np.maximum.reduce([s.dense_parameters + s.expert_parameters for s in trained])
-    return np.asarray(most * setting.kernels.fp8_quantize)
+    return np.where(columns.pp > 1, fill + steady + issue, 0.0)
 
 
 def estimate(model: Model, cluster: Cluster, job: Job, layout: Layout) -> Estimate:

@@ -10,21 +10,26 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from numpy.typing import NDArray
 
 from meshwright.costs.confidence import (
     ANY,
     COVERAGE,
     SOURCES,
     Facets,
-    Residuals,
     candidates,
     facets_of,
     residuals_from,
 )
 from meshwright.evidence.score import Scored
 
-WIDENINGS = tuple(round(1.0 + 0.05 * step, 2) for step in range(17))
-"""Widenings that are tried; the one whose coverage of left-out sources is nearest to 80 % is kept."""
+NEWCOMERS = tuple(round(1.0 + 0.05 * step, 2) for step in range(21))
+WIDENINGS = tuple(round(1.1 + 0.05 * step, 2) for step in range(15))
+"""Widenings that are tried, of every range and for each facet that lacks evidence, which always widens;
+the pair whose coverage of left-out sources is nearest to 80 % is kept, of equal ones the narrower."""
+
+Widening = tuple[float, float]
+"""(`newcomer`, `widening`) of `costs.confidence.Residuals`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +66,13 @@ def confidence_toml(scored: Sequence[Scored]) -> str:
     tables: dict[str, Any] = {}
     times, memory = (residuals_of(scored, quantity) for quantity in ("time", "memory"))
     tables["time"] = _table(times, _best_widening(times))
-    # A dozen sources measured memory, by as many conventions: their rows weigh alike instead, and
-    # nothing is widened.
-    tables["memory"] = _table(memory, 1.0, sources_alike=False)
+    # A dozen sources measured memory, by as many conventions: their rows weigh alike instead.
+    tables["memory"] = _table(memory, _best_widening(memory, False), sources_alike=False)
     return head + tomli_w.dumps(tables)
 
 
 def _table(
-    known: Sequence[Residual], widening: float, sources_alike: bool = True
+    known: Sequence[Residual], widening: Widening = (1.0, 1.0), sources_alike: bool = True
 ) -> dict[str, Any]:
     groups: dict[tuple[str, str], list[Residual]] = defaultdict(list)
     told: dict[str, set[str]] = defaultdict(set)
@@ -90,7 +94,8 @@ def _table(
             }
         )  # fmt: skip
     counts = {name: len(sources) for name, sources in sorted(told.items())}
-    return {"widening": widening, "range": ranges, "sources": counts}
+    newcomer, lacking = widening
+    return {"newcomer": newcomer, "widening": lacking, "range": ranges, "sources": counts}
 
 
 def _quantiles(members: Sequence[Residual], sources_alike: bool) -> tuple[float, float]:
@@ -106,28 +111,53 @@ def _quantiles(members: Sequence[Residual], sources_alike: bool) -> tuple[float,
     return float(low), float(high)
 
 
-def _best_widening(known: Sequence[Residual]) -> float:
+def _best_widening(known: Sequence[Residual], sources_alike: bool = True) -> Widening:
     """The widening whose coverage, each source judged by the others' ranges, is nearest to 80 %."""
-    others = _without_each(known)
-    return min(WIDENINGS, key=lambda w: (abs(_coverage(known, others, w) - COVERAGE), w))
+    judged = _judged(known, sources_alike)
+    pairs = [(newcomer, lacking) for newcomer in NEWCOMERS for lacking in WIDENINGS]
+    return min(
+        pairs, key=lambda pair: (round(abs(_coverage(judged, pair) - COVERAGE), 3), sum(pair), pair)
+    )
 
 
-def _without_each(known: Sequence[Residual]) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class _Judged:
+    """Residuals beside the ends, as they are, of the range that the other sources give; arrays."""
+
+    source: NDArray[np.int64]
+    ratio: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    lacking: NDArray[np.int64]
+
+
+def _judged(known: Sequence[Residual], sources_alike: bool) -> _Judged:
     names = sorted({one.source for one in known})
-    return {name: _table([one for one in known if one.source != name], 1.0) for name in names}
-
-
-def _coverage(
-    known: Sequence[Residual], others: dict[str, dict[str, Any]], widening: float
-) -> float:
-    inside: dict[str, list[bool]] = defaultdict(list)
-    readers: dict[str, Residuals] = {
-        name: residuals_from({**entry, "widening": widening}) for name, entry in others.items()
+    others = {
+        name: residuals_from(
+            _table([one for one in known if one.source != name], sources_alike=sources_alike)
+        )
+        for name in names
     }
+    told: dict[tuple[str, Facets], tuple[float, float, int]] = {}
+    rows = []
     for one in known:
-        low, high, _ = readers[one.source].ends(one.facets)
-        inside[one.source].append(low <= one.ratio <= high)
-    return float(np.mean([np.mean(hits) for hits in inside.values()])) if inside else math.nan
+        key = (one.source, one.facets)
+        if key not in told:
+            range_ = others[one.source]
+            told[key] = (*range_.ends(one.facets)[:2], len(range_.lacking(one.facets)))
+        rows.append((names.index(one.source), one.ratio, *told[key]))
+    source, ratio, low, high, lacking = (np.array(column) for column in zip(*rows, strict=True))
+    return _Judged(source, ratio, low, high, lacking)
+
+
+def _coverage(judged: _Judged, widening: Widening) -> float:
+    """Share of residuals inside, the mean over sources."""
+    newcomer, each = widening
+    wider = newcomer * each**judged.lacking
+    inside = (judged.low**wider <= judged.ratio) & (judged.ratio <= judged.high**wider)
+    count = np.bincount(judged.source)
+    return float(np.mean(np.bincount(judged.source, weights=inside) / count))
 
 
 def coverage(scored: Sequence[Scored], quantity: str = "time") -> float:
@@ -136,4 +166,7 @@ def coverage(scored: Sequence[Scored], quantity: str = "time") -> float:
     The mean over sources, each with the widening that suits all of them.
     """
     known = residuals_of(scored, quantity)
-    return _coverage(known, _without_each(known), _best_widening(known))
+    if not known:
+        return math.nan
+    alike = quantity == "time"
+    return _coverage(_judged(known, alike), _best_widening(known, alike))

@@ -121,6 +121,10 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
         if re.search(pattern, row["setup"]):
             options |= values
             break
+    else:
+        # Older profiles attend unfused unless a run says otherwise.
+        if re.search(r"flash[-_ ]?att", row["setup"], re.IGNORECASE):
+            options.setdefault("attention_kernel", "flash")
     arguments = megatron_arguments(row)
     if arguments:
         options["reduce_overlapped"] = bool(arguments.get("overlap-grad-reduce"))

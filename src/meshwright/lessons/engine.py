@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.costs import alpha_beta, closed_forms
 from meshwright.costs.columns import from_layouts
-from meshwright.costs.memory import state_bytes
+from meshwright.costs.states import state_bytes
 from meshwright.costs.step import estimate
 from meshwright.schedules import build
 from meshwright.simulator import StageTimes, evaluate

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwright.costs.columns import Floats, Ints, LayoutColumns, concatenate
-from meshwright.costs.frameworks import behaviour
 from meshwright.costs.memory import constants
 from meshwright.costs.pessimism import without_sharding_s
 from meshwright.costs.stages import ROLES
 from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.planner.legality import SHARDING_RULES, Question, legal
-from meshwright.planner.space import Constraints, Heads, Tally, enumerate_heads, enumerate_layouts
+from meshwright.planner.space import Constraints, Heads, Tally, enumerate_heads
 from meshwright.specs.errors import SpecError
 
 if TYPE_CHECKING:
@@ -52,10 +51,6 @@ def bounded_tables(
 
     None that cannot be faster than `under` seconds is given.
     """
-    if behaviour(question.job).retry_s:  # then time depends on memory, and no head bounds it
-        for table in enumerate_layouts(question, constraints, tally):
-            add(table)
-        return
     heads, time_s, peak = _bounded_heads(question, constraints, tally)
     if not heads.columns.rows:
         return

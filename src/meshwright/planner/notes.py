@@ -49,9 +49,13 @@ def notes(
         )
     if question.model.source and "assumed" in question.model.source:
         found.append(question.model.source)
-    found += [*_close(solution, best), *_mismatches(question), *_simulated(solution.choice)]
-    found += [*_above_measured(question, best), *_poor_divisors(solution, constraints, best)]
-    return found + memory_too_close(best)
+    found += [*_close(solution, best), *_simulated(solution.choice)]
+    return [*found, *_poor_divisors(solution, constraints, best), *layout_notes(question, best)]
+
+
+def layout_notes(question: Question, best: Estimate) -> list[str]:
+    """What holds of a priced layout however it was found, a sentence each."""
+    return [*_mismatches(question), *_above_measured(question, best), *memory_too_close(best)]
 
 
 def _device(question: Question) -> str:
@@ -100,7 +104,12 @@ def measured_mfu() -> dict[tuple[str, str], tuple[float, str]]:
 
 
 def _above_measured(question: Question, best: Estimate) -> list[str]:
-    """Say when the plan claims more of the device than anyone has measured on it."""
+    """Say when the plan claims more of the device than it has, or than anyone has measured on it."""
+    if best.mfu > 1.0:
+        return [
+            f"an MFU of {best.mfu:.1%} is more than the device has: for this model the model FLOPs "
+            "count more than a step multiplies, so trust neither it nor the step time"
+        ]
     known = measured_mfu().get((_device(question), question.job.precision.compute))
     if known is None or best.mfu <= known[0]:
         return []

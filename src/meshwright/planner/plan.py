@@ -13,7 +13,7 @@ from meshwright.planner.economy import cheapest, dearer, offers
 from meshwright.planner.flips import Replan, flip_points
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import neighbours, why_lost
-from meshwright.planner.notes import memory_too_close, notes
+from meshwright.planner.notes import layout_notes, notes
 from meshwright.planner.odds import Odds
 from meshwright.planner.rescue import ways_out
 from meshwright.planner.search import SearchResult, pareto, search
@@ -253,7 +253,7 @@ def price_layout(
     return Plan(
         meshwright_version=__version__, command=command, model=model, cluster=cluster, job=job,
         layout=layout, estimate=priced, fits=priced.fits, searched=Searched(priced=1),
-        notes=(*memory_too_close(priced), *_unmeasured(cluster)),
+        notes=(*layout_notes(question, priced), *_unmeasured(cluster)),
     )  # fmt: skip
 
 
