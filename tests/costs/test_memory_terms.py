@@ -33,7 +33,7 @@ def parts(
     paced = None if host_paced is None else np.array([host_paced])
     table = memory(
         MODEL, job, behaviour(job), columns, stage_layers(MODEL, columns),
-        np.array([micro_batches]), paced, on_cpu,
+        np.array([micro_batches]), paced, 0.33e9 if on_cpu else None,
     )  # fmt: skip
     return {name: float(value[0]) for name, value in table.parts[role].items()}
 
