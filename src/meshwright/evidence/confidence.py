@@ -113,6 +113,8 @@ def _quantiles(members: Sequence[Residual], sources_alike: bool) -> tuple[float,
 
 def _best_widening(known: Sequence[Residual], sources_alike: bool = True) -> Widening:
     """The widening whose coverage, each source judged by the others' ranges, is nearest to 80 %."""
+    if len({one.source for one in known}) < 2:  # nothing to judge one by
+        return NEWCOMERS[0], WIDENINGS[0]
     judged = _judged(known, sources_alike)
     pairs = [(newcomer, lacking) for newcomer in NEWCOMERS for lacking in WIDENINGS]
     return min(
@@ -166,7 +168,7 @@ def coverage(scored: Sequence[Scored], quantity: str = "time") -> float:
     The mean over sources, each with the widening that suits all of them.
     """
     known = residuals_of(scored, quantity)
-    if not known:
+    if len({one.source for one in known}) < 2:
         return math.nan
     alike = quantity == "time"
     return _coverage(_judged(known, alike), _best_widening(known, alike))
