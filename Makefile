@@ -101,6 +101,7 @@ validate-more: $(VENV)/full.done
 	-$(PIP) --no-deps --target $(VENV)/validate/nanotron-2411b02 dacite==1.9.2 \
 	  git+https://github.com/huggingface/nanotron@2411b022a75fb7f7561a1bb4166706da5e1b76de
 	MESHWRIGHT_VALIDATE_MORE=1 $(BIN)/pytest tests/exports/test_more_parsers.py
+	$(BIN)/python benchmarks/export_runs.py
 
 clean:
 	rm -rf $(VENV) dist docs/_build
