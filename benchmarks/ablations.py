@@ -2,7 +2,7 @@
 
     python benchmarks/ablations.py
 
-Each line switches one mechanism off for every run that a fit may use (at most twelve a source, every
+Each line switches one mechanism off for every run that a fit may use (at most `RUNS` a source, every
 source predicted with the constants that the others give) and scores step times and memory again. Writes
 src/meshwright/evidence/data/ablations.md, which docs/accuracy.md includes.
 """
@@ -27,6 +27,7 @@ from meshwright.evidence.rows import published_rows
 from meshwright.evidence.validation import stored
 
 FILE = Path(evidence.__file__).parent / "data" / "ablations.md"
+RUNS = 6
 HOSTS = dict.fromkeys(
     ("host_kernel_s", "host_collective_s", "host_micro_batch_s", "host_step_s"), 0.0
 )
@@ -37,7 +38,7 @@ def options(**fields: object) -> Iterator[None]:
     """Every framework with some of its behaviour changed, whatever a run says of it."""
 
     def behaviour(job):
-        return frameworks.framework(job.framework).but(**{**job.framework_options, **fields})
+        return frameworks.behaviour_of(job.framework).but(**{**job.framework_options, **fields})
 
     with mock.patch.object(setting, "behaviour", behaviour):
         yield
@@ -98,12 +99,12 @@ def known(values: list[float]) -> list[float]:
 
 def main() -> None:
     by_source: dict[str, list[Case]] = {}
-    for one in cases_of(published_rows()):
+    for one in cases_of(published_rows(), RUNS):
         by_source.setdefault(one.source, []).append(one)
     lines = [
         "## Ablations", "",
         "Errors in percent with one mechanism switched off for every run, each source left out "
-        "(`python benchmarks/ablations.py`; at most twelve runs of a source). The last column names the "
+        "(`python benchmarks/ablations.py`; at most six runs of a source). The last column names the "
         "source that needs the mechanism most, with the median of its errors with and without it.", "",
         "| without | time, median | p90 | memory, median | p90 | needed most by |",
         "|---|--:|--:|--:|--:|---|",

@@ -1,7 +1,8 @@
 """A plan says where model, job and device disagree instead of assuming in silence."""
 
-from meshwright.planner.plan import plan
+from meshwright.planner.plan import plan, price_layout
 from meshwright.specs import load_cluster, load_job, load_model
+from meshwright.specs.layout import Layout
 
 
 def notes(model, cluster, job):
@@ -20,3 +21,10 @@ def test_a_precision_that_the_device_lacks():
     assert "has no bf16 matrix units: priced at its fp16 rate" in notes("gpt2", "v100:8", job)
     assert "matrix units" not in notes("gpt2", "v100:8", {**job, "precision": "fp16"})
     assert "priced at its bf16 rate" in notes("gpt2", "a100:8", {**job, "precision": "fp8"})
+
+
+def test_a_priced_layout_says_the_same_without_a_search():
+    job = load_job({"seq_len": 4096, "global_batch": 64, "precision": "fp8"})
+    priced = price_layout(load_model("gpt2"), load_cluster("a100:8"), job, Layout(dp=8))
+    said = " ".join(priced.notes)
+    assert "priced at its bf16 rate" in said and "a table of 1,024 positions" in said
