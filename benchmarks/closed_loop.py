@@ -1,12 +1,11 @@
 """The closed loop on this machine: measure it, predict runs, make them, compare.
 
-    python benchmarks/closed_loop.py [--cluster mine.toml] [--runs N] [--only TEXT] [--emulated]
-                                     [--steps 8] [--results FILE] [--markdown docs/measured.md]
+    python benchmarks/closed_loop.py [--cluster mine.toml] [--runs N] [--only TEXT] [--steps 8]
+                                     [--results FILE] [--markdown docs/measured.md]
 
 Without `--cluster` the machine is measured first (two minutes). Every run's result is appended to
 `--results` as it ends, and runs that are there already are not made again: stop it and start it at
-will. `--runs N` makes at most N more; `--only TEXT` those whose name contains the text;
-`--emulated` runs on network namespaces with throttled cables instead (needs root and iproute2).
+will. `--runs N` makes at most N more; `--only TEXT` those whose name contains the text.
 `--markdown` writes the page from all results there are.
 
 Runs are models from the lessons' toy to some 100 M parameters under every axis, on 1 to 8 ranks; none

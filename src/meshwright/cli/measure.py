@@ -12,12 +12,12 @@ from meshwright.cli import options, running
 
 def command(
     output: str = typer.Option(..., "-o", "--output", help="Write the cluster file here."),
-    quick: bool = typer.Option(False, "--quick", help="20 seconds instead of two minutes."),
+    quick: bool = typer.Option(False, "--quick", help="30 seconds instead of two minutes."),
     ranks: int | None = typer.Option(
         None, "--ranks", min=1, max=64, help="Ranks that share this machine; default 4, or cores."
     ),
     seconds: float | None = typer.Option(
-        None, "--seconds", min=5.0, max=3600.0, help="Deadline, instead of 120 (or 20) seconds."
+        None, "--seconds", min=5.0, max=3600.0, help="Deadline, instead of 120 (or 30) seconds."
     ),
     precision: list[str] = typer.Option(
         ["fp32", "bf16"], "--precision", help="Of the modules; may be given several times."
@@ -49,7 +49,7 @@ def command(
             raise SpecError("--precision", one, "fp32 or bf16")
     many = ranks or max(4, min(cores(), 16))
     wanted = Wanted(
-        seconds=seconds or (20.0 if quick else 120.0), ranks=many, quick=quick,
+        seconds=seconds or (30.0 if quick else 120.0), ranks=many, quick=quick,
         precisions=tuple(dict.fromkeys(precision)),
     )  # fmt: skip
     try:

@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure as one rank of an existing job; returns the exit code."""
     parser = argparse.ArgumentParser(prog="meshwright.measure", description=__doc__)
     parser.add_argument("-o", "--output", required=True, help="write the cluster file here")
-    parser.add_argument("--quick", action="store_true", help="20 seconds instead of two minutes")
+    parser.add_argument("--quick", action="store_true", help="30 seconds instead of two minutes")
     parser.add_argument("--seconds", type=float, default=0.0, help="deadline")
     parser.add_argument("--precision", action="append", default=[], choices=("fp32", "bf16"))
     parser.add_argument("--join-timeout", type=float, default=300.0)
@@ -54,7 +54,7 @@ def _measure(options: Any) -> int:
     from meshwright.measure.links import QUICK_SIZES, SIZES, Task, measure_ranks
     from meshwright.measure.local import Found, Wanted, modules_rank, probe_rank
 
-    seconds = options.seconds or (20.0 if options.quick else 120.0)
+    seconds = options.seconds or (30.0 if options.quick else 120.0)
     join(options.join_timeout, 2.0 * seconds + 120.0)
     began, first = time.perf_counter(), dist.get_rank() == 0
     wanted = Wanted(

@@ -12,6 +12,9 @@ from meshwright.specs.measured import ModuleTimes
 
 Progress = Callable[[str, float], Any]
 
+LINKS_SHARE = 0.3
+"""Of the time wanted, for links among ranks."""
+
 GRACE_S = 90.0
 """More than the deadline that ranks get to start, end a case and say goodbye."""
 
@@ -89,7 +92,9 @@ def measure(wanted: Wanted, progress: Progress) -> Found:
     from meshwright.measure.machine import disk_bytes_s
 
     began = time.perf_counter()
-    deadline, found = Deadline(wanted.seconds), Found()
+    # Links come last and keep a share of their own, however long the others take to start.
+    reserved = LINKS_SHARE * wanted.seconds if wanted.ranks > 1 else 0.0
+    deadline, found = Deadline(wanted.seconds - reserved), Found()
 
     def run(function: Any, world: int, *arguments: Any, seconds: float, part: str) -> list[Any]:
         def hear(_rank: int, message: dict[str, Any]) -> None:
@@ -105,21 +110,21 @@ def measure(wanted: Wanted, progress: Progress) -> Found:
             found.skipped.append(f"{part} (no answer within {limit_s:.0f} s)")
             return []
 
-    share = 0.35 * deadline.left_s
+    share = 0.5 * deadline.left_s
     for modules in run(modules_rank, 1, wanted, share, seconds=share, part="modules"):
         found.modules, found.timings = modules["modules"], modules["timings"]
         found.skipped += modules["skipped"]
         found.process_bytes = modules["process_bytes"]
-    share = (0.25 if wanted.ranks > 1 else 0.8) * deadline.left_s
+    share = (0.5 if wanted.ranks > 1 else 0.8) * deadline.left_s
     for probed in run(probe_rank, 1, 1, wanted, share, seconds=share, part="steps, one rank"):
         found.probed += probed
     if wanted.ranks > 1:
-        share = 0.35 * deadline.left_s
+        share = 0.8 * deadline.left_s
         part = "steps, two ranks"
         for probed in run(probe_rank, 2, 2, wanted, share, seconds=share, part=part)[:1]:
             found.probed += probed
         task = Task(
-            seconds=0.9 * deadline.left_s, sizes=QUICK_SIZES if wanted.quick else SIZES,
+            seconds=reserved + deadline.left_s, sizes=QUICK_SIZES if wanted.quick else SIZES,
             quick=wanted.quick, work_s=0.06 if wanted.quick else 0.15,
         )  # fmt: skip
         part = f"links among {wanted.ranks} ranks"
