@@ -139,6 +139,25 @@ def test_pipeline_by_keyboard_only(visit, api):
     assert counter[0] == counter[1]
 
 
+def test_schedules_share_one_scale_and_one_view(visit, api):
+    page = visit.go("/sim/pipeline", pp=4, m=8)
+    stacked = page.get_by_role("region", name="Schedules on one scale")
+    expect(stacked.locator(".one")).to_have_count(4)
+    for schedule, v, title in (("gpipe", 1, "GPipe"), ("zb-h1", 1, "Zero bubble")):
+        query = {"schedule": schedule, "v": v, "pp": 4, "m": 8}
+        data = api.get("/api/sim/pipeline", params=query).json()["data"]
+        head = stacked.locator("h3", has_text=title)
+        expect(head).to_contain_text(f"{data['makespan']:.1f} forwards")
+        expect(head).to_contain_text(f"at most {max(data['peak_in_flight'])} in flight")
+    views = stacked.locator('[data-fact="view"]')
+    whole = views.all_inner_texts()
+    assert len(set(whole)) == 1
+    stacked.get_by_role("application").first.focus()
+    page.keyboard.press("+")
+    expect(views.last).not_to_have_text(whole[0])
+    assert len(set(views.all_inner_texts())) == 1
+
+
 def test_ring_ends_with_the_sum_in_every_cell(visit, api):
     page = visit.go("/sim/all-reduce", ranks=4, at=6)
     data = api.get("/api/sim/all-reduce").json()["data"]
