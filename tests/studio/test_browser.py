@@ -148,7 +148,7 @@ def test_schedules_share_one_scale_and_one_view(visit, api):
         data = api.get("/api/sim/pipeline", params=query).json()["data"]
         head = stacked.locator("h3", has_text=title)
         expect(head).to_contain_text(f"{data['makespan']:.1f} forwards")
-        expect(head).to_contain_text(f"at most {max(data['peak_in_flight'])} in flight")
+        expect(head).to_contain_text(f"at most {max(data['peak_in_flight']):g} in flight")
     views = stacked.locator('[data-fact="view"]')
     whole = views.all_inner_texts()
     assert len(set(whole)) == 1
