@@ -33,8 +33,11 @@ HUBER = 0.1
 
 ITERATIONS = 25
 
-NOISE_SD = 0.05
-"""Logarithmic error of one measurement about the best model: runs of one configuration differ by this."""
+NOISE_SD = 0.1
+"""Logarithmic error of one run about the best model: what the cost model misses of published sweeps."""
+
+REACH = 2.0
+"""Prior standard deviations that a constant may move: a run that needs more is not explained by it."""
 
 PRIOR_SD = {"bandwidth_bytes_s": 0.5, "latency_s": 1.0}
 """How far a constant may be from its start, in logarithms: links by their field, others `DEVICE_SD`."""
@@ -398,7 +401,9 @@ def _fit(cluster: Cluster, knobs: Sequence[_Knob], residuals: Callable[[Cluster]
         damped = normal + damping * np.diag(np.diag(normal) + 1e-9)
         step = np.linalg.solve(damped, -slopes.T @ (weight * errors) - pull * gone)
         candidate = cluster
-        for knob, change in zip(knobs, np.clip(step, -0.7, 0.7), strict=True):
+        reach = REACH * np.array([knob.sd for knob in knobs])
+        step = np.clip(gone + np.clip(step, -0.7, 0.7), -reach, reach) - gone
+        for knob, change in zip(knobs, step, strict=True):
             candidate = knob.write(candidate, knob.read(cluster) * math.exp(float(change)))
         tried = residuals(candidate)
         held = float(pull @ gone**2) - float(pull @ away(candidate) ** 2)

@@ -36,9 +36,9 @@ def assemble(
         return cluster
     own, error = fit_own(cluster, found.probed)
     measured = measured.but(engine_s=own, process_bytes=_process_bytes(cluster, found))
-    source = (
-        f"{cluster.source}; the engine's own steps are met to {100 * error:.0f} % in the median"
-    )
+    told = f"the engine's own work is fitted to {len(found.probed)} probes"
+    told += f", met to {100 * error:.0f} % in the median" if own else ", none of which is priced"
+    source = f"{cluster.source}; {told}"
     device = device.but(measured=measured.model_dump(exclude_unset=True))
     return cluster.but(device=device.model_dump(exclude_unset=True), source=source)
 
