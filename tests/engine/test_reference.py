@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_every_mutation_fits_the_source_it_changes():
         for part in path.split("."):
             found = inspect.getattr_static(found, part)
         found = getattr(found, "__func__", getattr(found, "fget", None) or found)
-        assert one.old in inspect.getsource(inspect.unwrap(found)), one.title
+        assert one.old in textwrap.dedent(inspect.getsource(inspect.unwrap(found))), one.title
 
 
 def test_numerics_of_a_plan_are_those_of_its_model():
