@@ -122,3 +122,22 @@ def test_everything_enumerated_is_legal_and_uses_all_devices():
 def test_divisors_are_all_and_only_divisors(number):
     found = divisors(number)
     assert found == [d for d in range(1, number + 1) if number % d == 0]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-v", "dualpipe-v"])
+def test_what_is_legal_for_the_engine_its_schedules_take(schedule):
+    orders = pytest.importorskip("meshwright.engine.parallel.orders")
+    job = Job(seq_len=128, global_batch=60, framework="meshwright")
+    toy = LLAMA.model_copy(update={"layers": 16})
+    chunks = 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
+    seen = 0
+    for pp in (2, 4):
+        question = Question(toy, load_cluster(f"h100:1x{pp}"), job)
+        for micro_batch in divisors(60):
+            layout = Layout(
+                pp=pp, schedule=schedule, virtual_stages=chunks, micro_batch=micro_batch
+            )
+            if why_illegal(question, layout) is None:
+                orders.check_order(layout, 60 // micro_batch)
+                seen += 1
+    assert seen

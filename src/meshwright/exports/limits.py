@@ -53,7 +53,7 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
     """Everything in a plan that a target has no words for, in the order a person should fix it."""
     layout, can = canonical(plan.layout, plan.model), limits.can
     found = [*_axes(layout, can), *_splits(plan, layout, can), *_sharding(plan, layout, can)]
-    found += [*_pipeline(layout, can), *_recompute(layout, can), *_ranks(plan, layout, can)]
+    found += [*_pipeline(plan, layout, can), *_recompute(layout, can), *_ranks(plan, layout, can)]
     found += [Problem(*asked) for asked in job_lacks(plan.job, can)]
     if unusual := plan.model.unusual():
         says = "is exported for plain decoders with attention in every layer"
@@ -230,9 +230,13 @@ V_SCHEDULES = ("zb-v", "dualpipe-v", "v-half", "v-min")
 _ONE_STAGE = ("1f1b", "gpipe", "zb-h1", "zb-h2", "zb-auto")
 
 
-def _pipeline(layout: Layout, can: Framework) -> Iterator[Problem]:
+def _pipeline(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     if layout.pp == 1 or not can.has("pp"):
         return
+    count = plan.job.global_batch // (layout.dp * layout.micro_batch)
+    if can.fills_pipeline and layout.schedule == "1f1b" and count < layout.pp:
+        yield Problem("micro_batches", count, f"runs 1f1b with at least pp = {layout.pp} micro-batches",
+                      {"micro_batch": 1})  # fmt: skip
     if layout.schedule not in can.schedules:
         closest = "interleaved" if layout.virtual_stages > 1 else "1f1b"
         change: dict[str, Any] = {"schedule": closest}

@@ -204,6 +204,15 @@ def _framework_schedule(question: Question, c: LayoutColumns) -> Bools:
     return (c.pp > 1) & _not_in(codes, c.schedule)
 
 
+def _framework_rounds(question: Question, c: LayoutColumns) -> Bools:
+    if not _framework(question).fills_pipeline:
+        return _none(c)
+    m = _micro_batches(question, c)
+    short = _is(c, ("1f1b",)) & (m < c.pp)
+    uneven = _is(c, ("interleaved", "zb-h1")) & (m % np.maximum(m // c.pp, 1) != 0)
+    return (c.pp > 1) & (short | uneven)
+
+
 def _framework_order(question: Question, c: LayoutColumns) -> Bools:
     can = _framework(question).rank_orders
     if not can:
@@ -313,6 +322,11 @@ RULES: tuple[Rule, ...] = (
         _framework_shard,
     ),
     Rule("framework: schedule", "the framework cannot run this schedule", _framework_schedule),
+    Rule(
+        "framework: micro-batches",
+        "the framework's 1f1b needs at least pp micro-batches, its interleaving equal rounds of them",
+        _framework_rounds,
+    ),
     Rule(
         "framework: stages", "the framework splits the layers into stages itself", _framework_stages
     ),

@@ -65,6 +65,9 @@ class Framework(Spec):
         description="recomputation is switched on in the settings of ZeRO-2 and ZeRO-3"
     )
     schedules: tuple[str, ...] = Field(description="pipeline schedules")
+    fills_pipeline: bool = Field(
+        description="1f1b needs as many micro-batches as stages; rounds of interleaving are equal"
+    )
     stage_layers: bool = Field(description="the number of layers of each stage can be said")
     equal_stages: bool = Field(description="layers must divide by stages")
     recompute: tuple[Literal["none", "selective", "full"], ...]
