@@ -26,7 +26,7 @@ demo: $(VENV)/engine.done
 setup: $(VENV)/full.done
 
 test: $(VENV)/full.done browser lint docs
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 docs: $(VENV)/full.done
 	$(BIN)/sphinx-build -q -b html docs docs/_build/html

@@ -138,7 +138,7 @@ def test_what_is_not_understood_is_said(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "cluster", "code"),
     [
-        ("factory.yaml", "rtx4090:1x1", 0), ("trl.yaml", "rtx4090:1x1", 1),
+        ("factory.yaml", "a100:1x1", 0), ("trl.yaml", "rtx4090:1x1", 1),
         ("trl.yaml", "h100:1x8", 0), ("axolotl.yml", "h100:1x1", 0), ("ds.json", "h100:1x8", 2),
     ],
 )  # fmt: skip

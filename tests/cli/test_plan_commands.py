@@ -88,7 +88,7 @@ def test_estimate_prices_the_layout_it_was_given(capsys):
 
 
 def test_nothing_fits_exits_with_1_and_says_the_ways_out(capsys):
-    code, _, err = call(capsys, "plan", "llama3-70b", "-c", "h100:1x8", "--global-batch", 64)
+    code, _, err = call(capsys, "plan", "llama3-405b", "-c", "h100:1x4", "--global-batch", 64)
     assert code == 1
     assert "short of" in err
     assert "Traceback" not in err

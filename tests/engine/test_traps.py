@@ -293,6 +293,4 @@ def test_20_ranks_run_one_thread_each(pipeline):
 
 
 def test_the_context_parallelism_of_torch_and_its_offload_do_not_run_on_cpus():
-    assert _engine_uses({"context_parallel", "CPUOffloadPolicy", "clip_grad_norm_"}) == [
-        "verify.py: clip_grad_norm_"  # the oracle's, on one device
-    ]
+    assert _engine_uses({"context_parallel", "CPUOffloadPolicy", "clip_grad_norm_"}) == []

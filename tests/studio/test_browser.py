@@ -322,8 +322,8 @@ def site(tmp_path_factory, api):
 
     folder = tmp_path_factory.mktemp("exported") / "site"
     wanted = [
-        ("/api/sim/pipeline", {**defaults("pipeline"), "m": "16"}),
-        ("/api/sim/pipeline", defaults("pipeline")),
+        *export.drawn("pipeline", {**defaults("pipeline"), "m": "16"}),
+        *export.drawn("pipeline", defaults("pipeline")),
         ("/api/cards", {}),
         ("/api/catalog", {}),
         *((path, PLANNED) for path in ("/api/plan", "/api/prices")),

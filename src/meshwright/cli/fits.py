@@ -118,9 +118,10 @@ def _show(model: str, device: str, tuning: Tuning, answer: Verdict) -> None:
     around = f" ({format_bytes(span.low)} – {format_bytes(span.high)})" if span else ""
     devices = f"{answer.layout.world} × {device}"
     parts = sorted(estimate.memory_parts.items(), key=lambda part: -part[1])[:6]
+    room = estimate.peak_memory_bytes <= estimate.capacity_bytes
+    said = "fits" if answer.fits else "MAY NOT FIT" if room else "DOES NOT FIT"
     lines = [
-        f"{'fits' if answer.fits else 'DOES NOT FIT'}: {model}, {tune}, on {devices} "
-        f"({answer.odds:.0%} likely to fit)",
+        f"{said}: {model}, {tune}, on {devices} ({answer.odds:.0%} likely to fit)",
         f"  peak {format_bytes(estimate.peak_memory_bytes)}{around} of "
         f"{format_bytes(estimate.capacity_bytes)} a device",
         "  " + " · ".join(f"{MEMORY_WORDS.get(n, n)} {format_bytes(v)}" for n, v in parts),

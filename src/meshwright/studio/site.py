@@ -199,12 +199,24 @@ def requests() -> Iterator[Request]:
     for sim, query in _steered():
         if sim in controls:
             usual = {control["name"]: control["default"] for control in controls[sim]}
-            yield f"/api/sim/{sim}", {**usual, **query}
+            yield from drawn(sim, {**usual, **query})
     for sim, parameters in controls.items():
         values = [control.get("static", control["values"]) for control in parameters]
         for chosen in itertools.product(*values):
             names = (control["name"] for control in parameters)
-            yield f"/api/sim/{sim}", dict(zip(names, chosen, strict=True))
+            yield from drawn(sim, dict(zip(names, chosen, strict=True)))
+
+
+STACKED = (("gpipe", "1"), ("1f1b", "1"), ("interleaved", "2"), ("zb-h1", "1"))
+"""Schedule and virtual stages of the rows under the pipeline's picture (`Stacked.svelte`)."""
+
+
+def drawn(sim: str, query: dict[str, str]) -> Iterator[Request]:
+    """Yield what a simulation's page asks for at one setting."""
+    yield f"/api/sim/{sim}", query
+    if sim == "pipeline":
+        for schedule, v in STACKED:
+            yield f"/api/sim/{sim}", {**query, "slow_rank": "-1", "schedule": schedule, "v": v}
 
 
 def _controls() -> dict[str, list[dict[str, Any]]]:

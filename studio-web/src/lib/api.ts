@@ -31,8 +31,16 @@ export function slug(path: string, query: Query): string {
 }
 
 const waiting = new Map<string, (answer: unknown) => void>()
+const onTheWay = new Map<string, Promise<unknown>>()
 
+/** Two that ask for the same file share one answer: a file calls back once. */
 function fromFile(name: string): Promise<unknown> {
+  const asked = onTheWay.get(name) ?? readFile(name).finally(() => onTheWay.delete(name))
+  onTheWay.set(name, asked)
+  return asked
+}
+
+function readFile(name: string): Promise<unknown> {
   window.meshwright_data ??= (arrived, answer) => waiting.get(arrived)?.(answer)
   return new Promise((resolve, reject) => {
     // "Nothing fits" is an answer too: the file holds the refusal.
