@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -170,3 +175,37 @@ def test_bad_options_are_one_sentence(
 def test_small_models_are_what_they_say() -> None:
     assert small(3, 192, 2048).hidden == 192
     assert Wanted(seconds=1.0, ranks=2, quick=True).precisions == ("fp32", "bf16")
+
+
+@pytest.mark.dist
+def test_an_early_end_leaves_no_rank_and_no_file(tmp_path: Path) -> None:
+    wanted = tmp_path / "mine.toml"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshwright", "measure", "-o", str(wanted), "--ranks", "2"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 120
+    while time.monotonic() < until and len(members_of(process.pid)) < 2:
+        time.sleep(0.1)
+    assert len(members_of(process.pid)) >= 2, "no rank was started"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130 and told.strip().endswith("error: stopped"), told
+    assert "Traceback" not in told and not wanted.exists()
+    until = time.monotonic() + 20
+    while time.monotonic() < until and members_of(process.pid):
+        time.sleep(0.1)
+    assert not members_of(process.pid)
+
+
+def members_of(session: int) -> list[int]:
+    """Processes of a session that live; None of them is a zombie."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if after_name[3] == str(session) and after_name[0] != "Z":
+            found.append(int(status.parent.name))
+    return found

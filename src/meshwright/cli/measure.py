@@ -81,7 +81,7 @@ def command(
 
 def _show(cluster: Any, found: Any, output: str) -> None:
     from meshwright.cli.output import print_lines, print_table
-    from meshwright.specs.quantities import format_bytes, format_seconds
+    from meshwright.specs.quantities import counted, format_bytes, format_seconds
 
     device = cluster.device
     rows = [
@@ -104,7 +104,11 @@ def _show(cluster: Any, found: Any, output: str) -> None:
     if cluster.shared_cores:
         shared = cluster.shared_cores
         rows += [
-            (f"{n} ranks at once", f"{s:.2f}× the time", f"on {shared.cores:g} cores")
+            (
+                f"{counted(n, 'rank')} at once",
+                f"{s:.2f}× the time",
+                f"on {shared.cores:g} cores",
+            )
             for n, s in zip(shared.ranks, shared.slowdown, strict=True)
         ]
     rows.append(("disk", f"{found.disk['write_bytes_s'] / 1e6:.0f} MB/s", "written through"))

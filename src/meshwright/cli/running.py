@@ -16,6 +16,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan, load_plan
+from meshwright.specs.quantities import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,9 @@ def _layout(cluster: str | None, given: dict[str, Any]) -> Layout:
     layout = Layout.parse(given)
     if available and layout.world > available:
         raise SpecError(
-            "layout", layout.label(), f"needs {layout.world} ranks, {cluster} has {available}"
+            "layout",
+            layout.label(),
+            f"needs {counted(layout.world, 'rank')}, {cluster} has {available}",
         )
     return layout
 

@@ -68,6 +68,7 @@ def _error(size: float, where: str) -> str:
 
 def _show(verdict: Any, name: str) -> None:
     from meshwright.cli.output import print_table
+    from meshwright.specs.quantities import counted
 
     kind = "" if verdict.precision == "fp64" else " (relative)"
     rows = [
@@ -86,8 +87,9 @@ def _show(verdict: Any, name: str) -> None:
     ]  # fmt: skip
     outcome = "Proved" if verdict.passed else "NOT proved" if verdict.equal else "NOT equal"
     caught = sum(m.caught for m in verdict.mutants)
+    trained = counted(verdict.ranks, "rank") + (" trains" if verdict.ranks == 1 else " train")
     note = (
-        f"{outcome}: {verdict.ranks} ranks train {name} as one device does, every gradient within "
+        f"{outcome}: {trained} {name} as one device does, every gradient within "
         f"{verdict.bound:.0e}{kind}; {caught} of {len(verdict.mutants)} mutants caught. "
         f"Worst: {verdict.worst_parameter or 'none'}."
     )

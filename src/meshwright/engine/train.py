@@ -56,6 +56,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate
+from meshwright.specs.quantities import counted
 
 _TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
@@ -146,7 +147,9 @@ def check_run(run: Run, ranks: int | None = None) -> None:
     )  # fmt: skip
     if ranks is not None and ranks != run.layout.world:
         raise SpecError(
-            "layout", run.layout.label(), f"needs {run.layout.world} ranks, {ranks} were started"
+            "layout",
+            run.layout.label(),
+            f"needs {counted(run.layout.world, 'rank')}, {ranks} were started",
         )
     check_job(run.job)
     precision_of(run.job)

@@ -1,8 +1,9 @@
 """`torchrun … -m meshwright.measure -o mine.toml`: a cluster measured by all of its ranks.
 
 One rank of a job whose processes someone else starts: torchrun, SLURM, MPI. Needs `RANK`, `WORLD_SIZE`,
-`MASTER_ADDR` and `MASTER_PORT` in the environment. Rank 0 measures its modules while the others wait,
-then all measure links together: groups inside a host, and groups of one rank of each host.
+`MASTER_ADDR` and `MASTER_PORT` in the environment. Rank 0 measures its host's modules and the engine's
+own steps while the others wait, then all measure links together: groups inside a host, and groups of
+one rank of each host.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 
 from meshwright.engine.ranks.processes import leave
 from meshwright.specs.errors import SpecError
+
+HOST_SHARE = 0.5
+"""Of the time wanted, for what one host does by itself."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,38 +56,37 @@ def _measure(options: Any) -> int:
 
     from meshwright.engine.ranks.rendezvous import join
     from meshwright.measure.links import QUICK_SIZES, SIZES, Task, measure_ranks
-    from meshwright.measure.local import Found, Wanted, modules_rank, probe_rank
+    from meshwright.measure.local import Found, Wanted, measure
 
     seconds = options.seconds or (30.0 if options.quick else 120.0)
-    join(options.join_timeout, 2.0 * seconds + 120.0)
+    join(options.join_timeout, 2.0 * seconds + 300.0)
     began, first = time.perf_counter(), dist.get_rank() == 0
-    wanted = Wanted(
-        seconds=seconds, ranks=dist.get_world_size(), quick=options.quick,
-        precisions=tuple(dict.fromkeys(options.precision)) or ("fp32", "bf16"),
-    )  # fmt: skip
+    world, per_host = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     found = Found()
 
-    def tell(message: dict[str, Any]) -> None:
-        if first and sys.stderr.isatty():
-            print(f"\r\033[2Kmeasuring {message['what']}", end="", file=sys.stderr, flush=True)
+    def tell(what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[2Kmeasuring {what}", end="", file=sys.stderr, flush=True)
 
     if dist.get_backend() == "gloo" and first:
-        modules = modules_rank(wanted, 0.4 * seconds, tell)
-        found.modules, found.timings = modules["modules"], modules["timings"]
-        found.skipped += modules["skipped"]
+        # Two ranks even where a host has one: what the engine does among ranks is its own work.
+        wanted = Wanted(
+            seconds=HOST_SHARE * seconds, ranks=2, quick=options.quick,
+            precisions=tuple(dict.fromkeys(options.precision)) or ("fp32", "bf16"),
+        )  # fmt: skip
+        found = measure(wanted, lambda what, _share: tell(what), links=False)
     dist.barrier()
     task = Task(
-        seconds=0.4 * seconds, sizes=QUICK_SIZES if options.quick else SIZES, quick=options.quick,
-        per_host=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        seconds=(1.0 - HOST_SHARE) * seconds, sizes=QUICK_SIZES if options.quick else SIZES,
+        quick=options.quick, per_host=per_host if world > per_host else 0,
     )  # fmt: skip
-    links = measure_ranks(task, tell)
-    if dist.get_backend() == "gloo" and dist.get_world_size() == 2:
-        found.probed = probe_rank(2, wanted, 0.2 * seconds, tell)
+    links = measure_ranks(task, lambda message: tell(message["what"]))
     found.collectives, found.slowdown = links["rows"], links["slowdown"]
-    found.process_bytes, found.took_s = links["process_bytes"], time.perf_counter() - began
+    found.process_bytes = max(found.process_bytes, links["process_bytes"])
+    found.took_s = time.perf_counter() - began
     found.skipped += links["skipped"]
     if first:
-        _write(found, options.output, task.per_host)
+        _write(found, options.output, per_host)
     dist.barrier()
     dist.destroy_process_group()
     return 0
@@ -97,7 +100,7 @@ def _write(found: Any, output: str, per_host: int) -> None:
     from meshwright.measure.machine import disk_bytes_s, memory_bytes, provenance
     from meshwright.specs.writing import write_atomically
 
-    found.disk = disk_bytes_s()
+    found.disk = found.disk or disk_bytes_s()
     cluster = assemble(
         found, provenance(), ranks=per_host, host_memory=memory_bytes(),
         nodes=dist.get_world_size() // per_host,

@@ -80,8 +80,11 @@ def probe_rank(
     return run_probes(todo, seconds, report)
 
 
-def measure(wanted: Wanted, progress: Progress) -> Found:
+def measure(wanted: Wanted, progress: Progress, *, links: bool = True) -> Found:
     """Measure this machine within the time wanted; ranks are ended whatever happens.
+
+    Without `links` the collectives among `wanted.ranks` are left to whoever measures them with other
+    hosts (`__main__.py`).
 
     Raises:
         RankError: a rank was lost, in one sentence.
@@ -93,7 +96,7 @@ def measure(wanted: Wanted, progress: Progress) -> Found:
 
     began = time.perf_counter()
     # Links come last and keep a share of their own, however long the others take to start.
-    reserved = LINKS_SHARE * wanted.seconds if wanted.ranks > 1 else 0.0
+    reserved = LINKS_SHARE * wanted.seconds if links and wanted.ranks > 1 else 0.0
     deadline, found = Deadline(wanted.seconds - reserved), Found()
 
     def run(function: Any, world: int, *arguments: Any, seconds: float, part: str) -> list[Any]:
@@ -123,14 +126,15 @@ def measure(wanted: Wanted, progress: Progress) -> Found:
         part = "steps, two ranks"
         for probed in run(probe_rank, 2, 2, wanted, share, seconds=share, part=part)[:1]:
             found.probed += probed
+    if links and wanted.ranks > 1:
         task = Task(
             seconds=reserved + deadline.left_s, sizes=QUICK_SIZES if wanted.quick else SIZES,
             quick=wanted.quick, work_s=0.06 if wanted.quick else 0.15,
         )  # fmt: skip
         part = f"links among {wanted.ranks} ranks"
-        for links in run(measure_ranks, wanted.ranks, task, seconds=task.seconds, part=part)[:1]:
-            found.collectives, found.slowdown = links["rows"], links["slowdown"]
-            found.skipped += links["skipped"]
+        for result in run(measure_ranks, wanted.ranks, task, seconds=task.seconds, part=part)[:1]:
+            found.collectives, found.slowdown = result["rows"], result["slowdown"]
+            found.skipped += result["skipped"]
     progress("disk", 0.9)
     found.disk = disk_bytes_s()
     found.took_s = time.perf_counter() - began

@@ -19,6 +19,7 @@ import numpy as np
 from meshwright.probe.files import FORMAT, KINDS, number_path
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
+from meshwright.specs.quantities import counted
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Number = float | str | None
@@ -229,7 +230,7 @@ def read_recording(folder: Path) -> Recording:
     if missing or len(ranks) != world:
         raise SpecError(
             "recording", str(folder),
-            f"{world} ranks took part and {len(ranks)} are here"
+            f"{counted(world, 'rank')} took part and {len(ranks)} are here"
             + (f"; rank {missing[0]} is missing" if missing else ""),
         )  # fmt: skip
     recording = Recording(folder, ranks)

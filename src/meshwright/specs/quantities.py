@@ -193,3 +193,8 @@ def format_count(count: float) -> str:
         if abs(count) >= scale:
             return f"{count / scale:.3g}{suffix}"
     return f"{count:g}"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun: 1 rank, 4 ranks."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

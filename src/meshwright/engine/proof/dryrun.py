@@ -10,7 +10,6 @@ Experts get equal numbers of tokens, which a router does not promise.
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -44,6 +43,7 @@ from meshwright.engine.parallel.program import Program
 from meshwright.engine.proof.footprint import PARTS, Footprint
 from meshwright.engine.proof.ledger import Ledger
 from meshwright.engine.proof.traffic import expected_sent_bytes
+from meshwright.engine.ranks.processes import fork_server
 from meshwright.engine.train import precision_of
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
@@ -151,8 +151,7 @@ def dry_run(
             raise SpecError("stages", stage, f"0 to {layout.pp - 1} are expected")
     started, found = time.monotonic(), []
     on_progress(f"tracing {len(wanted)} of {layout.world} ranks …")
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["meshwright.engine.ranks.preload"])
+    context = fork_server()
     lifeline, held = context.Pipe(duplex=False)
     with (
         held, lifeline,

@@ -141,14 +141,12 @@ def run_plan(
         save_plan(plan, work / "plan.toml")
         (work / "text.txt").write_bytes(bytes(range(32, 127)) * 4000)
         before = network.sent_bytes()
-        ranks = _start(network, plan.layout.world // nodes, plan.layout.world, work, steps)
-        try:
-            _wait(ranks, work, timeout_s, on_progress)
-        finally:
-            for rank in ranks:
-                if rank.poll() is None:
-                    os.killpg(rank.pid, signal.SIGKILL)
-                rank.wait()
+        run_ranks_on(
+            network, plan.layout.world // nodes,
+            ["meshwright.engine", str(work / "plan.toml"), "--data", str(work / "text.txt"),
+             "--out", str(work / "out"), "--steps", str(steps)],
+            logs=work, timeout_s=timeout_s, on_progress=on_progress,
+        )  # fmt: skip
         after = network.sent_bytes()
         records = [
             json.loads(line) for line in (work / "out/metrics.jsonl").read_text().splitlines()
@@ -167,31 +165,41 @@ def run_plan(
     )
 
 
-def _start(
-    network: Nodes, per_node: int, world: int, work: Path, steps: int
-) -> list[subprocess.Popen[bytes]]:
+def run_ranks_on(
+    network: Nodes, per_node: int, module: Sequence[str], *, logs: Path, timeout_s: float,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> None:  # fmt: skip
+    """Run `python -m MODULE ARGUMENTS` as every rank of a job on emulated nodes, as torchrun would.
+
+    Raises:
+        LabError: a rank failed, or the ranks took longer than `timeout_s`.
+    """
+    world = per_node * len(network.names)
     ranks = []
     for rank in range(world):
         node = network.names[rank // per_node]
         environment = os.environ | {
             "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank % per_node),
-            "MASTER_ADDR": f"{SUBNET}.1", "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path),
+            "LOCAL_WORLD_SIZE": str(per_node), "MASTER_ADDR": f"{SUBNET}.1",
+            "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
         }  # fmt: skip
-        log = (work / f"rank{rank}.log").open("wb")
-        command = ["ip", "netns", "exec", node, sys.executable, "-m", "meshwright.engine",
-                   str(work / "plan.toml"), "--data", str(work / "text.txt"),
-                   "--out", str(work / "out"), "--steps", str(steps)]  # fmt: skip
         ranks.append(
             subprocess.Popen(
-                command,
+                ["ip", "netns", "exec", node, sys.executable, "-m", *module],
                 env=environment,
-                stdout=log,
+                stdout=(logs / f"rank{rank}.log").open("wb"),
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         )
-    return ranks
+    try:
+        _wait(ranks, logs, timeout_s, on_progress)
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _wait(

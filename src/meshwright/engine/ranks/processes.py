@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import _exit_function as run_exit_functions  # type: ignore[attr-defined]
 from pathlib import Path
@@ -85,8 +86,7 @@ def run_ranks(
         SpecError: a rank refused its input, or there is no memory for so many.
     """
     check_memory(world)
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["meshwright.engine.ranks.preload"])
+    context = fork_server()
     with _meeting_place() as directory:
         children: list[Any] = []
         pipes: list[Connection] = []
@@ -125,6 +125,23 @@ def run_ranks(
                 child.join()
             for pipe in (*pipes, lifeline_write):
                 pipe.close()
+
+
+def fork_server() -> Any:
+    """The context that starts ranks by forking a server with torch already imported.
+
+    Ctrl-C is the parent's to answer: server and ranks are started with it blocked, since an interrupt
+    in the middle of the server's imports would print its traceback over the parent's sentence.
+    """
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["meshwright.engine.ranks.preload"])
+    resource_tracker.ensure_running()  # first: it changes the mask, too
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
 
 
 def _let_end(
@@ -271,6 +288,10 @@ def _rank_main(
         with lock:
             pipe.send_bytes(raw)
 
+    if not Path(store).parent.exists():
+        # The caller gave up before this rank began. Opening a file store in a folder that is gone
+        # waits five minutes with the interpreter's lock held, so the lifeline could not end it.
+        os._exit(1)
     code = 0
     try:
         init_process_group(
