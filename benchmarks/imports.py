@@ -43,6 +43,7 @@ class Case:
     found: Imported | None = None
     reason: str = ""
     verdict: str = ""
+    model_asked: bool = False
 
 
 def run(case: Case, root: Path) -> Case:
@@ -62,21 +63,10 @@ def run(case: Case, root: Path) -> Case:
             answered = _answer(error, sentence, given)
             if answered is None:
                 case.reason = sentence
-                right = _RIGHTLY.search(sentence)
-                asks = (
-                    (error.field.startswith("--") and error.value is None)
-                    or "--set" in sentence
-                    or "--args" in sentence
-                )
-                case.verdict = (
-                    "refused: " + sentence
-                    if right
-                    else "asks: " + sentence
-                    if asks
-                    else "FAILED: " + sentence
-                )
+                case.verdict = _verdict(case, error, sentence)
                 return case
             given, what = answered
+            case.model_asked |= "--model" in what
             case.asked += [one for one in what if one not in case.asked]
         except Exception:  # the point of this command is to find these
             case.reason = traceback.format_exc()
@@ -84,6 +74,18 @@ def run(case: Case, root: Path) -> Case:
             return case
     case.verdict = "FAILED: asks again and again"
     return case
+
+
+def _verdict(case: Case, error: SpecError, sentence: str) -> str:
+    """Whether a refusal asks for what the file lacks, is true of the file, or is the reader's fault."""
+    lacks = any(word in sentence for word in ("--set", "--args", "--guess", "left for its reader"))
+    # A model was given that the file does not name; what the file says of its own contradicts it.
+    mismatch = case.model_asked and "layers" in sentence
+    if mismatch:
+        return "asks: --model: the file names a model that is no preset, and splits its layers"
+    if lacks or (error.field.startswith("--") and error.value is None):
+        return "asks: " + sentence
+    return ("refused: " if _RIGHTLY.search(sentence) else "FAILED: ") + sentence
 
 
 def _bare(sentence: str) -> str:

@@ -396,3 +396,101 @@ def test_litgpt_recipes():
     assert back.job.finetune is not None
     assert (back.job.finetune.rank, back.job.finetune.method) == (16, "qlora")
     assert (back.job.global_batch, back.layout.micro_batch, back.job.seq_len) == (6, 2, 512)
+
+
+OLMO_CORE = """
+from olmo_core.nn.transformer import TransformerConfig
+SEQ = 4096
+
+
+@dataclass
+class Sizes:
+    tokens: int
+    accumulate: int = field(init=False)
+
+    def __post_init__(self):
+        self.accumulate = 1
+        while self.tokens // self.accumulate > 16384:
+            self.accumulate *= 2
+        self.micro = self.tokens // self.accumulate
+
+
+@dataclass
+class Run(Config):
+    @classmethod
+    def build(cls, *, seq_len, global_batch):
+        sizes = Sizes(tokens=global_batch)
+        return cls(
+            model=TransformerConfig.olmo3_7B(vocab_size=100352),
+            launch=build_launch_config(num_nodes=2),
+            data_loader=NumpyDataLoaderConfig(global_batch_size=global_batch),
+            train_module=TransformerTrainModuleConfig(
+                rank_microbatch_size=sizes.micro,
+                max_sequence_length=seq_len,
+                dp_config=TransformerDataParallelConfig(name=DataParallelType.fsdp, param_dtype=DType.bfloat16),
+            ),
+        )
+
+
+if __name__ == "__main__":
+    parser.add_argument("--seq_len", type=int, default=SEQ)
+    parser.add_argument("--global_batch", type=int, default=64 * SEQ)
+"""
+
+
+def test_an_olmo_core_script_that_builds_in_a_class_by_its_own_arguments():
+    found = import_text(OLMO_CORE, "sft.py", Given(guess=True))
+    assert (found.job.seq_len, found.job.global_batch) == (4096, 64)
+    assert (found.layout.micro_batch, found.layout.zero, found.cluster.gpus) == (4, 3, 16)
+
+
+def test_recurrent_layers_of_an_olmo_core_script_are_not_read_as_attention():
+    text = OLMO_CORE.replace("model=T", "mixer=GatedDeltaNetConfig(n_heads=8), model=T")
+    with pytest.raises(SpecError, match="not modelled"):
+        import_text(text, "sft.py", Given(guess=True))
+
+
+def test_prime_rl_keeps_optimizer_and_checkpoints_in_host_memory_unless_told():
+    text = """
+max_steps = 5
+[model]
+name = "Qwen/Qwen3-0.6B"
+cp = 2
+[data]
+type = "sft"
+batch_size = 16
+seq_len = 1024
+"""
+    found = import_text(text, "sft.toml", Given(cluster=load_cluster("h100:1x8")))
+    assert (found.layout.cp, found.layout.zero, found.layout.recompute) == (2, 3, "full")
+    assert set(found.layout.offload) == {"optimizer", "activations"}
+    bare = text.replace("cp = 2", 'ac = "None"\noptim_cpu_offload = false')
+    found = import_text(bare, "sft.toml", Given(cluster=load_cluster("h100:1x8")))
+    assert (found.layout.recompute, found.layout.offload) == ("none", ())
+
+
+def test_experts_of_a_nemo_yaml_are_experts():
+    text = """
+trainer: {devices: 8, num_nodes: 1, precision: bf16}
+model:
+  tensor_model_parallel_size: 1
+  num_layers: 4
+  hidden_size: 512
+  ffn_hidden_size: 1024
+  num_attention_heads: 8
+  encoder_seq_length: 512
+  micro_batch_size: 1
+  global_batch_size: 8
+  num_moe_experts: 8
+  expert_model_parallel_size: 4
+  fp8: false
+  fp8_hybrid: true
+"""
+    found = import_text(text, "moe.yaml", H8)
+    assert found.model.experts is not None and found.model.experts.experts == 8
+    assert (found.layout.ep, found.job.precision.compute) == (4, "bf16")
+
+
+def test_a_place_left_for_the_reader_is_asked_for():
+    with pytest.raises(SpecError, match="left for its reader"):
+        import_text(RUN.replace("--vocab-size 32000", "--vocab-size xxx"), "run.sh", H8)

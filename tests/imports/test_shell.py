@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.imports.bash import read_script
+from meshwright.imports.launch import find_launch
 from meshwright.imports.words import unmarked
 from meshwright.specs import SpecError
 
@@ -28,6 +29,11 @@ CASES = [
     'while [ "$GO" = yes ]; do prog never; done\n[[ 4 -gt 3 && x != y ]] && prog yes || prog no',
     'export V=1 W="2 3"\nprog $V $W "$W"',
     'prog a \\\n  b \\\n  # gone \\\n  c',
+    'declare -A T=([big]="4 2" ["small"]="1 1")\nf() { local -n t=$1; local c=(${t[$2]}); P=${c[0]}; }\nf T big\nprog $P',
+    '[[ ${1} != slurm ]] && prog plain || prog batch',
+    '[[ "--a b --c" =~ "--c" ]] && prog yes || prog no',
+    'X=$(printf "%s" "a:b" | tr ":" " ")\nprog $X',
+    "export W='prog a $V'\nV=1\nbash -c 'prog \"$0\" $W' zero",
 ]  # fmt: skip
 
 
@@ -104,3 +110,40 @@ def test_a_script_that_a_launcher_starts_is_followed(tmp_path):
 
 def test_a_place_left_to_the_reader_is_no_redirection():
     assert read_script("export DATA=<your data>\nN=2\nprog $DATA $N\n").commands[0].words[-1] == "2"
+
+
+def test_a_launcher_of_launchers(tmp_path):
+    """Variables ahead of `bash other.sh`, its arguments, a table read by yq, and a job as here-document."""
+    (tmp_path / "table.yaml").write_text(
+        "ARGS:\n  --num-layers: ${LAYERS}\n  --bf16: true\n  --fp16: false\n"
+    )
+    (tmp_path / "job.sh").write_text(
+        "F=table.yaml\n"
+        "if [[ -f $F ]]; then envsubst < ${F} > ${F}.tmp; F=${F}.tmp; fi\n"
+        'A=$(yq \'... comments="" | .ARGS | to_entries | .[] | select(.value != "false") | '
+        'with(select(.value == "true"); .value = "") | [.key + " " + .value] | join("")\' ${F} | tr \'\\n\' \' \')\n'
+        'export CMD="python pretrain_gpt.py $A $@"\n'
+        "sbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=${NODES}\nsrun bash -c \\\\\\${CMD}\nEOF\n"
+    )
+    script = read_script(
+        "LAYERS=8 NODES=4 bash job.sh --tensor-model-parallel-size 2", "run.sh", tmp_path
+    )
+    launch = find_launch(script)
+    assert launch is not None and launch.program == "pretrain_gpt.py"
+    assert launch.words == ["--num-layers", "8", "--bf16", "--tensor-model-parallel-size", "2"]
+    assert launch.hosts == 4
+
+
+def test_of_several_trainings_one_is_chosen_by_number():
+    text = "\n".join(f"torchrun train.py --lr 1 --batch {n} {'--extra 1 ' * n}" for n in (1, 2, 3))
+    assert find_launch(read_script(text)).words[3] == "3"
+    assert find_launch(read_script(text)).runs == 3
+    assert find_launch(read_script(text), 1).words[3] == "1"
+
+
+def test_an_eval_of_what_a_program_would_print_is_passed_over():
+    text = """S="$('/opt/anaconda/of/the/cluster/2020.02/bin/conda' 'shell.bash' 'hook' 2> /dev/null)"
+eval "$S"
+prog a
+"""
+    assert read_script(text).commands[-1].words == ["prog", "a"]

@@ -27,6 +27,7 @@ from meshwright.imports.shell import (
     walk,
 )
 from meshwright.imports.shell_builtins import BUILTINS, STARTERS, forget, starts_script
+from meshwright.imports.shell_files import substitute, table_lines, translated, write_file
 from meshwright.imports.shell_tests import test_command
 from meshwright.imports.words import (
     Scope,
@@ -69,10 +70,7 @@ def read_script(
     """
     scope = Scope(variables=dict(given or {}), positional=list(arguments or []), name=name)
     script = Script(scope, folder, guessing=guess, given=frozenset(given or {}))
-    for line in text.splitlines():
-        option = re.match(r"#\s?(?:SBATCH|BSUB|PBS)\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?", line)
-        if option:
-            script.sbatch[option.group(1).lstrip("-")] = option.group(2) or ""
+    script.sbatch |= _batch_options(text)
     scope.run = lambda command: _captured(script, command)
     script.run = lambda node: _run(script, node)
     script.run_all = lambda node: _children(script, node)
@@ -82,6 +80,16 @@ def read_script(
         scope.variables.setdefault(name, value)
     _run_text(script, text)
     return script
+
+
+def _batch_options(text: str) -> dict[str, str]:
+    """A batch script's own options, by name."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        option = re.match(r"#\s?(?:SBATCH|BSUB|PBS)\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?", line)
+        if option:
+            found[option.group(1).lstrip("-")] = option.group(2) or ""
+    return found
 
 
 def _batch_variables(batch: dict[str, str]) -> dict[str, str]:
@@ -172,6 +180,11 @@ def _assignment(script: Script, node: Node) -> bool | None:
             name = f"{raw(base)}[{expand_text(raw(index), script.scope)}]"
     elif isinstance(made, str) and made and not unmarked(made):
         made = _asked_of_machine(script, name, made)
+    if isinstance(made, list):
+        for entry in made:
+            keyed = re.fullmatch(r"\[([^\]]+)\]=(.*)", entry, re.DOTALL)
+            if keyed:
+                script.set(f"{name}[{keyed.group(1)}]", keyed.group(2))
     script.set(name, made, adds)
     return True
 
@@ -227,8 +240,12 @@ def _compound(script: Script, node: Node) -> bool | None:
 
 
 def _declaration(script: Script, node: Node) -> bool | None:
+    alias = any(child.type == "word" and raw(child) == "-n" for child in node.named_children)
     for child in node.named_children:
-        if child.type == "variable_assignment":
+        target, value = child.child_by_field_name("name"), child.child_by_field_name("value")
+        if alias and child.type == "variable_assignment" and target is not None:
+            script.scope.aliases[raw(target)] = text_of(_value(script, value))
+        elif child.type == "variable_assignment":
             _assignment(script, child)
     return True
 
@@ -267,11 +284,22 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
         return None
     builtin = BUILTINS.get(name)
     if builtin is not None:
-        return builtin(script, words[1:])
+        before = {known: script.scope.variables.get(known) for known in environment}
+        script.scope.variables |= environment
+        status = builtin(script, words[1:])
+        for known, earlier in before.items():
+            if earlier is None:
+                script.scope.variables.pop(known, None)
+            else:
+                script.scope.variables[known] = earlier
+        return status
     if name in script.functions and script.depth < MAX_DEPTH:
         return _call(script, name, words[1:])
+    words = _opened(script, words)
     if script.printed is not None:
         output = simple_output(words, script.scope)
+        if posixpath.basename(name) == "yq":
+            output = table_lines(script, words)
         if output is not None:
             script.printed.append(output)
             return True
@@ -285,6 +313,22 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
     if base not in QUIET or any(word.startswith("--num-layers") for word in words):
         script.commands.append(Command(words, environment))
     return None if base not in QUIET else True
+
+
+def _opened(script: Script, words: list[str]) -> list[str]:
+    """Words with the variables filled that only the shell of `bash -c '…'` sees."""
+    for index in range(len(words) - 2):
+        if posixpath.basename(words[index]) in ("bash", "sh") and re.fullmatch(
+            r"-\w*c", words[index + 1]
+        ):
+            inner = words[index + 2]
+            if "$" in inner and not unset(inner):
+                return [
+                    *words[: index + 2],
+                    expand_heredoc(inner, script.scope),
+                    *words[index + 3 :],
+                ]
+    return words
 
 
 def _call(script: Script, name: str, arguments: list[str]) -> bool | None:
@@ -312,6 +356,20 @@ def _list(script: Script, node: Node) -> bool | None:
 
 def _pipeline(script: Script, node: Node) -> bool | None:
     before, script.printed = script.printed, None
+    stages = [child for child in node.named_children if child.type != "comment"]
+    if before is not None and stages:
+        text = _captured(script, raw(stages[0]))
+        for stage in stages[1:]:
+            filtered = [
+                w
+                for word in _joined(stage.named_children)
+                for w in expand_words(word, script.scope)
+            ]
+            text = None if text is None else translated(text, filtered)
+        if text is not None:
+            script.printed = before
+            script.printed.append(text)
+            return True
     try:
         _children(script, node)
     finally:
@@ -324,13 +382,19 @@ def _pipeline(script: Script, node: Node) -> bool | None:
 
 def _redirected(script: Script, node: Node) -> bool | None:
     body = node.child_by_field_name("body")
-    target, text = "", None
+    target, source, text = "", "", None
     reads_into = raw(body) if body is not None else ""
     for child in walk(node):
         if child.type == "file_redirect" and raw(child).startswith(">"):
             destination = child.child_by_field_name("destination")
             if destination is not None:
                 target = expand_text(raw(destination), script.scope)
+        elif child.type == "file_redirect" and raw(child).startswith("<"):
+            destination = child.child_by_field_name("destination")
+            if destination is not None:
+                source = expand_text(raw(destination), script.scope)
+    if source and target and reads_into.strip().startswith("envsubst"):
+        return substitute(script, source, target)
     heredoc = next((c for c in node.children if c.type == "heredoc_redirect"), None)
     if heredoc is not None:
         start = next((raw(c) for c in heredoc.children if c.type == "heredoc_start"), "")
@@ -344,8 +408,12 @@ def _redirected(script: Script, node: Node) -> bool | None:
             script.set(name.group(1), text)
             return True
         if target:
-            script.files[posixpath.basename(unmarked(target)) or "file"] = text
-            script.files[target] = text
+            write_file(script, target, text)
+            return True
+        if re.match(r"(?:\S*/)?(?:sbatch|bash|sh)\b", reads_into):
+            # A job handed to the batch system, or to a shell, as a here-document.
+            script.sbatch |= _batch_options(text)
+            _run_text(script, text)
             return True
     if body is None:
         return None
@@ -360,8 +428,7 @@ def _redirected(script: Script, node: Node) -> bool | None:
             text = "\n".join(script.printed)
         finally:
             script.printed = printed
-        script.files[target] = text
-        script.files[posixpath.basename(unmarked(target)) or "file"] = text
+        write_file(script, target, text)
         return True
     return _run(script, body)
 

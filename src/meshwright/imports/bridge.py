@@ -11,7 +11,8 @@ from meshwright.imports.beside import beside
 from meshwright.imports.megatron import read as read_flags
 from meshwright.imports.names import guess_model, model_named
 from meshwright.imports.options import Options
-from meshwright.imports.pyfile import Made, Module, Unknown, call_function, functions, parse_module
+from meshwright.imports.pyfile import call_function, functions, parse_module
+from meshwright.imports.pyvalues import Made, Module, Unknown
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError, nearest
@@ -227,6 +228,10 @@ def _fields(made: Made) -> tuple[dict[str, Any], str]:
                 if isinstance(value, Unknown) and value.text.startswith("torch."):
                     words.append(f"{table}.{key}={value.text.removeprefix('torch.')}")
                 continue
+            if isinstance(value, list) and value and all(isinstance(one, list) for one in value):
+                value = _layout_letters(value)
+                if "t" not in value:
+                    continue  # made from a number of layers that the file does not state
             text = str(value).lower() if isinstance(value, bool) else str(value)
             words.append(f"{table}.{key}={text}")
     mixed = made.fields.get("mixed_precision")
@@ -254,6 +259,12 @@ def _fields(made: Made) -> tuple[dict[str, Any], str]:
             str(made.get("ddp.data_parallel_sharding_strategy", "no_shard")),
         )
     return flags, _hub(model)
+
+
+def _layout_letters(stages: list[list[Any]]) -> str:
+    """A pipeline layout of names, one list a stage, in Megatron-LM's letters."""
+    letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+    return "|".join("".join(letters.get(str(part), "") for part in stage) for stage in stages)
 
 
 def _hub(model: Any) -> str:

@@ -25,6 +25,7 @@ from meshwright.imports import (
     nemo,
     neox,
     olmo,
+    prime_rl,
     primus,
     torchtitan,
     torchtune,
@@ -81,6 +82,8 @@ def read(
         return nemo.read(data, given, overrides), stamp
     if "actor_rollout_ref" in data:
         return hydra.read_verl_data(data, given), stamp
+    if prime_rl.is_config(data):
+        return prime_rl.read(data, given), stamp
     if torchtitan.is_config(data):
         return torchtitan.read_toml(data, given, overrides), stamp
     if litgpt.is_config(data):
@@ -141,7 +144,9 @@ def _parsed(text: str, name: str) -> Data:
 
 def _tamed(text: str) -> str:
     """A YAML text without template marks and tags that no plain parser knows."""
-    text = re.sub(r"^\{%.*%\}\s*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\s*\{%.*%\}\s*$|^\s*\{\{.*\}\}\s*$", "", text, flags=re.MULTILINE)
+    if re.search(r"\{\{-|\.Values\.", text):  # a Helm chart
+        text = re.sub(r"\{\{.*?\}\}", "left-to-helm", text)
     text = re.sub(r"!(?:include|join|ref|new|name|apply)[:\w.]*", "", text)
     return text.replace("\t", "  ")
 
@@ -203,7 +208,7 @@ def _training(command: str) -> int:
 def _size(data: Data, reading: Reading) -> None:
     """Hosts and devices of a host as a Kubernetes object or a job's table says them, where the command does not."""
     found: dict[str, list[int]] = {"hosts": [], "per_host": []}
-    for key, value in _entries(data):
+    for key, value in ((key, value) for table in _tables(data) for key, value in table.items()):
         for what, names in _SIZES.items():
             if key in names and str(value).isdigit() and 0 < int(value) < 100_000:
                 found[what].append(int(value))
@@ -215,23 +220,8 @@ def _size(data: Data, reading: Reading) -> None:
         reading.devices = gpus
 
 
-def _entries(data: Any) -> Iterator[tuple[str, Any]]:
-    """Every name and plain value of nested tables, once."""
-    waiting, seen = [data], set[int]()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or not isinstance(value, (dict, list)):
-            continue
-        seen.add(id(value))
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(inner, (dict, list)):
-                waiting.append(inner)
-            else:
-                yield str(key), inner
-
-
-def _commands(data: Any) -> Iterator[str]:
-    """The last word of every `command` or `args` list that holds a script, else all its words."""
+def _tables(data: Any) -> Iterator[dict[str, Any]]:
+    """Every table of nested tables and lists, once, in the order in which they are written."""
     waiting, seen = [data], set[int]()
     while waiting:
         value = waiting.pop()
@@ -239,13 +229,15 @@ def _commands(data: Any) -> Iterator[str]:
             continue
         seen.add(id(value))
         if isinstance(value, dict):
-            words = [
-                w
-                for key in ("command", "args")
-                for w in (value.get(key) or [])
-                if isinstance(value.get(key), list)
-            ]
-            if words:
-                last = str(words[-1])
-                yield last if " " in last and len(last) > 40 else " ".join(map(str, words))
+            yield value
         waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
+
+
+def _commands(data: Any) -> Iterator[str]:
+    """The last word of every `command` or `args` list that holds a script, else all its words."""
+    for table in _tables(data):
+        lists = [table[key] for key in ("command", "args") if isinstance(table.get(key), list)]
+        words = [str(word) for one in lists for word in one]
+        if words:
+            long = " " in words[-1] and len(words[-1]) > 40
+            yield words[-1] if long else " ".join(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from meshwright.imports.interpolate import merged, read_table, resolved
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
 
 
 def is_config(data: dict[str, Any]) -> bool:
@@ -43,6 +45,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
             _flatten(part, flags)
     if "optimizer" in flags and not isinstance(flags["optimizer"], str):
         del flags["optimizer"]
+    if re.search(r"rwkv|mamba", _entrypoint(experiment, folder), re.IGNORECASE):
+        raise SpecError("experiment.task.entrypoint", _entrypoint(experiment, folder), "a state-space or recurrent "
+                        "model is not modelled: meshwright plans decoder-only transformers")  # fmt: skip
     flags.setdefault("num-query-groups", None)
     reading = megatron.read(
         Options({k: v for k, v in flags.items() if v is not None}, "--"), given, "FlagScale YAML"
@@ -53,6 +58,20 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         reading.hosts = _whole(runner.get("nnodes")) or (1 if runner.get("hostfile") is None else 0)
         reading.per_host = _whole(runner.get("nproc_per_node"))
     return reading
+
+
+def _entrypoint(experiment: dict[str, Any], folder: Path | None) -> str:
+    """The program that trains; a training half alone leaves it to the experiments one folder above."""
+    task = experiment.get("task")
+    if isinstance(task, dict):
+        return str(task.get("entrypoint", ""))[-60:]
+    if folder is None or folder.name != "train":
+        return ""
+    for path in sorted(folder.parent.glob("*.yaml"))[:8]:
+        found = re.search(r"^\s*entrypoint:\s*(\S+)", read_text(path, "file"), re.MULTILINE)
+        if found:
+            return found.group(1)[-60:]
+    return ""
 
 
 def _named(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:

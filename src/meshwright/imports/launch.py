@@ -60,18 +60,20 @@ class Launch:
     per_host: int = 0
     devices: int = 0
     other: str = ""
+    runs: int = 1
 
     def option(self, *names: str) -> str:
         """A launcher's option, without what the script does not state; empty where it is absent."""
         return launch_option(self.launcher, names)
 
 
-def find_launch(script: Script) -> Launch | None:
+def find_launch(script: Script, chosen: int = 0) -> Launch | None:
     """Return the command that trains: the one with a known trainer, else the most flags.
 
-    None where there is no command with a program; `other` names a program that does not train.
+    Of several that train, `chosen` counts from 1; `runs` of the result says how many there are. None where there is no command with a program; `other` names a program that does not train.
     """
     best: tuple[tuple[int, int], Launch] | None = None
+    trainings: list[Launch] = []
     for command in script.commands:
         if command.words and posixpath.basename(command.words[0]) in ("echo", "printf", "cat"):
             continue
@@ -80,6 +82,8 @@ def find_launch(script: Script) -> Launch | None:
             continue
         flags = sum(word.startswith("-") or "=" in word for word in found.words)
         score = (2 * _trains(found.program) - bool(_OTHER.search(found.program)), flags)
+        if score[0] > 0 and all(_run_of(one) != _run_of(found) for one in trainings):
+            trainings.append(found)
         if best is None or score > best[0]:
             best = score, found
     if best is None:
@@ -87,10 +91,19 @@ def find_launch(script: Script) -> Launch | None:
     if best is None:
         return None
     (rank, _), launch = best
+    if 0 < chosen <= len(trainings):
+        launch = trainings[chosen - 1]
+    launch.runs = max(1, len(trainings))
     if rank < 0:
         launch.other = launch.program
     _count(script, launch)
     return launch
+
+
+def _run_of(launch: Launch) -> tuple[str, ...]:
+    """What tells one run from another: program and options, without names of places and of the run."""
+    options = [w for w in launch.words if not re.search(r"/|name|seed|port|dir", w)]
+    return (launch.program, *options)
 
 
 def _trains(program: str) -> bool:
@@ -161,12 +174,15 @@ def _at_program(words: list[str]) -> Launch | None:
             places.append((index + 1, index + 2, after))
         elif word in ("--module", "--") or not base:
             continue
-        elif base.endswith(".py") and not (
-            index
-            and words[index - 1].startswith("--")
-            and "=" not in words[index - 1]
-            and words[index - 1] != "--no-python"
-            and not _TRAINERS.search(bare)
+        elif (index and words[index - 1] == "--module" and bare.startswith(_MODULES)) or (
+            base.endswith(".py")
+            and not (
+                index
+                and words[index - 1].startswith("--")
+                and "=" not in words[index - 1]
+                and words[index - 1] != "--no-python"
+                and not _TRAINERS.search(bare)
+            )
         ):
             places.append((index, index + 1, bare))
         elif base in _TOOLS and after and not after.startswith("-"):

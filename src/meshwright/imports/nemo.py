@@ -11,7 +11,8 @@ from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import merged, read_table, resolved, words_to_table
 from meshwright.imports.names import guess_model, model_named
 from meshwright.imports.options import Options, flattened
-from meshwright.imports.pyfile import Made, Module, call_function, functions
+from meshwright.imports.pyfile import call_function, functions
+from meshwright.imports.pyvalues import Made, Module
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.imports.tuning import adapters
@@ -21,7 +22,7 @@ from meshwright.specs.job import RECIPES
 _FIELDS = {
     # Field of NeMo's model table → Megatron-LM's flag, where the spelling differs.
     "encoder_seq_length": "seq-length", "tensor_model_parallel_size": "tensor-model-parallel-size",
-    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank", "num_moe_experts": "num-experts",
     "activations_checkpoint_granularity": "recompute-granularity", "activations_checkpoint_method": "recompute-method",
     "activations_checkpoint_num_layers": "recompute-num-layers",
 }  # fmt: skip
@@ -65,6 +66,8 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     for key, value in model.items():
         if isinstance(value, (dict, list)) or value is None or value is False:
             continue
+        if str(key).startswith("fp8") and not model.get("fp8"):
+            continue  # details of what is off
         flags[_FIELDS.get(str(key), str(key).replace("_", "-"))] = value
     activation = str(model.get("activation", "gelu"))
     if activation in _GATED:

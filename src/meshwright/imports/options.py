@@ -141,6 +141,12 @@ class Options:
             made = float(text[:-1] if scale > 1 else text) * scale
         except ValueError:
             made = math.nan
+        if re.fullmatch(r"[xX.?_\s]{2,}|<[^<>]*>|your\S*|todo\S*", text, re.IGNORECASE):
+            raise SpecError(
+                self._name(names),
+                value,
+                "is a place left for its reader: fill it in, or give --model",
+            )
         if len(text) > 40 or not math.isfinite(made):
             raise SpecError(self._name(names), value, "a number is expected")
         return made

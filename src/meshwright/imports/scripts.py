@@ -55,7 +55,7 @@ def read(
     script = read_script(
         text, name, folder, dict(given.variables), list(given.arguments), given.guess
     )
-    launch = find_launch(script)
+    launch = find_launch(script, int(given.config) if given.config.isdigit() else 0)
     if launch is None:
         raise SpecError("file", name, _nothing(script))
     if launch.other:
@@ -73,6 +73,11 @@ def read(
         reading.devices = launch.devices or (
             0 if launch.hosts and launch.per_host else reading.devices
         )
+    if launch.runs > 1 and not given.config:
+        reading.note(
+            f"the script starts {launch.runs} different trainings; the one with the most options is read "
+            "(--config 1 takes the first, 2 the second)", "runs",
+        )  # fmt: skip
     _doubts(script, reading)
     return reading, stamp
 
@@ -81,7 +86,9 @@ def _nothing(script: Script) -> str:
     missing = f"; it includes {script.missing[0][:60]}, which is not here" if script.missing else ""
     unset = [doubt for doubt in script.doubts if "$" in doubt]
     if unset:
-        missing += f"; it depends on {unset[0]} (--set NAME=value or --args says)"
+        missing += (
+            f"; it depends on {unset[0]} (--set NAME=value or --args says, --guess takes the first)"
+        )
     return f"no command that trains was found in this script{missing}"
 
 
@@ -106,6 +113,7 @@ def _dispatch(
 ) -> tuple[Reading, Stamp]:
     program = launch.program
     words = launch.words
+    _refuse_other(launch, {})
     joined = " ".join(words)
     if bridge_perf.is_performance(words):
         return bridge_perf.read_words(words, given), stamp
@@ -211,7 +219,8 @@ _REFUSED = {
     "retro": "a retrieval model", "vision": "a vision model", "vit": "a vision model", "dino": "a vision model",
     "mamba": "a state-space model", "hybrid": "a state-space hybrid", "race": "an encoder", "mnli": "an encoder",
     "glue": "an encoder", "llava": "a vision-language model", "vlm": "a vision-language model",
-    "multimodal": "a vision-language model", "diffusion": "a diffusion model",
+    "multimodal": "a vision-language model", "diffusion": "a diffusion model", "wan": "a diffusion model",
+    "flux": "a diffusion model", "dit": "a diffusion model",
 }  # fmt: skip
 
 

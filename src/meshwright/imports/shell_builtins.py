@@ -9,9 +9,12 @@ from collections.abc import Callable
 from meshwright.imports.beside import beside
 from meshwright.imports.shell import Command, Script
 from meshwright.imports.shell_tests import test
-from meshwright.imports.words import arithmetic, mark, shown, unmarked
+from meshwright.imports.words import arithmetic, mark, shown, unmarked, unset
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
+
+MAX_INCLUDED = 200
+"""Files that a script includes or starts; one that starts twenty runs includes its settings each time."""
 
 
 def include(script: Script, words: list[str]) -> bool | None:
@@ -22,7 +25,7 @@ def include(script: Script, words: list[str]) -> bool | None:
     if path is None:
         script.missing.append(shown(words[0]))
         return False
-    if len(script.included) > 20:
+    if len(script.included) > MAX_INCLUDED:
         raise SpecError("source", shown(words[0]), "too many included files")
     script.included.append(path)
     before, name = script.scope.positional, script.scope.name
@@ -37,7 +40,9 @@ def include(script: Script, words: list[str]) -> bool | None:
 
 
 def _evaluate(script: Script, words: list[str]) -> bool | None:
-    script.run_text(" ".join(words))
+    # What a program of the machine would print (`eval "$(conda shell.bash hook)"`) is not here.
+    if any(unmarked(word) or not any("$(" in name for name in unset(word)) for word in words):
+        script.run_text(" ".join(words))
     return None
 
 
@@ -102,12 +107,21 @@ def _change(script: Script, words: list[str]) -> bool | None:
 def _in_shell(script: Script, words: list[str]) -> bool | None:
     """`bash -c "…"`, and `bash train.sh a b` where that script is at hand."""
     if "-c" in words and words.index("-c") + 1 < len(words):
-        return _evaluate(script, [words[words.index("-c") + 1]])
-    named = [word for word in words if not word.startswith("-")]
-    if named and beside(script.folder, named[0]) is not None:
-        before = dict(script.scope.variables)
-        found = include(script, [*named, *([""] if len(named) == 1 else [])])
-        script.scope.variables = before
+        text, *rest = words[words.index("-c") + 1 :]
+        scope = script.scope
+        before = scope.name, scope.positional
+        if rest:
+            scope.name, scope.positional = rest[0], rest[1:]
+        try:
+            return _evaluate(script, [text])
+        finally:
+            scope.name, scope.positional = before
+    at = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    if at < len(words) and beside(script.folder, words[at]) is not None:
+        variables, positional = dict(script.scope.variables), script.scope.positional
+        script.scope.positional = []
+        found = include(script, words[at:])
+        script.scope.variables, script.scope.positional = variables, positional
         return found
     script.commands.append(Command(["bash", *words]))
     return None
@@ -137,7 +151,7 @@ def starts_script(script: Script, words: list[str], environment: dict[str, str])
             continue
         text = script.files.get(bare) or script.files.get(posixpath.basename(bare))
         path = None if text is not None else beside(script.folder, bare)
-        if path is not None and len(script.included) <= 20:
+        if path is not None and len(script.included) <= MAX_INCLUDED:
             script.included.append(path)
             text = read_text(path, "script")
         if text is None or bare.endswith(posixpath.basename(scope.name)) or text in script.running:

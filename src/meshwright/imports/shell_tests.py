@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from meshwright.imports.beside import beside
 from meshwright.imports.shell import Script, raw
-from meshwright.imports.words import arithmetic, expand_text, mark, unmarked, unset
+from meshwright.imports.words import arithmetic, expand_text, mark, shown, unmarked, unset
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -53,8 +54,14 @@ def test(script: Script, words: list[str]) -> bool | None:
         if operator in ("-z", "-n"):
             empty = not unmarked(value)
             return empty == (operator == "-z")
+        if operator in ("-f", "-e", "-s") and (
+            value in script.files or beside(script.folder, value) is not None
+        ):
+            return True
         if operator == "-v":
-            return script.scope.get(value) is not None
+            base, bracket, key = value.partition("[")
+            named = script.scope.aliases.get(base, base) + bracket + key
+            return named in script.scope.variables or script.scope.get(value) is not None
         return None
     if len(words) != 3:
         return None
@@ -69,12 +76,21 @@ def test(script: Script, words: list[str]) -> bool | None:
         # An unset name equals nothing but an empty text.
         if operator in ("=", "==", "!="):
             plain = unmarked(left) == unmarked(right)
-            return plain == (operator != "!=") if not (left and right) else None
+            if not (left and right):
+                return plain == (operator != "!=")
+            off = unmarked(left + right).lower() in ("none", "false", "null", "no", "off", "0")
+            if operator == "!=" and not off and _plain_names(left) and _plain_names(right):
+                # Whoever starts the script and sets nothing gets the branch for "another text".
+                script.doubts.append(f"{shown(left)} != {shown(right)} holds where nothing sets it")
+                return not plain
+            return None
         return None
     if operator in ("=", "=="):
         return fnmatch.fnmatchcase(left, right) if right else not left
     if operator == "!=":
         return not fnmatch.fnmatchcase(left, right)
+    if operator == "=~" and not re.search(r"[\\^$.|?*+()\[\]{}]", right):
+        return right in left
     if operator == "=~":
         try:
             return (
@@ -83,6 +99,11 @@ def test(script: Script, words: list[str]) -> bool | None:
         except re.error:
             return None
     return None
+
+
+def _plain_names(text: str) -> bool:
+    """Whether what a text lacks is variables or arguments, nothing that a program would print."""
+    return not any(name[:1] == "$" or "=" in name for name in unset(text))
 
 
 def take(script: Script, left: str, right: str) -> bool:

@@ -10,7 +10,8 @@ from meshwright.exports.torchtitan import FLAVORS, SCHEDULES
 from meshwright.imports.interpolate import merged, words_to_table
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened
-from meshwright.imports.pyfile import Made, Module, Unknown, call_function, functions
+from meshwright.imports.pyfile import call_function, functions
+from meshwright.imports.pyvalues import Made, Module, Unknown
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.specs.errors import SpecError, nearest

@@ -174,6 +174,9 @@ def _job(options: Options, reading: Reading) -> None:
     on = said is not None and (options.flag(*names) if str(said).lower() in ("1", "0", "true", "false", "yes", "no", "none") else True)  # fmt: skip
     reading.layout["recompute"] = "full" if on else "none"
     reading.job.setdefault("framework", "fsdp")
+    dropout = options.number("resid_pdrop", "hidden_dropout", "dropout")
+    if 0 < dropout < 1:
+        reading.job["dropout"] = dropout
     kind = options.word("mixed_precision", "precision", "dtype", "torch_dtype")
     half, brain = options.flag("fp16", "use_fp16"), options.flag("bf16", "pure_bf16", "use_bf16")
     recipe = "fp8" if "fp8" in kind else "bf16" if brain or "bf" in kind else "fp16" if half or "16" in kind else "fp32" if kind or options.has("bf16", "fp16") else ""  # fmt: skip

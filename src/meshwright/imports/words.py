@@ -56,11 +56,13 @@ class Scope:
     variables: dict[str, Value] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
     name: str = "script.sh"
+    aliases: dict[str, str] = field(default_factory=dict)
     run: Callable[[str], str | None] = lambda _text: None
     depth: int = 0
 
     def get(self, name: str) -> Value | None:
         """A variable's value; None where nothing sets it."""
+        name = self.aliases.get(name, name)
         if name in ("@", "*"):
             return list(self.positional)
         if name == "#":
@@ -292,6 +294,7 @@ def _parameter(inner: str, scope: Scope) -> tuple[str, list[str] | None]:
     if match is None:
         return mark(inner[:40]), None
     name, index, op = match["name"], match["index"], match["op"]
+    name = scope.aliases.get(name, name)
     value = scope.get(name)
     if match["pre"] == "#":
         if isinstance(value, list):
