@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from meshwright.costs.flops import model_flops_per_token
 from meshwright.diagnose.log_reading import LogReading
 from meshwright.diagnose.records import Evidence, Part, of
+from meshwright.diagnose.text_values import count
 from meshwright.evidence.machines import SkipRow, device_key
 from meshwright.evidence.rows import Row
 from meshwright.specs.cluster import Cluster
@@ -21,6 +22,8 @@ TOLERANCE = 0.3
 says nothing of the run."""
 MUCH_BUBBLE = 0.4
 """From this bubble fraction on the configuration itself is at fault, not its price."""
+MOST_OPERATIONS = 1_000_000
+"""Of a schedule that is simulated for a log: stages × micro-batches."""
 PLENTY = 4
 """Micro-batches per stage from which the bubble of 1F1B is under a fifth."""
 
@@ -61,7 +64,7 @@ def cluster_of(reading: LogReading, world: int) -> Cluster | None:
         return None
     try:
         key = device_key(Row("log", {"gpu": text}))
-        host = int(words.get("gpus_per_node", 0)) or min(8, world)
+        host = reading.setting("gpus_per_node") or min(8, world)
         if world % host:
             host = world
         return load_cluster(f"{key}:{max(1, world // host)}x{host}")
@@ -82,7 +85,7 @@ def setting_of(
     from meshwright.imports.reading import Given
     from meshwright.planner.plan import price_layout
 
-    world = int(reading.words.get("world", 0)) or int(_argument(reading, "world_size") or 0)
+    world = reading.setting("world") or count(_argument(reading, "world_size")) or 0
     on = cluster or cluster_of(reading, world or 8)
     if on is None:
         part.missing.append("what it ran on (--cluster, as h100:8x8): whether this speed is good")
@@ -191,16 +194,13 @@ def _pipeline_of(reading: LogReading) -> tuple[int, int, int] | None:
     """Stages, micro-batches and virtual stages that a log's arguments give."""
 
     def number(name: str) -> int | None:
-        text = _argument(reading, name)
-        return int(text) if text is not None and text.isdigit() else None
+        return count(_argument(reading, name)) or None
 
-    pp = number("pipeline_model_parallel_size")
-    if pp is None and reading.words.get("pp", "").isdigit():
-        pp = int(reading.words["pp"])
+    pp = number("pipeline_model_parallel_size") or reading.setting("pp")
     batch, micro = number("global_batch_size"), number("micro_batch_size")
     if pp is None or pp < 2 or batch is None or micro is None:
         return None
-    dp = number("data_parallel_size") or int(reading.words.get("dp", 1))
+    dp = number("data_parallel_size") or reading.setting("dp") or 1
     virtual = number("num_virtual_stages_per_pipeline_rank") or number(
         "virtual_pipeline_model_parallel_size"
     )
@@ -220,14 +220,14 @@ def _bubble(part: Part, reading: LogReading, pp: int, micro: int, virtual: int) 
         line = Simulator(schedule).run((1.0, 1.0, 1.0))
         return line.makespan_s / count, line.bubble.makespan
 
-    if pp * micro > 4_000_000 // 4:
+    more = max(PLENTY * pp, micro)
+    if pp * more > MOST_OPERATIONS:
         return
     now, bubble = per_micro_batch(micro)
     part.figures["bubble_fraction"] = round(bubble, 4)
     part.figures["micro_batches"], part.figures["pipeline_stages"] = micro, pp
     if bubble < 0.1:
         return
-    more = max(PLENTY * pp, micro)
     gain = 1 - per_micro_batch(more)[0] / now
     line = next((n for n in reading.table if "global_batch_size" in n), "")
     part.findings.append(

@@ -10,10 +10,7 @@ import re
 from dataclasses import dataclass
 
 from meshwright.diagnose.records import Evidence, Finding, Kind, of
-
-_RANK = re.compile(
-    r"\[?(?:default|\brank)[ ]?(\d+)\]?:|\brank +: (\d+) \(local_rank", re.IGNORECASE
-)
+from meshwright.diagnose.text_values import rank_number, rank_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +150,8 @@ def note(hits: list[Hit], number: int, line: str) -> None:
         if match is None:
             continue
         named = {key: value or "unnamed" for key, value in match.groupdict().items()}
-        ranks = {int(named[key]) for key in ("one", "two") if key in named}
-        if who := _RANK.search(line):
-            ranks.add(int(who[1] or who[2]))
+        said = [rank_number(named.get("one")), rank_number(named.get("two")), rank_of(line)]
+        ranks = {rank for rank in said if rank is not None}
         for hit in hits:
             if hit.known is known:
                 hit.ranks |= ranks

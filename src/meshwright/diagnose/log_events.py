@@ -82,7 +82,7 @@ def fail_slow(part: Part, reading: LogReading, times: list[tuple[Step, float]]) 
     latest = {rank: (line, value) for line, rank, value in reading.probes}
     if len(latest) >= 2:
         typical = median(value for _, value in latest.values())
-        slow_ranks = {r: one for r, one in latest.items() if one[1] > SLOW_PROBE * typical}
+        slow_ranks = {r: one for r, one in latest.items() if one[1] > SLOW_PROBE * typical > 0}
         if slow_ranks and 2 * len(slow_ranks) <= len(latest):
             ranks = tuple(sorted(slow_ranks))
             worst = max(value for _, value in slow_ranks.values())

@@ -73,9 +73,13 @@ def _overflows(part: Part, reading: LogReading) -> None:
     part.figures["overflow_steps"] = len(reading.overflows)
     if not any("loss scale" in hit.sentence for hit in reading.known):
         part.healthy.append(
-            f"{len(reading.overflows)} steps were skipped while the loss scale came down to "
-            f"{reading.overflows[-1][1] / 2:,.0f}, which is usual at the start of fp16"
+            f"{_counted(len(reading.overflows), 'step was', 'steps were')} skipped while the loss scale came down to "
+            f"{reading.overflows[-1][1] / 2:,.6g}, which is usual at the start of fp16"
         )
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def _aside(reading: LogReading) -> list[tuple[int, str]]:

@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 
-from meshwright.diagnose.oom_messages import size_bytes
+from meshwright.diagnose.text_values import DECIMAL, count, decimal, rank_number, size_bytes
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?<=[ \]])\[(?:\d{1,2}(?:;\d{1,2})*)m(?=\S)|\[39m$")
 
@@ -63,7 +63,7 @@ class Step:
 
 FIELDS = frozenset(one.name for one in fields(Step))
 
-_T, _F, _G = 1e12, 1e12, 1e9
+_T = 1e12
 ALIASES: tuple[tuple[str, str, float], ...] = (
     # (pattern of the normalised name, field, factor to SI; negative: its reciprocal)
     (r"train_steps_per_second", "steps_per_s", 1.0),
@@ -101,36 +101,40 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"eval_loss|validation_loss|val_loss|lm_loss_value", "eval_loss", 1.0),
     (r"train_runtime", "runtime_s", 1.0),
 )  # fmt: skip
+_ANY_NUMBER = ("loss", "eval_loss", "grad_norm")
+"""Fields that may be negative or not a number; nothing else that a log prints of a step can."""
 _TABLE = [
     (re.compile(rf"(?:train_)?(?:{pattern})"), name, factor) for pattern, name, factor in ALIASES
 ]
 
 _PAIR = re.compile(
-    r"""['"]?([A-Za-z][A-Za-z0-9_ /.\-]*?(?:\([A-Za-z/ ]*\))?(?:\sin\ss)?)['"]?\s*[:=]\s*
-        ['"]?([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+)|nan|NaN|inf|-inf)\s*
+    rf"""['"]?(?<![A-Za-z0-9])([A-Za-z][A-Za-z0-9_ /.\-]{{0,80}}?(?:\([A-Za-z/ ]*\))?(?:\sin\ss)?)['"]?\s*[:=]\s*
+        ['"]?([-+]?{DECIMAL}|nan|NaN|inf|-inf)\s*
         (TFLOPS|TFLOPs|TFLOP/s|PFLOP/s|[KMGT]i?B\b|[KMGBT](?=\s|$|\)|,|\||'|")|ms|s\b|%|us)?""",
     re.VERBOSE,
 )
 _BEHIND = re.compile(
-    r"([\d.,]+) ?(ms|s|(?:it|steps?|iters?)/s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())"
+    rf"({DECIMAL}) ?(ms|s|(?:it|steps?|iters?)/s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())"
 )
-_PER_STEP = re.compile(r"\(([\d.]*\d) sec(?:onds)?/(?:step|iteration|iter|batch)\)")
+_PER_STEP = re.compile(rf"\(({DECIMAL}) sec(?:onds)?/(?:step|iteration|iter|batch)\)")
 _SPACED = re.compile(
-    r"\b(train loss|val loss|loss|time|mfu|dt|norm|tok/sec)\s+([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?|nan)\s*(ms|s|%)?(?=[,;| ]|$)",
+    rf"\b(train loss|val loss|loss|time|mfu|dt|norm|tok/sec)\s+([-+]?{DECIMAL}|nan)\s*(ms|s|%)?(?=[,;| ]|$)",
     re.IGNORECASE,
 )
 _STEP_OF = re.compile(
-    r"\b(?:iteration|iter|step|global[_ ]?step|batch|Step|Iteration)\s*[:=]?\s*\[?\s*(\d+)\s*/\s*(\d+)"
+    r"\b(?:iteration|iter|step|global[_ ]?step|batch|Step|Iteration)\s*[:=]?\s*\[?\s*(\d{1,15})\s*/\s*(\d{1,15})\b"
 )
 _STEP = re.compile(
-    r"\b(?:iteration|iter|steps?|global[_ ]?step|batch)\s*[:=]?\s*\[?\s*(\d[\d,]*)\b(?!\s*[-:]\d\d)",
+    r"\b(?:iteration|iter|steps?|global[_ ]?step|batch)\s*[:=]?\s*\[?\s*(\d[\d,]{0,18})\b(?!\s*[-:]\d\d)",
     re.IGNORECASE,
 )
-_GLOBAL = re.compile(r"global[_ ]?step\s*[:=]\s*(\d+)", re.IGNORECASE)
+_GLOBAL = re.compile(r"global[_ ]?step\s*[:=]\s*(\d{1,15})\b", re.IGNORECASE)
 _BAR = re.compile(
-    r"(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d+)<(?:[\d:]+|\?),\s*([\d.]+|\?) ?(s/it|it/s|s/ba|s/batch|ms/it)?"
+    rf"(?<!\d)(\d{{1,15}})/(\d{{1,15}}) \[(?:(\d{{1,6}}):)?(\d{{1,6}}):(\d{{1,6}})<(?:[\d:]+|\?),\s*({DECIMAL}|\?) ?(s/it|it/s|s/ba|s/batch|ms/it)?"
 )
-_CLOCK = re.compile(r"(?:\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?")
+_CLOCK = re.compile(
+    r"(?:\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
+)
 _RANK = re.compile(r"^\W*(?:\[?(?:default|rank|Rank) ?(\d+)\]?|(\d+):)")
 _SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
@@ -150,8 +154,8 @@ def read_step(line: str, number: int) -> Step | None:
     for match in _SPACED.finditer(text):
         known |= _of_pair(step, match[1], match[2], match[3] or "")
     known |= _behind(step, text)
-    if per_step := _PER_STEP.search(text):
-        step.step_time_s, known = float(per_step[1]), True
+    if (per_step := _PER_STEP.search(text)) and (took := decimal(per_step[1])) is not None:
+        step.step_time_s, known = took, True
     if not known:
         return None
     _place(step, text)
@@ -175,7 +179,9 @@ def _of_pair(step: Step, name: str, value: str, unit: str) -> bool:
 
 
 def _put(step: Step, field_name: str, key: str, value: str, unit: str, factor: float) -> bool:
-    number = float(value.replace(",", ""))
+    number = float(value.replace(",", ""))  # nan and inf are losses, too
+    if field_name not in _ANY_NUMBER and not 0 <= number < math.inf:
+        return False
     if math.isnan(factor):
         if unit not in ("ms", "s"):
             return False
@@ -188,7 +194,10 @@ def _put(step: Step, field_name: str, key: str, value: str, unit: str, factor: f
         factor = 1e-3 if number > 20 else 1.0
     if field_name in ("memory_bytes", "reserved_bytes"):
         if unit and unit not in ("s", "ms", "%"):
-            number = size_bytes(str(number), unit if len(unit) > 1 else unit + "B")
+            size = size_bytes(str(number), unit if len(unit) > 1 else unit.rstrip("B") + "B")
+            if size is None:
+                return False
+            number = size
         elif key.endswith("gib"):
             number *= 2**30
         elif key.endswith("gb") or key.startswith("memory_"):
@@ -221,7 +230,9 @@ def _behind(step: Step, text: str) -> bool:
         return False
     known = False
     for value, unit in _BEHIND.findall(text):
-        number = float(value.replace(",", ""))
+        number = decimal(value)
+        if number is None:
+            continue
         if unit in ("ms", "s") and step.step_time_s is None:
             step.step_time_s, known = number * (1e-3 if unit == "ms" else 1.0), True
         elif unit[-2:] == "/s" and unit[0] in "is" and step.step_time_s is None and number > 0:
@@ -239,12 +250,12 @@ def _place(step: Step, text: str) -> None:
     elif match := _STEP_OF.search(text):
         step.number, step.of = int(match[1]), int(match[2])
     elif match := _STEP.search(text):
-        step.number = int(match[1].replace(",", ""))
+        step.number = count(match[1])
     if match := _CLOCK.search(text):
         hours, minutes, seconds = (int(part) for part in match.groups()[:3])
         step.clock_s = 3600 * hours + 60 * minutes + seconds + float(f"0.{match[4] or 0}")
     if match := _RANK.search(text):
-        step.rank = int(match[1] or match[2])
+        step.rank = rank_number(match[1] or match[2])
 
 
 def read_bars(line: str, number: int) -> list[Step]:
@@ -254,8 +265,7 @@ def read_bars(line: str, number: int) -> list[Step]:
         done, whole, hours, minutes, seconds, rate, unit = match.groups()
         step = Step(line=number, number=int(done), of=int(whole))
         step.clock_s = 3600 * int(hours or 0) + 60 * int(minutes) + int(seconds)
-        if rate not in (None, "?") and unit:
-            speed = float(rate)
+        if unit and (speed := decimal(rate)) is not None:
             if unit == "it/s":
                 step.running_s_it = 1 / speed if speed else None
             else:
@@ -264,10 +274,8 @@ def read_bars(line: str, number: int) -> list[Step]:
     return found
 
 
-_BLOCK = re.compile(r"^\W*\[(?:batch|step|iter)=(\d+)(?:/(\d+))?\]:?\s*$")
-_IN_BLOCK = re.compile(
-    r"^\s+(?:Train |Eval )?([\w/.\-]+):\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan)\s*$"
-)
+_BLOCK = re.compile(r"^\W*\[(?:batch|step|iter)=(\d{1,15})(?:/(\d{1,15}))?\]:?\s*$")
+_IN_BLOCK = re.compile(rf"^\s+(?:Train |Eval )?([\w/.\-]+):\s*([-+]?{DECIMAL}|nan)\s*$")
 
 
 _SAVING = re.compile(r"checkpoint|\.ckpt", re.IGNORECASE)
@@ -287,8 +295,9 @@ class Blocks:
             return True, self.current
         if self.current is not None and (match := _IN_BLOCK.match(line)):
             name, value = match[1], match[2]
-            if name.endswith("batches_per_sec") and "device" not in name and float(value):
-                self.current.step_time_s = 1 / float(value)
+            if name.endswith("batches_per_sec") and "device" not in name:
+                rate = decimal(value)
+                self.current.step_time_s = 1 / rate if rate and rate > 0 else None
             elif re.search(r"device/samples_per_sec|flops_per_sec$(?<!device/flops_per_sec)", name):
                 pass
             else:

@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 from meshwright.diagnose import known_errors, watchdog_lines
 from meshwright.diagnose.log_lines import Blocks, Step, plain, read_bars, read_step
 from meshwright.diagnose.oom_messages import OUT_OF_MEMORY, Message, read_message
+from meshwright.diagnose.text_values import (
+    DECIMAL,
+    count,
+    decimal,
+    rank_number,
+    rank_of,
+    size_bytes,
+)
 
 _MEGATRON_MEMORY = re.compile(
-    r"\[Rank (\d+)\][^\[]*?max allocated: ([\d.]+)[^\[]*?max reserved: ([\d.]+)"
+    rf"\[Rank (\d+)\][^\[]*?max allocated: ({DECIMAL})[^\[]*?max reserved: ({DECIMAL})"
 )
-_FREE_GIB = re.compile(r"Max(?:imum)? (?:memory|GPU)[^:]*: ?([\d.]+) ?([GM]i?B)", re.IGNORECASE)
 _RESTART = re.compile(
     r"restart_count=([1-9]\d*)|worker_group.*restarting|Restarting worker group|attempt (\d+) of|"
     r"\[default\] Starting worker group.*restart", re.IGNORECASE,
@@ -23,9 +30,7 @@ _RESUMED = re.compile(
     r"Resuming from checkpoint|resum(?:e|ing) (?:training )?from|Loading the checkpoint at)[^\n]*",
     re.IGNORECASE,
 )
-_ERROR = re.compile(
-    r"^\W*(?:\w*rank\s*\d+\]?:?\s*)?.*?\b((?:[A-Z]\w*(?:Error|Exception)|Exception): .{3,300})"
-)
+_ERROR = re.compile(r"\b((?:[A-Z]\w{0,80}(?:Error|Exception)|Exception): .{3,300})")
 _STOPPED = (
     (re.compile(r"DUE TO TIME LIMIT"), "the job's time limit"),
     (re.compile(r"CANCELLED AT"), "cancelled"),
@@ -33,7 +38,6 @@ _STOPPED = (
     (re.compile(r"No space left on device|Errno 28|disk quota exceeded", re.IGNORECASE), "the disk is full"),
     (re.compile(r"exitcode\s*:\s*-9|Signal 9 \(SIGKILL\)|Killed\s*$"), "killed (SIGKILL)"),
 )  # fmt: skip
-_RANK = re.compile(r"\[?(?:default|rank ?)(\d+)\]?[:\]]", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -74,6 +78,10 @@ class LogReading:
     degraded: list[tuple[int, float]] = field(default_factory=list)
     """Line and share by which a detector found iterations slower."""
 
+    def setting(self, name: str) -> int | None:
+        """A whole number above zero that the run was given; None where the log does not say."""
+        return count(self.words.get(name)) or None
+
 
 _SETTING = (
     (r"--nproc[-_]per[-_]node[= ]+(\d+)", "gpus_per_node"),
@@ -102,11 +110,15 @@ _SETTINGS = [(re.compile(pattern), name) for pattern, name in _SETTING]
 _HAS_SETTING = re.compile(
     r"size|batch|nproc|NODE|nnodes|= ?\d|--|NVIDIA|Tesla|Instinct|gpu_type|[HABV]\d00|RTX|A10G|L40S"
 )
-_ARGUMENT = re.compile(r"^\W*(?:\[?\w*rank\w*\s*\d+\]?:?\s*|\d+:\s*)?\s*\w+ \.{2,}\s*.+$")
-_OVERFLOW = re.compile(r"Attempted loss scale: ([\d.]+\d)")
-_SCORE = re.compile(r"Rank=(\d+) Node=\S+ Score=([\d.]+)")
-_PROBE = re.compile(r"Computation result of rank (\d+) collected = \(Perf:.*?avg=([\d.]+)")
-_FAILSLOW = re.compile(r"min_iter=([\d.]+), slow_iter=([\d.]+)")
+_ROOT = re.compile(r"^\W*rank +: \d+ \(local_rank")
+_ARGUMENT = re.compile(
+    r"[^\w.]{0,9}(?:\w{0,9}rank\w{0,9}\s{0,4}\d{1,7}\]?:?\s{0,9}|\d{1,7}:\s{0,9})?\w{1,99} \.{2,}\s*\S"
+)
+_OVERFLOW = re.compile(rf"Attempted loss scale: ({DECIMAL})")
+_SCORE = re.compile(rf"Rank=(\d+) Node=\S+ Score=({DECIMAL})")
+_PROBE = re.compile(rf"Computation result of rank (\d+) collected = \(Perf:.*?avg=({DECIMAL})")
+_FAILSLOW = re.compile(rf"min_iter=({DECIMAL}), slow_iter=({DECIMAL})")
+_DEGRADED = re.compile(rf"change point.*degradation=({DECIMAL})")
 
 
 def read_log(lines: Iterable[str], name: str) -> LogReading:
@@ -136,7 +148,7 @@ def read_log(lines: Iterable[str], name: str) -> LogReading:
             report = "relative" if "relative" in line else "individual"
         _events(found, number, line, report)
         _settings(found, line)
-        if _ARGUMENT.match(line) and len(found.table) < 4096:
+        if " .." in line and _ARGUMENT.match(line.lstrip()) and len(found.table) < 4096:
             found.table.append(line)
         inside, opened = blocks.read(line, number)
         if opened is not None:
@@ -183,36 +195,52 @@ def _hang(found: LogReading, number: int, line: str) -> None:
 def _events(found: LogReading, number: int, line: str, report: str) -> None:
     short = line.strip()[:300]
     if "max allocated" in line:
-        for rank, allocated, reserved in _MEGATRON_MEMORY.findall(line):
+        for who, live, held in _MEGATRON_MEMORY.findall(line):
             # Megatron prints MB and divides by 2**20.
-            found.memory[int(rank)] = (float(allocated) * 2**20, float(reserved) * 2**20, number)
+            allocated, reserved = size_bytes(live, "MiB"), size_bytes(held, "MiB")
+            if (rank := rank_number(who)) is not None and None not in (allocated, reserved):
+                found.memory[rank] = (allocated or 0.0, reserved or 0.0, number)
     if _RESTART.search(line):
         found.restarts.append((number, short))
     if _RESUMED.search(line):
         found.resumed.append((number, short))
     failed = ("rror" in line or "xception" in line) and len(found.errors) < 200
-    if failed and (match := _ERROR.match(line)):
-        who = _RANK.search(line)
-        found.errors.append((number, match[1][:300], int(who[1]) if who else None))
+    if failed and (match := _ERROR.search(line)):
+        found.errors.append((number, match[1][:300], rank_of(line)))
     for pattern, why in _STOPPED:
         if pattern.search(line) and len(found.stopped) < 50:
             found.stopped.append((number, why, short))
-    if found.root is None and (match := re.search(r"^\W*rank +: (\d+) \(local_rank", line)):
-        found.root = (number, int(match[1]))
-    if "oss scale" in line and (match := _OVERFLOW.search(line)):
-        found.overflows.append((number, float(match[1])))
-    if match := _SCORE.search(line):
-        found.scores.append((number, int(match[1]), float(match[2]), report))
+    if found.root is None and _ROOT.search(line) and (rank := rank_of(line)) is not None:
+        found.root = (number, rank)
+    if "oss scale" in line and (scale := _value(_OVERFLOW, line)) is not None:
+        found.overflows.append((number, scale))
+    if (one := _rank_value(_SCORE, line)) is not None:
+        found.scores.append((number, *one, report))
     if "STRAGGLER DETECTION" in line or "Detected stragglers" in line:
         found.alarms.append((number, short))
-    if match := _PROBE.search(line):
-        found.probes.append((number, int(match[1]), float(match[2])))
+    if (one := _rank_value(_PROBE, line)) is not None:
+        found.probes.append((number, *one))
     if match := _FAILSLOW.search(line):
-        found.failslow.append((number, float(match[1]) / 1e3, float(match[2]) / 1e3))
-    if match := re.search(r"change point.*degradation=([\d.]+)", line):
-        found.degraded.append((number, float(match[1])))
+        fast, slow = decimal(match[1]), decimal(match[2])
+        if fast and slow:  # a detector that has seen no iteration writes 0
+            found.failslow.append((number, fast / 1e3, slow / 1e3))
+    if "change point" in line and (share := _value(_DEGRADED, line)) is not None:
+        found.degraded.append((number, share))
     if match := re.search(r"Reason of fail-slow is (\w+)", line):
         found.reason = (number, match[1])
+
+
+def _value(pattern: re.Pattern[str], line: str) -> float | None:
+    match = pattern.search(line)
+    return None if match is None else decimal(match[1])
+
+
+def _rank_value(pattern: re.Pattern[str], line: str) -> tuple[int, float] | None:
+    match = pattern.search(line)
+    if match is None:
+        return None
+    rank, value = rank_number(match[1]), decimal(match[2])
+    return None if rank is None or value is None else (rank, value)
 
 
 def _settings(found: LogReading, line: str) -> None:

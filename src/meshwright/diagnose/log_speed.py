@@ -64,6 +64,10 @@ def values_of(steps: Sequence[Step], name: str) -> list[float]:
     return [float(v) for v in found if v is not None and math.isfinite(v)]
 
 
+def _above_zero(steps: Sequence[Step], name: str) -> list[float]:
+    return [value for value in values_of(steps, name) if value > 0]
+
+
 def speed(part: Part, reading: LogReading, steps: list[Step]) -> list[tuple[Step, float]]:
     """Put speed into the figures; return steps with their time, warm-up included."""
     timed = [(s, s.step_time_s) for s in steps if s.step_time_s is not None and s.step_time_s > 0]
@@ -75,16 +79,16 @@ def speed(part: Part, reading: LogReading, steps: list[Step]) -> list[tuple[Step
         figures["steps_read"], figures["warm_up_steps"] = len(timed), skipped
         if len(kept) > 2:
             figures["step_time_spread"] = round((max(kept) - min(kept)) / median(kept), 4)
-    elif (whole := values_of(steps, "runtime_s")) and (number := _step_count(reading, steps)):
+    elif (whole := _above_zero(steps, "runtime_s")) and (number := _step_count(reading, steps)):
         figures["step_time_s"] = median(whole) / number
     for source, target in (
         ("tokens_per_s_per_gpu", "tokens_per_s_per_gpu"), ("tokens_per_s", "tokens_per_s"),
         ("samples_per_s", "samples_per_s"), ("flops_per_gpu", "flops_per_s_per_gpu"),
         ("mfu", "mfu"),
     ):  # fmt: skip
-        if values := rates_steady(values_of(steps, source)):
+        if values := rates_steady(_above_zero(steps, source)):
             figures[target] = median(values)
-    if runtime := values_of(steps, "runtime_s"):
+    if runtime := _above_zero(steps, "runtime_s"):
         figures["run_time_s"] = median(runtime)
     if batch := values_of(steps, "global_batch"):
         figures["global_batch"] = int(batch[-1])
@@ -92,8 +96,8 @@ def speed(part: Part, reading: LogReading, steps: list[Step]) -> list[tuple[Step
 
 
 def _step_count(reading: LogReading, steps: list[Step]) -> int | None:
-    if "steps" in reading.words:
-        return int(reading.words["steps"])
+    if given := reading.setting("steps"):
+        return given
     rates, whole = values_of(steps, "steps_per_s"), values_of(steps, "runtime_s")
     if rates and whole:
         # Printed to three digits; a whole number of steps if only one fits.
@@ -103,17 +107,16 @@ def _step_count(reading: LogReading, steps: list[Step]) -> int | None:
     ends = [bar.of for bar in reading.bars if bar.of and bar.number == bar.of]
     if ends:
         return ends[-1]
-    if "examples" in reading.words and "global_batch" in reading.words:
-        return math.ceil(
-            int(reading.words["examples"]) / max(int(reading.words["global_batch"]), 1)
-        )
-    return None
+    examples, batch = reading.setting("examples"), reading.setting("global_batch")
+    return math.ceil(examples / batch) if examples and batch else None
 
 
 def _micro_steps(part: Part, steps: list[Step]) -> list[tuple[Step, float]]:
     """Times of micro-steps (DeepSpeed): what one is made of."""
     parts = [s for s in steps if s.forward_s is not None and s.backward_s is not None]
-    found = [(s, (s.forward_s or 0) + (s.backward_s or 0) + (s.optimizer_s or 0)) for s in parts]
+    timed = [(s, (s.forward_s or 0) + (s.backward_s or 0) + (s.optimizer_s or 0)) for s in parts]
+    found = [(s, t) for s, t in timed if t > 0]
+    parts = [s for s, _ in found]
     if not found:
         return []
     kept, skipped = steady([s.forward_s or 0.0 for s in parts])

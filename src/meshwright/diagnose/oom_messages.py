@@ -8,12 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-_UNITS = {"B": 1, "BYTES": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-          "KB": 1e3, "MB": 1e6, "GB": 1e9}  # fmt: skip
-
-
-_SIZE = r"([\d.,]+) ?(bytes|[KMGT]i?B|B)\b"
-
+from meshwright.diagnose.text_values import SIZE, count, rank_of, size_bytes
 
 OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend)\s+out of memory|CUDA error: out of memory"
@@ -88,54 +83,44 @@ class Message:
         return 0.0
 
 
-def size_bytes(number: str, unit: str) -> float:
-    """`58.15`, `GiB` in bytes."""
-    return float(number.replace(",", "")) * _UNITS[unit.upper()]
-
-
-def _find(pattern: str, text: str) -> float | None:
-    match = re.search(pattern.replace("SIZE", _SIZE), text, re.IGNORECASE)
-    if match is None:
-        return None
-    try:
-        return size_bytes(match[1], match[2])
-    except ValueError:
-        return None
+def _find(text: str, *patterns: str) -> float | None:
+    """The size that the first of the patterns finds."""
+    for pattern in patterns:
+        match = re.search(pattern.replace("SIZE", SIZE), text, re.IGNORECASE)
+        if match is not None and (size := size_bytes(match[1], match[2])) is not None:
+            return size
+    return None
 
 
 def read_message(text: str, file: str, line: int) -> Message:
     """Dissect a message; `text` may span lines."""
     message = Message(file=file, line=line, text=text)
-    message.tried = _find(r"tried to allocate SIZE", text) or _find(r"allocate SIZE", text)
-    message.total = _find(r"total capac?i?ty of SIZE", text) or _find(
-        r"SIZE total capacity", text
-    ) or _find(r"max allowed: SIZE", text)  # fmt: skip
-    message.free = _find(r"of which SIZE is free", text) or _find(r"SIZE free", text)
-    message.in_use = _find(r"this process has SIZE memory in use", text)
-    message.allocated = (
-        _find(r"SIZE is allocated by PyTorch", text)
-        or _find(r"SIZE already allocated", text)
-        or _find(r"allocated memory SIZE", text)
-        or _find(r"MPS allocated: SIZE", text)
+    message.tried = _find(text, r"tried to allocate SIZE", r"allocate SIZE")
+    message.total = _find(
+        text, r"total capac?i?ty of SIZE", r"SIZE total capacity", r"max allowed: SIZE"
     )
-    message.unallocated = _find(r"SIZE is reserved by PyTorch but unallocated", text)
-    reserved = _find(r"SIZE (?:reserved in total by PyTorch|cached)", text)
+    message.free = _find(text, r"of which SIZE is free", r"SIZE free")
+    message.in_use = _find(text, r"this process has SIZE memory in use")
+    message.allocated = _find(
+        text, r"SIZE is allocated by PyTorch", r"SIZE already allocated", r"allocated memory SIZE",
+        r"MPS allocated: SIZE",
+    )  # fmt: skip
+    message.unallocated = _find(text, r"SIZE is reserved by PyTorch but unallocated")
+    reserved = _find(text, r"SIZE (?:reserved in total by PyTorch|cached)")
     if message.unallocated is None and reserved is not None and message.allocated is not None:
         message.unallocated = max(reserved - message.allocated, 0.0)
-    message.pools = _find(r"SIZE allocated in private pools", text)
-    for pid, number, unit in re.findall(rf"Process (\d+) has {_SIZE} memory in use", text):
-        message.processes[int(pid)] = size_bytes(number, unit)
-    if match := re.search(r"\bGPU (\d+)\b", text):
+    message.pools = _find(text, r"SIZE allocated in private pools")
+    for pid, number, unit in re.findall(rf"Process (\d+) has {SIZE} memory in use", text):
+        process, size = count(pid), size_bytes(number, unit)
+        if process is not None and size is not None:
+            message.processes[process] = size
+    if match := re.search(r"\bGPU (\d{1,4})\b", text):
         message.gpu = int(match[1])
-    if match := re.search(r"\[?(?:default|rank) ?(\d+)\]?:", text):
-        message.rank = int(match[1])
+    message.rank = rank_of(text)
     return message
 
 
-_STEP = re.compile(r"\b(?:step|iteration)\s*[:=#]?\s*(\d+)", re.IGNORECASE)
-
-
-_DEVICE_WORDS = re.compile(r"expandable_segments[:=]\s*True", re.IGNORECASE)
+_EXPANDABLE = re.compile(r"expandable_segments[:=]\s*True", re.IGNORECASE)
 
 
 _HINT = re.compile(r"try setting[^.]*expandable_segments|to avoid fragmentation", re.IGNORECASE)
@@ -170,7 +155,7 @@ def look_around(lines: list[tuple[int, str]]) -> Around:
     """Read the lines that are not the message: settings, phases, buffers of generated code."""
     found = Around()
     for number, line in lines:
-        if _DEVICE_WORDS.search(line) and not _HINT.search(line):
+        if _EXPANDABLE.search(line) and not _HINT.search(line):
             found.expandable_set, found.expandable_line = True, number
         low = line.lower()
         if "_engine_run_backward" in low or re.search(r"\bbackward\b", low):
@@ -197,9 +182,9 @@ def _note_buffer(found: Around, number: int, line: str, match: re.Match[str]) ->
         return
     known, unknown = 1.0, []
     for part in (one.strip() for one in match[1].split(",")):
-        if part.isdigit():
-            known *= int(part)
+        if (size := count(part)) is not None:
+            known *= size
         elif part:
             unknown.append(part)
-    if len(unknown) == 1:
+    if len(unknown) == 1 and 0 < known < float("inf"):
         found.buffers.append((number, line.strip(), known, float(width), unknown[0]))

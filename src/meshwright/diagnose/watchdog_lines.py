@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from meshwright.diagnose.text_values import count, rank_number, rank_of
+
 WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout|Timeout at NCCL work|CollectiveFingerPrint"
     r"|Some NCCL operations have failed or timed out|failed to pass monitoredBarrier"
@@ -19,7 +21,7 @@ WATCHDOG = re.compile(
 
 _TIMEOUT = re.compile(
     r"\[(?:PG (?:ID )?(?P<pg>\w+)(?: PG GUID (?P<guid>[^\]()]*?))?(?:\s*\((?P<name>[^)]*)\))? )?Rank (?P<rank>\d+)\]"
-    r".*?Watchdog caught collective operation timeout: WorkNCCL\((?P<work>[^)]*)",
+    r".{0,400}?Watchdog caught collective operation timeout: WorkNCCL\((?P<work>[^)]*)",
     re.IGNORECASE,
 )
 
@@ -32,7 +34,7 @@ _RAN = re.compile(r"ran for (\d+) milliseconds")
 
 _AT_WORK = re.compile(
     r"\[PG (?:ID )?(?P<pg>\w+)(?: PG GUID (?P<guid>[^\]()]*?))?(?:\s*\((?P<name>[^)]*)\))? Rank (?P<rank>\d+)\]"
-    r".*?work(?: sequence id)?:? ?(?P<at>-?\d+)?.*?last enqueued(?: NCCL)? work: (?P<enqueued>-?\d+), "
+    r".{0,400}?work(?: sequence id)?:? ?-?\d*.{0,400}?last enqueued(?: NCCL)? work: (?P<enqueued>-?\d+), "
     r"last completed(?: NCCL)? work: (?P<completed>-?\d+)",
     re.IGNORECASE,
 )
@@ -72,9 +74,6 @@ _NETWORK = re.compile(
     r"|NET/IB[^\n]*(?:error|failed)|No route to host|link (?:down|flap)",
     re.IGNORECASE,
 )
-
-
-_RANK = re.compile(r"\[?(?:default|rank) ?(\d+)\]?:", re.IGNORECASE)
 
 
 CHECKPOINT = re.compile(
@@ -147,24 +146,30 @@ def read_line(reading: Reading, number: int, line: str) -> None:
     reading.waits += [_wait(match, line, number, short) for match in matches]
     if match := _AT_WORK.search(line):
         group = match["name"] or match["guid"] or match["pg"] or ""
-        key = (group.strip(), int(match["rank"]))
-        reading.positions[key] = (int(match["enqueued"]), int(match["completed"]), number)
-    for rank, print_ in _FINGERPRINT.findall(line):
+        at, enqueued = rank_number(match["rank"]), _signed(match["enqueued"])
+        completed = _signed(match["completed"])
+        if at is not None and enqueued is not None and completed is not None:
+            reading.positions[group.strip(), at] = (enqueued, completed, number)
+    for who, print_ in _FINGERPRINT.findall(line):
         op = re.search(r"OpType=(\w+)", print_)
         shape = re.search(r"TensorShape=\[([^\]]*)\]", print_)
-        reading.fingerprints[int(rank)] = (
-            op[1] if op else "", shape[1] if shape else "", number, short,
-        )  # fmt: skip
-    for rank, kind, _, expected, found in _CULPRIT.findall(line):
-        reading.culprits[int(rank)] = (kind, expected, found, number, short)
+        if (rank := rank_number(who)) is not None:
+            reading.fingerprints[rank] = (
+                op[1] if op else "", shape[1] if shape else "", number, short,
+            )  # fmt: skip
+    for who, kind, _, expected, found in _CULPRIT.findall(line):
+        if (rank := rank_number(who)) is not None:
+            reading.culprits[rank] = (kind, expected, found, number, short)
     for pattern in (_MISSING, _BARRIER):
         if match := pattern.search(line):
-            for rank in re.findall(r"\d+", match[1]):
-                reading.absent[int(rank)] = (number, short)
+            for who in re.findall(r"\d+", match[1]):
+                if (rank := rank_number(who)) is not None:
+                    reading.absent[rank] = (number, short)
     if match := _STORE.search(line):
-        reading.joined = (int(match[3]), int(match[2]), number, short)
-    who = _RANK.search(line)
-    rank = int(who[1]) if who else None
+        joined, world = rank_number(match[3]), rank_number(match[2])
+        if joined is not None and world is not None:
+            reading.joined = (joined, world, number, short)
+    rank = rank_of(line)
     if "distributed collective mismatch" in line and reading.sizes is None:
         reading.sizes = (number, short, rank)
     if _GPU_FAULT.search(line):
@@ -179,7 +184,7 @@ def _phase(reading: Reading, number: int, line: str) -> None:
     if reading.waits or reading.fingerprints:
         return
     if match := re.search(r"world[_ ]size[:= ]+(\d+)|nproc[-_]per[-_]node[= ]+(\d+)", line):
-        reading.world = int(match[1] or match[2])
+        reading.world = rank_number(match[1] or match[2])
     if _NOT_A_PHASE.search(line):
         return
     for name, pattern in (
@@ -188,7 +193,7 @@ def _phase(reading: Reading, number: int, line: str) -> None:
         if pattern.search(line):
             reading.phase = (name, number, line.strip()[:300])
             return
-    if re.search(r"\b(?:step|iteration|iter|loss)\b.*\d", line, re.IGNORECASE):
+    if re.search(r"\b(?:step|iteration|iter|loss)\b.{0,99}\d", line, re.IGNORECASE):
         reading.phase = ("training", number, line.strip()[:300])
 
 
@@ -196,19 +201,25 @@ def _wait(match: re.Match[str], line: str, number: int, short: str) -> Wait:
     groups = match.groupdict()
     work = groups["work"]
     group = groups.get("name") or groups.get("guid") or groups.get("pg") or ""
-    rank = int(groups["rank"]) if groups.get("rank") else None
+    rank = rank_number(groups.get("rank"))
     wait = Wait(line=number, text=short, rank=rank, group=group.strip())
 
     def number_of(name: str) -> int | None:
         found = re.search(rf"{name}=(-?\d+)", work + ")")
-        return int(found[1]) if found else None
+        return _signed(found[1]) if found else None
 
     wait.seq, wait.numel_in = number_of("SeqNum"), number_of("NumelIn")
     if op := re.search(r"OpType=(\w+)", work):
         wait.op = op[1]
     rest = line[match.start() :]
     if found := re.search(r"Timeout\(ms\)=(\d+)", rest):
-        wait.timeout_ms = int(found[1])
+        wait.timeout_ms = count(found[1])
     if found := _RAN.search(rest):
-        wait.ran_ms = int(found[1])
+        wait.ran_ms = count(found[1])
     return wait
+
+
+def _signed(text: str | None) -> int | None:
+    """A sequence number; -1 before the first collective."""
+    number = count(text.removeprefix("-")) if text else None
+    return -number if number is not None and text and text[0] == "-" else number
