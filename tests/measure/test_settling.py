@@ -40,6 +40,15 @@ def plan_of(*layouts: Layout) -> Plan:
     )  # fmt: skip
 
 
+def test_what_cannot_run_is_no_finalist() -> None:
+    made = plan_of(Layout(dp=2, micro_batch=2), Layout(tp=2, micro_batch=4))
+    cannot = Alternative(
+        axis="micro-batch 2 → 4", layout=Layout(pp=2, micro_batch=4), why_not="cannot run: one micro-batch"
+    )  # fmt: skip
+    found = finalists(made.but(alternatives=(*made.alternatives, cannot)))
+    assert [layout.label() for layout, _ in found] == ["tp1 pp1 dp2 mb2", "tp2 pp1 dp1 mb4"]
+
+
 def run_race(means: list[float], noise: float, seed: int, most: int = 50) -> tuple[Race, int]:
     """A race whose times are log-normal, with a neighbour who disturbs every tenth step twofold."""
     drawn, race, steps = random.Random(seed), Race(len(means), most_rounds=most, seed=seed), 0

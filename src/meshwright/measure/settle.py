@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.costs.step import estimate
 from meshwright.measure.racing import Race
 from meshwright.measure.runs import WARM_UP
 from meshwright.specs.errors import SpecError
@@ -61,8 +60,9 @@ def finalists(plan: Plan, most: int = 4) -> list[tuple[Layout, Estimate]]:
         layout = alternative.layout
         if layout.world != plan.layout.world:
             continue
-        # Alternatives of a plan that was made for another cluster would be priced for that one.
-        priced = alternative.estimate or estimate(plan.model, plan.cluster, plan.job, layout)
+        priced = alternative.estimate
+        if priced is None:  # it cannot run, as its own sentence says
+            continue
         low = priced.step_time_range.low if priced.step_time_range else priced.step_time_s
         if priced.fits and low <= high:
             found.setdefault(layout.label(), (layout, priced))
