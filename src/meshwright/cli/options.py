@@ -18,6 +18,14 @@ from meshwright.specs.job import OPTIMIZERS, RECIPES
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Output = Annotated[str | None, typer.Option("-o", "--output", help="Write to this file.")]
 What = Annotated[str, typer.Argument(help="A plan file, or a model: toy, a preset, a config.json.")]
+ForeignConfig = Annotated[
+    str,
+    typer.Option(
+        "--transformers",
+        help="A config.json whose model transformers' modules compute; they do unasked for a "
+        "config.json that the engine's decoder lacks.",
+    ),
+]
 RankCount = Annotated[
     str | None, typer.Option("--cluster", "-c", help="Only to count ranks: cpu:1x8 has 8.")
 ]

@@ -6,17 +6,20 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.inputs import read_numbers
 from meshwright.cli.options import RunLayoutOptions, chosen
 from meshwright.specs.errors import SpecError
-from meshwright.specs.foreign import read_data
+from meshwright.specs.foreign import Limits, read_data
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan, load_plan
 from meshwright.specs.quantities import counted
+
+if TYPE_CHECKING:
+    from meshwright.engine.foreign.architecture import Architecture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,52 @@ def read_subject(what: str, cluster: str | None, options: RunLayoutOptions) -> S
         return Subject(model=plan.model, layout=layout, job=plan.job, plan=plan)
     layout = _layout(cluster, given)
     return Subject(model=_model(what), layout=layout, job=Job(), plan=None)
+
+
+def foreign_of(what: str, model: Model, named: str) -> Architecture | None:
+    """What transformers' modules are to compute; None: the engine's own decoder computes the model.
+
+    They are where `named` (a config.json, or its folder) says so, and where `what` is a config.json
+    that the decoder does not compute.
+
+    Raises:
+        SpecError: transformers does not compute it either.
+    """
+    from meshwright.engine.foreign.architecture import architecture_at
+
+    if not named and not _is_config(what):
+        return None
+    found = architecture_at(named or what)
+    if not named and _is_native(found, model):
+        return None
+    found.made()
+    return found
+
+
+def _is_config(what: str) -> bool:
+    path = Path(what) / "config.json" if Path(what).is_dir() else Path(what)
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    from meshwright.specs.huggingface import is_config
+
+    return is_config(read_data(path, "model", Limits(any_number=True, last_wins=True)))
+
+
+def _is_native(found: Architecture, model: Model) -> bool:
+    """Whether the engine's decoder computes what a config.json says."""
+    from meshwright.engine.model.numerics import FAMILIES, numerics_of_config
+    from meshwright.engine.model.weights import model_of_config
+    from meshwright.engine.parallel.guards import check_model
+
+    if found.family not in FAMILIES:
+        return False
+    try:
+        check_model(model, 1)
+        numerics_of_config(found.config)
+        model_of_config(found.config)
+    except (SpecError, KeyError):
+        return False
+    return True
 
 
 def _is_plan(what: str) -> bool:

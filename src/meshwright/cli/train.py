@@ -61,6 +61,7 @@ def command(
         120.0, "--collective-timeout", min=1.0, help="Seconds that ranks wait for a silent one."
     ),
     csv: options.Csv = "",
+    transformers: options.ForeignConfig = "",
     dropout: options.DropoutRate = None,
     document_masking: options.DocumentMasking = None,
     end_token: int | None = typer.Option(
@@ -91,7 +92,7 @@ def command(
     """
     subject = running.read_subject(what, cluster, layout)
     from meshwright.engine.data import end_of_text, tokenize
-    from meshwright.engine.model.numerics import default_numerics
+    from meshwright.engine.model.numerics import Numerics, default_numerics
     from meshwright.engine.model.weights import Checkpoint
     from meshwright.engine.ranks.supervise import PATIENCE
     from meshwright.engine.train import Run, check_run, prepare_out, saved_numerics
@@ -103,7 +104,11 @@ def command(
         tokenize(data, tokenizer, target)
         data = str(target)
         end_token = end_of_text(tokenizer) if end_token is None else end_token
-    numerics = Checkpoint(init).numerics if init else saved_numerics(resume)
+    foreign = running.foreign_of(what, subject.model, transformers)
+    if foreign is not None:
+        numerics: Numerics | None = Numerics()
+    else:
+        numerics = Checkpoint(init).numerics if init else saved_numerics(resume)
     numerics = numerics or default_numerics(subject.model)
     from meshwright.engine.watch.meter import default_cluster
     from meshwright.specs.clusters import load_cluster
@@ -115,7 +120,7 @@ def command(
         steps=steps, learning_rate=learning_rate, clip=clip, seed=seed, init=init, export=export,
         resume=resume, save_every=save_every, keep=keep, csv=csv, warmup=min(10, steps) if warmup is None else warmup,
         lr_schedule=cast(Any, lr_schedule), least_rate=least_rate, betas=(beta1, beta2),
-        weight_decay=weight_decay,
+        weight_decay=weight_decay, foreign=foreign,
         profile=profile, compile=compile_layers,
         end_token=-1 if end_token is None else end_token,
         cluster=load_cluster(cluster) if cluster else hardware,
@@ -127,6 +132,10 @@ def command(
     if fewer_ranks:
         from meshwright.cli.replanning import replanner
 
+        if foreign is not None:
+            raise SpecError(
+                "fewer_ranks", True, "transformers' modules run the layout they are given"
+            )
         if not save_every or run.cluster is None:
             raise SpecError("fewer_ranks", True, "needs --save-every, and --cluster to plan for")
         replan = replanner(run.model, job, run.cluster)

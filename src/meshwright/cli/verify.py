@@ -15,11 +15,14 @@ def command(
     what: options.What,
     cluster: options.RankCount = None,
     layout: options.RunLayoutOptions,
-    precision: str = typer.Option("fp64", help="fp64, fp32 or bf16."),
+    precision: str | None = typer.Option(
+        None, help="fp64, fp32 or bf16; default fp64, with transformers' modules fp32."
+    ),
     steps: int = typer.Option(3, min=1, max=50, help="Steps of each optimizer."),
     max_ranks: int = typer.Option(24, min=1, max=96, help="Shrink layouts above this."),
     mutants: bool = typer.Option(True, help="Also run plans with one reduction left out."),
     csv: options.Csv = "",
+    transformers: options.ForeignConfig = "",
     dropout: options.DropoutRate = None,
     document_masking: options.DocumentMasking = None,
     as_json: options.AsJson = False,
@@ -36,13 +39,20 @@ def command(
     from meshwright.engine.proof.verify import PRECISIONS, verify
     from meshwright.engine.ranks.processes import RankError
 
+    foreign = running.foreign_of(what, subject.model, transformers)
+    precision = precision or ("fp64" if foreign is None else "fp32")
     if precision not in PRECISIONS:
         raise SpecError("precision", precision, nearest(precision, PRECISIONS))
     job = running.regularised(subject.job, dropout, document_masking)
+    if foreign is not None:
+        from meshwright.engine.foreign.running import check_foreign_job
+
+        check_foreign_job(job)
     try:
         verdict = verify(
             subject.model, subject.layout, precision=precision, steps=steps, mutants=mutants,
             max_ranks=max_ranks, csv=csv, documents=job.document_masking, dropout=job.dropout,
+            foreign=foreign,
             on_progress=running.progress,
         )  # fmt: skip
     except RankError as error:
@@ -99,5 +109,5 @@ def _show(verdict: Any, name: str) -> None:
         note += "\nNot covered: " + "; ".join(verdict.not_covered) + "; raise --max-ranks."
     if verdict.cause:
         note += f"\nAs `prove` sees it, {verdict.cause}"
-    title = f"{name} under {verdict.layout}, {verdict.precision}, {verdict.parameters:,} parameters"
+    title = f"{name} ({verdict.computed_by}) under {verdict.layout}, {verdict.precision}, {verdict.parameters:,} parameters"
     print_table(title, ["run", "what", "largest error", "verdict"], rows, {2}, note)

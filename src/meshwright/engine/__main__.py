@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--csv", default="")
+    parser.add_argument("--transformers", default="", help="a config.json, run by its modules")
     parser.add_argument("--compile", action="store_true", help="fuse each layer's operations")
     parser.add_argument(
         "--collective-timeout", type=float, default=600.0, help="seconds to wait for a silent rank"
@@ -83,7 +84,8 @@ def _train(path: str, options: dict[str, Any]) -> int:
     warnings.simplefilter("ignore")  # torch's own deprecations, once per rank and call site
     import torch.distributed as dist
 
-    from meshwright.engine.model.numerics import default_numerics
+    from meshwright.engine.foreign.architecture import architecture_at
+    from meshwright.engine.model.numerics import Numerics, default_numerics
     from meshwright.engine.model.weights import Checkpoint
     from meshwright.engine.parallel.backend import backend_for, place
     from meshwright.engine.ranks.rendezvous import join
@@ -100,12 +102,15 @@ def _train(path: str, options: dict[str, Any]) -> int:
     warmup = options.pop("warmup")
     options["warmup"] = min(10, options["steps"]) if warmup is None else warmup
     options["betas"] = (options.pop("beta1"), options.pop("beta2"))
-    numerics = Checkpoint(init).numerics if init else saved_numerics(options["resume"])
-    numerics = numerics or default_numerics(plan.model)
+    config = options.pop("transformers")
+    foreign = architecture_at(config) if config else None
+    numerics = None if foreign else saved_numerics(options["resume"])
+    numerics = Checkpoint(init).numerics if init and not foreign else numerics
+    numerics = numerics or (Numerics() if foreign else default_numerics(plan.model))
     run = Run(
         model=plan.model, numerics=numerics, layout=plan.layout, job=plan.job,
         cluster=plan.cluster, predicted=plan.estimate,
-        generation=restarts, **options,
+        generation=restarts, foreign=foreign, **options,
     )  # fmt: skip
     check_run(run, ranks=int(os.environ["WORLD_SIZE"]))
     prepare_out(run)

@@ -20,6 +20,15 @@ from torch.distributed.tensor import DTensor
 from meshwright.engine.checkpoints import manifest
 from meshwright.engine.checkpoints.checkpoint import Checkpoints, clear_partial
 from meshwright.engine.data import BYTE_VOCABULARY, Corpus
+from meshwright.engine.foreign.architecture import Architecture
+from meshwright.engine.foreign.running import (
+    check_foreign_run,
+    count,
+    export_foreign,
+    facts,
+    make_folder,
+    open_checkpoint,
+)
 from meshwright.engine.model.decoder import parameter_shapes
 from meshwright.engine.model.numerics import Numerics
 from meshwright.engine.model.weights import Checkpoint, check_export, export_part, write_index
@@ -28,6 +37,7 @@ from meshwright.engine.parallel.guards import check, check_job
 from meshwright.engine.parallel.orders import splits_backward
 from meshwright.engine.parallel.parallelize import Precision
 from meshwright.engine.parallel.program import Program
+from meshwright.engine.proof.shrink import parameters
 from meshwright.engine.ranks.claim import claim
 from meshwright.engine.ranks.faults import Fault, Injector
 from meshwright.engine.ranks.heap import give_back_freed_memory
@@ -84,6 +94,8 @@ class Run:
     init: str = ""
     export: str = ""
     resume: str = ""
+    foreign: Architecture | None = None
+    """What transformers' modules compute; None: the engine's own decoder does."""
     save_every: int = 0
     keep: int = 3
     csv: str = ""
@@ -143,8 +155,10 @@ def check_run(run: Run, ranks: int | None = None) -> None:
     """
     check(
         run.model, run.layout, global_batch=run.job.global_batch, seq_len=run.job.seq_len,
-        csv=run.csv,
+        csv=run.csv, foreign=run.foreign,
     )  # fmt: skip
+    if run.foreign is not None:
+        check_foreign_run(run)
     if ranks is not None and ranks != run.layout.world:
         raise SpecError(
             "layout",
@@ -168,7 +182,7 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         )
     if not corpus.is_text:
         check_vocabulary(corpus, run.model.vocab)
-    if run.init:
+    if run.init and run.foreign is None:
         _check_init(run)
     if run.compile and run.layout.pp > 1 and splits_backward(run.layout, run.csv):
         # The compiled graph is one piece: its weight gradients cannot be asked for on their own.
@@ -180,8 +194,11 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         Window.parse(run.profile, run.steps)
     if run.resume:
         path, _passed_over = manifest.newest_good(run.resume)
-        if manifest.read(path)["model"] != run.model.plain():
+        content = manifest.read(path)
+        if content["model"] != run.model.plain():
             raise SpecError("resume", str(path), "is a checkpoint of another model")
+        if run.foreign is None and content.get("transformers"):
+            raise SpecError("resume", str(path), "was trained by transformers' modules")
 
 
 def saved_numerics(resume: str) -> Numerics | None:
@@ -253,14 +270,17 @@ def _train(
     injector.at_start()
     if run.job.precision.compute == "tf32" and on_gpu():
         torch.set_float32_matmul_precision("high")
-    source = Checkpoint(run.init) if run.init else None
-    give_back_freed_memory(run.model)
+    theirs = open_checkpoint(run)
+    source = Checkpoint(run.init) if run.init and run.foreign is None else theirs
+    give_back_freed_memory(weights_of(run))
     program = Program(
         run.model, run.numerics, run.layout, global_batch=run.job.global_batch,
         seq_len=run.job.seq_len, precision=precision_of(run.job),
         values=source.value if source else None, seed=run.seed, csv=run.csv,
-        dropout=run.job.dropout, compile_layers=run.compile,
+        dropout=run.job.dropout, compile_layers=run.compile, foreign=run.foreign,
     )  # fmt: skip
+    if theirs is not None:
+        theirs.fill_buffers(program.stages)
     optimizer = make_optimizer(run.recipe, program)
     start, first = 0, dist.get_rank() == 0
     if first:
@@ -329,7 +349,7 @@ def _train(
         if stopped:
             break
     if run.export and not stopped:
-        export(run, program)
+        (export if run.foreign is None else export_foreign)(run, program)
     store.finish()
     if store.failed:
         raise SpecError("out", run.out, f"the last checkpoint is not written ({store.failed})")
@@ -348,7 +368,12 @@ def _data_facts(run: Run, corpus: Corpus) -> dict[str, Any]:
             "tokens": corpus.tokens, "content": corpus.fingerprint(), "seed": run.seed, "seq_len": run.job.seq_len,
             "global_batch": run.job.global_batch,
         }
-    }  # fmt: skip
+    } | facts(run)  # fmt: skip
+
+
+def weights_of(run: Run) -> int:
+    """Parameters of the whole model."""
+    return parameters(run.model) if run.foreign is None else count(run.foreign)
 
 
 def digest(program: Program) -> str:
@@ -403,11 +428,11 @@ def prepare_out(run: Run) -> Path:
         raise SpecError("out", run.out, f"cannot be made ({error.strerror})") from None
     clear_partial(out)
     if run.export:
-        check_export(run.model, run.export)
+        make_folder(run.export) if run.foreign else check_export(run.model, run.export)
     if run.save_every:
         values = {"adamw": 3, "sgd-momentum": 2}.get(run.job.optimizer.name, 1)
         at_once = min(run.keep, run.steps // run.save_every) + 1
-        check_disk(out, run.model, values * precision_of(run.job).master.itemsize, at_once)
+        check_disk(out, weights_of(run), values * precision_of(run.job).master.itemsize, at_once)
         if not run.resume:
             check_fresh(out)
     return out

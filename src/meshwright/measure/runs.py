@@ -52,12 +52,13 @@ def steps_rank(what: Steps, report: Callable[[Any], None] | None = None) -> Meas
 
     from meshwright.engine.model.numerics import default_numerics
     from meshwright.engine.parallel.program import Program
+    from meshwright.engine.proof.shrink import parameters
     from meshwright.engine.ranks.heap import give_back_freed_memory
     from meshwright.engine.train import precision_of
     from meshwright.engine.watch.meter import Counter, gathered_memory
 
     model, job = what.model, what.job
-    give_back_freed_memory(model)
+    give_back_freed_memory(parameters(model))
     program = Program(
         model, default_numerics(model), what.layout, global_batch=job.global_batch,
         seq_len=job.seq_len, precision=precision_of(job), dropout=job.dropout,

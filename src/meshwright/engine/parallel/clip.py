@@ -13,14 +13,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.model.kernels import wide
 from meshwright.engine.parallel.mesh import World
-from meshwright.engine.parallel.parallelize import needs_tensor_sum
+from meshwright.engine.parallel.parallelize import Stage, needs_tensor_sum
 from meshwright.engine.parallel.reducer import local_gradient
 
 
-def complete_gradients(stages: Iterable[Decoder], world: World) -> None:
+def complete_gradients(stages: Iterable[Stage], world: World) -> None:
     """Add up what backward left partial: replicated parameters over tp, tied weights over ends.
 
     One all-reduce over tp for all such parameters together, once a step.
@@ -41,7 +40,7 @@ def complete_gradients(stages: Iterable[Decoder], world: World) -> None:
         _sum_tied(stages, world)
 
 
-def _sum_tied(stages: list[Decoder], world: World) -> None:
+def _sum_tied(stages: list[Stage], world: World) -> None:
     """The embedding of the first stage and the head of the last are one weight."""
     copies = [stage.embed.weight for stage in stages if hasattr(stage, "embed")]
     copies += [stage.head.weight for stage in stages if hasattr(stage, "head")]
@@ -54,7 +53,7 @@ def _sum_tied(stages: list[Decoder], world: World) -> None:
         dist.all_reduce(gradients[0], group=world.tied.group)
 
 
-def counts_here(name: str, parameter: nn.Parameter, stage: Decoder, world: World) -> bool:
+def counts_here(name: str, parameter: nn.Parameter, stage: Stage, world: World) -> bool:
     """Whether this rank's part of a parameter counts towards the global norm.
 
     Exactly one of the ranks that hold the same elements says yes.
@@ -74,14 +73,14 @@ def counts_here(name: str, parameter: nn.Parameter, stage: Decoder, world: World
     return data_first and (world.axes.tp.rank == 0 or not whole_on_tp)
 
 
-def gradient_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
+def gradient_norm(stages: Iterable[Stage], world: World) -> torch.Tensor:
     """The 2-norm of the whole model's gradient, every element counted once; a scalar."""
     total = squared_norm(stages, world)
     dist.all_reduce(total, group=world.control)
     return total.sqrt()
 
 
-def squared_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
+def squared_norm(stages: Iterable[Stage], world: World) -> torch.Tensor:
     """This rank's share of the squared norm, fp64: what it alone counts.
 
     A tensor's own norm is summed in fp32, in blocks; widening every element costs four times that.
@@ -98,7 +97,7 @@ def squared_norm(stages: Iterable[Decoder], world: World) -> torch.Tensor:
     return torch.stack(norms).double().square().sum()
 
 
-def clip_gradients(stages: Iterable[Decoder], norm: torch.Tensor, limit: float) -> None:
+def clip_gradients(stages: Iterable[Stage], norm: torch.Tensor, limit: float) -> None:
     """Scale all gradients so that their norm is at most `limit` (torch's rule: limit/(norm+1e-6))."""
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     if norm.device.type == "cpu" and float(factor) == 1.0:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from math import lcm
 
+from meshwright.engine.foreign.architecture import Architecture, skeleton
+from meshwright.engine.foreign.running import check_foreign
 from meshwright.engine.model.numerics import FAMILIES
 from meshwright.engine.parallel.orders import check_order, splits_backward, stage_ranges
 from meshwright.specs.errors import SpecError
@@ -15,13 +17,25 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
 
-def check(model: Model, layout: Layout, *, global_batch: int, seq_len: int, csv: str = "") -> None:
-    """Refuse what the engine cannot run exactly.
+def check(
+    model: Model,
+    layout: Layout,
+    *,
+    global_batch: int,
+    seq_len: int,
+    csv: str = "",
+    foreign: Architecture | None = None,
+) -> None:
+    """Refuse what the engine cannot run exactly; `foreign` is what transformers computes instead.
 
     Raises:
         SpecError: the first problem found.
     """
-    check_model(model, seq_len)
+    if foreign is None:
+        check_model(model, seq_len)
+    else:
+        check_foreign(foreign, model, layout, seq_len)
+        model = skeleton(model, foreign)
     _check_tensor(model, layout)
     _check_choices(layout)
     _check_context(layout, seq_len)

@@ -18,11 +18,16 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from meshwright.costs.eager import embedding_with_root
+from meshwright.engine.foreign.architecture import Architecture, skeleton
+from meshwright.engine.foreign.stage import ForeignStage
 from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.model.numerics import Numerics
 from meshwright.engine.parallel.mesh import World
 from meshwright.engine.parallel.reducer import BUCKET_BYTES, GradientReducer
 from meshwright.specs.model import Model
+
+Stage = Decoder | ForeignStage
+"""The part of a model that a pipeline stage computes."""
 
 Values = Callable[[str, tuple[int, ...]], torch.Tensor]
 """Gives the whole value of a parameter by name: an initialiser, or a checkpoint."""
@@ -73,13 +78,13 @@ def needs_tensor_sum(name: str, model: Model, tp: int, sequence_parallel: bool) 
 
 
 def parallelize(
-    stage: Decoder,
+    stage: Stage,
     world: World,
     values: Values,
     precision: Precision,
     *,
     compile_layers: bool = False,
-) -> Decoder:
+) -> Stage:
     """Slice, fill and wrap a stage that was built on the meta device; returns it.
 
     Args:
@@ -115,7 +120,7 @@ def needs_wrapping(world: World, precision: Precision) -> bool:
 
 
 def make_reducers(
-    stages: list[Decoder], world: World, precision: Precision, bucket_bytes: int = BUCKET_BYTES
+    stages: list[Stage], world: World, precision: Precision, bucket_bytes: int = BUCKET_BYTES
 ) -> list[GradientReducer]:
     """Who sums gradients where nothing is wrapped: one for dense parameters, one for experts."""
     if needs_wrapping(world, precision):
@@ -136,7 +141,7 @@ def make_reducers(
     ]
 
 
-def _units(stage: Decoder) -> list[tuple[str, nn.Module]]:
+def _units(stage: Stage) -> list[tuple[str, nn.Module]]:
     """The modules that FSDP gathers one at a time; the root is what is left."""
     units = [(f"layers.{number}.", layer) for number, layer in stage.layers.items()]
     if hasattr(stage, "embed") and not (stage.has_head and embedding_with_root(stage.model)):
@@ -212,11 +217,23 @@ def _sliced(name: str, value: torch.Tensor, model: Model, world: World) -> torch
 
 
 def new_stage(
-    model: Model, numerics: Numerics, world: World, index: int, layers: range, last: bool
-) -> Decoder:
+    model: Model,
+    numerics: Numerics,
+    world: World,
+    index: int,
+    layers: range,
+    last: bool,
+    foreign: Architecture | None = None,
+) -> Stage:
     """Virtual stage `index` on the meta device: shapes, no memory."""
     layout = world.layout
     full = layout.recompute == "full"
+    if foreign is not None:
+        return ForeignStage(
+            foreign, skeleton(model, foreign), layers=layers, embedding=index == 0, head=last,
+            axes=world.axes, recompute=full,
+            recompute_layers=layout.recomputed_layers(index, len(layers)) if full else None,
+        )  # fmt: skip
     with torch.device("meta"):
         return Decoder(
             model, numerics, layers=layers, embedding=index == 0, head=last, axes=world.axes,

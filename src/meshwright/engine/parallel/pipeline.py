@@ -30,9 +30,9 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from meshwright.engine.model.collectives import own_range
-from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.parallel.mesh import World
 from meshwright.engine.parallel.orders import GENERATED, generated_order, read_csv
+from meshwright.engine.parallel.parallelize import Stage
 from meshwright.schedules import Schedule, write_torch_csv
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -46,7 +46,7 @@ _MULTI = {
 
 
 def make_schedule(
-    modules: dict[int, Decoder],
+    modules: dict[int, Stage],
     world: World,
     *,
     micro_batches: int,
@@ -164,7 +164,7 @@ def _place(received: tuple[Any, ...], device: torch.device) -> None:
 
 
 def _stage(
-    index: int, count: int, module: Decoder, world: World, length: int, compute: torch.dtype
+    index: int, count: int, module: Stage, world: World, length: int, compute: torch.dtype
 ) -> LeanStage:
     layout, model = world.layout, module.model
     rows = layout.micro_batch

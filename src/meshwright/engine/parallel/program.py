@@ -13,9 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from meshwright.engine.foreign.architecture import Architecture, skeleton
+from meshwright.engine.foreign.stage import ForeignStage
+from meshwright.engine.foreign.weights import DrawnWeights
 from meshwright.engine.model.attention import take_local
 from meshwright.engine.model.collectives import own_range
-from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.model.dropout import Dropout
 from meshwright.engine.model.init import canonical, initial_value
 from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
@@ -26,6 +28,7 @@ from meshwright.engine.parallel.mesh import World, make_world
 from meshwright.engine.parallel.orders import placement, stage_ranges
 from meshwright.engine.parallel.parallelize import (
     Precision,
+    Stage,
     Values,
     fsdp_modules,
     make_reducers,
@@ -53,6 +56,18 @@ class StepResult:
     (the global norm included), optimizer. On a GPU the optimizer's kernels may still run."""
 
 
+def _initial_values(
+    model: Model, numerics: Numerics, seed: int, foreign: Architecture | None
+) -> Values:
+    if foreign is not None:
+        return DrawnWeights(foreign, skeleton(model, foreign), seed).value
+
+    def initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return initial_value(name, shape, model, numerics, seed)
+
+    return initial
+
+
 class Program:
     """A plan's part for this rank. All ranks build it and call its methods together."""
 
@@ -72,31 +87,37 @@ class Program:
         mutant: str = "",
         compile_layers: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
+        foreign: Architecture | None = None,
     ) -> None:
+        self.foreign = foreign
+        """What transformers' modules compute; None: the engine's own decoder does."""
         self.model, self.layout, self.precision = model, layout, precision
         self.micro_batches = layout.micro_batches(global_batch)
-        self.world: World = make_world(layout, own_device(), model.experts is not None, mutant)
+        self.world: World = make_world(
+            layout, own_device(), model.experts is not None and foreign is None, mutant
+        )
 
-        def initial(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-            return initial_value(name, shape, model, numerics, seed)
-
-        source = values or initial
+        source = values or _initial_values(model, numerics, seed, foreign)
         self.global_batch = global_batch
         # The same draws on every rank; verify's mutant is what differs.
         own = self.world.rank if mutant == "dropout" else 0
         self.dropout = Dropout(dropout, seed + own)
         ranges = stage_ranges(model, layout)
-        self.modules: dict[int, Decoder] = {}
+        self.modules: dict[int, Stage] = {}
         for index, holder in enumerate(placement(layout, csv)):
             if holder != self.world.pp.rank:
                 continue
             last = index == len(ranges) - 1
-            stage = new_stage(model, numerics, self.world, index, ranges[index], last)
+            stage = new_stage(
+                model, numerics, self.world, index, ranges[index], last, foreign=foreign
+            )
             stage.lose_input_gradient = mutant == "pp" and index == 1
             stage.dropout = self.dropout
             self.modules[index] = parallelize(
                 stage, self.world, source, precision, compile_layers=compile_layers
             )
+            if isinstance(stage, ForeignStage):
+                stage.finish(self.world.device)
         self.stages = list(self.modules.values())
         self.holds_loss = len(ranges) - 1 in self.modules
         self._reducers = make_reducers(self.stages, self.world, precision, bucket_bytes)

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.costs.collectives import bus_factor
-from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.parallel.mesh import World
+from meshwright.engine.parallel.parallelize import Stage
 
 _KINDS = {
     "allreduce_": "all_reduce",
@@ -107,7 +107,7 @@ class Ledger(TorchDispatchMode):
         """The collectives, without the marks of compute."""
         return [entry for entry in self.timeline if entry.axis]
 
-    def watch(self, stages: Iterable[Decoder]) -> None:
+    def watch(self, stages: Iterable[Stage]) -> None:
         """Note which layer the program is in, forward and backward, for `Entry.where`."""
         for stage in stages:
             parts = [(f"layers.{number}", layer) for number, layer in stage.layers.items()]

@@ -17,6 +17,7 @@ from torch import nn
 
 from meshwright import probe
 from meshwright.engine.checkpoints.checkpoint import Checkpoints
+from meshwright.engine.foreign.architecture import Architecture
 from meshwright.engine.model import kernels
 from meshwright.engine.model.init import canonical
 from meshwright.engine.model.numerics import Numerics
@@ -34,6 +35,8 @@ from meshwright.engine.proof.reference import (
     rate_at,
     shapes,
 )
+from meshwright.engine.proof.shrink import Case
+from meshwright.engine.proof.unmodified import Unmodified
 from meshwright.engine.recipe import make_optimizer, take_step
 from meshwright.specs.layout import Layout
 
@@ -61,6 +64,8 @@ class Task:
     precision: str = "fp64"
     csv: str = ""
     recorded: bool = True
+    foreign: Architecture | None = None
+    """What transformers' modules compute in place of the decoder."""
     """Whether `meshwright.probe` records every course, for the judge of `prove`."""
 
 
@@ -72,6 +77,13 @@ class Outcome:
     differences: Differences
     names: frozenset[str]
     """The parameters that this rank compared."""
+
+
+def shapes_of(task: Task, case: Case) -> dict[str, tuple[int, ...]]:
+    """Every parameter of a case's model, by name."""
+    if task.foreign is None:
+        return shapes(case.model)
+    return Unmodified(task.foreign, case.model).shapes
 
 
 def refer(task: Task) -> dict[str, float]:
@@ -92,18 +104,24 @@ def refer(task: Task) -> dict[str, float]:
 
 def _train_reference(task: Task, course: Course) -> tuple[Trace, dict[str, float]]:
     case, recipe, trace = course.case, course.recipe, Trace()
+    reference: Reference | Unmodified = Reference(
+        case.model, task.numerics, case.dropout, task.seed
+    )
+    if task.foreign is not None:
+        reference = Unmodified(task.foreign, case.model)
     values = {
         name: nn.Parameter(weight(name, shape, case.model, task.numerics))
-        for name, shape in shapes(case.model).items()
+        for name, shape in shapes_of(task, case).items()
     }
-    reference = Reference(case.model, task.numerics, case.dropout, task.seed)
     kind = PlainAdamW if recipe.optimizer == "adamw" else PlainOptimizer
     optimizer = kind(dict(values), recipe)
     errors: dict[str, float] = {}
     with _recording(task, course, _tree(values), optimizer, "reference") as recorder:
         for number, batch in enumerate(batches(case, course.steps, task.seed)):
             loss, gradients = reference.gradients(dict(values), batch, number)
-            if number == 0 and recipe.optimizer != "adamw" and case.seq_len < 1000:
+            if not isinstance(reference, Reference):
+                pass  # transformers' backward is autograd's
+            elif number == 0 and recipe.optimizer != "adamw" and case.seq_len < 1000:
                 errors = derivative_errors(reference, dict(values), batch, task.seed)
             norm = clipped(gradients, recipe.clip)
             for name, value in values.items():
@@ -184,7 +202,7 @@ def _program(task: Task, course: Course, scale: float) -> Program:
         case.model, task.numerics, case.layout, global_batch=case.global_batch,
         seq_len=case.seq_len, precision=replace(PRECISIONS[task.precision], wrapped=course.wrapped),
         values=values, seed=task.seed, csv=task.csv, dropout=case.dropout, mutant=course.mutant,
-        bucket_bytes=SMALL_BUCKET_BYTES,
+        bucket_bytes=SMALL_BUCKET_BYTES, foreign=task.foreign,
     )  # fmt: skip
 
 

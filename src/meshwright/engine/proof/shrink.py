@@ -59,7 +59,7 @@ def shrink(model: Model, layout: Layout, max_ranks: int, micro_batches: int = 0)
     Raises:
         SpecError: not even two ranks on every axis fit.
     """
-    layouts, missing = _small_layouts(model, layout, max_ranks)
+    layouts, missing = small_layouts(model, layout, max_ranks)
     cases = tuple(_case(model, layout, small, micro_batches) for small in layouts)
     return Likeness(cases=cases, not_covered=tuple(missing))
 
@@ -70,7 +70,7 @@ def _case(model: Model, layout: Layout, small: Layout, micro_batches: int) -> Ca
         notes.append(f"{layout.world} ranks to {small.world} ({small.label()})")
     if layout.micro_batch != small.micro_batch:
         notes.append(f"micro-batches of {layout.micro_batch} to {small.micro_batch}")
-    seq_len = _length(small, SEQUENCE)
+    seq_len = length(small, SEQUENCE)
     if model.positions == "learned" and model.max_positions < seq_len:
         seq_len = max(1, model.max_positions // _unit(small)) * _unit(small)
     small_model = _small_model(model, layout, small, seq_len)
@@ -87,7 +87,7 @@ def _case(model: Model, layout: Layout, small: Layout, micro_batches: int) -> Ca
 def lengthened(case: Case) -> Case | None:
     """A thinner case whose sequences are long; None where the model's positions end before."""
     model, layout = case.model, case.layout.but(micro_batch=1)
-    seq_len = _length(layout, LONG_SEQUENCE)
+    seq_len = length(layout, LONG_SEQUENCE)
     copies = layout.tp // model.kv_heads if model.kv_heads < layout.tp else 1
     heads = layout.tp
     model = model.but(
@@ -109,7 +109,8 @@ def _unit(layout: Layout) -> int:
     return lcm(halves, layout.cp * layout.tp if layout.tp > 1 else 1)
 
 
-def _length(layout: Layout, least: int) -> int:
+def length(layout: Layout, least: int) -> int:
+    """The shortest sequence of at least so many tokens that the layout divides."""
     unit = _unit(layout)
     return -(-least // unit) * unit
 
@@ -139,7 +140,7 @@ def _differences(model: Model, small: Model) -> list[str]:
     return [f"{what} {old} to {new}" for what, old, new in pairs if old != new]
 
 
-def _small_layouts(model: Model, layout: Layout, max_ranks: int) -> tuple[list[Layout], list[str]]:
+def small_layouts(model: Model, layout: Layout, max_ranks: int) -> tuple[list[Layout], list[str]]:
     """The plan itself where it fits; else layouts that have its structure between them."""
     if layout.world <= max_ranks:
         return [layout.but(micro_batch=min(layout.micro_batch, 2))], []
@@ -263,14 +264,15 @@ def _small_model(model: Model, layout: Layout, small: Layout, seq_len: int) -> M
     heads, kv_heads = _small_heads(model, layout, tp)
     vocab = -(-32 * max(4, tp) // tp) * tp + (model.vocab % layout.tp > 0)
     return model.but(
-        layers=_small_layers(model, layout, small), hidden=64, heads=heads, kv_heads=kv_heads,
+        layers=small_layers(model, layout, small), hidden=64, heads=heads, kv_heads=kv_heads,
         head_dim=16 if heads <= 8 else 8, ffn=32 * max(3, tp), vocab=vocab,
         max_positions=min(model.max_positions, seq_len), window=min(model.window, 7),
         window_period=min(model.window_period, 2), experts=_small_experts(model, layout, small),
     )  # fmt: skip
 
 
-def _small_layers(model: Model, layout: Layout, small: Layout) -> int:
+def small_layers(model: Model, layout: Layout, small: Layout) -> int:
+    """Layers that keep a plan's structure under the small layout."""
     stages = small.pp * small.virtual_stages
     if layout.stage_layers is not None and small.pp > 1:
         return sum(_small_splits(layout, small)["stage_layers"])

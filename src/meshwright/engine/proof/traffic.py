@@ -16,9 +16,16 @@ import torch
 from meshwright.costs.closed_forms import pipeline_traffic_bytes, tensor_parallel_all_reduces
 from meshwright.costs.collectives import bus_factor
 from meshwright.costs.eager import embedding_with_root
+from meshwright.engine.foreign.architecture import Architecture, skeleton
+from meshwright.engine.foreign.stage import ForeignStage
 from meshwright.engine.model.decoder import Decoder
 from meshwright.engine.parallel.orders import placement, stage_ranges
-from meshwright.engine.parallel.parallelize import Precision, needs_tensor_sum, tensor_split
+from meshwright.engine.parallel.parallelize import (
+    Precision,
+    Stage,
+    needs_tensor_sum,
+    tensor_split,
+)
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -33,11 +40,13 @@ def expected_sent_bytes(
     global_batch: int,
     seq_len: int,
     precision: Precision,
+    foreign: Architecture | None = None,
 ) -> dict[str, float]:
     """Bytes that a rank of pipeline rank `pp_rank` sends per step, by axis; zero parts left out.
 
     Axes: dp (over dp · cp), edp (experts' data parallelism), tp, cp, pp, tied, control.
     """
+    model = model if foreign is None else skeleton(model, foreign)
     micro_batches = layout.micro_batches(global_batch)
     ranges, holders = stage_ranges(model, layout), placement(layout)
     mine = [index for index, holder in enumerate(holders) if holder == pp_rank]
@@ -51,8 +60,7 @@ def expected_sent_bytes(
     tokens = layout.micro_batch * seq_len // layout.cp
     for index in mine:
         first, last = index == 0, index == len(ranges) - 1
-        with torch.device("meta"):
-            stage = Decoder(model, layers=ranges[index], embedding=first, head=last)
+        stage = _bare(model, ranges[index], first, last, foreign)
         for axis, sent in _data(stage, layout, precision, micro_batches):
             add(axis, sent)
         again = layout.recomputed_layers(index, len(ranges[index]))
@@ -78,8 +86,18 @@ def expected_sent_bytes(
     return totals
 
 
+def _bare(
+    model: Model, layers: range, first: bool, last: bool, foreign: Architecture | None
+) -> Stage:
+    """A stage's shapes, without memory."""
+    if foreign is not None:
+        return ForeignStage(foreign, model, layers=layers, embedding=first, head=last)
+    with torch.device("meta"):
+        return Decoder(model, layers=layers, embedding=first, head=last)
+
+
 def _data(
-    stage: Decoder, layout: Layout, precision: Precision, micro_batches: int
+    stage: Stage, layout: Layout, precision: Precision, micro_batches: int
 ) -> Iterator[tuple[str, float]]:
     """Gradient reductions and parameter gathers, with rows padded to the shard degree."""
     experts_apart = stage.model.experts is not None and layout.dp * layout.cp * layout.tp > 1
@@ -111,7 +129,7 @@ def _data(
         yield axis, reductions * gradient / shard * float(bus_factor("all_reduce", replicas))
 
 
-def _unit(name: str, stage: Decoder) -> Literal["layer", "embedding", "root"]:
+def _unit(name: str, stage: Stage) -> Literal["layer", "embedding", "root"]:
     """Which kind of FSDP unit holds a parameter (`parallelize.py`)."""
     if name.startswith("layers."):
         return "layer"

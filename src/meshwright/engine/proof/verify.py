@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.engine.foreign.architecture import Architecture
+from meshwright.engine.foreign.running import computed_by
 from meshwright.engine.model.numerics import Numerics, default_numerics
 from meshwright.engine.parallel.guards import check
 from meshwright.engine.parallel.orders import read_csv
@@ -37,8 +39,10 @@ from meshwright.engine.proof.runs import (
     plan,
     recording_folder,
     refer,
+    shapes_of,
 )
 from meshwright.engine.proof.shrink import Case, lengthened, shrink
+from meshwright.engine.proof.unmodified import count, small_cases
 from meshwright.engine.ranks.processes import run_ranks
 from meshwright.engine.recipe import Recipe
 from meshwright.prove.verdict import Verdict as Judgement
@@ -85,6 +89,8 @@ class Verdict:
     """Largest error of each training run."""
     derivative_error: float
     """Of the reference's gradient against finite differences, relative."""
+    computed_by: str = ""
+    """Whose modules: the engine's own decoder, or transformers'."""
     cause: str = ""
     """What the judge of `prove` makes of a difference, in a sentence."""
 
@@ -101,6 +107,7 @@ class Verdict:
             "mutants_total": len(self.mutants),
             "metric": self.metric,
             "precision": self.precision,
+            "computed_by": self.computed_by,
             "layout": self.layout,
             "steps": self.steps,
             "parameters": self.parameters,
@@ -132,12 +139,14 @@ def verify(
     csv: str = "",
     documents: bool = False,
     dropout: float = 0.0,
+    foreign: Architecture | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Verdict:
     """Compare a plan with one device over `steps` SGD-momentum steps and as many of AdamW.
 
     With `documents` the sequences are packed from several, with attention inside each only; with
-    `dropout` both sides drop numbers at that rate.
+    `dropout` both sides drop numbers at that rate. Where transformers' modules compute the model
+    (`foreign`), the other side is transformers' own whole model in fp64.
 
     Raises:
         SpecError: the combination is one that the engine refuses.
@@ -148,23 +157,33 @@ def verify(
     check(
         model, layout,
         global_batch=layout.dp * layout.micro_batch * (fixed or 2 * layout.pp),
-        seq_len=2 * layout.cp * layout.tp, csv=csv,
+        seq_len=2 * layout.cp * layout.tp, csv=csv, foreign=foreign,
     )  # fmt: skip
-    likeness = shrink(model, layout, max_ranks, fixed)
+    if foreign is None:
+        likeness = shrink(model, layout, max_ranks, fixed)
+    else:
+        if precision == "fp64":
+            raise SpecError(
+                "precision", precision, "transformers computes norms in fp32: fp32 or bf16"
+            )
+        foreign, likeness = small_cases(foreign, model, layout, max_ranks, fixed)
     cases = [replace(case, documents=documents, dropout=dropout) for case in likeness.cases]
     if csv and cases[0].layout.pp != layout.pp:
         raise SpecError("max_ranks", max_ranks, f"a schedule file needs all {layout.world} ranks")
     proved = []
     for case in cases:
         check(
-            case.model, case.layout, global_batch=case.global_batch, seq_len=case.seq_len, csv=csv
-        )
+            case.model, case.layout, global_batch=case.global_batch, seq_len=case.seq_len, csv=csv,
+            foreign=foreign,
+        )  # fmt: skip
         runs = courses(case, steps, precision, mutants=mutants and case is cases[0], csv=csv)
-        numbers = numerics or default_numerics(case.model)
+        numbers = numerics or (default_numerics(case.model) if foreign is None else Numerics())
         with tempfile.TemporaryDirectory(prefix="meshwright-proof-") as folder:
-            task = Task(runs, numbers, seed, folder, precision, csv)
+            task = Task(runs, numbers, seed, folder, precision, csv, foreign=foreign)
             proved.append(_prove(case, task, on_progress))
-    return _together(proved, likeness.not_covered, precision, steps)
+    return replace(
+        _together(proved, likeness.not_covered, precision, steps), computed_by=computed_by(foreign)
+    )
 
 
 def courses(
@@ -213,8 +232,6 @@ class _Proved:
 
 
 def _prove(case: Case, task: Task, on_progress: Callable[[str], None]) -> _Proved:
-    from meshwright.engine.proof.reference import shapes
-
     on_progress("the reference in fp64, in one process")
     derivatives = max(run_ranks(refer, 1, task)[0].values(), default=0.0)
     if task.precision != "fp64":
@@ -225,7 +242,8 @@ def _prove(case: Case, task: Task, on_progress: Callable[[str], None]) -> _Prove
     )
     ranks: list[list[Outcome]] = run_ranks(plan, case.layout.world, task, timeout_s=1800.0)
     left_out = dict(active_mutants(case))
-    wanted = set(shapes(case.model))
+    shapes = shapes_of(task, case)
+    wanted = set(shapes)
     equal, by_course, mutants = True, {}, []
     everything: Differences = {}
     judged: dict[str, Judgement] = {}
@@ -258,16 +276,9 @@ def _prove(case: Case, task: Task, on_progress: Callable[[str], None]) -> _Prove
     error, where = worst(everything)
     return _Proved(
         case, equal, error, where, bound, by_course, tuple(mutants), derivatives,
-        sum(_count(shape) for shape in shapes(case.model).values()),
+        count(shapes),
         "" if equal else _cause(task, judged),
     )  # fmt: skip
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def _judge(task: Task, course: Course) -> Judgement:

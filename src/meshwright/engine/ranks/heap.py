@@ -13,9 +13,6 @@ from __future__ import annotations
 import ctypes
 import os
 
-from meshwright.engine.proof.shrink import parameters
-from meshwright.specs.model import Model
-
 LARGE_BYTES = 2**20
 """A block from here on is taken from the system and given back: layers of 10 M parameters consist of
 such tensors and larger ones."""
@@ -25,13 +22,13 @@ cost a tenth of their short steps."""
 _M_MMAP_THRESHOLD = -3  # of <malloc.h>
 
 
-def give_back_freed_memory(model: Model) -> bool:
+def give_back_freed_memory(weights: int) -> bool:
     """Fix the size from which this process's memory returns to the system; False: left as it was.
 
-    Where the C library is not glibc, `MALLOC_MMAP_THRESHOLD_` is set by the user, or the model is
-    small, nothing is done.
+    Where the C library is not glibc, `MALLOC_MMAP_THRESHOLD_` is set by the user, or there
+    are few `weights`, nothing is done.
     """
-    if parameters(model) < WORTH_PARAMETERS or "MALLOC_MMAP_THRESHOLD_" in os.environ:
+    if weights < WORTH_PARAMETERS or "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return False
     try:
         library = ctypes.CDLL(None)

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwright.engine.proof.shrink import parameters
 from meshwright.specs.errors import SpecError
-from meshwright.specs.model import Model
 from meshwright.specs.quantities import format_bytes
 
 if TYPE_CHECKING:
@@ -48,19 +46,19 @@ def _available_bytes() -> float | None:
     return float(found["MemAvailable"]) * 1024 if "MemAvailable" in found else None
 
 
-def check_disk(folder: Path, model: Model, value_bytes: int, checkpoints: int) -> None:
+def check_disk(folder: Path, weights: int, value_bytes: int, checkpoints: int) -> None:
     """Refuse a disk that cannot hold the checkpoints that are kept, and the next being written.
 
     Args:
         folder: where the checkpoints go.
-        model: whose weights are saved.
+        weights: of the whole model.
         value_bytes: saved per weight: itself and the optimizer's states.
         checkpoints: that are on the disk at once.
 
     Raises:
         SpecError: naming what is free and what is needed.
     """
-    needed = checkpoints * parameters(model) * value_bytes
+    needed = checkpoints * weights * value_bytes
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise SpecError(

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from meshwright.costs.flops import model_flops_per_token
 from meshwright.costs.step import estimate
+from meshwright.engine.foreign.running import computed_by
 from meshwright.engine.parallel.backend import backend_for, device_names, on_gpu
 from meshwright.engine.proof.footprint import GLOO_SETTLES_S, Footprint
 from meshwright.engine.proof.ledger import Ledger
@@ -76,7 +77,7 @@ def start_record(run: Run) -> dict[str, Any]:
     return {
         "kind": "start", "schema_version": SCHEMA_VERSION, "time": time.time(),
         "generation": run.generation, "meshwright_version": __version__,
-        "model": run.model.plain(), "layout": run.layout.plain(),
+        "model": run.model.plain(), "computed_by": computed_by(run.foreign), "layout": run.layout.plain(),
         "layout_label": run.layout.label(), "job": run.job.plain(), "ranks": run.layout.world,
         "steps": run.steps, "seed": run.seed, "data": run.data, "init": run.init,
         "resume": run.resume, "learning_rate": run.learning_rate, "clip": run.clip,
@@ -236,5 +237,5 @@ def predicted_bytes(run: Run) -> dict[str, float] | None:
         return None
     return expected_sent_bytes(
         run.model, run.layout, 0, global_batch=run.job.global_batch, seq_len=run.job.seq_len,
-        precision=precision_of(run.job),
+        precision=precision_of(run.job), foreign=run.foreign,
     )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Architectures that the engine's own decoder lacks, computed by transformers' modules."""
