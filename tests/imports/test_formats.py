@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.imports.critique import criticise, price
 from meshwright.imports.files import import_file, import_text
+from meshwright.imports.names import model_named
 from meshwright.imports.patch import apply_edits, find_edit
 from meshwright.imports.reading import Given
 from meshwright.specs import SpecError, load_cluster, load_model
@@ -494,3 +495,73 @@ model:
 def test_a_place_left_for_the_reader_is_asked_for():
     with pytest.raises(SpecError, match="left for its reader"):
         import_text(RUN.replace("--vocab-size 32000", "--vocab-size xxx"), "run.sh", H8)
+
+
+@pytest.mark.parametrize(
+    "name", ["flux_12b", "Falcon-H1-3B", "Qwen/Qwen2.5-VL-7B-Instruct", "nvidia/Nemotron-H-8B"]
+)
+def test_no_typical_decoder_is_guessed_for_what_is_none(name):
+    text = f"torchrun --nproc_per_node 8 train.py --model_name_or_path {name} --per_device_train_batch_size 1"
+    with pytest.raises(SpecError, match="trains a"):
+        import_text(text, "run.sh", Given(guess=True))
+
+
+def test_qwen2_has_the_shapes_of_its_next_release():
+    assert model_named("Qwen/Qwen2-72B-Instruct") == load_model("qwen2.5-72b")
+
+
+def test_recipes_under_other_names_and_a_function_of_a_module_of_the_project(tmp_path):
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "real.py").write_text(
+        "from megatron.bridge.training.config import ConfigContainer\n"
+        "def one_config() -> ConfigContainer:\n"
+        "    cfg = _pretrain_common()\n    cfg.model.num_layers = 4\n    cfg.model.hidden_size = 512\n"
+        "    cfg.model.num_attention_heads = 8\n    cfg.model.seq_length = 512\n    cfg.model.vocab_size = 32000\n"
+        "    cfg.model.tensor_model_parallel_size = 2\n    return cfg\n"
+    )
+    alias = tmp_path / "old.py"
+    alias.write_text(
+        "from megatron.bridge import x\nfrom kit.real import one_config as old_config\n"
+    )
+    found = import_file(alias, H8)
+    assert found.model.layers == 4 and found.layout.tp == 2
+    (tmp_path / "kit" / "cook.py").write_text(
+        "def parts(degree):\n    return TransformerTrainModuleConfig(rank_microbatch_size=4096, max_sequence_length=4096,\n"
+        "        dp_config=TransformerDataParallelConfig(name=DataParallelType.hsdp, shard_degree=2),\n"
+        "        cp_config=TransformerContextParallelConfig.llama3(degree=degree))\n"
+    )
+    script = tmp_path / "run.py"
+    script.write_text(
+        "from olmo_core import x\nfrom kit import cook\ndef build_config():\n    train = cook.parts(degree=2)\n"
+        "    return Run(model=TransformerConfig.olmo3_7B(), train=train, loader=NumpyDataLoaderConfig(global_batch_size=8 * 4096))\n"
+    )
+    found = import_file(script, H8)
+    assert (found.layout.cp, found.layout.zero, found.layout.shard_degree) == (2, 3, 4)
+
+
+def test_what_a_program_sets_itself_is_not_transformers_default():
+    swift = "swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --lora_rank 8 --max_length 512 --per_device_train_batch_size 1"
+    found = import_text(swift, "run.sh", H8)
+    assert (found.job.precision.compute, found.layout.recompute) == ("bf16", "full")
+    assert found.job.finetune is not None and found.job.finetune.method == "lora"
+    rl = ("torchrun --nproc_per_node 8 open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen2.5-0.5B "
+          "--per_device_train_batch_size 1 --pack_length 512 --deepspeed_stage 2")  # fmt: skip
+    assert import_text(rl, "run.sh", H8).job.precision.compute == "bf16"
+
+
+def test_trainer_arguments_inside_a_file_that_has_more():
+    text = (
+        "data_config: {train_file: a.jsonl}\nmax_input_length: 256\nmax_output_length: 256\n"
+        "training_args:\n  per_device_train_batch_size: 2\n  bf16: true\n  deepspeed: configs/ds_zero_2.json\n"
+        "peft_config: {peft_type: LORA, r: 4, lora_alpha: 32, target_modules: [q_proj]}\n"
+    )
+    found = import_text(text, "lora.yaml", NAMED)
+    assert (found.job.seq_len, found.layout.micro_batch, found.layout.zero) == (512, 2, 2)
+    assert found.job.finetune is not None and found.job.finetune.rank == 4
+
+
+def test_modules_that_train_in_full_beside_adapters_are_priced():
+    run = "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path meta-llama/Llama-2-7b --per_device_train_batch_size 1 --block_size 512 --bf16 --lora_rank 8"
+    plain, more = (import_text(run + extra, "run.sh", H8) for extra in ("", " --modules_to_save embed_tokens,lm_head"))  # fmt: skip
+    assert more.job.finetune is not None and more.job.finetune.train == ("embedding", "head")
+    assert price(more).estimate.peak_memory_bytes > price(plain).estimate.peak_memory_bytes

@@ -9,8 +9,9 @@ from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.megatron import read as read_flags
-from meshwright.imports.names import guess_model, model_named
+from meshwright.imports.names import guess_model, model_named, refuse_other
 from meshwright.imports.options import Options
+from meshwright.imports.pyexpressions import module_of
 from meshwright.imports.pyfile import call_function, functions, parse_module
 from meshwright.imports.pyvalues import Made, Module, Unknown
 from meshwright.imports.reading import Given, Reading
@@ -176,8 +177,17 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     Raises:
         SpecError: there are several and none is chosen, or none with that name.
     """
+    home: dict[str, Module] = {}
     known = {node.name: node for node in functions(module) if not node.name.startswith("_")
              and (re.search(r"(pretrain|sft|peft|finetune|_config$)", node.name)) and _returns(node)}  # fmt: skip
+    for alias, (source, original) in module.imports.items():
+        # A file of other names for recipes of its neighbours.
+        if re.search(r"_config$|_recipe$", alias) and not alias.startswith("_"):
+            other = module_of(module, source)
+            target = other.names.get(original) if other is not None else None
+            if other is not None and isinstance(target, ast.FunctionDef) and _returns(target):
+                known[alias] = target
+                home[alias] = other
     if not known:
         raise SpecError("file", name, "no function that returns a recipe was found")
     chosen = given.config or (next(iter(known)) if len(known) == 1 else "")
@@ -188,7 +198,9 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
         )  # fmt: skip
     if chosen not in known:
         raise SpecError("--config", chosen, nearest(chosen, known))
-    made = call_function(module, known[chosen], [], {})
+    if given.model is None:
+        refuse_other(chosen)
+    made = call_function(home.get(chosen, module), known[chosen], [], {})
     if not isinstance(made, Made):
         raise SpecError("--config", chosen, "what this function returns cannot be followed")
     flags, named = _fields(made)

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.exports.canonical import canonical
 from meshwright.exports.stamp import Stamp
-from meshwright.imports.names import guess_model, model_named
+from meshwright.imports.names import guess_model, model_named, refuse_other
 from meshwright.imports.reading import Given, Imported, Reading
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.cluster import Cluster
@@ -141,6 +141,8 @@ def _model_and_cluster(reading: Reading, given: Given, stamp: Stamp) -> tuple[Mo
     model = given.model or _stamped(reading, stamp)
     if model is None and reading.model_name:
         model = model_named(reading.model_name)
+        if model is None:
+            refuse_other(reading.model_name)
         guessed = guess_model(reading.model_name) if model is None else None
         if model is None and guessed is not None and given.guess:
             model = guessed

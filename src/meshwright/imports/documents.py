@@ -96,7 +96,7 @@ def read(
         return maxtext.read(data, given, folder), stamp
     if neox.is_config(data):
         return neox.read(data, given), stamp
-    if hf.is_trainer(data):
+    if hf.is_trainer(data) or hf.is_trainer(_nested(data)):
         return hf.read(data, given, folder, _trainer_title(data)), stamp
     if any("layer_cls_to_wrap" in str(key) for key in data):
         raise SpecError(
@@ -106,6 +106,12 @@ def read(
         "file", name, "no known format; a training script, recipe, log or configuration of a known "
         "framework is expected",
     )  # fmt: skip
+
+
+def _nested(data: Data) -> Data:
+    """The arguments of transformers' Trainer inside a file that has more."""
+    inner = data.get("training_args")
+    return inner if isinstance(inner, dict) else {}
 
 
 def _trainer_title(data: Data) -> str:

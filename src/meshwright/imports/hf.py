@@ -14,7 +14,7 @@ from meshwright.imports.names import refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
-from meshwright.imports.tuning import adapters
+from meshwright.imports.tuning import adapters, trained
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
 from meshwright.specs.job import OPTIMIZERS, RECIPES
@@ -82,9 +82,34 @@ def read_words(
         "Hugging Face Trainer script", options={k: f"--{v}" for k, v in EDITS.items()}
     )
     _launcher(script, launch, reading, given, folder)
+    _own_defaults(launch.program, values, reading)
     options = Options(values, "--")
     options.raw("config", "config_file")
     return fill(options, reading, given, folder, script)
+
+
+def _own_defaults(program: str, values: dict[str, Any], reading: Reading) -> None:
+    """What programs on top of TrainingArguments set themselves where nothing is said."""
+    said = {"bf16", "fp16", "torch_dtype", "dtype", "mixed_precision"} & set(values)
+    if is_swift(program):
+        if not said:
+            values["bf16"] = True
+            reading.note("ms-swift computes in the weights' own precision, bf16", "--torch_dtype")
+        if "gradient_checkpointing" not in values:
+            values["gradient_checkpointing"] = True
+            reading.note("is ms-swift's default, on", "--gradient_checkpointing")
+        values.pop("tuner_type", None) if values.get("tuner_type") != "lora" else values.update(
+            use_lora=True, tuner_type=None
+        )
+    elif "open_instruct/" in program:
+        if not said and "precision" not in reading.job:
+            values["bf16"] = True
+            reading.note("open-instruct computes in bf16", "--mixed_precision")
+        if str(values.get("config_name", "")).lower().startswith("olmo") and program.endswith(
+            "dpo.py"
+        ):
+            reading.layout["zero"] = 3
+            reading.note("this program trains with OLMo-core, sharded", "--config_name")
 
 
 def _launcher(
@@ -125,6 +150,28 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         SpecError: a value that cannot be.
     """
     reading = Reading(title, options=dict(EDITS))
+    if isinstance(inner := data.get("training_args"), dict):
+        peft = data.get("peft_config") if isinstance(data.get("peft_config"), dict) else {}
+        adapted = {"use_lora": True, "lora_rank": (peft or {}).get("r", 8)} if peft else {}
+        lengths = [data.get(name, 0) for name in ("max_input_length", "max_output_length")]
+        total = sum(one for one in lengths if isinstance(one, int))
+        data = {
+            **data,
+            **inner,
+            **(peft or {}),
+            **adapted,
+            **({"max_length": total} if total else {}),
+        }
+        for name in (
+            "training_args",
+            "peft_config",
+            "max_input_length",
+            "max_output_length",
+            "r",
+            "peft_type",
+            "task_type",
+        ):
+            data.pop(name, None)
     return fill(Options(flattened(data)), reading, given, folder)
 
 
@@ -359,6 +406,8 @@ def _adapters(options: Options, reading: Reading) -> None:
         default=options.has("lora_r", "lora_rank"),
     )
     rank = options.whole("lora_r", "lora_rank", "q_lora_r", default=16)
+    if "trainable" in options and options.has("lora_rank"):
+        options.values.setdefault("target_modules", options.loose("trainable"))
     four = options.flag("load_in_4bit", "q_lora", "use_qlora", "use_4bit_quantization", "use_4bit")
     bits = (
         4
@@ -375,6 +424,9 @@ def _adapters(options: Options, reading: Reading) -> None:
             method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"),
             option="lora_target_modules",
         )  # fmt: skip
+        kept = trained(options.raw("modules_to_save", "lora_modules_to_save"))
+        if kept and reading.job.get("finetune") is not None:
+            reading.job["finetune"] = reading.job["finetune"].but(train=kept)
     for name in list(options.values):
         if re.match(r"lora_|peft_|bnb_", name):
             options.read.add(name)

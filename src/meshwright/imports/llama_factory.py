@@ -54,6 +54,12 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         reading.guess("--seq", "cutoff_len is not set; LLaMA-Factory's own, 2048, is taken")
     rank = options.whole("lora_rank", default=8) or 8
     reading = hf.fill(options, reading, given, folder)
+    if kind == "oft":
+        reading.unmodelled(
+            "finetuning_type", "orthogonal fine-tuning; priced as LoRA of the default rank"
+        )
+        options.read |= {name for name in options.values if name.startswith("oft_")}
+        reading.remarks = [one for one in reading.remarks if not one.option.startswith("oft_")]
     if kind in ("lora", "oft"):
         adapters(
             reading, rank=rank, alpha=options.number("lora_alpha", default=2.0 * rank),

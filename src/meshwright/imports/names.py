@@ -26,13 +26,20 @@ _ENCODERS = re.compile(
 _SEEING = re.compile(
     r"(?:^|[_-])(?:internvl|llava|vlm?|paligemma|idefics|pixtral|vila)(?:[_-]|\d|$)", re.IGNORECASE
 )
+_PICTURES = re.compile(
+    r"(?:^|[_-])(?:flux|wan|sdxl|dit|cosmos|stable[_-]diffusion)(?:[_-]|\d|$)", re.IGNORECASE
+)
+_RECURRENT = re.compile(
+    r"(?:^|[_-])(?:falcon-h1|falcon-mamba|mamba\d?|jamba|zamba\d?|bamba|rwkv\d?|nemotron-?h|nemotron[-_]3|granite-4\.0-h|lfm2|"
+    r"recurrentgemma|olmo-hybrid)(?:[_-]|\d|$)", re.IGNORECASE,
+)  # fmt: skip
 
 
 def refuse_other(name: str) -> None:
     """Refuse a model whose name says that it is no decoder of text alone.
 
     Raises:
-        SpecError: it is an encoder, an encoder-decoder or a vision-language model.
+        SpecError: it is an encoder, an encoder-decoder, a vision-language, diffusion or state-space model.
     """
     short = name.rstrip("/").rsplit("/", 1)[-1]
     kind = (
@@ -40,6 +47,10 @@ def refuse_other(name: str) -> None:
         if _ENCODERS.search(short)
         else "a vision-language model"
         if _SEEING.search(short)
+        else "a diffusion model"
+        if _PICTURES.search(short)
+        else "a state-space model or a hybrid of one"
+        if _RECURRENT.search(short)
         else ""
     )
     if kind:
@@ -75,6 +86,8 @@ def _spellings(short: str) -> list[str]:
             break
         current = shorter
         found.append(current)
+    # Qwen2's dense models have Qwen2.5's shapes.
+    found += [re.sub(r"^qwen2-", "qwen2.5-", one, flags=re.I) for one in found]
     found += [
         re.sub(r"^(meta|nvidia|unsloth|google|microsoft)[-_]", "", one, flags=re.I) for one in found
     ]

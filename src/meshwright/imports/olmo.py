@@ -140,7 +140,7 @@ def read_script(module: Module, name: str, given: Given) -> Reading:
         call_function(module, builder, [Unknown("cls")], defaults)
     assert module.run is not None
     made = module.run.made
-    train = _last(made, r"TrainModuleConfig$")
+    train = _last(made, r"TrainModuleConfig$|configure_train_module$")
     if train is None:
         raise SpecError("file", name, "no train module's configuration was found in this script")
     recurrent = _last(made, r"(?:GatedDelta|Mamba|Recurrent|FLA)\w*Config$")
@@ -163,7 +163,7 @@ def read_script(module: Module, name: str, given: Given) -> Reading:
     elif reading.model is None:
         reading.model_name = "the model of another file"
     _lengths(reading, module, made, train, loader)
-    launched = _last(made, r"build_launch_config$")
+    launched = _last(made, r"build_launch_config$|LaunchConfig$")
     if launched is not None and _whole(launched.fields.get("num_nodes")):
         reading.hosts = _whole(launched.fields.get("num_nodes"))
         # OLMo-core's own launcher starts eight processes on a host.
@@ -281,6 +281,15 @@ def _parallel(reading: Reading, train: Made) -> None:
         return value.fields if isinstance(value, Made) else {}
 
     dp, tp, cp, pp, ep = (part(f"{axis}_config") for axis in ("dp", "tp", "cp", "pp", "ep"))
+    if train.name.endswith("configure_train_module") and not dp:
+        # OLMo-core's own function of that name shards with copies, and computes in fp8 where asked.
+        dp = {"name": "hsdp"}
+        train.fields.setdefault(
+            "float8_config", Made("", fields={"enabled": train.fields.get("float8_enabled")})
+        )
+        budget = train.fields.get("activation_memory_budget")
+        if isinstance(budget, (int, float)) and budget < 1:
+            train.fields.setdefault("ac_config", Made("", fields={"mode": Unknown("budget")}))
     kind = getattr(dp.get("name"), "text", str(dp.get("name", ""))).rsplit(".", 1)[-1].lower()
     reading.layout = {
         "zero": 3 if kind in ("fsdp", "hsdp") else 0,
@@ -290,7 +299,8 @@ def _parallel(reading: Reading, train: Made) -> None:
     replicas = _whole(dp.get("num_replicas"))
     shard = _whole(dp.get("shard_degree"))
     if kind == "hsdp":
-        reading.replicate, reading.shard = replicas, shard
+        # Ranks that split a sequence hold shards, too: OLMo-core flattens both axes into one.
+        reading.replicate, reading.shard = replicas, shard * int(reading.layout["cp"])
         if not replicas and not shard:
             reading.shard = 8
             reading.guess("dp_config", "hybrid sharding inside hosts; 8 devices a host are taken")

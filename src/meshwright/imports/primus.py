@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import maxtext, megatron, torchtitan
+from meshwright.imports import bridge, maxtext, megatron, torchtitan
 from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import merged, read_table, resolved
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
@@ -51,6 +53,10 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         reading = _megatron(
             values, given, title, named, bool(base), set(overrides or {}) | set(base)
         )
+    elif framework == "megatron_bridge":
+        reading = _bridge(
+            values, given, title, str(values.get("hf_path") or base.get("hf_path") or named)
+        )
     elif framework == "torchtitan":
         reading = _torchtitan(values, given, title)
     elif framework == "maxtext":
@@ -61,10 +67,32 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         )
         reading.format = title
     else:
-        raise SpecError("framework", framework, "megatron, torchtitan or maxtext is expected")
+        raise SpecError(
+            "framework", framework, "megatron, megatron_bridge, torchtitan or maxtext is expected"
+        )
     reading.device = reading.device or _device(folder)
     if not base and named:
         reading.note(f"the model's file {named} is not here", "model")
+    return reading
+
+
+def _bridge(values: dict[str, Any], given: Given, title: str, named: str) -> Reading:
+    """A Megatron-Bridge recipe of Primus: its overrides are Megatron-LM's words, its model is Hugging Face's."""
+    peft = str(values.pop("peft", "") or "")
+    named = re.sub(r"(?:_lora|_sft|_pretrain|_peft|_finetune|\.yaml).*", "", named)
+    words = (
+        ["mixed_precision=bf16_mixed"]
+        if not {"bf16", "fp16", "mixed_precision"} & set(values)
+        else []
+    )
+    words += [f"model.{key}={value}" for key, value in values.items()
+             if isinstance(value, (str, int, float)) and key not in ("recipe", "flavor", "hf_path")]  # fmt: skip
+    reading = bridge.megatron(
+        bridge.flags_of(words), given, given.model or model_named(named), named, title
+    )
+    if peft and peft.lower() != "none":
+        adapters(reading, rank=16)
+        reading.guess("peft", "the rank of the adapters is the recipe's; 16 is taken")
     return reading
 
 

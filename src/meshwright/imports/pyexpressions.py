@@ -90,6 +90,12 @@ def _called(
             if func.attr.startswith("with_") or func.attr in ("merge", "validate", "finalize"):
                 return owner
             return _make(module, f"{owner.name}.{func.attr}", args, kwargs, owner)
+        if isinstance(owner, Unknown) and owner.text in module.imports:
+            source, original = module.imports[owner.text]
+            other = module_of(module, f"{source}.{original}")
+            target = other.names.get(func.attr) if other is not None else None
+            if other is not None and isinstance(target, ast.FunctionDef):
+                return _follow(other, target, args, kwargs)
         name = (
             owner.text
             if isinstance(owner, Unknown)
@@ -156,7 +162,7 @@ def _class_fields(module: Module, node: ast.ClassDef) -> dict[str, Any]:
 def _imported(module: Module, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Follow a function of another file of the same project, where that file is at hand."""
     source, original = module.imports[name]
-    other = _other(module, source)
+    other = module_of(module, source)
     target = other.names.get(original) if other is not None else None
     if other is not None and isinstance(target, ast.FunctionDef):
         return _follow(other, target, args, kwargs)
@@ -165,7 +171,8 @@ def _imported(module: Module, name: str, args: list[Any], kwargs: dict[str, Any]
     return _outside(module, original, args, kwargs)
 
 
-def _other(module: Module, source: str) -> Module | None:
+def module_of(module: Module, source: str) -> Module | None:
+    """A file of the same project by its dotted name, followed once; None where it is not at hand."""
     run = run_of(module)
     if module.folder is None or len(run.modules) > 12:
         return None

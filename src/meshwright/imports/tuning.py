@@ -74,3 +74,9 @@ def _targets(reading: Reading, targets: Any, option: str) -> tuple[str, ...]:
 def frozen_part(reading: Reading, option: str) -> None:
     """Say that part of the model does not train where which part cannot be told."""
     reading.unmodelled(option, "only part of the model trains; the estimate trains all")
+
+
+def trained(names: Any) -> tuple[str, ...]:
+    """Parts of the model that train in full beside adapters, of the modules that a file names."""
+    parts = {"embedding": r"embed|wte", "head": r"lm_head|output", "norms": r"norm"}
+    return tuple(part for part, pattern in parts.items() if re.search(pattern, str(names or "")))
