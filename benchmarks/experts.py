@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 import tomllib
@@ -23,6 +24,7 @@ from typing import Any
 from meshwright.costs.step import estimate
 from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.measured import measured_step_time_s
 from meshwright.evidence.rows import published_rows
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import why_lost
@@ -73,8 +75,24 @@ class Verdict:
 
 
 def from_tables(tables: Iterable[str]) -> Iterator[Recipe]:
-    """Every distinct recipe of some published tables on several devices."""
-    seen = set()
+    """The recipes of some published tables on several devices.
+
+    A source that measured several layouts of one question recommends the fastest: the others are there to
+    show by how much. Layouts that nobody measured count as recommended.
+    """
+    fastest: dict[tuple[object, ...], tuple[float, Recipe]] = {}
+    for seconds, asked, recipe in _published(tables):
+        held = fastest.get(asked)
+        if math.isnan(seconds):
+            fastest[(*asked, recipe.layout.label())] = (seconds, recipe)
+        elif held is None or seconds < held[0]:
+            fastest[asked] = (seconds, recipe)
+    for _, recipe in fastest.values():
+        yield recipe
+
+
+def _published(tables: Iterable[str]) -> Iterator[tuple[float, tuple[object, ...], Recipe]]:
+    """(measured step time, what was asked and by whom, recipe) of every row that states a layout."""
     for row in published_rows(tables):
         text = f"{row['notes']} {row['setup']}"
         if contradicts_itself(row):
@@ -89,14 +107,15 @@ def from_tables(tables: Iterable[str]) -> Iterator[Recipe]:
             run = import_row(row)
         except SkipRow:
             continue
-        key = (run.model.name, run.cluster.device.name, run.gpus, run.job.seq_len,
-               run.job.global_batch, run.job.precision.compute, run.layout.label())  # fmt: skip
-        if run.gpus < 8 or run.job.finetune is not None or key in seen:
+        if run.gpus < 8 or run.job.frozen:
             continue
-        seen.add(key)
-        yield Recipe(
-            row["model"], row["source"], Question(run.model, run.cluster, run.job), run.layout
-        )
+        asked = (
+            row.table, run.model.name, run.cluster.device.name, run.gpus, run.job.seq_len,
+            run.job.global_batch, run.job.precision.compute,
+        )  # fmt: skip
+        question = Question(run.model, run.cluster, run.job)
+        recipe = Recipe(row["model"], row["source"], question, run.layout)
+        yield measured_step_time_s(row, run), asked, recipe
 
 
 def contradicts_itself(row: Any) -> bool:
@@ -165,7 +184,8 @@ def page(found: list[Verdict]) -> str:
     dense, routed = (figures[f"{kind}_within_10_percent"] for kind in ("dense", "experts"))
     lines = [
         "# Is it what experts chose?", "",
-        "Written by `python benchmarks/experts.py --write docs/experts.md`. Every published layout is "
+        "Written by `python benchmarks/experts.py --write docs/experts.md`. Every published layout (of "
+        "several that one source measured for one question, the fastest) is "
         "priced by the same model as the planner's own choice under the same framework, model, devices "
         "and batch; the gain is what the planner claims over the expert, so a large one is more likely "
         "an error of the cost model than of the expert.", "",

@@ -1,5 +1,7 @@
 """What a person with one card asks first gets a plan by default."""
 
+import re
+
 import pytest
 
 from meshwright.cli import run
@@ -12,4 +14,4 @@ from meshwright.cli import run
 def test_adapters_on_one_card_are_planned_by_default(model, cluster, method, capsys):
     words = ["plan", model, "--cluster", cluster, "--finetune", method, "--seq", "2048", "--brief"]
     assert run(words) == 0, capsys.readouterr().err
-    assert "fits with 9" in capsys.readouterr().out
+    assert re.search(r"fits with (?:9\d|100)%", capsys.readouterr().out)

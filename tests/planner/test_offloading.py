@@ -1,11 +1,18 @@
 """Host memory as a searched choice: only where it helps, only where the framework has it."""
 
+from dataclasses import replace
+
 import pytest
 
+from meshwright.costs.columns import from_layouts
 from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.plan import plan
+from meshwright.planner.search import reprice
 from meshwright.planner.solve import solve
 from meshwright.planner.space import Constraints
 from meshwright.specs.clusters import load_cluster
+from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
@@ -46,3 +53,51 @@ def test_modules_are_recomputed_by_name_only_where_a_framework_has_names(framewo
     assert why_illegal(question("llama3.1-8b", "h100:1x8", framework), layout) is not None
     megatron = layout.but(zero=1)
     assert why_illegal(question("llama3.1-8b", "h100:1x8", "megatron"), megatron) is None
+
+
+def test_a_million_tokens_of_an_8b_model_fit_on_one_host_with_the_loss_in_chunks():
+    asked = question("llama3-8b", "h100:1x8", "maxtext", seq_len=2**20, global_batch=1)
+    found = solve(asked, Constraints())
+    assert found.choice is not None
+    assert found.question.job.loss == "chunked"
+    assert found.layout.cp == 8 and "activations" in found.layout.offload
+    assert found.result.fit_probability >= 0.9
+    # Recomputing less would be faster, and hosts of 2 TiB could not hold it.
+    assert found.layout.recompute == "full"
+    faster = found.layout.but(recompute="selective")
+    held = reprice(found.question, from_layouts([faster])).peak_bytes[0]
+    assert held == float("inf")
+    roomy = replace(
+        found.question, cluster=found.question.cluster.but(host_memory_bytes=16 * 2**40)
+    )
+    assert reprice(roomy, from_layouts([faster])).peak_bytes[0] < 80 * 2**30
+
+
+def test_the_loss_stays_as_it_is_where_all_logits_fit():
+    found = solve(question("llama3.1-405b", "h100:8x8", "torchtitan"), Constraints())
+    assert found.choice is None or found.question.job.loss == "framework"
+    named = question("llama3-8b", "h100:1x8", "maxtext", seq_len=2**20, global_batch=1, loss="full")
+    assert solve(named, Constraints()).choice is None
+
+
+def test_a_framework_is_not_planned_with_a_loss_it_has_no_words_for():
+    with pytest.raises(SpecError, match="cross-entropy"):
+        plan(
+            load_model("llama3-8b"),
+            load_cluster("h100:1x8"),
+            Job(framework="megatron", loss="liger"),
+        )
+
+
+def test_a_seventy_billion_model_trains_adapters_on_two_gaming_cards():
+    """FSDP-QLoRA as answer.ai published it: sharded, recomputed, weights in host memory."""
+    tune = finetune_recipe("qlora")
+    asked = question(
+        "llama3-70b", "rtx4090:1x2", "trl", precision=RECIPES["pure-bf16"], finetune=tune,
+        seq_len=2048, global_batch=16,
+    )  # fmt: skip
+    found = solve(asked, Constraints())
+    assert found.choice is not None
+    assert found.result.fit_probability >= 0.9
+    assert found.layout.dp == 2 and found.layout.zero == 3
+    assert found.layout.recompute == "full" and "parameters" in found.layout.offload

@@ -56,7 +56,8 @@ class Facets:
 def facets_of(model: Model, cluster: Cluster, job: Job, gpus: int) -> Facets:
     """Return the facets of a run."""
     if job.finetune is not None:
-        kind = "fine-tuning"
+        # What adapters leave out (gradients and states of all weights) is most of what training holds.
+        kind = "adapters" if job.finetune.adapts else "full fine-tuning"
     else:
         kind = "mixture of experts" if model.experts else "dense"
     scale = next(name for limit, name in SCALES if gpus <= limit)

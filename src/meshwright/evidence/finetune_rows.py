@@ -22,20 +22,22 @@ _UNMODELLED = (
 
 
 def finetune_of(row: Row, rule: SourceRule, assumed: list[str]) -> Finetune | None:
-    """Return the fine-tuning that a row describes; None where all weights train.
+    """Return the fine-tuning that a row describes; None for training that is no fine-tuning.
 
     The source's documented adapters (`adapters` of data/sources.toml) fill what the row leaves open.
 
     Raises:
         SkipRow: a technique that the cost model does not know.
     """
-    text = f"{row['model']}; {row['setup']}; {row['precision']}"
+    text = _LATENT.sub("", f"{row['model']}; {row['setup']}; {row['precision']}")
     method = re.sub(r"each added on top.*", "", text)
     known: dict[str, Any] | None = rule.default("adapters")
     if known is not None:
         for pattern, why in _UNMODELLED:
             if re.search(pattern, text, re.IGNORECASE):
                 raise SkipRow(why)
+    if _FULL.search(method):
+        return finetune_recipe("full")
     quantised = re.search(
         r"Q-?LoRA|bnb\.nf4|\bnf4\b|\bfp4 base|load_in_4bit|4-?bit|int4", method, re.IGNORECASE
     )
@@ -66,6 +68,12 @@ def finetune_of(row: Row, rule: SourceRule, assumed: list[str]) -> Finetune | No
     return finetune_recipe(fields)
 
 
+_LATENT = re.compile(r"\b(?:q|kv)[-_]lora[-_]rank\b[\"' =:]*\d*", re.IGNORECASE)
+"""Megatron's ranks of latent attention, which are no adapters'."""
+_FULL = re.compile(
+    r"\bfull[- ](?:parameter|fine-?tun|model fine-?tun|SFT)|full_finetune", re.IGNORECASE
+)
+"""All weights train, also where the software named beside it could train adapters (`… + peft`)."""
 _STATED = re.compile(
     r"(?:\blora[_ -]?r(?:ank)?|\br(?:ank)?)[ =:]*(\d+)|\b(\d+)[- ]rank\b", re.IGNORECASE
 )

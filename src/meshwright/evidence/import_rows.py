@@ -29,6 +29,9 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import ContextMethod, Layout
 from meshwright.specs.model import Model
 
+INTERLEAVED = 2
+"""Virtual stages of a run that says it interleaves and not how often: what torchtitan's split of layers
+takes for schedules of several stages a rank."""
 SEQUENCE_PARALLEL = ("megatron", "nemo", "torchtitan", "nanotron")
 """Frameworks whose tensor parallelism splits the sequence too, where a row does not say."""
 
@@ -319,6 +322,9 @@ def _layout(
     vpp = row.count("vpp") or (int(titled.group(1)) if titled else 0)
     if not vpp and degrees.pp > 1 and rule.default("vpp"):
         vpp = int(rule.default("vpp"))
+        assumed.append(f"vpp={vpp}")
+    if not vpp and degrees.pp > 1 and "interleaved" in row["schedule"].lower():
+        vpp = INTERLEAVED
         assumed.append(f"vpp={vpp}")
     vpp = max(vpp, 1)
     by_size = rule.default("vpp_by_params_b")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.costs.columns import RECOMPUTES, named
-from meshwright.costs.step import estimates
+from meshwright.costs.columns import RECOMPUTES, from_layouts, named
+from meshwright.costs.offload import host_short_bytes
+from meshwright.costs.step import estimates, price
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.odds import WANTED, Odds
 from meshwright.planner.space import Constraints, divisors, recompute_modes, shard_degrees
@@ -40,6 +41,8 @@ def why_lost(
     question: Question, best: Estimate, other: Estimate, layout: Layout, wanted: float = WANTED
 ) -> str:
     """One line: out of memory by how much and where, or slower by how much and through what."""
+    if layout.offload and (short := _host_short_bytes(question, layout)) > 0:
+        return f"its hosts would need {format_bytes(short)} more memory each"
     if not other.fits:
         heaviest = max(other.stages, key=lambda stage: stage.total_bytes)
         short = heaviest.total_bytes - other.capacity_bytes
@@ -68,6 +71,12 @@ def why_lost(
             f"is priced pessimistically"
         )
     return f"as fast within half a percent ({change:+.2%}); {_tie_breaker(best, other)}"
+
+
+def _host_short_bytes(question: Question, layout: Layout) -> float:
+    columns = from_layouts([layout])
+    table = price(question.model, question.cluster, question.job, columns)
+    return float(host_short_bytes(question.cluster, table.memory.moved)[0])
 
 
 def _worst(priced: Estimate) -> float:

@@ -22,6 +22,11 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate
 from meshwright.specs.quantities import format_bytes, format_seconds
 
+LOSS_WORDS = {
+    "chunked": "made in chunks, computed again in backward",
+    "liger": "Liger's fused linear cross-entropy",
+    "cut": "Cut cross-entropy",
+}
 WORTH_ANOTHER_BATCH = 0.05
 """Share of the time per sequence that another batch must save to be named."""
 
@@ -46,6 +51,11 @@ def notes(
         found.append(
             f"nothing fits with {wanted:.0%}; this layout is the fastest of those that fit with "
             f"{result.fit_probability:.0%} or more"
+        )
+    if question.job.loss != asked.job.loss:
+        found.append(
+            f"nothing fits with all logits at once: the loss is {LOSS_WORDS[question.job.loss]}, which "
+            f"the job does not ask for (`--loss {question.job.loss}`)"
         )
     if question.model.source and "assumed" in question.model.source:
         found.append(question.model.source)

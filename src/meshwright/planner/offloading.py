@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.costs.offload import host_short_bytes
-from meshwright.costs.step import price
 from meshwright.planner.legality import Question
-from meshwright.planner.search import Candidates, SearchResult, search
+from meshwright.planner.search import SearchResult, search
 from meshwright.planner.space import Constraints, offered
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout, Offload
@@ -57,31 +55,21 @@ def faster_in_host(
     found = found.take(np.flatnonzero(found.pessimistic_s < limit))
     if not found.columns.rows:
         return []
-    held = _that_hosts_hold(question, found)
-    return [held.columns.layout(int(row)) for row in np.flatnonzero(held.fits)]
-
-
-def _that_hosts_hold(question: Question, priced: Candidates) -> Candidates:
-    """The same with layouts that need more memory than a host has not fitting."""
-    table = price(question.model, question.cluster, question.job, priced.columns)
-    holds = host_short_bytes(question.cluster, table.memory.moved) <= 0
-    return replace(priced, fits=priced.fits & holds)
+    return [found.columns.layout(row) for row in range(found.columns.rows)]
 
 
 def fitting_in_host(
-    question: Question, constraints: Constraints, result: SearchResult
+    question: Question, constraints: Constraints, result: SearchResult, surely: float = 0.0
 ) -> SearchResult:
-    """Where nothing fits: the search again with ever more in host memory, until something does."""
+    """Where nothing fits: the search again with ever more in host memory, until something does.
+
+    `surely`: the least probability of fitting that counts.
+    """
     for choice in offload_choices(question, constraints):
         try:
             found = search(question, constraints.but(offload=choice), bounded=True)
         except SpecError:
             continue
-        if found.ranked.columns.rows:
-            held = _that_hosts_hold(question, found.ranked)
-            kept = held.take(np.flatnonzero(held.fits))
-            if kept.columns.rows:
-                return replace(
-                    result, ranked=kept, fit_probability=found.fit_probability,
-                )  # fmt: skip
+        if found.ranked.columns.rows and found.fit_probability >= surely:
+            return replace(result, ranked=found.ranked, fit_probability=found.fit_probability)
     return result

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.costs.columns import Floats, Ints, LayoutColumns, concatenate
+from meshwright.costs.offload import host_short_bytes
 from meshwright.costs.pessimism import pessimistic_s
 from meshwright.costs.step import capacity_bytes, price
 from meshwright.planner.bounds import bounded_tables
@@ -33,7 +34,10 @@ LIGHTEST = 20
 
 @dataclass(frozen=True)
 class Candidates:
-    """Layouts that were priced and kept, best first; arrays of shape (rows,)."""
+    """Layouts that were priced and kept, best first; arrays of shape (rows,).
+
+    The peak of a layout that its hosts cannot hold is infinite.
+    """
 
     columns: LayoutColumns
     step_time_s: Floats
@@ -135,8 +139,8 @@ class _Kept:
 
     def result(self) -> SearchResult:
         """Everything kept, best first; where nothing fits surely enough, what fits most surely."""
-        ranked = _best(_join(self.ranked), self.objective, self.keep)
-        gambles, over = _sorted(_join(self.gambles)), _sorted(_join(self.over))
+        ranked = _best(join(self.ranked), self.objective, self.keep)
+        gambles, over = _sorted(join(self.gambles)), _sorted(join(self.over))
         reached = self.wanted
         for lower in FALLBACKS:
             if ranked.columns.rows or lower >= self.wanted:
@@ -150,6 +154,10 @@ class _Kept:
 def _price(question: Question, table: LayoutColumns, capacity: float, room: float) -> Candidates:
     estimates = price(question.model, question.cluster, question.job, table)
     peak = estimates.memory.peak
+    if estimates.memory.moved:
+        # What its host cannot hold is no layout at all: it neither fits nor is it a gamble.
+        lacking = host_short_bytes(question.cluster, estimates.memory.moved) > 0
+        peak = np.where(lacking, np.inf, peak)
     hybrid = (table.zero > 0) & (table.shard > 0) & (table.shard < table.dp * table.cp)
     pessimistic = pessimistic_s(estimates) * np.where(hybrid, 1.0 + HYBRID_MARGIN, 1.0)
     return Candidates(table, estimates.step_time_s, pessimistic, peak, peak * room <= capacity)
@@ -190,7 +198,8 @@ def _sorted(candidates: Candidates) -> Candidates:
     return _best(candidates, "time", max(candidates.columns.rows, 1))
 
 
-def _join(parts: Iterable[Candidates]) -> Candidates:
+def join(parts: Iterable[Candidates]) -> Candidates:
+    """All of some candidates in one table, in their order."""
     parts = list(parts)
     parts = [part for part in parts if part.columns.rows] or parts[:1]
     if not parts:

@@ -13,9 +13,10 @@ import numpy as np
 from meshwright.costs.columns import from_layouts
 from meshwright.planner.finalists import Choice, choose
 from meshwright.planner.legality import Question, legal
+from meshwright.planner.lighter import lighter, surer
 from meshwright.planner.neighbours import steps
 from meshwright.planner.odds import Odds
-from meshwright.planner.offloading import faster_in_host, fitting_in_host
+from meshwright.planner.offloading import faster_in_host
 from meshwright.planner.partial_recompute import partly_recomputed
 from meshwright.planner.search import Candidates, SearchResult, reprice, search, undominated
 from meshwright.planner.space import Constraints, allows
@@ -67,7 +68,9 @@ def answer(
 ) -> Solution:
     """Choose from what a search found."""
     if not result.ranked.columns.rows:
-        result = fitting_in_host(question, constraints, result)
+        question, result = lighter(question, constraints, result)
+    elif objective == "time":
+        result = surer(question, constraints, result)
     ranked = result.ranked
     if not ranked.columns.rows:
         return Solution(question, result, None)

@@ -101,6 +101,9 @@ class Framework(Spec):
     offload: tuple[Literal["optimizer", "parameters", "activations"], ...] = Field(
         description="what can live in host memory"
     )
+    losses: tuple[Literal["full", "chunked", "liger", "cut"], ...] = Field(
+        description="ways to make the cross-entropy that it has words for"
+    )
     dropout: bool
     document_masking: bool
     adapters: bool = Field(description="low-rank adapters on frozen weights")
@@ -137,9 +140,12 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     if job.optimizer.name not in can.optimizers:
         words = f"has the optimizer {_listed(can.optimizers)} here"
         found.append(("job.optimizer", job.optimizer.name, words))
-    if job.finetune is not None and not can.adapters:
+    tune = job.finetune
+    if tune is not None and (tune.adapts or tune.freeze or tune.frozen_layers) and not can.adapters:
         words = "trains all weights, without adapters"
-        found.append(("job.finetune", job.finetune.label(), words))
+        found.append(("job.finetune", tune.label(), words))
+    if job.loss != "framework" and job.loss not in can.losses:
+        found.append(("job.loss", job.loss, f"makes the cross-entropy {_listed(can.losses)} here"))
     if job.dropout and not can.dropout:
         found.append(("job.dropout", job.dropout, "leaves dropout to the model's own code"))
     if job.document_masking and not can.document_masking:
