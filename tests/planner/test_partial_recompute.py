@@ -5,6 +5,7 @@ import pytest
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.step import estimate
 from meshwright.planner.legality import Question
+from meshwright.planner.odds import Odds
 from meshwright.planner.partial_recompute import partly_recomputed
 from meshwright.planner.plan import plan
 from meshwright.planner.search import reprice, search
@@ -26,7 +27,7 @@ def result():
 
 @pytest.mark.parametrize("framework", ["any", "megatron"])
 def test_they_fit_beat_the_search_and_one_layer_less_does_not_fit(framework):
-    question = Question(MODEL, CLUSTER, JOB.but(framework=framework))
+    question = Question(MODEL, CLUSTER, JOB.but(framework=framework, seq_len=2048))
     # Modules recomputed by name may be faster than some whole layers: not asked for here.
     found = search(question, Constraints(recompute="full"))
     layouts = partly_recomputed(question, Constraints(), found)
@@ -44,8 +45,9 @@ def test_they_fit_beat_the_search_and_one_layer_less_does_not_fit(framework):
 
 
 def test_later_stages_recompute_no_more_than_the_first():
-    question = Question(MODEL, CLUSTER, JOB.but(framework="meshwright", seq_len=2048))
-    layouts = partly_recomputed(question, Constraints(), search(question))
+    question = Question(MODEL, CLUSTER, JOB.but(framework="meshwright"))
+    found, room = search(question, Constraints(fit_probability=0.75)), Odds.of(question).room(0.75)
+    layouts = partly_recomputed(question, Constraints(), found, room)
     splits = [s for layout in layouts if (s := layout.stage_recompute_layers)]
     assert splits
     for split in splits:
@@ -54,7 +56,9 @@ def test_later_stages_recompute_no_more_than_the_first():
 
 
 def test_the_plan_uses_it_and_defends_it(result):
-    made = plan(MODEL, CLUSTER, JOB.but(framework="fsdp"), constraints=Constraints(offload=()))
+    made = plan(
+        MODEL, CLUSTER, JOB.but(framework="fsdp", seq_len=3072), constraints=Constraints(offload=())
+    )
     assert made.layout.recompute == "full"
     assert 0 < made.layout.recompute_layers < MODEL.layers
     assert f"full({made.layout.recompute_layers})" in made.layout.label()

@@ -73,9 +73,11 @@ class _Finder:
     def __init__(self, question: Question, solutions: list[Solution], replan: Replan) -> None:
         self.question, self.replan = question, replan
         self.chosen = solutions[0]
-        self.pools = [(one.question, _pool(one.result)) for one in solutions]
         # Layers recomputed in part, or moved between stages, are not in what the search enumerates.
-        self.pools += [(one.question, from_layouts([one.layout])) for one in solutions]
+        self.pools = [
+            (one.question, concatenate([from_layouts([one.layout]), _pool(one.result)]))
+            for one in solutions
+        ]
         self.room = Odds.of(self.chosen.question).room(self.chosen.result.fit_probability)
         self.priced = self._price(question)
         self.today = self._best(self.priced, capacity_bytes(question.cluster)) or _key(self.chosen)
