@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 
 import pytest
@@ -208,9 +209,56 @@ def test_every_step_of_the_path_steers_a_simulation(visit, api):
         steers = [b for b in lesson["blocks"] if b["kind"] == "steer" and b["sim"] in SIM_IDS]
         if steers:
             page.locator(".steer").first.click()
-            expect(page.locator(".simulation .summary")).to_be_visible()
+            expect(page.locator(".simulation .summary").first).to_be_visible()
+        scene = dict(parse_qsl(step["scene"]))
+        told = api.get("/api/sim/walk", params={"layout": scene["layout"]}).json()
+        running = page.get_by_role("region", name="The running picture")
+        if not (steers and steers[0]["sim"] == "walk"):
+            frame = told["data"]["frames"][int(scene["at"])]
+            expect(running.locator(".steps .now")).to_contain_text(frame["sentence"])
         assert page.locator(".ask").count() == sum(b["kind"] == "check" for b in lesson["blocks"])
     assert violations(page) == []
+
+
+def test_the_running_picture_draws_what_the_ranks_counted(visit, api):
+    """The filled area of each bar, and the numbers beside it, are the recorded bytes."""
+    drawn = """([device, row]) => [...document.querySelectorAll(`[data-device="${device}"] > g`)][row]
+      .querySelectorAll('.own').values().map(r => r.width.baseVal.value * r.height.baseVal.value).toArray()"""
+    whole = api.get("/api/sim/walk", params={"layout": "one"}).json()["data"]
+    for layout in ("one", "tp4", "pp4", "zero3", "dp2tp2pp2"):
+        data = api.get("/api/sim/walk", params={"layout": layout}).json()["data"]
+        at = len(data["frames"]) - 1
+        page = visit.go("/sim/walk", layout=layout, at=at)
+        for device, rank in enumerate(data["ranks"]):
+            sent = sum(
+                e["bytes"] for e in data["events"]
+                if e["rank"] == device and e["kind"] in ("send", "collective")
+            )  # fmt: skip
+            expect(page.locator(f'[data-sent="{device}"]')).to_have_text(f"{sent:,.0f}")
+            for state in ("parameters", "gradients", "optimizer"):
+                held = sum(part[state] for part in rank["held"].values())
+                cell = page.locator(f'[data-bytes="{state}.{device}"]')
+                expect(cell).to_have_text(f"{held:,}")
+        span = page.locator('[data-device="0"] .ghost').last.evaluate("r => r.width.baseVal.value")
+        total = sum(part["parameters"] for part in whole["whole"].values())
+        for row, part in enumerate(whole["parts"]):
+            area = sum(page.evaluate(drawn, [len(data["ranks"]) - 1, row]))
+            held = data["ranks"][-1]["held"].get(part, {}).get("parameters", 0)
+            width = whole["whole"][part]["parameters"] / total * span
+            assert area == pytest.approx(held / total * span * 18, abs=19 + 0.03 * width * 18)
+
+
+def test_a_device_s_bytes_travel_on_its_wires(visit, api):
+    data = api.get("/api/sim/walk", params={"layout": "dp4"}).json()["data"]
+    at = next(f["step"] for f in data["frames"] if "all-reduce" in f["title"])
+    page = visit.go("/sim/walk", layout="dp4", at=at)
+    packets = page.locator(".packet title").all_text_contents()
+    assert len(packets) == 4 and all("1,379,712 bytes" in text for text in packets)
+    page.locator("h1").click()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".packet")).to_have_count(0)
+    page.locator('[data-device="2"] .ghost').nth(1).hover()
+    expect(page.locator('[data-fact="looked"]')).to_contain_text("Device 2, layer 0, weights: 197,120 of 197,120 bytes")  # fmt: skip
 
 
 def test_two_tries_before_the_solution_is_told(fresh, api):

@@ -99,6 +99,81 @@ def test_degrees_move_together_and_figures_are_the_layouts(visit, api):
     assert re.search(r"tensor-model-parallel-size\W+2\b", text)
 
 
+def grip(page, name: str):
+    return page.get_by_role("slider", name=name)
+
+
+def dragged(page, name: str, to_x: float | None = None, to_y: float | None = None) -> None:
+    """Drag a grip's middle to a share of the width or height of its drawing."""
+    handle = grip(page, name).locator(".knob")
+    handle.scroll_into_view_if_needed()
+    box, area = handle.bounding_box(), handle.locator("xpath=ancestor::*[name()='svg'][1]").bounding_box()  # fmt: skip
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    x = x if to_x is None else area["x"] + to_x * area["width"]
+    y = y if to_y is None else area["y"] + to_y * area["height"]
+    page.mouse.move(x, y, steps=3)
+    page.mouse.up()
+
+
+def test_the_picture_is_taken_hold_of(visit, api):
+    """A cut, a stage border and a shard by pointer and by key; dp follows, figures are the engine's."""
+    page = visit.go("/plan", **QUESTION)
+    shape = page.get_by_role("region", name="Take hold of it")
+    start = api.get("/api/plan", params=QUESTION).json()["plan"]["layout"]
+    assert (start["tp"], start["pp"]) == (1, 1)
+
+    def check(**axes):
+        price = api.get("/api/price", params={**QUESTION, **axes}).json()
+        expect(page.locator('[data-fact="label"]')).to_have_text(price["label"])
+        degrees = " · ".join(str(price["layout"][axis]) for axis in ("dp", "tp", "pp"))
+        expect(shape.locator('[data-shape="degrees"]')).to_have_text(degrees)
+        check_against_command(page, price["label"])
+        assert shape.locator('[data-shape="step"]').inner_text().startswith(fact(page, "step"))
+        assert shape.locator('[data-shape="memory"]').inner_text() == fact(page, "memory")
+        return price
+
+    # What Megatron-LM cannot run has no figures, but its degrees and the nearest that can run.
+    grip(page, "Pipeline stages").focus()
+    page.keyboard.press("ArrowRight")
+    expect(shape.locator(".said")).to_contain_text("Not possible")
+    expect(shape.locator('[data-shape="degrees"]')).to_have_text("8 · 1 · 2")
+    grip(page, "ZeRO shard").focus()
+    page.keyboard.press("ArrowLeft")
+    assert check(pp=2, zero=1)["layout"]["dp"] == 8
+    dragged(page, "Tensor slices of each matrix", to_y=(26 + 150 / 2) / 192)
+    assert check(pp=2, zero=1, tp=2)["layout"]["dp"] == 4
+    grip(page, "Devices of a tensor group").focus()
+    page.keyboard.press("End")
+    expect(shape).to_contain_text("the group crosses nodes")
+    page.keyboard.press("Home")
+    grip(page, "Pipeline stages").focus()
+    page.keyboard.press("Home")
+    dragged(page, "ZeRO shard", to_x=0.67)
+    check(tp=1, pp=1, zero=2)
+    assert violations(page) == []
+
+
+def test_a_border_between_stages_moves_layer_by_layer(visit, api):
+    page = visit.go("/plan", **QUESTION, pp="2", tp="1")
+    border = grip(page, "Border between stages 0 and 1")
+    expect(border).to_have_attribute("aria-valuetext", re.compile("after layer"))
+    border.focus()
+    before = int(border.get_attribute("aria-valuenow"))
+    page.keyboard.press("ArrowRight")
+    expect(border).to_have_attribute("aria-valuenow", str(before + 1))
+    expect(page).to_have_url(re.compile("stage_layers="))
+    expect(page.locator("[aria-busy=true]")).to_have_count(0)
+    query = {**QUESTION, "pp": 2, "tp": 1, "v": 1, "stage_layers": f"{before + 1},{31 - before}"}
+    price = api.get("/api/price", params=query).json()
+    expect(page.locator('[data-fact="label"]')).to_have_text(price["label"])
+    if price["accepted"]:
+        check_against_command(page, price["label"])
+    else:
+        assert set(figures(page).values()) == {"–"}
+
+
 def test_an_impossible_layout_has_no_figures_but_near_ones(visit):
     page = visit.go("/plan", **QUESTION)
     axis(page, "dp").select_option("8")

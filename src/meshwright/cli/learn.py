@@ -92,7 +92,7 @@ def _step_data(step: Any, seed: int) -> dict[str, Any]:
                 "caption": table.caption, "columns": list(table.columns),
                 "rows": [[fill(cell) for cell in row] for row in table.rows],
             }  # fmt: skip
-        if block.kind == "check":
+        if block.kind in ("predict", "check"):
             entry["question"] = asking.ask(block.ref, seed).model_dump()
         blocks.append(entry)
     return {**_entry(step), "takeaway": step.takeaway, "blocks": blocks}
@@ -167,6 +167,9 @@ def _block_text(console: Any, block: dict[str, Any], number: int) -> None:
             for row in block["rows"]:
                 table.add_row(*row)
             console.print(table)
+        case "predict":
+            console.print("[dim]Predict before you read on.[/]")
+            _question_text(console, block["question"])
         case "check":
             _question_text(console, block["question"], number)
     console.print()

@@ -10,12 +10,14 @@ from meshwright.cli import options, running
 
 
 def command(
-    only: str = typer.Option("", help="One regime: dp4, tp4, pp4, zero3 or dp2tp2pp2."),
+    only: str = typer.Option(
+        "", help="One regime: one, dp4, tp4, pp4, zero3, recompute, dp2tp2 or dp2tp2pp2."
+    ),
     as_json: options.AsJson = False,
     markdown: bool = typer.Option(False, "--markdown", help="Print Markdown."),
     output: str | None = typer.Option(None, "-o", "--output", help="Write JSON or Markdown here."),
 ) -> None:
-    """Walk the toy model through data, tensor, pipeline and ZeRO-3 on 4 ranks, then all on 8.
+    """Walk the toy model on one rank, on 4 in six ways (ZeRO-3 and recomputation too), and on 8.
 
     Shows what each rank holds, computes, sends and receives, as recorded from a running step;
     ends with the bytes per rank and the proof that each way equals one device.

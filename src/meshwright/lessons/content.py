@@ -41,9 +41,9 @@ class Phase(Prose):
 class Block(Prose):
     """A piece of a step: prose, a setting of the simulation, an example, a check or a table."""
 
-    kind: Literal["prose", "steer", "example", "check", "table", "note"]
+    kind: Literal["prose", "steer", "example", "predict", "check", "table", "note"]
     text: str = Field("", description="the prose, or the sentence beside the simulation")
-    ref: str = Field("", description="id of the example, check or table")
+    ref: str = Field("", description="id of the example, question or table")
     sim: str = ""
     query: str = ""
     step: int | None = Field(None, description="step of the simulation to show")
@@ -61,6 +61,7 @@ class Step(Prose):
     takeaway: str
     sim: str
     query: str = ""
+    scene: str = Field(description="what the running picture shows: a layout and a frame")
     concepts: tuple[str, ...] = ()
     blocks: tuple[Block, ...]
 

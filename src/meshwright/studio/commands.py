@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from fastapi import Depends, Query
 from typing_extensions import TypedDict
 
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
-from meshwright.studio.questions import AUTO
+from meshwright.studio.questions import AUTO, Text
 
 
 class Links(TypedDict):
@@ -22,14 +23,34 @@ class Links(TypedDict):
 class Asked(NamedTuple):
     """A question in the words of whoever asked; `model` is a name, or config.json for an upload."""
 
-    model: str
-    cluster: str
-    seq: str
-    batch: str
-    recipe: str
-    optimizer: str
-    framework: str
-    objective: str
+    model: str = "llama3-70b"
+    cluster: str = "h100:8x8"
+    seq: str = "8192"
+    batch: str = "4M-tokens"
+    recipe: str = AUTO
+    optimizer: str = "adamw"
+    framework: str = AUTO
+    objective: str = "time"
+
+
+_USUAL = Asked()
+
+
+def asked_in_query(
+    model: Text = _USUAL.model,
+    cluster: Text = _USUAL.cluster,
+    seq: Text = _USUAL.seq,
+    batch: Text = _USUAL.batch,
+    recipe: Text = _USUAL.recipe,
+    optimizer: Text = _USUAL.optimizer,
+    framework: Text = _USUAL.framework,
+    objective: Annotated[str, Query(pattern="^(time|memory|cost)$")] = _USUAL.objective,
+) -> Asked:
+    """The question of a query, which every endpoint of the planner takes alike."""
+    return Asked(model, cluster, seq, batch, recipe, optimizer, framework, objective)
+
+
+AskedInQuery = Annotated[Asked, Depends(asked_in_query)]
 
 
 def plan_links(asked: Asked, job: Job) -> Links:

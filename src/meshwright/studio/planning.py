@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Annotated, Any, NotRequired, cast
 
 import numpy as np
-from fastapi import Body, Query
+from fastapi import Body
 from typing_extensions import TypedDict
 
 from meshwright.costs.step import estimates
@@ -21,8 +21,8 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Alternative, FrameworkAnswer, Plan
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
-from meshwright.studio.commands import Asked, Links, plan_links
-from meshwright.studio.questions import AUTO, JobRequest, Text, read_model, read_question
+from meshwright.studio.commands import Asked, AskedInQuery, Links, plan_links
+from meshwright.studio.questions import JobRequest, read_model, read_question
 
 SHOWN = 300
 """Candidates that the page draws."""
@@ -110,24 +110,14 @@ class PlanRequest(TypedDict):
     objective: NotRequired[str]
 
 
-def plan_by_query(
-    model: Text = "llama3-70b",
-    cluster: Text = "h100:8x8",
-    seq: Text = "8192",
-    batch: Text = "4M-tokens",
-    recipe: Text = AUTO,
-    optimizer: Text = "adamw",
-    framework: Text = AUTO,
-    objective: Annotated[str, Query(pattern="^(time|memory|cost)$")] = "time",
-) -> PlanAnswer:
+def plan_by_query(asked: AskedInQuery) -> PlanAnswer:
     """Choose and defend a layout for a preset model.
 
     Raises:
         SpecError: a name or quantity is not accepted.
         DoesNotFitError: nothing fits; the message gives three ways out.
     """
-    asked = Asked(model, cluster, seq, batch, recipe, optimizer, framework, objective)
-    return _planned(read_asked(read_model(model), asked), asked)
+    return _planned(read_asked(read_model(asked.model), asked), asked)
 
 
 def plan_by_body(request: Annotated[PlanRequest, Body()]) -> PlanAnswer:
@@ -143,12 +133,10 @@ def plan_by_body(request: Annotated[PlanRequest, Body()]) -> PlanAnswer:
 
 def asked_by(request: PlanRequest) -> Asked:
     """The words of a question that came as a body."""
-    job, model = request.get("job", {}), request["model"]
+    model, usual = request["model"], Asked()
     return Asked(
         model if isinstance(model, str) else "config.json", request["cluster"],
-        job.get("seq", "8192"), job.get("batch", "4M-tokens"), job.get("recipe", AUTO),
-        job.get("optimizer", "adamw"), job.get("framework", AUTO),
-        request.get("objective", "time"),
+        objective=request.get("objective", usual.objective), **request.get("job", {}),
     )  # fmt: skip
 
 
@@ -184,24 +172,14 @@ def _planned(question: Question, asked: Asked) -> PlanAnswer:
     }  # fmt: skip
 
 
-def defence_by_query(
-    model: Text = "llama3-70b",
-    cluster: Text = "h100:8x8",
-    seq: Text = "8192",
-    batch: Text = "4M-tokens",
-    recipe: Text = AUTO,
-    optimizer: Text = "adamw",
-    framework: Text = AUTO,
-    objective: Annotated[str, Query(pattern="^(time|memory|cost)$")] = "time",
-) -> DefenceAnswer:
+def defence_by_query(asked: AskedInQuery) -> DefenceAnswer:
     """Say why each neighbour of a plan lost, and what would change the choice.
 
     Raises:
         SpecError: a name or quantity is not accepted.
         DoesNotFitError: nothing fits.
     """
-    asked = Asked(model, cluster, seq, batch, recipe, optimizer, framework, objective)
-    return _defence(read_asked(read_model(model), asked), objective)
+    return _defence(read_asked(read_model(asked.model), asked), asked.objective)
 
 
 def defence_by_body(request: Annotated[PlanRequest, Body()]) -> DefenceAnswer:

@@ -6,10 +6,9 @@ changed by hand still has its own figures: exactly those of `/api/price`, rounde
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
-from fastapi import Query
 from typing_extensions import TypedDict
 
 from meshwright.costs.columns import RECOMPUTES, LayoutColumns, concatenate, from_layouts
@@ -17,9 +16,9 @@ from meshwright.costs.step import capacity_bytes, price
 from meshwright.planner.legality import Question
 from meshwright.planner.space import Constraints, Tally, enumerate_layouts
 from meshwright.specs.layout import CONTEXT_METHODS, SCHEDULES
-from meshwright.studio.commands import Asked, layout_links
+from meshwright.studio.commands import AskedInQuery, layout_links
 from meshwright.studio.planning import best_plan, read_asked
-from meshwright.studio.questions import AUTO, Text, read_model
+from meshwright.studio.questions import read_model
 
 MOST_ROWS = 6000
 """Rows of a table, the fastest: about 300 kB as text, a fifth of that compressed."""
@@ -56,24 +55,14 @@ class PriceTable(TypedDict):
     cli: str
 
 
-def prices(
-    model: Text = "llama3-70b",
-    cluster: Text = "h100:8x8",
-    seq: Text = "8192",
-    batch: Text = "4M-tokens",
-    recipe: Text = AUTO,
-    optimizer: Text = "adamw",
-    framework: Text = AUTO,
-    objective: Annotated[str, Query(pattern="^(time|memory|cost)$")] = "time",
-) -> PriceTable:
+def prices(asked: AskedInQuery) -> PriceTable:
     """Price the layouts around a plan: usual rank order, whole shard groups.
 
     Raises:
         SpecError: a name or quantity is not accepted.
         DoesNotFitError: nothing fits, so that there is no plan to change.
     """
-    asked = Asked(model, cluster, seq, batch, recipe, optimizer, framework, objective)
-    made = best_plan(read_asked(read_model(model), asked), objective)
+    made = best_plan(read_asked(read_model(asked.model), asked), asked.objective)
     question, base = Question(made.model, made.cluster, made.job), made.layout
     table = _around(question)
     columns = concatenate([from_layouts([base]), table]) if _plain(base) else table

@@ -21,9 +21,9 @@ from meshwright.specs.frameworks import framework as framework_of
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate, Plan
 from meshwright.specs.quantities import format_bytes, format_seconds
-from meshwright.studio.commands import Asked, Links, layout_links
+from meshwright.studio.commands import Asked, AskedInQuery, Links, layout_links
 from meshwright.studio.planning import PlanRequest, asked_by, best_plan, read_asked
-from meshwright.studio.questions import AUTO, MOST_DEVICES, Text, read_model
+from meshwright.studio.questions import MOST_DEVICES, read_model
 
 
 class PriceProblem(TypedDict):
@@ -80,14 +80,7 @@ Layers = Annotated[str | None, Query(max_length=1200, pattern=r"^\d{1,4}(,\d{1,4
 
 
 def price_by_query(
-    model: Text = "llama3-70b",
-    cluster: Text = "h100:8x8",
-    seq: Text = "8192",
-    batch: Text = "4M-tokens",
-    recipe: Text = AUTO,
-    optimizer: Text = "adamw",
-    framework: Text = AUTO,
-    objective: Annotated[str, Query(pattern="^(time|memory|cost)$")] = "time",
+    asked: AskedInQuery,
     dp: Degree = None,
     tp: Degree = None,
     pp: Degree = None,
@@ -125,9 +118,8 @@ def price_by_query(
         "stage_recompute_layers": _numbers(stage_recompute_layers),
     }  # fmt: skip
     wanted = {name: value for name, value in fields.items() if value is not None}
-    asked = Asked(model, cluster, seq, batch, recipe, optimizer, framework, objective)
     changed = "virtual_stages" if changed == "v" else changed
-    return _priced(read_asked(read_model(model), asked), asked, wanted, changed)
+    return _priced(read_asked(read_model(asked.model), asked), asked, wanted, changed)
 
 
 def price_by_body(request: Annotated[PriceRequest, Body()]) -> PriceAnswer:

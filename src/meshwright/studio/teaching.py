@@ -37,6 +37,7 @@ class StepEntry(TypedDict):
     question: str
     sim: str
     sim_query: str
+    scene: str
     takeaway: str
     concepts: list[str]
 
@@ -81,7 +82,7 @@ class Moving(TypedDict):
 class BlockView(TypedDict):
     """A block of a step; which fields it has depends on its kind."""
 
-    kind: Literal["prose", "steer", "example", "check", "table", "note"]
+    kind: Literal["prose", "steer", "example", "predict", "check", "table", "note"]
     html: NotRequired[str]
     sentence: NotRequired[str]
     sim: NotRequired[str]
@@ -361,7 +362,7 @@ def _entry(step: content.Step) -> StepEntry:
     return {
         "id": step.id, "number": step.number, "phase": step.phase, "title": step.title,
         "minutes": step.minutes, "question": step.question, "sim": step.sim,
-        "sim_query": step.query, "takeaway": step.takeaway, "concepts": list(step.concepts),
+        "sim_query": step.query, "scene": step.scene, "takeaway": step.takeaway, "concepts": list(step.concepts),
     }  # fmt: skip
 
 
@@ -389,8 +390,8 @@ def _block(block: content.Block) -> BlockView:
             if "vary" in worked:
                 shown["vary"] = worked["vary"]
             return shown
-        case "check":
-            return {"kind": "check", "check": _asked(asking.ask(block.ref))}
+        case "predict" | "check":
+            return {"kind": block.kind, "check": _asked(asking.ask(block.ref))}
         case "table":
             return {"kind": "table", "table": _table(content.table(block.ref))}
 

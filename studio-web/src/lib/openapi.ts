@@ -54,7 +54,7 @@ export interface BestView {
 }
 
 export interface BlockView {
-  kind: "prose" | "steer" | "example" | "check" | "table" | "note"
+  kind: "prose" | "steer" | "example" | "predict" | "check" | "table" | "note"
   html?: string
   sentence?: string
   sim?: string
@@ -384,6 +384,12 @@ export interface FormulaEntry {
   note: string
 }
 
+export interface Frame {
+  step: number
+  title: string
+  sentence: string
+}
+
 export interface FrameworkEntry {
   id: string
   title: string
@@ -442,6 +448,12 @@ export interface Health {
   name: string
   version: string
   engine: boolean
+}
+
+export interface HeldStates {
+  parameters: number
+  gradients: number
+  optimizer: number
 }
 
 export interface Holding {
@@ -830,6 +842,7 @@ export interface StepEntry {
   question: string
   sim: string
   sim_query: string
+  scene: string
   takeaway: string
   concepts: string[]
 }
@@ -843,6 +856,7 @@ export interface StepView {
   question: string
   sim: string
   sim_query: string
+  scene: string
   takeaway: string
   concepts: string[]
   blocks: BlockView[]
@@ -927,7 +941,12 @@ export interface VerdictView {
 
 export interface WalkData {
   layers: number
+  parts: string[]
+  whole: Record<string, HeldStates>
   ranks: WalkRank[]
+  live: string[]
+  most_live_bytes: number
+  frames: Frame[]
   events: WalkEvent[]
   bytes_by_axis: AxisBytes
   source: string
@@ -944,6 +963,7 @@ export interface WalkEvent {
   bytes: number
   layer: number
   micro: number
+  live: number[]
 }
 
 export interface WalkRank {
@@ -952,6 +972,7 @@ export interface WalkRank {
   pp: number
   tp: number
   holds: string
+  held: Record<string, HeldStates>
 }
 
 export interface ZeroCurve {

@@ -65,7 +65,7 @@ export type Block =
   | { kind: 'prose' | 'note'; html: string }
   | { kind: 'steer'; sentence: string; sim: string; query: Record<string, string> | string; step?: number }
   | { kind: 'example'; id?: string; html?: string; title: string; formula: api.Formula; vary?: { name: string; label: string; stops: number[]; value: number } | null }
-  | { kind: 'check'; check: Question }
+  | { kind: 'predict' | 'check'; check: Question }
   | { kind: 'table'; table: api.Table }
 export type Lesson = Omit<api.StepView, 'blocks'> & { blocks: Block[] }
 

@@ -1,6 +1,6 @@
 // The simulations: what each is called, the question it answers, and what draws it.
 import type { Component } from 'svelte'
-import type { View } from '../lib/types'
+import type { View, Walk as WalkData } from '../lib/types'
 import AllReduce from './AllReduce.svelte'
 import DataParallel from './DataParallel.svelte'
 import Decision from './Decision.svelte'
@@ -24,10 +24,19 @@ export interface Simulation {
   picture: Component<PictureProps>
   /** Frames to step through; by default one per step of the answer. */
   frames?: (view: View<any>) => number
+  /** The frame that is shown at first; without it, the last of `frames`. */
+  opening?: (view: View<any>) => number
   /** Asked with the query when the server is live: what the picture fetches for itself later. */
   extra?: Record<string, string>
   /** Milliseconds of one frame when playing. */
   pace?: number
+}
+
+/** The frame in which most bytes travel. */
+function busiest(walk: WalkData): number {
+  const sent = new Array<number>(walk.frames.length).fill(0)
+  for (const event of walk.events) if (event.kind !== 'receive') sent[event.step] += event.bytes
+  return sent.indexOf(Math.max(...sent))
 }
 
 export const SIMULATIONS: Simulation[] = [
@@ -40,8 +49,8 @@ export const SIMULATIONS: Simulation[] = [
     frames: (view) => new Set(view.data.op.end).size + 1 },
   { id: 'zero', title: 'ZeRO calculator', question: 'What does each device keep when the states are sharded?', axis: 'data', picture: Zero },
   { id: 'grid', title: 'The three-axis grid', question: 'Which rank is where, and whom does it talk to?', axis: 'tensor', picture: Grid },
-  { id: 'walk', title: 'Four layers, walked rank by rank', question: 'What does each rank hold, send and wait for in one real step?', axis: 'pipeline', picture: Walk, pace: 500,
-    frames: (view) => view.data.events.length },
+  { id: 'walk', title: 'Four layers, walked rank by rank', question: 'What does each rank hold, send and wait for in one real step?', axis: 'pipeline', picture: Walk, pace: 560,
+    frames: (view) => view.data.frames.length, opening: (view) => busiest(view.data) },
   { id: 'ledger', title: 'Bytes per device', question: 'Same model, four regimes: who holds what?', axis: 'tensor', picture: Ledger },
   { id: 'placement', title: 'Placement on the wires', question: 'What does it cost when tensor parallelism leaves the node?', axis: 'tensor', picture: Placement },
   { id: 'decision', title: 'A decision tree, with evidence', question: 'Which split comes first, and does the engine agree?', axis: 'pipeline', picture: Decision },

@@ -79,8 +79,15 @@ class Footprint(TorchDispatchMode):
 
     def peak_parts(self) -> dict[str, int]:
         """Bytes of each of `PARTS` at the peak; they add up to `peak_bytes`."""
+        return self._by_part(self._at_peak)
+
+    def live_parts(self) -> dict[str, int]:
+        """Bytes of each of `PARTS` alive now."""
+        return self._by_part(self._live)
+
+    def _by_part(self, sizes: dict[int, int]) -> dict[str, int]:
         totals = dict.fromkeys(PARTS, 0)
-        for serial, size in self._at_peak.items():
+        for serial, size in sizes.items():
             totals[self._parts.get(serial, "activations")] += size
         return totals
 

@@ -8,7 +8,7 @@ is an all-reduce inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One call on one rank, or (kind `forward`, `backward`; no axis) the start of a layer's work."""
+    """One call on one rank, or (kind `forward`, `backward`, `update`; no axis) the start of work."""
 
     kind: str
     axis: str
@@ -60,10 +60,13 @@ class Entry:
 class Ledger(TorchDispatchMode):
     """Counts collectives while it is entered: `with ledger: program.step(…)`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, observe: Callable[[], Any] = lambda: None) -> None:
+        """`observe` is asked at every entry; `observed` keeps what it said, in the same order."""
         super().__init__()
         self.timeline: list[Entry] = []
+        self.observed: list[Any] = []
         self.where = "step"
+        self._observe = observe
         self._names = world.names
 
     def __torch_dispatch__(
@@ -94,7 +97,7 @@ class Ledger(TorchDispatchMode):
             peer = dist.get_global_rank(group, args[2])
         else:
             payload = _bytes(args[1])
-        self.timeline.append(
+        self._note(
             Entry(
                 kind=kind, axis=self._names.get(group.group_name, "other"), ranks=ranks,
                 payload_bytes=payload, sent_bytes=_sent(kind, payload, ranks, args, group),
@@ -129,14 +132,22 @@ class Ledger(TorchDispatchMode):
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
 
+    def watch_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note when the weights are updated."""
+        optimizer.register_step_pre_hook(lambda *_unused: self._enter("weights", "update"))
+
     def _enter(self, name: str, kind: str) -> None:
         self.where = f"{name} {kind}"
-        self.timeline.append(
+        self._note(
             Entry(
                 kind=kind, axis="", ranks=1, payload_bytes=0, sent_bytes=0.0, where=self.where,
                 peer=-1,
             )
         )  # fmt: skip
+
+    def _note(self, entry: Entry) -> None:
+        self.timeline.append(entry)
+        self.observed.append(self._observe())
 
     def sent_by_axis(self) -> dict[str, float]:
         """Bytes this rank sent, per axis."""

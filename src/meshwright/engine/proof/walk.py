@@ -17,6 +17,7 @@ from meshwright.engine.model.numerics import default_numerics
 from meshwright.engine.model.toy import TOY
 from meshwright.engine.parallel.parallelize import Precision
 from meshwright.engine.parallel.program import Program
+from meshwright.engine.proof.footprint import Footprint
 from meshwright.engine.proof.ledger import Entry, Ledger
 from meshwright.engine.proof.traffic import expected_sent_bytes
 from meshwright.engine.proof.verify import Verdict, verify
@@ -27,13 +28,20 @@ from meshwright.specs.model import Model
 GLOBAL_BATCH, SEQ_LEN = 4, 32
 
 REGIMES: dict[str, tuple[str, Layout]] = {
+    "one": ("one device", Layout()),
     "dp4": ("data parallel", Layout(dp=4)),
     "tp4": ("tensor parallel", Layout(tp=4, micro_batch=4)),
     "pp4": ("pipeline parallel", Layout(pp=4)),
     "zero3": ("ZeRO-3 (fully sharded)", Layout(dp=4, zero=3)),
+    "recompute": ("data parallel, recomputing", Layout(dp=4, recompute="full")),
+    "dp2tp2": ("data and tensor parallel", Layout(dp=2, tp=2)),
     "dp2tp2pp2": ("all three axes", Layout(dp=2, tp=2, pp=2)),
 }
-"""Four ranks four ways, then eight ranks with every axis at two."""
+"""One rank, four ranks in six ways, then eight ranks with every axis at two."""
+
+LIVE = ("gathered", "gradients", "activations")
+"""What comes and goes in a step: FSDP's unsharded weights, gradients, and activations with
+temporaries; bytes of each are measured at every event."""
 
 _AXES = {"dp": "data", "edp": "data", "tp": "tensor", "pp": "pipeline", "tied": "pipeline"}
 
@@ -50,9 +58,13 @@ class RankRecord:
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    held: tuple[tuple[str, int, int, int], ...]
+    """Part of the model, and the bytes of its parameters, gradients and optimizer states here."""
     sent_by_axis: dict[str, float]
     expected_by_axis: dict[str, float]
     timeline: tuple[Entry, ...]
+    live: tuple[tuple[int, ...], ...]
+    """Bytes of each of `LIVE` at each entry of the timeline."""
 
     @property
     def state_bytes(self) -> int:
@@ -106,29 +118,56 @@ def record_rank(model: Model, layout: Layout) -> RankRecord:
     tokens = torch.randint(0, model.vocab, (GLOBAL_BATCH, SEQ_LEN + 1), generator=generator)
     batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     program.step(optimizer, *batch)
-    ledger = Ledger(program.world)
-    ledger.watch(program.stages)
-    with ledger:
-        program.step(optimizer, *batch)
+    optimizer.zero_grad(set_to_none=True)
     world, parameters = program.world, [p for _, p in program.parameters()]
-    states = [
-        value
-        for parameter in parameters
-        for value in optimizer.state[parameter].values()
-        if isinstance(value, torch.Tensor) and value.dim() > 0
-    ]
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    footprint = Footprint(parameters)
+    for parameter in parameters:
+        for value in _states(optimizer, parameter):
+            footprint.mark(value, "optimizer")
+
+    def alive() -> tuple[int, ...]:
+        parts = footprint.live_parts()
+        return tuple(parts[part] for part in LIVE)
+
+    ledger = Ledger(world, observe=alive)
+    ledger.watch(program.stages)
+    ledger.watch_update(optimizer)
+    with footprint, ledger:
+        program.step(optimizer, *batch)
+    held = _held(program, optimizer)
     return RankRecord(
         rank=world.rank, dp=world.dp_rank, pp=world.pp.rank, tp=world.axes.tp.rank,
-        holds=_holds(program), parameter_bytes=_bytes(parameters),
-        gradient_bytes=_bytes(gradients), optimizer_bytes=_bytes(states),
+        holds=_holds(program), parameter_bytes=sum(part[1] for part in held),
+        gradient_bytes=sum(part[2] for part in held),
+        optimizer_bytes=sum(part[3] for part in held), held=held,
         sent_by_axis=ledger.sent_by_axis(),
         expected_by_axis=expected_sent_bytes(
             model, layout, world.pp.rank, global_batch=GLOBAL_BATCH, seq_len=SEQ_LEN,
             precision=precision,
         ),
-        timeline=tuple(ledger.timeline),
+        timeline=tuple(ledger.timeline), live=tuple(ledger.observed),
     )  # fmt: skip
+
+
+def _states(optimizer: torch.optim.Optimizer, parameter: Any) -> list[Any]:
+    values = optimizer.state[parameter].values()
+    return [v for v in values if isinstance(v, torch.Tensor) and v.dim() > 0]
+
+
+def _held(
+    program: Program, optimizer: torch.optim.Optimizer
+) -> tuple[tuple[str, int, int, int], ...]:
+    """Bytes of parameters, gradients and optimizer states on this rank, by part of the model."""
+    found: dict[str, list[int]] = {}
+    for name, parameter in program.parameters():
+        words = name.split(".")
+        part = ".".join(words[:2]) if words[0] == "layers" else words[0]
+        sizes = found.setdefault("head" if part == "norm" else part, [0, 0, 0])
+        gradient = parameter.grad
+        sizes[0] += _bytes([parameter])
+        sizes[1] += 0 if gradient is None else _bytes([gradient])
+        sizes[2] += _bytes(_states(optimizer, parameter))
+    return tuple((part, *sizes) for part, sizes in found.items())  # type: ignore[misc]
 
 
 def _bytes(tensors: list[Any]) -> int:
@@ -162,6 +201,10 @@ def in_logical_order(ranks: list[RankRecord], layout: Layout) -> list[dict[str, 
     and a collective happens at once on all of its group.
     """
     queues = [[e for e in record.timeline if e.axis != "control"] for record in ranks]
+    alive = [
+        [live for e, live in zip(record.timeline, record.live, strict=True) if e.axis != "control"]
+        for record in ranks
+    ]
     at, clock = [0] * len(ranks), [0] * len(ranks)
     sent: dict[tuple[int, int], list[int]] = {}
     events: list[dict[str, Any]] = []
@@ -188,7 +231,10 @@ def in_logical_order(ranks: list[RankRecord], layout: Layout) -> list[dict[str, 
                 own = queues[other][at[other]]
                 if not own.axis:
                     micro[other, own.where] = micro.get((other, own.where), -1) + 1
-                events.append(_event(step, ranks, other, own, group, micro))
+                events.append(
+                    _event(step, ranks, other, own, group, micro)
+                    | {"live": alive[other][at[other]]}
+                )
                 clock[other] = step
                 at[other] += 1
             if entry.kind == "send":
@@ -266,10 +312,17 @@ def studio_view(regime: Regime) -> dict[str, Any]:
     return {
         "layers": TOY.layers,
         "ranks": [
-            {"rank": r.rank, "dp": r.dp, "pp": r.pp, "tp": r.tp, "holds": r.holds}
+            {
+                "rank": r.rank, "dp": r.dp, "pp": r.pp, "tp": r.tp, "holds": r.holds,
+                "held": {
+                    part: {"parameters": own, "gradients": gradients, "optimizer": states}
+                    for part, own, gradients, states in r.held
+                },
+            }
             for r in regime.ranks
         ],
         "events": list(regime.events),
         "bytes_by_axis": totals,
+        "live": list(LIVE),
         "source": f"engine walk: one fp32 step of the toy model on {len(regime.ranks)} processes",
-    }
+    }  # fmt: skip

@@ -8,6 +8,8 @@ from typing import Any
 from meshwright.engine.proof.walk import GLOBAL_BATCH, SEQ_LEN, RankRecord, Regime
 
 _IDEA = {
+    "one": "One rank holds everything and takes the sequences one after another: four micro-batches "
+    "whose gradients are added up before the weights move. Nothing is sent.",
     "dp4": "Every rank holds the whole model and sees other sequences. Nothing travels until "
     "backward; then gradients are added up over all four, in buckets that travel when full.",
     "tp4": "Every rank holds a quarter of each matrix and sees all tokens. Activations are added "
@@ -17,6 +19,10 @@ _IDEA = {
     "forward and their gradients back, between neighbours.",
     "zero3": "Every rank stores a quarter of every layer's parameters and sees other sequences. A "
     "layer is gathered just before it computes, forward and again backward, then dropped.",
+    "recompute": "As under data parallelism, but a layer keeps only its input. Backward computes "
+    "the rest of it again, one layer at a time.",
+    "dp2tp2": "Two pairs of ranks. A pair shares each matrix; the pairs see other sequences, and "
+    "twins of two pairs add up their gradients.",
     "dp2tp2pp2": "Eight ranks, each axis at two: half of the sequences, half of each matrix, half "
     "of the layers.",
 }

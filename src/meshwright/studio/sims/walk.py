@@ -2,6 +2,9 @@
 
 `recorded/walk.json` is what `meshwright walk -o walk.json` wrote: the ledger of real processes. It
 ships with the package so that the page needs no torch; a test runs the walk again and compares.
+
+The picture is one scene for every way of cutting: what a rank holds of each part of the model is
+drawn within the whole part, as one device holds it, so each answer carries that whole too.
 """
 
 from __future__ import annotations
@@ -14,23 +17,32 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from typing_extensions import TypedDict
 
-from meshwright.studio.views import Check, Formula, Step, View, check, decimal_bytes
+from meshwright.studio.views import Check, Formula, View, check, decimal_bytes
 
-RegimeName = Literal["dp4", "tp4", "pp4", "zero3", "dp2tp2pp2"]
+RegimeName = Literal["one", "dp4", "tp4", "pp4", "zero3", "recompute", "dp2tp2", "dp2tp2pp2"]
+
+
+class HeldStates(TypedDict):
+    """Bytes of the states of one part of the model."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
 
 
 class WalkRank(TypedDict):
-    """A rank: its place on each axis, and the part of the model that it holds."""
+    """A rank: its place on each axis, and what of each part of the model it holds."""
 
     rank: int
     dp: int
     pp: int
     tp: int
     holds: str
+    held: dict[str, HeldStates]
 
 
 class WalkEvent(TypedDict):
-    """One thing that one rank did."""
+    """One thing that one rank did; `live` are the bytes of `WalkData.live` when it began."""
 
     step: int
     rank: int
@@ -42,6 +54,15 @@ class WalkEvent(TypedDict):
     bytes: float
     layer: int
     micro: int
+    live: list[int]
+
+
+class Frame(TypedDict):
+    """All that happens in one logical step."""
+
+    step: int
+    title: str
+    sentence: str
 
 
 class AxisBytes(TypedDict):
@@ -56,7 +77,12 @@ class WalkData(TypedDict):
     """A recorded step."""
 
     layers: int
+    parts: list[str]
+    whole: dict[str, HeldStates]
     ranks: list[WalkRank]
+    live: list[str]
+    most_live_bytes: int
+    frames: list[Frame]
     events: list[WalkEvent]
     bytes_by_axis: AxisBytes
     source: str
@@ -75,7 +101,12 @@ def walk(
 ) -> View[WalkData]:
     """Tell one training step of the toy model on real ranks, from its ledger."""
     regime = recorded()[layout]
-    data: WalkData = regime["walk"]
+    told = regime["walk"]
+    data: WalkData = {
+        **told, "parts": list(_whole()), "whole": _whole(), "frames": _frames(told["events"]),
+        "most_live_bytes": _most_live_bytes(),
+        "source": f"{told['source']}, recorded by `meshwright walk`",
+    }  # fmt: skip
     totals = data["bytes_by_axis"]
     talks = [e for e in data["events"] if e["axis"] and e["kind"] in ("collective", "send")]
     counted = dict.fromkeys(("data", "tensor", "pipeline"), 0.0)
@@ -109,7 +140,7 @@ def walk(
         }
     ]
     return {
-        "summary": f"{regime['title'].capitalize()} on {len(ranks)} ranks: {exchanges} exchanges, "
+        "summary": f"{_title(regime)}: {exchanges} exchange{'s' * (exchanges != 1)}, "
         f"{decimal_bytes(total)} sent by all ranks in one step, "
         f"{decimal_bytes(_states(by_rank[0]))} of states on rank 0.",
         "checks": checks,
@@ -125,10 +156,13 @@ def walk(
                 for rank, held in zip(ranks, by_rank, strict=True)
             ],
         },
-        "steps": [_told(event) for event in data["events"]],
+        "steps": [
+            {"title": f["title"], "sentence": f["sentence"], "check": "", "holds": True}
+            for f in data["frames"]
+        ],
         "cli": f"meshwright walk --only {layout}",
         "python": f"from meshwright.engine.proof.walk import walk\nwalk(({layout!r},))",
-        "data": {**data, "source": f"{data['source']}, recorded by `meshwright walk`"},
+        "data": data,
     }  # fmt: skip
 
 
@@ -140,8 +174,52 @@ def _sent(held: dict[str, Any]) -> float:
     return float(sum(v for axis, v in held["sent_bytes_by_axis"].items() if axis != "control"))
 
 
-def _told(event: WalkEvent) -> Step:
-    size = f", {decimal_bytes(event['bytes'])}" if event["bytes"] else ""
-    partners = f" with {', '.join(map(str, event['peers']))}" if event["peers"] else ""
-    sentence = f"Rank {event['rank']}: {event['title']}{size}{partners}."
-    return {"title": event["title"], "sentence": sentence, "check": "", "holds": True}
+def _whole() -> dict[str, HeldStates]:
+    """What one device holds that holds all."""
+    held: dict[str, HeldStates] = recorded()["one"]["walk"]["ranks"][0]["held"]
+    return held
+
+
+@cache
+def _most_live_bytes() -> int:
+    """The most activations and gathered weights that any rank had in any regime: one scale."""
+    return max(
+        event["live"][0] + event["live"][2]
+        for regime in recorded().values()
+        for event in regime["walk"]["events"]
+    )
+
+
+def _title(regime: dict[str, Any]) -> str:
+    many = len(regime["walk"]["ranks"])
+    title: str = regime["title"].capitalize()
+    return f"{title}, {many} ranks" if many > 1 else f"{title}, alone"
+
+
+def _frames(events: list[WalkEvent]) -> list[Frame]:
+    """One frame a logical step, and before them the state in which the step finds the ranks."""
+    start = "Weights and optimizer states are in place; gradients are not there yet."
+    frames: list[Frame] = [{"step": 0, "title": "before the step", "sentence": start}]
+    for step in sorted({event["step"] for event in events}):
+        own = [event for event in events if event["step"] == step]
+        alike: dict[tuple[str, float], list[WalkEvent]] = {}
+        for event in own:
+            alike.setdefault((event["title"], event["bytes"]), []).append(event)
+        told = [_told(same) for same in alike.values()]
+        frames.append({"step": step, "title": _named(own[0]), "sentence": " ".join(told)})
+    return frames
+
+
+def _told(same: list[WalkEvent]) -> str:
+    """A sentence for what several ranks do alike: who, what, how many bytes each."""
+    first, ranks = same[0], [event["rank"] for event in same]
+    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
+    micros = {event["micro"] for event in same}
+    of = f" of micro-batch {micros.pop() + 1}" if len(micros) == 1 else ""
+    size = f", {decimal_bytes(first['bytes'])}" + " each" * (len(ranks) > 1)
+    moves = first["kind"] != "compute"
+    return f"{who}: {_named(first)}{size if moves else of if first['phase'] != 'update' else ''}."
+
+
+def _named(event: WalkEvent) -> str:
+    return event["title"].replace("layers.", "layer ")
