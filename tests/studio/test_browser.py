@@ -257,7 +257,7 @@ def test_a_device_s_bytes_travel_on_its_wires(visit, api):
     page.locator("h1").click()
     page.keyboard.press("ArrowLeft")
     expect(page.locator(".packet")).to_have_count(0)
-    page.locator('[data-device="2"] .ghost').nth(1).hover()
+    page.locator('[data-device="2"] .ghost').nth(1).hover(force=True)
     expect(page.locator('[data-fact="looked"]')).to_contain_text("Device 2, layer 0, weights: 197,120 of 197,120 bytes")  # fmt: skip
 
 
