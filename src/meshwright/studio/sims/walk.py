@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import Query
 from typing_extensions import TypedDict
@@ -102,11 +102,12 @@ def walk(
     """Tell one training step of the toy model on real ranks, from its ledger."""
     regime = recorded()[layout]
     told = regime["walk"]
-    data: WalkData = {
-        **told, "parts": list(_whole()), "whole": _whole(), "frames": _frames(told["events"]),
+    more = {
+        "parts": list(_whole()), "whole": _whole(), "frames": _frames(told["events"]),
         "most_live_bytes": _most_live_bytes(),
         "source": f"{told['source']}, recorded by `meshwright walk`",
     }  # fmt: skip
+    data = cast(WalkData, told | more)
     totals = data["bytes_by_axis"]
     talks = [e for e in data["events"] if e["axis"] and e["kind"] in ("collective", "send")]
     counted = dict.fromkeys(("data", "tensor", "pipeline"), 0.0)
