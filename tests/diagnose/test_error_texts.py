@@ -134,3 +134,111 @@ def test_the_mean_loss_of_a_summary_is_no_step_s_loss(tmp_path):
     )
     assert found.figures["loss_last"] == 2.1
     assert found.figures["step_time_s"] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        # A driver that counts nothing for the process leaves nothing to blame on others.
+        (_OOM.format(tried="1.50 GiB", total="24.00 GiB", free="200.00 MiB", live="23.00 GiB",
+                     whose="Including non-PyTorch memory, this process has 0 bytes memory in use. "),
+         "full of live tensors"),
+        (_OOM.format(tried="4.00 MiB", total="192.00 GiB", free="180.00 GiB. 2.00 GiB allowed; 180.00 GiB",
+                     whose="", live="1.90 GiB"), "may take 2.00 GiB of the card's 192.0 GiB"),
+        (_OOM.format(tried="100.00 MiB", total="20.00 GiB", free="600.00 MiB", whose="", live="16.00 GiB"),
+         "the card is not full"),
+    ],
+)  # fmt: skip
+def test_memory_that_is_counted_oddly(tmp_path, text, says):
+    assert says in _diagnose(tmp_path, text).verdict
+
+
+def test_a_small_card_that_is_mostly_fragmented_is_fragmented_first(tmp_path):
+    text = _OOM.format(
+        tried="1.00 GiB", total="8.00 GiB", free="0 bytes", whose="", live="4.00 GiB"
+    )
+    found = _diagnose(tmp_path, text.replace("40.00 MiB", "3.00 GiB"))
+    assert [cause.kind for cause in found.causes] == ["fragmentation", "out-of-memory"]
+
+
+def test_few_ranks_of_an_unknown_number_blame_nobody(tmp_path):
+    few = "".join(_watchdog(rank, "_REDUCE_SCATTER_BASE", 900, 64) for rank in (0, 3, 4))
+    found = _diagnose(tmp_path, few)
+    assert found.causes[0].ranks == ()
+    assert "waited in a reduce_scatter_base" in found.verdict
+    assert _diagnose(tmp_path, "world_size=5\n" + few).causes[0].ranks == (1, 2)
+
+
+def test_a_gradient_that_is_no_number_and_a_loss_left_out(tmp_path):
+    line = (
+        " iteration {n}/ 90 | elapsed time per iteration (ms): 900.0 | {loss}loss scale: 1.0 | grad norm: {norm} | "
+        "number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+    )
+    good = line.format(n=7, loss="lm loss: 2.5E+00 | ", norm=0.7)
+    found = _diagnose(
+        tmp_path,
+        good + line.format(n=8, loss="", norm="nan") + line.format(n=9, loss="", norm="nan"),
+    )
+    assert not found.healthy
+    assert "from step 8 on" in found.verdict
+    assert _diagnose(tmp_path, good).healthy
+
+
+def test_steps_skipped_since_the_start_are_not_added_up(tmp_path):
+    text = "".join(
+        f"[2030-01-01 10:00:{10 + n},000] [Rank 0] step={100 * n}, skipped={{}}, lr=[1e-05], mom=[[0.9, 0.95]]\n"
+        for n in (1, 2, 3)
+    )
+    assert _diagnose(tmp_path, text.format(3, 3, 3)).figures["skipped_steps"] == 3
+    found = _diagnose(tmp_path, text.format(98, 197, 296))
+    assert found.causes[0].kind == "wrong-configuration"
+    assert "296 of 300 steps were skipped" in found.verdict
+
+
+def test_a_process_killed_while_it_loads_has_no_step_time(tmp_path):
+    found = _diagnose(
+        tmp_path,
+        "Loading checkpoint shards:  40% 2/5 [00:20<00:30,  9.90s/it]ERROR:api:failed (exitcode: -9) local_rank: 0\n",
+    )
+    assert found.causes[0].kind == "out-of-memory"
+    assert "step_time_s" not in found.figures
+
+
+@pytest.mark.parametrize(
+    ("line", "figures"),
+    [
+        ("Epoch: [2][{n}/60]\tTime 0.500 (0.731)\tData 0.020 (0.013)\tLoss 3.1 (3.4)\t\n",
+         {"step_time_s": 0.5, "data_share": 0.04}),
+        ("Epoch: [2]  [{n}/60]  eta: 0:00:09  lr: 0.001  loss: 3.1 (3.4)  time: 0.2500  data: 0.0050  max mem: 2048\n",
+         {"step_time_s": 0.25, "peak_memory_bytes": 2048 * 2**20}),
+        ("{{'loss': 2.1, 'memory/max_active (GiB)': 2.5, 'memory/max_allocated (GiB)': 11.5, 'epoch': 0}}\n",
+         {"peak_memory_bytes": 11.5 * 2**30}),
+    ],
+)  # fmt: skip
+def test_meters_and_memory_in_other_words(tmp_path, line, figures):
+    found = _diagnose(tmp_path, "".join(line.format(n=n) for n in range(3, 9)))
+    assert found.healthy
+    assert {name: found.figures[name] for name in figures} == pytest.approx(figures)
+
+
+def test_memory_without_a_unit_that_no_card_has_is_in_bytes(tmp_path):
+    found = _diagnose(
+        tmp_path,
+        "[batch=3/9]:\n  Train memory/reserved_mem: 34359738368\n  Train loss/train/total: 9.5\n",
+    )
+    assert found.figures["reserved_memory_bytes"] == 2**35
+
+
+def test_an_evaluation_before_any_step_is_no_share_of_the_training(tmp_path):
+    found = _diagnose(tmp_path, "{'eval_loss': 1.3, 'eval_runtime': 16.2, 'epoch': 0}\n")
+    assert found.causes == ()
+    assert found.figures["evaluation_s"] == 16.2
+
+
+def test_an_adapter_that_may_not_read_the_memory(tmp_path):
+    found = _diagnose(
+        tmp_path,
+        "h:1:2 [1] NCCL WARN NET/IB : Got completion from peer 10.0.0.9<4> with error 4, opcode 1, len 0 (Send)\n",
+    )
+    assert found.causes[0].kind == "wrong-configuration"
+    assert "local protection error" in found.verdict

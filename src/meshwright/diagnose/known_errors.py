@@ -87,6 +87,13 @@ TABLE = (
         "process had died", "network adapter", confidence=0.6,
     ),
     _known(
+        r"Got completion from peer (?P<peer>\S+) with (?:status|error)[= ]4\b", "wrong-configuration",
+        "The adapter was refused the memory that it was to send from or to (local protection error, peer {peer})",
+        "GPU memory is not registered for RDMA as this driver needs it: load nvidia_peermem (or use dma-buf), let the "
+        "container lock memory (ulimit -l unlimited), see IOMMU and ACS; NCCL_NET_GDR_LEVEL=0 shows whether it is that",
+        "network adapter", confidence=0.6,
+    ),
+    _known(
         r"Signal 11 \(SIGSEGV\)|exitcode ?: -11|failed \(exitcode: -11\)|Segmentation fault", "unknown",
         "A process died of a segmentation fault: a library's fault, not one of speed, memory or collectives",
         "look at what that rank loaded last (a mixed CUDA or NCCL version, a data decoder): python -X faulthandler prints "

@@ -206,7 +206,8 @@ def evaluation(part: Part, reading: LogReading, steps: list[Step]) -> None:
         step_s = part.figures.get("step_time_s")
         whole = max(clocks) if clocks else None
         if whole is None or whole < total:
-            whole = total + done * (step_s if isinstance(step_s, float) else 0.0)
+            training = done * (step_s if isinstance(step_s, float) else 0.0)
+            whole = total + training if training else None
     share = min(total / whole, 1.0) if whole else None
     part.figures["evaluation_s"] = total
     if share is None:
@@ -306,11 +307,16 @@ def ends(part: Part, reading: LogReading) -> None:
             "the disk is full": ("wrong-configuration", "free space or quota where checkpoints and logs "
                                  "go, keep fewer checkpoints; then resume from the last whole one"),
             "a node failed": ("gpu-error", "exclude the node and resume from the last checkpoint"),
-        }.get(why, ("unknown", "exit code -9 is the host's out-of-memory killer or the scheduler: see dmesg "
-                    "and the job's memory limit"))  # fmt: skip
+        }.get(why, ("out-of-memory", "see dmesg and the job's memory limit: the killer names the process there. Fewer "
+                    "loader workers, weights loaded by one process at a time or memory-mapped, no offload that does "
+                    "not fit; if dmesg has nothing, the scheduler or somebody ended it"))  # fmt: skip
+        killed = kind == "out-of-memory"
+        sentence = (
+            "A process was killed from outside (SIGKILL): most often by the host's out-of-memory killer"
+            if killed else f"The run ended because {why}"
+        )  # fmt: skip
         part.findings.append(
-            of(kind, f"The run ended because {why}" if why[0] in "at" else f"A process was {why}",  # type: ignore[arg-type]
-               remedy, confidence=0.8, where=why, evidence=(Evidence(file=reading.name, line=line, text=text),))
+            of(kind, sentence, remedy, confidence=0.6 if killed else 0.8, where=why, evidence=(Evidence(file=reading.name, line=line, text=text),))
         )  # fmt: skip
         return
     if reading.alarms or not reading.errors:

@@ -25,6 +25,9 @@ from meshwright.diagnose.oom_messages import look_around
 from meshwright.diagnose.records import Evidence, Finding, Part, of
 from meshwright.specs.quantities import format_seconds
 
+SETTLED = 100
+"""Steps after which a loss scale has found its place."""
+
 
 def judge_log(reading: LogReading) -> Part:
     """Say what a log tells by itself."""
@@ -68,6 +71,18 @@ def _errors(part: Part, reading: LogReading) -> None:
 
 def _overflows(part: Part, reading: LogReading) -> None:
     """Steps skipped while the loss scale finds its place: normal at the start, said so."""
+    counts = [
+        (s, s.skipped_so_far, s.number) for s in reading.steps if s.skipped_so_far and s.number
+    ]
+    if counts and counts[-1][2] >= SETTLED and counts[-1][1] > 0.5 * counts[-1][2]:
+        step, skipped, number = counts[-1]
+        part.findings.append(
+            of("wrong-configuration", f"{skipped:,} of {number:,} steps were skipped because gradients overflow: next to "
+               "nothing is learnt",
+               "train in bf16 or fp32 (models trained in bf16 do not survive fp16's range); see that the loss scale "
+               "settles above its floor, and lower the learning rate",
+               confidence=0.85, where="loss scale", evidence=(place(reading, step, f"skipped={skipped}"),))
+        )  # fmt: skip
     if not reading.overflows:
         return
     part.figures["overflow_steps"] = len(reading.overflows)
@@ -102,7 +117,7 @@ def _memory(part: Part, reading: LogReading, steps: list[Step]) -> None:
             part.figures["peak_memory_rank"] = max(ranks, key=lambda rank: ranks[rank])
     elif (values := values_of(steps, "memory_bytes")) and max(values) > 0:
         part.figures["peak_memory_bytes"] = max(values)
-    if values := values_of(steps, "reserved_bytes"):
+    if (values := values_of(steps, "reserved_bytes")) and max(values) > 0:
         part.figures["reserved_memory_bytes"] = max(values)
         part.figures.setdefault("peak_memory_bytes", max(values))
     _growth(part, reading, steps)
@@ -111,7 +126,7 @@ def _memory(part: Part, reading: LogReading, steps: list[Step]) -> None:
         line = next(s for s in steps if s.alloc_retries)
         part.figures["alloc_retries"] = int(max(retries))
         part.findings.append(
-            of("fragmentation", f"The allocator gave up and started over {max(retries):.0f} times "
+            of("fragmentation", f"The allocator gave up and started over {_counted(int(max(retries)), 'time', 'times')} "
                "(alloc_retries): memory is nearly full or fragmented, and each time costs",
                "lower the peak a little (micro-batch, recomputation) or set "
                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; watch that the number stops growing",
@@ -154,28 +169,40 @@ def _loss(part: Part, reading: LogReading, steps: list[Step]) -> None:
         for s in steps
         if s.loss is not None and s.runtime_s is None and s.steps_per_s is None
     ]
-    if not losses:
-        return
     finite = [(s, v) for s, v in losses if math.isfinite(v)]
     if finite:
         part.figures["loss_first"], part.figures["loss_last"] = finite[0][1], finite[-1][1]
-    bad = [s for s, v in losses if not math.isfinite(v)] + [s for s in steps if s.nan]
+    # Megatron leaves a loss that is not a number out of its line; the gradient's norm stays.
+    bad_norm = [
+        s for s in steps
+        if s.grad_norm is not None and not math.isfinite(s.grad_norm) and s.loss is None and not s.skipped
+    ]  # fmt: skip
+    bad = [s for s, v in losses if not math.isfinite(v)] + [s for s in steps if s.nan] + bad_norm
+    bad.sort(key=lambda step: step.line)
     skipped = sum(int(v) for v in values_of(steps, "skipped"))
-    if skipped and any(s.skipped for s in steps):
+    skipped = max([skipped, *(int(v) for v in values_of(steps, "skipped_so_far"))])
+    if skipped:
         part.figures["skipped_steps"] = skipped
     if bad:
         part.figures["nan_steps"] = len(bad)
         first = bad[0]
         part.findings.append(
-            of("unknown", f"The loss is not a number from step {first.number} on" if len(bad) > 1
-               else f"The loss is not a number at step {first.number}",
+            of("unknown", ("The gradient's norm is not a number, and no loss is printed, "
+                           if first in bad_norm else "The loss is not a number ")
+               + (f"from {_named(first)} on" if len(bad) > 1 else f"at {_named(first)}"),
                "go back to the last good checkpoint; look at the batch and the gradient norm of the step "
                "before; lower the learning rate or the loss scale, check masks that leave a row empty",
-               confidence=0.6, where=f"loss at step {first.number}", evidence=(place(reading, first, "loss: nan"),))
+               confidence=0.6, where=f"loss at {_named(first)}", evidence=(place(reading, first, "loss: nan"),))
         )  # fmt: skip
+        return
+    if not losses:
         return
     _dead(part, reading, finite)
     _spikes(part, reading, finite)
+
+
+def _named(step: Step) -> str:
+    return f"line {step.line}" if step.number is None else f"step {step.number}"
 
 
 def _dead(part: Part, reading: LogReading, losses: list[tuple[Step, float]]) -> None:
@@ -212,7 +239,7 @@ def _spikes(part: Part, reading: LogReading, losses: list[tuple[Step, float]]) -
         step, value = spikes[0]
         part.findings.append(
             of("unknown", f"The loss diverges: {losses[0][1]:.3g} at first, {value:.3g} at step "
-               f"{step.number}, {final:.3g} at the end", "lower the learning rate, lengthen the warm-up, check "
+               f"{step.number or step.line}, {final:.3g} at the end", "lower the learning rate, lengthen the warm-up, check "
                "initialisation and precision; speed figures of such a run are still valid",
                confidence=0.5, where=f"loss at step {step.number}", layout_cost=True,
                evidence=(place(reading, step, f"loss {value:.4g}"),))

@@ -46,6 +46,8 @@ class Step:
     tokens: int | None = None
     """Of the step."""
     skipped: int | None = None
+    skipped_so_far: int | None = None
+    """Since the run began, as DeepSpeed counts."""
     nan: int | None = None
     data_s: float | None = None
     forward_s: float | None = None
@@ -83,12 +85,13 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"approx_flops_per_gpu", "flops_per_gpu", _T),
     (r"throughput_device_flops_per_sec|device_flops_per_sec", "flops_per_gpu", 1.0),
     (r"mfu|throughput_device_mfu|device_mfu|bf16_mfu|train_mfu|model_flops_utilization|throughput_mfu|mfu_percent|perf_mfu(?:_actor)?", "mfu", 1.0),
-    (r"memory|mem|max_?memallocated|peak_memory(?:_active|_alloc)?(?:_gi?b)?|max_mem(?:ory)?(?:_allocated)?(?:_gi?b)?|memory_peak_mem|memory_used|mem_gb|gpu_mem|max_allocated|memory_peak_allocated_mem|memory_max_active_gib|memory_max_allocated|memory_max_mem_allocated", "memory_bytes", 1.0),
-    (r"max_reserved|reserved|max_memreserved|peak_memory_reserved|memory_reserved_mem|memory_max_reserved_gib|memory_reserved", "reserved_bytes", 1.0),
+    (r"memory|mem|max_?memallocated|peak_memory(?:_active|_alloc)?(?:_gi?b)?|max_mem(?:ory)?(?:_allocated)?(?:_gi?b)?|memory_peak_mem|memory_used|mem_gb|gpu_mem|max_allocated|memory_peak_allocated_mem|memory_max_active_gib|memory_max_allocated(?:_gib)?|memory_max_mem_allocated", "memory_bytes", 1.0),
+    (r"max_reserved|reserved|max_memreserved|peak_memory_reserved|memory_reserved_mem|memory_max_reserved_gib|memory_device_reserved_gib|memory_reserved", "reserved_bytes", 1.0),
     (r"memory_peak_active_mem", "memory_bytes", 1.0),
     (r"(?:memory_)?alloc_retries|num_alloc_retries|memory_num_alloc_retries", "alloc_retries", 1.0),
     (r"(?:global|gloabl)_batch_size|batch_size_global|gbs", "global_batch", 1.0),
-    (r"number_of_skipped_iterations|skipped", "skipped", 1.0),
+    (r"number_of_skipped_iterations", "skipped", 1.0),
+    (r"skipped", "skipped_so_far", 1.0),
     (r"number_of_nan_iterations", "nan", 1.0),
     (r"data_time|data_loading_time|time_metrics_data_loading_s|batch_generator|data_s|dataloader_time|data_loading_s", "data_s", 1.0),
     (r"forward_microstep|forward_compute|fwd", "forward_s", 1e-3),
@@ -101,6 +104,8 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"eval_loss|validation_loss|val_loss|lm_loss_value", "eval_loss", 1.0),
     (r"train_runtime", "runtime_s", 1.0),
 )  # fmt: skip
+MOST_GB = 1e5
+"""A number above this under a name without a unit is in bytes."""
 _ANY_NUMBER = ("loss", "eval_loss", "grad_norm")
 """Fields that may be negative or not a number; nothing else that a log prints of a step can."""
 _TABLE = [
@@ -121,6 +126,13 @@ _SPACED = re.compile(
     rf"\b(train loss|val loss|loss|time|mfu|dt|norm|tok/sec)\s+([-+]?{DECIMAL}|nan)\s*(ms|s|%)?(?=[,;| ]|$)",
     re.IGNORECASE,
 )
+_METER = re.compile(
+    rf"\b[Tt]ime:?\s{{1,9}}({DECIMAL})(?:\s*\({DECIMAL}\))?,?\s{{1,9}}[Dd]ata(?:_time)?:?\s{{1,9}}({DECIMAL})"
+)
+"""Seconds of a step and of its wait for data, as the meters of vision training print them."""
+_METER_STEP = re.compile(r"\bEpoch:?\s*\[\d+\]\s*\[\s*(\d{1,15})/(\d{1,15})\]")
+_OF_SAMPLES = re.compile(r"\b\d+/(\d{1,15}), (?:RunningAvg)?SamplesPerSec")
+"""DeepSpeed: epoch and step."""
 _STEP_OF = re.compile(
     r"\b(?:iteration|iter|step|global[_ ]?step|batch|Step|Iteration)\s*[:=]?\s*\[?\s*(\d{1,15})\s*/\s*(\d{1,15})\b"
 )
@@ -132,6 +144,11 @@ _GLOBAL = re.compile(r"global[_ ]?step\s*[:=]\s*(\d{1,15})\b", re.IGNORECASE)
 _BAR = re.compile(
     rf"(?<!\d)(\d{{1,15}})/(\d{{1,15}}) \[(?:(\d{{1,6}}):)?(\d{{1,6}}):(\d{{1,6}})<(?:[\d:]+|\?),\s*({DECIMAL}|\?) ?(s/it|it/s|s/ba|s/batch|ms/it)?"
 )
+_NOT_TRAINING = re.compile(
+    r"Loading|Download|Fetching|Tokeniz|\bMap\b|Filter|Packing|Saving|Generating|Preprocess|Evaluat|Resolving",
+    re.IGNORECASE,
+)
+"""Bars of what goes on beside the steps."""
 _CLOCK = re.compile(
     r"(?:\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
 )
@@ -156,6 +173,8 @@ def read_step(line: str, number: int) -> Step | None:
     known |= _behind(step, text)
     if (per_step := _PER_STEP.search(text)) and (took := decimal(per_step[1])) is not None:
         step.step_time_s, known = took, True
+    if meter := _METER.search(text):
+        step.step_time_s, step.data_s, known = decimal(meter[1]), decimal(meter[2]), True
     if not known:
         return None
     _place(step, text)
@@ -201,9 +220,15 @@ def _put(step: Step, field_name: str, key: str, value: str, unit: str, factor: f
         elif key.endswith("gib"):
             number *= 2**30
         elif key.endswith("gb") or key.startswith("memory_"):
-            number *= 1e9
+            number *= 1e9 if number < MOST_GB else 1.0
+        elif key == "max_mem":
+            number *= 2**20
         else:
             return False
+        held = getattr(step, field_name)
+        if held is not None:  # several names of one thing: the peak counts
+            setattr(step, field_name, max(held, number))
+            return True
     elif field_name == "mfu":
         number = number / 100 if unit == "%" or number > 1.0 or key.endswith("percent") else number
     elif field_name == "flops_per_gpu" and unit.startswith("PFLOP"):
@@ -216,7 +241,7 @@ def _put(step: Step, field_name: str, key: str, value: str, unit: str, factor: f
         number *= _SCALE[unit] * factor
     else:
         number *= factor
-    whole = field_name in ("global_batch", "skipped", "nan")
+    whole = field_name in ("global_batch", "skipped", "skipped_so_far", "nan")
     if whole and not math.isfinite(number):
         return False
     if getattr(step, field_name) is None:
@@ -247,10 +272,12 @@ def _behind(step: Step, text: str) -> bool:
 def _place(step: Step, text: str) -> None:
     if match := _GLOBAL.search(text):
         step.number = int(match[1])
-    elif match := _STEP_OF.search(text):
+    elif match := _STEP_OF.search(text) or _METER_STEP.search(text):
         step.number, step.of = int(match[1]), int(match[2])
     elif match := _STEP.search(text):
         step.number = count(match[1])
+    elif match := _OF_SAMPLES.search(text):
+        step.number = int(match[1])
     if match := _CLOCK.search(text):
         hours, minutes, seconds = (int(part) for part in match.groups()[:3])
         step.clock_s = 3600 * hours + 60 * minutes + seconds + float(f"0.{match[4] or 0}")
@@ -262,6 +289,8 @@ def read_bars(line: str, number: int) -> list[Step]:
     """Return the states of a progress bar in a line (carriage returns kept them in one)."""
     found = []
     for match in _BAR.finditer(line):
+        if _NOT_TRAINING.search(line[max(0, match.start() - 120) : match.start()]):
+            continue
         done, whole, hours, minutes, seconds, rate, unit = match.groups()
         step = Step(line=number, number=int(done), of=int(whole))
         step.clock_s = 3600 * int(hours or 0) + 60 * int(minutes) + int(seconds)

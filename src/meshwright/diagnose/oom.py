@@ -18,6 +18,10 @@ FRAGMENTED = 0.08
 healthy run keeps a few per cent."""
 FULL = 0.92
 """From this share of the device in live tensors on, no allocator setting is a cure."""
+MOSTLY_FRAGMENTED = 1 / 3
+"""From this share on fragmentation comes before the size of a small device."""
+SLACK_BYTES = 2**28
+"""Free memory beyond a request that was refused, from which on the card was not full."""
 SMALL_DEVICE_BYTES = 16e9
 BYTES_PER_PARAMETER = 16.0
 """Mixed precision with Adam: weight, gradient, master copy, two moments."""
@@ -76,6 +80,8 @@ def _others(message: Message, said: tuple[Evidence, ...]) -> list[Finding]:
     others = message.others
     if not others or not message.total or others < 0.05 * message.total:
         return []
+    if message.tried is not None and message.free is not None and message.free >= message.tried:
+        return []  # what was asked for was free: the others did not take it
     pids = ", ".join(str(pid) for pid in message.processes)
     whom = f"other processes (pid {pids})" if pids else "other processes (or the system)"
     need = (message.tried or 0.0) - (message.free or 0.0)
@@ -110,12 +116,20 @@ def _beyond_the_card(message: Message, said: tuple[Evidence, ...]) -> list[Findi
                 evidence=said,
             )
         ]  # fmt: skip
+    if message.allowed is not None and message.allowed < 0.98 * message.total:
+        return [
+            of(
+                "out-of-memory",
+                f"The process may take {format_bytes(message.allowed)} of the card's {format_bytes(message.total)}: a "
+                f"limit of its own is used up ({format_bytes(message.allocated)} are live), not the card",
+                "raise or remove torch.cuda.set_per_process_memory_fraction (or per_process_memory_fraction in "
+                "PYTORCH_CUDA_ALLOC_CONF); allocator settings are no cure",
+                confidence=0.9, ranks=_ranks(message), where=f"{_where(message)}: limit of the process",
+                evidence=said,
+            )
+        ]  # fmt: skip
     need = message.tried or 0.0
-    if (
-        message.free is not None
-        and message.others == 0
-        and message.free > max(2 * need, need + 2**30)
-    ):
+    if message.free is not None and message.free > max(2 * need, need + SLACK_BYTES):
         return [
             of(
                 "out-of-memory",
@@ -174,8 +188,10 @@ def _by_share(message: Message, around: Around, said: tuple[Evidence, ...]) -> l
         message.fragmented >= FRAGMENTED and would_do and not full and unused >= 0.5 * tried
     )
     if fragmented and message.total is not None and message.total < SMALL_DEVICE_BYTES:
+        mostly = message.fragmented >= MOSTLY_FRAGMENTED
         findings.append(_too_small(message, said))
-        findings.append(_fragmentation(message, around, said, confidence=0.5))
+        findings.append(_fragmentation(message, around, said, confidence=0.7 if mostly else 0.5))
+        findings.sort(key=lambda finding: -finding.cause.confidence)
     elif fragmented:
         findings.append(_fragmentation(message, around, said, confidence=0.8))
     elif large:

@@ -39,6 +39,8 @@ class Message:
     allocated: float | None = None
     unallocated: float | None = None
     pools: float | None = None
+    allowed: float | None = None
+    """What a limit of the process' own lets it take."""
     processes: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -62,7 +64,9 @@ class Message:
     @property
     def others(self) -> float:
         """Bytes of other processes on the device."""
-        own = self.in_use if self.in_use is not None else None
+        # Some drivers count nothing for the process ("has 0 bytes memory in use").
+        counted = self.in_use is not None and self.in_use >= 0.5 * (self.reserved or 0.0)
+        own = self.in_use if counted else None
         # Where the message does not say what the process holds: its context is under 2 GiB.
         mine = (self.reserved or 0.0) + CONTEXT_BYTES
         if own is None and self.processes:
@@ -100,6 +104,7 @@ def read_message(text: str, file: str, line: int) -> Message:
         text, r"total capac?i?ty of SIZE", r"SIZE total capacity", r"max allowed: SIZE"
     )
     message.free = _find(text, r"of which SIZE is free", r"SIZE free")
+    message.allowed = _find(text, r"SIZE allowed\b")
     message.in_use = _find(text, r"this process has SIZE memory in use")
     message.allocated = _find(
         text, r"SIZE is allocated by PyTorch", r"SIZE already allocated", r"allocated memory SIZE",

@@ -351,7 +351,10 @@ def _absent(reading: Reading) -> Finding:
     if phase is not None and phase[0] in ("checkpoint", "evaluation"):
         lines.insert(0, (phase[1], phase[2], None))
         return _beside(reading, phase[0], absent, ranks, op, lines)
-    if len(ranks) >= 2 and absent and len(absent) < len(ranks):
+    # A text that does not say how many ranks there are shows at least up to its highest; jobs of a
+    # few more than that are as likely, so most of the next power of two have to speak.
+    most = reading.world is not None or 2 * len(ranks) > 1 << (world - 1).bit_length()
+    if len(ranks) >= 2 and absent and len(absent) < len(ranks) and most:
         who = ranks_text(absent)
         return of(
             "missing-collective",

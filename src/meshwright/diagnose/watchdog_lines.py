@@ -210,7 +210,7 @@ def _wait(match: re.Match[str], line: str, number: int, short: str) -> Wait:
 
     wait.seq, wait.numel_in = number_of("SeqNum"), number_of("NumelIn")
     if op := re.search(r"OpType=(\w+)", work):
-        wait.op = op[1]
+        wait.op = op[1].strip("_")
     rest = line[match.start() :]
     if found := re.search(r"Timeout\(ms\)=(\d+)", rest):
         wait.timeout_ms = count(found[1])
