@@ -15,8 +15,8 @@ from meshwright.cli import run
 from meshwright.diagnose.examine import diagnose
 from meshwright.diagnose.intervals import union
 from meshwright.diagnose.sources import Source
-from meshwright.diagnose.trace_stream import read_events
 from meshwright.specs.errors import SpecError
+from meshwright.specs.trace_events import read_events
 
 
 def kernel(name, start, length, stream=7, correlation=0, **args):
@@ -150,12 +150,13 @@ def test_a_small_change_is_called_small(tmp_path):
 )
 @pytest.mark.parametrize("size", [1, 5000])
 def test_events_of_odd_exporters(tmp_path, monkeypatch, event, size):
-    monkeypatch.setattr("meshwright.diagnose.trace_stream.PIECE_BYTES", 4096)
+    monkeypatch.setattr("meshwright.specs.trace_events.PIECE_BYTES", 4096)
     text = '{"traceEvents": [' + ",\n ".join([event] * size) + '], "traceName": "x"}'
     file = tmp_path / "t"
     file.write_text(text)
     facts: dict = {}
-    pieces = list(read_events(Source(name="t", path=file), facts))
+    with Source(name="t", path=file).open() as stream:
+        pieces = list(read_events(stream, "t", facts))
     assert sum(len(piece) for piece in pieces) == size
     assert facts["traceName"] == "x"
 

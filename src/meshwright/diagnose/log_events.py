@@ -316,7 +316,8 @@ def ends(part: Part, reading: LogReading) -> None:
             if killed else f"The run ended because {why}"
         )  # fmt: skip
         part.findings.append(
-            of(kind, sentence, remedy, confidence=0.6 if killed else 0.8, where=why, evidence=(Evidence(file=reading.name, line=line, text=text),))
+            of(kind, sentence, remedy, confidence=0.6 if killed else 0.8, where=why,  # type: ignore[arg-type]
+               evidence=(Evidence(file=reading.name, line=line, text=text),))
         )  # fmt: skip
         return
     if reading.alarms or not reading.errors:

@@ -19,6 +19,7 @@ import numpy as np
 from meshwright.diagnose.records import Evidence, Part, of
 from meshwright.diagnose.sources import Source
 from meshwright.diagnose.trace_reading import Trace
+from meshwright.engine.watch.trace import OPERATION
 from meshwright.schedules.ops import Kind, Schedule, from_columns
 from meshwright.simulator.evaluate import Simulator
 from meshwright.simulator.times import StageTimes
@@ -30,8 +31,7 @@ MAX_BYTES = 512 * MIB
 LIMITS = Limits(size_bytes=MAX_BYTES, nodes=40_000_000, any_number=True, last_wins=True)
 SLOW_STAGE = 1.03
 """A stage is slow from this multiple of the others' median on."""
-_PP = re.compile(r"PP:(\d+)([FBIW])(\d+)")
-_OURS = re.compile(r"(F|B|I|W) stage (\d+) micro-batch (\d+)")
+_PP = re.compile(r"PP:(\d{1,4})([FBIW])(\d{1,6})")
 
 Key = tuple[Kind, int, int]
 """Kind, stage, micro-batch."""
@@ -208,7 +208,7 @@ def from_traces(traces: Sequence[Trace]) -> Pipeline | None:
 def _operation(name: str) -> Key | None:
     if match := _PP.search(name):
         return Kind[match[2]], int(match[1]), int(match[3])
-    if match := _OURS.fullmatch(name):
+    if (match := OPERATION.fullmatch(name)) and match[1] != "loss":
         return Kind[match[1]], int(match[2]), int(match[3])
     return None
 

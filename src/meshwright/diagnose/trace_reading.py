@@ -18,8 +18,8 @@ from meshwright.diagnose.trace_kernels import (
     GPU_CATEGORIES,
     is_communication,
 )
-from meshwright.diagnose.trace_stream import Event, Progress, read_events
 from meshwright.specs.errors import SpecError
+from meshwright.specs.trace_events import Event, Progress, read_events
 
 KINDS = (COMPUTE, COMMUNICATION, "copy", "fill")
 _KIND_AT = {kind: at for at, kind in enumerate(KINDS)}
@@ -129,11 +129,12 @@ def read_trace(source: Source, progress: Progress | None = None) -> Trace:
     """
     facts: dict[str, Any] = {}
     columns, events = _Columns(), 0
-    for piece in read_events(source, facts, progress):
-        events += len(piece)
-        if events > MAX_EVENTS:
-            raise SpecError("artefact", source.name, f"has more than {MAX_EVENTS:,} events")
-        _take(columns, piece)
+    with source.open() as stream:
+        for piece in read_events(stream, source.name, facts, progress):
+            events += len(piece)
+            if events > MAX_EVENTS:
+                raise SpecError("artefact", source.name, f"has more than {MAX_EVENTS:,} events")
+            _take(columns, piece)
     return _whole(source.name, facts, columns, events)
 
 

@@ -1,6 +1,6 @@
 """Measured steps out of profiler traces: the pipeline as it ran, its bubble, the collectives.
 
-Needs no torch. The traces are those of `train --profile`; their ranges are named in profile.py.
+Needs no torch; events are read by the one streaming reader of traces (`specs/trace_events.py`). The traces are those of `train --profile`; their ranges are named in profile.py.
 Ranks of one host share a clock. Between hosts a constant offset shows as waiting, so the bubble of
 a pipeline that spans hosts is as good as their clocks.
 """
@@ -8,7 +8,7 @@ a pipeline that spans hosts is as good as their clocks.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -22,8 +22,9 @@ from meshwright.simulator.timeline import Bubble, Timeline
 from meshwright.simulator.times import StageTimes
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import expecting, open_stream
+from meshwright.specs.trace_events import Event, read_events
 
-_OPERATION = re.compile(r"(F|B|I|W|loss) stage (\d{1,4}) micro-batch (\d{1,6})")
+OPERATION = re.compile(r"(F|B|I|W|loss) stage (\d{1,4}) micro-batch (\d{1,6})")
 _CALL = re.compile(r"([\w.-]{1,40}) (\S{1,200}) (\d{1,15}) B")
 _STEP = re.compile(r"step (\d{1,12})")
 
@@ -92,29 +93,31 @@ def read_trace(path: Path) -> RankTrace:
     Raises:
         SpecError: not a Chrome trace that `train --profile` wrote.
     """
+    facts: dict[str, Any] = {}
     with open_stream(path, "trace", MOST_BYTES, unpack=True) as stream:
-        raw = stream.read()
+        ranges = [one for piece in read_events(stream, str(path), facts) for one in _ranges(piece)]
     with expecting("trace", str(path), "a trace of train --profile"):
-        document = msgspec.json.decode(raw, type=_Document)
-        base_s = document.baseTimeNanoseconds * 1e-9
+        document = msgspec.convert(facts, _Document)
         return _sorted_out(
-            msgspec.structs.asdict(document.meshwright), document.traceEvents, base_s
+            msgspec.structs.asdict(document.meshwright), ranges, document.baseTimeNanoseconds * 1e-9
         )
+
+
+def _ranges(events: list[Event]) -> Iterator[tuple[str, Span]]:
+    """The named ranges among events, with times in seconds; what has no time of a clock is left out."""
+    for event in events:
+        if event.ph != "X" or event.cat != "user_annotation" or not isinstance(event.name, str):
+            continue
+        start, length = event.ts, event.dur
+        if not isinstance(start, float) or not isinstance(length, float):
+            continue
+        if abs(start) <= 1e18 and 0 <= length <= 1e15:
+            yield event.name, Span(start * 1e-6, (start + length) * 1e-6)
 
 
 MOST_BYTES = 2**28
 """Of an unpacked trace: a few steps have some tens of megabytes."""
 _Number = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
-
-
-class _Event(msgspec.Struct):
-    """What is read of one event."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    ts: Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)] = 0.0
-    dur: Annotated[float, msgspec.Meta(ge=0, le=1e15)] = 0.0
 
 
 class _Facts(msgspec.Struct):
@@ -130,22 +133,20 @@ class _Facts(msgspec.Struct):
 
 
 class _Document(msgspec.Struct):
+    """What stands beside the events."""
+
     meshwright: _Facts
-    traceEvents: list[_Event]
     baseTimeNanoseconds: Annotated[float, msgspec.Meta(ge=0, le=1e20)] = 0.0
 
 
-def _sorted_out(facts: dict[str, Any], events: list[_Event], base_s: float) -> RankTrace:
+def _sorted_out(facts: dict[str, Any], ranges: list[tuple[str, Span]], base_s: float) -> RankTrace:
     steps: dict[int, Span] = {}
     operations: list[tuple[tuple[str, int, int], Span]] = []
     calls: list[tuple[str, int, Span]] = []
     transfers: list[Span] = []
-    for event in events:
-        if event.ph != "X" or event.cat != "user_annotation":
-            continue
-        name, start = event.name, base_s + event.ts * 1e-6
-        span = Span(start, start + event.dur * 1e-6)
-        if match := _OPERATION.fullmatch(name):
+    for name, relative in ranges:
+        span = Span(base_s + relative.start_s, base_s + relative.end_s)
+        if match := OPERATION.fullmatch(name):
             operations.append(((match[1], int(match[2]), int(match[3])), span))
         elif match := _STEP.fullmatch(name):
             steps[int(match[1])] = span

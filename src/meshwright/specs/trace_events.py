@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from meshwright.diagnose.sources import Source
 from meshwright.specs.errors import SpecError
 
 PIECE_BYTES = 1 << 24
@@ -45,40 +44,43 @@ Progress = Callable[[int], None]
 
 
 def read_events(
-    source: Source, facts: dict[str, Any], progress: Progress | None = None
+    stream: BinaryIO, name: str, facts: dict[str, Any], progress: Progress | None = None
 ) -> Iterator[list[Event]]:
     """Yield lists of events; what else the document says goes into `facts`.
+
+    Args:
+        stream: the document, unpacked; opened by `foreign.open_stream` or held in memory.
+        name: of the file, for errors.
+        facts: is filled with what stands beside the events.
+        progress: called with the bytes read.
 
     Raises:
         SpecError: not a trace, damaged, cut short, or larger than any trace.
     """
-    with source.open() as stream:
-        buffer, at = _to_events(stream, facts, source.name)
-        buffer = buffer[at:]
-        read = at
-        while True:
-            piece = stream.read(PIECE_BYTES)
-            read += len(piece)
-            if progress is not None:
-                progress(read)
-            buffer += piece
-            if not piece:
-                events, rest = _last(buffer, source.name)
-                yield events
-                _tail(rest, facts)
-                return
-            events, used = _decode(buffer, source.name)
-            if used:
-                yield events
-                buffer = buffer[used:]
-            elif (end := _end_of_events(buffer)) is not None:
-                yield end[0]
-                _tail(end[1] + stream.read(MAX_HEAD_BYTES), facts)
-                return
-            elif len(buffer) > MAX_EVENT_BYTES:
-                raise SpecError(
-                    "artefact", source.name, "is damaged: no event ends where one should"
-                )
+    buffer, at = _to_events(stream, facts, name)
+    buffer = buffer[at:]
+    read = at
+    while True:
+        piece = stream.read(PIECE_BYTES)
+        read += len(piece)
+        if progress is not None:
+            progress(read)
+        buffer += piece
+        if not piece:
+            events, rest = _last(buffer, name)
+            yield events
+            _tail(rest, facts)
+            return
+        events, used = _decode(buffer, name)
+        if used:
+            yield events
+            buffer = buffer[used:]
+        elif (end := _end_of_events(buffer)) is not None:
+            yield end[0]
+            _tail(end[1] + stream.read(MAX_HEAD_BYTES), facts)
+            return
+        elif len(buffer) > MAX_EVENT_BYTES:
+            raise SpecError("artefact", name, "is damaged: no event ends where one should")
 
 
 def _to_events(stream: BinaryIO, facts: dict[str, Any], name: str) -> tuple[bytes, int]:
