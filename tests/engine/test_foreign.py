@@ -11,6 +11,7 @@ from meshwright.cli import run as command  # noqa: E402
 from meshwright.engine.foreign.architecture import Architecture, skeleton  # noqa: E402
 from meshwright.engine.foreign.running import check_foreign_job  # noqa: E402
 from meshwright.engine.foreign.stage import ForeignStage  # noqa: E402
+from meshwright.engine.foreign.tensor import check_tensor  # noqa: E402
 from meshwright.engine.foreign.trial import check_architecture, small  # noqa: E402
 from meshwright.engine.foreign.weights import DrawnWeights, same_config  # noqa: E402
 from meshwright.engine.model.init import canonical  # noqa: E402
@@ -195,6 +196,35 @@ def test_a_small_likeness_keeps_every_kind_of_layer():
     assert small(_architecture("gemma2"), 4).config == _architecture("gemma2").config
 
 
+def test_a_tensor_plan_that_is_not_run_exactly_is_refused(monkeypatch):
+    gemma = _architecture("gemma3")
+    check_tensor(gemma, 2, True)
+    for name, tp, sentence in (
+        ("gemma3", 4, "must divide num_key_value_heads = 2"),
+        ("olmo3", 3, "must divide the 80 numbers that"),
+        ("gpt_oss", 2, "states no tp_plan for the layers"),
+    ):
+        with pytest.raises(SpecError, match=sentence):
+            check_tensor(_architecture(name), tp, False)
+    plan = dict(transformers.Gemma3TextConfig.base_model_tp_plan)
+    for change, sentence in (
+        # Each rank would see its own heads, and the plan would not say so.
+        ({"layers.*.self_attn.q_norm": None}, "q_norm.weight meets a part of the heads"),
+        ({"layers.*.mlp.gate_proj": "mla_kv_a_proj"}, "as mla_kv_a_proj, which is not run"),
+        ({"layers.*.input_layernorm": "colwise"}, "which is no plain product"),
+    ):
+        other = {key: style for key, style in (plan | change).items() if style}
+        monkeypatch.setattr(transformers.Gemma3TextConfig, "base_model_tp_plan", other)
+        with pytest.raises(SpecError, match=sentence):
+            check_tensor(gemma, 2, True)
+    with pytest.raises(SpecError) as caught:
+        check(
+            ANY, Layout(tp=2, sequence_parallel=True), global_batch=8, seq_len=16,
+            foreign=_architecture("olmo3"),
+        )  # fmt: skip
+    assert caught.value.field == "sequence_parallel"
+
+
 @pytest.mark.dist
 def test_a_checkpoint_goes_through_a_pipeline_and_comes_back(tmp_path, capsys):
     """At a learning rate of nothing what is exported is what came in, and the loss transformers'."""
@@ -230,11 +260,21 @@ def test_a_checkpoint_goes_through_a_pipeline_and_comes_back(tmp_path, capsys):
 
 
 @pytest.mark.dist
-def test_data_parallel_training_is_proved_equal_to_the_unmodified_model(tmp_path, capsys):
-    transformers.Gemma2Config(**LLAMA, head_dim=12, sliding_window=7).save_pretrained(tmp_path)
-    flags = ["--dp", "2", "--zero", "3", "--micro-batch", "1", "--steps", "1", "--json"]
-    assert command(["verify", str(tmp_path), *flags]) == 0
+@pytest.mark.parametrize(
+    ("name", "flags", "mutants"),
+    [
+        ("gemma2", ["--dp", "2", "--zero", "3"], {"dp"}),
+        # Norms of queries and keys see other heads on each rank of tp.
+        ("gemma3", ["--tp", "2", "--recompute", "full"], {"tp", "sp"}),
+    ],
+)
+def test_training_is_proved_equal_to_the_unmodified_model(name, flags, mutants, tmp_path, capsys):
+    CONFIGS[name].save_pretrained(tmp_path)
+    asked = ["verify", str(tmp_path), *flags, "--micro-batch", "1", "--steps", "1", "--json"]
+    assert command(asked) == 0
     verdict = json.loads(capsys.readouterr().out)
     assert verdict["passed"]
     assert verdict["precision"] == "fp32"
-    assert {one["axis"]: one["caught"] for one in verdict["mutants"]} == {"dp": True}
+    assert "ForCausalLM" in verdict["computed_by"]
+    assert {one["axis"] for one in verdict["mutants"]} == mutants
+    assert all(one["caught"] for one in verdict["mutants"])

@@ -136,3 +136,15 @@ def test_importing_specs_is_cheap():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_with_a_config_is_read_also_where_a_preset_has_its_name(tmp_path):
+    folder = tmp_path / "llama3-8b"
+    folder.mkdir()
+    assert load_model(str(folder)).layers == 32  # the preset: there is nothing to read
+    config = {
+        "model_type": "llama", "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80,
+        "num_hidden_layers": 3, "num_attention_heads": 6,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_model(str(folder)).layers == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +93,13 @@ def foreign_of(what: str, model: Model, named: str) -> Architecture | None:
         return None
     found.made()
     return found
+
+
+def for_modules(subject: Subject, options: RunLayoutOptions) -> Subject:
+    """The subject without sequence parallelism, which tp switches on, where nobody asked for it."""
+    if "sequence_parallel" in chosen(options):
+        return subject
+    return replace(subject, layout=subject.layout.but(sequence_parallel=False))
 
 
 def _is_config(what: str) -> bool:

@@ -106,6 +106,7 @@ def command(
         end_token = end_of_text(tokenizer) if end_token is None else end_token
     foreign = running.foreign_of(what, subject.model, transformers)
     if foreign is not None:
+        subject = running.for_modules(subject, layout)
         numerics: Numerics | None = Numerics()
     else:
         numerics = Checkpoint(init).numerics if init else saved_numerics(resume)

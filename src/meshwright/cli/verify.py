@@ -48,6 +48,7 @@ def command(
         from meshwright.engine.foreign.running import check_foreign_job
 
         check_foreign_job(job)
+        subject = running.for_modules(subject, layout)
     try:
         verdict = verify(
             subject.model, subject.layout, precision=precision, steps=steps, mutants=mutants,

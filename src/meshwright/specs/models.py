@@ -49,6 +49,8 @@ def load_model(what: str | Path | Mapping[str, Any] | Model) -> Model:
     if not isinstance(what, str) or not what.strip() or len(what) > 4096:
         raise SpecError("model", what, "a model is expected, such as llama3-70b or 30B")
     text = what.strip()
+    if _exists(f"{text}/config.json"):  # also where a preset has the folder's name
+        return _from_path(Path(text))
     preset = _spellings().get(_compress(text))
     if preset is not None:
         return _from_preset(preset)

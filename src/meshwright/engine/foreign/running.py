@@ -13,6 +13,7 @@ from torch import nn
 from meshwright.engine.checkpoints import manifest
 from meshwright.engine.foreign.architecture import Architecture, parts_of, skeleton
 from meshwright.engine.foreign.stage import ForeignStage
+from meshwright.engine.foreign.tensor import check_tensor
 from meshwright.engine.foreign.trial import check_architecture
 from meshwright.engine.foreign.weights import (
     ForeignCheckpoint,
@@ -20,7 +21,9 @@ from meshwright.engine.foreign.weights import (
     same_config,
     write_part,
 )
+from meshwright.engine.model.collectives import Axis
 from meshwright.engine.model.init import canonical
+from meshwright.engine.model.layers import Axes
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
@@ -37,12 +40,21 @@ def check_foreign(architecture: Architecture, model: Model, layout: Layout, seq_
     Raises:
         SpecError: the first problem found.
     """
-    for axis in ("tp", "cp", "ep"):
+    for axis in ("cp", "ep"):
         if (degree := getattr(layout, axis)) > 1:
             raise SpecError(
-                axis, degree, f"transformers' modules run under dp, zero and pp; use {axis} = 1, or a "
-                "family of the engine's own decoder",
+                axis, degree, f"transformers' modules run under dp, zero, tp and pp; use {axis} = 1, or "
+                "a family of the engine's own decoder",
             )  # fmt: skip
+    if layout.tp > 1:
+        if layout.sequence_parallel:
+            raise SpecError(
+                "sequence_parallel",
+                True,
+                "transformers' modules see whole sequences; switch it off",
+            )
+        tied = skeleton(model, architecture).tied_embeddings
+        check_tensor(architecture, layout.tp, tied)
     if layout.recompute == "selective":
         raise SpecError("recompute", "selective", "transformers' layers are recomputed whole: full")
     built = architecture.build()
@@ -107,6 +119,12 @@ def _plain(architecture: Architecture) -> Any:
     return json.loads(json.dumps(architecture.config))
 
 
+def has_partial(architecture: Architecture, model: Model, tp: int) -> bool:
+    """Whether ranks of tp hold partial gradients of parameters that none of them splits."""
+    stage = ForeignStage(architecture, model, axes=Axes(tp=Axis(name="tp", size=tp)))
+    return any(split.summed for split in stage.splits.values())
+
+
 def facts(run: Run) -> dict[str, Any]:
     """What a checkpoint's manifest records of such a run."""
     return {} if run.foreign is None else {"transformers": _plain(run.foreign), "init": run.init}
@@ -138,7 +156,7 @@ def export_foreign(run: Run, program: Program) -> None:
     assert run.foreign is not None
     values = program.gathered()
     world = program.world
-    if world.dp_rank == 0:
+    if world.dp_rank == 0 and world.axes.tp.rank == 0:
         if run.model.tied_embeddings and 0 not in program.modules:
             values.pop("embed.weight", None)  # the first stage writes it
         theirs: dict[str, str] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -19,8 +19,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.foreign.architecture import Architecture, parts_of
+from meshwright.engine.foreign.tensor import Split, cut_products, splits_of, styles_of
 from meshwright.engine.model.collectives import lose_gradient
-from meshwright.engine.model.layers import Axes
+from meshwright.engine.model.layers import Axes, local
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
 
@@ -58,7 +59,7 @@ class TiedHead(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The embedding's."""
-        held: torch.Tensor = self._embedding[0].weight
+        held: torch.Tensor = local(self._embedding[0].weight)
         return held
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,11 +107,18 @@ class ForeignStage(nn.Module):
             self.after = nn.ModuleDict(parts.after)
             if not self.tied:
                 self.head = parts.head
+        tp = self.axes.tp.size
+        self._stack = next(n for n, m in whole.named_modules() if m is parts.layers)
+        self._styles = styles_of(whole, model.tied_embeddings, tp) if tp > 1 else {}
+        splits = {
+            f"{name}.{leaf}": split
+            for name, style in self._styles.items()
+            for leaf, split in splits_of(whole.get_submodule(name), style)
+        }
+        self._head_name = next((n for n, m in whole.named_modules() if m is parts.head), "")
         _thin(whole, parts, set(held), embedding, head, self.tied)
-        if recompute:
-            again = len(held) if recompute_layers is None else recompute_layers
-            for layer in list(self.layers.values())[:again]:
-                _recompute(layer)
+        again = len(held) if recompute_layers is None else recompute_layers
+        self._recomputed = again if recompute else 0
         self._arriving: torch.Tensor | None = None
         self._leaving: torch.Tensor | None = None
         self._whole = (whole,)  # not a child: its parameters have one name
@@ -119,6 +127,8 @@ class ForeignStage(nn.Module):
             name: names.get(id(p)) or tied[name] for name, p in self.named_parameters()
         }
         """transformers' name of each parameter."""
+        self.splits = {name: splits.get(theirs, Split()) for name, theirs in self.theirs.items()}
+        """How tp holds each parameter."""
 
     def finish(self, device: torch.device) -> Self:
         """What comes after wrapping: tables (buffers) go to the parameters' device, edges are set.
@@ -143,10 +153,26 @@ class ForeignStage(nn.Module):
                 self._leaving = output[0] if isinstance(output, tuple) else output
 
         layers = list(self.layers.values())
+        if self.axes.tp.size > 1:
+            for name, unit in self._parallel_units():
+                cut_products(name, unit, self._styles, self.axes.tp)
+        for layer in layers[: self._recomputed]:
+            _recompute(layer)
         # Before FSDP's own, which marks the inputs that it waits for in backward.
         layers[0].register_forward_pre_hook(arrive, prepend=True, with_kwargs=True)
         layers[-1].register_forward_hook(leave)
         return self
+
+    def _parallel_units(self) -> Iterator[tuple[str, nn.Module]]:
+        """Every module with parameters of its own, by the name that its styles go by."""
+        yield from ((f"{self._stack}.{number}", layer) for number, layer in self.layers.items())
+        for group in ("before", "after"):
+            if hasattr(self, group):
+                yield from getattr(self, group).items()
+        if hasattr(self, "embed"):
+            yield "", self.embed
+        if hasattr(self, "head"):
+            yield self._head_name, self.head
 
     @property
     def whole(self) -> Any:

@@ -120,6 +120,34 @@ class _AllReduce(torch.autograd.Function):
         return gradient, None
 
 
+class _GatherWidth(torch.autograd.Function):
+    """All-gather of columns in front of work that every rank does alike; backward keeps its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return _gather(x, axis, x.dim() - 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _own_chunk(gradient, ctx.axis, gradient.dim() - 1), None
+
+
+class _CutWidth(torch.autograd.Function):
+    """This rank's columns of what every rank holds alike; backward gathers the others' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return _own_chunk(x, axis, x.dim() - 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.axis.muted:
+            return torch.cat([gradient] * ctx.axis.size, -1), None
+        return _gather(gradient, ctx.axis, gradient.dim() - 1), None
+
+
 class _AllToAll(torch.autograd.Function):
     """Rows to their owners; backward takes the same way home."""
 
@@ -178,6 +206,16 @@ def leave(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
 def gather_tokens(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """All-gather along the token dimension `dim`; backward is the reduce-scatter."""
     return x if axis.size == 1 else _Gather.apply(x, axis, dim)
+
+
+def gather_width(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """Concatenate the ranks' columns `[..., W/n]`, for work that every rank then does alike."""
+    return x if axis.size == 1 else _GatherWidth.apply(x, axis)
+
+
+def cut_width(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """This rank's columns `[..., W/n]` of what all ranks hold alike."""
+    return x if axis.size == 1 else _CutWidth.apply(x, axis)
 
 
 def exchange(x: torch.Tensor, axis: Axis, send: list[int], receive: list[int]) -> torch.Tensor:

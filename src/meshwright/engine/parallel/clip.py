@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from meshwright.engine.model.kernels import wide
 from meshwright.engine.parallel.mesh import World
-from meshwright.engine.parallel.parallelize import Stage, needs_tensor_sum
+from meshwright.engine.parallel.parallelize import Stage, is_partial
 from meshwright.engine.parallel.reducer import local_gradient
 
 
@@ -28,7 +28,7 @@ def complete_gradients(stages: Iterable[Stage], world: World) -> None:
     axes, partial = world.axes, []
     for stage in stages:
         for name, parameter in stage.named_parameters():
-            if needs_tensor_sum(name, stage.model, axes.tp.size, axes.sequence_parallel):
+            if is_partial(stage, name, axes.tp.size, axes.sequence_parallel):
                 partial.append(local_gradient(parameter))
     if partial and world.mutant != "sp":
         flat = torch.cat([gradient.flatten() for gradient in partial])

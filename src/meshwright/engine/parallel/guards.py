@@ -36,7 +36,8 @@ def check(
     else:
         check_foreign(foreign, model, layout, seq_len)
         model = skeleton(model, foreign)
-    _check_tensor(model, layout)
+    if foreign is None:
+        _check_tensor(model, layout)
     _check_choices(layout)
     _check_context(layout, seq_len)
     _check_experts(model, layout)

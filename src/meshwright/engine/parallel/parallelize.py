@@ -77,6 +77,20 @@ def needs_tensor_sum(name: str, model: Model, tp: int, sequence_parallel: bool) 
     )
 
 
+def split_of(stage: Stage, name: str, tp: int) -> int | None:
+    """The dimension of a stage's parameter that tp splits, or None for a replicated one."""
+    if isinstance(stage, ForeignStage):
+        return stage.splits[name].dim if tp > 1 else None
+    return tensor_split(name, stage.model, tp)
+
+
+def is_partial(stage: Stage, name: str, tp: int, sequence_parallel: bool) -> bool:
+    """Whether tp ranks hold partial gradients of a replicated parameter of a stage."""
+    if isinstance(stage, ForeignStage):
+        return tp > 1 and stage.splits[name].summed
+    return needs_tensor_sum(name, stage.model, tp, sequence_parallel)
+
+
 def parallelize(
     stage: Stage,
     world: World,
@@ -93,7 +107,7 @@ def parallelize(
     """
     wrap = needs_wrapping(world, precision)
     for prefix, unit in _units(stage):
-        _fill(prefix, unit, stage.model, world, values, precision)
+        _fill(prefix, unit, stage, world, values, precision)
         if compile_layers and prefix.startswith("layers."):
             unit.compile()  # before wrapping, so that FSDP's hooks stay outside
         if not wrap:
@@ -103,7 +117,7 @@ def parallelize(
         _wrap(unit, world, precision, world.data_mesh)
         if unit is getattr(stage, "embed", None) and isinstance(unit, FSDPModule):
             unit.set_unshard_in_backward(False)  # a lookup's gradient does not need the table
-    _fill("", stage, stage.model, world, values, precision)
+    _fill("", stage, stage, world, values, precision)
     if wrap:
         # The root holds final norm and head, which backward needs as soon as forward is done.
         _wrap(stage, world, precision, world.data_mesh, reshard=False)
@@ -170,7 +184,7 @@ def _wrap(
 
 
 def _fill(
-    prefix: str, unit: nn.Module, model: Model, world: World, values: Values, precision: Precision
+    prefix: str, unit: nn.Module, stage: Stage, world: World, values: Values, precision: Precision
 ) -> None:
     """Replace the unit's meta parameters by this rank's slices of their values."""
     with torch.no_grad():
@@ -179,15 +193,15 @@ def _fill(
                 continue
             full = prefix + name
             value = values(full, tuple(parameter.shape))
-            sliced = _sliced(full, value.to(precision.master), model, world)
+            sliced = _sliced(full, value.to(precision.master), stage, world)
             owner = unit.get_submodule(name.rpartition(".")[0])
             setattr(owner, name.rpartition(".")[2], nn.Parameter(sliced))
 
 
-def _sliced(name: str, value: torch.Tensor, model: Model, world: World) -> torch.Tensor:
+def _sliced(name: str, value: torch.Tensor, stage: Stage, world: World) -> torch.Tensor:
     """This rank's slice, as a DTensor over tp or ep so that its whole shape is known."""
     ep, tp = world.axes.ep, world.axes.tp
-    if ".experts." in name:
+    if ".experts." in name and not isinstance(stage, ForeignStage):
         if world.experts is None:
             return value.to(world.device)
         mine = value.chunk(ep.size)[ep.rank]
@@ -201,7 +215,7 @@ def _sliced(name: str, value: torch.Tensor, model: Model, world: World) -> torch
         )
     if tp.size == 1:
         return value.to(world.device, copy=True)
-    dim = tensor_split(name, model, tp.size)
+    dim = split_of(stage, name, tp.size)
     if dim is None:
         placement: Any = Replicate()
         mine = value

@@ -29,6 +29,7 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
+from meshwright.engine.foreign.stage import ForeignStage
 from meshwright.engine.model.collectives import own_range
 from meshwright.engine.parallel.mesh import World
 from meshwright.engine.parallel.orders import GENERATED, generated_order, read_csv
@@ -173,7 +174,10 @@ def _stage(
     # Whether a shape's gradient travels is read off `requires_grad`.
     like: dict[str, Any] = {"dtype": compute, "device": "meta", "requires_grad": True}
     hidden = torch.empty(rows, residual, model.hidden, **like)
-    logits = torch.empty(rows, length, len(own_range(model.vocab, world.axes.tp)), **like)
+    # transformers' heads give all logits on every rank of tp.
+    whole = isinstance(module, ForeignStage)
+    width = model.vocab if whole else len(own_range(model.vocab, world.axes.tp))
+    logits = torch.empty(rows, length, width, **like)
     tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
     return LeanStage(
         module, index, count, world.device,

@@ -17,7 +17,7 @@ from meshwright.engine.foreign.architecture import Architecture, skeleton
 from meshwright.engine.foreign.stage import ForeignStage
 from meshwright.engine.foreign.weights import DrawnWeights
 from meshwright.engine.model.attention import take_local
-from meshwright.engine.model.collectives import own_range
+from meshwright.engine.model.collectives import Axis, own_range
 from meshwright.engine.model.dropout import Dropout
 from meshwright.engine.model.init import canonical, initial_value
 from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
@@ -138,6 +138,8 @@ class Program:
 
     def _loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         tp = replace(self.world.axes.tp, muted=self.world.mutant == "loss")
+        if self.foreign is not None:
+            tp = Axis(name="tp")  # every rank holds all logits
         first = own_range(self.model.vocab, tp).start
         return summed_cross_entropy(logits, target, tp, first) / self._valid_tokens
 

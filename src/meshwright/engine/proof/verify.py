@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.engine.foreign.architecture import Architecture
-from meshwright.engine.foreign.running import computed_by
+from meshwright.engine.foreign.running import computed_by, has_partial
 from meshwright.engine.model.numerics import Numerics, default_numerics
 from meshwright.engine.parallel.guards import check
 from meshwright.engine.parallel.orders import read_csv
@@ -176,7 +176,9 @@ def verify(
             case.model, case.layout, global_batch=case.global_batch, seq_len=case.seq_len, csv=csv,
             foreign=foreign,
         )  # fmt: skip
-        runs = courses(case, steps, precision, mutants=mutants and case is cases[0], csv=csv)
+        runs = courses(
+            case, steps, precision, mutants=mutants and case is cases[0], csv=csv, foreign=foreign
+        )
         numbers = numerics or (default_numerics(case.model) if foreign is None else Numerics())
         with tempfile.TemporaryDirectory(prefix="meshwright-proof-") as folder:
             task = Task(runs, numbers, seed, folder, precision, csv, foreign=foreign)
@@ -187,7 +189,13 @@ def verify(
 
 
 def courses(
-    case: Case, steps: int, precision: str = "fp64", *, mutants: bool = True, csv: str = ""
+    case: Case,
+    steps: int,
+    precision: str = "fp64",
+    *,
+    mutants: bool = True,
+    csv: str = "",
+    foreign: Architecture | None = None,
 ) -> tuple[Course, ...]:
     """The training runs of a proof.
 
@@ -206,7 +214,7 @@ def courses(
     ]  # fmt: skip
     if exact and not csv and (long := lengthened(case)) is not None:
         found.append(Course(name="long", case=long, recipe=sgd, steps=1))
-    for name, _ in active_mutants(case) if mutants else ():
+    for name, _ in active_mutants(case, foreign) if mutants else ():
         if name != "tokens" or exact:  # a mean of means is off by less than a router that flips
             found.append(
                 Course(name=f"without-{name}", case=case, recipe=sgd, steps=1, mutant=name,
@@ -241,7 +249,7 @@ def _prove(case: Case, task: Task, on_progress: Callable[[str], None]) -> _Prove
         f"{len(task.courses)} runs on {case.layout.world} ranks under {case.layout.label()}"
     )
     ranks: list[list[Outcome]] = run_ranks(plan, case.layout.world, task, timeout_s=1800.0)
-    left_out = dict(active_mutants(case))
+    left_out = dict(active_mutants(case, task.foreign))
     shapes = shapes_of(task, case)
     wanted = set(shapes)
     equal, by_course, mutants = True, {}, []
@@ -327,10 +335,12 @@ def _together(
     )  # fmt: skip
 
 
-def active_mutants(case: Case) -> list[tuple[str, str]]:
+def active_mutants(case: Case, foreign: Architecture | None = None) -> list[tuple[str, str]]:
     """The mutants that a layout has something to leave out for: (name, what is left out)."""
     layout, model = case.layout, case.model
     partial = layout.sequence_parallel or model.kv_heads < layout.tp or model.qk_norm != "none"
+    if foreign is not None:
+        partial = has_partial(foreign, model, layout.tp)
     replicas = layout.dp * layout.cp
     expert_ranks = replicas * layout.tp // layout.etp // layout.ep if model.experts else 1
     candidates = [
@@ -340,7 +350,7 @@ def active_mutants(case: Case) -> list[tuple[str, str]]:
         ("tp", "tp's reduction of activation gradients", layout.tp > 1),
         ("sp", "the sum over tp of replicated parameters' gradients", layout.tp > 1 and partial),
         ("pp", "the gradient sent back to the first stage", layout.pp > 1),
-        ("loss", "the sum over the vocabulary's parts in the loss", layout.tp > 1),
+        ("loss", "the sum over the vocabulary's parts in the loss", layout.tp > 1 and foreign is None),
         ("cp", "cp's reduction of key and value gradients", layout.cp > 1),
         ("ep", "the all-to-all of expert gradients", layout.ep > 1),
         ("edp", "the reduction of expert gradients", expert_ranks > 1),

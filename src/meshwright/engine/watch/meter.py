@@ -230,6 +230,8 @@ def predicted_bytes(run: Run) -> dict[str, float] | None:
     """Rank 0's bytes per step by the closed forms, for the layouts that have one."""
     from meshwright.engine.train import precision_of
 
+    if run.foreign is not None and run.layout.tp > 1:
+        return None  # which products are cut is the architecture's own affair
     counted = not run.csv and (
         run.layout.zero < 3 or run.layout.pp == 1 or run.layout.schedule in ("1f1b", "gpipe")
     )
