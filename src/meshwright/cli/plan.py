@@ -28,6 +28,9 @@ def command(
     lengths: str | None = typer.Option(
         None, help="Lengths of the data's examples: JSONL of examples, or {length: count} as JSON."
     ),
+    padded: bool = typer.Option(
+        False, "--padded", help="With --lengths: examples are padded, not packed; plan for that."
+    ),
     brief: bool = typer.Option(False, help="Only the plan, not its defence."),
     markdown: bool = typer.Option(False, help="Print the defence as Markdown."),
     pareto: bool = typer.Option(False, help="Also show the front of step time against memory."),
@@ -41,23 +44,32 @@ def command(
     from meshwright.cli.output import print_json
     from meshwright.cli.progress import counting
     from meshwright.exports.targets import require_expressible
+    from meshwright.planner.data_choice import longest, padded_plan
+    from meshwright.planner.data_notes import length_notes
+    from meshwright.planner.legality import Question
     from meshwright.planner.plan import plan
     from meshwright.planner.space import Constraints
+    from meshwright.specs.errors import SpecError
+    from meshwright.specs.lengths import load_lengths
     from meshwright.specs.plan import save_plan
 
     constraints = Constraints.parse(options.chosen(constraint))
     model, cluster, job = inputs.read_question(question)
     require_expressible(model, job)
+    data = load_lengths(lengths) if lengths else None
+    if padded:
+        if data is None:
+            raise SpecError("padded", True, "--lengths says how long the examples are")
+        job = longest(Question(model, cluster, job), data).job
     with counting("layouts priced") as progress:
         made = plan(
             model, cluster, job, constraints=constraints, objective=objective,
             max_days=max_days, top=top, defend=not brief, command=inputs.command_line(), progress=progress,
         )  # fmt: skip
-    if lengths:
-        from meshwright.planner.data_notes import length_notes
-        from meshwright.specs.lengths import load_lengths
-
-        made = made.but(notes=(*made.notes, *length_notes(made, load_lengths(lengths))))
+    if data is not None and padded:
+        made = padded_plan(made, constraints, data)
+    elif data is not None:
+        made = made.but(notes=(*made.notes, *length_notes(made, data)))
     if output:
         save_plan(made, output)
     front = _front(made, constraints) if pareto else []

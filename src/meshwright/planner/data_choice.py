@@ -1,0 +1,122 @@
+"""The layout for data that is padded instead of packed: micro-batches as long as their longest example.
+
+What a step costs then depends on how many examples share a micro-batch and how many ranks wait for each
+other; what it needs does not: memory must hold the longest example there is. So layouts are searched with
+every sequence at that length, and the fastest are priced again at the length that theirs have in the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.planner.legality import Question
+from meshwright.planner.plan import price_layout
+from meshwright.planner.search import reprice, search
+from meshwright.planner.space import Constraints
+from meshwright.specs.layout import Layout
+from meshwright.specs.lengths import Lengths
+from meshwright.specs.plan import Plan
+from meshwright.specs.quantities import format_seconds
+
+CONSIDERED = 400
+"""Layouts that are priced at the length of their data: the fastest at full length."""
+DRAWS = 64
+"""Steps drawn to average what the slowest rank computes."""
+MOST_RANKS, MOST_BATCHES = 64, 32
+"""Ranks and micro-batches of a drawn step: more move the mean by less than a draw does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A layout for padded micro-batches; times in seconds."""
+
+    layout: Layout
+    step_time_s: float
+    sequence_tokens: float
+    """Length, padding included, of a sequence on the slowest rank in the mean."""
+
+
+def longest(question: Question, lengths: Lengths) -> Question:
+    """The question with sequences no longer than the longest example, in whole hundred-twenty-eights."""
+    whole = math.ceil(max(lengths.tokens) / 128) * 128
+    return replace(question, job=question.job.but(seq_len=min(whole, question.job.seq_len)))
+
+
+def slowest_tokens(
+    lengths: Lengths, seq_len: int, *, micro_batch: int, ranks: int, together: int
+) -> float:
+    """Padded length of a sequence on the slowest rank, the mean over steps.
+
+    Args:
+        lengths: of the examples; cut at `seq_len`.
+        seq_len: tokens that a sequence may have.
+        micro_batch: examples padded to one length.
+        ranks: data-parallel ranks that wait for each other.
+        together: micro-batches that a rank runs before it waits.
+    """
+    draw = np.random.default_rng(0)
+    cut = np.minimum(np.array(lengths.tokens), seq_len)
+    size = (DRAWS, min(ranks, MOST_RANKS), min(together, MOST_BATCHES), micro_batch)
+    padded = draw.choice(cut, size=size).max(axis=3).mean(axis=2)
+    return float(padded.max(axis=1).mean())
+
+
+def padded_plan(made: Plan, constraints: Constraints, lengths: Lengths) -> Plan:
+    """A plan for full sequences, with the layout that is fastest where they are padded instead.
+
+    `made` answers for sequences of the longest example (`longest`). Another layout than its own is priced
+    without neighbours and flip points, which would be those of full sequences.
+    """
+    question = Question(made.model, made.cluster, made.job)
+    found = padded_choice(question, constraints, lengths)
+    if found is None:
+        return made
+    cut = np.minimum(np.array(lengths.tokens), made.job.seq_len)
+    batch, examples = made.job.global_batch, float(cut.mean())
+    said = (
+        f"padded: {format_seconds(found.step_time_s)} a step of {batch} examples, "
+        f"{batch * examples / found.step_time_s / made.cluster.gpus:,.0f} tokens of data per second and "
+        f"device; a sequence of the slowest rank has {found.sequence_tokens:,.0f} tokens in the mean, of "
+        f"which {examples / found.sequence_tokens:.0%} are data; memory holds {made.job.seq_len:,}"
+    )
+    if found.layout == made.layout:
+        return made.but(notes=(*made.notes, said))
+    plan = price_layout(
+        made.model, made.cluster, made.job, found.layout, command=made.command
+    )  # fmt: skip
+    instead = f"chosen for the lengths of the data; for full sequences it is {made.layout.label()}"
+    return plan.but(searched=made.searched, notes=(instead, said, *plan.notes))
+
+
+def padded_choice(question: Question, constraints: Constraints, lengths: Lengths) -> Padded | None:
+    """The fastest layout for unpacked examples; None where nothing fits.
+
+    With ZeRO-3 every layer of every micro-batch is a meeting of all ranks; below, the end of the step is.
+
+    Raises:
+        SpecError: no layout is legal under the constraints.
+    """
+    asked = longest(question, lengths)
+    ranked = search(asked, constraints, bounded=True).ranked
+    columns = ranked.columns.slice(0, CONSIDERED)
+    each = asked.job.global_batch // (columns.dp * columns.micro_batch)
+    together = np.where((columns.zero == 3) | (columns.pp > 1), 1, each)
+    keys = np.stack([columns.dp, columns.micro_batch, together, columns.tp * columns.cp])
+    best: Padded | None = None
+    for key in np.unique(keys, axis=1).T:
+        ranks, micro, meeting, split = key.tolist()
+        tokens = slowest_tokens(
+            lengths, asked.job.seq_len, micro_batch=micro, ranks=ranks, together=meeting
+        )
+        whole = min(math.ceil(tokens / (16 * split)) * 16 * split, asked.job.seq_len)
+        rows = np.flatnonzero((keys.T == key).all(axis=1))
+        under = replace(asked, job=asked.job.but(seq_len=whole))
+        priced = reprice(under, columns.take(rows))
+        first = int(np.argmin(priced.pessimistic_s))
+        time = float(priced.step_time_s[first])
+        if best is None or time < best.step_time_s:
+            best = Padded(priced.columns.layout(first), time, tokens)
+    return best
