@@ -112,7 +112,7 @@ def padded_choice(question: Question, constraints: Constraints, lengths: Lengths
             lengths, asked.job.seq_len, micro_batch=micro, ranks=ranks, together=meeting
         )
         whole = min(math.ceil(tokens / (16 * split)) * 16 * split, asked.job.seq_len)
-        rows = np.flatnonzero((keys.T == key).all(axis=1))
+        rows = np.flatnonzero((key == keys.T).all(axis=1))
         under = replace(asked, job=asked.job.but(seq_len=whole))
         priced = reprice(under, columns.take(rows))
         first = int(np.argmin(priced.pessimistic_s))
