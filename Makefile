@@ -100,8 +100,16 @@ validate-more: $(VENV)/full.done
 	  megatron-bridge==0.3.1 hydra-core==1.3.2 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3
 	-$(PIP) --no-deps --target $(VENV)/validate/nanotron-2411b02 dacite==1.9.2 \
 	  git+https://github.com/huggingface/nanotron@2411b022a75fb7f7561a1bb4166706da5e1b76de
+	$(PIP) --no-deps --target $(VENV)/validate/triton-3.6.0 triton==3.6.0
+	$(PIP) --no-deps --target $(VENV)/validate/torchtitan-needs \
+	  spmd_types==0.2.3 tyro==1.0.17 torchdata==0.11.0 torch_checkpointing==0.1.1 einops==0.8.2 \
+	  datasets==4.7.0 docstring-parser==0.18.0 typeguard==4.6.0 shtab==1.13.0 pillow==13.0.0 wandb==0.31.0 \
+	  pandas==2.3.3 python-dateutil==4.0.0 six==1.17.0 pytz==2026.6 tzdata==2026.6 dill==0.4.0 \
+	  multiprocess==0.70.18 xxhash==4.1.0 aiohttp==3.14.5 aiosignal==1.4.0 frozenlist==1.8.0 multidict==7.2.1 \
+	  yarl==1.25.1 propcache==0.5.4 aiohappyeyeballs==2.7.1 attrs==26.1.0
 	MESHWRIGHT_VALIDATE_MORE=1 $(BIN)/pytest tests/exports/test_more_parsers.py
 	$(BIN)/python benchmarks/export_runs.py
+	$(BIN)/python benchmarks/prove_frameworks.py
 
 clean:
 	rm -rf $(VENV) dist docs/_build

@@ -1,15 +1,18 @@
-"""Real frameworks on CPU processes: each proven equal to plain PyTorch on one, and with mistakes.
+"""Real frameworks on CPU processes: each proven equal to one device, and with mistakes.
 
-    python benchmarks/prove_frameworks.py [--only WORD] [--markdown FILE]
+    python benchmarks/prove_frameworks.py [--only WORD] [--results FILE] [--markdown FILE]
 
-The reference is always plain PyTorch on one process; every framework trains the same small Llama on
-two. Mistakes are ones that users make, or that the framework's own issue tracker tells of. Ends with 1
-if a run is judged wrongly.
+The reference is plain PyTorch on one process for those that train `transformers`' small Llama, and the
+framework itself on one process for torchtitan and Megatron-Core, which bring their own model. Mistakes
+are ones that users make, or that a public issue tells of (`issue`). A framework that is not installed is
+skipped and said so; `make validate-more` installs all. With `--results`, what a run has judged is kept in
+a file and the next one goes on behind it. Ends with 1 if a run is judged wrongly.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -17,9 +20,31 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.prove.launch import processes
 from meshwright.prove.verdict import prove
 
-RUN = Path(__file__).with_name("prove_framework_run.py")
+HERE = Path(__file__).parent
+INSTALLED = Path(os.environ.get("MESHWRIGHT_VALIDATE", Path(sys.prefix) / "validate"))
+"""Where `make validate-more` puts what it installs."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Frameworks that share a script: where they are installed and what they are held against."""
+
+    script: str
+    paths: tuple[str, ...] = ()
+    """Folders of `make validate-more` that its imports need."""
+    reference: str = "torch-ddp"
+    """What makes the recording on one process; of the family itself if it has its own model."""
+
+
+FAMILIES = {
+    "torchtitan": Family("prove_titan_run.py", ("torchtitan-0.3.0", "torchtitan-needs", "triton-3.6.0"), "torchtitan"),
+    "megatron": Family("prove_megatron_run.py", ("megatron-core-0.19.2", "triton-3.6.0"), "megatron"),
+    "lightning": Family("prove_lightning_run.py", ("lightning-2.6.6",)),
+}  # fmt: skip
+TRANSFORMERS = Family("prove_framework_run.py")
 
 
 @dataclass(frozen=True)
@@ -30,49 +55,91 @@ class Case:
     bug: str = ""
     causes: tuple[str, ...] = ("",)
     known: str = ""
+    layout: str = "dp2"
+    issue: str = ""
+    """Public issue or pull request that the mistake is reconstructed from."""
+
+    @property
+    def family(self) -> Family:
+        """How it is started."""
+        return FAMILIES.get(self.framework.split("-")[0], TRANSFORMERS)
 
     @property
     def reference_bug(self) -> str:
         """The reference gets the same data and settings, and treats them rightly."""
         return "uneven" if "uneven" in self.bug else "decay" if self.bug == "decay" else ""
 
+    @property
+    def title(self) -> str:
+        """Framework, layout and bug."""
+        return f"{self.framework} {self.layout} {self.bug}".strip()
+
 
 MEANS = ("mean-of-means",)
 CASES = (
-    *(Case(f"torch-{w}") for w in ("ddp", "fsdp1", "fsdp2", "tp")),
+    *(Case(f"torch-{w}") for w in ("ddp", "fsdp1", "fsdp2")), Case("torch-tp", layout="tp2"),
     *(Case(f"accelerate-{w}") for w in ("ddp", "fsdp2")),
     Case("trainer"), Case("trainer", "right-if-uneven"),
     *(Case(f"deepspeed-zero{s}") for s in range(4)),
     *(Case(f"deepspeed-zero{s}-bf16") for s in (1, 2, 3)),
     Case("torch-ddp", "no-sync", ("data-parallel-reduction-missing",), "no_sync left on for the last micro-batch"),
     Case("torch-ddp", "scaled-by-world", ("data-parallel-scale",), "loss multiplied by the world size before DDP averages"),
-    Case("torch-ddp", "uneven", MEANS, "DDP averages ranks of unequal tokens"),
+    Case("torch-ddp", "uneven", MEANS, "DDP averages ranks of unequal tokens", "dp2", "huggingface/transformers#34242"),
     Case("torch-fsdp2", "scaled-by-world", ("data-parallel-scale",), "as above under FSDP2"),
-    Case("torch-fsdp2", "uneven", MEANS, "as above under FSDP2"),
-    Case("torch-fsdp1", "fsdp1-clip-by-torch", ("gradient-norm", "clipping-per-rank"), "torch.nn.utils.clip_grad_norm_ on FSDP1 shards"),
+    Case("torch-fsdp2", "uneven", MEANS, "as above under FSDP2", "dp2", "pytorch/torchtitan#1842"),
+    Case("torch-fsdp1", "fsdp1-clip-by-torch", ("gradient-norm", "clipping-per-rank"), "torch.nn.utils.clip_grad_norm_ on FSDP1 shards", "dp2", "pytorch/pytorch#88621"),
     Case("accelerate-ddp", "unscaled-accumulation", ("accumulation-scale", "loss-scale"), "accumulated micro-batches not averaged"),
     Case("accelerate-fsdp2", "unscaled-accumulation", ("accumulation-scale", "loss-scale"), "as above"),
-    Case("accelerate-ddp", "uneven", MEANS, "accumulation normalised per micro-batch: transformers issue 34198"),
+    Case("accelerate-ddp", "uneven", MEANS, "accumulation normalised per micro-batch", "dp2", "huggingface/transformers#34198"),
     Case("accelerate-ddp", "never-synchronised", ("data-parallel-reduction-missing",), "no_sync around every backward"),
     Case("accelerate-ddp", "late-dropout", ("dropout",), "attention dropout left on"),
     Case("accelerate-ddp", "not-clipped", ("gradient-scale", "gradient-norm"), "clipping forgotten in one of the runs"),
     Case("accelerate-ddp", "optimizer-of-other-model", ("not-updated",), "optimizer built on parameters that are not trained"),
-    Case("trainer", "tokens-per-device-uneven", MEANS, "average_tokens_across_devices=False: transformers issue 34242"),
+    Case("trainer", "tokens-per-device-uneven", MEANS, "average_tokens_across_devices=False", "dp2", "huggingface/transformers#34242"),
     Case("trainer", "decay", ("weight-decay",), "the Trainer leaves norms out of weight decay, AdamW(model.parameters()) does not"),
     *(Case(f"deepspeed-zero{s}", "divided-twice", ("accumulation-scale",), "loss divided by the accumulation that DeepSpeed divides by too") for s in (0, 1, 2, 3)),
     Case("deepspeed-zero2", "uneven", MEANS, "DeepSpeed averages micro-batches and ranks of unequal tokens"),
     Case("deepspeed-zero3", "uneven", MEANS, "as above"),
     Case("deepspeed-zero1", "summed-loss", ("gradient-scale", "loss-scale"), "a summed loss where the engine expects a mean"),
+    *(Case("torchtitan", layout=x) for x in ("dp2", "tp2", "pp2", "dp2 tp2", "pp2 dp2", "pp2 tp2")),
+    Case("torchtitan", "uneven"),
+    *(Case("megatron", layout=x) for x in ("dp2", "tp2", "tp2 sp2", "pp2", "tp2 dp2", "tp2 sp2 pp2")),
+    Case("lightning-ddp"), Case("lightning-fsdp2"), Case("lightning-tp", layout="tp2"),
+    Case("torchtitan", "norm-per-stage", ("clipping-per-rank",), "each pipeline stage clips by its own norm", "pp2", "pytorch/torchtitan#596"),
+    Case("torchtitan", "pipeline-loss-undivided", ("gradient-scale", "loss-scale"), "a pipeline's loss divided by the tokens after its backward", "pp2", "pytorch/torchtitan#2972"),
+    Case("torchtitan", "uneven-mean-of-means", MEANS, "ranks of unequal tokens averaged", "dp2", "pytorch/torchtitan#1842"),
+    Case("torchtitan", "divided-by-fsdp-too", ("data-parallel-scale",), "FSDP averages what the loss has divided already", "dp2", "meta-pytorch/torchtune#2172"),
+    Case("megatron", "norms-not-reduced", ("sequence-parallel-norms",), "norms' gradients not summed under sequence parallelism", "tp2 sp2", "NVIDIA/Megatron-LM#1446"),
+    Case("megatron", "embedding-not-reduced", ("tied-embedding",), "the tied embedding's gradients not summed over stages", "pp2", "NVIDIA/Megatron-LM#844"),
+    Case("megatron", "shards-not-counted", ("gradient-norm",), "the norm leaves other ranks' shards out", "tp2", "NVIDIA/Megatron-LM#5916"),
+    Case("megatron", "copies-counted", ("gradient-norm",), "the norm counts replicated weights once a rank", "tp2", "ROCm/TransformerEngine#715"),
+    Case("megatron", "summed-over-ranks", ("data-parallel-scale",), "gradients summed over data parallel ranks"),
+    Case("megatron", "not-reduced", ("data-parallel-reduction-missing",), "gradients not reduced over data parallel ranks"),
+    Case("megatron", "micro-batches-summed", ("accumulation-scale",), "micro-batches summed where they are averaged"),
+    Case("lightning-ddp", "undivided", ("accumulation-scale", "loss-scale"), "accumulated micro-batches not averaged"),
+    Case("lightning-ddp", "uneven", MEANS, "DDP and accumulation average unequal tokens", "dp2", "huggingface/transformers#34198"),
+    Case("lightning-fsdp2", "clipped-per-shard", ("clipping-per-rank", "gradient-norm"), "each rank clips its shards by their own norm", "dp2", "Lightning-AI/pytorch-lightning#19235"),
 )  # fmt: skip
 
 
-def train(framework: str, bug: str, ranks: int, out: Path) -> str:
+def missing(family: Family) -> str:
+    """The first folder that is not installed."""
+    return next((p for p in family.paths if not (INSTALLED / p).is_dir()), "")
+
+
+def train(framework: str, bug: str, layout: str, out: Path) -> str:
     """Run one; returns the end of what it said where it failed."""
+    family = FAMILIES.get(framework.split("-")[0], TRANSFORMERS)
+    words = [bug] if framework in FAMILIES else [framework.removeprefix("lightning-"), bug]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(ranks), str(RUN), framework, bug,
+        "--nproc-per-node", str(processes(layout)), str(HERE / family.script), *words,
     ]  # fmt: skip
-    environment = os.environ | {"MESHWRIGHT_PROBE_OUT": str(out), "OMP_NUM_THREADS": "1"}
+    paths = [str(INSTALLED / p) for p in family.paths] + [os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "MESHWRIGHT_PROBE_OUT": str(out), "MESHWRIGHT_LAYOUT": layout, "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+    }  # fmt: skip
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr[-2000:]
 
@@ -80,45 +147,78 @@ def train(framework: str, bug: str, ranks: int, out: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
+    parser.add_argument("--results", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    rows, wrong = [], 0
+    known = json.loads(options.results.read_text()) if _exists(options.results) else {}
+    failures, skipped = 0, {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for number, case in enumerate(CASES):
-            if options.only not in f"{case.framework} {case.bug}":
+            if options.only not in case.title or case.title in known:
                 continue
-            reference = root / f"reference-{case.reference_bug}"
-            failed = (
-                "" if reference.exists() else train("torch-ddp", case.reference_bug, 1, reference)
-            )
+            if lacks := missing(case.family):
+                skipped[case.framework] = lacks
+                continue
+            kind = case.family.reference
+            reference = root / f"reference-{kind}-{case.reference_bug}"
+            failed = "" if reference.exists() else train(kind, case.reference_bug, "dp1", reference)
             out = root / f"run{number}"
-            failed = failed or train(case.framework, case.bug, 2, out)
+            failed = failed or train(case.framework, case.bug, case.layout, out)
             if failed:
-                print(f"FAILED {case.framework} {case.bug}\n{failed}", flush=True)
-                wrong += 1
+                print(f"FAILED {case.title}\n{failed}", flush=True)
+                failures += 1
                 continue
             verdict = prove(reference, out)
             said = "" if verdict.equal else verdict.cause.name if verdict.cause else "unknown"
+            known[case.title] = said
+            if options.results:
+                options.results.write_text(json.dumps(known, indent=1))
             good = said in case.causes
-            wrong += not good
-            rows.append((case, said))
-            print(
-                f"{'ok   ' if good else 'WRONG'} {case.framework} {case.bug}: {said or 'equal'}",
-                flush=True,
-            )
+            print(f"{'ok   ' if good else 'WRONG'} {case.title}: {said or 'equal'}", flush=True)
             if not good:
                 print(f"        {verdict.sentence}")
                 for line in verdict.evidence():
                     print(f"        {line}")
-    print(f"{len(rows)} judged, {wrong} wrongly or failed")
+    rows = [(case, known[case.title]) for case in CASES if case.title in known]
+    print(summary(rows))
+    for framework, lacks in skipped.items():
+        print(f"skipped {framework}: {lacks} is not installed (make validate-more)")
     if options.markdown:
-        lines = ["| framework, 2 processes | what was done wrong | said |", "|---|---|---|"]
-        lines += [
-            f"| {c.framework} | {c.known or 'nothing'} | {said or 'equal'} |" for c, said in rows
-        ]
-        options.markdown.write_text("\n".join(lines) + "\n")
-    return 1 if wrong else 0
+        options.markdown.write_text(table(rows))
+    return 1 if failures or any(said not in case.causes for case, said in rows) else 0
+
+
+def _exists(path: Path | None) -> bool:
+    return path is not None and path.is_file()
+
+
+def summary(rows: list[tuple[Case, str]]) -> str:
+    """How many of what were judged rightly."""
+    right = [(c, said) for c, said in rows if c.causes == ("",)]
+    broken = [(c, said) for c, said in rows if c.causes != ("",)]
+    public = [c for c, _ in broken if c.issue]
+    equal = sum(not said for _, said in right)
+    caught, named = sum(bool(said) for _, said in broken), sum(s in c.causes for c, s in broken)
+    return (
+        f"{equal} of {len(right)} right runs equal to one device; of {len(broken)} mistakes, "
+        f"{len(public)} reconstructed from public issues, {caught} caught and {named} named"
+    )
+
+
+def table(rows: list[tuple[Case, str]]) -> str:
+    """As Markdown, with the versions that ran."""
+    lines = [
+        "# `prove` and real frameworks", "",
+        "Written by `python benchmarks/prove_frameworks.py --markdown docs/prove_frameworks.md` after",
+        "`make validate-more`, on CPU processes over gloo.", "", summary(rows) + ".", "",
+        "| framework | layout | what was done wrong | public issue | said |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    lines += [
+        f"| {c.framework} | {c.layout} | {c.known or 'nothing'} | {c.issue} | {said or 'equal'} |"
+        for c, said in rows
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

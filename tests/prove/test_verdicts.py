@@ -13,7 +13,7 @@ CHOSEN = (
     "pipeline: right", "data_parallel: mean-of-means (uneven True)",
     "data_parallel: accumulation-not-averaged (clip 0.5)", "data_parallel: not-reduced",
     "data_parallel: all-1.01 (dtype bfloat16)", "data_parallel: state-lost",
-    "data_parallel: decay-on-norms", "tensor_parallel: norms-not-reduced",
+    "data_parallel: decay-on-norms", "data_parallel: experts-scaled (experts 4)", "tensor_parallel: norms-not-reduced",
     "tensor_parallel: no-sum-in-backward", "pipeline: tied-not-summed", "pipeline: stage-norm (clip 0.5)",
     "context_parallel: positions",
 )  # fmt: skip

@@ -91,13 +91,32 @@ def record(
 
 
 def attach(trainer: Any, out: str | Path | None = None, **settings: Any) -> None:
-    """Record the steps of a Hugging Face `Trainer`, TRL's included; call it before `trainer.train()`.
+    """Record the steps of a trainer that owns its loop; call it before `trainer.train()` or `.fit()`.
 
-    `settings` are those of `record`. With `logging_steps=1` loss and gradient norm are recorded too.
+    Hugging Face's `Trainer` (TRL's included; with `logging_steps=1` loss and gradient norm are recorded
+    too), Lightning's `Trainer`, and torchtitan's. `settings` are those of `record`.
+
+    Raises:
+        ValueError: it is none of these.
     """
-    from meshwright.probe.trainer import TrainerProbe
+    given = {"out": out, **settings}
+    if hasattr(trainer, "add_callback"):
+        from meshwright.probe.trainer import TrainerProbe
 
-    trainer.add_callback(TrainerProbe(trainer, {"out": out, **settings}))
+        trainer.add_callback(TrainerProbe(trainer, given))
+    elif hasattr(trainer, "fit_loop"):
+        from meshwright.probe import lightning
+
+        lightning.attach(trainer, given)
+    elif hasattr(trainer, "train_step") and hasattr(trainer, "model_parts"):
+        from meshwright.probe import titan
+
+        titan.attach(trainer, given)
+    else:
+        raise ValueError(
+            f"attach knows the trainers of transformers, Lightning and torchtitan, not "
+            f"{type(trainer).__name__}; use probe.record around the loop"
+        )
 
 
 def layout() -> dict[str, int]:

@@ -37,10 +37,14 @@ class Inputs:
     rows: list[int] = field(default_factory=list)
     token_sum: int = 0
     tokens: int = 0
+    floating: bool = False
+    """Numbers and no token ids, as a later pipeline stage is fed."""
 
     def add(self, tensor: torch.Tensor) -> None:
         """Count one forward call's input, `[rows, ...]`."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
         self.calls += 1
+        self.floating = self.floating or tensor.is_floating_point()
         numbers = _as_integers(tensor)
         mixed = _mix(numbers + _signed(0x9E3779B97F4A7C15))
         place = torch.arange(numbers.shape[1], device=numbers.device)

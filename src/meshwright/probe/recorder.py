@@ -25,6 +25,9 @@ from meshwright.probe.sketch import BUCKETS, sketch
 class Recorder:
     """See `record`; use it as a context and call `step` after every update."""
 
+    sees_forward = True
+    """Whether inputs are read at the model's forward; a trainer that calls something else uses `see`."""
+
     def __init__(
         self,
         models: list[Any],
@@ -55,7 +58,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         """Attach the hooks."""
         modules = [m for m in self._models if isinstance(m, torch.nn.Module)]
-        for model in modules:
+        for model in modules if self.sees_forward else ():
             self._handles.append(model.register_forward_pre_hook(self._fed, with_kwargs=True))
         self._activations = Activations(modules, self._patterns)
         self._activations.on = True
@@ -104,6 +107,11 @@ class Recorder:
         self._activations.on = self._number % self._every == 0
         self._spent_s += time.perf_counter() - begin
 
+    def see(self, batch: Any) -> None:
+        """Note the data of one micro-batch: a tensor, or a list or dict of tensors."""
+        args = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+        self._note(args, dict(batch) if isinstance(batch, Mapping) else {})
+
     @property
     def share(self) -> float:
         """The share of the time since the recording began that recording took."""
@@ -115,7 +123,11 @@ class Recorder:
         return holdings(self._models, self._rename, self._placement)
 
     def _fed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.is_grad_enabled() or self._number % self._every:
+        if torch.is_grad_enabled():
+            self._note(args, kwargs)
+
+    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._number % self._every:
             return
         tensor = input_of(args, kwargs)
         if tensor is not None:
@@ -131,10 +143,30 @@ class Recorder:
 
         optimizer.step = step
 
-    def _before_update(self, *_: Any) -> None:
-        """Sketch gradients and values once a step, when the first optimizer is about to use them."""
+    def _before_update(self, *given: Any) -> Any:
+        """Sketch gradients and values once a step, when the first optimizer is about to use them.
+
+        An optimizer that is given a closure computes them itself: then they are read behind it.
+        """
         if self._taken is not None or self._number % self._every:
-            return
+            return None
+        args, kwargs = given[1:] if len(given) == 3 else ((), {})
+        closure = kwargs.get("closure") or next(filter(_is_closure, args), None)
+        if closure is None:
+            self._take()
+            return None
+
+        def computed() -> Any:
+            result = closure()
+            if self._taken is None:
+                self._take()
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": computed}
+        return tuple(computed if word is closure else word for word in args), kwargs
+
+    def _take(self) -> None:
         begin = time.perf_counter()
         self._taken = self._gradients() + self._values()
         self._spent_s += time.perf_counter() - begin
@@ -172,6 +204,7 @@ class Recorder:
             "forward_calls": self._inputs.calls,
             "rows": self._inputs.rows,
             "token_sum": self._inputs.token_sum,
+            "floating": self._inputs.floating,
             "input_tokens": self._inputs.tokens,
             "groups": [_settings(o) for o in _torch_optimizers(self._optimizers, self._engine)],
             "random_state": _random_state(),
@@ -219,6 +252,10 @@ class Recorder:
                 for h in self._holdings
             ],
         }
+
+
+def _is_closure(word: Any) -> bool:
+    return callable(word) and not isinstance(word, torch.optim.Optimizer)
 
 
 def _value(holding: Any) -> torch.Tensor:

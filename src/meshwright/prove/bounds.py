@@ -76,6 +76,17 @@ def systematic(first: Recording, second: Recording) -> float:
     return SAFETY * u * math.sqrt(1 + math.log2(max(1, terms)))
 
 
+def norm_rounding(first: Recording, second: Recording) -> float:
+    """Relative error of a gradient norm whose squares were added in fp32 in an unknown order.
+
+    K terms one after another: sqrt(K) u (Higham and Mary 2019, section 3). torch's vector_norm does so
+    on CPUs, in a few lanes: 4e-6 at half a million elements, and another share of it for each shard.
+    """
+    u = min(unit_roundoff(first, second), UNIT_ROUNDOFF["float32"])
+    longest = max((math.prod(shape) for shape in first.parameters.values()), default=1)
+    return SAFETY * u * math.sqrt(longest)
+
+
 def update_bound(gradient_bound: float, optimizers: Iterable[str]) -> float:
     """Relative difference of an update, given that of its gradient.
 

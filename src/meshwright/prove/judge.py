@@ -14,6 +14,7 @@ import numpy as np
 
 from meshwright.probe.files import SUM_MODULUS
 from meshwright.prove.bounds import (
+    norm_rounding,
     precision_name,
     rounding,
     storage_bound,
@@ -30,6 +31,10 @@ SIGMAS = 6.0
 
 NOTHING = 1e-7
 """Of the whole gradient's norm per element: a tensor below it, as a key's bias, is only rounding."""
+
+
+_ALIKE = 0.1
+"""Factors this near to the median take part in the common one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,7 @@ def compare(first: Recording, second: Recording, reference: Recording | None = N
         if number == 0:
             _check_weights(result, view)
         _check_data(result, view)
-        view.bound = base + travel.allowance(step)
+        view.bound = base + travel.allowance(step) + _clipping_allowance(result, step)
         _check_gradients(result, view, own)
         _check_factor(result, view)
         _check_updates(result, view)
@@ -192,17 +197,24 @@ def _check_data(result: Comparison, view: StepView) -> None:
 
 def different_data(first: Recording, second: Recording, step: int) -> float | None:
     """The share of sequences that only one run saw; None where the inputs cannot be compared."""
-    seen = [{h for line in r.lines(step) for h in line.rows} for r in (first, second)]
+    fed = [_fed(r, step) for r in (first, second)]
+    seen = [{h for line in lines for h in line.rows} for lines in fed]
     if not all(seen):
         return None
     if share := len(seen[0] ^ seen[1]) / len(seen[0] | seen[1]):
-        sums = [{line.token_sum for line in r.lines(step) if line.rows} for r in (first, second)]
+        sums = [{line.token_sum for line in lines if line.rows} for lines in fed]
         # Context parallelism cuts sequences: then only the sum over tokens can agree.
         if len(sums[0]) == 1 and any(
             (sum(sums[1]) - sum(sums[0]) * times) % SUM_MODULUS == 0 for times in (1, 2, 4, 8)
         ):
             return 0.0
     return share
+
+
+def _fed(recording: Recording, step: int) -> list[StepLine]:
+    """The lines of ranks that saw data: later pipeline stages are fed what earlier ones computed."""
+    lines = list(recording.lines(step))
+    return [x for x in lines if x.rows and not x.floating] or lines
 
 
 def _check_gradients(result: Comparison, view: StepView, own: Mapping[str, float]) -> None:
@@ -237,6 +249,9 @@ def _check_factor(result: Comparison, view: StepView) -> None:
         return
     weights = np.array([1 / max(g.ratio_error, 1e-12) ** 2 for g in usable])
     ratios = np.array([g.ratio for g in usable])
+    # Tensors with a factor of their own, however exact, do not decide what is common.
+    alike = np.abs(ratios - np.median(ratios)) <= _ALIKE
+    weights = weights * alike
     view.factor = float(np.sum(weights * ratios) / np.sum(weights))
     scatter = math.sqrt(float(np.sum(weights * (ratios - view.factor) ** 2) / np.sum(weights)))
     view.factor_error = max(1 / math.sqrt(float(np.sum(weights))), scatter / math.sqrt(len(usable)))
@@ -290,7 +305,25 @@ def _check_scalars(result: Comparison, view: StepView) -> None:
         view.checks.append(Check(view.step, "loss", "", apart, base))
     norm_a, norm_b = (reported_norm(lines) for lines in (a, b))
     if norm_a is not None and norm_b is not None:
-        view.checks.append(Check(view.step, "grad-norm", "", _relative(norm_a, norm_b), base))
+        bound = base + norm_rounding(result.first, result.second)
+        view.checks.append(Check(view.step, "grad-norm", "", _relative(norm_a, norm_b), bound))
+
+
+def _clipping_allowance(result: Comparison, step: int) -> float:
+    """What rounding of the norm that clipping divides by may do to all gradients of a step.
+
+    Where both runs report the norm it is what they differ by, if they clipped; else it is not known.
+    """
+    most = norm_rounding(result.first, result.second)
+    reported = [reported_norm(list(r.lines(step))) for r in (result.first, result.second)]
+    if not reported[0] or not reported[1]:
+        return most
+    for norm, recording in zip(reported, (result.first, result.second), strict=True):
+        squares = [w.squares for w in recording.wholes(step, "gradient").values()]
+        used = math.sqrt(sum(x for x in squares if math.isfinite(x)))
+        if norm is None or norm <= used * (1 + 1e-3):
+            return 0.0
+    return min(most, _relative(reported[0], reported[1]))
 
 
 def losses(lines: list[StepLine]) -> list[float]:

@@ -89,6 +89,7 @@ class StepLine(msgspec.Struct, frozen=True):
     probe_s: float
     offset: int
     bytes: int
+    floating: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,27 @@ def factor_everywhere(e: Evidence) -> Iterator[Cause]:
         return
     norm_a, norm_b = reported_norm(e.lines_a), reported_norm(e.lines_b)
     tolerance = max(0.01, 4 * e.view.bound)
+    if cause := _too_small_a_norm(e, tolerance):
+        yield cause
+        return
     if (
         norm_a
         and norm_b
         and abs(factor * norm_b / norm_a - 1) < tolerance < abs(norm_b / norm_a - 1)
     ):
-        # Clipped gradients carry the inverse of the norm that they were divided by.
-        yield Cause("gradient-norm", 0.96, f"the reported gradient norm is {norm_b / norm_a:.4g} times the reference's and all clipped gradients {factor:.4g} times", "sum squares over every axis a parameter is sharded on, and over each element once")  # fmt: skip
+        # Clipped gradients carry the inverse of the norm that they were divided by. Copies that have
+        # parted make a wrong norm, and no wrong norm parts copies.
+        sure = 0.6 if e.has("copies") else 0.96
+        yield Cause("gradient-norm", sure, f"the reported gradient norm is {norm_b / norm_a:.4g} times the reference's and all clipped gradients {factor:.4g} times", "sum squares over every axis a parameter is sharded on, and over each element once")  # fmt: skip
         return
     yield from _scale_causes(e, factor * e.before_clipping, tolerance)
+
+
+def _too_small_a_norm(e: Evidence, tolerance: float) -> Cause | None:
+    """A reported norm below that of the gradients in use: clipping only shrinks, so it left some out."""
+    if e.shrunk[1] > 1 - tolerance or e.shrunk[0] < 1 - tolerance or e.has("copies"):
+        return None
+    return Cause("gradient-norm", 0.96, f"the reported gradient norm is {e.shrunk[1]:.4g} times that of the very gradients that the update used", "sum squares over every axis a parameter is sharded on: some shards are not counted, so clipping acts too late")  # fmt: skip
 
 
 def _scale_causes(e: Evidence, factor: float, tolerance: float) -> Iterator[Cause]:
@@ -58,20 +70,24 @@ def _scale_causes(e: Evidence, factor: float, tolerance: float) -> Iterator[Caus
     for axis, words in (("tp", "tensor parallel"), ("cp", "context parallel"), ("pp", "pipeline")):
         if (degree := e.second.layout(axis)) > 1:
             candidates.append(("gradient-scale", degree, 0.85, f"{words} ranks"))
+    tokens = sum(line.input_tokens for line in e.lines_a if not line.floating)
+    candidates += [("gradient-scale", tokens, 0.85, "tokens a step")] if tokens > 1 else []
     for name, number, sure, words in candidates:
         for value in (number, 1 / number):
             if abs(factor / value - 1) < tolerance:
-                yield Cause(name, sure, f"all gradients are {factor:.4g} times the reference's, and there are {number:g} {words}", _scale_remedy(name))  # fmt: skip
-    yield Cause("gradient-scale", 0.7, f"all gradients are {factor:.5g} times the reference's", f"look for a factor of {factor:.5g}: loss scale, a mean over something else, clipping")  # fmt: skip
+                yield Cause(name, sure, f"all gradients are {factor:.4g} times the reference's, and there are {number:g} {words}", _scale_remedy(name, words))  # fmt: skip
+    yield Cause("gradient-scale", 0.7, f"all gradients are {factor:.8g} times the reference's", f"look for a factor of {factor:.8g}: loss scale, a mean over something else, clipping")  # fmt: skip
 
 
-def _scale_remedy(name: str) -> str:
+def _scale_remedy(name: str, words: str) -> str:
     if name == "accumulation-scale":
         return (
             "divide each micro-batch's loss by the number of micro-batches (or by all tokens), once"
         )
     if name == "data-parallel-scale":
         return "average over data parallel ranks once: DDP and FSDP already do"
+    if name == "gradient-scale" and words == "tokens a step":
+        return "divide the summed loss by the tokens before its backward, not after"
     return "look for a sum over this axis where each rank holds the whole gradient"
 
 
@@ -90,6 +106,9 @@ def norm_only(e: Evidence) -> Iterator[Cause]:
     if not e.has("grad-norm") or e.has("gradient") or e.has("factor"):
         return
     norm_a, norm_b = reported_norm(e.lines_a), reported_norm(e.lines_b)
+    if cause := _too_small_a_norm(e, max(0.01, 4 * e.view.bound)):
+        yield cause
+        return
     if norm_a and norm_b and e.clipped:
         # Clipping made the gradients equal again; what it took off tells the factor.
         yield from _scale_causes(e, norm_b / norm_a, max(0.01, 4 * e.view.bound))

@@ -1,0 +1,56 @@
+"""Recording a Lightning Trainer: a callback, since the loop is not the user's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from meshwright.probe import record
+from meshwright.probe.recorder import Recorder
+
+
+def attach(trainer: Any, settings: dict[str, Any]) -> None:
+    """See `meshwright.probe.attach`; both of Lightning's package names are understood."""
+    names = ("lightning.pytorch", "pytorch_lightning")
+    package = next(sys.modules[name] for name in names if name in sys.modules)
+    # Made here: its base class belongs to whichever package the trainer came from.
+    made = type("LightningProbe", (_Steps, package.Callback), {})
+    trainer.callbacks.append(made(settings))
+
+
+class _Steps:
+    """Closes a step at the batch after which Lightning's count of updates has grown."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        self._recorder: Recorder | None = None
+        self._loss: float | None = None
+        self._done = 0
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """Attach to model and optimizers as the strategy has wrapped them."""
+        self._done = trainer.global_step
+        self._recorder = record(trainer.strategy.model, trainer.optimizers, **self._settings)
+        self._recorder.sees_forward = False  # the strategy calls `training_step`
+        self._recorder.__enter__()
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, *_: Any) -> None:
+        """Note a micro-batch's data."""
+        if self._recorder is not None:
+            self._recorder.see(batch)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+        """Add a micro-batch's loss, which Lightning has divided by their number; close the step."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is not None:
+            self._loss = (self._loss or 0.0) + float(loss)
+        if trainer.global_step == self._done or self._recorder is None:
+            return
+        self._done = trainer.global_step
+        self._recorder.step(loss=self._loss, grad_norm=trainer.callback_metrics.get("grad_norm"))
+        self._loss = None
+
+    def on_train_end(self, *_: Any) -> None:
+        """Close the files."""
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)
