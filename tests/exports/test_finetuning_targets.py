@@ -5,6 +5,8 @@ import yaml
 
 from meshwright.exports.targets import FINETUNERS, export
 from meshwright.exports.tuning import read_tuning
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
 from meshwright.planner.plan import price_layout
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
@@ -66,11 +68,26 @@ def test_a_plan_from_scratch_is_refused(target):
         export(plan, target)
 
 
-def test_a_split_sequence_is_refused_where_the_file_has_no_word_for_it():
+@pytest.mark.parametrize("split", [{"dp": 2, "cp": 2}, {"dp": 2, "tp": 2}], ids=["cp", "tp"])
+def test_a_split_goes_through_accelerate_for_trl_and_is_read_back(split, tmp_path):
     plan = planned("lora", "sharded", "trl")
-    split = plan.but(layout=plan.layout.but(dp=2, cp=2))
-    with pytest.raises(SpecError, match="cp"):
-        export(split, "trl")
-    text = export(split.but(job=split.job.but(framework="axolotl"), layout=split.layout.but(
-        cp_method="ring")), "axolotl").files["axolotl.yaml"]  # fmt: skip
-    assert yaml.safe_load(text)["context_parallel_size"] == 2
+    layout = plan.layout.but(sequence_parallel=False, cp_method="ring", **split)
+    bundle = export(plan.but(layout=layout), "trl")
+    bundle.write(tmp_path)
+    ours = yaml.safe_load(bundle.files["trl.yaml"])
+    assert "deepspeed" not in ours and not ours["gradient_checkpointing"]
+    assert "accelerate launch --config_file accelerate.yaml" in bundle.files["run.sh"]
+    back = import_file(tmp_path / "run.sh", Given(cluster=plan.cluster, model=plan.model))
+    axis = next(name for name in split if name != "dp")
+    assert (getattr(back.layout, axis), back.layout.zero) == (2, 3)
+    assert back.layout.recompute == "full"
+    with pytest.raises(SpecError, match="stage"):
+        export(plan.but(layout=layout.but(zero=1)), "trl")
+
+
+def test_axolotl_splits_by_its_own_words():
+    plan = planned("lora", "sharded", "axolotl")
+    for axis, word in (("cp", "context_parallel_size"), ("tp", "tensor_parallel_size")):
+        layout = plan.layout.but(dp=2, cp_method="ring", **{axis: 2})
+        text = export(plan.but(layout=layout), "axolotl").files["axolotl.yaml"]
+        assert yaml.safe_load(text)[word] == 2

@@ -15,7 +15,8 @@ from meshwright.exports.targets import FRAMEWORKS, export
 from meshwright.imports.bash import read_script
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
-from meshwright.specs import SpecError, load_cluster, load_model
+from meshwright.specs import Job, SpecError, load_cluster, load_model
+from meshwright.specs.job import RECIPES
 from meshwright.specs.plan import save_plan
 
 GIVEN = Given(model=load_model("llama3-8b"), cluster=load_cluster("h100:8x8"))
@@ -208,3 +209,19 @@ def test_every_file_says_who_made_it_and_how(target):
     for name, text in bundle.files.items():
         assert "made by meshwright 0.1.0" in text, name
         assert "meshwright export plan.toml --to x" in text, name
+
+
+def test_torchs_interleaving_runs_equal_rounds_of_micro_batches():
+    """The exporter refuses what the planner's own rule refuses, and names a micro-batch that works."""
+    base = make_plan(
+        pp=4, dp=1, virtual_stages=2, schedule="interleaved", micro_batch=1, cluster="h100:1x4",
+        job=Job(seq_len=2048, global_batch=18, framework="torchtitan", precision=RECIPES["bf16-fp32-grads"]),
+    )  # fmt: skip
+    found = {p.field: p for p in limits_module.problems(base, FRAMEWORKS["torchtitan"].limits)}
+    assert found["micro_batches"].change == {
+        "micro_batch": 3
+    }  # 18 and 9 make no equal rounds; 6 make one
+    even = base.but(job=base.job.but(global_batch=8))
+    assert "micro_batches" not in {
+        p.field for p in limits_module.problems(even, FRAMEWORKS["torchtitan"].limits)
+    }

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from meshwright.exports import accelerate
 from meshwright.exports.bundle import comment
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
@@ -128,6 +129,8 @@ def axolotl(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
     if layout.cp > 1:
         data["context_parallel_size"] = layout.cp
+    if layout.tp > 1:
+        data["tensor_parallel_size"] = layout.tp
     if job.loss in ("liger", "cut"):
         data["plugins"] = [f"axolotl.integrations.{_PLUGINS[job.loss]}"]
         data["liger_fused_linear_cross_entropy" if job.loss == "liger" else "cut_cross_entropy"] = (
@@ -184,8 +187,11 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
 
 def trl(plan: Plan) -> dict[str, Any]:
     """The content of the YAML file that `trl sft --config` reads."""
-    _replicas_only(plan, "TRL")
     tune, layout, job = _tuning(plan), plan.layout, plan.job
+    split = splits_layers(plan)
+    if split and layout.zero < 2:
+        raise SpecError("layout.zero", layout.zero, "TRL splits layers and sequences under FSDP2, "
+                        "which shards gradients too: stage 2 or 3 is expected")  # fmt: skip
     data: dict[str, Any] = {"model_name_or_path": _model_name(plan), "dtype": "bfloat16"}
     if tune.adapts:
         linear = tune.targets == GROUPS["all-linear"]
@@ -202,16 +208,35 @@ def trl(plan: Plan) -> dict[str, Any]:
         "max_length": job.seq_len, "packing": True, "bf16": True,
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job),
-        "gradient_checkpointing": layout.recompute == "full", "learning_rate": 1e-5,
+        # FSDP2 recomputes where it shards; transformers refuses both at once.
+        "gradient_checkpointing": layout.recompute == "full" and not split, "learning_rate": 1e-5,
         "num_train_epochs": 1, "dataset_name": "trl-lib/Capybara", "output_dir": "outputs",
     }  # fmt: skip
+    if layout.cp > 1:
+        data["pad_to_multiple_of"] = 2 * layout.cp  # two chunks a rank balance a causal mask
     if job.loss == "liger":
         data["use_liger_kernel"] = True
     if "activations" in layout.offload:
         data["activation_offloading"] = True
-    if layout.zero:
+    if layout.zero and not split:
         data["deepspeed"] = "deepspeed.json"
     return data
+
+
+def splits_layers(plan: Plan) -> bool:
+    """Whether a plan splits layers or sequences, which TRL leaves to accelerate's own configuration."""
+    return plan.layout.tp > 1 or plan.layout.cp > 1
+
+
+def _trl_files(plan: Plan, command: str) -> dict[str, str]:
+    found = _yaml_files("trl", trl)(plan, command)
+    if splits_layers(plan):
+        found.pop("deepspeed.json", None)
+        text = comment(plan, command, "trl") + yaml.safe_dump(
+            accelerate.config(plan), sort_keys=False
+        )
+        found["accelerate.yaml"] = text
+    return found
 
 
 def _yaml_files(
@@ -228,7 +253,7 @@ def _yaml_files(
 
 
 FILES = {
-    "trl": _yaml_files("trl", trl),
+    "trl": _trl_files,
     "axolotl": _yaml_files("axolotl", axolotl),
     "llama-factory": _yaml_files("llama-factory", llama_factory),
 }  # fmt: skip

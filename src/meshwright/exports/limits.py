@@ -230,6 +230,15 @@ V_SCHEDULES = ("zb-v", "dualpipe-v", "v-half", "v-min")
 _ONE_STAGE = ("1f1b", "gpipe", "zb-h1", "zb-h2", "zb-auto")
 
 
+def _even_rounds(plan: Plan, layout: Layout) -> int:
+    """The nearest micro-batch whose number makes equal rounds; 0 where none does."""
+    rows = plan.job.global_batch // layout.dp
+    sizes = [size for size in range(1, rows + 1) if rows % size == 0]
+    fit = [size for size in sizes if (rows // size) % max(rows // size // layout.pp, 1) == 0
+           and rows // size >= layout.pp]  # fmt: skip
+    return min(fit, key=lambda size: abs(size - layout.micro_batch), default=0)
+
+
 def _pipeline(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     if layout.pp == 1 or not can.has("pp"):
         return
@@ -237,6 +246,13 @@ def _pipeline(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     if can.fills_pipeline and layout.schedule == "1f1b" and count < layout.pp:
         yield Problem("micro_batches", count, f"runs 1f1b with at least pp = {layout.pp} micro-batches",
                       {"micro_batch": 1})  # fmt: skip
+    if can.fills_pipeline and layout.schedule in ("interleaved", "zb-h1"):
+        # torch's interleaving runs whole rounds: the micro-batches over the rounds that pp fits into them.
+        rounds = max(count // layout.pp, 1)
+        if count % rounds:
+            micro = _even_rounds(plan, layout)
+            yield Problem("micro_batches", count, f"interleaves in equal rounds; {count} micro-batches make no "
+                          f"{rounds} rounds", {"micro_batch": micro} if micro else {})  # fmt: skip
     if layout.schedule not in can.schedules:
         closest = "interleaved" if layout.virtual_stages > 1 else "1f1b"
         change: dict[str, Any] = {"schedule": closest}

@@ -212,7 +212,9 @@ def _framework(plan: Plan, name: str, command: str) -> Bundle:
     require(plan, framework.limits)
     files = framework.files(plan, command)
     stamp = comment(plan, command, f"{framework.title} {framework.version}")
-    script = torchrun_script(plan, Command(framework.words(plan), name), stamp)
+    # Where a bundle holds accelerate's own configuration, its launcher reads it.
+    starter = "accelerate" if "accelerate.yaml" in files else name
+    script = torchrun_script(plan, Command(framework.words(plan), starter), stamp)
     notes = (*framework.notes(plan), *gradient_notes(plan, framework.limits))
     return Bundle(name, files | {"run.sh": script}, "bash run.sh", notes)
 

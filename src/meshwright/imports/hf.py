@@ -373,6 +373,8 @@ def _memory(options: Options, reading: Reading) -> None:
     default = reading.layout.get("recompute") == "full"
     again = options.flag("gradient_checkpointing", "use_gradient_checkpointing", "activation_checkpointing",
                          default=default)  # fmt: skip
+    # FSDP's own checkpointing runs whatever transformers' switch says; DeepSpeed's needs that switch.
+    again = again or (default and reading.job.get("framework") != "deepspeed")
     for name in list(options.values):
         if name.startswith("gradient_checkpointing_kwargs"):
             options.read.add(name)
