@@ -31,6 +31,12 @@ CASES = {
     "ZeRO calculator": ("/sim/zero", "Shards"),
     "grid, 32 ranks": ("/sim/grid", "Tensor"),
     "placement, 64 devices": ("/sim/placement", "ZeRO stage"),
+    "tensor split": ("/sim/tensor", "Tensor-parallel degree"),
+    "data-parallel step": ("/sim/data-parallel", "Global batch"),
+    "scaling gap": ("/sim/scaling-gap", "Memory doubles every, years"),
+    "bytes per device": ("/sim/ledger", "Devices"),
+    "decision tree": ("/sim/decision", "Global batch, sequences"),
+    "failures": ("/sim/failures", "Nodes"),
 }
 ONE_ROUND = """async ([label, forward]) => {
   const input = [...document.querySelectorAll('label.field')]

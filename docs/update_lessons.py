@@ -61,7 +61,8 @@ meshwright cards --anki cards.tsv             … for Anki
 
 ## Checklist
 
-Every item, where it is in the studio, and its source.
+Every item, its address in the studio (after `http://127.0.0.1:…/`, or after `index.html` of an exported
+site), and its source.
 """
 
 FIELDS = {"concept": "concepts", "formula": "examples", "example": "examples",
@@ -84,7 +85,8 @@ SIMULATIONS = (
      "device's line", "zero", "zero"),
     ("V7", "3D grid: rank and (dp, pp, tp), groups, node borders, traffic", "grid", "grid"),
     ("V8", "Decision trees walked with evidence, and priced", "decision", "decision"),
-    ("V9", "Toy 4-layer model on real ranks: DP, TP, PP, ZeRO-3 on 4, (2,2,2) on 8", "walk", "walk"),
+    ("V9", "Toy 4-layer model on real ranks, one picture for all steps: alone, DP, TP, PP, ZeRO-3, "
+     "recomputing, 2 × 2, and (2,2,2) on 8", "walk", "walk"),
     ("V10", "Bytes per device under each regime", "ledger", "ledger"),
     ("V11", "Flashcards that flip and print one a page", "", ""),
     ("+", "Placement: move the tensor axis across nodes and watch the step", "placement",
@@ -119,6 +121,10 @@ def sim(name: str, query: str = "") -> str:
     return f"#/sim/{name}" + (f"?{query}" if query else "")
 
 
+def reference(item: str) -> str:
+    return f"#/reference?show={item}"
+
+
 def sections() -> Iterator[str]:
     """Every section of the checklist."""
     yield section("Concepts 1-38", (
@@ -126,15 +132,15 @@ def sections() -> Iterator[str]:
         for c in content.concepts()
     ))  # fmt: skip
     yield section("Formulas F1-F11", (
-        entry(f.id, f"{f.name}: `{f.symbolic}`", "#/reference", link("formula", f.id))
+        entry(f.id, f"{f.name}: `{f.symbolic}`", reference(f.id), link("formula", f.id))
         for f in content.formulas()
     ))  # fmt: skip
     shown = {
         block.ref: step.id for step in content.steps() for block in step.blocks if block.ref
     }  # fmt: skip
     yield section("Worked examples W1-W18", (
-        entry(e.id, e.title, f"#/lessons/{shown[e.id]}" if e.id in shown
-              else "#/reference", link("example", e.id))
+        entry(e.id, e.title, f"#/lessons/{shown[e.id]}?show={e.id}" if e.id in shown
+              else reference(e.id), link("example", e.id))
         for e in content.examples()
     ))  # fmt: skip
     yield section("Simulations V1-V11", (
@@ -145,9 +151,10 @@ def sections() -> Iterator[str]:
     for title, group in (
         ("Check questions Q0-Q8", "check"), ("Self-checks SC1-SC7", "self-check"),
         ("Exercises a-d, B, C", "exercise"), ("More questions, random numbers", "extra"),
+        ("Predictions, one before each step", "prediction"),
     ):  # fmt: skip
         yield section(title, (
-            entry(q.id, _short(q.prompt), "#/checks", link("question", q.id))
+            entry(q.id, _short(q.prompt), f"#/checks?show={q.id}", link("question", q.id))
             for q in content.questions() if q.group == group
         ))  # fmt: skip
     yield section("The path: 4 phases, 14 steps, 100 minutes", (
@@ -159,21 +166,22 @@ def sections() -> Iterator[str]:
         entry(d.id, d.title, f"#/drills/{d.id}", link("drill", d.id)) for d in content.drills()
     ))  # fmt: skip
     yield section("Flashcards FC1-FC9 and more", (
-        entry(c.id, c.front, "#/cards", link("card", c.id)) for c in content.cards()
+        entry(c.id, c.front, f"#/cards?card={number}", link("card", c.id))
+        for number, c in enumerate(content.cards())
     ))  # fmt: skip
     yield section("The five frequent questions", (
-        entry(f.id, f.question, "#/lessons", link("faq", f.id)) for f in content.faqs()
+        entry(f.id, f.question, f"#/lessons?show={f.id}", link("faq", f.id)) for f in content.faqs()
     ))  # fmt: skip
     yield section("Tables T1-T12", [
-        *(entry(t.id, t.caption, "#/reference", link("table", t.id)) for t in content.tables()),
-        entry("T12", f"{len(content.papers())} papers, with careful credits", "#/reference",
+        *(entry(t.id, t.caption, reference(t.id), link("table", t.id)) for t in content.tables()),
+        entry("T12", f"{len(content.papers())} papers, with careful credits", reference("T12"),
               f"[source](../{CONTENT}/glossary.toml)"),
     ])  # fmt: skip
     yield section("Decision rules R1-R8", (
-        entry(r.id, r.title, "#/reference", link("rule", r.id)) for r in content.rules()
+        entry(r.id, r.title, reference(r.id), link("rule", r.id)) for r in content.rules()
     ))  # fmt: skip
     yield section("Objectives O1-O5", (
-        entry(o.id, o.text, "#/reference", link("objective", o.id)) for o in content.objectives()
+        entry(o.id, o.text, reference(o.id), link("objective", o.id)) for o in content.objectives()
     ))  # fmt: skip
     yield section("Mistakes X1-X30: what circulates, and where the right thing is shown", (
         entry(m.id, to_text(m.claim), m.shown, link("mistake", m.id)) for m in content.mistakes()

@@ -39,11 +39,19 @@ def test_the_path_is_fourteen_steps_in_a_hundred_minutes():
     for step in steps:
         assert any(b.kind == "check" for b in step.blocks), step.id
         assert any(b.kind == "prose" for b in step.blocks), step.id
+        # A prediction before anything is told; then 300 to 500 words of the step itself.
+        assert step.blocks[0].kind == "predict" and step.blocks[-1].kind == "check", step.id
+        texts = [b.text for b in step.blocks]
+        texts += [content.example(b.ref).says for b in step.blocks if b.kind == "example"]
+        texts += [content.question(step.blocks[0].ref).explains]
+        told = sum(len(re.sub(r"\{\{.*?\}\}", "1", text).split()) for text in texts)
+        assert 285 <= told <= 500, (step.id, told)
 
 
 def test_references_lead_somewhere():
     known = {
-        "example": content.example, "check": content.question, "table": content.table,
+        "example": content.example, "check": content.question, "predict": content.question,
+        "table": content.table,
     }  # fmt: skip
     for step in content.steps():
         for block in step.blocks:

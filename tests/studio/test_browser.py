@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 
@@ -216,7 +217,9 @@ def test_every_step_of_the_path_steers_a_simulation(visit, api):
         if not (steers and steers[0]["sim"] == "walk"):
             frame = told["data"]["frames"][int(scene["at"])]
             expect(running.locator(".steps .now")).to_contain_text(frame["sentence"])
-        assert page.locator(".ask").count() == sum(b["kind"] == "check" for b in lesson["blocks"])
+        asked = sum(b["kind"] in ("predict", "check") for b in lesson["blocks"])
+        expect(page.locator(".ask")).to_have_count(asked)
+        expect(page.locator("article > *").first).to_contain_text(re.compile("predict first", re.IGNORECASE))  # fmt: skip
     assert violations(page) == []
 
 
@@ -259,6 +262,46 @@ def test_a_device_s_bytes_travel_on_its_wires(visit, api):
     expect(page.locator(".packet")).to_have_count(0)
     page.locator('[data-device="2"] .ghost').nth(1).hover(force=True)
     expect(page.locator('[data-fact="looked"]')).to_contain_text("Device 2, layer 0, weights: 197,120 of 197,120 bytes")  # fmt: skip
+
+
+def test_the_tree_lights_up_along_the_walk(visit, api):
+    for query in ({}, {"rule": "five-questions", "model": "llama2-70b", "cluster": "a100-80g:8x8"}):
+        data = api.get("/api/sim/decision", params=query).json()["data"]
+        page = visit.go("/sim/decision", **query)
+        lit = page.locator("[data-tree] .question.path")
+        expect(lit).to_have_count(sum(node["on_path"] for node in data["nodes"]))
+        for node, shown in zip((n for n in data["nodes"] if n["on_path"]), lit.all(), strict=True):
+            assert node["evidence"] in shown.inner_text()
+        taken = page.locator("[data-tree] .outcome.taken .leaf")
+        expect(taken).to_have_count(1)
+        expect(taken).to_contain_text(next(one["title"] for one in data["leaves"] if one["on_path"]))  # fmt: skip
+
+
+def test_every_item_of_the_inventory_has_an_address(visit):
+    """What docs/lessons.md lists with `show=` is on that page; one is brought into view."""
+    text = (Path(__file__).parents[2] / "docs/lessons.md").read_text("utf-8")
+    listed: dict[str, set[str]] = {}
+    for path, name in re.findall(r"`#(/[a-z0-9/-]+)\?show=([A-Za-z0-9-]+)`", text):
+        listed.setdefault(path, set()).add(name)
+    assert sum(map(len, listed.values())) > 100
+    for path, names in listed.items():
+        page = visit.go(path)
+        expect(page.locator(f'[data-anchor="{min(names)}"]')).to_have_count(1)
+        there = page.locator("[data-anchor]").evaluate_all("all => all.map(e => e.dataset.anchor)")
+        assert names <= set(there), (path, names - set(there))
+    page = visit.go("/reference", show="X22")
+    expect(page.locator('[data-anchor="X22"]')).to_be_in_viewport()
+    expect(page.locator(".shown")).to_have_count(1)
+
+
+def test_a_picture_alone_for_another_page(visit, api):
+    page = visit.go("/embed/pipeline", m="16")
+    expect(page.locator('[data-fact="bubble"]')).to_have_text("15.79 %")
+    expect(page.get_by_role("navigation")).to_have_count(0)
+    assert violations(page) == []
+    page = visit.go("/sim/pipeline", m="16")
+    page.get_by_text("The same without a browser").click()
+    expect(page.get_by_text("<iframe src=")).to_contain_text("#/embed/pipeline?")
 
 
 def test_two_tries_before_the_solution_is_told(fresh, api):

@@ -57,6 +57,8 @@ def test_who_talks_along_which_axis():
     sent = {name: walk(name)["data"]["bytes_by_axis"] for name in recorded()}
     assert sent["tp4"]["data"] == sent["tp4"]["pipeline"] == 0 < sent["tp4"]["tensor"]
     assert sent["pp4"]["data"] == sent["pp4"]["tensor"] == 0 < sent["pp4"]["pipeline"]
+    ratio = sum(sent["tp4"].values()) / sum(sent["pp4"].values())
+    assert 19 < ratio < 21  # "some twenty times", the lesson on layers says
     # Half as much again, but for the head and its norm: last in the forward, first in the backward,
     # they stay gathered in between. Each of 4 ranks sends 3/4 of what a gather moves.
     head_bytes = 4 * (512 * 64 + 64)

@@ -109,7 +109,7 @@ class Question(Prose):
     """A question with its answer as an expression, or a choice with the right one named."""
 
     id: str
-    group: Literal["check", "self-check", "exercise", "extra"]
+    group: Literal["check", "self-check", "exercise", "extra", "prediction"]
     kind: Literal["number", "choice", "layout"]
     prompt: str
     unit: str = ""

@@ -15,6 +15,7 @@ import numpy as np
 
 from meshwright.costs import alpha_beta, closed_forms
 from meshwright.costs.columns import from_layouts
+from meshwright.costs.reliability import best_interval_s, goodput, job_mtbf_s
 from meshwright.costs.states import state_bytes
 from meshwright.costs.step import estimate
 from meshwright.schedules import build
@@ -218,6 +219,31 @@ def recompute_share() -> float:
     return closed_forms.sqrt_checkpointing(1).extra_compute
 
 
+NODE_MTBF, SAVE, RESTART = "50000h", "60s", "5min"
+"""Of the failures simulation, as it opens: one node's time between failures, a save, a restart."""
+
+
+def failure_interval_s(nodes: int, node: str = NODE_MTBF) -> float:
+    """Mean time between failures of a job on so many nodes."""
+    return job_mtbf_s(parse_seconds(node, "node"), nodes)
+
+
+def best_save_s(nodes: int) -> float:
+    """The interval between checkpoints that leaves most goodput."""
+    return best_interval_s(
+        checkpoint_s=parse_seconds(SAVE, "save"), mtbf_s=failure_interval_s(nodes),
+        restart_s=parse_seconds(RESTART, "restart"),
+    )  # fmt: skip
+
+
+def kept(nodes: int) -> float:
+    """The goodput at that interval."""
+    return goodput(
+        best_save_s(nodes), checkpoint_s=parse_seconds(SAVE, "save"),
+        mtbf_s=failure_interval_s(nodes), restart_s=parse_seconds(RESTART, "restart"),
+    ).useful  # fmt: skip
+
+
 def activations(
     model: str, seq: int = 4096, micro_batch: int = 1, recompute: str = "none", tp: int = 1
 ) -> float:
@@ -270,6 +296,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         states, part, optimizer_part, weights, bytes_per_parameter, devices_needed, memory, bubble,
         bubble_of_ideal, in_flight, pace, ring_s, ring_bytes, ring_steps, naive_bytes, tree_s,
         tp_all_reduces, effective_batch, world, zero_traffic, checkpoint_layers, recompute_share, activations, run, gap,
+        failure_interval_s, best_save_s, kept,
     )
 }  # fmt: skip
 """What content may call, by name."""

@@ -193,8 +193,9 @@ def _most_live_bytes() -> int:
 
 def _title(regime: dict[str, Any]) -> str:
     many = len(regime["walk"]["ranks"])
-    title: str = regime["title"].capitalize()
-    return f"{title}, {many} ranks" if many > 1 else f"{title}, alone"
+    title: str = regime["title"]
+    how = f"{many} ranks" if many > 1 else "alone"
+    return f"{title[0].upper()}{title[1:]}, {how}"
 
 
 def _frames(events: list[WalkEvent]) -> list[Frame]:
