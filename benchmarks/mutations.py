@@ -399,8 +399,8 @@ MUTATIONS = (
     Mutation("zero1", "the step begins with the gradients of the last", f"{_PROGRAM}:Program.step",
              "optimizer.zero_grad(set_to_none=True)", "pass"),
     Mutation("zero3", "the embedding starts from other weights on each rank", f"{_PARALLELIZE}:_fill",
-             "sliced = _sliced(full, value.to(precision.master), model, world)",
-             "sliced = _sliced(full, value.to(precision.master), model, world) * "
+             "sliced = _sliced(full, value.to(precision.master), stage, world)",
+             "sliced = _sliced(full, value.to(precision.master), stage, world) * "
              "(1 + 1e-6 * (world.rank if 'embed' in full else 0))"),
     # Mixed precision.
     Mutation("bf16", "gradients × 1.01", f"{_CLIP}:complete_gradients", "stages = list(stages)",

@@ -54,7 +54,7 @@ def test_the_reference_knows_every_parameter(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_reference_computes_the_logits_of_transformers(name, tmp_path):
     transformers = pytest.importorskip("transformers")
-    from meshwright.engine.model.weights import export
+    from meshwright.engine.model.export import export
 
     model, numerics = MODELS[name], default_numerics(MODELS[name])
     if name == "llama":

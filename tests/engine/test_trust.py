@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 from meshwright.engine.checkpoints.index import read_index
 from meshwright.engine.checkpoints.manifest import DamagedError
 from meshwright.engine.data import Corpus
-from meshwright.engine.model.weights import _remove_stale
+from meshwright.engine.model.export import _remove_stale
 from meshwright.engine.ranks.claim import claim, let_go
 from meshwright.engine.ranks.rendezvous import _listener
 from meshwright.engine.watch.recorder import Recorder

@@ -7,9 +7,11 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from meshwright.engine.model.configs import model_of_config  # noqa: E402
 from meshwright.engine.model.decoder import Decoder, parameter_shapes  # noqa: E402
+from meshwright.engine.model.export import export  # noqa: E402
 from meshwright.engine.model.numerics import numerics_of_config  # noqa: E402
-from meshwright.engine.model.weights import Checkpoint, export, model_of_config  # noqa: E402
+from meshwright.engine.model.weights import Checkpoint  # noqa: E402
 from meshwright.specs.errors import SpecError  # noqa: E402
 
 LLAMA = {

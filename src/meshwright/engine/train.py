@@ -30,8 +30,9 @@ from meshwright.engine.foreign.running import (
     open_checkpoint,
 )
 from meshwright.engine.model.decoder import parameter_shapes
+from meshwright.engine.model.export import check_export, export_part, write_index
 from meshwright.engine.model.numerics import Numerics
-from meshwright.engine.model.weights import Checkpoint, check_export, export_part, write_index
+from meshwright.engine.model.weights import Checkpoint
 from meshwright.engine.parallel.backend import on_gpu
 from meshwright.engine.parallel.guards import check, check_job
 from meshwright.engine.parallel.orders import splits_backward

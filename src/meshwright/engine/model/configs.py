@@ -1,0 +1,175 @@
+"""A Hugging Face config.json in and out: the `Model` that it is, and the data that it becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.engine.model.numerics import Numerics
+from meshwright.specs.errors import SpecError
+from meshwright.specs.huggingface import model_from_config
+from meshwright.specs.model import Experts, Model
+
+
+def model_of_config(config: dict[str, Any]) -> Model:
+    """The `Model` of a Hugging Face config of one of `FAMILIES`."""
+    family = config["model_type"]
+    if family == "gpt2":
+        _refuse_variants(config)
+        hidden, heads = config["n_embd"], config["n_head"]
+        return Model(
+            name="gpt2", family="gpt2", layers=config["n_layer"], hidden=hidden, heads=heads,
+            kv_heads=heads, head_dim=hidden // heads, ffn=config.get("n_inner") or 4 * hidden,
+            vocab=config["vocab_size"], gated=False, norm="layernorm",
+            tied_embeddings=config.get("tie_word_embeddings", True),
+            norm_bias=True, qkv_bias=True, attention_out_bias=True, ffn_bias=True,
+            positions="learned", max_positions=config["n_positions"],
+        )  # fmt: skip
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise SpecError(
+            "partial_rotary_factor",
+            config["partial_rotary_factor"],
+            "the decoder turns whole heads",
+        )
+    if family in ("qwen2_moe", "qwen3_moe"):
+        _window(config)
+        return model_from_config(config, name=config.get("_name_or_path") or family)
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    experts = None
+    if family == "mixtral":
+        experts = Experts(
+            experts=config["num_local_experts"], top_k=config["num_experts_per_tok"],
+            ffn=config["intermediate_size"],
+        )  # fmt: skip
+    return Model(
+        name=config.get("_name_or_path") or family, family=family,
+        layers=config["num_hidden_layers"], hidden=hidden, heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or hidden // heads, ffn=config["intermediate_size"],
+        vocab=config["vocab_size"], tied_embeddings=config.get("tie_word_embeddings", False),
+        qk_norm="head" if family == "qwen3" else "none",
+        qkv_bias=config.get("attention_bias", family == "qwen2"),
+        attention_out_bias=family != "qwen2" and config.get("attention_bias", False),
+        ffn_bias=config.get("mlp_bias", False),
+        window=_window(config), experts=experts,
+    )  # fmt: skip
+
+
+def _refuse_variants(config: dict[str, Any]) -> None:
+    """GPT-2s whose attention is another one.
+
+    Raises:
+        SpecError: naming the field.
+    """
+    for field, usual in (
+        ("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):  # fmt: skip
+        if config.get(field, usual) is not usual:
+            raise SpecError(field, config[field], f"the decoder computes {usual} only")
+
+
+def _window(config: dict[str, Any]) -> int:
+    """The window that every layer has; 0: none has one.
+
+    Raises:
+        SpecError: some layers have one and others have not.
+    """
+    family, layers = config["model_type"], config["num_hidden_layers"]
+    if family not in ("mistral", "mixtral") and not family.startswith("qwen"):
+        return 0
+    usual = 4096 if family == "mistral" else None
+    window = config.get("sliding_window", usual) or 0
+    if family.startswith("qwen") and not config.get("use_sliding_window", False):
+        window = 0
+    kinds = config.get("layer_types")
+    if kinds is None and family.startswith("qwen") and window:
+        first = config.get("max_window_layers", 28)
+        kinds = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
+    kinds = set(kinds or ())
+    if not window or kinds == {"full_attention"}:
+        return 0
+    if len(kinds) > 1:
+        raise SpecError(
+            "layer_types", sorted(kinds), "the decoder has a window in all layers or in none"
+        )
+    return int(window)
+
+
+_HF_ACTIVATIONS = {"silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+_ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+}  # fmt: skip
+
+
+def config_of(model: Model, numerics: Numerics, max_positions: int) -> dict[str, Any]:
+    """The Hugging Face `config.json` of a model, as data."""
+    shared: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[model.family]],
+        "model_type": model.family,
+        "vocab_size": model.vocab,
+        "initializer_range": numerics.init_std,
+        "tie_word_embeddings": model.tied_embeddings,
+    }
+    if model.family == "gpt2":
+        return shared | {
+            "n_embd": model.hidden, "n_head": model.heads, "n_layer": model.layers,
+            "n_inner": model.ffn, "n_positions": model.max_positions,
+            "layer_norm_epsilon": numerics.norm_eps,
+            "activation_function": _HF_ACTIVATIONS[numerics.activation],
+        }  # fmt: skip
+    config = shared | {
+        "hidden_size": model.hidden, "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim, "max_position_embeddings": max_positions,
+        "rms_norm_eps": numerics.norm_eps, "rope_theta": numerics.rope_theta,
+        "hidden_act": _HF_ACTIVATIONS[numerics.activation],
+        "attention_bias": model.attention_out_bias or (
+            model.qkv_bias and not model.family.startswith("qwen2")
+        ),
+        "mlp_bias": model.ffn_bias, "intermediate_size": model.ffn,
+    }  # fmt: skip
+    if model.window:
+        config["sliding_window"] = model.window
+        if model.family.startswith("qwen"):
+            config |= {"use_sliding_window": True, "max_window_layers": 0}
+    elif model.family in ("mistral", "mixtral"):
+        config["sliding_window"] = None
+    if (scaling := numerics.rope_scaling) is not None:
+        config["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            config["rope_scaling"] |= {
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_positions,
+            }
+    if model.experts is not None:
+        config |= _experts_config(model, model.experts, numerics)
+    return config
+
+
+def _experts_config(model: Model, experts: Experts, numerics: Numerics) -> dict[str, Any]:
+    if model.family == "mixtral":
+        return {
+            "num_local_experts": experts.experts,
+            "num_experts_per_tok": experts.top_k,
+            "intermediate_size": experts.ffn,
+        }
+    every = range(model.layers)
+    candidates = [i for i in every if (i + 1) % experts.period == 0]
+    if not {i for i in every if model.is_moe_layer(i)} <= set(candidates):
+        raise SpecError(
+            "experts.dense_layers", experts.dense_layers, "Qwen counts sparse layers from the first"
+        )
+    found = {
+        "num_experts": experts.experts,
+        "num_experts_per_tok": experts.top_k,
+        "moe_intermediate_size": experts.ffn,
+        "decoder_sparse_step": experts.period,
+        "mlp_only_layers": [i for i in candidates if not model.is_moe_layer(i)],
+        "norm_topk_prob": numerics.renormalize_routing,
+    }
+    if model.family == "qwen2_moe":
+        found["shared_expert_intermediate_size"] = experts.shared_ffn
+    return found

@@ -1,0 +1,137 @@
+"""Which tensor of a Hugging Face checkpoint is which parameter of `Decoder`, both ways.
+
+One table per family; some files hold several parameters in one tensor, or one in several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import torch
+
+from meshwright.specs.model import Model
+
+LLAMA_NAMES = {
+    "embed.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+_LLAMA_LAYER = {
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+    "moe.shared.gate": "mlp.shared_expert.gate_proj",
+    "moe.shared.up": "mlp.shared_expert.up_proj",
+    "moe.shared.down": "mlp.shared_expert.down_proj",
+    "moe.shared_gate": "mlp.shared_expert_gate",
+}
+_GPT2 = {
+    "embed.weight": "transformer.wte.weight",
+    "embed.positions": "transformer.wpe.weight",
+    "norm.weight": "transformer.ln_f.weight",
+    "norm.bias": "transformer.ln_f.bias",
+    "head.weight": "lm_head.weight",
+}
+_GPT2_LAYER = {
+    "attention_norm": "ln_1",
+    "ffn_norm": "ln_2",
+    "attention.q": "attn.c_attn",
+    "attention.k": "attn.c_attn",
+    "attention.v": "attn.c_attn",
+    "attention.o": "attn.c_proj",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+BUFFERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")
+"""What older files hold besides parameters: tables that are computed, and GPT-2's causal mask."""
+_MIXTRAL_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+def _module_name(module: str, model: Model) -> str:
+    if module == "moe.router":
+        return "block_sparse_moe.gate" if model.family == "mixtral" else "mlp.gate"
+    return _LLAMA_LAYER[module]
+
+
+def _expert_name(number: str, expert: int, leaf: str, model: Model) -> str:
+    if model.family == "mixtral":
+        within = f"block_sparse_moe.experts.{expert}.{_MIXTRAL_EXPERTS[leaf]}"
+    else:
+        within = f"mlp.experts.{expert}.{leaf}_proj"
+    return f"model.layers.{number}.{within}.weight"
+
+
+def read_parameter(
+    name: str, shape: tuple[int, ...], read: Callable[[str], torch.Tensor], model: Model
+) -> torch.Tensor:
+    """The whole tensor of decoder parameter `name`, of what `read` gives by the files' names."""
+    if model.family == "gpt2":
+        return _read_gpt2(name, read)
+    return _read_llama(name, shape, read, model)
+
+
+def _layer_of(name: str) -> tuple[str, str, str] | None:
+    """`layers.3.mlp.up.weight` to ("3", "mlp.up", "weight")."""
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)\.([a-z_]+)", name)
+    return (match[1], match[2], match[3]) if match else None
+
+
+def _read_llama(
+    name: str, shape: tuple[int, ...], read: Callable[[str], torch.Tensor], model: Model
+) -> torch.Tensor:
+    parts = _layer_of(name)
+    if parts is None:
+        return read(LLAMA_NAMES[name])
+    number, module, leaf = parts
+    if module == "moe.experts":
+        return torch.stack(
+            [read(_expert_name(number, expert, leaf, model)) for expert in range(shape[0])]
+        )
+    return read(f"model.layers.{number}.{_module_name(module, model)}.{leaf}")
+
+
+def _read_gpt2(name: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    parts = _layer_of(name)
+    if parts is None:
+        return read(_GPT2[name])
+    number, module, leaf = parts
+    tensor = read(f"transformer.h.{number}.{_GPT2_LAYER[module]}.{leaf}")
+    if module in ("attention.q", "attention.k", "attention.v"):
+        tensor = tensor.chunk(3, dim=-1)["qkv".index(module[-1])]
+    # GPT-2 stores [in, out] (Conv1D); a Linear is [out, in].
+    return tensor.t().contiguous() if tensor.dim() == 2 else tensor.contiguous()
+
+
+def written(
+    name: str, value: torch.Tensor, model: Model, fused: dict[str, dict[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The checkpoint tensors that one parameter becomes (GPT-2's q, k, v once all three are in)."""
+    gpt2, parts = model.family == "gpt2", _layer_of(name)
+    if parts is None:
+        yield (_GPT2 if gpt2 else LLAMA_NAMES)[name], value
+        return
+    number, module, leaf = parts
+    if not gpt2 and module == "moe.experts":
+        for expert, one in enumerate(value):
+            yield _expert_name(number, expert, leaf, model), one
+    elif not gpt2:
+        yield f"model.layers.{number}.{_module_name(module, model)}.{leaf}", value
+    else:
+        key = f"transformer.h.{number}.{_GPT2_LAYER[module]}.{leaf}"
+        value = value.t() if value.dim() == 2 else value
+        if not key.endswith(("c_attn.weight", "c_attn.bias")):
+            yield key, value
+            return
+        waiting = fused.setdefault(key, {})
+        waiting[module[-1]] = value
+        if len(waiting) == 3:
+            yield key, torch.cat([waiting[part] for part in "qkv"], dim=-1)
