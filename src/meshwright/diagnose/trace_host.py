@@ -1,19 +1,20 @@
 """Traces without device events (gloo on CPUs): work and waiting of each rank, and what a slow one costs.
 
-A rank's work is its step less the time in which it is inside a transfer. A pipeline shows by its
+A rank's work is its step less the time in which it is inside a transfer; what changes from step to
+step is in `host_steps.py`. A pipeline shows by its
 messages: the ranks at its ends have half of those in its middle; its step is then replayed by the
 simulator with the slow rank's work put to that of the others.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
+from meshwright.diagnose.host_steps import TRANSFER, slower_transfers, steps_of, uneven_work
 from meshwright.diagnose.intervals import union
 from meshwright.diagnose.records import Evidence, Kind, Part, of
 from meshwright.diagnose.trace_reading import Trace
@@ -24,7 +25,6 @@ from meshwright.simulator.evaluate import Simulator
 from meshwright.simulator.times import StageTimes
 from meshwright.specs.quantities import format_seconds
 
-_TRANSFER = re.compile(r"(?:gloo|nccl|mpi|ucc):(\w+)")
 SLOW = 1.15
 """Work from this multiple of the other ranks' median on makes a rank slow."""
 
@@ -61,6 +61,11 @@ def judge_host(traces: Sequence[Trace]) -> Part:
     _data(part, ranks, traces, step)
     if len(ranks) > 1 and any(one.messages or one.collectives for one in ranks):
         _slow(part, ranks, traces, step)
+        if (steps := steps_of(traces)) is not None:
+            link = slower_transfers(steps, traces)
+            # One slow rank, or late data, makes the work uneven, too: the narrower cause stands.
+            uneven = None if part.findings or link else uneven_work(steps, traces)
+            part.findings += [found for found in (link, uneven) if found is not None]
     elif len(ranks) == 1 and waits[0] > 0:
         part.missing.append("the traces of all ranks: for whom this one waits")
     if not part.findings and len(ranks) > 1:
@@ -69,7 +74,7 @@ def judge_host(traces: Sequence[Trace]) -> Part:
 
 
 def _work(trace: Trace, rank: int) -> Work:
-    transfers = [one for one in trace.said if _TRANSFER.match(one.name)]
+    transfers = [one for one in trace.said if TRANSFER.match(one.name)]
     covered = union(np.array([o.start for o in transfers]), np.array([o.end for o in transfers]))
     loading = [one for one in trace.said if DATA.search(one.name)]
     loaded = union(np.array([o.start for o in loading]), np.array([o.end for o in loading]))
