@@ -1,11 +1,14 @@
 """The lessons' decision trees walked with numbers: exercises a-d and the drills."""
 
+import re
+
 import pytest
 
 from meshwright.planner.decision_trees import walk_trees
 from meshwright.planner.legality import Question
 from meshwright.specs.clusters import load_cluster
-from meshwright.specs.job import Job
+from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.model import Model
 from meshwright.specs.models import load_model
 
@@ -62,3 +65,13 @@ def test_the_trees_know_experts_long_sequences_and_frameworks_without_a_pipeline
     walks = walk_trees(Question(load_model("llama3-70b"), load_cluster("h100:8x8"), long))
     assert any(step.answer == "yes: cp 4" for step in walks[0].steps)
     assert all(walk.layout is None or walk.layout.cp == 4 for walk in walks[:2])
+
+
+def test_states_of_adapters_are_those_of_frozen_weights_in_four_bits():
+    """A 70B model in NF4 is some 40 GB, not the 800 of training all of it."""
+    tune = finetune_recipe("qlora")
+    job = Job(framework="trl", precision=RECIPES["pure-bf16"], finetune=tune, global_batch=16)
+    asked = Question(load_model("llama3-70b"), load_cluster("rtx4090:1x2"), job)
+    said = walk_trees(asked)[0].steps[0].evidence
+    gib = float(re.search(r"model states ([\d.]+) GiB", said)[1])
+    assert 33 < gib < 48

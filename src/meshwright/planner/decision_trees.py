@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.costs.columns import from_layouts
-from meshwright.costs.step import capacity_bytes, estimate
+from meshwright.costs.step import capacity_bytes, estimate, price
 from meshwright.planner.legality import Question, legal
 from meshwright.planner.search import reprice
 from meshwright.planner.space import divisors
@@ -47,9 +47,14 @@ def walk_trees(question: Question) -> tuple[Walk, Walk, str]:
 
 
 def _states(question: Question) -> float:
+    """Bytes of weights, gradients and optimizer on one device; adapters' few beside frozen weights."""
     from meshwright.costs.parameters import count_parameters
 
-    return count_parameters(question.model).total * question.job.state_bytes
+    if question.job.finetune is None:
+        return count_parameters(question.model).total * question.job.state_bytes
+    held = price(question.model, question.cluster, question.job, from_layouts([Layout()])).memory
+    parts = held.parts["first"]
+    return sum(float(parts[name][0]) for name in ("parameters", "gradients", "optimizer"))
 
 
 def _fits_steps(question: Question) -> list[Step]:

@@ -62,7 +62,8 @@ def why_lost(
         return f"{change:.1%} slower: more time in {cause} ({grown[0][0]:+.3g} s)"
     odds = Odds.of(question).fits(other.peak_memory_bytes, other.capacity_bytes)
     if odds < wanted:
-        return f"{-change:+.1%} in speed, but fits with {odds:.0%} only ({wanted:.0%} is asked for)"
+        speed = "as fast" if abs(change) < 0.0005 else f"{-change:+.1%} in speed"
+        return f"{speed}, but fits with {odds:.0%} only ({wanted:.0%} is asked for)"
     worst = _worst(other) / _worst(best) - 1.0
     if worst > 0.0005 and change < -0.0005:
         return (

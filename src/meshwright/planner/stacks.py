@@ -187,6 +187,8 @@ def _why_not(solution: Solution, best: Estimate | None, priced: Estimate) -> str
     ):
         return f"fits with {priced.fit_probability:.0%} only"
     change = (priced.pessimistic_s or 0.0) / (best.pessimistic_s or 1.0) - 1
+    if abs(change) < 0.0005:
+        return "as fast, and no reason to change to it"
     grown = max(
         (priced.time_parts[name] - best.time_parts[name], name) for name in priced.time_parts
     )
