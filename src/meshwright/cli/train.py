@@ -60,6 +60,9 @@ def command(
     collective_timeout: float = typer.Option(
         120.0, "--collective-timeout", min=1.0, help="Seconds that ranks wait for a silent one."
     ),
+    validation_data: str = typer.Option("", help="Held-out data, of the same kinds as --data."),
+    validate_every: int = typer.Option(0, min=0, help="Steps between looks at it; 0: none."),
+    validate_batches: int = typer.Option(4, min=1, help="Global batches of each look."),
     csv: options.Csv = "",
     transformers: options.ForeignConfig = "",
     dropout: options.DropoutRate = None,
@@ -103,6 +106,10 @@ def command(
         target = Path(out) / "tokens.npy"
         tokenize(data, tokenizer, target)
         data = str(target)
+        if validation_data:
+            held_out = Path(out) / "validation-tokens.npy"
+            tokenize(validation_data, tokenizer, held_out)
+            validation_data = str(held_out)
         end_token = end_of_text(tokenizer) if end_token is None else end_token
     foreign = running.foreign_of(what, subject.model, transformers)
     if foreign is not None:
@@ -121,7 +128,8 @@ def command(
         steps=steps, learning_rate=learning_rate, clip=clip, seed=seed, init=init, export=export,
         resume=resume, save_every=save_every, keep=keep, csv=csv, warmup=min(10, steps) if warmup is None else warmup,
         lr_schedule=cast(Any, lr_schedule), least_rate=least_rate, betas=(beta1, beta2),
-        weight_decay=weight_decay, foreign=foreign,
+        weight_decay=weight_decay, foreign=foreign, validation_data=validation_data,
+        validate_every=validate_every, validate_batches=validate_batches,
         profile=profile, compile=compile_layers,
         end_token=-1 if end_token is None else end_token,
         cluster=load_cluster(cluster) if cluster else hardware,
@@ -192,10 +200,12 @@ def show_summary(summary: dict[str, Any]) -> None:
     if summary["steps"] is None:
         print("nothing to do: the checkpoint is already at the last step")
         return
+    held_out = summary["validation_loss"]
     print_lines(
         f"trained {summary['steps']} steps of {summary['model']} on {summary['ranks']} ranks "
         f"({summary['layout']}): loss {summary['first_loss']:.3f} to {summary['last_loss']:.3f}, "
-        f"{summary['tokens_s']:,.0f} tokens/s",
+        + (f"validation loss {held_out:.3f}, " if held_out is not None else "")
+        + f"{summary['tokens_s']:,.0f} tokens/s",
         speed_line(summary),
     )
     foreseen = summary["predicted"]

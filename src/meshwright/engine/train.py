@@ -29,8 +29,8 @@ from meshwright.engine.foreign.running import (
     make_folder,
     open_checkpoint,
 )
-from meshwright.engine.model.decoder import parameter_shapes
-from meshwright.engine.model.export import check_export, export_part, write_index
+from meshwright.engine.hugging_face import check_init, export
+from meshwright.engine.model.export import check_export
 from meshwright.engine.model.numerics import Numerics
 from meshwright.engine.model.weights import Checkpoint
 from meshwright.engine.parallel.backend import on_gpu
@@ -52,6 +52,7 @@ from meshwright.engine.recipe import (
     make_optimizer,
     take_step,
 )
+from meshwright.engine.validation import Validation
 from meshwright.engine.watch.flight import FlightRecorder, flight_recorder
 from meshwright.engine.watch.meter import (
     MEMORY_EVERY,
@@ -100,6 +101,11 @@ class Run:
     save_every: int = 0
     keep: int = 3
     csv: str = ""
+    validation_data: str = ""
+    """Held-out data, looked at after every `validate_every` steps and after the last."""
+    validate_every: int = 0
+    validate_batches: int = 4
+    """Global batches of it."""
     end_token: int = -1
     """Ends a document in token files, for the job's document masking; negative: none."""
     fault: Fault | None = None
@@ -183,8 +189,9 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         )
     if not corpus.is_text:
         check_vocabulary(corpus, run.model.vocab)
+    Validation(run)
     if run.init and run.foreign is None:
-        _check_init(run)
+        check_init(run)
     if run.compile and run.layout.pp > 1 and splits_backward(run.layout, run.csv):
         # The compiled graph is one piece: its weight gradients cannot be asked for on their own.
         raise SpecError(
@@ -225,30 +232,6 @@ def corpus_of(run: Run) -> Corpus:
         run.data, run.job.seq_len, run.seed, documents=run.job.document_masking,
         end_token=None if run.end_token < 0 else run.end_token,
     )  # fmt: skip
-
-
-def _check_init(run: Run) -> None:
-    checkpoint = Checkpoint(run.init)
-    found = checkpoint.model
-    for field in (
-        "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts", "gated",
-        "norm", "norm_bias", "qk_norm", "qkv_bias", "attention_out_bias", "ffn_bias", "positions",
-        "window", "tied_embeddings",
-    ):  # fmt: skip
-        if getattr(found, field) != getattr(run.model, field):
-            raise SpecError(
-                "init",
-                run.init,
-                f"{field} is {getattr(found, field)} there and {getattr(run.model, field)} in "
-                "the plan",
-            )
-    if found.family != run.model.family:
-        raise SpecError(
-            "init", run.init,
-            f"is a {found.family}, the plan's model a {run.model.family}; plan with the "
-            "checkpoint's own config.json",
-        )  # fmt: skip
-    checkpoint.check_tensors(parameter_shapes(run.model))
 
 
 def train_rank(run: Run, report: Callable[[Any], None]) -> dict[str, Any]:
@@ -301,7 +284,7 @@ def _train(
             )
         if first:
             report({"kind": "resumed", "step": start})
-    profiler = StepProfiler(run, program, flight)
+    profiler, validation = StepProfiler(run, program, flight), Validation(run)
     summary: dict[str, Any] = {"step": start}
     request, stopped = StopRequest(), False
     for step in range(start, run.steps):
@@ -342,6 +325,10 @@ def _train(
             counts = counter.record(run, step + 1)
             if first:
                 report(counts)
+        if validation.due(step + 1):
+            record = validation.record(program, step + 1)
+            if first:
+                report(record)
         stopped = result.stop and step + 1 < run.steps
         due = (step + 1) % run.save_every == 0 or step + 1 == run.steps if run.save_every else False
         if due or (stopped and run.save_every):
@@ -385,31 +372,6 @@ def digest(program: Program) -> str:
         found.update(name.encode())
         found.update(local.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
-
-
-def export(run: Run, program: Program) -> None:
-    """Write the weights as a Hugging Face checkpoint: one file per pipeline rank, and an index."""
-    values = program.gathered()
-    world = program.world
-    first_of_stage = world.dp_rank == 0 and world.axes.tp.rank == 0 and world.axes.cp.rank == 0
-    names: dict[str, str] = {}
-    if first_of_stage:
-        if run.model.tied_embeddings and 0 not in program.modules:
-            values.pop("embed.weight", None)  # the first stage writes it
-        names = export_part(run.export, values.items(), run.model, world.pp.rank, run.layout.pp)
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, names)
-    if dist.get_rank() == 0:
-        merged = {key: file for part in everyone for key, file in part.items()}
-        write_index(run.export, merged, run.model, run.numerics, positions_of(run))
-
-
-def positions_of(run: Run) -> int:
-    """How many positions an exported model states: those it came with, or those it has seen."""
-    own = Checkpoint(run.init).max_positions if run.init else 0
-    scaling = run.numerics.rope_scaling
-    stretched = int(scaling.factor * scaling.original_positions) if scaling else 0
-    return max(own or stretched, run.job.seq_len)
 
 
 def prepare_out(run: Run) -> Path:

@@ -35,6 +35,7 @@ from meshwright.engine.parallel.mesh import World
 from meshwright.engine.parallel.orders import GENERATED, generated_order, read_csv
 from meshwright.engine.parallel.parallelize import Stage
 from meshwright.schedules import Schedule, write_torch_csv
+from meshwright.specs.model import Model
 
 _SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MULTI = {
@@ -164,20 +165,27 @@ def _place(received: tuple[Any, ...], device: torch.device) -> None:
             info.buffer = torch.empty_like(info.buffer, device=device, requires_grad=False)
 
 
+def residual_like(
+    world: World, model: Model, length: int, compute: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """An empty residual stream `[B, S, H]` of one micro-batch, as stages send it to each other."""
+    layout = world.layout
+    rows = length // layout.tp if world.axes.sequence_parallel else length
+    return torch.empty(layout.micro_batch, rows, model.hidden, dtype=compute, device=device)
+
+
 def _stage(
     index: int, count: int, module: Stage, world: World, length: int, compute: torch.dtype
 ) -> LeanStage:
-    layout, model = world.layout, module.model
-    rows = layout.micro_batch
-    tp = layout.tp
-    residual = length // tp if world.axes.sequence_parallel else length
+    model, rows = module.model, world.layout.micro_batch
     # Whether a shape's gradient travels is read off `requires_grad`.
-    like: dict[str, Any] = {"dtype": compute, "device": "meta", "requires_grad": True}
-    hidden = torch.empty(rows, residual, model.hidden, **like)
+    hidden = residual_like(world, model, length, compute, torch.device("meta")).requires_grad_()
     # transformers' heads give all logits on every rank of tp.
     whole = isinstance(module, ForeignStage)
     width = model.vocab if whole else len(own_range(model.vocab, world.axes.tp))
-    logits = torch.empty(rows, length, width, **like)
+    logits = torch.empty(
+        rows, length, width, dtype=compute, device="meta", requires_grad=True
+    )  # fmt: skip
     tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
     return LeanStage(
         module, index, count, world.device,

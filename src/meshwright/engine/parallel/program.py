@@ -24,6 +24,7 @@ from meshwright.engine.model.loss import IGNORED, summed_cross_entropy
 from meshwright.engine.model.numerics import Numerics
 from meshwright.engine.parallel.backend import own_device
 from meshwright.engine.parallel.clip import clip_gradients, complete_gradients, squared_norm
+from meshwright.engine.parallel.evaluation import forward_only
 from meshwright.engine.parallel.mesh import World, make_world
 from meshwright.engine.parallel.orders import placement, stage_ranges
 from meshwright.engine.parallel.parallelize import (
@@ -35,7 +36,7 @@ from meshwright.engine.parallel.parallelize import (
     new_stage,
     parallelize,
 )
-from meshwright.engine.parallel.pipeline import make_schedule
+from meshwright.engine.parallel.pipeline import make_schedule, residual_like
 from meshwright.engine.parallel.reducer import BUCKET_BYTES
 from meshwright.engine.watch.profile import unmarked
 from meshwright.specs.layout import Layout
@@ -104,7 +105,8 @@ class Program:
         self.dropout = Dropout(dropout, seed + own)
         ranges = stage_ranges(model, layout)
         self.modules: dict[int, Stage] = {}
-        for index, holder in enumerate(placement(layout, csv)):
+        self._holders = placement(layout, csv)
+        for index, holder in enumerate(self._holders):
             if holder != self.world.pp.rank:
                 continue
             last = index == len(ranges) - 1
@@ -193,10 +195,49 @@ class Program:
         for reducer in self._reducers:
             reducer.finish()
         complete_gradients(self.stages, self.world)
+        return self._own_total(losses)
+
+    def _own_total(self, losses: list[torch.Tensor]) -> torch.Tensor:
+        """This rank's part of the summed loss: every part is counted on one rank."""
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         if self.holds_loss and self.world.axes.tp.rank == 0:
             total += torch.stack(losses).detach().double().sum()
         return total
+
+    @torch.no_grad()
+    def evaluate(
+        self, tokens: torch.Tensor, targets: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> tuple[float, int]:
+        """Summed loss of a whole batch and its counted tokens: forward only, nothing dropped.
+
+        Arguments as in `compute_gradients`; the same on every rank.
+        """
+        count, self._valid_tokens = self.micro_batches, 1
+        extra = {} if starts is None else {"starts": self.own_rows(starts).chunk(count)}
+        own, wanted = self.own_rows(tokens).chunk(count), self.own_rows(targets).chunk(count)
+        micro_batches = [
+            (own[at], wanted[at], {name: parts[at] for name, parts in extra.items()})
+            for at in range(count)
+        ]
+        rate, self.dropout.rate = self.dropout.rate, 0.0
+        try:
+            losses = forward_only(
+                self.modules, self._holders, self.world, micro_batches,
+                lambda: residual_like(
+                    self.world, self.model, own[0].shape[1], self.precision.compute,
+                    self.world.device,
+                ),
+                self._loss,
+            )  # fmt: skip
+        finally:
+            self.dropout.rate = rate
+        # No backward came to free what FSDP gathered; the next step must gather it anew.
+        for stage in self.stages:
+            for module in fsdp_modules(stage):
+                module.reshard()
+        total = self._own_total(losses)
+        dist.all_reduce(total, group=self.world.control)
+        return float(total), int((targets != IGNORED).sum())
 
     def _looped(
         self, tokens: torch.Tensor, targets: torch.Tensor, extra: dict[str, torch.Tensor]

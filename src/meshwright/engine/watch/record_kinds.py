@@ -131,6 +131,17 @@ class Step(TypedDict, total=False):
     mfu: Amount | None
 
 
+class Validated(TypedDict, total=False):
+    """How the model does on held-out data after a step."""
+
+    step: Required[Whole]
+    time: Amount
+    loss: Real
+    perplexity: Amount | None
+    tokens: Count
+    took_s: Amount
+
+
 class _RankCount(TypedDict, total=False):
     rank: Count
     sent_bytes: dict[str, Amount]
@@ -194,6 +205,7 @@ class Summary(TypedDict, total=False):
 KINDS: dict[str, Any] = {
     "start": Start, "step": Step, "ledger": Ledger, "saved": Saved, "save-failed": NotSaved,
     "resumed": AtStep, "fault": AtStep, "notice": Notice, "failure": Failure, "summary": Summary,
+    "validation": Validated,
 }  # fmt: skip
 
 

@@ -177,6 +177,8 @@ def _write_scalars(board: Any, record: dict[str, Any]) -> None:
             board.add_scalar(f"step_parts_s/{name}", spent, step, walltime=at)
         for rank, size in enumerate(record.get("memory_bytes", ())):
             board.add_scalar(f"memory_bytes/rank_{rank}", size, step, walltime=at)
+    elif record["kind"] == "validation":
+        board.add_scalar("validation/loss", record["loss"], record["step"], walltime=record["time"])
     elif record["kind"] == "start":
         facts = {k: record[k] for k in ("layout_label", "ranks", "steps", "job", "environment")}
         board.add_text("run", f"```json\n{json.dumps(facts, indent=2)}\n```", 0)
@@ -290,6 +292,8 @@ def event_line(record: dict[str, Any]) -> str:
         return f"resumed at step {record['step']}"
     if record["kind"] == "notice":
         return str(record["text"])
+    if record["kind"] == "validation":
+        return f"step {record['step']}: validation loss {record['loss']:.4f}"
     if record["kind"] == "save-failed":
         return f"the checkpoint of step {record['step']} is not written ({record['reason']})"
     if record["kind"] == "failure":

@@ -184,8 +184,10 @@ def _curves(log: RunLog, start: dict[str, Any], summary: dict[str, Any]) -> str:
     def over(name: str, records: Sequence[dict[str, Any]] = steps) -> list[tuple[float, float]]:
         return [(s["step"], s[name]) for s in records if s.get(name) is not None]
 
-    loss = line_chart("loss over steps", [Line(name="loss", points=over("loss"))], "{:.3g}".format,
-                      marks=restarts)  # fmt: skip
+    losses = [Line(name="loss", points=over("loss"))]
+    if held_out := log.of("validation"):
+        losses.append(Line(name="validation", points=over("loss", held_out), colour=2))
+    loss = line_chart("loss over steps", losses, "{:.3g}".format, marks=restarts)
     norm = line_chart(
         "gradient norm over steps", [Line(name="gradient norm", points=over("grad_norm"), colour=4)],
         "{:.3g}".format, zero=True, marks=restarts,
