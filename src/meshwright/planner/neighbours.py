@@ -42,7 +42,7 @@ def why_lost(
 ) -> str:
     """One line: out of memory by how much and where, or slower by how much and through what."""
     if layout.offload and (short := _host_short_bytes(question, layout)) > 0:
-        return f"its hosts would need {format_bytes(short)} more memory each"
+        return f"more than its hosts hold, by {format_bytes(short)} each"
     if not other.fits:
         heaviest = max(other.stages, key=lambda stage: stage.total_bytes)
         short = heaviest.total_bytes - other.capacity_bytes
