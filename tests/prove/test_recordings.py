@@ -160,7 +160,8 @@ def test_words():
 def test_a_script_is_run_under_each_layout(tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch, torch.distributed as dist, meshwright.probe as probe\n"
+        "import sys, torch, torch.distributed as dist, meshwright.probe as probe\n"
+        "assert sys.argv[1:] == ['config.py', '--rate=0.1'], sys.argv\n"
         "dist.init_process_group('gloo')\n"
         "torch.manual_seed(0)\n"
         "model = torch.nn.Linear(4, 2)\n"
@@ -177,9 +178,30 @@ def test_a_script_is_run_under_each_layout(tmp_path, capsys):
         "dist.destroy_process_group()\n"
     )
     code = run(
-        ["prove", "--script", str(script), "--layouts", "dp1,dp2", "--out", str(tmp_path / "out"),
-         "--json"]
+        ["prove", "--json", "--out", str(tmp_path / "out"), "--script", str(script),
+         "--layouts", "dp1", "dp2", "--", "config.py", "--rate=0.1"]
     )  # fmt: skip
     said = json.loads(capsys.readouterr().out)
     assert code == 1
     assert said["proofs"][0]["cause"] == "data-parallel-scale"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import torch\n", "recorded nothing"),
+        ("raise KeyError('rope')\n", "KeyError: 'rope'"),
+        ("import sys; sys.exit('no data here')\n", "no data here"),
+        ("import nothing_of_this_name\n", "No module named 'nothing_of_this_name'"),
+        ("def (\n", "SyntaxError"),
+    ],
+)
+def test_a_script_that_does_not_run_is_one_sentence(tmp_path, capsys, text, said):
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    command = ["prove", "--script", str(script), "--layouts", "dp1", "dp2"]
+    assert run([*command, "--out", str(tmp_path / "out")]) == 2
+    found = capsys.readouterr().err
+    assert said in found
+    assert found.strip().count("\n") == 0
+    assert "ChildFailedError" not in found

@@ -8,6 +8,9 @@ from typing import Any
 from meshwright.probe import record
 from meshwright.probe.recorder import Recorder
 
+_IGNORED = -100
+"""The label of a token that does not count, torch's own default."""
+
 
 def attach(trainer: Any, settings: dict[str, Any]) -> None:
     """See `meshwright.probe.attach`; both of Lightning's package names are understood."""
@@ -25,6 +28,7 @@ class _Steps:
         self._settings = settings
         self._recorder: Recorder | None = None
         self._loss: float | None = None
+        self._tokens = 0
         self._done = 0
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
@@ -38,6 +42,7 @@ class _Steps:
         """Note a micro-batch's data."""
         if self._recorder is not None:
             self._recorder.see(batch)
+            self._tokens += _counted(batch)
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
         """Add a micro-batch's loss, which Lightning has divided by their number; close the step."""
@@ -47,10 +52,22 @@ class _Steps:
         if trainer.global_step == self._done or self._recorder is None:
             return
         self._done = trainer.global_step
-        self._recorder.step(loss=self._loss, grad_norm=trainer.callback_metrics.get("grad_norm"))
-        self._loss = None
+        norm = trainer.callback_metrics.get("grad_norm")
+        self._recorder.step(loss=self._loss, tokens=self._tokens or None, grad_norm=norm)
+        self._loss, self._tokens = None, 0
 
     def on_train_end(self, *_: Any) -> None:
         """Close the files."""
         if self._recorder is not None:
             self._recorder.__exit__(None, None, None)
+
+
+def _counted(batch: Any) -> int:
+    """Targets that count, of a batch `{"labels": …}` or `(inputs, labels)`; 0 where there are none."""
+    if isinstance(batch, dict):
+        labels = batch.get("labels")
+    else:
+        labels = batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None
+    if labels is None or not hasattr(labels, "is_floating_point") or labels.is_floating_point():
+        return 0
+    return int((labels != _IGNORED).sum())

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.probe.files import LAYOUT_VARIABLE, OUT_VARIABLE, parse_layout
@@ -15,6 +16,8 @@ from meshwright.specs.errors import SpecError
 
 _AXES = ("dp", "tp", "pp", "cp", "shard", "fsdp", "replicate")
 """Axes that multiply to the number of processes; others (ep, zero) reuse them."""
+
+_SHARED = ("ep", "etp", "sp", "zero", "vpp")
 
 _MOST_PROCESSES = 64
 
@@ -35,8 +38,19 @@ def processes(label: str) -> int:
     return count
 
 
-def launch(script: Path, label: str, out: Path, timeout_s: float) -> Path:
-    """Run the script once; returns the folder of its recording.
+def is_label(word: str) -> bool:
+    """Whether a word is a layout's label, of axes that are known, and nothing else."""
+    try:
+        degrees = parse_layout(word)
+    except ValueError:
+        return False
+    return bool(degrees) and degrees.keys() <= {*_AXES, *_SHARED}
+
+
+def launch(
+    script: Path, label: str, out: Path, timeout_s: float, words: Sequence[str] = ()
+) -> Path:
+    """Run the script once, with its own `words` behind it; returns the folder of its recording.
 
     Raises:
         SpecError: no such script, it failed, took too long, or recorded nothing.
@@ -48,7 +62,7 @@ def launch(script: Path, label: str, out: Path, timeout_s: float) -> Path:
         _clear(folder)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(processes(label)), str(script),
+        "--nproc-per-node", str(processes(label)), str(script), *words,
     ]  # fmt: skip
     environment = os.environ | {OUT_VARIABLE: str(folder.resolve()), LAYOUT_VARIABLE: label}
     try:
@@ -61,15 +75,24 @@ def launch(script: Path, label: str, out: Path, timeout_s: float) -> Path:
             "timeout_s", timeout_s, f"{script.name} under {label} took longer"
         ) from None
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if re.match(r"\S*(Error|Exception)\b", line.split(": ")[-2] if ": " in line else line)]  # fmt: skip
-        last = said[-1] if said else (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise SpecError("script", script.name, f"under {label} it failed and said: {last.strip()}")
+        raise SpecError(
+            "script", script.name, f"under {label} it failed and said: {_complaint(done.stderr)}"
+        )
     if not any(folder.glob("rank*.jsonl")):
         raise SpecError(
             "script", script.name,
             f"under {label} it recorded nothing: call meshwright.probe.record without out=",
         )  # fmt: skip
     return folder
+
+
+def _complaint(text: str) -> str:
+    """What the script itself said last: its error, and not torchrun's word that it failed."""
+    before = re.split(r"(?m)^[EW]\d{4} .*torch/distributed/elastic/multiprocessing", text)[0]
+    lines = [re.sub(r"^\[rank\d+\]:\s?", "", line).strip() for line in before.splitlines()]
+    said = [x for x in lines if re.match(r"([\w.]+(Error|Exception|Interrupt|Exit)|usage)\b", x)]
+    own = [x for x in said if "ChildFailedError" not in x]
+    return (own or [x for x in lines if x][-1:] or ["nothing"])[0]
 
 
 def _clear(folder: Path) -> None:
