@@ -1,7 +1,8 @@
 """Hold the layouts of a framework that nobody here wrote to one device: picotron on CPU processes.
 
-    python benchmarks/prove_picotron.py CHECKOUT     # of huggingface/picotron
+    python benchmarks/prove_picotron.py CHECKOUT [--schedule 1f1b] [--only "tp2 dp2"]
 
+CHECKOUT is one of huggingface/picotron. Each layout is launched as `meshwright prove --script` does it.
 Its own model, tensor, context, pipeline and data parallelism and its own training steps run as they are;
 FlashAttention's import (unused on CPU) and `torch.cuda.synchronize` are stood in for, and
 weights and tokens are made here.
@@ -10,18 +11,15 @@ weights and tokens are made here.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import types
 from pathlib import Path
 
-LAYOUTS = {
-    "dp2": {"dp": 2}, "tp2": {"tp": 2}, "cp2": {"cp": 2}, "pp2 afab": {"pp": 2}, "pp2 1f1b": {"pp": 2, "engine": 1},
-    "tp2 dp2": {"tp": 2, "dp": 2}, "cp2 dp2": {"cp": 2, "dp": 2}, "tp2 pp2 dp2": {"tp": 2, "pp": 2, "dp": 2},
-}  # fmt: skip
+from meshwright.probe.files import LAYOUT_VARIABLE
+
+LAYOUTS = ("dp2", "tp2", "cp2", "pp2", "tp2 dp2", "cp2 dp2", "tp2 pp2 dp2")
 STEPS, SEQUENCES, LENGTH, LAYERS = 4, 8, 32, 4
 
 
@@ -54,8 +52,8 @@ class Tokens:
         }
 
 
-def run(checkout: str, spec: dict, out: str) -> None:
-    """One rank."""
+def run(checkout: str, schedule: str) -> None:
+    """One rank, under the layout that it was launched for."""
     os.environ |= {"FLASH_ATTEN": "0", "DTYPE": "float32", "DEVICE": "cpu"}
     for name in ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.layers", "flash_attn.layers.rotary",
                  "flash_attn.ops", "flash_attn.ops.triton", "flash_attn.ops.triton.layer_norm"):  # fmt: skip
@@ -79,7 +77,8 @@ def run(checkout: str, spec: dict, out: str) -> None:
     from meshwright import probe
 
     dist.init_process_group("gloo")
-    degrees = {f"{axis}_size": spec.get(axis, 1) for axis in ("tp", "cp", "pp", "dp")}
+    layout = probe.layout()
+    degrees = {f"{axis}_size": layout.get(axis, 1) for axis in ("tp", "cp", "pp", "dp")}
     pgm.setup_process_group_manager(**degrees)
     manager = pgm.process_group_manager
     config = types.SimpleNamespace(
@@ -125,13 +124,13 @@ def run(checkout: str, spec: dict, out: str) -> None:
             else probe.Shard(dim=dim, index=manager.tp_rank, count=manager.tp_world_size)
         )
 
-    with probe.record(model, optimizer, out=out, placement=placement) as recording:
+    with probe.record(model, optimizer, placement=placement) as recording:
         for _ in range(STEPS):
             optimizer.zero_grad()
             if manager.pp_world_size > 1:
                 step = (
                     pp.train_step_pipeline_1f1b
-                    if spec.get("engine")
+                    if schedule == "1f1b"
                     else pp.train_step_pipeline_afab
                 )
                 step(model, loader, shape, torch.device("cpu"), torch.float32)
@@ -166,51 +165,33 @@ def plain_step(checkout: str, model: object, loader: Tokens) -> float:
     return room["train_step"](model, loader, torch.device("cpu"))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", help="a checkout of huggingface/picotron")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    parser.add_argument("--only", help="one layout, as 'tp2 dp2'")
+    parser.add_argument("--schedule", choices=("afab", "1f1b"), default="afab", help="of pipelines")
+    parser.add_argument("--only", choices=LAYOUTS, help="one layout")
     given = parser.parse_args()
-    if given.rank:
-        run(given.checkout, json.loads(given.rank), given.out)
-        return
+    if LAYOUT_VARIABLE in os.environ:
+        run(given.checkout, given.schedule)
+        return 0
+    from meshwright.prove.launch import launch
+    from meshwright.prove.verdict import prove
+
+    words, equal = [given.checkout, "--schedule", given.schedule], True
     with tempfile.TemporaryDirectory() as folder:
-        launch(given.checkout, {}, f"{folder}/one")
-        for name, spec in LAYOUTS.items():
-            if given.only not in (None, name):
-                continue
-            out = f"{folder}/{name.replace(' ', '')}"
-            if not launch(given.checkout, spec, out):
-                print(f"{name:<14} did not run")
-                continue
-            done = subprocess.run(
-                [sys.executable, "-m", "meshwright", "prove", f"{folder}/one", out, "--json"],
-                capture_output=True, text=True,
-            )  # fmt: skip
-            if done.returncode not in (0, 1):
-                print(f"{name:<14} {done.stderr.strip()}", flush=True)
-                continue
-            said = json.loads(done.stdout)
-            print(f"{name:<14} {'equal' if said['equal'] else said['cause']}  "
-                  f"largest {said['largest_relative_error']:.2e} bound {said['bound']:.2e}  {said['evidence'][:1]}", flush=True)  # fmt: skip
-
-
-def launch(checkout: str, spec: dict, out: str) -> bool:
-    """Start the ranks of one layout, wait, and say whether they all ended well."""
-    world = 1
-    for axis in ("tp", "cp", "pp", "dp"):
-        world *= spec.get(axis, 1)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", __file__,
-         checkout, "--rank", json.dumps(spec), "--out", out],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        print(done.stderr[-2000:], file=sys.stderr)
-    return done.returncode == 0
+        reference = launch(Path(__file__), "dp1", Path(folder), 600.0, words)
+        for label in LAYOUTS:
+            if given.only in (None, label):
+                verdict = prove(
+                    reference, launch(Path(__file__), label, Path(folder), 600.0, words)
+                )
+                equal = equal and verdict.equal
+                plain = verdict.plain()
+                print(f"{label:<12} {verdict.cause.name if verdict.cause else 'equal'}: largest relative "
+                      f"error {plain['largest_relative_error']:.2e}, bound {plain['bound']:.2e}; "
+                      f"{verdict.evidence()[0]}", flush=True)  # fmt: skip
+    return 0 if equal else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
