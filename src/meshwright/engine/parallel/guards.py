@@ -78,15 +78,16 @@ def check_model(model: Model, seq_len: int) -> None:
     if unusual := model.unusual():
         raise SpecError(
             "model", model.name,
-            f"the engine trains plain decoders, not {', '.join(unusual)}: plan and price it, train it "
-            "with another framework",
+            f"the engine trains plain decoders, not {', '.join(unusual)}: its config.json trains "
+            "with --transformers where transformers has it",
         )  # fmt: skip
     if model.family not in FAMILIES:
         raise SpecError(
             "model.family",
             model.family,
-            f"the engine's decoder computes {', '.join(FAMILIES)}; to train one of these in the "
-            'same shape, write family = "llama" into the plan\'s model',
+            f"the engine's decoder computes {', '.join(FAMILIES)}; a config.json of another "
+            'trains with --transformers; to train the same shape, write family = "llama" into the plan\'s '
+            "model",
         )
     unsupported = {
         "latent_attention": model.latent_attention is not None,
