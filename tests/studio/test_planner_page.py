@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import random
 import re
 import shlex
 from pathlib import Path
@@ -221,6 +222,36 @@ def test_every_degree_that_is_offered_leads_somewhere(api):
             for near in price["completions"]:
                 again = api.get("/api/price", params={**QUESTION, **near["axes"]}).json()
                 assert again["label"] == near["label"] and again["accepted"]
+
+
+MODELS, CLUSTERS = ("llama2-7b", "llama3-8b", "llama2-13b", "mixtral-8x7b"), ("h100:1x8", "h100:2x8", "a100-80g:2x8", "a100-80g:4x8")  # fmt: skip
+CHOICES = {
+    "tp": ("1", "2", "4", "8"), "pp": ("1", "2", "4"), "zero": ("0", "1", "2", "3"),
+    "micro_batch": ("1", "2", "4"), "recompute": ("none", "selective", "full"), "v": ("1", "2"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_figures_of_random_layouts_are_the_command_lines(visit, seed):
+    """Whatever is asked and set, the page shows what its own command line prints, or nothing."""
+    draw = random.Random(seed)
+    question = {
+        "model": draw.choice(MODELS), "cluster": draw.choice(CLUSTERS),
+        "seq": draw.choice(("2048", "4096")), "batch": draw.choice(("128", "512")),
+        "framework": draw.choice(("auto", "megatron", "torchtitan", "any")),
+    }  # fmt: skip
+    axes = {name: draw.choice(CHOICES[name]) for name in draw.sample(sorted(CHOICES), 2)}
+    page = visit.go("/plan", **question, **axes)
+    visit.wrong[:] = [w for w in visit.wrong if "409" not in w]
+    if page.get_by_role("heading", name="No plan").count():
+        return  # nothing fits at all: said in a sentence
+    expect(page.locator('[data-fact="label"]')).not_to_have_text("…")
+    if fact(page, "step") == "–":
+        assert set(figures(page).values()) == {"–"}
+        assert page.locator(".cost .bad").inner_text()
+    else:
+        check_against_command(page, fact(page, "label"))
 
 
 def test_a_dropped_config_is_its_own_model(fresh):

@@ -219,7 +219,7 @@ def recompute_share() -> float:
     return closed_forms.sqrt_checkpointing(1).extra_compute
 
 
-NODE_MTBF, SAVE, RESTART = "50000h", "60s", "5min"
+NODE_MTBF, SAVE, RESTART = "6300h", "60s", "5min"
 """Of the failures simulation, as it opens: one node's time between failures, a save, a restart."""
 
 
