@@ -27,8 +27,8 @@ HEAD = """\
 <!-- Written by docs/update_lessons.py: change the content, then run it. -->
 # Lessons, questions, drills
 
-Fourteen steps in a hundred minutes, from "what is split?" to a defended (DP, TP, PP) for 70B on 64
-devices. In the studio (`meshwright studio`, Lessons) the pages steer live simulations; in the
+Fifteen steps in a hundred and ten minutes, from "what is split?" to a defended (DP, TP, PP) for 70B on
+64 devices, and to the cause of a run that went wrong. In the studio (`meshwright studio`, Lessons) the pages steer live simulations; in the
 terminal:
 
 ```text
@@ -149,7 +149,7 @@ def sections() -> Iterator[str]:
         for mark, text, name, file in SIMULATIONS
     ))  # fmt: skip
     for title, group in (
-        ("Check questions Q0-Q8", "check"), ("Self-checks SC1-SC7", "self-check"),
+        ("Check questions Q0-Q12", "check"), ("Self-checks SC1-SC7", "self-check"),
         ("Exercises a-d, B, C", "exercise"), ("More questions, random numbers", "extra"),
         ("Predictions, one before each step", "prediction"),
     ):  # fmt: skip
@@ -157,7 +157,7 @@ def sections() -> Iterator[str]:
             entry(q.id, _short(q.prompt), f"#/checks?show={q.id}", link("question", q.id))
             for q in content.questions() if q.group == group
         ))  # fmt: skip
-    yield section("The path: 4 phases, 14 steps, 100 minutes", (
+    yield section("The path: 5 phases, 15 steps, 110 minutes", (
         entry(str(s.number), f"{s.title} ({s.minutes} min)", f"#/lessons/{s.id}",
               link("step", s.id))
         for s in content.steps()
@@ -180,7 +180,7 @@ def sections() -> Iterator[str]:
     yield section("Decision rules R1-R8", (
         entry(r.id, r.title, reference(r.id), link("rule", r.id)) for r in content.rules()
     ))  # fmt: skip
-    yield section("Objectives O1-O5", (
+    yield section("Objectives O1-O6", (
         entry(o.id, o.text, reference(o.id), link("objective", o.id)) for o in content.objectives()
     ))  # fmt: skip
     yield section("Mistakes X1-X30: what circulates, and where the right thing is shown", (

@@ -9,10 +9,10 @@ from meshwright.cli import run
 
 def test_the_path(capsys):
     assert run(["learn"]) == 0
-    assert "14 steps, 100 minutes" in capsys.readouterr().out
+    assert "15 steps, 110 minutes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("step", [str(n) for n in range(1, 15)])
+@pytest.mark.parametrize("step", [str(n) for n in range(1, 16)])
 def test_every_step_reads(capsys, step):
     assert run(["learn", "--step", step]) == 0
     text = capsys.readouterr().out
@@ -28,7 +28,7 @@ def test_an_answer_is_judged(capsys):
 
 
 def test_bad_input_is_a_sentence(capsys):
-    for arguments in (["--step", "15"], ["--question", "Q99"], ["--step", "7", "--answer", "x"]):
+    for arguments in (["--step", "16"], ["--question", "Q99"], ["--step", "7", "--answer", "x"]):
         assert run(["learn", *arguments]) == 2
         assert capsys.readouterr().err.startswith("error: ")
 

@@ -19,7 +19,7 @@ def test_everything_of_the_inventory_is_there():
     assert {f.id for f in content.formulas()} >= {f"F{n}" for n in range(1, 12)}
     assert [e.id for e in content.examples()] == [f"W{n}" for n in range(1, 19)]
     ids = {q.id for q in content.questions()}
-    assert ids >= {f"Q{n}" for n in range(9)} | {f"SC{n}" for n in range(1, 8)}
+    assert ids >= {f"Q{n}" for n in range(13)} | {f"SC{n}" for n in range(1, 8)}
     assert ids >= {"Ea", "Eb", "Ec", "Ed", "EB", "EC"}
     assert {c.id for c in content.cards()} >= {f"FC{n}" for n in range(1, 10)}
     assert [f.id for f in content.faqs()] == [f"F{n}" for n in range(1, 6)]
@@ -27,15 +27,15 @@ def test_everything_of_the_inventory_is_there():
     assert len(content.papers()) >= 7  # T12
     assert [r.id for r in content.rules()] == [f"R{n}" for n in range(1, 9)]
     assert [m.id for m in content.mistakes()] == [f"X{n}" for n in range(1, 31)]
-    assert [o.id for o in content.objectives()] == [f"O{n}" for n in range(1, 6)]
+    assert [o.id for o in content.objectives()] == [f"O{n}" for n in range(1, 7)]
 
 
-def test_the_path_is_fourteen_steps_in_a_hundred_minutes():
+def test_the_path_is_fifteen_steps_in_a_hundred_and_ten_minutes():
     steps = content.steps()
-    assert [s.number for s in steps] == list(range(1, 15))
-    assert sum(s.minutes for s in steps) == 100
+    assert [s.number for s in steps] == list(range(1, 16))
+    assert sum(s.minutes for s in steps) == 110
     phases = [p.id for p in content.phases()]
-    assert [sum(s.phase == p for s in steps) for p in phases] == [4, 5, 4, 1]
+    assert [sum(s.phase == p for s in steps) for p in phases] == [4, 5, 4, 1, 1]
     for step in steps:
         assert any(b.kind == "check" for b in step.blocks), step.id
         assert any(b.kind == "prose" for b in step.blocks), step.id
@@ -142,3 +142,24 @@ def test_the_language_has_nothing_else(bad):
 
     with pytest.raises(SpecError):
         evaluate(bad)
+
+
+@pytest.mark.parametrize(
+    ("question_id", "kind", "ranks"),
+    [("Q9", "fragmentation", ()), ("Q10", "out-of-memory", ()), ("Q11", "missing-collective", (2,)),
+     ("Q12", "leak", ())],
+)  # fmt: skip
+def test_the_artefacts_of_the_last_step_are_what_their_answers_say(
+    tmp_path, question_id, kind, ranks
+):
+    from meshwright.diagnose.examine import diagnose
+
+    artefact = tmp_path / "artefact"
+    lines = content.question(question_id).prompt.splitlines()
+    artefact.write_text("\n".join(line[2:] for line in lines if line.startswith("- ")))
+    cause = diagnose([str(artefact)])[0].causes[0]
+    assert (cause.kind, cause.ranks) == (kind, ranks)
+    right = content.question(question_id).choices[int(content.question(question_id).answer)]
+    words = {"fragmentation": "Fragmentation", "out-of-memory": "Keep less alive",
+             "missing-collective": "Rank 2", "leak": "A leak"}  # fmt: skip
+    assert right.startswith(words[kind])

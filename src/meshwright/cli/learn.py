@@ -27,7 +27,7 @@ def command(
     output: str = typer.Option("", "-o", help="File for the drill's defence, as Markdown."),
     as_json: bool = typer.Option(False, "--json", help="Plain data instead of text."),
 ) -> None:
-    """Learn parallel training step by step: 14 steps, 100 minutes, every number computed.
+    """Learn parallel training step by step: 15 steps, 110 minutes, every number computed.
 
     Without options: the path, and in a terminal a walk through it. `--step 7` shows a step and
     asks its question; with `--answer` it is judged (exit code 1 if it is wrong). `--drill D13` tells
