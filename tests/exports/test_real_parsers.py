@@ -338,6 +338,12 @@ def test_torchtitan_recipes_use_fields_that_its_configuration_has(tmp_path):
         assert layout.world == plan.layout.world
 
 
+def test_the_torchtitan_recipe_starts_under_a_released_torch():
+    """Its default backend hands plain parameters to a fully_shard that only a nightly torch takes."""
+    plan = make_plan("qwen3-0.6b", cluster="h100:1x8", dp=8, zero=3)
+    assert "spmd_backend='partial_dtensor'" in export(plan, "torchtitan").files["recipe.py"]
+
+
 def test_a_torchtitan_log_is_read_back():
     for plan in sample(plans(torchtitan.LIMITS, TITAN), 15):
         module, flavor = torchtitan.flavor(plan.model)

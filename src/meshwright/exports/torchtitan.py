@@ -103,6 +103,9 @@ def parallelism(plan: Plan) -> dict[str, Any]:
         "pipeline_parallel_degree": layout.pp,
         "context_parallel_degree": layout.cp,
         "expert_parallel_degree": layout.ep,
+        # torchtitan's default, spmd_types, needs a nightly torch: fully_shard of a release refuses its
+        # plain parameters. This one is in 0.3.0 and in its successor.
+        "spmd_backend": "partial_dtensor",
     }
     if layout.zero == 0:
         fields["data_parallel_replicate_degree"] = layout.dp
