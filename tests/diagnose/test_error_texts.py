@@ -242,3 +242,28 @@ def test_an_adapter_that_may_not_read_the_memory(tmp_path):
     )
     assert found.causes[0].kind == "wrong-configuration"
     assert "local protection error" in found.verdict
+
+
+def test_the_rank_counts_and_not_the_place_on_the_host(tmp_path):
+    found = _diagnose(
+        tmp_path,
+        "[default0]:[rank12]:[E1] [PG 0 Rank 12] terminated: CUDA error: uncorrectable ECC error encountered\n",
+    )
+    assert found.causes[0].ranks == (12,)
+
+
+def test_cached_of_the_first_generation_is_beside_the_live_tensors(tmp_path):
+    found = _diagnose(
+        tmp_path,
+        "CUDA out of memory. Tried to allocate 3.00 GiB (GPU 0; 16.00 GiB total capacity; 7.00 GiB already allocated; "
+        "1.50 GiB free; 6.00 GiB cached)\n",
+    )
+    assert found.causes[0].kind == "fragmentation"
+    assert found.figures["fragmented_memory_bytes"] == 6 * 2**30
+
+
+def test_a_bus_error_is_shared_memory(tmp_path):
+    found = _diagnose(
+        tmp_path, "[h:52 :0:57] Caught signal 7 (Bus error: nonexistent physical address)\n"
+    )
+    assert found.causes[0].where == "shared memory"

@@ -100,7 +100,7 @@ TABLE = (
         "where; time-outs of other ranks are its shadow", "program", confidence=0.7,
     ),
     _known(
-        r"Signal 7 \(SIGBUS\)|exitcode ?: -7\b", "wrong-configuration",
+        r"Signal 7 \((?:SIGBUS|Bus error)|exitcode ?: -7\b", "wrong-configuration",
         "A process died of a bus error: shared memory or a mapped file ran out under it",
         "more /dev/shm (--shm-size), and see that mapped data files are whole and the disk not full", "shared memory",
         confidence=0.7,

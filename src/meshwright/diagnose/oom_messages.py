@@ -110,8 +110,11 @@ def read_message(text: str, file: str, line: int) -> Message:
         text, r"SIZE is allocated by PyTorch", r"SIZE already allocated", r"allocated memory SIZE",
         r"MPS allocated: SIZE",
     )  # fmt: skip
-    message.unallocated = _find(text, r"SIZE is reserved by PyTorch but unallocated")
-    reserved = _find(text, r"SIZE (?:reserved in total by PyTorch|cached)")
+    # "cached" of the first generation was what the allocator held beside the live tensors.
+    message.unallocated = _find(
+        text, r"SIZE is reserved by PyTorch but unallocated", r"SIZE cached\b"
+    )
+    reserved = _find(text, r"SIZE reserved in total by PyTorch")
     if message.unallocated is None and reserved is not None and message.allocated is not None:
         message.unallocated = max(reserved - message.allocated, 0.0)
     message.pools = _find(text, r"SIZE allocated in private pools")

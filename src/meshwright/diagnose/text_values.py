@@ -26,9 +26,9 @@ _MOST_BYTES = 2.0**60
 """More than any machine holds."""
 _MOST_DIGITS = 15
 _MOST_RANKS = 1 << 22
-_RANK = re.compile(
-    r"\[?\b(?:default|rank) ?(\d{1,7})\]?[:\]]|\brank +: (\d{1,7}) \(local_rank", re.IGNORECASE
-)
+_RANK = re.compile(r"\brank ?(\d{1,7})\]?[:\]]|\brank +: (\d{1,7}) \(local_rank", re.IGNORECASE)
+_LOCAL = re.compile(r"\bdefault ?(\d{1,7})\]?[:\]]", re.IGNORECASE)
+"""torchrun's prefix, which counts within a host; only where nothing better is said."""
 
 
 def decimal(text: str) -> float | None:
@@ -62,5 +62,6 @@ def rank_number(text: str | None) -> int | None:
 
 def rank_of(line: str) -> int | None:
     """The rank that a line says it is from: `[rank3]:`, `[default3]:`, torchrun's `rank : 3 (local_rank`."""
-    match = _RANK.search(line)
-    return None if match is None else rank_number(match[1] or match[2])
+    if match := _RANK.search(line):
+        return rank_number(match[1] or match[2])
+    return rank_number(match[1]) if (match := _LOCAL.search(line)) else None
