@@ -292,3 +292,13 @@ def test_what_no_layout_has_is_a_sentence(api, axes):
     answer = api.get("/api/price", params={**QUESTION, **axes})
     assert answer.status_code == 200
     assert not answer.json()["accepted"] and answer.json()["problem"]["sentence"]
+
+
+def test_a_framework_without_sequence_parallelism_takes_a_tensor_degree(api):
+    """What follows from a degree is what the framework has: no dead end, live and in the table."""
+    query = {"model": "llama3-8b", "cluster": "h100:1x8"}  # MaxText is the best here, and has none
+    price = api.get("/api/price", params={**query, "tp": 4}).json()
+    assert price["accepted"] and price["layout"]["dp"] == 2
+    assert not price["layout"]["sequence_parallel"]
+    table = api.get("/api/prices", params=query).json()
+    assert any(tp == 4 for tp in table["tp"])

@@ -16,7 +16,7 @@ from meshwright.costs.columns import RECOMPUTES, Floats, LayoutColumns, bits, co
 from meshwright.costs.pipeline import CODE
 from meshwright.costs.step import estimates
 from meshwright.planner.legality import Question, why_illegal
-from meshwright.planner.space import Constraints, Tally, divisors, enumerate_layouts
+from meshwright.planner.space import Constraints, Tally, divisors, enumerate_layouts, offered
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import CONTEXT_METHODS, MODULES, Layout
 from meshwright.specs.plan import Estimate
@@ -60,7 +60,8 @@ def completed(question: Question, base: Layout, wanted: Mapping[str, Any]) -> La
     if "dp" not in wanted and question.cluster.gpus % rest == 0:
         changes["dp"] = question.cluster.gpus // rest
     if "sequence_parallel" not in wanted and (now("tp") > 1) != (base.tp > 1):
-        changes["sequence_parallel"] = now("tp") > 1
+        never = offered(question).sequence_parallel == "never"
+        changes["sequence_parallel"] = now("tp") > 1 and not never
     if "etp" not in wanted and now("tp") % base.etp:
         changes["etp"] = 1
     changes |= _schedule(base, changes, wanted)

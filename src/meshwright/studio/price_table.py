@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from meshwright.costs.columns import RECOMPUTES, LayoutColumns, concatenate, from_layouts
 from meshwright.costs.step import capacity_bytes, price
 from meshwright.planner.legality import Question
-from meshwright.planner.space import Constraints, Tally, enumerate_layouts
+from meshwright.planner.space import Constraints, Tally, enumerate_layouts, offered
 from meshwright.specs.layout import CONTEXT_METHODS, SCHEDULES
 from meshwright.studio.commands import AskedInQuery, layout_links
 from meshwright.studio.planning import best_plan, read_asked
@@ -106,7 +106,8 @@ def _around(question: Question) -> LayoutColumns:
     columns = concatenate(list(enumerate_layouts(question, Constraints(), Tally())))
     usual = (columns.rank_order == 0) & (columns.shard == 0) & (columns.etp == 1)
     usual &= (columns.recompute_modules == 0) & (columns.offload == 0)
-    return columns.take(usual & (columns.sequence_parallel == (columns.tp > 1)))
+    never = offered(question).sequence_parallel == "never"
+    return columns.take(usual & (columns.sequence_parallel == ((columns.tp > 1) & (not never))))
 
 
 def _digits(values: np.ndarray) -> list[float]:
