@@ -250,7 +250,9 @@ def _check_factor(result: Comparison, view: StepView) -> None:
     weights = np.array([1 / max(g.ratio_error, 1e-12) ** 2 for g in usable])
     ratios = np.array([g.ratio for g in usable])
     # Tensors with a factor of their own, however exact, do not decide what is common.
-    alike = np.abs(ratios - np.median(ratios)) <= _ALIKE
+    # The middle is one of them: between two that differ, nothing would be alike.
+    middle = np.sort(ratios)[(len(ratios) - 1) // 2]
+    alike = np.abs(ratios - middle) <= _ALIKE
     weights = weights * alike
     view.factor = float(np.sum(weights * ratios) / np.sum(weights))
     scatter = math.sqrt(float(np.sum(weights * (ratios - view.factor) ** 2) / np.sum(weights)))
