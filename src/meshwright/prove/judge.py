@@ -67,6 +67,8 @@ class StepView:
     factor: float = 1.0
     factor_error: float = 0.0
     bound: float = 0.0
+    forward_bound: float = 0.0
+    """Of what this step's clipping cannot have touched: losses and activations."""
     checks: list[Check] = field(default_factory=list)
 
     def broken(self, what: str) -> list[Check]:
@@ -134,7 +136,8 @@ def compare(first: Recording, second: Recording, reference: Recording | None = N
         if number == 0:
             _check_weights(result, view)
         _check_data(result, view)
-        view.bound = base + travel.allowance(step) + _clipping_allowance(result, step)
+        view.forward_bound = base + travel.allowance(step)
+        view.bound = view.forward_bound + _clipping_allowance(result, step)
         _check_gradients(result, view, own)
         _check_factor(result, view)
         _check_updates(result, view)
@@ -299,7 +302,7 @@ def _check_updates(result: Comparison, view: StepView) -> None:
 
 
 def _check_scalars(result: Comparison, view: StepView) -> None:
-    base = max(view.bound, systematic(result.first, result.second))
+    base = max(view.forward_bound, systematic(result.first, result.second))
     a, b = (list(r.lines(view.step)) for r in (result.first, result.second))
     loss_a, loss_b = losses(a), losses(b)
     if loss_a and loss_b:

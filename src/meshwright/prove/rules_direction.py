@@ -60,7 +60,7 @@ def _first_activation(e: Evidence) -> str:
             apart = float(np.linalg.norm(values - theirs[name])) / max(
                 float(np.linalg.norm(values)), 1e-30
             )
-            if apart > 10 * max(e.view.bound, e.exact):
+            if apart > 10 * max(e.view.forward_bound, e.exact):
                 return f"; the first activation that differs is {name}'s, by {apart:.1e}"
     return ""
 
