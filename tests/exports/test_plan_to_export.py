@@ -13,8 +13,10 @@ from meshwright.exports.targets import FRAMEWORKS, export, export_all, require_e
 from meshwright.imports.files import import_file
 from meshwright.planner.plan import plan
 from meshwright.planner.space import Constraints
+from meshwright.planner.stacks import STACKS
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import DoesNotFitError, SpecError
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 
 EXAMPLES = 40 if os.environ.get("MESHWRIGHT_VALIDATE_MORE") else 5
@@ -98,3 +100,10 @@ def test_the_nearest_plan_can_be_exported_and_says_what_changed(name):
     if changes:
         assert changes[-1].startswith("step ")
         assert "→" in changes[0]
+
+
+def test_a_framework_says_whether_a_plan_can_be_written_for_it():
+    written = {target.limits.framework for target in FRAMEWORKS.values()}
+    written |= {"megatron-fsdp"}  # Megatron-LM's own switch
+    for name in {name for names in STACKS.values() for name in names} - {"meshwright"}:
+        assert framework(name).exported == (name in written), name

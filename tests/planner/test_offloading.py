@@ -6,13 +6,14 @@ import pytest
 
 from meshwright.costs.columns import from_layouts
 from meshwright.planner.legality import Question, why_illegal
-from meshwright.planner.plan import plan
+from meshwright.planner.plan import IN_HOST, plan
 from meshwright.planner.search import reprice
 from meshwright.planner.solve import solve
 from meshwright.planner.space import Constraints
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
@@ -101,3 +102,26 @@ def test_a_seventy_billion_model_trains_adapters_on_two_gaming_cards():
     assert found.result.fit_probability >= 0.9
     assert found.layout.dp == 2 and found.layout.zero == 3
     assert found.layout.recompute == "full" and "parameters" in found.layout.offload
+
+
+def test_host_memory_is_shown_beside_a_default_that_fits_without():
+    made = plan(
+        load_model("llama3.1-405b"), load_cluster("h100:64x8"), Job(seq_len=8192, global_batch=1024),
+        defend=False, top=2,
+    )  # fmt: skip
+    assert not made.layout.offload
+    (shown,) = (other for other in made.alternatives if other.axis == IN_HOST)
+    assert shown.layout.offload == ("activations",)
+    assert shown.estimate is not None and shown.estimate.fits
+    assert shown.estimate.step_time_s < made.estimate.step_time_s * 0.95
+    assert "no published run has" in shown.why_not
+
+
+def test_a_framework_without_an_export_does_not_win_where_others_fit():
+    made = plan(load_model("llama3-8b"), load_cluster("h100:1x8"), defend=False, top=0)
+    table = {one.framework: one for one in made.frameworks}
+    assert framework(made.job.framework).exported and not framework("maxtext").exported
+    if (table["maxtext"].pessimistic_s or 0.0) < (made.estimate.pessimistic_s or 0.0):
+        assert "no plan can be written" in table["maxtext"].why_not
+    on_tpu = plan(load_model("llama3-8b"), load_cluster("tpu-v5p:2x4"), defend=False, top=0)
+    assert on_tpu.job.framework == "maxtext"

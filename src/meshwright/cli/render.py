@@ -9,7 +9,7 @@ from rich.text import Text
 from meshwright.planner.comparison import Comparison
 from meshwright.planner.decision_trees import walk_trees
 from meshwright.planner.legality import Question
-from meshwright.planner.plan import GAMBLE, RUNNER_UP
+from meshwright.planner.plan import GAMBLE, IN_HOST, RUNNER_UP
 from meshwright.planner.words import MEMORY_WORDS, PART_WORDS
 from meshwright.specs.plan import Estimate, Plan
 from meshwright.specs.quantities import format_bytes, format_count, format_seconds
@@ -201,7 +201,7 @@ def _show_alternatives(console: Console, plan: Plan) -> None:
     table.add_column("why it lost", overflow="fold", ratio=5)
     for other in plan.alternatives:
         priced = other.estimate
-        runner_up = other.axis in (RUNNER_UP, GAMBLE)
+        runner_up = other.axis in (RUNNER_UP, GAMBLE, IN_HOST)
         table.add_row(
             f"  {other.layout.label() if runner_up else other.axis}",
             format_seconds(priced.step_time_s) if priced else "–",

@@ -1,7 +1,8 @@
 """Host memory as a choice: layouts that keep activations, optimizer or parameters there.
 
-What travels costs time, so it is worth it in two cases: nothing fits without, or a layout that does not
-fit is faster with it than the best that fits (mostly because less is recomputed or split).
+What travels costs time. Where nothing fits without, it is the answer; where a layout that does not fit
+would be faster with it than the best that fits (mostly because less is recomputed or split), it is shown
+beside the answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout, Offload
 
 KEPT = 3
-"""Layouts handed to the finalists."""
+"""Layouts looked at."""
 MARGIN = 0.1
 """Share of the step that host memory must gain to be worth another moving part: of the published recipes of
 `docs/experts.md` that fit without, none uses it."""

@@ -15,6 +15,7 @@ from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import neighbours, why_lost
 from meshwright.planner.notes import layout_notes, notes
 from meshwright.planner.odds import Odds
+from meshwright.planner.offloading import faster_in_host
 from meshwright.planner.rescue import ways_out
 from meshwright.planner.search import SearchResult, pareto, search
 from meshwright.planner.solve import Solution, answer, solve
@@ -49,6 +50,8 @@ RUNNER_UP = "another shape"
 """The `axis` of alternatives that differ in more than one choice."""
 GAMBLE = "gamble"
 """The `axis` of a faster layout that fits with lower odds than were asked for."""
+IN_HOST = "host memory"
+"""The `axis` of a faster layout that keeps activations in host memory."""
 GAMBLE_GAIN = 0.01
 """Share of the step that a gamble must gain to be worth showing."""
 NEAR = 1.15
@@ -108,7 +111,10 @@ def plan(
         raise DoesNotFitError("; ".join(ways_out(solution.question, constraints, exhaustive)))
     question, chosen = solution.question, solution.layout
     best = estimate(model, question.cluster, question.job, chosen)
-    alternatives = [*economy, *_runners_up(solution, best, top), *_gamble(solution, best)]
+    alternatives = [
+        *economy, *_runners_up(solution, best, top), *_gamble(solution, best),
+        *(_in_host(solution, constraints, best) if top else ()),
+    ]  # fmt: skip
     flips: tuple[FlipPoint, ...] = ()
     if defend:
         alternatives += neighbours(question, chosen, best, solution.result.fit_probability)
@@ -295,6 +301,26 @@ def _runners_up(solution: Solution, best: Estimate, top: int) -> list[Alternativ
         )
         for layout, other in zip(layouts, priced, strict=True)
     ]
+
+
+def _in_host(solution: Solution, constraints: Constraints, best: Estimate) -> list[Alternative]:
+    """The fastest layout that recomputes nothing because host memory holds its activations.
+
+    It is shown, not chosen: how far the copies hide behind the compute has been measured by no
+    published run, so a default that fits without does not rest on it.
+    """
+    question = solution.question
+    found = faster_in_host(question, constraints, solution.result)
+    if not found:
+        return []
+    layout = found[0]
+    other = estimate(question.model, question.cluster, question.job, layout)
+    gain = 1 - other.step_time_s / best.step_time_s
+    why = (
+        f"{gain:.1%} faster if the copies to host memory hide as modelled, which no published run has "
+        "measured; --offload activations takes it"
+    )
+    return [Alternative(axis=IN_HOST, layout=layout, estimate=other, why_not=why)]
 
 
 def _gamble(solution: Solution, best: Estimate) -> list[Alternative]:

@@ -16,7 +16,6 @@ from meshwright.planner.legality import Question, legal
 from meshwright.planner.lighter import lighter, surer
 from meshwright.planner.neighbours import steps
 from meshwright.planner.odds import Odds
-from meshwright.planner.offloading import faster_in_host
 from meshwright.planner.partial_recompute import partly_recomputed
 from meshwright.planner.search import Candidates, SearchResult, reprice, search, undominated
 from meshwright.planner.space import Constraints, allows
@@ -78,8 +77,6 @@ def answer(
         return Solution(question, result, _as_choice(ranked))
     room = Odds.of(question).room(result.fit_probability)
     more = partly_recomputed(question, constraints, result, room)
-    hosted = faster_in_host(question, constraints, result)
-    more = [*hosted[:1], *more, *hosted[1:]]
     front = ranked.take(undominated(ranked))
     choice = choose(question, front, more, room)
     choice = _improved(question, constraints, ranked, choice, room)

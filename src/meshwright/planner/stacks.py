@@ -133,11 +133,15 @@ def solve_all(
 
 
 def _rank(solution: Solution, objective: str) -> tuple[float, float]:
-    """Best first: by the odds of fitting where they differ, then by what was asked for."""
+    """Best first: by the odds of fitting where they differ, then by what was asked for.
+
+    A framework that a plan cannot be written for comes after all that fit and can be started.
+    """
     if solution.choice is None:
         return (1.0, float("inf"))
     value = solution.choice.score if objective != "memory" else solution.choice.peak_bytes
-    return (-solution.result.fit_probability, value)
+    odds = -solution.result.fit_probability
+    return (odds if framework(solution.question.job.framework).exported else odds + 1.0, value)
 
 
 def answers(solutions: list[Solution], refused: dict[str, str]) -> tuple[FrameworkAnswer, ...]:
@@ -187,6 +191,8 @@ def _why_not(solution: Solution, best: Estimate | None, priced: Estimate) -> str
     ):
         return f"fits with {priced.fit_probability:.0%} only"
     change = (priced.pessimistic_s or 0.0) / (best.pessimistic_s or 1.0) - 1
+    if change < 0 and not framework(solution.question.job.framework).exported:
+        return f"{-change:.0%} faster, but no plan can be written for it yet"
     if abs(change) < 0.0005:
         return "as fast, and no reason to change to it"
     grown = max(

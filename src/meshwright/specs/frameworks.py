@@ -48,6 +48,7 @@ class Framework(Spec):
     aliases: tuple[str, ...] = Field((), description="other names of the same software")
     behaviour: str = Field(description="its row in costs/data/frameworks.toml, which prices it")
     checked: str = Field(description="the version whose code the cells were read from")
+    exported: bool = Field(True, description="exports/ writes a plan in its language")
     released: str = Field("", description="a newer version that was read too")
     axes: tuple[Axis, ...] = Field(description="axes beside dp that may be above 1")
     zero: tuple[int, ...]
