@@ -220,7 +220,8 @@ def test_adapters_are_read_from_name_and_setup():
     plain = import_row(row(model="Llama 2 7B", setup="LoRA rank 16 on all linear layers, trl"))
     assert plain.job.finetune.method == "lora" and plain.job.finetune.rank == 16
     assert {"gate", "up", "down"} <= set(plain.job.finetune.targets)
-    assert import_row(row(model="Llama 2 7B full finetune")).job.finetune is None
+    full = import_row(row(model="Llama 2 7B full finetune")).job.finetune
+    assert full is not None and full.method == "full"  # its kind, and no adapters
 
 
 def test_what_was_assumed_is_listed_and_a_user_gets_no_source_rules():

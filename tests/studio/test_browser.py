@@ -202,7 +202,7 @@ def test_refusal_is_one_sentence_beside_the_last_picture(visit):
 
 def test_every_step_of_the_path_steers_a_simulation(visit, api):
     steps = api.get("/api/lessons").json()["steps"]
-    assert len(steps) == 14
+    assert len(steps) == 15
     for step in steps:
         page = visit.go(f"/lessons/{step['id']}")
         expect(page.locator("h1")).to_have_text(step["title"])
