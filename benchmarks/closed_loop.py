@@ -1,12 +1,13 @@
 """The closed loop on this machine: measure it, predict runs, make them, compare.
 
     python benchmarks/closed_loop.py [--cluster mine.toml] [--runs N] [--only TEXT] [--steps 8]
-                                     [--results FILE] [--markdown docs/measured.md]
+                                     [--results FILE] [--markdown docs/measured.md] [--ranges]
 
 Without `--cluster` the machine is measured first (two minutes). Every run's result is appended to
 `--results` as it ends, and runs that are there already are not made again: stop it and start it at
 will. `--runs N` makes at most N more; `--only TEXT` those whose name contains the text.
-`--markdown` writes the page from all results there are.
+`--markdown` writes the page from all results there are, `--ranges` the ranges that plans for a measured
+machine print (costs/data/closed_loop.toml).
 
 Runs are models from the lessons' toy to some 100 M parameters under every axis, on 1 to 8 ranks; none
 is among the probes that `measure` fits the engine's own work to. The prediction is made from the
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 
+from meshwright import costs
 from meshwright.costs.step import estimate
 from meshwright.engine.model.toy import TOY
 from meshwright.engine.proof.traffic import expected_sent_bytes
@@ -37,6 +39,7 @@ from meshwright.specs.clusters import load_cluster
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Experts, Model
+from meshwright.specs.writing import write_atomically
 
 MODELS = {
     "toy": TOY,
@@ -165,6 +168,22 @@ def summary(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     return found
 
 
+def ranges(rows: list[dict[str, Any]]) -> str:
+    """costs/data/closed_loop.toml: what four in five runs measured over what was predicted."""
+    lines = [
+        "# Measured over predicted, of runs that were predicted from their machine's own measurement.",
+        "# Written by benchmarks/closed_loop.py --ranges; 80 % of the runs lie between low and high.",
+    ]  # fmt: skip
+    for quantity, measured, predicted in (
+        ("time", "step_s", "predicted_s"), ("memory", "process_bytes", "predicted_process_bytes"),
+    ):  # fmt: skip
+        found = sorted(row[measured] / row[predicted] for row in rows)
+        cut = statistics.quantiles(found, n=10, method="inclusive")
+        lines += ["", f"[{quantity}]", f"low = {cut[0]:.3f}", f"high = {cut[-1]:.3f}",
+                  f"runs = {len(rows)}"]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
 def markdown(rows: list[dict[str, Any]], source: str) -> str:
     """docs/measured.md."""
     equal = sum(row["bytes_equal"] for row in rows)
@@ -203,6 +222,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--results", default="runs/closed_loop.jsonl")
     parser.add_argument("--markdown", default="")
+    parser.add_argument("--ranges", action="store_true")
     options = parser.parse_args()
     results = Path(options.results)
     results.parent.mkdir(parents=True, exist_ok=True)
@@ -244,6 +264,9 @@ def main() -> None:
     if rows:
         for name, median, worst in summary(rows):
             print(f"{name}: median {median}, 90th percentile {worst}")
+    if options.ranges and rows:
+        data = Path(costs.__file__).parent / "data"
+        write_atomically(data / "closed_loop.toml", ranges(rows))
     if options.markdown and rows:
         Path(options.markdown).write_text(markdown(rows, load_cluster(mine).source))
 

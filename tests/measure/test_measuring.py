@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshwright.cli import run as run_command  # noqa: E402
+from meshwright.costs.confidence import time_range  # noqa: E402
 from meshwright.costs.measured_step import measured_modules, needed_modules  # noqa: E402
 from meshwright.engine.ranks.processes import RankError, run_ranks  # noqa: E402
 from meshwright.measure import modules as modules_file  # noqa: E402
@@ -175,6 +176,19 @@ def test_bad_options_are_one_sentence(
 def test_small_models_are_what_they_say() -> None:
     assert small(3, 192, 2048).hidden == 192
     assert Wanted(seconds=1.0, ranks=2, quick=True).precisions == ("fp32", "bf16")
+
+
+def test_a_measured_hosts_range_is_that_of_runs_on_measured_hosts() -> None:
+    cluster = cluster_of(recorded())
+    job = Job(seq_len=16, global_batch=8, precision=RECIPES["fp32"], framework="meshwright")
+    model = load_model("llama3-8b").but(
+        layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=64
+    )
+    here = time_range(model, cluster, job, 4, 1.0)
+    assert here.low < 1.0 < here.high and "measurement of the machine" in here.basis
+    elsewhere = time_range(model, cluster, job.but(framework="megatron"), 4, 1.0)
+    assert "published step times" in elsewhere.basis
+    assert elsewhere.high - elsewhere.low > here.high - here.low
 
 
 @pytest.mark.dist

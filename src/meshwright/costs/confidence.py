@@ -6,6 +6,9 @@ alike. It is taken from runs of the same device generation and kind of model whe
 `SOURCES` sources speak of them, else of the kind, else of all; it is widened because a new source strays
 further than the known ones do from each other, and once more for each of device, framework, scale and
 kind of model that fewer sources than that have measured.
+
+A machine that was measured by `meshwright measure` has residuals of its own kind: those of runs that were
+predicted from such a file and then made (`costs/data/closed_loop.toml`, by benchmarks/closed_loop.py).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from functools import cache
 from typing import Any
 
 from meshwright.costs.kernels import generation
+from meshwright.costs.measured_step import measured_modules
 from meshwright.costs.tables import table
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
@@ -122,12 +126,32 @@ def residuals_from(entry: dict[str, Any]) -> Residuals:
 
 def time_range(model: Model, cluster: Cluster, job: Job, gpus: int, step_time_s: float) -> Range:
     """Return the range that should hold the measured step time about 80 % of the time."""
+    if _runs_alike(cluster, job, model):
+        return _measured("time", "step times", step_time_s)
     return _range("time", "step times", facets_of(model, cluster, job, gpus), step_time_s)
 
 
 def memory_range(model: Model, cluster: Cluster, job: Job, gpus: int, peak_bytes: float) -> Range:
     """Return the range that should hold the measured peak memory about 80 % of the time."""
+    if _runs_alike(cluster, job, model):
+        return _measured("memory", "memory peaks", peak_bytes)
     return _range("memory", "memory peaks", facets_of(model, cluster, job, gpus), peak_bytes)
+
+
+def _runs_alike(cluster: Cluster, job: Job, model: Model) -> bool:
+    """Whether the closed loop's runs speak for this one: the engine, on one measured host."""
+    return cluster.nodes == 1 and measured_modules(cluster, job, model) is not None
+
+
+def _measured(quantity: str, name: str, value: float) -> Range:
+    """By the runs that were predicted from a machine's own measurements, and then made there."""
+    known = table("closed_loop")[quantity]
+    low, high = min(known["low"], 1.0 - LEAST), max(known["high"], 1.0 + LEAST)
+    told = (
+        f"{100 * COVERAGE:.0f} % of {known['runs']} {name} of the engine, each predicted from a "
+        "measurement of the machine that it then ran on"
+    )
+    return Range(low=value * low, high=value * high, basis=told)
 
 
 def _range(quantity: str, name: str, facets: Facets, value: float) -> Range:

@@ -105,12 +105,19 @@ def _level(
 ) -> dict[str, Any]:
     """Bandwidth and latency of a level, by one message between a pair.
 
-    Inside a host one pair is alone; between hosts every rank sends, so that each has its share of the
-    card.
+    Inside a host one pair is alone. Between hosts every rank sends while it receives, as in a step, so
+    that each has its share of the card: read off all-gathers (each rank sends what the others lack),
+    since messages of pairs that take turns find the card free half of the time.
     """
-    pair = [r for r in rows_here if r["collective"] == "send_recv"]
-    few = min((r["active"] for r in pair), default=0)
-    rows = sorted((r["size_bytes"], r["time_s"]) for r in pair if r["active"] == few)
+    kind = "all_gather" if any(r.get("stride", 1) > 1 for r in rows_here) else "send_recv"
+    found = [r for r in rows_here if r["collective"] == kind]
+    few = min((r["active"] for r in found), default=0)
+    members = min((r["members"] for r in found), default=2)
+    share = (members - 1) / members if kind == "all_gather" else 1.0
+    rows = sorted(
+        (r["size_bytes"] * share, r["time_s"]) for r in found
+        if r["active"] == few and r["members"] == members
+    )  # fmt: skip
     if len(rows) < 2:
         missing.append(f"messages over {level.name} (the preset's stand-in)")
         return dict(level.model_dump(exclude_unset=True))
@@ -119,7 +126,7 @@ def _level(
     return dict(
         level.but(
             bandwidth_bytes_s=rate, latency_s=max(first - small / rate, 1e-6),
-            source=f"messages of {small:.0f} and {large:.0f} bytes between two ranks",
+            source=f"{kind}s in which a rank sends {small:.0f} and {large:.0f} bytes",
         ).model_dump(exclude_unset=True)
     )  # fmt: skip
 
