@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from meshwright.planner.legality import Question
 from meshwright.planner.search import SearchResult, search
 from meshwright.planner.space import Constraints, offered
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout, Offload
 
-KEPT = 3
-"""Layouts looked at."""
 MARGIN = 0.1
 """Share of the step that host memory must gain to be worth another moving part: of the published recipes of
 `docs/experts.md` that fit without, none uses it."""
@@ -39,25 +35,24 @@ def offload_choices(question: Question, constraints: Constraints) -> list[tuple[
 
 def faster_in_host(
     question: Question, constraints: Constraints, result: SearchResult
-) -> list[Layout]:
-    """Layouts that keep activations in host memory, recompute nothing and beat the best, fastest first."""
+) -> Layout | None:
+    """The fastest layout that keeps activations in host memory, recomputes nothing and beats the best."""
     wanted: tuple[Offload, ...] = ("activations",)
     if wanted not in offload_choices(question, constraints) or not result.ranked.columns.rows:
-        return []
+        return None
     limit = float(result.ranked.pessimistic_s[0]) * (1 - MARGIN)
     if not (result.over_memory.pessimistic_s < limit).any():
-        return []
+        return None
     moved = constraints.but(
         offload=wanted, no_recompute=True, fit_probability=result.fit_probability
     )
     try:
-        found = search(question, moved, bounded=True, keep=KEPT, under=limit).ranked
+        found = search(question, moved, bounded=True, keep=1, under=limit).ranked
     except SpecError:
-        return []
-    found = found.take(np.flatnonzero(found.pessimistic_s < limit))
-    if not found.columns.rows:
-        return []
-    return [found.columns.layout(row) for row in range(found.columns.rows)]
+        return None
+    if not found.columns.rows or found.pessimistic_s[0] >= limit:
+        return None
+    return found.columns.layout(0)
 
 
 def fitting_in_host(

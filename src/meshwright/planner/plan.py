@@ -310,10 +310,9 @@ def _in_host(solution: Solution, constraints: Constraints, best: Estimate) -> li
     published run, so a default that fits without does not rest on it.
     """
     question = solution.question
-    found = faster_in_host(question, constraints, solution.result)
-    if not found:
+    layout = faster_in_host(question, constraints, solution.result)
+    if layout is None:
         return []
-    layout = found[0]
     other = estimate(question.model, question.cluster, question.job, layout)
     gain = 1 - other.step_time_s / best.step_time_s
     why = (

@@ -119,6 +119,11 @@ def _take(text: bytes, facts: dict[str, Any]) -> None:
         facts.update(found)
 
 
+def _decoded_or_cleaned(text: bytes) -> list[Event] | None:
+    events = _decoded(text)
+    return _decoded(_cleaned(text)) if events is None else events
+
+
 def _cleaned(text: bytes) -> bytes:
     """What exporters write that is not JSON: bare inf and nan, control characters, lone backslashes."""
     return _BACKSLASH.sub(rb"\\\\", _CONTROL.sub(b" ", _NOT_JSON.sub(b":null", text)))
@@ -145,9 +150,7 @@ def _decode(buffer: bytes, name: str) -> tuple[list[Event], int]:
             continue
         for cut in reversed(cuts[-4:]):
             text = b"[" + buffer[: cut.start() + 1] + b"]"
-            events = _decoded(text)
-            if events is None:
-                events = _decoded(_cleaned(text))
+            events = _decoded_or_cleaned(text)
             if events is not None:
                 return events, cut.end()
         end = cuts[max(0, len(cuts) - 4)].start()
@@ -159,9 +162,7 @@ def _end_of_events(buffer: bytes) -> tuple[list[Event], bytes] | None:
     """The last events where other parts of the document follow them within the buffer."""
     for match in re.finditer(rb"\}\s*\]", buffer):
         text = b"[" + buffer[: match.start() + 1] + b"]"
-        events = _decoded(text)
-        if events is None:
-            events = _decoded(_cleaned(text))
+        events = _decoded_or_cleaned(text)
         if events is not None:
             return events, buffer[match.end() :]
         if match.start() > MAX_EVENT_BYTES:
@@ -181,9 +182,7 @@ def _last(buffer: bytes, name: str) -> tuple[list[Event], bytes]:
     ends = list(re.finditer(rb"\}\s*,?\s*\]", buffer))
     for match in [*ends[-40:][::-1], *ends[:40]]:
         text = b"[" + buffer[: match.start() + 1] + b"]"
-        events = _decoded(text)
-        if events is None:
-            events = _decoded(_cleaned(text))
+        events = _decoded_or_cleaned(text)
         if events is not None:
             return events, buffer[match.end() :]
     if re.match(rb"\s*\]", buffer):
