@@ -119,3 +119,40 @@ def test_a_run_on_one_device_of_each_host_is_placed_one_a_host():
     assert {m.stride for m in table.measurements(8)} == {8}
     (whole,) = parse_nccl_tests(DATA.read_text())
     assert {m.stride for m in whole.measurements(8)} == {1}
+
+
+ROW = "268435456 67108864 float sum -1 1291.8 207.79 389.61"
+GATHER = "16777216 1048576 bfloat16 {} 285.26 58.81 51.46 0 285.22 58.82 51.47 0"
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "time_s"),
+    [
+        (f"[1,0]<stdout>:   {ROW}  0 1285.9 208.76 391.42 0", 16, 1291.8e-6),  # mpirun --tag-output
+        (f"0: {ROW} 0", 16, 1291.8e-6),  # srun --label
+        (f"    {ROW}", 16, 1291.8e-6),  # a page that left out the rest of the columns
+        ("1073741824 2.68e+8 float sum -1 59530.2 18.04 33.82 0", 16, 59530.2e-6),
+        ("# all_gather_perf\n" + GATHER.format("-1"), 8, 285.26e-6),  # redop left out
+        ("# all_gather_perf\n" + GATHER.format("none -1"), 8, 285.26e-6),
+        ("# all_gather_perf\n" + GATHER.format(""), 8, 285.26e-6),  # root, too
+        ("1073741824 268435456 float sum -1 7000.0 153.39 304.38 0", 128, 7e-3),  # 127.9 as printed
+    ],
+)  # fmt: skip
+def test_tables_are_read_as_people_paste_them(text, ranks, time_s):
+    (table,) = parse_nccl_tests("# time algbw busbw\n" + text)
+    assert (table.ranks, table.rows[0].time_s) == (ranks, pytest.approx(time_s))
+
+
+def test_a_table_that_names_no_collective_may_be_named_by_its_file():
+    halves = "1048576 262144 float sum -1 583.4 1.80 1.80 0 579.6 1.81 1.81 0\n"
+    with pytest.raises(SpecError, match="a file name with one of all_reduce"):
+        parse_nccl_tests(halves, where="mpi.txt")
+    (table,) = parse_nccl_tests(halves, where="runs/all-reduce-2.txt")
+    assert (table.collective, table.ranks) == ("all_reduce", 2)
+    scattered = "1048576 262144 float sum -1 583.4 1.80 0.90 0\n"
+    assert parse_nccl_tests(scattered)[0].collective == "reduce_scatter"
+
+
+def test_a_row_whose_numbers_contradict_each_other_is_refused():
+    with pytest.raises(SpecError, match="size / time"):
+        parse_nccl_tests("all_reduce_perf\n 1073741824 268435456 float sum -1 4100.0 99.0 458.31 0")

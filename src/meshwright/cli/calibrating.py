@@ -18,7 +18,7 @@ from meshwright.diagnose.trace_reading import Trace, read_trace
 from meshwright.engine.watch.runlog import METRICS, read_log
 from meshwright.evidence.calibrate import Sighting
 from meshwright.evidence.import_rows import Run
-from meshwright.evidence.nccl_tests import parse_nccl_tests
+from meshwright.evidence.nccl_tests import is_nccl_tests, parse_nccl_tests
 from meshwright.evidence.rows import Row, read_rows
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
@@ -127,7 +127,7 @@ def _sighting(source: str, model: Model, job: Job, layout: Layout, step_s: float
 def _text(source: str, found: Material, plans: list[Plan], cluster: Cluster) -> None:
     """nccl-tests output, or a training log of any framework that `diagnose` reads."""
     text = read_text(source, "from", TABLE_BYTES, errors="replace")
-    if "out-of-place" in text or "nccl-tests" in text or "nThread" in text:
+    if is_nccl_tests(text):
         for run in parse_nccl_tests(text, where=source):
             found.timings += run.measurements(cluster.gpus_per_node)
         return
