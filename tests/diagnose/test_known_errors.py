@@ -412,3 +412,50 @@ def test_an_error_without_words_belongs_to_the_rank_that_raises_it(tmp_path, fir
 def test_sizes_of_a_layout_that_do_not_divide(tmp_path, text, known):
     found = _diagnose(tmp_path, text + "\n")
     assert ("no multiple of what it is divided by" in found.verdict) is known
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n", "out-of-memory",
+         "node's memory ran short"),
+        ("Memory on the node (IP: 10.0.0.2, ID: ab) where the task (name=f, pid=3) was running was 70.1GB / 72.0GB (0.97), "
+         "which exceeds the memory usage threshold of 0.95.\n", "out-of-memory", "(70.1GB / 72.0GB)"),
+        ("(raylet) Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. "
+         "(1) The process is killed by SIGKILL by OOM killer\n", "unknown", "ended without a word"),
+        ("Worker exit detail: Worker exits unexpectedly by a signal. The process receives a SIGTERM.\n", "unknown", "SIGTERM"),
+        ("ray.exceptions.OwnerDiedError: Failed to retrieve object 00ff. The object's owner has exited.\n", "unknown",
+         "ended before its task did"),
+        ("(raylet) file_system_monitor.cc:9: /tmp/ray/session_1 is over 95% full, available space: 2 GB\n", "wrong-configuration",
+         "session folder is nearly full"),
+        ("ValueError: Total available GPUs 0 is less than total desired GPUs 8\n", "wrong-configuration", "no node with the GPUs"),
+        ("(autoscaler) Warning: The following resource request cannot be scheduled right now: {'GPU': 1.0}.\n",
+         "wrong-configuration", "no node with the GPUs"),
+    ],
+)  # fmt: skip
+def test_what_ray_says_is_named(tmp_path, text, kind, says):
+    found = _diagnose(tmp_path, text)
+    assert found.causes[0].kind == kind
+    assert says in found.verdict
+
+
+def test_a_workers_end_is_the_shadow_of_what_ended_it(tmp_path):
+    ends = (
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+    )
+    found = _diagnose(tmp_path, ends + "RuntimeError: CUDA error: invalid device ordinal\n")
+    assert "does not show it" in found.verdict
+    assert len(found.causes) == 1
+
+
+def test_the_loss_of_a_rank_without_the_last_stage_is_no_loss(tmp_path):
+    line = "step:  {0}  loss: -1.0000  memory: 36.90GiB(46.63%)  tps: 4,000  tflops: 190.81  mfu: 40.29%\n"
+    found = _diagnose(tmp_path, "".join(line.format(n) for n in range(1, 20)))
+    assert "loss_first" not in found.figures
+    assert "torchtitan prints it on ranks" in found.verdict
+
+
+def test_a_rate_of_iterations_is_a_step_time(tmp_path):
+    line = "Iter {0}: Train loss 3.6, It/sec 0.5, Tokens/sec 900.0\n"
+    found = _diagnose(tmp_path, "".join(line.format(10 * n) for n in range(1, 6)))
+    assert found.figures["step_time_s"] == pytest.approx(2.0)

@@ -17,13 +17,14 @@ from meshwright.diagnose.known_hosts import HOSTS
 from meshwright.diagnose.known_libraries import LIBRARIES
 from meshwright.diagnose.known_nccl import HARMLESS, NCCL, NO_ADAPTER, OTHER
 from meshwright.diagnose.known_program import PROGRAM
+from meshwright.diagnose.known_ray import RAY
 from meshwright.diagnose.known_start import START
 from meshwright.diagnose.known_words import Index
 from meshwright.diagnose.known_wrapping import WRAPPING
 from meshwright.diagnose.records import Evidence, Finding, of
 from meshwright.diagnose.text_values import rank_number, rank_of
 
-TABLE = (*START, *NCCL, *CUDA, *WRAPPING, *HOSTS, *PROGRAM, *LIBRARIES, *DEVICES, *OTHER)
+TABLE = (*RAY, *START, *NCCL, *CUDA, *WRAPPING, *HOSTS, *PROGRAM, *LIBRARIES, *DEVICES, *OTHER)
 
 _INDEX = Index(known.pattern for known in TABLE)
 

@@ -185,12 +185,6 @@ LIBRARIES = (
         "sides, no proxy between them (NO_PROXY)", "generation server", confidence=0.8,
     ),
     known(
-        r"Worker unexpectedly exits with a connection error|its worker process has died|(?:Actor(?:Died|Unavailable)|RayActor|WorkerCrashed|NodeDied)Error",
-        "unknown", "A worker process of Ray died; why, this text does not tell",
-        "read that worker's own log (/tmp/ray/session_latest/logs/worker-*.err of its node, by the pid) and dmesg there for the "
-        "out-of-memory killer; ray list actors --detail names the cause where Ray knows it", "worker process", confidence=0.6, shadow=True,
-    ),
-    known(
         r"An error occurred in MPI_\w+|MPI_ERRORS_ARE_FATAL|\bPMIX? ?ERROR|PMI2?_Init failed|not enough slots available|ORTE (?:was unable|does not know)",
         "wrong-configuration", "MPI could not start: the processes were not started by an MPI launcher, or by one of another build",
         "mpirun of the same MPI (or srun --mpi=pmix) where the program needs MPI; switch off what starts it where it does not (a communication "

@@ -79,7 +79,7 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"elapsed_time_per_iteration_s|(?:train_)?step_timing_in_s|iter_time_s|step_?time_s|step_?time_in_seconds|train_step_time_in_s|iter_?time|step_?time|time_per_(?:step|iteration)|seconds_per_(?:step|iteration)|sec_per_step|time_s_step|e2e_latency|average_iter_time|avg_iter_time|time_elapsed_per_step|time_metrics_end_to_end_s|train_step_timing", "step_time_s", 1.0),
     (r"dt|step_avg", "step_time_s", 1.0),
     (r"seconds|timing_s_step", "step_time_s", 1.0),
-    (r"(?:train_)?(?:steps?|iters?|it|iterations?)_(?:s|per_sec(?:ond)?)", "step_time_s", -1.0),  # a rate
+    (r"(?:train_)?(?:steps?|iters?|it|iterations?)_(?:s|sec|per_sec(?:ond)?)", "step_time_s", -1.0),  # a rate
     (r"time(?:_ms)?", "step_time_s", math.nan),  # only with a unit, see `_of_pair`
     (r"(?:lm_|reduced_train_|train_|training_|total_|global_avg_|loss_train_)?loss(?:_train)?(?:_total)?|train_crossentropyloss|ce_loss|loss_metrics_global_avg_loss|global_avg_loss", "loss", 1.0),
     (r"loss_train_total", "loss", 1.0),
@@ -135,7 +135,7 @@ _BEHIND = re.compile(
 )
 _PER_STEP = re.compile(rf"\(({DECIMAL}) sec(?:onds)?/(?:step|iteration|iter|batch)\)")
 _SPACED = re.compile(
-    rf"\b(train loss|val loss|loss|time|mfu|dt|norm|tok/sec)\s+([-+]?{DECIMAL}|nan)\s*(ms|s|%)?(?=[,;| ]|$)",
+    rf"\b(train loss|val loss|loss|time|mfu|dt|norm|(?:tok(?:en)?s?|its?|iters?|steps?)/s(?:ec)?)\s+([-+]?{DECIMAL}|nan)\s*(ms|s|%)?(?=[,;| ]|$)",
     re.IGNORECASE,
 )
 _METER = re.compile(

@@ -12,7 +12,7 @@ from meshwright.diagnose.oom_phases import Phase, phase_of
 from meshwright.diagnose.text_values import SIZE, count, rank_of, size_bytes
 
 OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|(?:cuda runtime error|cudaMalloc|hipMalloc|error=2\b|reason:)[^\n]{0,160}out of memory"
+    r"(?<!ray\.exceptions\.)OutOfMemoryError|(?:cuda runtime error|cudaMalloc|hipMalloc|error=2\b|reason:)[^\n]{0,160}out of memory"
     r"|(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend)\s+out of memory|(?:CUDA|HIP)(?: driver| runtime)? error: (?:\d+ )?out of memory|would exceed allowed memory"
     r"|hipErrorOutOfMemory|HSA_STATUS_ERROR_OUT_OF_RESOURCES|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED"
     r"|DefaultCPUAllocator: (?:can't|not enough) |cudaErrorMemoryAllocation|(?<!SIGKILL by )oom[-_ ]kill"
