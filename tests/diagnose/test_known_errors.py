@@ -455,6 +455,20 @@ def test_the_loss_of_a_rank_without_the_last_stage_is_no_loss(tmp_path):
     assert "torchtitan prints it on ranks" in found.verdict
 
 
+def test_a_task_that_stopped_its_heartbeats_is_no_late_one(tmp_path):
+    text = (
+        "E9 coordination_service_agent.cc:1] Polled an error from coordination service. ErrorCode UNAVAILABLE: "
+        "The following tasks are unhealthy (stopped sending heartbeats):\n/job:jax_worker/replica:0/task:17\n"
+    )
+    assert "stopped answering" in _diagnose(tmp_path, text).verdict
+
+
+def test_milliseconds_of_an_iteration_that_are_called_elapsed(tmp_path):
+    line = " [2026-07-27 19:08:05] iteration {0}/9 | elapsed (ms): 35.0 | lm loss: 5.4\n"
+    found = _diagnose(tmp_path, "".join(line.format(n) for n in range(1, 10)))
+    assert found.figures["step_time_s"] == pytest.approx(0.035)
+
+
 def test_a_rate_of_iterations_is_a_step_time(tmp_path):
     line = "Iter {0}: Train loss 3.6, It/sec 0.5, Tokens/sec 900.0\n"
     found = _diagnose(tmp_path, "".join(line.format(10 * n) for n in range(1, 6)))

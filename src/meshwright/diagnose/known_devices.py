@@ -26,7 +26,14 @@ DEVICES = (
         "start-up: devices", confidence=0.8,
     ),
     known(
-        r"DEADLINE_EXCEEDED: .{0,120}(?:[Bb]arrier|[Cc]oordination|connect)|coordination service.{0,80}(?:timed out|unavailable|error)|heartbeat timeout.{0,60}task",
+        r"tasks? (?:are|is) unhealthy|stopped sending heartbeats|Heartbeat timeout from task|The tasks have crashed", "gpu-error",
+        "A task of the job stopped answering the coordination service: its process or host died, or its compilation outlasted the heartbeat",
+        "read that task's own log and its host's events (preemption, eviction, memory) for an earlier error; where it only compiled long, "
+        "lengthen the heartbeat (heartbeat_timeout_seconds of jax.distributed.initialize)", "host of the task", confidence=0.75,
+        explains=r"collective failed or timed out|did not come to the coordination",
+    ),
+    known(
+        r"DEADLINE_EXCEEDED: .{0,120}(?:[Bb]arrier|[Cc]oordination|connect)|coordination service.{0,80}(?:timed out|unavailable|error)",
         "unknown", "A task did not come to the coordination service's barrier in time; the ones it names as timed out are the first to look at",
         "read the logs of those tasks: they died, were preempted or still load; the same number of processes on all hosts", "start-up: coordination",
         confidence=0.6, shadow=True,

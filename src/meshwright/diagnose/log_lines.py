@@ -75,7 +75,7 @@ _T = 1e12
 ALIASES: tuple[tuple[str, str, float], ...] = (
     # (pattern of the normalised name, field, factor to SI; negative: its reciprocal)
     (r"train_steps_per_second", "steps_per_s", 1.0),
-    (r"elapsed_time_per_(?:iteration|step)_(?:in_)?ms|iter_?time_ms|step_?time_ms|batch_time_ms|train_step_timing_in_ms|iteration_time_ms|elapsed_time_per_iteration_ms", "step_time_s", 1e-3),
+    (r"elapsed(?:_time(?:_per_(?:iteration|step))?)?_(?:in_)?ms|iter_?time_ms|step_?time_ms|batch_time_ms|train_step_timing_in_ms|iteration_time_ms|elapsed_time_per_iteration_ms", "step_time_s", 1e-3),
     (r"elapsed_time_per_iteration_s|(?:train_)?step_timing_in_s|iter_time_s|step_?time_s|step_?time_in_seconds|train_step_time_in_s|iter_?time|step_?time|time_per_(?:step|iteration)|seconds_per_(?:step|iteration)|sec_per_step|time_s_step|e2e_latency|average_iter_time|avg_iter_time|time_elapsed_per_step|time_metrics_end_to_end_s|train_step_timing", "step_time_s", 1.0),
     (r"dt|step_avg", "step_time_s", 1.0),
     (r"seconds|timing_s_step", "step_time_s", 1.0),
