@@ -15,6 +15,7 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 _DEVICE = re.compile(r"\bis_(?:torch_)?(?:bf16|bfloat16)_\w+$|\bcuda\.is_available$")
 """What a program asks of its device; a device that trains today has both."""
 _LARGEST = 1 << 40
+_PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
 
 
 class Larger(int):
@@ -36,6 +37,13 @@ class Known:
         """Whether a command line is parsed into dataclasses."""
         self.functions = {
             one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)
+        }
+        self._following: set[str] = set()
+        self._plain = {
+            one.name
+            for one in ast.walk(tree)
+            if isinstance(one, ast.ClassDef)
+            and all(ast.unparse(base).rpartition(".")[2] in _PLAIN_BASES for base in one.bases)
         }
         self.parameters: dict[str, Any] = {}
         """Of functions: what they are called with, or else their defaults."""
@@ -64,6 +72,10 @@ class Known:
         for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 self._handed(node)
+            if isinstance(node, ast.Call) and self.is_own(node):
+                for key, said in self.keywords(node):
+                    if said is not None:
+                        self.fields[key] = said  # over the class's own default
         for node in nodes:  # once more, with what functions are called with
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 self._assign(node.targets[0], node.value)
@@ -104,6 +116,9 @@ class Known:
             if isinstance(value, ast.Call) and ast.unparse(value.func).endswith(("field", "Field")):
                 given = {key.arg: key.value for key in value.keywords}
                 default = given.get("default", value.args[0] if value.args else None)
+                factory = given.get("default_factory")
+                if isinstance(factory, ast.Lambda):
+                    default = factory.body
                 if default is None:
                     continue
                 value = default
@@ -127,6 +142,10 @@ class Known:
             self.fields.setdefault(str(name), default)
         if name and str(name) in self.fields:
             self.arguments[str(name)] = self.fields[str(name)]
+
+    def is_own(self, call: ast.Call) -> bool:
+        """Whether a call makes an object of a class of the program's own, built on nothing of a library's."""
+        return ast.unparse(call.func) in self._plain
 
     def keywords(self, call: ast.Call) -> Iterator[tuple[str, Any]]:
         """A call's keyword arguments, also of a table that is handed over with two stars."""
@@ -175,7 +194,26 @@ class Known:
             if isinstance(table, dict) and isinstance(args[0], str) and args[0] in table:
                 return table[args[0]]
             return args[1] if len(args) > 1 else None
-        return None
+        return self._returned(node.func)
+
+    def _returned(self, called: ast.expr) -> Any:
+        """What a function or method of the program gives back, where it says one thing alone."""
+        name = called.id if isinstance(called, ast.Name) else ""
+        if isinstance(called, ast.Attribute) and ast.unparse(called.value) in ("self", "cls"):
+            name = called.attr
+        function = self.functions.get(name)
+        if function is None or name in self._following:
+            return None
+        given = [
+            one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value
+        ]
+        if len(given) != 1:
+            return None
+        self._following.add(name)
+        try:
+            return self.value(given[0])
+        finally:
+            self._following.discard(name)
 
     def _dict(self, node: ast.Dict) -> dict[Any, Any]:
         found: dict[Any, Any] = {}

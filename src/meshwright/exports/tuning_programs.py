@@ -49,9 +49,13 @@ LENGTHS = (
 )
 """How trainers and their models call the length to which sequences are cut."""
 _UNSLOTHS = re.compile(r"\bFast\w*Model\b")
+_SHAPES = re.compile(
+    r"^(?:transformers\.)?(?:GPT2|Llama|Mistral|Mixtral|Qwen2|Qwen3|GPTNeoX|OPT|Gemma)Config$"
+)
+"""Classes of transformers that describe a model to be built."""
 _CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_model",
-          "Args", "Trainer", "Accelerator", "DataLoader")  # fmt: skip
-_OTHERS = ("GenerationConfig", "AutoConfig", "okenizer", "Processor", "parse_args", "TrainerState", "Callback",
+          "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset")  # fmt: skip
+_OTHERS = ("basicConfig", "GenerationConfig", "AutoConfig", "okenizer", "Processor", "parse_args", "TrainerState", "Callback",
            "Sampling")  # fmt: skip
 _MAGIC = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.M)
 """A notebook's line for its shell or itself, with the lines that continue it."""
@@ -62,7 +66,8 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
 
     `_python` says that they are of a program, `_unsloth` that its model is Unsloth's, `_trainer` of which
     kind its first trainer is (`dpo`; empty: transformers' own), `_larger` which settings it chooses
-    between two numbers by what only its machine knows: the larger is taken.
+    between two numbers by what only its machine knows: the larger is taken; `_shape` the class of
+    transformers' that describes a model which it builds, with its arguments.
 
     Args:
         said: what its command line says, by the names of its own options.
@@ -76,32 +81,7 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
         raise SpecError("config", name, "is not Python that can be read")
     known = Known(tree, said)
     found: dict[str, Any] = {"_python": True}
-    lengths = []
-    for call in _calls(tree, known):
-        called = ast.unparse(call.func)
-        if "okenizer" in called:
-            lengths += [value for key, value in known.keywords(call) if key == "max_length"]
-            continue
-        if _UNSLOTHS.search(called):
-            found["_unsloth"] = True
-        if called.endswith("Trainer"):
-            name_of_class = called.rpartition(".")[2].removeprefix("Unsloth")
-            found.setdefault("_trainer", name_of_class.removesuffix("Trainer").lower())
-        if called.endswith("from_pretrained") and "teacher" in ast.unparse(call).lower():
-            continue
-        if called.endswith("from_pretrained") and call.args:
-            first = known.value(call.args[0])
-            if isinstance(first, str):
-                found.setdefault("model_name_or_path", first)
-        for key, value in known.keywords(call):
-            if key == "model_name" and called.endswith("from_pretrained"):
-                key = "model_name_or_path"
-            if value is not None and not (key == "model" and not isinstance(value, str)):
-                if isinstance(value, Larger) and key not in found:
-                    found.setdefault("_larger", []).append(key)
-                found.setdefault(key, value)
-        if called.endswith(("LoraConfig", "get_peft_model")):
-            found["use_peft"] = True
+    lengths = _from_calls(tree, known, found)
     for key in ("model_name", "model"):
         if isinstance(found.get(key), str):
             found.setdefault("model_name_or_path", found.pop(key))
@@ -118,13 +98,49 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
         found["max_length"] = max(cut)  # where texts are cut as they are tokenized
     if re.search(r"from_pretrained\([^()]*(?:\([^()]*\)[^()]*)*\)\s*\.half\(\)", text):
         found.setdefault("torch_dtype", "float16")
-    if re.search(r"prepare_model_for_kbit_training\(|gradient_checkpointing_enable\(", text):
+    if _recomputes(tree, known):
         found.setdefault("gradient_checkpointing", True)
     if not {"model_name_or_path", "per_device_train_batch_size"} & set(found):
         _refuse_parts(text, name)
         if re.search(r"_batch_size\s*=\s*(?:\w+\.)*(?:args|config|cfg)\b", text):
             raise SpecError("config", name, _TOLD.format("what calls it"))
     return found
+
+
+def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[Any]:
+    """Add what the configuration objects are made with; lengths to which texts are cut come back."""
+    lengths = []
+    for call in _calls(tree, known):
+        called = ast.unparse(call.func)
+        if "okenizer" in called:
+            lengths += [value for key, value in known.keywords(call) if key == "max_length"]
+            continue
+        if _UNSLOTHS.search(called):
+            found["_unsloth"] = True
+        if called.endswith("Trainer"):
+            name_of_class = called.rpartition(".")[2].removeprefix("Unsloth")
+            found.setdefault("_trainer", name_of_class.removesuffix("Trainer").lower())
+        if _SHAPES.search(called):
+            found.setdefault("_shape", (called, list(known.keywords(call))))
+            continue
+        if known.is_own(call):
+            continue  # a table of the program's own: what it is for, it says where it reads it
+        if called.endswith("from_pretrained") and "teacher" in ast.unparse(call).lower():
+            continue
+        if called.endswith("from_pretrained") and call.args:
+            first = known.value(call.args[0])
+            if isinstance(first, str):
+                found.setdefault("model_name_or_path", first)
+        for key, value in known.keywords(call):
+            if key == "model_name" and called.endswith("from_pretrained"):
+                key = "model_name_or_path"
+            if value is not None and not (key == "model" and not isinstance(value, str)):
+                if isinstance(value, Larger) and key not in found:
+                    found.setdefault("_larger", []).append(key)
+                found.setdefault(key, value)
+        if called.endswith(("LoraConfig", "get_peft_model")):
+            found["use_peft"] = True
+    return lengths
 
 
 _OF_LOOPS = {
@@ -189,8 +205,31 @@ def notebook_program(text: str, field: str, name: str) -> str:
     return "\n".join(found)
 
 
+def _recomputes(tree: ast.AST, known: Known) -> bool:
+    """Whether a program switches recomputation on by a call, where what it depends on does not deny it."""
+    for call in _reached(tree, known):
+        called = ast.unparse(call.func)
+        if called.endswith("gradient_checkpointing_enable"):
+            return True
+        if called.endswith("prepare_model_for_kbit_training"):
+            said = dict(known.keywords(call)).get("use_gradient_checkpointing")
+            if said is None or said is True:
+                return True
+    return False
+
+
 def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls that make what a training is configured with, by line; what never runs is left out."""
+    for call in _reached(tree, known):
+        called = ast.unparse(call.func)
+        cuts = re.search(r"[tT]okenizer$", called) is not None
+        made = any(word in called for word in _CALLS) and not any(w in called for w in _OTHERS)
+        if made or cuts:
+            yield call
+
+
+def _reached(tree: ast.AST, known: Known) -> list[ast.Call]:
+    """Calls of a program by line, without the branches that its own values rule out."""
     waiting: list[ast.AST] = [tree]
     found = []
     while waiting:
@@ -200,9 +239,5 @@ def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
             continue
         waiting += ast.iter_child_nodes(node)
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            cuts = re.search(r"[tT]okenizer$", called) is not None
-            made = any(word in called for word in _CALLS) and not any(w in called for w in _OTHERS)
-            if made or cuts:
-                found.append(node)
-    yield from sorted(found, key=lambda call: (call.lineno, call.col_offset))
+            found.append(node)
+    return sorted(found, key=lambda call: (call.lineno, call.col_offset))

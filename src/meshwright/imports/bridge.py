@@ -230,6 +230,13 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     if not isinstance(made, Made):
         raise SpecError("--config", chosen, "what this function returns cannot be followed")
     flags, named = _fields(made)
+    if given.model is None:
+        refuse_other(named)
+        provider = made.fields.get("model")
+        source = (
+            module.imports.get(provider.name, ("", ""))[0] if isinstance(provider, Made) else ""
+        )
+        refuse_other(source.rpartition(".models.")[2].partition(".")[0])
     model = given.model or (model_named(named) if named else None)
     reading = megatron(flags, given, model, named, f"Megatron-Bridge recipe {chosen}")
     _by_name(chosen, reading)
@@ -261,6 +268,9 @@ def _by_name(recipe: str, reading: Reading) -> None:
 
 
 def _returns(node: ast.FunctionDef) -> bool:
+    """Whether a function returns a configuration: anything but a model alone, by what it declares."""
+    if node.returns is not None and re.search(r"Provider", ast.unparse(node.returns)):
+        return False
     return any(
         isinstance(inner, ast.Return) and inner.value is not None for inner in ast.walk(node)
     )

@@ -147,9 +147,7 @@ def _zero(options: Options, reading: Reading) -> None:
             reading.offload.add(what)
             if device == "nvme":
                 reading.note("goes to NVMe", f"zero_optimization.{part}")
-        for key in list(options.values):
-            if key.startswith(f"zero_optimization.{part}."):
-                options.read.add(key)
+        _offloaded(options, reading, f"zero_optimization.{part}")
     if options.flag("zero_optimization.cpu_offload"):
         reading.offload.add("optimizer")
     if options.flag("zero_optimization.cpu_offload_params"):
@@ -157,6 +155,22 @@ def _zero(options: Options, reading: Reading) -> None:
             reading.offload.add("parameters")
         else:
             reading.note("is for stage 3 alone: parameters stay on the device", "zero_optimization.cpu_offload_params")  # fmt: skip
+
+
+_OFFLOADED = ("device", "nvme_path", "buffer_count", "buffer_size", "pin_memory", "fast_init", "pipeline", "pipeline_read", "pipeline_write",
+              "max_in_cpu", "cpuadam_cores_perc")  # fmt: skip
+"""Fields of an offload table that change neither what leaves the device nor what is priced of it."""
+
+
+def _offloaded(options: Options, reading: Reading, table: str) -> None:
+    """What an offload table says beside the place (deepspeed/runtime/zero/offload_config.py)."""
+    share = options.number(f"{table}.ratio", default=1.0)
+    if share < 1.0 and options.word(f"{table}.device") not in ("", "none"):
+        reading.unmodelled(
+            f"{table}.ratio",
+            f"{share:g} of the optimizer's steps are taken on the host, the rest stay on the device; all of it is priced as there",
+        )
+    options.read |= {f"{table}.{name}" for name in _OFFLOADED}
 
 
 def _batches(options: Options, reading: Reading) -> None:

@@ -17,7 +17,7 @@ from meshwright.imports.hf_sharding import deepspeed_named, sharding
 from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.names import PLANNED, refuse_other
 from meshwright.imports.options import Options, flattened
-from meshwright.imports.own_arguments import own_defaults
+from meshwright.imports.own_arguments import folder_of, own_defaults
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named, weights_alone
 from meshwright.imports.tasks import name_generation, name_task
@@ -103,10 +103,11 @@ def read_words(
         "Hugging Face Trainer script", options={k: f"--{v}" for k, v in EDITS.items()}
     )
     launcher(script, launch, reading, given, folder)
-    _own_defaults(launch.program, values, reading)
-    name_task(reading, posixpath.basename(launch.program))
-    one_process(launch, reading)
     own = own_defaults(launch.program, folder)
+    _own_defaults(launch.program, values, reading, own)
+    name_task(reading, posixpath.basename(launch.program))
+    name_task(reading, folder_of(launch.program, folder))
+    one_process(launch, reading)
     for said in [name for name in values if name not in own]:
         full = [name for name in own if name.startswith(said) and name not in values]
         if len(full) == 1 and len(said) > 3:  # argparse takes the beginning of a name for it
@@ -130,7 +131,19 @@ def one_process(launch: Launch, reading: Reading) -> None:
         reading.note("python alone starts one process: one device is priced", "launcher")
 
 
-def _own_defaults(program: str, values: dict[str, Any], reading: Reading) -> None:
+_CHAT = {
+    "lora_dim",
+    "lora_module_name",
+    "sft_only_data_path",
+    "num_padding_at_beginning",
+    "data_split",
+}
+"""Options of DeepSpeed-Chat's programs that no other has."""
+
+
+def _own_defaults(
+    program: str, values: dict[str, Any], reading: Reading, own: dict[str, Any]
+) -> None:
     """What programs on top of TrainingArguments set themselves where nothing is said."""
     said = {"bf16", "fp16", "torch_dtype", "dtype", "mixed_precision"} & set(values)
     if is_swift(program):
@@ -141,13 +154,13 @@ def _own_defaults(program: str, values: dict[str, Any], reading: Reading) -> Non
             values["gradient_checkpointing"] = True
             reading.note("is ms-swift's default, on", "--gradient_checkpointing")
         chosen_tuner(values)
-    elif "zero_stage" in values and {"lora_dim", "lora_module_name", "sft_only_data_path"} & set(
-        values
-    ):
+    elif "zero_stage" in values and _CHAT & {*values, *own}:
         # DeepSpeed-Chat: a dtype of its own, fp16 unless it is told, and adapters by their width.
         values.setdefault("dtype", "fp16")
         kind = str(values.pop("dtype")).lower()
         values["bf16" if "bf" in kind else "fp16"] = True
+        own.pop("dtype", None)
+        own.pop("lora_dim", None)
         if str(values.get("lora_dim", "0")).isdigit() and int(str(values.get("lora_dim", 0))) > 0:
             values |= {"use_lora": True, "lora_r": values.pop("lora_dim")}
             if "only_optimize_lora" not in values:
@@ -210,6 +223,8 @@ def launcher(
     inner = launch.option("deepspeed_config_file", "deepspeed-config")
     if inner:
         deepspeed_named(inner, reading, given, folder, script)
+        # Its stage stands in that file, not in accelerate's own table.
+        reading.remarks = [r for r in reading.remarks if r.option != "deepspeed_config.zero_stage"]
     precision = launch.option("mixed_precision")
     if precision in ("bf16", "fp16", "fp8"):
         reading.job["precision"] = RECIPES[precision].model_dump()
@@ -230,7 +245,7 @@ def fill(
         SpecError: a value that cannot be.
     """
     options.guessing = given.guess
-    reading.model = given.model
+    reading.model = given.model or reading.model
     reading.model_name = reading.model_name or options.loose(
         "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",
         "base_model", "base_model_name_or_path", "config_name",

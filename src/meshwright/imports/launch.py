@@ -36,6 +36,9 @@ _TOOLS = (
 )
 _ON_ONE_HOST = ("llamafactory-cli", "swift", "megatron")
 """Tools that start torchrun themselves, on one host unless NNODES says otherwise."""
+_RUNS_NOTEBOOKS = re.compile(
+    r"(?:^|[/ ])(?:papermill|jupyter[ -](?:execute|nbconvert .*--execute|run))(?: |$)"
+)
 _LAUNCHERS = (
     "torchrun",
     "deepspeed",
@@ -121,7 +124,8 @@ def _run_of(launch: Launch) -> tuple[str, ...]:
 def _trains(program: str) -> bool:
     first = program.split()[0] if program else ""
     return (
-        bool(_TRAINERS.search(first))
+        first.endswith(".ipynb")
+        or bool(_TRAINERS.search(first))
         or first.startswith(_MODULES)
         or posixpath.basename(first) in _TOOLS
     )
@@ -172,6 +176,10 @@ def _flat(words: list[str]) -> list[str]:
 def _at_program(words: list[str]) -> Launch | None:
     """Split a command at the program that it runs."""
     places: list[tuple[int, int, str]] = []
+    if words and _RUNS_NOTEBOOKS.search(" ".join(words)):
+        for index, word in enumerate(words):
+            if unmarked(word).strip().endswith(".ipynb"):
+                return Launch(unmarked(word).strip(), list(words[index + 1 :]), words[:index])
     for index, word in enumerate(words):
         bare = unmarked(word).strip()
         if word.startswith("-") and word != "-m":

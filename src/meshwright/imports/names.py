@@ -44,6 +44,11 @@ _RECURRENT = re.compile(
 _DISTILLED = re.compile(
     r"deepseek-r1-distill-(?:(qwen)-(1\.5b|7b|14b|32b)|(llama)-(8b|70b))", re.IGNORECASE
 )
+_SAME_SHAPE = (
+    (r"^(?:tulu-2(?:-dpo)?|vicuna)-(?=(?:7|13|70)b)", "llama2-"),
+    (r"^zephyr-7b(?:-.*)?$", "mistral-7b"),
+)
+"""Models that were trained further under names of their own, by their model cards: whose shape they have."""
 _FAMILY = re.compile(
     r"(?i)(?<![a-z])(llama|qwen|gemma)[-_]?([123](?:\.\d)?)(?![\d.]*b)|(?<![a-z])(mistral)(?![a-z])"
 )
@@ -79,12 +84,26 @@ def refuse_other(name: str) -> None:
         raise SpecError("model", short, f"trains {kind}: {PLANNED}")
 
 
+_SIZE_ALONE = re.compile(r"\d+(?:\.\d+)?[bm](?:[-_]hf)?", re.IGNORECASE)
+
+
+def with_family(name: str) -> str:
+    """A path whose last folder is a size alone (`llama2/7B`), ending in the family's name and size."""
+    parts = name.strip().rstrip("/").split("/")
+    if len(parts) < 2 or not _SIZE_ALONE.fullmatch(parts[-1]):
+        return name
+    family = re.search(r"(?i)(llama|qwen|gemma|opt)[-_]?(\d(?:\.\d)?)?", parts[-2])
+    if family is None:
+        return name
+    return f"{family.group(1)}{family.group(2) or ''}-{parts[-1]}".lower()
+
+
 def model_named(name: str) -> Model | None:
     """The preset that a hub name, path or recipe name means; None where there is none.
 
     Only a name of the same family and size counts: nothing is guessed here.
     """
-    bare = name.strip().rstrip("/").replace("_", "-")
+    bare = with_family(name).strip().rstrip("/").replace("_", "-")
     short = bare.rsplit("/", 1)[-1]
     if not short or len(short) > 120 or is_size(short):
         return None
@@ -111,6 +130,8 @@ def _spellings(short: str) -> list[str]:
     # A version's point written as a dash or an underscore: `llama-2_7b` has none, `llama3_1_8b` has one.
     found += [re.sub(r"(?<=\d)-(\d)-(?=\d)", r".\1-", one) for one in found]
     found += [re.sub(r"^(llama|qwen|gemma|phi)-(\d)", r"\1\2", one, flags=re.I) for one in found]
+    for pattern, of in _SAME_SHAPE:
+        found += [re.sub(pattern, of, one, flags=re.I) for one in found]
     # Qwen2's dense models have Qwen2.5's shapes.
     found += [re.sub(r"^qwen2-", "qwen2.5-", one, flags=re.I) for one in found]
     found += [
@@ -126,7 +147,7 @@ def _spellings(short: str) -> list[str]:
 
 def guess_model(name: str) -> Model | None:
     """A typical shape of the size that a name states; None for experts or where it states none."""
-    short = name.rstrip("/").rsplit("/", 1)[-1]
+    short = with_family(name).rstrip("/").rsplit("/", 1)[-1]
     # A version before the size is none of it: `llama_2_7b` has seven billion.
     short = re.sub(
         r"(?i)(llama|qwen|gemma|phi|yi|baichuan|internlm)[-_]?(\d)[-_](?=\d)", r"\1\2-", short

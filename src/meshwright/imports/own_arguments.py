@@ -1,4 +1,4 @@
-"""Defaults of the dataclasses that a program hands to HfArgumentParser: what its command line leaves out."""
+"""Defaults of a program's own parser, or of the dataclasses that it hands to HfArgumentParser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def own_defaults(program: str, folder: Path | None) -> dict[str, Any]:
         return {}
     text = read_text(path, "file")
     if not any(parser in text for parser in _PARSERS):
-        return {}
+        tree = parse_python(text) if "add_argument(" in text else None
+        return {} if tree is None else _declared(tree)
     tree = parse_python(text)
     if tree is None:
         return {}
@@ -33,6 +34,18 @@ def own_defaults(program: str, folder: Path | None) -> dict[str, Any]:
         for key, value in _with_bases(name, classes).items():
             found.setdefault(key, value)
     return found
+
+
+def _declared(tree: ast.Module) -> dict[str, Any]:
+    """Defaults of a program's own parser, those that say something."""
+    given = Known(tree).arguments
+    return {name: value for name, value in given.items() if value not in (None, "", False)}
+
+
+def folder_of(program: str, folder: Path | None) -> str:
+    """The folder in which a program at hand lies (`step2_reward_model_finetuning`); empty where it is not."""
+    path = beside(folder, program) if program.endswith(".py") else None
+    return "" if path is None else path.parent.name
 
 
 def _module(program: str, folder: Path | None) -> Path | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
 
+from meshwright.exports.python_syntax import parse_python
 from meshwright.exports.tuning_programs import (
     LENGTHS,
     UNSLOTH,
@@ -14,6 +16,7 @@ from meshwright.exports.tuning_programs import (
     unsloth_recomputes,
 )
 from meshwright.imports import hf
+from meshwright.imports.made_models import family_of, made_model
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
@@ -29,6 +32,7 @@ _INERT = ("random_state", "use_rslora", "token", "trust_remote_code", "device_ma
 """Arguments of what a program makes beside the trainer that change no memory, time or numbers of it."""
 
 
+_WRAPS = r"(?:DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard)$"
 _LOOP = r"\bDistributedDataParallel\(|\bDDP\(|\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\("
 """What a loop of one's own wraps its model in."""
 
@@ -57,6 +61,7 @@ def read(
     Raises:
         SpecError: not Python, or a value that cannot be.
     """
+    text, written = _written(text)
     found = program_settings(text, name, said)
     if re.search(r"^[^\S\n]+(?:mm_)?vision_tower\w*[^\S\n]*:", text, re.M):
         raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
@@ -64,8 +69,15 @@ def read(
         r"ForCausalLM|FastLanguageModel|Reward", text
     ):
         raise SpecError("config", name, f"trains a classifier of sequences: {PLANNED}")
-    made = {key: found.pop(key, None) for key in ("_python", "_unsloth", "_trainer", "_larger")}
+    made = {
+        key: found.pop(key, None)
+        for key in ("_python", "_unsloth", "_trainer", "_larger", "_shape")
+    }
     reading = reading or Reading("Hugging Face Trainer program")
+    if written:
+        reading.note("the program writes the one that trains; that one is read", "file")
+    if made["_shape"] and given.model is None and not found.get("model_name_or_path"):
+        _built(made["_shape"], reading)
     for key in made["_larger"] or ():
         reading.note("the program chooses between two values; the larger is taken", key)
     if made["_unsloth"]:
@@ -100,6 +112,35 @@ def read(
     if made["_trainer"] not in (None, "", "sft"):
         name_task(reading, str(made["_trainer"]))
     return reading
+
+
+def _written(text: str) -> tuple[str, bool]:
+    """The program that trains: the text itself, or a program that it holds as a text and writes."""
+    tree = parse_python(text)
+    if tree is None:
+        return text, False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and re.search(
+            rf"Trainer$|Accelerator$|{_WRAPS}", ast.unparse(node.func)
+        ):
+            return text, False
+    inner = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and is_program(node.value)
+    ]
+    return next(((one, True) for one in inner if parse_python(one) is not None), (text, False))
+
+
+def _built(shape: tuple[str, list[tuple[str, Any]]], reading: Reading) -> None:
+    """Take the model that the program builds by itself."""
+    called, arguments = shape
+    said = {key: value for key, value in arguments if isinstance(value, (int, float, bool))}
+    left = [key for key, value in arguments if value is None]
+    reading.model = made_model(family_of(called), said, left, reading)
+    usual = 0.1 if family_of(called) in ("gpt2", "opt") else 0.0  # the classes' own
+    dropped = [said.get(name) for name in ("resid_pdrop", "hidden_dropout", "dropout")]
+    reading.job["dropout"] = next((float(one) for one in dropped if one is not None), usual)
 
 
 _SHARED_STEPS = re.compile(

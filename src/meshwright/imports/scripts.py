@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.exports.stamp import Stamp, read_stamp
+from meshwright.exports.tuning_programs import notebook_program
 from meshwright.imports import (
     bridge,
     bridge_perf,
@@ -35,6 +36,7 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_files import configuration
 from meshwright.imports.script_megatron import read_megatron
 from meshwright.imports.shell import Script
+from meshwright.imports.tasks import name_task
 from meshwright.imports.words import unmarked
 from meshwright.specs import load_cluster
 from meshwright.specs.errors import SpecError
@@ -43,6 +45,7 @@ from meshwright.specs.foreign import read_text
 _MEGATRON = re.compile(
     r"--(?:num-layers|num_layers|tensor-model-parallel-size|tensor_model_parallel_size)\b"
 )
+_NOTEBOOK_BYTES = 4_000_000
 _WIDTH = re.compile(
     r"--(?:hidden[-_]size|tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|micro[-_]batch[-_]size)\b"
 )
@@ -62,6 +65,8 @@ def read(
     )
     launch = find_launch(script, int(given.config) if given.config.isdigit() else 0)
     if launch is None:
+        if _STARTS_ARGUMENTS.search(text.replace("\\\n", " ")):
+            raise SpecError("--args", None, _ASKS_FOR_PROGRAM)
         raise SpecError("file", name, _nothing(script, text))
     if launch.other:
         raise SpecError(
@@ -71,6 +76,7 @@ def read(
         )
     reading, stamp = _dispatch(script, launch, name, given, folder, stamp)
     reading.device = reading.device or _device(script)
+    _slice_of_a_device(script, reading)
     if reading.format.startswith("MaxText") and not reading.device:
         _slice_of_tpus(text, reading)
     if not reading.world() or (launch.hosts and launch.per_host):
@@ -100,6 +106,14 @@ def read(
     return reading, stamp
 
 
+_STARTS_ARGUMENTS = re.compile(
+    r"(?m)^(?!\s*#).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed|srun|python3?)\b"
+    r"(?:[ \t]+(?:-[^\s]+|[^\s\"'.]*=?\"?\$\{?(?!@|\*)\w+[^\s]*|\d+))*[ \t]+\"?\$(?:\{@\}|@|\*|1)\"?[ \t]*$"
+)
+"""A launcher with options of its own and then nothing but what the script is started with."""
+_ASKS_FOR_PROGRAM = (
+    'the script takes which program it runs as an argument: --args "…" gives all of them'
+)
 _TPUS = {"v5litepod": "v5e", "trillium": "v6e", "tpu7x": "v7"}
 
 
@@ -126,6 +140,19 @@ def _device(script: Script) -> str:
                     load_cluster(f"{word}:1x8")
                     return word
     return ""
+
+
+def _slice_of_a_device(script: Script, reading: Reading) -> None:
+    """Name a slice of a device that a batch script asks for (`--gres=gpu:h100_3g.40gb:1`)."""
+    for name in ("gres", "gpus", "gpus-per-node", "G", "constraint"):
+        found = re.search(r"(?<!\d)([1-7])g\.(\d{1,3})gb", script.sbatch.get(name, "").lower())
+        if found:
+            reading.unmodelled(
+                f"--{name}",
+                f"asks for a slice of a device (MIG: {found.group(1)} of 7 parts of its processors, "
+                f"{found.group(2)} GB of its memory); a whole one is priced",
+            )
+            return
 
 
 def _nothing(script: Script, text: str) -> str:
@@ -220,7 +247,7 @@ def _dispatch(
     if {"gen-len", "prompt-len", "max-new-tokens"} & set(flags_of(words)):
         raise SpecError("file", name, f"{base} generates; it does not train")
     if base.startswith("."):
-        raise SpecError("--args", None, 'the script takes which program it runs as an argument: --args "…" gives all of them')  # fmt: skip
+        raise SpecError("--args", None, _ASKS_FOR_PROGRAM)
     if program and not usual.says_anything(launch):
         raise SpecError(
             "file",
@@ -266,12 +293,18 @@ def _trainer_here(
     script: Script, launch: Launch, given: Given, folder: Path | None
 ) -> Reading | None:
     """What a program around transformers' Trainer that lies beside the script runs, by the command's words."""
-    path = beside(folder, launch.program) if launch.program.endswith(".py") else None
-    if path is None or not programs.is_program(text := read_text(path, "file")):
+    path = beside(folder, launch.program) if launch.program.endswith((".py", ".ipynb")) else None
+    if path is None:
+        return None
+    text = read_text(path, "file", size_bytes=_NOTEBOOK_BYTES)
+    if path.suffix == ".ipynb":
+        text = notebook_program(text, "file", path.name)
+    if not programs.is_program(text):
         return None
     reading = Reading("Hugging Face Trainer program, started by a script")
     hf.launcher(script, launch, reading, given, folder)
     hf.one_process(launch, reading)
+    name_task(reading, path.name)
     said = {name.replace("-", "_"): _typed(value) for name, value in flags_of(launch.words).items()}
     return programs.read(text, str(path), given, said, reading, folder)
 
