@@ -100,6 +100,9 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
         found.setdefault("torch_dtype", "float16")
     if _recomputes(tree, known):
         found.setdefault("gradient_checkpointing", True)
+    silent = all(key.startswith("_") for key in found)
+    if silent and "_unsloth" not in found and re.search(r"\w+_args\b|\bcfg\.|\bconfig\.", text):
+        raise SpecError("config", name, _TOLD.format("what calls it"))
     if not {"model_name_or_path", "per_device_train_batch_size"} & set(found):
         _refuse_parts(text, name)
         if re.search(r"_batch_size\s*=\s*(?:\w+\.)*(?:args|config|cfg)\b", text):

@@ -260,6 +260,9 @@ def _adapted(peft: Made, reading: Reading) -> None:
 
 def _by_name(recipe: str, reading: Reading) -> None:
     """Devices that a recipe's name states (`…_pretrain_64gpu_h100_bf16_config`)."""
+    device = re.search(r"_(gb[23]00|b[23]00|h[12]00|a100)(?:_|$)", recipe)
+    if device:
+        reading.likely = device.group(1)
     said = re.search(r"_(\d{1,5})gpu_([a-z]+\d+)", recipe)
     if said:
         reading.devices = int(said.group(1))

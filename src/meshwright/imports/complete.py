@@ -240,7 +240,8 @@ def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cl
 def _most(reading: Reading) -> int:
     """Devices of the usual host of what is offered."""
     device = reading.device or reading.likely
-    return 4 if device.startswith("tpu-") and device != "tpu-v6e" else 8
+    few = device.startswith(("tpu-", "gb200", "gb300")) and device != "tpu-v6e"
+    return 4 if few else 8
 
 
 def _divides(reading: Reading, most: int) -> int:

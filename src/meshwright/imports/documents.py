@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from meshwright.imports import (
     areal,
     automodel,
     axolotl,
+    cloud,
     deepspeed,
     fast_llm,
     flagscale,
@@ -65,11 +65,13 @@ def read(
         stamp = read_stamp("\n".join(str(value) for value in stamped.values()))
     started = any(isinstance(data.get(key), str) for key in ("run", "command"))
     if "apiVersion" in data or (started and not llm_foundry.is_config(data)):
-        return _cloud(data, name, given, stamp, folder)
+        return cloud.read(data, name, given, stamp, folder)
     overrides = overrides or []
     _refuse_other(data, text, name)
     if deepspeed.is_config(data):
-        return deepspeed.read(data, given), stamp
+        reading = deepspeed.read(data, given)
+        _left_open(text, name, reading)
+        return reading, stamp
     if accelerate.is_config(data) and "model_name_or_path" not in data:
         return accelerate.read(data, given, folder), stamp
     if nanotron.is_config(data):
@@ -119,7 +121,7 @@ def read(
     inner = data.get("llamafactory", data.get("llama_factory"))
     if isinstance(inner, dict) and llama_factory.is_config(inner):
         reading = llama_factory.read(inner, given, folder)
-        _size(data, reading)
+        cloud.size(data, reading)
         return reading, stamp
     if hf.is_trainer(data) or hf.is_trainer(hf_tables.nested(data)[1]):
         return hf_tables.read(data, given, folder, _trainer_title(data)), stamp
@@ -131,6 +133,8 @@ def read(
         raise SpecError(
             "file", name, "is what --fsdp_config names: import the command that names it"
         )
+    if cloud.starts_training(data):
+        return cloud.read(data, name, given, stamp, folder)
     if not _trains(data):
         raise SpecError(
             "file",
@@ -158,7 +162,12 @@ _OF_TRAINING = re.compile(
 
 def _trains(data: Data) -> bool:
     """Whether any field of a table belongs to a training run."""
-    return any(_OF_TRAINING.search(str(key)) for table in _tables(data) for key in table)
+    return any(_OF_TRAINING.search(str(key)) for table in cloud.tables(data) for key in table)
+
+
+_OF_RECIPES = {"model", "train", "optimizer", "ddp", "dist", "logger", "checkpoint", "scheduler", "dataset", "rng",
+               "mixed_precision", "validation", "tokenizer", "comm_overlap"}  # fmt: skip
+"""Tables of Megatron-Bridge's configuration."""
 
 
 def _refuse_other(data: Data, text: str, name: str) -> None:
@@ -179,12 +188,12 @@ def _refuse_other(data: Data, text: str, name: str) -> None:
     trained = data.get("model"), data.get("train")
     if (
         all(isinstance(one, dict) for one in trained)
-        and set(data) <= {"model", "train", "optimizer", "ddp", "dist", "logger", "checkpoint"}
-        and "train_iters" in data["train"]
+        and set(data) <= _OF_RECIPES
+        and {"train_iters", "global_batch_size", "micro_batch_size"} & set(data["train"])
     ):
         raise SpecError("file", name, "describes no training run: it overrides fields of a recipe; import the command that names both")  # fmt: skip
     if re.search(
-        r"(?m)^[^\S\n]*(?:unet_config|first_stage_config|vae_\w*|vae|unet|noise_scheduler|num_latent_t|t2v\w*|diffusers?\w*)\s*:|fastvideo\.",
+        r"(?m)^[^\S\n]*(?:unet_config|first_stage_config|vae_\w*|vae|unet|noise_scheduler|num_latent_t|t2v\w*|crossattn_emb_size|diffusers?\w*)\s*:|fastvideo\.",
         text,
     ):
         raise SpecError("file", name, f"trains a diffusion model: {PLANNED}")
@@ -219,7 +228,8 @@ def _one_document(text: str, name: str) -> str:
     if len(parts) < 2:
         return text
     starts = [
-        sum(map(_training, _commands(parse_yaml(_tamed(p), "file", name, _LIMITS)))) for p in parts
+        sum(map(cloud.training, cloud.commands(parse_yaml(_tamed(p), "file", name, _LIMITS))))
+        for p in parts
     ]
     return parts[starts.index(max(starts))] if any(starts) else text
 
@@ -263,6 +273,17 @@ def _without_placeholders(text: str) -> str:
     )
 
 
+def _left_open(text: str, name: str, reading: Reading) -> None:
+    """Name the places of a template that were left for whoever fills it in."""
+    try:
+        parse_json(without_comments(text), "file", name, _LIMITS)
+    except SpecError:
+        left = re.findall(r'"(\w+)"\s*:\s*([A-Z][A-Z0-9_]{2,})\b', without_comments(text))
+        if left:
+            told = ", ".join(f"{key} {word}" for key, word in left[:6])
+            reading.guess("file", f"is a template: {told}{' and more' if len(left) > 6 else ''} are left for what fills them in; nothing is taken from them")  # fmt: skip
+
+
 def _tamed(text: str) -> str:
     """A YAML text without template marks and tags that no plain parser knows."""
     text = re.sub(
@@ -297,70 +318,3 @@ def without_comments(text: str) -> str:
             found.append(letter)
             index += 1
     return re.sub(r",(\s*[}\]])", r"\1", "".join(found))
-
-
-def _cloud(
-    data: Data, name: str, given: Given, stamp: Stamp, folder: Path | None
-) -> tuple[Reading, Stamp]:
-    """The command inside a Kubernetes object or a SkyPilot task."""
-    from meshwright.imports import scripts
-
-    script = next((data[key] for key in ("run", "command") if isinstance(data.get(key), str)), None)
-    if script is None:
-        script = next(iter(sorted(_commands(data), key=_training, reverse=True)), None)
-    if script is None:
-        raise SpecError("file", name, "no container with a command was found")
-    reading, found = scripts.read(script, name, given, folder, stamp)
-    _size(data, reading)
-    return reading, found
-
-
-_SIZES = {
-    "hosts": ("numNodes", "num_nodes", "parallelism", "completions", "replicas", "nodes"),
-    "per_host": ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpus_per_node"),
-}
-
-
-def _training(command: str) -> int:
-    """How much a container's command looks like training, beside those that fetch models or data."""
-    return len(
-        re.findall(r"torchrun|accelerate|deepspeed|train|tune|--\w|maxtext", command.lower())
-    )
-
-
-def _size(data: Data, reading: Reading) -> None:
-    """Hosts and devices of a host as a Kubernetes object or a job's table says them, where the command does not."""
-    found: dict[str, list[int]] = {"hosts": [], "per_host": []}
-    for key, value in ((key, value) for table in _tables(data) for key, value in table.items()):
-        for what, names in _SIZES.items():
-            if key in names and str(value).isdigit() and 0 < int(value) < 100_000:
-                found[what].append(int(value))
-    if not reading.world() and found["per_host"]:
-        reading.per_host = max(found["per_host"])
-        reading.hosts = reading.hosts or max(found["hosts"], default=1)
-    gpus = data.get("compute", {}).get("gpus") if isinstance(data.get("compute"), dict) else None
-    if isinstance(gpus, int) and not reading.world():
-        reading.devices = gpus
-
-
-def _tables(data: Any) -> Iterator[dict[str, Any]]:
-    """Every table of nested tables and lists, once, in the order in which they are written."""
-    waiting, seen = [data], set[int]()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or not isinstance(value, (dict, list)):
-            continue
-        seen.add(id(value))
-        if isinstance(value, dict):
-            yield value
-        waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
-
-
-def _commands(data: Any) -> Iterator[str]:
-    """The last word of every `command` or `args` list that holds a script, else all its words."""
-    for table in _tables(data):
-        lists = [table[key] for key in ("command", "args") if isinstance(table.get(key), list)]
-        words = [str(word) for one in lists for word in one]
-        if words:
-            long = " " in words[-1] and len(words[-1]) > 40
-            yield words[-1] if long else " ".join(words)

@@ -16,7 +16,7 @@ _TRAINERS = re.compile(
 )
 _OTHER = re.compile(
     r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|preprocess|merge|export|serve|server|prune|"
-    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]e|download|prompt|retriev|index|tasks/main|checkpoint_util|trim|conver|hf2|2hf|tokeniz)",
+    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]e|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz)",
     re.IGNORECASE,
 )
 _MODULES = (
@@ -226,6 +226,8 @@ def _at_program(words: list[str]) -> Launch | None:
     )
     start, after_program, program = chosen
     rest = words[after_program:]
+    if program == "tune run":  # torchrun's options stand between it and the recipe
+        return Launch(program, list(rest), [*words[:start], *rest])
     end = next((i for i, word in enumerate(rest) if word in ("&&", ";", "|", "&")), len(rest))
     return Launch(program, list(rest[:end]), words[:start])
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.imports import hf
+from meshwright.imports import hf, mcore_adapter
 from meshwright.imports.names import refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
@@ -104,11 +104,29 @@ def fill(
         reading.job.pop("finetune", None)
         if kind == "freeze":
             frozen_part(reading, "finetuning_type")
+    if any(name in options.values for name in mcore_adapter.NAMES):
+        _megatron(options, reading)
+        return reading
     said = {"gradient_checkpointing", "enable_gradient_checkpointing"} & set(options.values)
     if not said and not off:
         # LLaMA-Factory checkpoints every layer unless it is told not to.
         reading.layout["recompute"] = "full"
     return reading
+
+
+def _megatron(options: Options, reading: Reading) -> None:
+    """Training by mcore_adapter (USE_MCA=1), which these words ask for: its own trainer, optimizer and recomputation."""
+    mcore_adapter.layout(options, reading, sharded=False, parts=False, wide=False)
+    told = {name for name in options.values if name in options.read}
+    reading.remarks = [
+        one for one in reading.remarks if one.kind != "unread" or one.option not in told
+    ]
+    rest = Options(
+        {name: options.values[name] for name in options.values if name not in told}, options.prefix
+    )
+    reading.remarks = [one for one in reading.remarks if one.kind != "unread"]
+    rest.finish(reading, "roll", "megatron", "hf", "common")
+    reading.note("Megatron's words ask for mcore_adapter, which LLaMA-Factory takes with USE_MCA=1", "tensor_model_parallel_size")  # fmt: skip
 
 
 def _second(data: dict[str, Any], given: Given) -> Reading:

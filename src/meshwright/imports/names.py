@@ -84,6 +84,8 @@ def refuse_other(name: str) -> None:
         raise SpecError("model", short, f"trains {kind}: {PLANNED}")
 
 
+_BELOW_ONE = re.compile(r"((?:^|[-_]))0[-_](\d)(?=b)", re.IGNORECASE)
+"""A size below a billion whose point is written as a dash: `0-5b`."""
 _SIZE_ALONE = re.compile(r"\d+(?:\.\d+)?[bm](?:[-_]hf)?", re.IGNORECASE)
 
 
@@ -132,6 +134,7 @@ def _spellings(short: str) -> list[str]:
     found += [re.sub(r"^(llama|qwen|gemma|phi)-(\d)", r"\1\2", one, flags=re.I) for one in found]
     for pattern, of in _SAME_SHAPE:
         found += [re.sub(pattern, of, one, flags=re.I) for one in found]
+    found += [_BELOW_ONE.sub(r"\g<1>0.\2", one) for one in found]
     # Qwen2's dense models have Qwen2.5's shapes.
     found += [re.sub(r"^qwen2-", "qwen2.5-", one, flags=re.I) for one in found]
     found += [
@@ -152,6 +155,7 @@ def guess_model(name: str) -> Model | None:
     short = re.sub(
         r"(?i)(llama|qwen|gemma|phi|yi|baichuan|internlm)[-_]?(\d)[-_](?=\d)", r"\1\2-", short
     )
+    short = _BELOW_ONE.sub(r"\g<1>0.\2", short)
     size = _SIZE.search(short)
     longest = max((one for one in model_names() if short.lower().startswith((f"{one}-", f"{one}_"))), key=len, default="")  # fmt: skip
     if longest and re.search(r"\d[bm]", longest):

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.pyoperators import BUILTINS, COMPARISONS, TEXT_METHODS, binary, text_method
-from meshwright.imports.pyvalues import Made, Module, Unknown, run_of, text_of
+from meshwright.imports.pyvalues import Made, Module, Unknown, is_open, run_of, text_of
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
@@ -32,9 +32,16 @@ def _name(module: Module, node: ast.Name, local: dict[str, Any]) -> Any:
 def _attribute(module: Module, node: ast.Attribute, local: dict[str, Any]) -> Any:
     owner = evaluate(module, node.value, local)
     if isinstance(owner, Made):
+        if node.attr not in owner.fields and owner.home is not None:
+            home, kind = owner.home
+            method = _method(home, kind, node.attr)
+            if method is not None and any(
+                ast.unparse(d) == "property" for d in method.decorator_list
+            ):
+                return _follow(home, method, [owner], {})
         if node.attr not in owner.fields:
             # A part that the recipe sets fields of, made by what is outside the file.
-            owner.fields[node.attr] = Made(f"{owner.name}.{node.attr}", parent=owner)
+            owner.fields[node.attr] = Made(f"{owner.name}.{node.attr}", parent=owner, of_field=True)
         return owner.fields[node.attr]
     if isinstance(owner, Unknown):
         return Unknown(f"{owner.text}.{node.attr}")
@@ -98,6 +105,8 @@ def _called(
             target = other.names.get(func.attr) if other is not None else None
             if other is not None and isinstance(target, ast.FunctionDef):
                 return _follow(other, target, args, kwargs)
+        if text_of(func) == "importlib.import_module" and args and isinstance(args[0], str):
+            return module_of(module, args[0]) or Unknown(args[0])
         name = (
             owner.text
             if isinstance(owner, Unknown)
@@ -110,6 +119,8 @@ def _called(
     if isinstance(callee, ast.ClassDef):
         return _instance(module, callee, args, kwargs)
     name = callee.text if isinstance(callee, Unknown) else text_of(func)
+    if name == "getattr" and len(args) > 1 and isinstance(args[0], Module):
+        return _member(args[0], str(args[1]), args[2] if len(args) > 2 else Unknown("getattr"))
     if name in module.imports:
         return _imported(module, name, args, kwargs)
     if isinstance(func, ast.Subscript) and isinstance(callee, Unknown):
@@ -139,6 +150,7 @@ def _method(module: Module, node: ast.ClassDef, name: str) -> ast.FunctionDef | 
 def _instance(module: Module, node: ast.ClassDef, args: list[Any], kwargs: dict[str, Any]) -> Made:
     """An object of a class of this file; what its `__post_init__` computes is followed."""
     made = _make(module, node.name, args, {**_class_fields(module, node), **kwargs})
+    made.home = module, node
     after = _method(module, node, "__post_init__")
     if after is not None:
         _follow(module, after, [made], {})
@@ -172,9 +184,26 @@ def _imported(module: Module, name: str, args: list[Any], kwargs: dict[str, Any]
         found = _follow(other, target, args, kwargs)
         # What cannot be followed to its end is known by its name and arguments, at least.
         return _outside(module, original, args, kwargs) if isinstance(found, Unknown) else found
+    ours = source.split(".")[0] not in ("megatron", "nemo", "torchtitan", "olmo_core")
+    if ours and other is not None and isinstance(target, ast.ClassDef) and _is_table(target):
+        return _instance(other, target, args, kwargs)
     if other is not None and original in other.imports and other.imports[original][0] != source:
         return _imported(other, original, args, kwargs)
     return _outside(module, original, args, kwargs)
+
+
+def _is_table(node: ast.ClassDef) -> bool:
+    """Whether a class only holds fields: a dataclass on nothing else."""
+    return not node.bases and any("dataclass" in ast.unparse(d) for d in node.decorator_list)
+
+
+def _member(module: Module, name: str, default: Any) -> Any:
+    """What a module of the project calls so, in its own file or in one that it imports from."""
+    if name in module.names:
+        return module.names[name]
+    source, original = module.imports.get(name, ("", ""))
+    other = module_of(module, source) if source else None
+    return other.names.get(original, default) if other is not None else default
 
 
 def module_of(module: Module, source: str) -> Module | None:
@@ -231,7 +260,8 @@ def _outside(module: Module, name: str, args: list[Any], kwargs: dict[str, Any])
         except (TypeError, ValueError, OverflowError, ZeroDivisionError):
             return Unknown(f"{name}(…)")
     if short in ("replace", "deepcopy", "copy") and args and isinstance(args[0], Made):
-        return Made(args[0].name, args[0].args, {**args[0].fields, **kwargs}, args[0].parent)
+        first = args[0]
+        return Made(first.name, first.args, {**first.fields, **kwargs}, first.parent, first.home)
     return _make(module, name, args, kwargs)
 
 
@@ -302,6 +332,8 @@ def _subscript(module: Module, node: ast.Subscript, local: dict[str, Any]) -> An
 def _unary(module: Module, node: ast.UnaryOp, local: dict[str, Any]) -> Any:
     value = evaluate(module, node.operand, local)
     if isinstance(node.op, ast.Not):
+        if isinstance(value, Made) and is_open(value):
+            return True  # a setting that nobody makes is off
         return Unknown(text_of(node)) if isinstance(value, Unknown) else not value
     if isinstance(node.op, ast.USub) and isinstance(value, (int, float)):
         return -value

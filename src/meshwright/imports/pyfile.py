@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.exports.python_syntax import parse_python
 from meshwright.imports.pyexpressions import evaluate
 from meshwright.imports.pyoperators import binary
-from meshwright.imports.pyvalues import MAX_DEPTH, Made, Module, Run, Unknown, run_of
+from meshwright.imports.pyvalues import MAX_DEPTH, Made, Module, Run, Unknown, is_open, run_of
 from meshwright.specs.errors import SpecError
 
 MAX_ROUNDS = 40
@@ -137,7 +137,7 @@ def _statement(module: Module, node: ast.stmt, local: dict[str, Any]) -> None:
         _assign(module, node.target, value, local)
     elif isinstance(node, ast.If):
         test = evaluate(module, node.test, local)
-        if not isinstance(test, Unknown):
+        if not is_open(test):
             _body(module, node.body if test else node.orelse, local)
         else:
             _body(module, node.orelse, local)

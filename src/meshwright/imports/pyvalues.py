@@ -32,6 +32,10 @@ class Made:
     args: list[Any] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
     parent: Any = None
+    home: Any = None
+    """Its class and the module of that, where the project's own files define it."""
+    of_field: bool = False
+    """Whether it only stands for a field that was asked of another."""
 
     def get(self, path: str, default: Any = None) -> Any:
         """A field by its dotted path; the default where it is not stated."""
@@ -44,6 +48,13 @@ class Made:
             else:
                 return default
         return default if current is None or isinstance(current, Unknown) else current
+
+
+def is_open(value: Any) -> bool:
+    """Whether a value is not stated: unknown, or a field that something outside the file would fill."""
+    if isinstance(value, Made):
+        return value.parent is not None and not value.args and not value.fields and value.of_field
+    return isinstance(value, Unknown)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from meshwright.imports import mcore_adapter
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.names import refuse_other
 from meshwright.imports.options import Options, flattened
@@ -119,38 +120,8 @@ def _fsdp_job(options: Options, reading: Reading, get: str) -> None:
 def _layout(options: Options, reading: Reading, get: str, strategy: str) -> None:
     worker = get.split("strategy_args.", 1)[0]
     if strategy.startswith("megatron"):
-        tp = options.whole(f"{get}tensor_model_parallel_size", default=1) or 1
-        pp = options.whole(f"{get}pipeline_model_parallel_size", default=1) or 1
-        virtual = options.whole(f"{get}virtual_pipeline_model_parallel_size", default=1) or 1
-        kind = options.word(f"{get}recompute_granularity")
-        reading.layout = {
-            "tp": tp, "pp": pp, "cp": options.whole(f"{get}context_parallel_size", default=1) or 1,
-            "ep": options.whole(f"{get}expert_model_parallel_size", default=1) or 1,
-            "etp": options.whole(f"{get}expert_tensor_parallel_size", default=1) or 1,
-            "virtual_stages": virtual if pp > 1 else 1, "schedule": "interleaved" if virtual > 1 and pp > 1 else "1f1b",
-            "sequence_parallel": options.flag(f"{get}sequence_parallel", default=True) and tp > 1,
-            "zero": 1 if options.flag(f"{get}use_distributed_optimizer", default=True) else 0,
-            "recompute": kind if kind in ("full", "selective") else "none",
-        }  # fmt: skip
         # ROLL sums gradients in 32 bits wherever it trains in bf16.
-        options.raw(f"{get}accumulate_allreduce_grads_in_fp32")
-        reading.job = {
-            "framework": "megatron",
-            "precision": RECIPES["bf16-fp32-grads"].model_dump(),
-        }
-        if options.loose(f"{get}fp8") not in ("", "None", "null"):
-            reading.job["precision"] = RECIPES["fp8"].model_dump()
-        reading.job["optimizer"] = optimizer_named(
-            options.word(f"{get}optimizer", default="adam"), f"{get}optimizer"
-        ).model_dump()
-        modules = options.raw(f"{get}recompute_modules")
-        if kind == "selective" and modules:
-            listed = modules if isinstance(modules, list) else str(modules).split(",")
-            reading.layout["recompute_modules"] = [str(one).strip() for one in listed]
-        if options.flag(f"{get}moe_layer_recompute") and reading.layout["recompute"] == "none":
-            reading.layout |= {"recompute": "selective", "recompute_modules": ["core_attn", "moe"]}
-        if options.flag(f"{get}optimizer_cpu_offload"):
-            reading.offload.add("optimizer")
+        mcore_adapter.layout(options, reading, get, sharded=True, parts=True, wide=True)
         return
     _fsdp_job(options, reading, get)
     sp = (

@@ -326,6 +326,16 @@ def _is_megatron(words: str) -> bool:
     return bool(_MEGATRON.search(words) and _WIDTH.search(words))
 
 
+_ANSWERS = {"sample-input-file", "num-prompt-examples", "genfile"}
+_TASKS_WITHOUT_TRAINING = (
+    "LAMBADA",
+    "WIKITEXT103",
+    "ICT-ZEROSHOT-NQ",
+    "RETRIEVER-EVAL",
+    "MSDP-PROMPT",
+    "MSDP-EVAL-F1",
+)
+"""What Megatron-LM's tasks/main.py and tasks/msdp/main.py do beside fine-tuning."""
 _SEEING = ("model-provider", "vision-model-type", "language-model-type", "freeze-ViT")
 _REFUSED = {
     "bert": "an encoder", "t5": "an encoder-decoder", "ict": "a retriever", "biencoder": "a retriever",
@@ -345,6 +355,8 @@ def _refuse_other(launch: Launch, flags: dict[str, Any]) -> None:
     sees = next((one for one in _SEEING if one in flags), "")
     if sees:
         raise SpecError(f"--{sees}", flags[sees], f"trains a vision-language model: {PLANNED}")  # fmt: skip
+    if _ANSWERS & set(flags) or str(flags.get("task", "")).upper() in _TASKS_WITHOUT_TRAINING:
+        raise SpecError("file", base, "answers prompts or evaluates; it does not train")
     tokenizer = str(flags.get("tokenizer-type", ""))
     if "Bert" in tokenizer:
         raise SpecError("--tokenizer-type", tokenizer, f"trains an encoder: {PLANNED}")

@@ -47,7 +47,8 @@ def is_command(program: str, words: list[str]) -> bool:
     """Whether a command trains with torchtitan what its registry calls by a name."""
     flags = flags_of(words)
     ours = re.search(r"(?:^|[./])torchtitan[./](?:\w+[./])*train(?:\.py)?$", program)
-    return ours is not None and {"module", "config"} <= set(flags)
+    dotted = sum(name.startswith(("training.", "parallelism.")) for name in flags)
+    return (ours is not None or dotted > 2) and {"module", "config"} <= set(flags)
 
 
 def read_command(words: list[str], given: Given, folder: Path | None) -> Reading:
@@ -65,10 +66,15 @@ def read_command(words: list[str], given: Given, folder: Path | None) -> Reading
         parsed = parse_module(read_text(path, "--module"), str(path), path.parent)
         recipe = _registered(parsed, str(path), config)
     else:
-        recipe = _shipped(module, config)
+        said = overridden(words)
+        enough = {"training.seq_len", "training.local_batch_size"} <= set(said)
+        known = config in _recipes()["recipes"].get(module, {})
+        recipe = Recipe(module, config) if enough and not known else _shipped(module, config)
     reading = _read(recipe, config, given, overridden(words))
     reading.format = f"torchtitan recipe {config}, named by a script"
-    if path is None:
+    if path is None and recipe.flavor == config and not known:
+        reading.guess("--config", f"the registry of --module {module} is not here: only what the command says is read; torchtitan's selective recomputation is taken")  # fmt: skip
+    elif path is None:
         reading.note(
             f"is read as torchtitan's own registry of {_recipes()['read']} has it", "--config"
         )

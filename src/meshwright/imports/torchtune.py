@@ -53,6 +53,9 @@ def read(data: dict[str, Any], given: Given, overrides: list[str], text: str = "
     name = re.sub(r"^(?:q?lora_|dora_|reward_|early_fusion_)+", "", builder).replace("_", "-")
     hub = _hub(data)
     reading.model_name = name if model_named(name) is not None or not hub else hub
+    if not component.startswith("torchtune."):
+        made = [f"{key[6:]} {value}" for key, value in options.values.items() if key.startswith("model.") and isinstance(value, (int, float)) and value]  # fmt: skip
+        reading.guess("model._component_", f"{component} is the project's own: the shape that its name says is taken, without {', '.join(made[:6]) or 'what it adds'}")  # fmt: skip
     _batch(options, reading)
     _sharding(options, reading, given, single=_is_single(data, text))
     _arithmetic(options, reading)

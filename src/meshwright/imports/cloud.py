@@ -1,0 +1,125 @@
+"""Commands inside the objects of a cluster: Kubernetes, SkyPilot, Beaker, Compose and what is like them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from meshwright.exports.stamp import Stamp
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError
+
+_SIZES = {
+    "hosts": ("numNodes", "num_nodes", "parallelism", "completions", "replicas", "nodes"),
+    "per_host": ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpus_per_node", "gpuCount"),
+}
+_LISTS = ("command", "args", "arguments")
+_TEXTS = ("run", "command", "cmd", "entrypoint", "arguments", "args")
+_STARTS = re.compile(
+    r"(?:torchrun|accelerate launch|deepspeed|srun|composer|python3?)\s[^\n]*?(?:\s-m\s|[\w/]\.py|--\w)|llamafactory-cli train|axolotl train|tune run"
+)
+
+
+def read(
+    data: dict[str, Any], name: str, given: Given, stamp: Stamp, folder: Path | None
+) -> tuple[Reading, Stamp]:
+    """Read the command inside a Kubernetes object or another cluster's job.
+
+    Raises:
+        SpecError: it holds no command, or what that runs cannot be read.
+    """
+    from meshwright.imports import scripts
+
+    script = next((data[key] for key in ("run", "command") if isinstance(data.get(key), str)), None)
+    if script is None:
+        script = next(iter(sorted(commands(data), key=training, reverse=True)), None)
+    if script is None:
+        raise SpecError("file", name, "no container with a command was found")
+    reading, found = scripts.read(script, name, given, folder, stamp)
+    size(data, reading)
+    return reading, found
+
+
+def starts_training(data: dict[str, Any]) -> bool:
+    """Whether a table of no known format holds, somewhere, the command of a training."""
+    return any(_STARTS.search(one) and training(one) > 2 for one in commands(data))
+
+
+def training(command: str) -> int:
+    """How much a container's command looks like training, beside those that fetch models or data."""
+    return len(
+        re.findall(r"torchrun|accelerate|deepspeed|train|tune|--\w|maxtext", command.lower())
+    )
+
+
+def size(data: dict[str, Any], reading: Reading) -> None:
+    """Take hosts and devices of a host from a cluster's object or a job's table, where the command says none."""
+    found: dict[str, list[int]] = {"hosts": [], "per_host": []}
+    for key, value in ((key, value) for table in tables(data) for key, value in table.items()):
+        for what, names in _SIZES.items():
+            if key in names and str(value).isdigit() and 0 < int(value) < 100_000:
+                found[what].append(int(value))
+    if not reading.world() and (found["per_host"] or reading.per_host):
+        reading.per_host = reading.per_host or max(found["per_host"])
+        reading.hosts = reading.hosts or _by_roles(data) or max(found["hosts"], default=1)
+    gpus = data.get("compute", {}).get("gpus") if isinstance(data.get("compute"), dict) else None
+    if isinstance(gpus, int) and not reading.world():
+        reading.devices = gpus
+
+
+def _by_roles(data: dict[str, Any]) -> int:
+    """Hosts of an object that lists its roles, each with a number of copies; 0 where it does not."""
+    hosts = 0
+    for table in tables(data):
+        for key, value in table.items():
+            roles: list[Any] = []
+            if key.endswith("ReplicaSpecs") and isinstance(value, dict):
+                roles = list(value.values())  # PyTorchJob's master and workers
+            elif key in ("replicatedJobs", "tasks") and isinstance(value, list):
+                roles = value  # JobSet's and Volcano's
+            hosts += sum(_copies(role) for role in roles if _has_devices(role))
+    return hosts
+
+
+def _copies(role: dict[str, Any]) -> int:
+    """Hosts of one role: its copies, of a job with several pods each."""
+    inside = [one.get("parallelism") for one in tables(role) if "parallelism" in one]
+    numbers = [role.get("replicas", 1), *inside[:1]]
+    found = 1
+    for one in numbers:
+        found *= int(one) if str(one).isdigit() else 1
+    return found
+
+
+def _has_devices(role: Any) -> bool:
+    return isinstance(role, dict) and any(
+        name in table for table in tables(role) for name in _SIZES["per_host"]
+    )
+
+
+def tables(data: Any) -> Iterator[dict[str, Any]]:
+    """Every table of nested tables and lists, once, in the order in which they are written."""
+    waiting, seen = [data], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or not isinstance(value, (dict, list)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            yield value
+        waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
+
+
+def commands(data: Any) -> Iterator[str]:
+    """The last word of every list of words that holds a script, else all its words; and commands in one text."""
+    for table in tables(data):
+        lists = [table[key] for key in _LISTS if isinstance(table.get(key), list)]
+        words = [str(word) for one in lists for word in one]
+        if words:
+            long = " " in words[-1] and len(words[-1]) > 40
+            yield words[-1] if long else " ".join(words)
+        yield from (
+            table[key] for key in _TEXTS if isinstance(table.get(key), str) and " " in table[key]
+        )
