@@ -12,6 +12,9 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
 }  # fmt: skip
+_ORDERS: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
 _DEVICE = re.compile(r"\bis_(?:torch_)?(?:bf16|bfloat16)_\w+$|\bcuda\.is_available$")
 """What a program asks of its device; a device that trains today has both."""
 _LARGEST = 1 << 40
@@ -227,6 +230,29 @@ class Known:
         said = self.value(node.operand)
         return not said if isinstance(node.op, ast.Not) and isinstance(said, bool) else None
 
+    def _compare(self, node: ast.Compare) -> Any:
+        """Whether two things are equal, or one is in a list, where the program says both."""
+        if len(node.ops) != 1:
+            return None
+        left, kind, other = self.value(node.left), node.ops[0], node.comparators[0]
+        if isinstance(kind, (ast.Is, ast.IsNot)) and isinstance(other, ast.Constant) and other.value is None:  # fmt: skip
+            return None if left is None else isinstance(kind, ast.IsNot)
+        right = self.value(other)
+        if left is None or right is None:
+            return None
+        if isinstance(kind, (ast.Eq, ast.NotEq)):
+            return (left == right) == isinstance(kind, ast.Eq)
+        if isinstance(kind, (ast.In, ast.NotIn)) and isinstance(
+            right, (list, tuple, set, dict, str)
+        ):
+            try:
+                return (left in right) == isinstance(kind, ast.In)
+            except TypeError:
+                return None
+        if type(kind) in _ORDERS and all(isinstance(one, (int, float)) for one in (left, right)):
+            return _ORDERS[type(kind)](left, right)
+        return None
+
     def _either(self, node: ast.BoolOp) -> Any:
         said = [one for one in map(self.value, node.values) if one is not None]
         if isinstance(node.op, ast.Or):
@@ -266,5 +292,5 @@ _VALUES: dict[type, Callable[[Known, Any], Any]] = {
     ast.Name: Known._name, ast.Attribute: Known._attribute, ast.Subscript: Known._subscript,
     ast.Call: Known._call, ast.Dict: Known._dict, ast.UnaryOp: Known._unary,
     ast.BoolOp: Known._either, ast.IfExp: Known._if, ast.BinOp: Known._binary,
-    ast.JoinedStr: Known._text,
+    ast.JoinedStr: Known._text, ast.Compare: Known._compare,
 }  # fmt: skip

@@ -28,7 +28,7 @@ from meshwright.imports.shell import (
 )
 from meshwright.imports.shell_batch import batch_options, batch_variables
 from meshwright.imports.shell_builtins import BUILTINS, STARTERS, forget, starts_script
-from meshwright.imports.shell_files import table_lines
+from meshwright.imports.shell_files import changed_in_place, table_lines
 from meshwright.imports.shell_output import simple_output
 from meshwright.imports.shell_redirect import herestring, joined, pipeline, redirected
 from meshwright.imports.shell_tests import test_command
@@ -85,6 +85,10 @@ def read_script(
     script.start = lambda words, environment: _start(script, words, environment)
     for name, value in batch_variables(script.sbatch).items():
         scope.variables.setdefault(name, value)
+    task = re.match(r"\d+", script.sbatch.get("array", ""))
+    if task and "SLURM_ARRAY_TASK_ID" not in scope.variables and "SLURM_ARRAY_TASK_ID" in text:
+        scope.variables["SLURM_ARRAY_TASK_ID"] = task.group(0)
+        script.guesses["SLURM_ARRAY_TASK_ID"] = task.group(0)
     _run_text(script, text)
     return script
 
@@ -271,6 +275,8 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
             script.printed.append(output)
             return True
     base = posixpath.basename(name)
+    if base == "sed" and changed_in_place(script, words):
+        return True
     if base in STARTERS and starts_script(script, words, environment):
         return None
     if base in ("true", ":"):

@@ -213,7 +213,9 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
                 known[alias] = target
                 home[alias] = other
     if not known:
-        raise SpecError("file", name, "no function that returns a recipe was found")
+        raise SpecError(
+            "file", name, "describes no training run: no function in it returns a configuration"
+        )
     chosen = given.config or (next(iter(known)) if len(known) == 1 else "")
     if not chosen:
         raise SpecError(

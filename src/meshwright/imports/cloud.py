@@ -15,10 +15,10 @@ _SIZES = {
     "hosts": ("numNodes", "num_nodes", "parallelism", "completions", "replicas", "nodes"),
     "per_host": ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpus_per_node", "gpuCount"),
 }
-_LISTS = ("command", "args", "arguments")
+_LISTS = ("command", "args", "arguments", "argv")
 _TEXTS = ("run", "command", "cmd", "entrypoint", "arguments", "args")
 _STARTS = re.compile(
-    r"(?:torchrun|accelerate launch|deepspeed|srun|composer|python3?)\s[^\n]*?(?:\s-m\s|[\w/]\.py|--\w)|llamafactory-cli train|axolotl train|tune run"
+    r"(?:torchrun|accelerate launch|deepspeed|srun|composer|python3?)\s[^\n]*?(?:\s-m\s|[\w/]\.py|--\w)|pretrain_\w+\.py\s|llamafactory-cli train|axolotl train|tune run"
 )
 
 
@@ -64,6 +64,9 @@ def size(data: dict[str, Any], reading: Reading) -> None:
     if not reading.world() and (found["per_host"] or reading.per_host):
         reading.per_host = reading.per_host or max(found["per_host"])
         reading.hosts = reading.hosts or _by_roles(data) or max(found["hosts"], default=1)
+    started = next((str(t["WORLD_SIZE"]) for t in tables(data) if "WORLD_SIZE" in t), "")
+    if not reading.world() and started.isdigit() and 0 < int(started) < 100_000:
+        reading.devices = int(started)
     gpus = data.get("compute", {}).get("gpus") if isinstance(data.get("compute"), dict) else None
     if isinstance(gpus, int) and not reading.world():
         reading.devices = gpus

@@ -100,6 +100,10 @@ def _launched(data: dict[str, Any], reading: Reading, given: Given, folder: Path
         )  # fmt: skip
 
 
+_OPEN_INSTRUCT = {"with_tracking", "dataset_mix_dir", "use_slow_tokenizer", "checkpointing_steps", "dataset_mixer_list"}  # fmt: skip
+"""Words of open-instruct's finetune.py that TrainingArguments lack."""
+
+
 def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) -> Reading:
     """Return what a YAML of TrainingArguments runs.
 
@@ -107,6 +111,10 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         SpecError: a value that cannot be.
     """
     reading = Reading(title, options=dict(hf.EDITS))
+    if len(_OPEN_INSTRUCT & set(data)) > 1 and not {"bf16", "fp16", "mixed_precision"} & set(data):
+        reading.format = "open-instruct YAML"
+        data = {**data, "bf16": True}
+        reading.guess("--mixed_precision", "is the launcher's: bf16, as open-instruct's scripts have it, without sharding, is taken")  # fmt: skip
     place, inner = nested(data)
     if inner:
         data = _with_model(_wrapped(data, reading, given))

@@ -67,6 +67,8 @@ class Launch:
     other: str = ""
     runs: int = 1
     environment: dict[str, str] = field(default_factory=dict)
+    left_open: str = ""
+    """The program as it is written, where part of its name is for the script's caller to say."""
 
     def option(self, *names: str) -> str:
         """A launcher's option, without what the script does not state; empty where it is absent."""
@@ -229,7 +231,10 @@ def _at_program(words: list[str]) -> Launch | None:
     if program == "tune run":  # torchrun's options stand between it and the recipe
         return Launch(program, list(rest), [*words[:start], *rest])
     end = next((i for i, word in enumerate(rest) if word in ("&&", ";", "|", "&")), len(rest))
-    return Launch(program, list(rest[:end]), words[:start])
+    written = next(
+        (word for word in words[start:after_program] if unset(word.rsplit("/", 1)[-1])), ""
+    )
+    return Launch(program, list(rest[:end]), words[:start], left_open=written)
 
 
 def launch_option(words: list[str], names: tuple[str, ...]) -> str:

@@ -104,6 +104,16 @@ def fill(
         reading.job.pop("finetune", None)
         if kind == "freeze":
             frozen_part(reading, "finetuning_type")
+    if options.flag("enable_liger_kernel") and options.word("stage", default="sft") in (
+        "sft",
+        "pt",
+    ):
+        reading.job["loss"] = (
+            "liger"  # other stages need the logits (model/model_utils/liger_kernel.py)
+        )
+        reading.remarks = [
+            r for r in reading.remarks if not r.option.endswith("enable_liger_kernel")
+        ]
     if any(name in options.values for name in mcore_adapter.NAMES):
         _megatron(options, reading)
         return reading

@@ -45,6 +45,16 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     open_words = [name for word in launch.words for name in unset(word)]
     if not flags and open_words:
         raise Missing("words", open_words[0], shown(" ".join(launch.words)))
+    learned = not any("rotary" in one or one == "position-embedding-type" for one in flags)
+    for name in (
+        "num-layers",
+        "hidden-size",
+        "num-attention-heads",
+        *(["max-position-embeddings"] if learned else []),
+    ):
+        left = unset(str(flags.get(name, "")))
+        if left and given.model is None and given.guess:  # nothing to take for a shape
+            raise Missing(f"--{name}", left[0], shown(str(flags[name])))
     if "hetero-micro-batch-sizes" in flags:
         raise SpecError("--hetero-micro-batch-sizes", flags["hetero-micro-batch-sizes"], "devices of several kinds in one run are not modelled")  # fmt: skip
     dialect = "megatron"

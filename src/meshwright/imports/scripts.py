@@ -30,15 +30,15 @@ from meshwright.imports.bash import read_script
 from meshwright.imports.beside import beside
 from meshwright.imports.launch import Launch, find_launch
 from meshwright.imports.names import PLANNED
-from meshwright.imports.options import flags_of
+from meshwright.imports.options import Missing, flags_of
 from meshwright.imports.pyfile import parse_module
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.script_devices import device_of, name_slice, take_tpus
 from meshwright.imports.script_files import configuration
 from meshwright.imports.script_megatron import read_megatron
 from meshwright.imports.shell import Script
 from meshwright.imports.tasks import name_task
-from meshwright.imports.words import unmarked
-from meshwright.specs import load_cluster
+from meshwright.imports.words import shown, unmarked, unset
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
@@ -75,10 +75,10 @@ def read(
             f"{posixpath.basename(launch.other)[:60]} does not train; a training script is expected",
         )
     reading, stamp = _dispatch(script, launch, name, given, folder, stamp)
-    reading.device = reading.device or _device(script)
-    _slice_of_a_device(script, reading)
+    reading.device = reading.device or device_of(script)
+    name_slice(script, reading)
     if reading.format.startswith("MaxText") and not reading.device:
-        _slice_of_tpus(text, reading)
+        take_tpus(text, reading)
     if not reading.world() or (launch.hosts and launch.per_host):
         reading.hosts, reading.per_host = (
             launch.hosts or reading.hosts,
@@ -114,45 +114,6 @@ _STARTS_ARGUMENTS = re.compile(
 _ASKS_FOR_PROGRAM = (
     'the script takes which program it runs as an argument: --args "…" gives all of them'
 )
-_TPUS = {"v5litepod": "v5e", "trillium": "v6e", "tpu7x": "v7"}
-
-
-def _slice_of_tpus(text: str, reading: Reading) -> None:
-    """The TPUs that a script names (`v5p-64`): cores in pairs up to v5p, chips from then on."""
-    text = re.sub(r"(?m)^[^\S\n]*#.*$", "", text)  # a comment is an example, not what is run
-    found = re.search(r"\b(v4|v5e|v5p|v5litepod|v6e|tpu7x|trillium)\b(?:-(\d{1,5})\b)?", text)
-    if found is None:
-        return
-    kind = _TPUS.get(found.group(1), found.group(1))
-    reading.device = f"tpu-{kind}"
-    reading.per_host = 8 if kind == "v6e" else 4
-    if found.group(2) and not reading.world():
-        chips = int(found.group(2)) // (2 if kind in ("v4", "v5p") else 1)
-        reading.devices = max(1, chips)
-
-
-def _device(script: Script) -> str:
-    """The device that a batch script asks for (`--constraint=a100`, `--gres=gpu:h100:8`)."""
-    for name in ("constraint", "C", "gres", "gpus", "gpus-per-node", "G"):
-        for word in re.split(r"[:&|,_\[\]()\"'-]+", script.sbatch.get(name, "").lower()):
-            if re.fullmatch(r"[a-z]{1,3}\d{2,4}[a-z]?", word):
-                with contextlib.suppress(SpecError):
-                    load_cluster(f"{word}:1x8")
-                    return word
-    return ""
-
-
-def _slice_of_a_device(script: Script, reading: Reading) -> None:
-    """Name a slice of a device that a batch script asks for (`--gres=gpu:h100_3g.40gb:1`)."""
-    for name in ("gres", "gpus", "gpus-per-node", "G", "constraint"):
-        found = re.search(r"(?<!\d)([1-7])g\.(\d{1,3})gb", script.sbatch.get(name, "").lower())
-        if found:
-            reading.unmodelled(
-                f"--{name}",
-                f"asks for a slice of a device (MIG: {found.group(1)} of 7 parts of its processors, "
-                f"{found.group(2)} GB of its memory); a whole one is priced",
-            )
-            return
 
 
 def _nothing(script: Script, text: str) -> str:
@@ -243,6 +204,8 @@ def _dispatch(
         named_one = flags_of(words).get("config", "")
         raise SpecError("--config", named_one, "torchtune's own configuration is not here: "
                         "`tune cp` writes it; import that YAML")  # fmt: skip
+    if launch.left_open:
+        raise Missing("the program", unset(launch.left_open)[0], shown(launch.left_open))
     base = posixpath.basename(program.split()[0])[:60] if program else "it starts"
     if {"gen-len", "prompt-len", "max-new-tokens"} & set(flags_of(words)):
         raise SpecError("file", name, f"{base} generates; it does not train")

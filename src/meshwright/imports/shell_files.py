@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.shell import Script
+from meshwright.imports.shell_sed import parts, sed
 from meshwright.imports.words import expand_heredoc, unmarked
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import Limits, parse_yaml, read_text
@@ -37,6 +38,19 @@ def substitute(script: Script, source: str, target: str) -> bool | None:
         return None
     write_file(script, target, expand_heredoc(text, script.scope))
     return True
+
+
+def changed_in_place(script: Script, words: list[str]) -> bool:
+    """`sed -i EXPRESSION FILE…`, where the file is at hand: the script's own copy of it changes."""
+    _expressions, files, inside = parts(words)
+    done = False
+    for named in files if inside else []:
+        text = file_text(script, named)
+        made = None if text is None else sed(text, words)
+        if made is not None:
+            write_file(script, named, made)
+            done = True
+    return done
 
 
 def table_lines(script: Script, words: list[str]) -> str | None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from meshwright.imports.shell import Command, Script, raw, walk
 from meshwright.imports.shell_batch import batch_options
-from meshwright.imports.shell_files import substitute, translated, write_file
+from meshwright.imports.shell_files import file_text, substitute, translated, write_file
+from meshwright.imports.shell_sed import parts, sed
 from meshwright.imports.words import expand_heredoc, expand_text, expand_words, mark
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ def redirected(script: Script, node: Node) -> bool | None:
     if text is not None and printed is not None and reads_into.strip() in ("cat", "cat -"):
         printed.append(text)
         return True
+    filled = filtered(script, body) if target else None
+    if filled is not None:
+        write_file(script, target, filled)
+        return True
     if target and printed is None and raw(body).lstrip().startswith(("echo", "printf")):
         script.printed = []
         try:
@@ -103,6 +108,27 @@ def redirected(script: Script, node: Node) -> bool | None:
         write_file(script, target, text)
         return True
     return script.run(body)
+
+
+def filtered(script: Script, node: Node) -> str | None:
+    """What filters of a file that is at hand print, alone or in a pipeline; None where one is not known."""
+    stages = [node] if node.type == "command" else list(node.named_children)
+    text: str | None = None
+    for index, stage in enumerate(stages):
+        if stage.type != "command":
+            return None
+        words = [
+            w for word in joined(stage.named_children) for w in expand_words(word, script.scope)
+        ]
+        if index == 0:
+            files = parts(words)[1] if words and words[0] != "cat" else words[1:]
+            text = file_text(script, files[0]) if len(files) == 1 else None
+            if words and words[0] == "cat":
+                continue
+        text = None if text is None else sed(text, words)
+        if text is None:
+            return None
+    return text
 
 
 def joined(nodes: list[Node]) -> list[str]:

@@ -69,7 +69,7 @@ def test(script: Script, words: list[str]) -> bool | None:
     if operator in _NUMERIC:
         if left.lstrip("-").isdigit() and right.lstrip("-").isdigit() and len(left + right) < 40:
             return _NUMERIC[operator](int(left), int(right))
-        return None
+        return (operator == "-eq" and script.guessing and take(script, left, right)) or None
     if script.guessing and operator in ("=", "==") and take(script, left, right):
         return True
     if (unset(left) and not unmarked(left)) or (unset(right) and not unmarked(right)):

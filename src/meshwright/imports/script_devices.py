@@ -1,0 +1,51 @@
+"""Which devices a script asks its batch system or cloud for."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+from meshwright.imports.reading import Reading
+from meshwright.imports.shell import Script
+from meshwright.specs import load_cluster
+from meshwright.specs.errors import SpecError
+
+_TPUS = {"v5litepod": "v5e", "trillium": "v6e", "tpu7x": "v7"}
+
+
+def take_tpus(text: str, reading: Reading) -> None:
+    """The TPUs that a script names (`v5p-64`): cores in pairs up to v5p, chips from then on."""
+    text = re.sub(r"(?m)^[^\S\n]*#.*$", "", text)  # a comment is an example, not what is run
+    found = re.search(r"\b(v4|v5e|v5p|v5litepod|v6e|tpu7x|trillium)\b(?:-(\d{1,5})\b)?", text)
+    if found is None:
+        return
+    kind = _TPUS.get(found.group(1), found.group(1))
+    reading.device = f"tpu-{kind}"
+    reading.per_host = 8 if kind == "v6e" else 4
+    if found.group(2) and not reading.world():
+        chips = int(found.group(2)) // (2 if kind in ("v4", "v5p") else 1)
+        reading.devices = max(1, chips)
+
+
+def device_of(script: Script) -> str:
+    """The device that a batch script asks for (`--constraint=a100`, `--gres=gpu:h100:8`)."""
+    for name in ("constraint", "C", "gres", "gpus", "gpus-per-node", "G"):
+        for word in re.split(r"[:&|,_\[\]()\"'-]+", script.sbatch.get(name, "").lower()):
+            if re.fullmatch(r"[a-z]{1,3}\d{2,4}[a-z]?", word):
+                with contextlib.suppress(SpecError):
+                    load_cluster(f"{word}:1x8")
+                    return word
+    return ""
+
+
+def name_slice(script: Script, reading: Reading) -> None:
+    """Name a slice of a device that a batch script asks for (`--gres=gpu:h100_3g.40gb:1`)."""
+    for name in ("gres", "gpus", "gpus-per-node", "G", "constraint"):
+        found = re.search(r"(?<!\d)([1-7])g\.(\d{1,3})gb", script.sbatch.get(name, "").lower())
+        if found:
+            reading.unmodelled(
+                f"--{name}",
+                f"asks for a slice of a device (MIG: {found.group(1)} of 7 parts of its processors, "
+                f"{found.group(2)} GB of its memory); a whole one is priced",
+            )
+            return
