@@ -33,7 +33,7 @@ def test_lists_name_every_preset(capsys, command, names):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("devices", "h100"), ("989 TFLOP/s", "MLPerf: 81559 MiB")),
+        (("devices", "h100"), ("989 TFLOP/s", "81089 MiB")),
         (("clusters", "gb200:32x4"), ("nvlink72", "900 GB/s", "infiniband")),
         (("models", "deepseek-v3"), ("671,026,404,352", "37.6B active")),
         (("models", "30B"), ("assumed", "30,026,668,032")),

@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 
 from meshwright.costs.adapters import unpack_times
-from meshwright.costs.host import ADAPTER_KERNELS, UNPACK_KERNELS, adapter_kernels
+from meshwright.costs.columns import from_layouts
+from meshwright.costs.host import (
+    ADAPTER_KERNELS,
+    UNPACK_KERNELS,
+    adapter_kernels,
+    collectives_s,
+    tensor_collectives,
+)
 from meshwright.costs.setting import Setting
+from meshwright.costs.stages import stage_layers
 from meshwright.costs.step import estimate
 from meshwright.specs import Job, Layout, load_cluster, load_model
 from meshwright.specs.finetune import Finetune
@@ -93,3 +101,15 @@ def test_modules_gathered_one_by_one_take_the_host_longest_where_tokens_are_few(
         estimate(MODEL, cluster, job_2, whole).step_time_s
         == estimate(MODEL, cluster, same, whole).step_time_s
     )
+
+
+def test_sequence_parallelism_splits_and_repeats_a_layers_collectives():
+    """Two all-reduces each way; in halves, four and six, of which two gather inputs once more."""
+    layouts = [Layout(tp=1), Layout(tp=2), Layout(tp=2, sequence_parallel=True)]
+    columns = from_layouts(layouts)
+    forward, backward = tensor_collectives(columns)
+    assert forward.tolist() == [0, 2, 4] and backward.tolist() == [0, 2, 6]
+    setting = Setting.of(MODEL, load_cluster("a100-80g:1x2"), job())
+    there, back = collectives_s(setting, columns, stage_layers(MODEL, columns), "first")
+    one = MODEL.layers * setting.behaviour.host_collective_s
+    assert there / one == pytest.approx([0, 2, 4]) and back / one == pytest.approx([0, 2, 6])

@@ -58,14 +58,12 @@ def launch_s(
         one = one + adapter_kernels(setting, moe=False) * framework.host_kernel_s
         moe = moe + adapter_kernels(setting, moe=True) * framework.host_kernel_s
     host = layers.dense[role] * one + layers.moe[role] * (moe + own)
-    # Two pairs of tensor-parallel collectives a layer, and one more gather each in backward.
-    collective = np.where(columns.tp > 1, 4.0 * framework.host_collective_s, 0.0)
-    collective = collective * (framework.graphs == "none")
-    host = host + layers.total(role) * collective
+    forward_collectives, backward_collectives = collectives_s(setting, columns, layers, role)
     fixed = framework.host_micro_batch_s * (framework.graphs != "all")
-    checked = layer_checks_s(setting, columns, layers, role)
+    checked, backward_checked = layer_checks_s(setting, columns, layers, role)
     gathered = module_gathers_s(setting, columns, layers, role)
-    again = np.where(columns.recompute == 2, host + checked + gathered, 0.0)
+    passes = host + forward_collectives + checked + gathered
+    again = np.where(columns.recompute == 2, passes, 0.0)
     device_forward, device_backward = np.zeros(columns.rows), np.zeros(columns.rows)
     for forward, backward in parts.values():
         device_forward, device_backward = device_forward + forward, device_backward + backward
@@ -73,11 +71,34 @@ def launch_s(
     # device has caught up, and idles for these launches. The backward knows the counts.
     idle = IDLE_SHARE * layers.moe[role] * (moe - one + own)
     repeated = np.where(columns.recompute == 2, idle, 0.0)
-    whole = 2.0 * host + 1.5 * checked + gathered + again + fixed * (2.0 / 3.0)
+    whole = 2.0 * host + backward_collectives + backward_checked + gathered + again
+    whole = whole + fixed * (2.0 / 3.0)
     return (
-        idle + wait_s(host - idle + checked + gathered + fixed / 3.0, device_forward),
+        idle + wait_s(passes - idle + fixed / 3.0, device_forward),
         repeated + wait_s(whole - repeated, device_backward),
     )
+
+
+def collectives_s(
+    setting: Setting, columns: LayoutColumns, layers: StageLayers, role: str
+) -> tuple[Floats, Floats]:
+    """Host time to issue a stage's tensor-parallel collectives in (forward, backward)."""
+    framework = setting.behaviour
+    one = framework.host_collective_s * layers.total(role) * (framework.graphs == "none")
+    forward, backward = tensor_collectives(columns)
+    return forward * one, backward * one
+
+
+def tensor_collectives(columns: LayoutColumns) -> tuple[Floats, Floats]:
+    """Number of a layer's tensor-parallel collectives in (forward, backward).
+
+    A layer reduces its two outputs forward and the gradients of its two inputs backward. With sequence
+    parallelism each is a reduce-scatter and a gather, and backward gathers the two inputs once more for
+    their weights' gradients: 4 and 6 (Megatron-LM, core/tensor_parallel/layers.py and mappings.py).
+    """
+    several, split = columns.tp > 1, columns.sequence_parallel > 0
+    forward = np.where(several, np.where(split, 4.0, 2.0), 0.0)
+    return forward, np.where(several, np.where(split, 6.0, 2.0), 0.0)
 
 
 def module_gathers_s(
@@ -103,16 +124,18 @@ def module_gathers_s(
 
 def layer_checks_s(
     setting: Setting, columns: LayoutColumns, layers: StageLayers, role: str
-) -> Floats:
-    """Host time of checking the collectives of a stage's forward (`collectives_checked`).
+) -> tuple[Floats, Floats]:
+    """Host time of checking the collectives of a stage in (forward, backward) (`collectives_checked`).
 
-    Four of tensor parallelism a layer (backward gathers two inputs once more: six), two all-to-alls
-    of experts. Messages between pipeline stages and around a ring are not checked.
+    Those of tensor parallelism and two all-to-alls of experts each way. Messages between pipeline
+    stages and around a ring are not checked.
     """
     if not setting.behaviour.collectives_checked:
-        return np.zeros(columns.rows)
-    tensor, expert = check_s(columns.tp), check_s(columns.ep)
-    return 4.0 * layers.total(role) * tensor + 2.0 * layers.moe[role] * expert
+        return np.zeros(columns.rows), np.zeros(columns.rows)
+    tensor = layers.total(role) * check_s(columns.tp)
+    expert = 2.0 * layers.moe[role] * check_s(columns.ep)
+    forward, backward = tensor_collectives(columns)
+    return forward * tensor + expert, backward * tensor + expert
 
 
 def adapter_kernels(setting: Setting, *, moe: bool) -> float:
