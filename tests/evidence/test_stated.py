@@ -128,6 +128,10 @@ def test_states_are_in_16_bits_where_the_framework_holds_them_so():
     assert whole.precision.master_bytes == 0 and whole.optimizer.name == "adamw-bf16"
     stated = import_row(row(setup="LitGPT", precision="bf16-true")).job
     assert stated.precision.master_bytes == 0
+    loaded = import_row(row(setup="ms-swift, full-parameter fine-tuning")).job
+    assert loaded.precision.master_bytes == 0
+    megatron = import_row(row(setup="ms-swift, Megatron-LM, full-parameter fine-tuning")).job
+    assert megatron.precision.master_bytes == 4
     mixed = import_row(row(setup="transformers, full fine-tuning", zero_or_fsdp="ZeRO-2")).job
     assert mixed.precision.master_bytes == 4
 

@@ -109,7 +109,7 @@ def test_plans_with_graphs_and_capacity_go_out_and_come_back(tmp_path):
 
 
 def test_a_plan_that_waits_for_launches_shows_what_graphs_would_gain():
-    job, narrow = _job(seq_len=2048, global_batch=8), Constraints(tp=8, micro_batch=1)
+    job, narrow = _job(seq_len=1024, global_batch=8), Constraints(tp=8, micro_batch=1)
     made = plan(DENSE, load_cluster("b200:8"), job, constraints=narrow, defend=False)
     assert graphs_of(made.job) == "none"
     shown = [one for one in made.alternatives if one.axis == CAPTURED]

@@ -204,18 +204,18 @@ _PURE = re.compile(
 def whole_in_16_bits(row: Row, rule: SourceRule) -> bool:
     """Whether a full fine-tuning holds everything in 16 bits although its row says no more than `bf16`.
 
-    torchtune's `dtype: bf16`, LitGPT's default precision and models that TRL and axolotl load in bf16
-    have no master copy. DeepSpeed, mixed precision and LLaMA-Factory (but for `pure_bf16`) keep one, and
-    transformers' Trainer does either.
+    torchtune's `dtype: bf16`, LitGPT's default precision and models that TRL, axolotl and ms-swift
+    (swift/llm/utils/argument.py, `dtype`) load in bf16 have no master copy. DeepSpeed, mixed precision
+    and LLaMA-Factory (but for `pure_bf16`) keep one, and transformers' Trainer does either.
     """
     text = f"{row['precision']}; {row['setup']}; {row['zero_or_fsdp']}"
-    named = re.search(r"\btrl\b|axolotl", row["setup"], re.IGNORECASE)
+    named = re.search(r"\btrl\b|axolotl|\bms-?swift\b", row["setup"], re.IGNORECASE)
     if not named and rule.framework not in ("torchtune", "litgpt"):
         return False
     if "bf16" not in row["precision"]:
         return False
     return not re.search(
-        r"deep ?speed|zero|mixed|autocast|\bamp\b|fp32|master", text, re.IGNORECASE
+        r"deep ?speed|zero|mixed|autocast|\bamp\b|fp32|master|megatron", text, re.IGNORECASE
     )
 
 
