@@ -1,6 +1,6 @@
 """The closed loop on this machine: measure it, predict runs, make them, compare.
 
-    python benchmarks/closed_loop.py [--cluster mine.toml] [--runs N] [--only TEXT] [--steps 8]
+    python benchmarks/closed_loop.py [--cluster mine.toml] [--runs N] [--only TEXT] [--steps 8] [--starts 3]
                                      [--results FILE] [--again] [--markdown docs/measured.md] [--ranges]
 
 Without `--cluster` the machine is measured first (two minutes). Every run's result is appended to
@@ -12,7 +12,7 @@ machine print (costs/data/closed_loop.toml).
 
 Runs are models from the lessons' toy to some 100 M parameters under every axis, on 1 to 8 ranks; none
 is among the probes that `measure` fits the engine's own work to. The prediction is made from the
-cluster file before the run. *wall* is the median step by the clock beside the predicted step time;
+cluster file before the run. *wall* is the median step by the clock, of the median of several starts beside the predicted step time;
 *processor* is the mean rank's main thread beside its predicted work, which other programs on the
 machine change little.
 """
@@ -132,10 +132,15 @@ def predict(what: Steps, mine: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compare(name: str, what: Steps, mine: str) -> dict[str, Any]:
-    """Predict, run, and put both beside each other."""
+def compare(name: str, what: Steps, mine: str, starts: int) -> dict[str, Any]:
+    """Predict, run, and put both beside each other.
+
+    A run's pace depends on where its processes' memory came to lie, by a fifth from start to start on
+    one idle machine; what is measured is the median of several starts.
+    """
     foreseen = predict(what, mine)
-    measured = run_here(what)
+    runs_made = [run_here(what) for _ in range(starts)]
+    measured = runs_made[0]
     expected = expected_sent_bytes(
         what.model, what.layout, 0, global_batch=what.job.global_batch, seq_len=what.job.seq_len,
         precision=precision_of(what.job),
@@ -144,12 +149,14 @@ def compare(name: str, what: Steps, mine: str) -> dict[str, Any]:
     known = {k: v for k, v in expected.items() if k != "control" and v}
     return {
         "name": name, "ranks": what.layout.world, "time": time.strftime("%Y-%m-%d %H:%M"),
-        **foreseen, "step_s": statistics.median(measured.step_s),
-        "cpu_s": statistics.median(measured.cpu_s),
-        "tensor_bytes": max(measured.tensor_bytes), "process_bytes": max(measured.process_bytes),
+        **foreseen,
+        "step_s": statistics.median(statistics.median(one.step_s) for one in runs_made),
+        "cpu_s": statistics.median(statistics.median(one.cpu_s) for one in runs_made),
+        "tensor_bytes": max(measured.tensor_bytes),
+        "process_bytes": statistics.median(max(one.process_bytes) for one in runs_made),
         "sent_bytes": sent, "expected_sent_bytes": known,
         "bytes_equal": all(abs(sent.get(k, 0.0) - v) < 0.5 for k, v in known.items()),
-        "steps_s": list(measured.step_s),
+        "steps_s": [list(one.step_s) for one in runs_made],
     }  # fmt: skip
 
 
@@ -231,6 +238,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--only", default="")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--results", default="runs/closed_loop.jsonl")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--markdown", default="")
@@ -261,7 +269,7 @@ def main() -> None:
         what = Steps(model=what.model, layout=what.layout, job=what.job, steps=options.steps,
                      seconds=90.0, count=True)  # fmt: skip
         try:
-            row = compare(name, what, mine)
+            row = compare(name, what, mine, options.starts)
         except Exception as error:  # a run that fails is told, the others go on
             print(f"{name}: failed: {' '.join(str(error).split())[:200]}", flush=True)
             continue

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.costs.fabric import Fabric
-from meshwright.costs.measured_step import Machine
+from meshwright.costs.measured_machine import Machine
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.measured import MeasuredCollective
 

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 from meshwright.cli import run as run_command  # noqa: E402
 from meshwright.costs.confidence import time_range  # noqa: E402
-from meshwright.costs.measured_step import measured_modules, needed_modules  # noqa: E402
+from meshwright.costs.measured_machine import measured_modules, needed_modules  # noqa: E402
+from meshwright.costs.measured_step import SPLIT_BACKWARD  # noqa: E402
 from meshwright.engine.ranks.processes import RankError, run_ranks  # noqa: E402
 from meshwright.measure import modules as modules_file  # noqa: E402
 from meshwright.measure.assemble import assemble  # noqa: E402
@@ -24,6 +25,7 @@ from meshwright.measure.local import Found, Wanted  # noqa: E402
 from meshwright.measure.modules import Timed, cases, fit  # noqa: E402
 from meshwright.measure.probes import OWN, Probed, counts, probes, small  # noqa: E402
 from meshwright.measure.sampling import Sample  # noqa: E402
+from meshwright.schedules.registry import FAMILIES  # noqa: E402
 from meshwright.specs.cluster import Cluster  # noqa: E402
 from meshwright.specs.clusters import load_cluster  # noqa: E402
 from meshwright.specs.job import RECIPES, Job  # noqa: E402
@@ -122,13 +124,22 @@ def test_probes_at_a_precision_that_was_not_measured_say_nothing() -> None:
 def test_probes_tell_every_kind_of_own_work_apart() -> None:
     cluster = cluster_of(recorded())
     rows = [counts(cluster, one) for n in (1, 2) for one in probes(n, quick=False)]
-    for name in set(OWN) - {"exchange_call"}:
+    for name in OWN:
         assert any(row.get(name, 0.0) > 0 for row in rows), name
     by_name = {one.name: counts(cluster, one) for one in probes(1, quick=True)}
     two, eight = by_name["2 layers"], by_name["8 layers"]
-    assert eight["layer"] - two["layer"] == pytest.approx(6.0)
+    # Two norms, seven products, two rotations, attention, two sums and an activation; both ways.
+    assert eight["cold_call"] - two["cold_call"] == pytest.approx(6 * 2 * 15.0)
     assert two["step"] == pytest.approx(1.0) and "unit" not in two
     assert by_name["4 micro-batches"]["micro_batch"] == pytest.approx(4.0)
+    later = {one.name: counts(cluster, one) for one in probes(2, quick=False)}
+    assert later["pipeline, split backward"]["weight_action"] == pytest.approx(4 * 2.0)
+    assert "weight_action" not in later["pipeline, 2 chunks"]
+
+
+def test_the_schedules_that_put_weights_off_are_the_registrys() -> None:
+    split = {name for name, family in FAMILIES.items() if family.split_backward}
+    assert set(SPLIT_BACKWARD) == split
 
 
 def test_ranks_measure_links_and_what_they_lose_together() -> None:

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from meshwright.costs.kernels import generation
-from meshwright.costs.measured_step import measured_modules
+from meshwright.costs.measured_machine import measured_modules
 from meshwright.costs.tables import table
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job

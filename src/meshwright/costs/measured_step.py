@@ -16,15 +16,13 @@ import numpy as np
 
 from meshwright.costs import pipeline
 from meshwright.costs import synchronous as count
-from meshwright.costs.collectives import _Crossing, ceil_log2
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.eager import embedding_with_root
-from meshwright.costs.fabric import Fabric, place
+from meshwright.costs.measured_machine import Machine
 from meshwright.costs.memory import MemoryColumns
+from meshwright.costs.pipeline import CODE
 from meshwright.costs.stages import ROLES, StageLayers
-from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
-from meshwright.specs.measured import ModuleTimes
 from meshwright.specs.model import Model
 
 PART_OF = {
@@ -35,156 +33,13 @@ PART_OF = {
 
 AXIS_PART = {"tp": "tensor_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
 
+SPLIT_BACKWARD = (
+    "zb-h1", "zb-h2", "zb-auto", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v",
+)  # fmt: skip
+"""Schedules that compute the weights' gradients apart from the inputs'."""
+
 BUCKET_BYTES = 25 * 2.0**20
 """Of the engine's gradient reducer (engine/parallel/reducer.py)."""
-
-
-def measured_modules(cluster: Cluster, job: Job, model: Model) -> Mapping[str, ModuleTimes] | None:
-    """The measured modules that price a job; None where the kernel model must."""
-    device = cluster.device.measured
-    if device is None or job.framework != "meshwright" or job.finetune is not None:
-        return None
-    if model.latent_attention is not None or model.mixer is not None or model.layer_kinds:
-        return None
-    modules = device.modules.get(job.precision.compute, {})
-    return modules if needed_modules(model) <= set(modules) else None
-
-
-def needed_modules(model: Model) -> set[str]:
-    """Modules without whose times a model cannot be priced from measurements."""
-    needed = {"linear", "add", "embedding", "loss", "attention", "attention_masked"}
-    needed |= {model.norm} & {"rmsnorm", "layernorm"}
-    needed |= {"silu_product" if model.gated else "gelu"}
-    if model.positions == "rope":
-        needed.add("rotate")
-    if model.kv_heads != model.heads:
-        needed.add("attention_grouped")
-    if model.experts is not None:
-        needed.add("mixture")
-    return needed
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A cluster's measured side."""
-
-    cluster: Cluster
-    modules: Mapping[str, ModuleTimes]
-    engine_s: Mapping[str, float]
-    fabric: Fabric
-
-    @classmethod
-    def of(cls, cluster: Cluster, job: Job, model: Model, fabric: Fabric) -> Machine | None:
-        """What prices a job from measurements; None where the kernel model must."""
-        modules, device = measured_modules(cluster, job, model), cluster.device.measured
-        if modules is None or device is None:
-            return None
-        return cls(cluster, modules, device.engine_s, fabric)
-
-    def own_s(self, amounts: Mapping[str, Floats], rows: int) -> Floats:
-        """Seconds of the engine's own work."""
-        total = np.zeros(rows)
-        for name, amount in amounts.items():
-            total = total + self.engine_s.get(name, 0.0) * amount
-        return total
-
-    def slowdown(self, active: Floats) -> Floats:
-        """Time of a rank over its time alone, while `active` ranks of a host compute."""
-        shared = self.cluster.shared_cores
-        if shared is None:
-            return np.ones_like(active)
-        inside = np.interp(active, shared.ranks, shared.slowdown)
-        beyond = np.maximum(active / shared.ranks[-1], 1.0)
-        crowded = shared.ranks[-1] >= shared.cores
-        return np.asarray(inside * (beyond if crowded else 1.0))
-
-    def message_s(
-        self, collective: str, size_bytes: Floats, members: Floats, stride: Floats, active: Floats
-    ) -> Floats:
-        """Time of one collective of `members` ranks, `stride` apart, on a full host."""
-        group = place(self.fabric, members, stride=stride)
-        per_host = float(self.cluster.gpus_per_node)
-        local = np.minimum(members, np.maximum(per_host // np.maximum(stride, 1.0), 1.0))
-        time = self._inside(collective, size_bytes, members, active)
-        # Rings between hosts hand everything on once through each host's card.
-        up = _Crossing.of(self.fabric, group)
-        sent = count.sent_bytes(collective, size_bytes, members)
-        crossing = np.where(members > local, sent * up.ring_s_per_byte, 0.0)
-        trips = 2.0 if collective in ("all_reduce", "reduce_scatter") else 1.0
-        hops = trips * np.where(collective == "send_recv", up.tree_hops_s, up.ring_hops_s)
-        alone = self._inside(collective, np.minimum(size_bytes, 1.0), members, active)
-        crossed = np.where(crossing > 0.0, np.maximum(time, alone + crossing) + hops, time)
-        return np.where(members > 1.0, crossed, 0.0)
-
-    def _inside(
-        self, collective: str, size_bytes: Floats, members: Floats, active: Floats
-    ) -> Floats:
-        """From the measured curves: the nearest group size and crowd, straight lines in between."""
-        curves = [c for c in self.cluster.collectives if c.collective == collective]
-        if not curves:
-            level = self.fabric.levels[0]
-            steps = np.maximum(2.0 * ceil_log2(np.maximum(members, 1.0)), 1.0)
-            sent = count.sent_bytes(collective, size_bytes, members)
-            return np.asarray(steps * level.latency_s + sent / level.bandwidth_bytes_s)
-        result = np.zeros_like(size_bytes)
-        level = self.fabric.levels[0]
-        for members_now, active_now in {
-            (float(m), float(a)) for m, a in zip(members, active, strict=True)
-        }:
-            here = (members == members_now) & (active == active_now)
-            sent = count.sent_bytes(collective, np.ones(1), np.full(1, members_now))
-            slope = _slope_of(curves, float(sent[0] / level.bandwidth_bytes_s))
-            result[here] = _on_curves(curves, size_bytes[here], members_now, active_now, slope)
-        return result
-
-
-def _slope_of(curves: list, otherwise: float) -> float:  # type: ignore[type-arg]
-    """Seconds a byte beyond what was measured, for curves that do not say: of the steepest that does.
-
-    A curve of one size, which is all that a busy machine may leave time for, is latency above all; its
-    time over its size is no rate. Nor is a curve that falls.
-    """
-    known = [_last_slope(c.sizes_bytes, c.times_s) for c in curves if len(c.sizes_bytes) > 1]
-    return max([slope for slope in known if slope > 0.0], default=otherwise)
-
-
-def _last_slope(sizes: tuple[float, ...], times: tuple[float, ...]) -> float:
-    return (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-
-
-def _on_curves(
-    curves: list,  # type: ignore[type-arg]
-    sizes: Floats,
-    members: float,
-    active: float,
-    slope: float,
-) -> Floats:
-    """Interpolate between the crowds measured for the nearest group size, then scale by members."""
-    known = sorted({curve.members for curve in curves})
-    nearest = min(known, key=lambda m: (abs(np.log2(m / max(members, 2.0))), m))
-    mine = sorted((c for c in curves if c.members == nearest), key=lambda c: c.active)
-    times = np.stack([_on_curve(c.sizes_bytes, c.times_s, sizes, slope) for c in mine])
-    crowds = [c.active for c in mine]
-    at = np.clip(active, crowds[0], crowds[-1])
-    upper = int(np.searchsorted(crowds, at))
-    lower = max(upper - 1, 0) if crowds[min(upper, len(crowds) - 1)] > at else upper
-    upper = min(upper, len(crowds) - 1)
-    share = 0.0 if upper == lower else (at - crowds[lower]) / (crowds[upper] - crowds[lower])
-    time = (1.0 - share) * times[lower] + share * times[upper]
-    beyond = max(active / crowds[-1], 1.0) * max(members / nearest, 1.0)
-    return np.asarray(time * beyond)
-
-
-def _on_curve(
-    known: tuple[float, ...], times: tuple[float, ...], sizes: Floats, slope: float
-) -> Floats:
-    """Straight lines between measured sizes; beyond the largest its own rate, below the least its time.
-
-    `slope`: the rate where the curve has none of its own, in seconds a byte.
-    """
-    own = _last_slope(known, times) if len(known) > 1 else 0.0
-    beyond = np.maximum(sizes - known[-1], 0.0)
-    return np.asarray(np.interp(sizes, known, times) + beyond * (own if own > 0.0 else slope))
 
 
 @dataclass(frozen=True)
@@ -285,10 +140,17 @@ def _kinds(model: Model) -> tuple[bool, ...]:
 
 
 def _pipeline_own(setup: Setup) -> Floats:
-    """Python of torch's pipeline runtime, per micro-batch: an action each way for every chunk."""
+    """Python of torch's pipeline runtime, per micro-batch: an action each way for every chunk.
+
+    Schedules that put the weights' gradients off walk the graph once more for them (torch's
+    `stage_backward_weight`).
+    """
     chunks = np.maximum(setup.columns.virtual_stages, 1)
     actions = np.where(setup.columns.pp > 1, 2.0 * chunks, 0.0)
-    return setup.machine.own_s({"action": actions}, setup.columns.rows)
+    split = np.isin(setup.columns.schedule, [CODE[name] for name in SPLIT_BACKWARD])
+    return setup.machine.own_s(
+        {"action": actions, "weight_action": np.where(split, chunks, 0.0)}, setup.columns.rows
+    )
 
 
 def _layer(
@@ -302,7 +164,6 @@ def _layer(
         count.context_messages(shapes, ledger, backward=backward)
         if moe:
             count.expert_messages(shapes, ledger, backward=backward)
-        ledger.engine("layer", 0.5)
         ledgers.append(ledger)
     mix = shapes.ledger()
     count.mixing(shapes, mix)
@@ -312,12 +173,13 @@ def _layer(
 
 def _compute(setup: Setup, ledger: count.Ledger, *, backward: bool) -> dict[str, Floats]:
     """Modules' seconds among the ranks of one stage, by part."""
-    cold = 1.0 + setup.machine.engine_s.get("cold", 0.0)
-    crowding = setup.machine.slowdown(setup.stage_crowd) * cold
+    cold_s = setup.machine.engine_s.get("cold_call", 0.0)
+    crowding = setup.machine.slowdown(setup.stage_crowd)
     found: dict[str, Floats] = {}
     for module, time in count.seconds(ledger, setup.machine.modules, backward=backward).items():
         part = PART_OF.get(module, "elementwise")
-        found[part] = found.get(part, np.zeros(setup.columns.rows)) + crowding * time
+        time = crowding * (time + cold_s * ledger.work[module]["call"])
+        found[part] = found.get(part, np.zeros(setup.columns.rows)) + time
     return found
 
 

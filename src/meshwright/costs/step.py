@@ -30,6 +30,7 @@ from meshwright.costs.host import host_sets_the_pace, launch_s
 from meshwright.costs.layer import PARTS as LAYER_PARTS
 from meshwright.costs.layer import LayerTime
 from meshwright.costs.layer_setting import LayerKeys
+from meshwright.costs.measured_machine import Machine
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.memory import MemoryColumns, default_process_bytes, memory
 from meshwright.costs.module_times import repeated_s
@@ -80,7 +81,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     micro_batches = np.maximum(job.global_batch // (columns.dp * columns.micro_batch), 1)
     layers = stage_layers(model, columns)
     distances = strides(columns)
-    machine = measured_step.Machine.of(cluster, job, model, setting.fabric)
+    machine = Machine.of(cluster, job, model, setting.fabric)
     if machine is not None:
         return _measured(
             setting,

@@ -15,6 +15,9 @@ Progress = Callable[[str, float], Any]
 LINKS_SHARE = 0.3
 """Of the time wanted, for links among ranks."""
 
+STARTS = 2
+"""Of the probes' processes: where a process' memory comes to lie changes its pace by up to a fifth."""
+
 GRACE_S = 90.0
 """More than the deadline that ranks get to start, end a case and say goodbye."""
 
@@ -125,13 +128,13 @@ def measure(wanted: Wanted, progress: Progress, *, links: bool = True) -> Found:
         found.skipped += modules["skipped"]
         found.process_bytes = modules["process_bytes"]
         found.known_s = modules["known_s"]
-    share = (0.5 if wanted.ranks > 1 else 0.8) * deadline.left_s
-    for probed in run(probe_rank, 1, 1, wanted, share, seconds=share, part="steps, one rank"):
-        found.probed += probed
-    if wanted.ranks > 1:
-        share = 0.8 * deadline.left_s
-        part = "steps, two ranks"
-        for probed in run(probe_rank, 2, 2, wanted, share, seconds=share, part=part)[:1]:
+    worlds = [1, 2] if wanted.ranks > 1 else [1]
+    starts = 1 if wanted.quick else STARTS
+    for left in range(starts * len(worlds), 0, -1):
+        world = worlds[-left % len(worlds)]
+        share = (0.9 if left > 1 else 0.8) * deadline.left_s / left
+        part = f"steps, {('one rank', 'two ranks')[world - 1]}"
+        for probed in run(probe_rank, world, world, wanted, share, seconds=share, part=part)[:1]:
             found.probed += probed
     if links and wanted.ranks > 1:
         task = Task(

@@ -20,6 +20,7 @@ from meshwright.costs import measured_step
 from meshwright.costs.columns import from_layouts, strides
 from meshwright.costs.fabric import Fabric
 from meshwright.costs.frameworks import behaviour
+from meshwright.costs.measured_machine import Machine, measured_modules
 from meshwright.costs.memory import MemoryColumns, memory
 from meshwright.costs.stages import stage_layers
 from meshwright.costs.step import estimate
@@ -31,8 +32,8 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Experts, Model
 
 OWN = (
-    "step", "micro_batch", "layer", "tensor", "unit", "gather", "reduction", "tensor_call",
-    "tensor_element", "context_call", "context_element", "exchange_call", "action",
+    "cold_call", "step", "micro_batch", "tensor", "unit", "gather", "reduction", "tensor_call",
+    "tensor_element", "context_call", "context_element", "exchange_call", "action", "weight_action",
 )  # fmt: skip
 """The engine's own work, by the names that costs/synchronous.py and measured_step.py count; what goes
 with the parameters is timed by itself (`whole_tensors.py`)."""
@@ -59,7 +60,7 @@ class Probe:
     model: Model
     layout: Layout
     batch: int
-    seq_len: int = 32
+    seq_len: int = 64
     precision: str = "fp32"
 
     @property
@@ -85,8 +86,12 @@ class Probed:
     """Memory that a step touched first: its cost is measured apart (`machine.fresh_byte_s`)."""
 
 
-def small(layers: int, hidden: int = 32, vocab: int = 256, **changes: Any) -> Model:
-    """A Llama-like model of few parameters."""
+def small(layers: int, hidden: int = 128, vocab: int = 512, **changes: Any) -> Model:
+    """A Llama-like model of few parameters, whose layers' tensors are more than a core's own caches.
+
+    Python and kernels' starts take half the time where a step's whole memory stays in the caches, which
+    no real step's does.
+    """
     heads = max(hidden // 32, 2)
     return Model(
         name=f"probe-{layers}x{hidden}", layers=layers, hidden=hidden, heads=heads, kv_heads=heads,
@@ -107,14 +112,14 @@ def _probes(ranks: int, *, quick: bool) -> list[Probe]:
             Probe(name="2 layers", model=small(2), layout=one, batch=4),
             Probe(name="8 layers", model=small(8), layout=one, batch=4),
             Probe(name="4 micro-batches", model=small(2), layout=Layout(micro_batch=1), batch=4),
-            Probe(name="wide", model=small(3, 192, 2048), layout=wide, batch=8, seq_len=64),
+            Probe(name="wide", model=small(3, 192, 2048), layout=wide, batch=8),
             Probe(name="bf16, 2 layers", model=small(2), layout=one, batch=4, precision="bf16"),
             Probe(name="bf16, 8 layers", model=small(8), layout=one, batch=4, precision="bf16"),
             Probe(name="bf16, micro-batches", model=small(4), layout=Layout(micro_batch=1), batch=4,
                   precision="bf16"),
         ]  # fmt: skip
         if not quick:
-            experts = Experts(experts=4, top_k=2, ffn=64)
+            experts = Experts(experts=8, top_k=2, ffn=128)
             found += [
                 Probe(name="wider", model=small(2, 384, 4096), layout=one, batch=4, seq_len=128),
                 Probe(name="long", model=small(4, 128), layout=one, batch=4, seq_len=256),
@@ -123,25 +128,34 @@ def _probes(ranks: int, *, quick: bool) -> list[Probe]:
                 Probe(name="experts", model=small(4, experts=experts), layout=one, batch=4),
             ]  # fmt: skip
         return found
-    return [
+    found = [
         Probe(name="zero 3, 2 layers", model=small(2), layout=Layout(dp=2, zero=3, micro_batch=2),
               batch=4),
-        Probe(name="zero 3, 8 layers", model=small(8), layout=Layout(dp=2, zero=3, micro_batch=1),
-              batch=8),
-        Probe(name="zero 2", model=small(6), layout=Layout(dp=2, zero=2, micro_batch=1), batch=4),
-        Probe(name="zero 3, wide", model=small(3, 192, 1024),
-              layout=Layout(dp=2, zero=3, micro_batch=2), batch=4),
+        Probe(name="zero 3, 6 layers", model=small(6), layout=Layout(dp=2, zero=3, micro_batch=1),
+              batch=4),
+        Probe(name="zero 2", model=small(4), layout=Layout(dp=2, zero=2, micro_batch=1), batch=4),
         Probe(name="replicas", model=small(3, 192), layout=Layout(dp=2, micro_batch=2), batch=4),
-        Probe(name="tensor", model=small(6, 64), layout=Layout(tp=2, micro_batch=4), batch=4),
-        Probe(name="tensor, wide", model=small(3, 192), batch=8, seq_len=64,
+        Probe(name="tensor", model=small(6), layout=Layout(tp=2, micro_batch=4), batch=4),
+        Probe(name="tensor, wide", model=small(3, 192), batch=8,
               layout=Layout(tp=2, micro_batch=8, sequence_parallel=True)),
         Probe(name="pipeline", model=small(4), layout=Layout(pp=2, micro_batch=1, schedule="1f1b"),
               batch=8),
         Probe(name="pipeline, 2 chunks", model=small(4), batch=8,
               layout=Layout(pp=2, virtual_stages=2, micro_batch=1, schedule="interleaved")),
-        Probe(name="context", model=small(4, 64), layout=Layout(cp=2, micro_batch=2), batch=4,
-              seq_len=64),
     ]  # fmt: skip
+    if not quick:
+        experts = Experts(experts=8, top_k=2, ffn=128)
+        found += [
+            Probe(name="zero 3, wide", model=small(3, 192, 1024),
+                  layout=Layout(dp=2, zero=3, micro_batch=2), batch=4),
+            Probe(name="pipeline, split backward", model=small(4), batch=4,
+                  layout=Layout(pp=2, virtual_stages=2, micro_batch=1, schedule="zb-v")),
+            Probe(name="experts exchanged", model=small(4, experts=experts),
+                  layout=Layout(dp=2, ep=2, micro_batch=2), batch=4),
+            Probe(name="context", model=small(4), layout=Layout(cp=2, micro_batch=2), batch=4,
+                  seq_len=128),
+        ]  # fmt: skip
+    return found
 
 
 def run_probes(
@@ -198,7 +212,7 @@ def counts(cluster: Cluster, probe: Probe) -> dict[str, float]:
     """
     price = _pricer(cluster, probe.model, probe.job, probe.layout)
     base = price({})
-    found = {"modules": base}
+    found: dict[str, float] = {}
     for name in OWN:
         amount = price({name: 1.0}) - base
         if amount > 1e-6:
@@ -217,7 +231,7 @@ def _pricer(
 ) -> Callable[[Mapping[str, float]], float]:
     """A function of the engine's constants: the processor time of a step of the mean rank."""
     lonely = alone(cluster)
-    machine = measured_step.Machine.of(lonely, job, model, Fabric.of(lonely))
+    machine = Machine.of(lonely, job, model, Fabric.of(lonely))
     assert machine is not None
     columns = from_layouts([layout])
     layers = stage_layers(model, columns)
@@ -260,9 +274,7 @@ def fit_own(
     Probes at a precision whose modules were not measured say nothing.
     """
     done = [
-        one
-        for one in done
-        if measured_step.measured_modules(cluster, one.probe.job, one.probe.model) is not None
+        one for one in done if measured_modules(cluster, one.probe.job, one.probe.model) is not None
     ]
     if not done:
         return {}, 0.0
@@ -270,15 +282,15 @@ def fit_own(
     timed = {name: value for name, value in (known or {}).items() if name != "fresh_byte"}
     fresh_byte_s = (known or {}).get("fresh_byte", 0.0)
     targets = [max(one.cpu_s - fresh_byte_s * one.fresh_bytes, 1e-9) for one in done]
-    # Modules and what is known count in full; what modules take more in a step than alone is `cold`.
+    # Modules and what is known count in full; what a module takes more in a step, where others have the
+    # caches between its calls, than alone is `cold_call`.
     sure = [_known_s(cluster, one.probe, timed) for one in done]
     rest = [target - priced for target, priced in zip(targets, sure, strict=True)]
     element = MOST_PASSES * 4.0 * timed["copied_byte"] if "copied_byte" in timed else math.inf
     found, error = seconds_per_unit(
         rows, rest, targets, {"tensor_element": element, "context_element": element}
     )
-    own = {("cold" if name == "modules" else name): value for name, value in found.items()}
-    return own | dict(known or {}), error
+    return found | dict(known or {}), error
 
 
 def _known_s(cluster: Cluster, probe: Probe, known: Mapping[str, float]) -> float:
