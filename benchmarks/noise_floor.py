@@ -31,7 +31,7 @@ from meshwright.evidence.score import (
     score_of,
     sweeps,
 )
-from meshwright.evidence.validation import stored
+from meshwright.evidence.validation import TARGETS, stored
 
 FILE = Path(evidence.__file__).parent / "data" / "floor.md"
 DRAWS = 50
@@ -230,19 +230,44 @@ def choosing_lines(scored: Sequence[Scored]) -> list[str]:
     return lines
 
 
-def apart_line(scored: Sequence[Scored], found: dict[str, list[list[Scored]]]) -> str:
-    def mean(groups: Sequence[Sequence[Scored]]) -> tuple[int, float]:
-        taus = [tau_apart(group, sigma_of(group[0].row.table, found)) for group in groups]
-        return sum(not math.isnan(tau) for tau in taus), float(np.nanmean(taus))
+def mean_tau_apart(
+    groups: Sequence[Sequence[Scored]], found: dict[str, list[list[Scored]]]
+) -> tuple[int, float]:
+    """Number of sweeps with pairs further apart than noise, and the mean of their tau."""
+    taus = [tau_apart(group, sigma_of(group[0].row.table, found)) for group in groups]
+    return sum(not math.isnan(tau) for tau in taus), float(np.nanmean(taus))
 
+
+def apart_line(scored: Sequence[Scored], found: dict[str, list[list[Scored]]]) -> str:
     every = sweeps(scored)
-    count, tau = mean(every)
-    single, tau_single = mean([part for group in every for part in of_one_release(group)])
+    count, tau = mean_tau_apart(every, found)
+    parts = [part for group in every for part in of_one_release(group)]
+    single, tau_single = mean_tau_apart(parts, found)
     return (
         f"Pairs of layouts that a second measurement might turn round say nothing of a model. Over pairs further "
         f"apart than 2·√2 standard deviations of their source's repeats, tau is {tau:.2f} ({count} sweeps), "
         f"and {tau_single:.2f} in the {single} of one release."
     )
+
+
+def goal_lines(scored: Sequence[Scored], found: dict[str, list[list[Scored]]]) -> list[str]:
+    """The goals of choosing beside what is reached, what a second measurement would reach, and what is
+    reached where noise and what no column says are out of the way."""
+    goals = {path: bound for mode, group, _, path, bound in TARGETS if mode == "left out"}
+    known = [one for one in scored if not any(belongs(one) for _, belongs in CLASSES[:-1])]
+    every, rest = score_of("", list(scored)).sweeps, score_of("", known).sweeps
+    mean, p90, tau, _ = again(scored, found)
+    apart = mean_tau_apart(sweeps(scored), found)[1]
+    return [
+        "| figure | goal | reached | a second measurement | pairs beyond noise | less nanotron's rows below |",
+        "|---|--:|--:|--:|--:|--:|",
+        f"| regret, mean | ≤ {goals['sweeps.regret_mean']:g} | {every.regret_mean:.1f} | {mean:.1f} | | "
+        f"{rest.regret_mean:.1f} |",
+        f"| regret, 90th percentile | ≤ {goals['sweeps.regret_p90']:g} | {every.regret_p90:.1f} | {p90:.1f} | | "
+        f"{rest.regret_p90:.1f} |",
+        f"| rank correlation | ≥ {goals['sweeps.tau']:g} | {every.tau:.2f} | {tau:.2f} | {apart:.2f} | "
+        f"{rest.tau:.2f} |",
+    ]
 
 
 def main() -> None:
@@ -252,6 +277,8 @@ def main() -> None:
     lines = [
         "## What no model of these columns could predict", "",
         "Written by `python benchmarks/noise_floor.py`; all figures left out, in %.", "",
+        "**The goals of choosing, and what can be reached.**", "",
+        *goal_lines(scored, found), "",
         "**Repeats.** Runs of one source that its columns cannot tell apart. One number for such a group "
         "misses its runs by the last column at least.", "",
         *repeat_lines(found), "",
