@@ -30,6 +30,7 @@ from meshwright.imports import (
     neox,
     olmo,
     openrlhf,
+    own_tables,
     picotron,
     prime_rl,
     primus,
@@ -135,14 +136,16 @@ def read(
         )
     if cloud.starts_training(data):
         return cloud.read(data, name, given, stamp, folder)
+    if own_tables.is_config(data):
+        return own_tables.read(data, given), stamp
+    if _GROUP_OF_HYDRA.search(text):
+        raise SpecError("file", name, "describes no training run of its own: it is a group that a Hydra configuration's defaults name")  # fmt: skip
     if not _trains(data):
         raise SpecError(
             "file",
             name,
-            "describes no training run: it says no batch, optimizer or number of steps",
+            "describes no training run: it says no optimizer, rate of learning or number of steps",
         )
-    if _GROUP_OF_HYDRA.search(text):
-        raise SpecError("file", name, "describes no training run of its own: it is a group that a Hydra configuration's defaults name")  # fmt: skip
     raise SpecError(
         "file",
         name,
@@ -156,7 +159,7 @@ _GROUP_OF_HYDRA = re.compile(
     re.MULTILINE,
 )
 _OF_TRAINING = re.compile(
-    r"(?i)(?:^|_)(?:batch|batch_size|bsz|lr|learning_rate|optimizer|optim|max_steps|train_steps|epochs|accumulation)(?:_|$)"
+    r"(?i)(?:^|_)(?:lr|learning_rate|optimizer|optim|max_steps|train_steps|epochs|accumulation)(?:_|$)"
 )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.imports.patch import Edit, add_flag, add_key, find_edits, find_flag
+from meshwright.imports.patch import Edit, add_flags, add_key, find_edits, find_flag
 from meshwright.imports.reading import Imported
 from meshwright.specs.layout import Layout
 
@@ -35,6 +36,8 @@ def candidates_for(
         yield tuple(itertools.chain.from_iterable(chosen))
 
 
+_MOST_PLACES = 6
+"""Lines beside which an option that a file lacks is tried."""
 Places = list[tuple[Edit, ...]]
 
 
@@ -47,7 +50,7 @@ def _parts(text: str, imported: Imported, old: Layout, new: Layout) -> Iterator[
     if old.sequence_parallel != new.sequence_parallel:
         option = options.get("sequence_parallel", "")
         if new.sequence_parallel and option.startswith("--"):
-            yield _one(add_flag(text, option, _beside(options)))
+            yield _each(add_flags(text, option, _beside(options)))
         else:
             yield _set(text, options, "sequence_parallel", str(new.sequence_parallel).lower())
     if old.zero != new.zero:
@@ -64,6 +67,10 @@ def _one(edit: Edit | None) -> Places:
     return [] if edit is None else [(edit,)]
 
 
+def _each(edits: Iterator[Edit]) -> Places:
+    return [(edit,) for edit in itertools.islice(edits, _MOST_PLACES)]
+
+
 def _set(text: str, options: dict[str, str], name: str, value: str) -> Places:
     """An option with another value where the file names it, else added beside a sibling."""
     option = options.get(name, "")
@@ -76,7 +83,7 @@ def _set(text: str, options: dict[str, str], name: str, value: str) -> Places:
     if places:
         return places
     if option.startswith("--"):
-        return _one(add_flag(text, f"{option} {value}", _beside(options)))
+        return _each(add_flags(text, f"{option} {value}", _beside(options)))
     siblings = tuple(options[other].rsplit(".", 1)[-1] for other in _ADDED if other in options)
     return _one(add_key(text, option.rsplit(".", 1)[-1], value, siblings))
 
@@ -88,7 +95,7 @@ def _zero(text: str, options: dict[str, str], new: Layout) -> Places:
             text, options, "zero", str(new.zero) if stage else "false" if new.zero == 2 else "true"
         )
     if "zero1" in options and new.zero == 1:
-        return _one(add_flag(text, options["zero1"], _beside(options)))
+        return _each(add_flags(text, options["zero1"], _beside(options)))
     return []
 
 
@@ -104,11 +111,21 @@ def _recompute(text: str, options: dict[str, str], new: Layout) -> Places:
     option = options.get("recompute", "")
     if "granularity" in option:
         return _granularity(text, options, new)
+    if option.endswith("checkpoint.mode"):
+        return _set(text, options, "recompute", new.recompute)
     if "remat" in option:
         return _set(text, options, "recompute", "full" if new.recompute == "full" else "minimal")
     if new.recompute == "selective":
         return []
+    gone = _without(text, [option]) if new.recompute == "none" and option.startswith("--") else ()
+    if gone and not _valued(text, option):
+        return [gone]  # a switch without a value
     return _set(text, options, "recompute", "true" if new.recompute == "full" else "false")
+
+
+def _valued(text: str, option: str) -> bool:
+    """Whether a file gives an option a value, or only names it."""
+    return re.search(rf"{re.escape(option)}[ \t=]+(?![-\\#|&])[\w\"'$]", text) is not None
 
 
 def _granularity(text: str, options: dict[str, str], new: Layout) -> Places:
@@ -129,7 +146,7 @@ def _granularity(text: str, options: dict[str, str], new: Layout) -> Places:
     if found:
         return found
     words = f"{option} {value}" + (f" {extra[0]} uniform" if value == "full" and extra else "")
-    return _one(add_flag(text, words, _beside(options))) if option.startswith("--") else []
+    return _each(add_flags(text, words, _beside(options))) if option.startswith("--") else []
 
 
 def _without(text: str, names: list[str]) -> tuple[Edit, ...]:

@@ -107,7 +107,17 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     reading.per_host = devices if isinstance(devices, int) and devices > 0 else 0
     reading.hosts = hosts if isinstance(hosts, int) else 0
     reading.job["framework"] = "nemo"
+    if "pretrained_checkpoint" in data and "tensor_model_parallel_size" not in model:
+        _restored(reading)
     return reading
+
+
+def _restored(reading: Reading) -> None:
+    """Degrees of a run that goes on from a checkpoint and leaves them to it: the least that its batch allows."""
+    world, micro, batch = reading.world(), reading.micro_batch or 1, reading.global_batch
+    tp = next((t for t in (1, 2, 4, 8) if world and batch and batch % max(1, world // t * micro) == 0), 1)  # fmt: skip
+    reading.layout["tp"] = tp
+    reading.guess("model.tensor_model_parallel_size", f"is the restored checkpoint's: {tp}, the least that the batch allows, is taken")  # fmt: skip
 
 
 def _refuse_other(model: dict[str, Any], data: dict[str, Any]) -> None:

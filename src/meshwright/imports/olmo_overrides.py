@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options
 from meshwright.imports.pyvalues import Made, Unknown
-from meshwright.imports.reading import Reading
+from meshwright.imports.reading import Given, Reading
 from meshwright.specs.job import RECIPES
 
 _READ = (
@@ -52,6 +52,33 @@ def _flat(made: Made, prefix: str, depth: int = 0) -> dict[str, Any]:
         elif isinstance(value, (bool, int, float, str, list)):
             found[prefix + key] = value
     return found
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether a command sets OLMo-core's lengths and batches."""
+    said = {word.lstrip("-").split("=", 1)[0] for word in words}
+    return {"train_module.rank_microbatch_size", "dataset.sequence_length"} <= said
+
+
+def read_words(program: str, words: Sequence[str], given: Given) -> Reading:
+    """Return what such a command says of a script that is not at hand.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    reading = Reading("OLMo-core command")
+    reading.model = given.model
+    reading.layout = {"zero": 3, "recompute": "none"}
+    reading.job = {"framework": "fsdp", "precision": RECIPES["bf16"].model_dump()}
+    names = [
+        w for w in words if "=" not in w and re.fullmatch(r"[A-Za-z]+\d[\w.]*[-_]\d[\w.]*[bBmM]", w)
+    ]
+    reading.model_name = names[0] if names else ""
+    overridden(reading, words)
+    reading.model_name = names[0] if names else reading.model_name  # not its tokenizer's
+    reading.guess("program", f"{program} is not here: what it sets itself beside the command's words is not read; "
+                  "FSDP in bf16 without recomputation is taken where they say nothing")  # fmt: skip
+    return reading
 
 
 def overridden(reading: Reading, words: Sequence[str]) -> None:

@@ -129,28 +129,27 @@ def add_key(text: str, name: str, value: str, beside: tuple[str, ...]) -> Edit |
     return None
 
 
-def add_flag(text: str, option: str, beside: tuple[str, ...]) -> Edit | None:
-    """The edit that adds a flag after a line with one of the others, or beside it in its line."""
+def add_flags(text: str, option: str, beside: tuple[str, ...]) -> Iterator[Edit]:
+    """Every edit that adds a flag after a line with one of the others, or beside it in its line."""
     lines = text.split("\n")
     for other in beside:
+        whole = re.compile(rf"{re.escape(other)}(?![\w-])")
         for index, line in enumerate(lines):
-            if re.search(rf"{re.escape(other)}(?![\w-])", line) and not line.lstrip().startswith(
-                "#"
-            ):
-                indent = line[: len(line) - len(line.lstrip())]
-                yaml = re.match(rf"\s*{re.escape(other)}\s*:", line)
-                if yaml:
-                    return Edit(index + 1, "", f"{indent}{option}: true")
-                if not line.lstrip().startswith("--"):
-                    # In the middle of a line: right before the other flag.
-                    at = re.search(rf"{re.escape(other)}(?![\w-])", line)
-                    assert at is not None
-                    return Edit(
-                        index + 1, line, f"{line[: at.start()]}{option} {line[at.start() :]}"
-                    )
-                end = " \\" if line.rstrip().endswith("\\") else ""
-                return Edit(index + 1, "", f"{indent}{option}{end}")
-    return None
+            at = whole.search(line)
+            if not other or at is None or line.lstrip().startswith("#"):
+                continue
+            indent = line[: len(line) - len(line.lstrip())]
+            ends = line.rstrip().endswith("\\")
+            continues = bool(index) and lines[index - 1].rstrip().endswith("\\")
+            if re.match(rf"\s*{re.escape(other)}\s*:", line):
+                yield Edit(index + 1, "", f"{indent}{option}: true")
+            elif not line.lstrip().startswith("--") or (continues and not ends):
+                # In the middle of a line, or on a command's last: right before the other flag.
+                new = f"{line[: at.start()]}{option} {line[at.start() :]}"
+                yield Edit(index + 1, line, new)
+            else:
+                end = " \\" if ends else ""
+                yield Edit(index + 1, "", f"{indent}{option}{end}")
 
 
 def apply_edits(text: str, edits: list[Edit]) -> str:

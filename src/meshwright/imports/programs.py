@@ -73,7 +73,7 @@ def read(
         key: found.pop(key, None)
         for key in ("_python", "_unsloth", "_trainer", "_larger", "_shape")
     }
-    reading = reading or Reading("Hugging Face Trainer program")
+    reading = reading or Reading("Hugging Face Trainer program", options=dict(hf.EDITS))
     if written:
         reading.note("the program writes the one that trains; that one is read", "file")
     if made["_shape"] and given.model is None and not found.get("model_name_or_path"):

@@ -19,6 +19,7 @@ from meshwright.imports import (
     maxtext,
     nanogpt,
     olmo,
+    olmo_overrides,
     openrlhf,
     programs,
     skyrl,
@@ -183,6 +184,8 @@ def _dispatch(
     followed = _program_here(program, words, given, folder)
     if followed is not None:
         return followed, stamp
+    if olmo_overrides.is_command(words) and beside(folder, program) is None:
+        return olmo_overrides.read_words(program, words, given), stamp
     constants = torchtitan_registry.read_constants(program, words, given, folder)
     if constants is not None:
         return constants, stamp
@@ -207,6 +210,8 @@ def _dispatch(
     if launch.left_open:
         raise Missing("the program", unset(launch.left_open)[0], shown(launch.left_open))
     base = posixpath.basename(program.split()[0])[:60] if program else "it starts"
+    if re.search(r"(?i)benchmark|(?:^|_)bench(?:_|\.|$)", base):
+        raise SpecError("file", name, f"{base} measures something; it does not train a model")
     if {"gen-len", "prompt-len", "max-new-tokens"} & set(flags_of(words)):
         raise SpecError("file", name, f"{base} generates; it does not train")
     if base.startswith("."):
@@ -264,7 +269,8 @@ def _trainer_here(
         text = notebook_program(text, "file", path.name)
     if not programs.is_program(text):
         return None
-    reading = Reading("Hugging Face Trainer program, started by a script")
+    options = {key: f"--{name}" for key, name in hf.EDITS.items()}
+    reading = Reading("Hugging Face Trainer program, started by a script", options=options)
     hf.launcher(script, launch, reading, given, folder)
     hf.one_process(launch, reading)
     name_task(reading, path.name)

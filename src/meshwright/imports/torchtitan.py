@@ -41,6 +41,7 @@ def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Readi
     options = Options(flattened(data) | overridden(overrides))
     reading = Reading("torchtitan TOML", options={k: f"parallelism.{v}" for k, v in EDITS.items()})
     reading.options["micro_batch"] = "training.local_batch_size"
+    reading.options["recompute"] = "activation_checkpoint.mode"
     name, flavor = options.text("model.name"), options.text("model.flavor")
     named(reading, given, name, flavor)
     fill(options, reading, "parallelism.", "training.", given)

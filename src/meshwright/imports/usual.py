@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable
 from typing import Any
 
 from meshwright.imports.launch import Launch
@@ -85,14 +86,34 @@ def read_words(launch: Launch, given: Given) -> Reading:
         # The reference implementation of DPO: its batch is of all ranks, its trainer says the sharding.
         flags["global_batch_size"] = flags.pop("batch_size", None)
         flags["sharding_strategy"] = "full_shard" if trainer.startswith("FSDP") else "no_shard"
-    options = Options(flags, "--")
-    options.guessing = given.guess
-    reading = Reading(
-        "script of a program of its own", options={"micro_batch": _said(options, _MICRO)}
-    )
     program = posixpath.basename(launch.program)[:60]
+    return read_table(flags, given, "script of a program of its own", program=program)
+
+
+def read_table(
+    flags: dict[str, Any],
+    given: Given,
+    title: str,
+    inert: Callable[[str], bool] | None = None,
+    program: str = "",
+) -> Reading:
+    """Return what options with their usual names say.
+
+    Args:
+        inert: whether an option says nothing of memory, time or numbers.
+        program: the file that takes them; empty for a configuration.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    options = Options(flags, "--" if program else "")
+    options.guessing = given.guess
+    micro = _said(options, _MICRO)
+    reading = Reading(title, options={"micro_batch": micro if program else micro.lstrip("-")})
+    what = f"{program} is" if program else "the file is"
     reading.guess(
-        "program", f"{program} is no framework's own: its options are read by their usual meaning"
+        "program" if program else "file",
+        f"{what} no framework's own: its options are read by their usual meaning",
     )
     reading.model = given.model or _shape(options, reading)
     named = options.loose(*_NAME)
@@ -105,6 +126,8 @@ def read_words(launch: Launch, given: Given) -> Reading:
     _degrees(options, reading)
     _sharding(options, reading)
     _job(options, reading)
+    if inert is not None:
+        options.read |= {name for name in options.values if inert(name)}
     options.finish(reading, "hf", "common", strict=given.strict)
     return reading
 
@@ -202,6 +225,8 @@ def _job(options: Options, reading: Reading) -> None:
     if 0 < dropout < 1:
         reading.job["dropout"] = dropout
     kind = options.word("mixed_precision", "precision", "dtype", "torch_dtype")
+    if kind in ("true", "yes", "1"):
+        kind = ""  # switched on, in a width that the file leaves open
     half, brain = options.flag("fp16", "use_fp16"), options.flag("bf16", "pure_bf16", "use_bf16")
     recipe = "fp8" if "fp8" in kind else "bf16" if brain or "bf" in kind else "fp16" if half or "16" in kind else "fp32" if kind or options.has("bf16", "fp16") else ""  # fmt: skip
     if not recipe:

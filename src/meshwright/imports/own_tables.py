@@ -1,0 +1,113 @@
+"""A configuration that is no framework's: nested tables, read by the names that most programs use."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwright.imports import usual
+from meshwright.imports.options import flattened
+from meshwright.imports.reading import Given, Reading
+
+_MODELS = re.compile(
+    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config)|student)\.(?:name|id|path|model_name|model_id|name_or_path|hf_id|pretrained\w*)$"
+)
+_RATES = ("lr", "learning_rate", "max_learning_rate", "max_lr")
+_BATCHES = ("micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size", "device_batch_size")  # fmt: skip
+_RENAMED = {
+    "lora.rank": "lora_rank", "lora.r": "lora_r", "lora.alpha": "lora_alpha", "lora.target_modules": "lora_target_modules",
+    "lora.dropout": "lora_dropout", "distributed_args.stage": "zero_stage", "optimizer_args.class_name": "optimizer", "full_shard": "use_fsdp",
+}  # fmt: skip
+"""Names whose last part alone says too little."""
+_INERT = re.compile(
+    r"(?i)(?:^|[._])(?:eval|val|test|validation|generation|inference|log\w*|sav\w*|checkpoint\w*|output\w*|dataset\w*|data|corpus|wandb|hub|tokenizer\w*"
+    r"|scheduler\w*|lr\w*|warmup\w*|decay\w*|beta\w*|eps|seed|schema\w*|name|path|root|methods|pin_memory|num_workers\w*|prefetch_factor|local_files_only|model_class|class_args|strict\w*|sanity\w*|autograd\w*|fine_tune\w*|lora_dropout|id|version|description|\w*_(?:id|path|dir|root|sha256|file|name|rows|count|ratio|coef|norm|weight|type|steps|lr|scope|identity|schema|contract|config|method|args))(?=$|[._])"
+)
+"""What says nothing of memory, time or numbers of a step."""
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether tables name a model, a batch and a rate of learning."""
+    flat = _flat(data)
+    rate = any(name.rsplit(".", 1)[-1] in _RATES for name in flat)
+    batch = any(
+        name.rsplit(".", 1)[-1] in _BATCHES and _whole(value) for name, value in flat.items()
+    )
+    return rate and batch and (bool(_model(flat)) or "path_to_model_config" in flat)
+
+
+def read(data: dict[str, Any], given: Given) -> Reading:
+    """Return what such tables run; the reading says that their names are taken as most programs mean them.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    flat = _flat(data)
+    flags: dict[str, Any] = {"model_name_or_path": _model(flat)}
+    for name, value in flat.items():
+        last = name.rsplit(".", 1)[-1]
+        tail = ".".join(name.split(".")[-2:])
+        renamed = _RENAMED.get(tail, _RENAMED.get(last, last))
+        if value is not None and not _MODELS.search(name) and not _of_another(name):
+            flags.setdefault(renamed, value)
+    for name in ("num_nodes", "gpus_per_node"):
+        flags.pop(name, None)
+    if "fsdp_algorithm" in flags and flags.pop(
+        "fsdp_algorithm"
+    ):  # dolomite-engine's: stages of FSDP
+        flags["use_fsdp"] = flags.pop("zero_stage", 3) == 3
+    teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher", name)), "")
+    reading = usual.read_table(flags, given, "configuration of a program of its own", _inert)
+    if teacher:
+        reading.unmodelled(
+            teacher.split(".")[0], "a frozen teacher is held and run, too; not priced"
+        )
+    hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), ("gpus_per_node", "num_gpus_per_node")))  # fmt: skip
+    reading.hosts, reading.per_host = (hosts or 1, per_host) if per_host else (0, 0)
+    reading.shard = _number(flat, "data_parallel_sharding_world_size")
+    total = _number(flat, "total_batch_size")
+    if total >= _TOKENS and not reading.global_batch:
+        reading.batch_tokens = total
+    elif total >= _TOKENS and reading.global_batch == total:
+        reading.global_batch, reading.batch_tokens = 0, total
+        reading.guess("total_batch_size", f"{total} is taken as a number of tokens")
+    return reading
+
+
+_TOKENS = 65_536
+"""From here on a batch is one of tokens."""
+
+
+def _inert(name: str) -> bool:
+    return _INERT.search(name) is not None
+
+
+def _of_another(name: str) -> bool:
+    """Whether a field is of a teacher, or of what runs beside the training."""
+    return re.search(r"(?:^|[._])(?:teacher|eval|validation|generation|inference|reference)(?=[._])", name) is not None  # fmt: skip
+
+
+def _flat(data: dict[str, Any]) -> dict[str, Any]:
+    """All fields by their dotted names; of a list of tables, its first one's."""
+    found: dict[str, Any] = {}
+    for name, value in flattened(data).items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            found |= {f"{name}.{inner}": one for inner, one in flattened(value[0]).items()}
+        else:
+            found[str(name)] = value
+    return found
+
+
+def _model(flat: dict[str, Any]) -> str:
+    found = [str(value) for name, value in flat.items() if _MODELS.search(name) and isinstance(value, str) and not _of_another(name)]  # fmt: skip
+    found += [str(flat[name]) for name in ("model_name_or_path", "model_name", "base_model", "model_id", "model") if isinstance(flat.get(name), str)]  # fmt: skip
+    return next((one for one in found if one), "")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _number(flat: dict[str, Any], *names: str) -> int:
+    """The first whole number under one of these last names; 0 where there is none."""
+    return next((value for name, value in flat.items() if name.rsplit(".", 1)[-1] in names and _whole(value)), 0)  # fmt: skip
