@@ -127,7 +127,7 @@ def test_models_that_see_are_refused(text: str):
 
 def test_a_trainer_of_its_own_with_a_batch_is_not_deepspeeds():
     text = "train_batch_size: 64\nprompt_data: x\nsweep: [1]\nstride: 2\nkl_estimator: k2\ndebug: false\n"
-    with pytest.raises(SpecError, match="no known format"):
+    with pytest.raises(SpecError, match="describes no training run"):
         import_text(text, "t.yaml", H8)
 
 
