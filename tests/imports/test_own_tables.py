@@ -102,3 +102,18 @@ def test_degrees_that_a_checkpoint_brings_are_the_least_that_the_batch_allows():
     back = import_text(text, "rm.yaml", Given(model=load_model("llama3-8b"), guess=True))
     assert (back.layout.tp, back.layout.dp, back.layout.micro_batch) == (2, 32, 2)
     assert any("the restored checkpoint's" in one for one in back.notes)
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ("", 0),
+        ("deepspeed: {zero_optimization: {stage: 1}, bf16: {enabled: true}}\n", 4),
+        ("fsdp: [full_shard]\n", 4),
+    ],
+)
+def test_axolotl_trains_whole_weights_as_it_loads_them(more, kept):
+    text = f"base_model: Qwen/Qwen3-0.6B\ndatasets: [{{path: a}}]\nsequence_len: 1024\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\nbf16: auto\noptimizer: adamw_torch\n{more}"
+    job = import_text(text, "a.yaml", H8).job
+    assert job.precision.master_bytes == kept
+    assert job.optimizer.state_bytes == (8 if kept else 4)

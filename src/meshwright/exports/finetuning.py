@@ -212,12 +212,13 @@ def _masters(plan: Plan, tool: str) -> tuple[str, ...]:
     """Where a tool keeps 32-bit weights that a plan did not price, or none that it priced.
 
     Sources: `_configure_master_weights` in deepspeed/runtime/base_optimizer.py; TRL loads weights as its `dtype`
-    says, torchtune as its own; LLaMA-Factory and axolotl train 32-bit weights under autocast where nothing shards.
+    says, axolotl in bf16 where `bf16` is on (`resolve_dtype` in axolotl/utils/config/__init__.py), torchtune as its own;
+    LLaMA-Factory trains 32-bit weights under autocast where nothing shards.
     verl's file says which (`engine.model_dtype`).
     """
     sharded = plan.layout.zero > 0
     priced = plan.job.precision.master_bytes > 0 or plan.job.precision.parameter_bytes > 2
-    keeps = {"trl": sharded, "axolotl": True, "llama-factory": True, "torchtune": False}.get(
+    keeps = {"trl": sharded, "axolotl": sharded, "llama-factory": True, "torchtune": False}.get(
         tool, priced
     )
     if _tuning(plan).adapts or keeps == priced:

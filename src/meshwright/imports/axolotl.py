@@ -72,6 +72,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if again in ("true", "unsloth") or "recompute" not in reading.layout:
         reading.layout["recompute"] = "full" if again in ("true", "unsloth") else "none"
     _optimizer(options, reading)
+    _whole_weights(options, reading)
     weights_alone(reading.job, sharded=bool(reading.layout.get("zero")))
     _adapters(options, reading)
     name_task(reading, options.loose("rl") + (" reward" if options.flag("reward_model") else ""))
@@ -112,6 +113,19 @@ def _precision(options: Options, reading: Reading) -> None:
     else:
         recipe = "pure-bf16" if pure else "fp32"
     reading.job["precision"] = RECIPES[recipe].model_dump()
+
+
+def _whole_weights(options: Options, reading: Reading) -> None:
+    """Settle weights that train whole: loaded in `torch_dtype`, bf16 where `bf16` is on, they stay so.
+
+    axolotl sets that width (utils/config/__init__.py, `resolve_dtype`; loaders/model.py); accelerate makes
+    32-bit weights of them for FSDP alone, DeepSpeed keeps 32-bit copies of its own.
+    """
+    alone = not reading.layout.get("zero") and reading.job.get("framework") != "deepspeed"
+    adapted = options.word("adapter") not in ("", "none", "null")
+    if alone and not adapted and reading.job["precision"]["name"] == "bf16":
+        reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
+        reading.note("weights are loaded in bf16: neither they nor AdamW's state have a 32-bit copy", "bf16")  # fmt: skip
 
 
 def _fsdp(options: Options, reading: Reading) -> None:
