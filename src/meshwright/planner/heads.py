@@ -31,8 +31,8 @@ from meshwright.costs.tables import on_change
 from meshwright.planner.constraints import Constraints, Tally
 from meshwright.planner.corners import Corner, columns_at, corners
 from meshwright.planner.legality import Question
+from meshwright.planner.nothing_legal import NothingLegalError
 from meshwright.planner.space import TABLE, Heads, legal_heads
-from meshwright.specs.errors import SpecError
 
 KEPT_HEADS = 400_000
 """Heads that are kept of questions asked before."""
@@ -64,7 +64,7 @@ class Stream:
         self.removed = Tally()
         self.corners = list(corners(question, constraints, self.removed))
         if not self.corners:
-            raise _nothing_legal()
+            raise NothingLegalError
         nothing = np.zeros(len(self.corners))
         few = sum(one.rows for one in self.corners) <= FEW
         self.floor_s, self.floor_bytes = (nothing, nothing) if few else self._floors()
@@ -87,7 +87,7 @@ class Stream:
         """
         while not self._parts:
             if not self.closed.any():
-                raise _nothing_legal()
+                raise NothingLegalError
             self.open_next()
         if len(self._parts) > 1:
             self._parts = [self._join()]
@@ -198,12 +198,6 @@ def _least_peak(priced: EstimateColumns, columns: LayoutColumns) -> Floats:
         only_some = only_some + np.where(columns.zero >= 2, parts["buffers"], 0.0)
         least = np.maximum(least, priced.memory.total[role] - only_some)
     return least
-
-
-def _nothing_legal() -> SpecError:
-    return SpecError(
-        "layout", "none", "no combination of axes is legal under these constraints; relax one"
-    )
 
 
 _recent: OrderedDict[tuple[str, ...], Stream] = OrderedDict()

@@ -19,6 +19,7 @@ from meshwright.costs.pessimism import pessimistic_s
 from meshwright.costs.step import capacity_bytes, price
 from meshwright.planner.bounds import TOO_BIG, any_within, bounded_tables
 from meshwright.planner.legality import Question
+from meshwright.planner.nothing_legal import NothingLegalError, why_nothing
 from meshwright.planner.odds import FALLBACKS, WANTED, Odds
 from meshwright.planner.space import Constraints, Tally, enumerate_layouts
 from meshwright.specs.errors import SpecError
@@ -86,7 +87,8 @@ def search(
     but for the `too_big` fastest. `progress` is called with the number of layouts priced so far.
 
     Raises:
-        SpecError: the objective is unknown, or no combination of axes is legal.
+        SpecError: the objective is unknown, or no combination of axes is legal; it names the fixed
+            choices that leave none.
     """
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"one of {', '.join(OBJECTIVES)}")
@@ -95,19 +97,22 @@ def search(
     tally = Tally()
     wanted = constraints.fit_probability or WANTED
     kept = _Kept(question, objective, keep, wanted)
-    if bounded and objective == "time":
-        bounded_tables(
-            question, constraints, tally, kept.add, under, too_big, lambda: kept.least_bytes
-        )
-    else:
-        for table in enumerate_layouts(question, constraints, tally):
-            kept.add(table)
-            if progress:
-                progress(kept.priced)
-    if progress:
-        progress(kept.priced)
-    tally.add("does not fit in memory", kept.unfit)
-    result = kept.result()
+    try:
+        if bounded and objective == "time":
+            bounded_tables(
+                question, constraints, tally, kept.add, under, too_big, lambda: kept.least_bytes
+            )
+        else:
+            for table in enumerate_layouts(question, constraints, tally):
+                kept.add(table)
+                if progress:
+                    progress(kept.priced)
+        if progress:
+            progress(kept.priced)
+        tally.add("does not fit in memory", kept.unfit)
+        result = kept.result()
+    except NothingLegalError:
+        raise why_nothing(question, constraints) from None
     searched = Searched(
         priced=kept.priced, pruned=tally.removed, seconds=time.perf_counter() - started
     )
@@ -121,7 +126,10 @@ def reaches(question: Question, constraints: Constraints, within: float) -> bool
         SpecError: no combination of axes is legal.
     """
     kept = _Kept(question, "time", 1, constraints.fit_probability or WANTED)
-    return any_within(question, constraints, within, kept.add)
+    try:
+        return any_within(question, constraints, within, kept.add)
+    except NothingLegalError:
+        raise why_nothing(question, constraints) from None
 
 
 class _Kept:
@@ -219,9 +227,7 @@ def join(parts: Iterable[Candidates]) -> Candidates:
     parts = list(parts)
     parts = [part for part in parts if part.columns.rows] or parts[:1]
     if not parts:
-        raise SpecError(
-            "layout", "none", "no combination of axes is legal under these constraints; relax one"
-        )
+        raise NothingLegalError
     return Candidates(
         concatenate([part.columns for part in parts]),
         *(

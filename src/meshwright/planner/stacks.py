@@ -14,6 +14,7 @@ from meshwright.costs.frameworks import behaviour
 from meshwright.costs.step import estimate
 from meshwright.planner.dispatchers import WORTH, not_written, ways_to_dispatch
 from meshwright.planner.legality import Question
+from meshwright.planner.nothing_legal import any_legal, why_nothing
 from meshwright.planner.odds import WANTED, Odds
 from meshwright.planner.search import SearchResult, reaches, search
 from meshwright.planner.solve import Solution, answer, first_of, solve
@@ -119,7 +120,7 @@ def solve_all(
         if progress:
             progress(priced)
     if not found:
-        raise SpecError("framework", ", ".join(names), "; ".join(sorted(set(refused.values()))))
+        raise _none_has_a_layout(question, constraints, names, refused)
     rough = [first_of(asked, result) for asked, result in found]
     best = min(_rank(one, objective) for one in rough)
     if all(one.choice is None for one in rough):  # then host memory may be a way
@@ -132,6 +133,24 @@ def solve_all(
         for one in rough
     ]
     return _best_of_each(solutions, objective), refused
+
+
+def _none_has_a_layout(
+    question: Question,
+    constraints: Constraints,
+    names: Iterable[Framework],
+    refused: dict[str, str],
+) -> SpecError:
+    """Why no framework answers: what would stop any of them, or what each lacks."""
+    free = replace(question, job=question.job.but(framework="any"))
+    if not any_legal(free, constraints):
+        return why_nothing(free, constraints)
+    reasons: dict[str, list[str]] = {}
+    for name in names:
+        why = refused.get(name, "nothing that could come first")
+        reasons.setdefault(why.replace(f" under {framework(name).title}", ""), []).append(name)
+    told = "; ".join(f"{', '.join(who)}: {why}" for why, who in reasons.items())
+    return SpecError("framework", "none of the device's", told)
 
 
 def solve_ways(question: Question, constraints: Constraints, objective: str = "time") -> Solution:

@@ -170,6 +170,10 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     """What a job asks that a framework has no words for: (field, value, what it does instead)."""
     precision, compute = job.precision, job.precision.compute
     found: list[tuple[str, object, str]] = []
+    tune = job.finetune
+    if tune is not None and (tune.adapts or tune.freeze or tune.frozen_layers) and not can.adapters:
+        words = "trains all weights, without adapters"
+        found.append(("job.finetune", tune.label(), words))
     # What trains adapters loads weights in the compute type, and trains them so when asked to.
     masters = {0.0, *can.master_bytes} if can.adapters else set(can.master_bytes)
     if compute not in can.precisions:
@@ -187,10 +191,6 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     if job.optimizer.name not in can.optimizers:
         words = f"has the optimizer {_listed(can.optimizers)} here"
         found.append(("job.optimizer", job.optimizer.name, words))
-    tune = job.finetune
-    if tune is not None and (tune.adapts or tune.freeze or tune.frozen_layers) and not can.adapters:
-        words = "trains all weights, without adapters"
-        found.append(("job.finetune", tune.label(), words))
     if job.loss != "framework" and job.loss not in can.losses:
         found.append(("job.loss", job.loss, f"makes the cross-entropy {_listed(can.losses)} here"))
     if job.dropout and not can.dropout:

@@ -1,0 +1,72 @@
+"""Where no layout is legal, the choices that leave none are named, with the rule that they break."""
+
+import pytest
+
+from meshwright.planner.constraints import Constraints
+from meshwright.planner.legality import Question
+from meshwright.planner.nothing_legal import any_legal
+from meshwright.planner.plan import plan
+from meshwright.planner.search import search
+from meshwright.specs.clusters import load_cluster
+from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import AXIS_TITLES, framework, framework_names
+from meshwright.specs.job import Job
+from meshwright.specs.models import load_model
+
+CLUSTER = load_cluster("h100:2x8")
+DENSE, EXPERTS = load_model("llama3-8b"), load_model("mixtral-8x7b")
+LACKING = [
+    (name, axis)
+    for name in framework_names()
+    for axis in ("tp", "pp", "cp", "ep")
+    if name not in ("any", "meshwright") and not framework(name).has(axis)
+]
+
+
+def question(name="any", model=DENSE):
+    return Question(model, CLUSTER, Job(seq_len=4096, global_batch=64, framework=name))
+
+
+@pytest.mark.parametrize(("name", "axis"), LACKING)
+def test_an_axis_that_a_framework_lacks_is_named(name, axis):
+    asked = question(name, EXPERTS if axis == "ep" else DENSE)
+    assert any_legal(asked, Constraints())
+    with pytest.raises(SpecError) as caught:
+        search(asked, Constraints(**{axis: 2}), bounded=True)
+    assert caught.value.field == axis and caught.value.value == 2
+    told = str(caught.value)
+    assert framework(name).title in told and AXIS_TITLES[axis] in told
+
+
+@pytest.mark.parametrize(
+    ("fixed", "field", "says"),
+    [
+        ({"tp": 3}, "tp", "does not divide 16 devices"),
+        ({"tp": 16, "pp": 16}, "tp, pp", "does not divide 16 devices"),
+        ({"micro_batch": 7}, "micro_batch", "batch must divide"),
+        ({"pp": 2, "zero": 3, "schedule": "zb-v"}, "pp, zero, schedule", "weight gradients are lost"),
+        ({"pp": 2, "cp": 2, "micro_batch": 7}, "micro_batch", "batch must divide"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("bounded", [True, False])
+def test_the_choices_to_blame_are_named_and_no_others(fixed, field, says, bounded):
+    with pytest.raises(SpecError) as caught:
+        search(question(), Constraints(**fixed), bounded=bounded)
+    assert caught.value.field == field
+    assert says in str(caught.value)
+
+
+def test_what_no_framework_could_do_is_said_once():
+    with pytest.raises(
+        SpecError, match="tp = 3: no layout is legal with this: tp = 3 does not"
+    ) as caught:
+        plan(DENSE, CLUSTER, Job(seq_len=4096, global_batch=64), constraints=Constraints(tp=3))
+    assert "framework" not in str(caught.value)
+
+
+def test_adapters_that_a_framework_has_not_are_refused_as_such():
+    from meshwright.specs.finetune import Finetune
+
+    job = Job(seq_len=4096, global_batch=64, framework="megatron", finetune=Finetune(method="lora"))
+    with pytest.raises(SpecError, match=r"job\.finetune.*without adapters"):
+        plan(DENSE, CLUSTER, job)
