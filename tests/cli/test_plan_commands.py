@@ -104,7 +104,10 @@ def test_nothing_fits_exits_with_1_and_says_the_ways_out(capsys):
         (["plan", "llama3-70b", "-c", "h100:8x8", "--seq", "banana"], "--seq"),
         (["plan", "llama3-70b", "-c", "h100:8x8", "--framework", "megatrn"], "megatron"),
         (["plan", "llama3-70b", "-c", "h100:8x8", "--objective", "joy"], "time, memory, cost"),
-        (["plan", "llama3-70b", "-c", "h100:8x8", "--tp", "7"], "tp = 7 does not divide 64 devices"),
+        (
+            ["plan", "llama3-70b", "-c", "h100:8x8", "--tp", "7"],
+            "tp = 7 does not divide 64 devices",
+        ),
         (["estimate", "llama3-70b", "-c", "h100:8x8", "--tp", "7"], "64 devices"),
         (["estimate", "llama3-70b", "-c", "h100:8x8", "--tp", "8", "--schedule", "2f2b"], "1f1b"),
         (["explain", "nowhere.toml"], "nowhere.toml"),
