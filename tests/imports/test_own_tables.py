@@ -117,3 +117,17 @@ def test_axolotl_trains_whole_weights_as_it_loads_them(more, kept):
     job = import_text(text, "a.yaml", H8).job
     assert job.precision.master_bytes == kept
     assert job.optimizer.state_bytes == (8 if kept else 4)
+
+
+def test_what_a_program_computes_is_not_called_unset():
+    program = "from transformers import Trainer, TrainingArguments, AutoModelForCausalLM\nfrom registry import MODELS\nspec = MODELS['a']\nmodel = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-0.6B')\nargs = TrainingArguments(per_device_train_batch_size=int(spec.batch), gradient_accumulation_steps=4, optim=None, bf16=True, max_length=512)\nTrainer(model=model, args=args).train()\n"
+    notes = import_text(program, "t.py", H8).notes
+    assert any("computes per_device_train_batch_size from int(spec.batch)" in one for one in notes)
+    assert not any("is not set" in one or "optim from" in one for one in notes)
+
+
+def test_nanotrons_axis_of_experts_is_named():
+    text = "parallelism: {dp: 1, tp: 2, pp: 1, expert_parallel_size: 2}\ntokens: {micro_batch_size: 2, batch_accumulation_per_replica: 1, sequence_length: 256, train_steps: 10}\noptimizer: {zero_stage: 0}\nmodel:\n  dtype: bfloat16\n  model_config: {hidden_size: 512, intermediate_size: 1024, num_hidden_layers: 2, num_attention_heads: 8, num_key_value_heads: 8, vocab_size: 1000, moe_num_experts: 4, num_experts_per_tok: 1, max_position_embeddings: 256}\n"
+    assert any(
+        "an axis of its own" in one for one in import_text(text, "n.yaml", Given(guess=True)).notes
+    )

@@ -67,7 +67,8 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
     `_python` says that they are of a program, `_unsloth` that its model is Unsloth's, `_trainer` of which
     kind its first trainer is (`dpo`; empty: transformers' own), `_larger` which settings it chooses
     between two numbers by what only its machine knows: the larger is taken; `_shape` the class of
-    transformers' that describes a model which it builds, with its arguments.
+    transformers' that describes a model which it builds, with its arguments; `_open` settings that it computes
+    from what only its run knows, by the expression.
 
     Args:
         said: what its command line says, by the names of its own options.
@@ -141,11 +142,20 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
                 if isinstance(value, Larger) and key not in found:
                     found.setdefault("_larger", []).append(key)
                 found.setdefault(key, value)
+        for keyword in call.keywords:
+            plain = isinstance(keyword.value, ast.Constant)
+            if keyword.arg in _TOLD_BY_OTHERS and keyword.arg not in found and not plain:
+                found.setdefault("_open", {}).setdefault(
+                    keyword.arg, ast.unparse(keyword.value)[:60]
+                )
         if called.endswith(("LoraConfig", "get_peft_model")):
             found["use_peft"] = True
     return lengths
 
 
+_TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
+                   "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim")  # fmt: skip
+"""Settings that a reader must not take for absent where the program computes them."""
 _OF_LOOPS = {
     "per_device_train_batch_size": ("per_device_train_batch_size", "micro_batch_size", "batch_size"),
     "gradient_accumulation_steps": ("gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps", "grad_accum"),

@@ -62,6 +62,12 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         "recompute": "full" if options.flag("parallelism.recompute_layer") else "none",
         "zero": options.whole("optimizer.zero_stage"),
     }
+    if ep > 1:
+        reading.unmodelled(
+            "parallelism.expert_parallel_size",
+            f"is an axis of its own in nanotron's older releases ({ep} times the devices of tp, pp and dp, with the same samples; "
+            "newer ones start with 1 alone): experts are priced as spread over the devices of the other axes",
+        )
     reading.micro_batch = options.whole("tokens.micro_batch_size", default=1, least=1)
     reading.accumulation = options.whole(
         "tokens.batch_accumulation_per_replica", default=1, least=1

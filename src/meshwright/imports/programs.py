@@ -69,10 +69,9 @@ def read(
         r"ForCausalLM|FastLanguageModel|Reward", text
     ):
         raise SpecError("config", name, f"trains a classifier of sequences: {PLANNED}")
-    made = {
-        key: found.pop(key, None)
-        for key in ("_python", "_unsloth", "_trainer", "_larger", "_shape")
-    }
+    kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open")
+    made = {key: found.pop(key, None) for key in kinds}
+    computed = {key: text for key, text in (made["_open"] or {}).items() if key not in found}
     reading = reading or Reading("Hugging Face Trainer program", options=dict(hf.EDITS))
     if written:
         reading.note("the program writes the one that trains; that one is read", "file")
@@ -109,6 +108,10 @@ def read(
     if _TRL_CONFIG.search(text):
         _trl(found, reading)
     reading = hf.fill(Options(found), reading, given, folder)
+    if computed:
+        told = ", ".join(f"{key} from {text}" for key, text in computed.items())
+        reading.remarks = [one for one in reading.remarks if one.option != "--micro-batch"]
+        reading.guess("program", f"computes {told}: what is usual where nothing is said is taken")
     if made["_trainer"] not in (None, "", "sft"):
         name_task(reading, str(made["_trainer"]))
     return reading
