@@ -1,12 +1,13 @@
 """Configurations that are no framework's, commands without their program, and lines that a patch adds."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from meshwright.imports.critique import criticise, price
 from meshwright.imports.edits import candidates_for
-from meshwright.imports.files import import_text
+from meshwright.imports.files import import_file, import_text
 from meshwright.imports.patch import apply_edits
 from meshwright.imports.reading import Given
 from meshwright.specs import load_cluster, load_model
@@ -131,3 +132,15 @@ def test_nanotrons_axis_of_experts_is_named():
     assert any(
         "an axis of its own" in one for one in import_text(text, "n.yaml", Given(guess=True)).notes
     )
+
+
+def test_a_program_that_is_started_as_a_module_is_read(tmp_path: Path):
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune" / "main.py").write_text(
+        "import argparse\nfrom transformers import Trainer, TrainingArguments, AutoModelForCausalLM\n"
+        "p = argparse.ArgumentParser()\np.add_argument('--batch', type=int, default=2)\nargs = p.parse_args()\n"
+        "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-0.6B')\n"
+        "Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=args.batch, bf16=True, max_length=512)).train()\n"
+    )
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 8 -m tune.main --batch 3\n")
+    assert import_file(tmp_path / "run.sh", H8).layout.micro_batch == 3

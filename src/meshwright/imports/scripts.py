@@ -261,7 +261,10 @@ def _trainer_here(
     script: Script, launch: Launch, given: Given, folder: Path | None
 ) -> Reading | None:
     """What a program around transformers' Trainer that lies beside the script runs, by the command's words."""
-    path = beside(folder, launch.program) if launch.program.endswith((".py", ".ipynb")) else None
+    program = launch.program
+    if re.fullmatch(r"\w+(?:\.\w+)+", program) and not program.endswith((".py", ".ipynb")):
+        program = program.replace(".", "/") + ".py"  # started as a module
+    path = beside(folder, program) if program.endswith((".py", ".ipynb")) else None
     if path is None:
         return None
     text = read_text(path, "file", size_bytes=_NOTEBOOK_BYTES)
@@ -275,7 +278,12 @@ def _trainer_here(
     hf.one_process(launch, reading)
     name_task(reading, path.name)
     said = {name.replace("-", "_"): _typed(value) for name, value in flags_of(launch.words).items()}
-    return programs.read(text, str(path), given, said, reading, folder)
+    try:
+        return programs.read(text, str(path), given, said, reading, folder)
+    except SpecError:
+        if program == launch.program:
+            raise
+        return None  # a module that its command says too little of
 
 
 def _typed(value: Any) -> Any:
