@@ -144,3 +144,14 @@ def test_a_program_that_is_started_as_a_module_is_read(tmp_path: Path):
     )
     (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 8 -m tune.main --batch 3\n")
     assert import_file(tmp_path / "run.sh", H8).layout.micro_batch == 3
+
+
+def test_a_configuration_that_is_an_argument_is_asked_for():
+    words = "torchrun --nproc_per_node 8 finetune.py $2\n"
+    with pytest.raises(SpecError, match="argument 2"):
+        import_text(words, "x.sh", Given(cluster=load_cluster("h100:1x8")))
+
+
+def test_four_bits_of_a_table_are_qlora():
+    own = OWN | {"bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
+    assert "qlora" in import_text(json.dumps(own), "own.json", H8).job.finetune.label()

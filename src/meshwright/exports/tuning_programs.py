@@ -101,7 +101,7 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
         found.setdefault("torch_dtype", "float16")
     if _recomputes(tree, known):
         found.setdefault("gradient_checkpointing", True)
-    silent = all(key.startswith("_") for key in found)
+    silent = all(key.startswith("_") or key in _SAY_LITTLE for key in found)
     if silent and "_unsloth" not in found and re.search(r"\w+_args\b|\bcfg\.|\bconfig\.", text):
         raise SpecError("config", name, _TOLD.format("what calls it"))
     if not {"model_name_or_path", "per_device_train_batch_size"} & set(found):
@@ -156,6 +156,8 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
 _TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
                    "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim")  # fmt: skip
 """Settings that a reader must not take for absent where the program computes them."""
+_SAY_LITTLE = ("use_peft", "gradient_checkpointing", "device_map", "dataset_text_field", "report_to", "packing")  # fmt: skip
+"""Settings that a library of functions has, too, whose caller says the rest."""
 _OF_LOOPS = {
     "per_device_train_batch_size": ("per_device_train_batch_size", "micro_batch_size", "batch_size"),
     "gradient_accumulation_steps": ("gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps", "grad_accum"),

@@ -10,7 +10,7 @@ from meshwright.imports.options import flattened
 from meshwright.imports.reading import Given, Reading
 
 _MODELS = re.compile(
-    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config)|student)\.(?:name|id|path|model_name|model_id|name_or_path|hf_id|pretrained\w*)$"
+    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config)|student)\.(?:name|id|path|model_name|model_id|name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
 )
 _RATES = ("lr", "learning_rate", "max_learning_rate", "max_lr")
 _BATCHES = ("micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size", "device_batch_size")  # fmt: skip

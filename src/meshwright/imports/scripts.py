@@ -65,6 +65,12 @@ def read(
         text, name, folder, dict(given.variables), list(given.arguments), given.guess
     )
     launch = find_launch(script, int(given.config) if given.config.isdigit() else 0)
+    if launch is not None and not given.guess:
+        bare = next((w for w in launch.words if unset(w) and not unmarked(w)), "")
+        at = launch.words.index(bare) if bare else 0
+        alone = not at or not launch.words[at - 1].startswith("-")
+        if bare and alone and unset(bare)[0].isdigit() and launch.program.endswith(".py"):
+            raise Missing("words", unset(bare)[0], shown(bare))
     if launch is None:
         if _STARTS_ARGUMENTS.search(text.replace("\\\n", " ")):
             raise SpecError("--args", None, _ASKS_FOR_PROGRAM)

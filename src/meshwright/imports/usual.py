@@ -239,8 +239,13 @@ def _job(options: Options, reading: Reading) -> None:
     except SpecError:
         reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
         reading.unmodelled("--optimizer", f"the state of {name} is not known; AdamW's is priced")
-    if options.flag("use_peft", "use_lora", "lora", default=options.has("lora_r", "lora_rank")):
-        method: dict[str, Any] = {"method": "lora"}
+    if options.flag(
+        "use_peft", "use_lora", "lora", default=options.has("lora_r", "lora_rank", "r")
+    ):
+        four = options.flag("load_in_4bit", "use_4bit")
+        method: dict[str, Any] = {"method": "lora", "bits": 4 if four else 0}
+        kind = options.word("bnb_4bit_quant_type", default="nf4")
+        method["storage"] = kind if four and kind in ("nf4", "fp4") else ""
         adapters(
             reading, rank=options.whole("lora_r", "lora_rank", "lora_dim", default=8) or 8,
             alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "target_modules"), **method,
