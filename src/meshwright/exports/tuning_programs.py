@@ -156,7 +156,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
 _TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
                    "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim")  # fmt: skip
 """Settings that a reader must not take for absent where the program computes them."""
-_SAY_LITTLE = ("use_peft", "gradient_checkpointing", "device_map", "dataset_text_field", "report_to", "packing")  # fmt: skip
+_SAY_LITTLE = ("use_peft", "gradient_checkpointing", "device_map", "dataset_text_field", "report_to", "packing", "use_cache")  # fmt: skip
 """Settings that a library of functions has, too, whose caller says the rest."""
 _OF_LOOPS = {
     "per_device_train_batch_size": ("per_device_train_batch_size", "micro_batch_size", "batch_size"),
