@@ -19,6 +19,7 @@ from meshwright.diagnose.trace_kernels import (
     is_communication,
 )
 from meshwright.specs.errors import SpecError
+from meshwright.specs.stopping import go_on
 from meshwright.specs.trace_events import Event, Progress, read_events
 
 KINDS = (COMPUTE, COMMUNICATION, "copy", "fill")
@@ -131,6 +132,7 @@ def read_trace(source: Source, progress: Progress | None = None) -> Trace:
     columns, events = _Columns(), 0
     with source.open() as stream:
         for piece in read_events(stream, source.name, facts, progress):
+            go_on()
             events += len(piece)
             if events > MAX_EVENTS:
                 raise SpecError("artefact", source.name, f"has more than {MAX_EVENTS:,} events")

@@ -33,6 +33,7 @@ from meshwright.planner.corners import Corner, columns_at, corners
 from meshwright.planner.legality import Question
 from meshwright.planner.nothing_legal import NothingLegalError
 from meshwright.planner.space import TABLE, Heads, legal_heads
+from meshwright.specs.stopping import go_on
 
 KEPT_HEADS = 400_000
 """Heads that are kept of questions asked before."""
@@ -106,6 +107,7 @@ class Stream:
 
     def open_next(self, most_bytes: float = np.inf) -> None:
         """Open the closed corners of least floors, some heads' worth."""
+        go_on()
         left = np.flatnonzero(self.closed & (self.floor_bytes <= most_bytes))
         order = left[np.argsort(self.floor_s[left], kind="stable")]
         sizes = np.cumsum([self.corners[int(one)].rows for one in order])

@@ -24,6 +24,7 @@ from meshwright.planner.odds import FALLBACKS, WANTED, Odds
 from meshwright.planner.space import Constraints, Tally, enumerate_layouts
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Searched
+from meshwright.specs.stopping import go_on
 
 OBJECTIVES = ("time", "memory")
 HYBRID_MARGIN = 0.002
@@ -148,6 +149,7 @@ class _Kept:
 
     def add(self, table: LayoutColumns) -> Candidates:
         """Price a table and keep its best; returns what fits."""
+        go_on()
         candidates = _price(self.question, table, self.capacity, self.room)
         self.priced += table.rows
         self.least_bytes = min(self.least_bytes, float(candidates.peak_bytes.min(initial=np.inf)))

@@ -12,6 +12,7 @@ from itertools import product
 
 from meshwright.schedules.ops import Kind, Schedule, from_lists, loop_placement
 from meshwright.schedules.zero_bubble import zb_h1, zb_h2
+from meshwright.specs.stopping import go_on
 
 _ROUND = 1e-9
 
@@ -115,6 +116,7 @@ def dispatch(problem: Problem, policy: Policy) -> list[list[tuple[int, int, int]
     heapq.heapify(waiting)
     blocked: set[int] = set()
     while waiting:
+        go_on()
         _, negative = heapq.heappop(waiting)
         rank = ranks[-negative]
         kind = _decide(problem, policy, rank, forward_end, input_end)

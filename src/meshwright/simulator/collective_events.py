@@ -16,6 +16,7 @@ import numpy.typing as npt
 from meshwright.costs.fabric import Fabric
 from meshwright.simulator.collective_steps import Array, Program
 from meshwright.specs.errors import SpecError
+from meshwright.specs.stopping import go_on
 
 
 class Wires:
@@ -242,6 +243,7 @@ def simulate(program: Program, size_bytes: float, wires: Wires) -> Run:
     flowing, rates = np.zeros(0, dtype=np.int64), np.zeros(0)
     now = 0.0
     while launches or len(flowing):
+        go_on()
         finish = now + (left[flowing] / rates).min() if len(flowing) else np.inf
         upcoming = min(finish, launches[0][0] if launches else np.inf)
         left[flowing] -= (upcoming - now) * np.where(np.isinf(rates), 0.0, rates)

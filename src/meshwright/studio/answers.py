@@ -67,6 +67,11 @@ async def on_does_not_fit(_: Request, error: Exception) -> Response:
     return Response(encode(body), status_code=409, media_type="application/json")
 
 
+async def on_stopped(_: Request, __: Exception) -> Response:
+    """End a request whose client has left; 499 as other servers call it, seen by nobody."""
+    return Response(status_code=499)
+
+
 async def on_invalid_request(_: Request, error: Exception) -> Response:
     """Answer 422 with our one sentence about the first thing that FastAPI did not accept."""
     assert isinstance(error, RequestValidationError)

@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 
 from meshwright import __version__
 from meshwright.specs.errors import DoesNotFitError, SpecError
+from meshwright.specs.stopping import StoppedError
 from meshwright.studio import (
     catalog,
     comparing,
@@ -41,6 +42,7 @@ from meshwright.studio.answers import (
     on_http_error,
     on_invalid_request,
     on_spec_error,
+    on_stopped,
     refusal,
 )
 from meshwright.studio.guard import Guard
@@ -197,6 +199,7 @@ def create_app() -> Any:
         )  # fmt: skip
     app.add_exception_handler(SpecError, on_spec_error)
     app.add_exception_handler(DoesNotFitError, on_does_not_fit)
+    app.add_exception_handler(StoppedError, on_stopped)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(HTTPException, on_http_error)
     for method in ("GET", "POST"):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from meshwright.studio.turns import Turns, may_take_long
+from meshwright.specs.stopping import stopped_by
+from meshwright.studio.turns import Turns, given_up_with, may_take_long
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -81,8 +83,11 @@ class Guard:
             return
         if not await self._turns.take(receive):
             return  # nobody is there to be answered
+        given_up = Event()
         try:
-            await self.app(scope, _replay(body, receive), send_guarded)
+            with stopped_by(given_up):
+                async with given_up_with(receive, given_up):
+                    await self.app(scope, _replay(body, receive), send_guarded)
         finally:
             self._turns.back()
 

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from meshwright.costs.reliability import best_interval_s, goodput, job_mtbf_s
 from meshwright.specs.errors import SpecError
 from meshwright.specs.quantities import format_seconds, parse_seconds
+from meshwright.specs.stopping import go_on
 from meshwright.studio.views import View, check, percent
 
 MOST_EVENTS = 1500
@@ -151,6 +152,7 @@ def _live(
 
     now = 0.0
     while now < end:
+        go_on()
         alive = float(luck.exponential(mtbf))
         kept = int(alive // (interval + save))
         until = min(now + alive, end)
