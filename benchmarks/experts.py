@@ -79,6 +79,8 @@ class Verdict:
     witness: Witness | None
     measured_rate: float
     """What the expert's layout was measured to do where there is a witness; tokens a second and device."""
+    measured_s: float = math.nan
+    """What a step of the expert's own run took."""
 
 
 def from_tables(tables: Iterable[str]) -> Iterator[Recipe]:
@@ -187,6 +189,7 @@ def judge(recipe: Recipe) -> Verdict | None:
         question.model.experts is not None, layout.label(), solution.layout.label(), refused,
         expert.fits, expert.fit_probability or 0.0, expert.step_time_s, best.step_time_s, gain,
         why_lost(question, best, expert, layout) if large else "", witness, measured_rate,
+        recipe.measured_s,
     )  # fmt: skip
 
 
@@ -254,7 +257,7 @@ def page(found: list[Verdict]) -> str:
         lines += ["## Where the planner claims more than 10 %", ""]
         lines += [
             f"- {v.name} on {v.devices}, {v.expert} against {v.ours}: the expert's layout is {v.why}."
-            f"{_seen(v)}"
+            f"{_own_run(v)}{_seen(v)}"
             for v in large
         ]
         lines.append("")
@@ -264,6 +267,19 @@ def page(found: list[Verdict]) -> str:
         lines += [f"- {v.name} on {v.devices}, {v.expert}: {v.refused}." for v in refused]
         lines.append("")
     return "\n".join(lines)
+
+
+def _own_run(verdict: Verdict) -> str:
+    """What the expert's own run took beside our estimate of it, by which a reader sees whom to doubt."""
+    if not math.isfinite(verdict.measured_s):
+        return ""
+    off = verdict.expert_step_s / verdict.measured_s - 1
+    judged = (
+        "the estimate is right"
+        if abs(off) < 0.05
+        else ("the claim is doubtful by as much" if off > 0 else "it was slower than estimated")
+    )
+    return f" Its own run took {verdict.measured_s:.3g} s where {verdict.expert_step_s:.3g} s are estimated ({off:+.0%}: {judged})."
 
 
 def _seen(verdict: Verdict) -> str:
