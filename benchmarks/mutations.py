@@ -308,7 +308,7 @@ MUTATIONS = (
     Mutation("experts", "tokens come back in another order", f"{_EXPERTS}:Mixture.forward",
              "done = done[order.argsort()]", "done = done[order]"),
     Mutation("experts", "arriving rows go to the wrong local expert", f"{_EXPERTS}:Mixture._visit",
-             "known[2 * ep.size :]", "known[2 * ep.size :][::-1]"),
+             "arriving.sum(0)", "arriving.sum(0).flip(0)"),
     Mutation("experts", "every rank holds the first experts", f"{_HOLDING}:expert_holding",
              "world.axes.ep.size, world.axes.ep.rank", "world.axes.ep.size, 0"),
     Mutation("experts-tp", "the shared expert's gate is forgotten", f"{_EXPERTS}:Mixture.forward",

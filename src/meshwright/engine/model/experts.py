@@ -33,14 +33,23 @@ class ExpertWeights(nn.Module):
             self.up_bias = nn.Parameter(torch.empty(experts, width))
             self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
-    def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Rows `[sum(counts), H]` sorted by local expert to outputs of the same shape."""
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor | list[int]) -> torch.Tensor:
+        """Rows `[R, H]` sorted by local expert to outputs of the same shape; `counts` `[experts]` of each.
+
+        Where one kernel multiplies all groups the host need not know their sizes; elsewhere it reads
+        those that lie on the device, and each expert has products of its own.
+        """
+        if isinstance(counts, torch.Tensor):
+            if has_grouped_products(rows):
+                return self._grouped(rows, counts)
+            counts = counts.tolist()
         # Unbound, not indexed: an index's gradient is a whole stack of zeros for each expert.
+        parts = rows.split(counts)
         stacks = (local(stack).unbind() for stack in (self.gate, self.up, self.down))
         if self.clamped:
-            return self._clamped(rows.split(counts), *stacks)
+            return self._clamped(parts, *stacks)
         outs = []
-        for part, to_gate, to_up, to_down in zip(rows.split(counts), *stacks, strict=True):
+        for part, to_gate, to_up, to_down in zip(parts, *stacks, strict=True):
             gate, up = F.linear(part, to_gate), F.linear(part, to_up)
             outs.append(F.linear(gated(gate, up, self.activation), to_down))
         return torch.cat(outs)
@@ -54,6 +63,28 @@ class ExpertWeights(nn.Module):
             gate, up = F.linear(part, to_gate, b[0]), F.linear(part, to_up, b[1])
             outs.append(F.linear(clamped_gated(gate, up), to_down, b[2]))
         return torch.cat(outs)
+
+    def _grouped(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        ends = counts.cumsum(0).to(torch.int32)
+
+        def through(x: torch.Tensor, stack: nn.Parameter) -> torch.Tensor:
+            return F.grouped_mm(x, local(stack).transpose(-2, -1), offs=ends)
+
+        gate, up = through(rows, self.gate), through(rows, self.up)
+        if not self.clamped:
+            return through(gated(gate, up, self.activation), self.down)
+        # Known length: no wait for the device.
+        mine = torch.repeat_interleave(counts, output_size=len(rows))
+        gate, up = gate + local(self.gate_bias)[mine], up + local(self.up_bias)[mine]
+        return through(clamped_gated(gate, up), self.down) + local(self.down_bias)[mine]
+
+
+def has_grouped_products(rows: torch.Tensor) -> bool:
+    """Whether torch multiplies groups of rows by their own matrices in one kernel here.
+
+    CUDA has it for bf16 whose rows are whole 16 bytes; on a CPU separate products are as fast.
+    """
+    return rows.is_cuda and rows.dtype == torch.bfloat16 and rows.shape[-1] % 8 == 0
 
 
 class _Balanced(torch.autograd.Function):
@@ -213,19 +244,19 @@ class Mixture(nn.Module):
         """Send rows `[R, H]`, sorted by expert, through their experts and back."""
         ep = self.axes.ep
         if ep.size == 1:
-            return self.experts(rows, counts.tolist())
+            return self.experts(rows, counts)
         # counts[source rank][local expert], so that both sides know who sends how many rows
         sent = counts.view(ep.size, -1)
         arriving = torch.empty_like(sent)
         dist.all_to_all_single(arriving, sent, group=ep.group)
         # One read by the host: it waits for the device once in a layer.
-        known = torch.cat([sent.sum(1), arriving.sum(1), arriving.sum(0)]).tolist()
-        send, receive, own = known[: ep.size], known[ep.size : 2 * ep.size], known[2 * ep.size :]
+        known = torch.cat([sent.sum(1), arriving.sum(1)]).tolist()
+        send, receive = known[: ep.size], known[ep.size :]
         rows = exchange(rows, ep, send, receive)
         experts = torch.arange(sent.shape[1], device=rows.device).repeat(ep.size)
         order = experts.repeat_interleave(arriving.flatten(), output_size=sum(receive))
         order = order.argsort(stable=True)
-        done = self.experts(rows[order], own)
+        done = self.experts(rows[order], arriving.sum(0))
         return exchange(done[order.argsort()], ep, receive, send)
 
 
