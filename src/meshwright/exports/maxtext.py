@@ -88,6 +88,8 @@ def mesh(plan: Plan) -> dict[str, int]:
     """The degrees of a plan on its slice, and none between slices, by MaxText's names."""
     layout = canonical(plan.layout, plan.model)
     sizes = degrees(layout)
+    if layout.zero < 3:  # else the shards take the devices that are left
+        sizes["data"] *= plan.cluster.device.jax_devices
     inner = {f"ici_{axis}_parallelism": size for axis, size in sizes.items()}
     if layout.zero == 3:
         inner["ici_fsdp_parallelism"] = -1
@@ -99,7 +101,7 @@ def config(plan: Plan) -> dict[str, Any]:
     layout, job = canonical(plan.layout, plan.model), plan.job
     steps = max(1, round(job.token_budget / job.tokens)) if job.token_budget else 1000
     kernel = "dot_product" if job.attention_kernel == "unfused" else "flash"
-    each = layout.micro_batch / (layout.tp * layout.cp)
+    each = layout.micro_batch / (layout.tp * layout.cp * plan.cluster.device.jax_devices)
     data: dict[str, Any] = {
         "base_config": "base.yml", "model_name": NAMES[plan.model.name],
         "hardware": "tpu", **mesh(plan),
@@ -132,9 +134,14 @@ def files(plan: Plan, command: str) -> dict[str, str]:
 
 def notes(plan: Plan) -> tuple[str, ...]:
     """What MaxText does beside the plan."""
-    layout = canonical(plan.layout, plan.model)
-    if layout.zero == 3 or layout.cp * layout.ep == 1:
-        return ()
-    return (
-        "MaxText shards weights over the context and expert axes, too: less memory than the plan priced",
-    )
+    layout, found = canonical(plan.layout, plan.model), []
+    if (each := plan.cluster.device.jax_devices) > 1:
+        found.append(
+            f"JAX shows {each} devices for one {plan.cluster.device.name}, and the plan counts chips: a chip's "
+            f"{'sequences' if layout.zero < 3 else 'sequences and shards'} are divided among them, a mesh as large"
+        )
+    if layout.zero < 3 and layout.cp * layout.ep > 1:
+        found.append(
+            "MaxText shards weights over the context and expert axes, too: less memory than the plan priced"
+        )
+    return tuple(found)

@@ -38,6 +38,8 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
             contradict each other.
     """
     model, cluster = _model_and_cluster(reading, given, stamp)
+    if reading.jax:
+        _count_chips(reading, cluster.device.jax_devices)
     world = _world(reading, given, cluster)
     cluster, world = _enough(reading, given, model, cluster, world)
     fields = dict(reading.layout)
@@ -82,6 +84,13 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
         reading.format, model, cluster, job, canonical(layout, model), tuple(reading.remarks),
         frozenset(reading.offload), reading.options,
     )  # fmt: skip
+
+
+def _count_chips(reading: Reading, devices: int) -> None:
+    """Turn counts of JAX's devices into counts of chips that have several."""
+    reading.micro_batch *= devices
+    if reading.dp % devices == 0 and reading.replicate % devices == 0:
+        reading.dp, reading.replicate = reading.dp // devices, reading.replicate // devices
 
 
 def _made_for(stamp: Stamp) -> dict[str, str]:

@@ -98,6 +98,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
             reading.model = _changed(model_named(named), options)
     elif reading.model is None:
         reading.model = _model(options, reading)
+    reading.jax = True
     _mesh(options, reading)
     each = options.number("per_device_batch_size", default=12.0)
     if "per_device_batch_size" not in options:

@@ -61,7 +61,8 @@ class Reading:
     `model_left`: the option that names the model, and the variable or argument that it leaves it to.
     `layout` holds fields of Layout but dp, micro_batch and shard; `job` fields of Job but seq_len
     and global_batch. `likely` is the device that is offered where the file says none. `replicate` is the number of copies that a hybrid-sharded state is held in;
-    `shard` the ranks of one shard group, where the format says that instead.
+    `shard` the ranks of one shard group, where the format says that instead. `jax`: devices are counted as
+    JAX shows them, of which some chips have two.
     """
 
     format: str
@@ -80,6 +81,7 @@ class Reading:
     global_batch: int = 0
     batch_tokens: int = 0
     accumulation: int = 0
+    jax: bool = False
     seq_len: int = 0
     layout: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)

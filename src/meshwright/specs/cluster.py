@@ -31,6 +31,11 @@ class Device(Spec):
         "like, which `calibrate` writes, replace what costs/data/kernels.toml has of training steps",
     )
     sms: int = Field(108, ge=1, description="streaming multiprocessors (or their like)")
+    jax_devices: int = Field(
+        1,
+        ge=1,
+        description="devices that JAX shows for one of these: meshes and batches a device count them",
+    )
     l2_bytes: float = Field(40e6, ge=0)
     host_link_bytes_s: float = Field(
         0.0, ge=0, description="data sheet of the link to its host, each way; 0: the cluster's PCIe"
