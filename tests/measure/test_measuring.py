@@ -121,6 +121,17 @@ def test_probes_at_a_precision_that_was_not_measured_say_nothing() -> None:
     assert not [p for p in probes(1, quick=True, precisions=("fp32",)) if p.precision == "bf16"]
 
 
+def test_a_process_is_what_its_first_probe_held_beside_tensors() -> None:
+    """Later probes of one process stand on what the allocator keeps of those before."""
+    found = recorded()
+    found.process_bytes = 1e8
+    first, later = probes(1, quick=True)[:2]
+    found.probed = [Probed(first, 0.1, 0.1, 3e8), Probed(later, 0.1, 0.1, 9e8)]
+    device = cluster_of(found).device.measured
+    assert device is not None
+    assert 2.5e8 < device.process_bytes < 3e8
+
+
 def test_probes_tell_every_kind_of_own_work_apart() -> None:
     cluster = cluster_of(recorded())
     rows = [counts(cluster, one) for n in (1, 2) for one in probes(n, quick=False)]

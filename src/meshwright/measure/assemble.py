@@ -44,19 +44,18 @@ def assemble(
 
 
 def _process_bytes(cluster: Cluster, found: Found) -> float:
-    """What the probes' processes held beside their tensors, once they had computed for a while.
+    """What a rank's process holds beside its tensors, once it has computed for a while.
 
-    All probes of a rank run in one process, whose peak is that of the largest.
+    All probes of a rank run in one process, and what the allocator keeps of one lies beside the next; a
+    run has one model, so that each process' first probe tells.
     """
     rest = [found.process_bytes]
     for ranks in (1, 2):
-        mine = [one for one in found.probed if one.probe.layout.world == ranks]
-        if mine:
-            tensors = [
-                tensor_bytes(estimate(one.probe.model, cluster, one.probe.job, one.probe.layout))
-                for one in mine
-            ]
-            rest.append(max(one.peak_bytes for one in mine) - max(tensors))
+        first = next((one for one in found.probed if one.probe.layout.world == ranks), None)
+        if first is not None:
+            asked = first.probe
+            tensors = tensor_bytes(estimate(asked.model, cluster, asked.job, asked.layout))
+            rest.append(first.peak_bytes - tensors)
     return max(rest)
 
 
