@@ -35,6 +35,8 @@ from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import OPTIMIZERS, RECIPES
 
 HERE = Path(__file__).resolve().parent
+GRACE_S = 40.0
+"""In which a launcher that is asked to end ends its ranks."""
 LIMIT_S = 900
 TINY = Model(name="tiny", layers=2, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=96, vocab=160)
 VALIDATE = Path(os.environ.get("MESHWRIGHT_VALIDATE") or Path(sys.prefix) / "validate")
@@ -163,15 +165,12 @@ def step(run: Run, steps: int) -> None:
             "PYTHONPATH": os.pathsep.join(path),
             **run.environment,
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(plan.layout.world),
-             "--master-addr", "127.0.0.1", "--master-port", str(free_port()), *words],
-            cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["no output"]
-            named = [one for one in lines if re.search(r"\w*(?:Error|Exception): ", one)]
-            run.reason = (named or lines)[0 if named else -1][:200]
+        launcher = [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(plan.layout.world),
+            "--master-addr", "127.0.0.1", "--master-port", str(free_port()), *words,
+        ]  # fmt: skip
+        run.reason = launched(launcher, folder, environment, LIMIT_S)
+        if run.reason:
             return
         run.reported = json.loads(report.read_text())
         run.steps = len(json.loads(losses.read_text())) if losses.is_file() else steps
@@ -186,6 +185,33 @@ def step(run: Run, steps: int) -> None:
         run.reason = "; ".join(
             f"{name}: reports {run.reported.get(name)}, planned {wanted[name]}" for name in wrong
         )
+
+
+def launched(words: list[str], folder: Path, environment: dict[str, str], limit_s: float) -> str:
+    """Start ranks and wait for their end; returns why they failed, or nothing.
+
+    Ranks would outlive a launcher that is killed and hold its pipes open: they write to a file, and the
+    launcher is asked to end, which ends them.
+    """
+    with (folder / "errors.txt").open("w+") as errors:
+        ranks = subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=errors
+        )
+        try:
+            ranks.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            ranks.terminate()
+            try:
+                ranks.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                ranks.kill()
+            return f"no end within {limit_s:.0f} s"
+        if not ranks.returncode:
+            return ""
+        errors.seek(0)
+        lines = errors.read().strip().splitlines() or ["no output"]
+    named = [one for one in lines if re.search(r"\w*(?:Error|Exception): ", one)]
+    return (named or lines)[0 if named else -1][:200]
 
 
 def _words(run: Run, plan: Plan, report: Path, losses: Path, steps: int) -> list[str]:

@@ -270,7 +270,13 @@ class _Asker:
     async def _ask(self, path: str, query: dict[str, str]) -> str | None:
         sent: list[dict[str, Any]] = []
 
+        asked = False
+
         async def receive() -> dict[str, Any]:
+            nonlocal asked
+            if asked:  # nothing follows a request, and this client never leaves
+                await asyncio.Event().wait()
+            asked = True
             return {"type": "http.request", "body": b"", "more_body": False}
 
         async def send(message: Any) -> None:
