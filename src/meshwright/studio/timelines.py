@@ -27,7 +27,7 @@ from meshwright.studio.questions import read_model
 from meshwright.studio.sims.placement import axis_link
 from meshwright.studio.sims.traffic import axis_traffic_bytes
 
-MOST_OPERATIONS = 30_000
+MOST_OPERATIONS = 50_000
 COMPUTED = (
     "matmul", "attention", "elementwise", "launch", "tensor_parallel", "context_parallel",
     "expert_parallel", "embedding_and_head",
