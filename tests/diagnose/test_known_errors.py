@@ -266,9 +266,24 @@ def test_a_loss_that_is_no_number_comes_before_one_long_step(tmp_path):
         ("kernel: NVRM: Xid (PCI:0000:3b:00): 45, pid=1, name=python, Ch 1 caused by previous Xid 74\n", "gpu-error",
          "(3b:00) reports a fault of its NVLink (Xid 74)"),
         ("[ 1.0] pcieport 0000:00:03.0: AER: Corrected error received: 0000:00:03.0\n", "unknown", "does not tell"),
+        # Ray
+        ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n", "out-of-memory",
+         "node's memory ran short"),
+        ("Memory on the node (IP: 10.0.0.2, ID: ab) where the task (name=f, pid=3) was running was 70.1GB / 72.0GB (0.97), "
+         "which exceeds the memory usage threshold of 0.95.\n", "out-of-memory", "(70.1GB / 72.0GB)"),
+        ("(raylet) Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. "
+         "(1) The process is killed by SIGKILL by OOM killer\n", "unknown", "ended without a word"),
+        ("Worker exit detail: Worker exits unexpectedly by a signal. The process receives a SIGTERM.\n", "unknown", "SIGTERM"),
+        ("ray.exceptions.OwnerDiedError: Failed to retrieve object 00ff. The object's owner has exited.\n", "unknown",
+         "ended before its task did"),
+        ("(raylet) file_system_monitor.cc:9: /tmp/ray/session_1 is over 95% full, available space: 2 GB\n", "wrong-configuration",
+         "session folder is nearly full"),
+        ("ValueError: Total available GPUs 0 is less than total desired GPUs 8\n", "wrong-configuration", "no node with the GPUs"),
+        ("(autoscaler) Warning: The following resource request cannot be scheduled right now: {'GPU': 1.0}.\n",
+         "wrong-configuration", "no node with the GPUs"),
     ],
 )  # fmt: skip
-def test_devices_builds_and_files(tmp_path, text, kind, says):
+def test_devices_builds_files_and_ray(tmp_path, text, kind, says):
     found = _diagnose(tmp_path, text)
     assert found.causes[0].kind == kind
     assert says in found.verdict
@@ -412,31 +427,6 @@ def test_an_error_without_words_belongs_to_the_rank_that_raises_it(tmp_path, fir
 def test_sizes_of_a_layout_that_do_not_divide(tmp_path, text, known):
     found = _diagnose(tmp_path, text + "\n")
     assert ("no multiple of what it is divided by" in found.verdict) is known
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "says"),
-    [
-        ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n", "out-of-memory",
-         "node's memory ran short"),
-        ("Memory on the node (IP: 10.0.0.2, ID: ab) where the task (name=f, pid=3) was running was 70.1GB / 72.0GB (0.97), "
-         "which exceeds the memory usage threshold of 0.95.\n", "out-of-memory", "(70.1GB / 72.0GB)"),
-        ("(raylet) Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. "
-         "(1) The process is killed by SIGKILL by OOM killer\n", "unknown", "ended without a word"),
-        ("Worker exit detail: Worker exits unexpectedly by a signal. The process receives a SIGTERM.\n", "unknown", "SIGTERM"),
-        ("ray.exceptions.OwnerDiedError: Failed to retrieve object 00ff. The object's owner has exited.\n", "unknown",
-         "ended before its task did"),
-        ("(raylet) file_system_monitor.cc:9: /tmp/ray/session_1 is over 95% full, available space: 2 GB\n", "wrong-configuration",
-         "session folder is nearly full"),
-        ("ValueError: Total available GPUs 0 is less than total desired GPUs 8\n", "wrong-configuration", "no node with the GPUs"),
-        ("(autoscaler) Warning: The following resource request cannot be scheduled right now: {'GPU': 1.0}.\n",
-         "wrong-configuration", "no node with the GPUs"),
-    ],
-)  # fmt: skip
-def test_what_ray_says_is_named(tmp_path, text, kind, says):
-    found = _diagnose(tmp_path, text)
-    assert found.causes[0].kind == kind
-    assert says in found.verdict
 
 
 def test_a_workers_end_is_the_shadow_of_what_ended_it(tmp_path):

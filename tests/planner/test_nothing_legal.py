@@ -43,6 +43,7 @@ def test_an_axis_that_a_framework_lacks_is_named(name, axis):
     [
         ({"tp": 3}, "tp", "does not divide 16 devices"),
         ({"tp": 16, "pp": 16}, "tp, pp", "does not divide 16 devices"),
+        ({"tp": 2, "pp": 2, "cp": 1, "dp": 2}, "tp, pp, dp, cp", "= 8, and there are 16 devices"),
         ({"micro_batch": 7}, "micro_batch", "batch must divide"),
         ({"pp": 2, "zero": 3, "schedule": "zb-v"}, "pp, zero, schedule", "weight gradients are lost"),
         ({"pp": 2, "cp": 2, "micro_batch": 7}, "micro_batch", "batch must divide"),

@@ -128,9 +128,6 @@ def _megatron(options: Options, reading: Reading) -> None:
     """Training by mcore_adapter (USE_MCA=1), which these words ask for: its own trainer, optimizer and recomputation."""
     mcore_adapter.layout(options, reading, sharded=False, parts=False, wide=False)
     told = {name for name in options.values if name in options.read}
-    reading.remarks = [
-        one for one in reading.remarks if one.kind != "unread" or one.option not in told
-    ]
     rest = Options(
         {name: options.values[name] for name in options.values if name not in told}, options.prefix
     )

@@ -128,10 +128,9 @@ def measure(wanted: Wanted, progress: Progress, *, links: bool = True) -> Found:
         found.skipped += modules["skipped"]
         found.process_bytes = modules["process_bytes"]
         found.known_s = modules["known_s"]
-    worlds = [1, 2] if wanted.ranks > 1 else [1]
-    starts = 1 if wanted.quick else STARTS
-    for left in range(starts * len(worlds), 0, -1):
-        world = worlds[-left % len(worlds)]
+    worlds = ([1, 2] if wanted.ranks > 1 else [1]) * (1 if wanted.quick else STARTS)
+    for done, world in enumerate(worlds):
+        left = len(worlds) - done
         share = (0.9 if left > 1 else 0.8) * deadline.left_s / left
         part = f"steps, {('one rank', 'two ranks')[world - 1]}"
         for probed in run(probe_rank, world, world, wanted, share, seconds=share, part=part)[:1]:

@@ -42,6 +42,9 @@ MOST_PASSES = 4.0
 """Copies of what is exchanged that the engine can make around a collective, at most: in, out, and the
 order changed on the way (engine/model/collectives.py, attention.py)."""
 
+EXPERTS = Experts(experts=8, top_k=2, ffn=128)
+"""Of the probes that have some."""
+
 STEPS = 60
 """Of a probe at most; a passing load falls on some of many steps, which the median does not see."""
 
@@ -119,13 +122,12 @@ def _probes(ranks: int, *, quick: bool) -> list[Probe]:
                   precision="bf16"),
         ]  # fmt: skip
         if not quick:
-            experts = Experts(experts=8, top_k=2, ffn=128)
             found += [
                 Probe(name="wider", model=small(2, 384, 4096), layout=one, batch=4, seq_len=128),
                 Probe(name="long", model=small(4, 128), layout=one, batch=4, seq_len=256),
                 Probe(name="bf16, wide", model=small(2, 128, 1024), layout=one, batch=4,
                       precision="bf16"),
-                Probe(name="experts", model=small(4, experts=experts), layout=one, batch=4),
+                Probe(name="experts", model=small(4, experts=EXPERTS), layout=one, batch=4),
             ]  # fmt: skip
         return found
     found = [
@@ -144,13 +146,12 @@ def _probes(ranks: int, *, quick: bool) -> list[Probe]:
               layout=Layout(pp=2, virtual_stages=2, micro_batch=1, schedule="interleaved")),
     ]  # fmt: skip
     if not quick:
-        experts = Experts(experts=8, top_k=2, ffn=128)
         found += [
             Probe(name="zero 3, wide", model=small(3, 192, 1024),
                   layout=Layout(dp=2, zero=3, micro_batch=2), batch=4),
             Probe(name="pipeline, split backward", model=small(4), batch=4,
                   layout=Layout(pp=2, virtual_stages=2, micro_batch=1, schedule="zb-v")),
-            Probe(name="experts exchanged", model=small(4, experts=experts),
+            Probe(name="experts exchanged", model=small(4, experts=EXPERTS),
                   layout=Layout(dp=2, ep=2, micro_batch=2), batch=4),
             Probe(name="context", model=small(4), layout=Layout(cp=2, micro_batch=2), batch=4,
                   seq_len=128),

@@ -86,9 +86,9 @@ def _rule(question: Question, constraints: Constraints) -> str:
                 for name, degree in zip(("tp", "cp", "pp", "dp"), degrees, strict=True)
                 if degree
             )
-            return f"{named} = {product} does not divide {world} devices" + (
-                "" if world % product else ", or leaves some over"
-            )
+            if world % product:
+                return f"{named} = {product} does not divide {world} devices"
+            return f"{named} = {product}, and there are {world} devices"
         if counts.removed.get("batch"):
             return next(rule.sentence for rule in RULES if rule.name == "batch")
         return "no degrees that divide heads, layers and batch multiply to the number of devices"
