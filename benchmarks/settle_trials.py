@@ -72,7 +72,10 @@ def trial(seed: int, mine: str, most: int) -> dict[str, Any] | None:
     layouts = tuple(layout for layout, _ in racers)
     heat = Heat(model=model, job=job, layouts=layouts, confidence=0.95, most_rounds=STEPS,
                 seconds=300.0, seed=seed)  # fmt: skip
-    finish, alone = run_ranks(both_rank, ranks, heat, timeout_s=600.0)[0]
+    # The race tells its progress, to which nobody listens here.
+    finish, alone = run_ranks(
+        both_rank, ranks, heat, on_message=lambda rank, message: None, timeout_s=600.0
+    )[0]
     assert finish.leader is not None
     medians = [statistics.median(times) for times in alone]
     warm = [statistics.median(finish.times_s[r]) * WARM_UP for r in range(len(layouts))]

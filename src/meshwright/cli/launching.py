@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.diagnose.log_reading import read_log
-from meshwright.measure.racing import Race
+from meshwright.measure.racing import TIE, Race
 from meshwright.measure.settle import Finish
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Plan, save_plan
@@ -66,11 +66,11 @@ def race_by_command(
 
 def _judged(race: Race) -> Finish:
     """Runs one after another share no rounds: each is compared by its own mean and error."""
-    first = race.leader()
+    first, once = race.leader(), race.level([max(race.most_rounds, 2)])
     for runner in [one for one in race.left if one != first]:
         assert first is not None
-        mean, error = race.difference(runner, first)
-        if mean - error > 0:
+        mean, error = race.difference(runner, first, once)
+        if mean - error > -TIE:
             race.drop(runner, "slower")
     return Finish(
         race.times, race.out, {r: race.error(r) for r in range(race.runners)}, race.leader(), False,

@@ -1,10 +1,10 @@
 """A race of finalists, step by step in interleaved order, until one is the fastest at a confidence.
 
 Every round each runner that is left makes one step, in an order drawn anew, so that whatever else the
-machine does falls on all alike. After 4, 8, 16… rounds each is compared with the leader by the
-logarithms of their times in the same rounds. One is out where its mean difference is above nothing at
-the confidence; the risk is shared among all comparisons of the whole race (Bonferroni), so looking
-several times costs no honesty. Runners closer to each other than `TIE` are not told apart.
+machine does falls on all alike. After 4, 6, 8, 11, 16… rounds each is compared with the leader by the
+logarithms of their times in the same rounds. One is out where it is not faster than the leader by more than
+`TIE`, at the confidence: what wins is the fastest, or as good. The bound allows for looking several times
+(`looking`), and the risk is shared among the runners. Where all that are left lie within `TIE`, it is a tie.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
+from meshwright.measure.looking import constant_bound
+
 FIRST_LOOK = 4
 TIE = 0.01
 """Relative difference that no choice depends on."""
 
 
 def looks(most_rounds: int) -> list[int]:
-    """Rounds after which runners are compared: 4, 8, 16, … and the last."""
-    found = []
-    at = FIRST_LOOK
-    while at < most_rounds:
-        found.append(at)
-        at *= 2
+    """Rounds after which runners are compared: 4, 6, 8, 11, 16, … (by the root of two), and the last."""
+    found, at = [], float(FIRST_LOOK)
+    while round(at) < most_rounds:
+        found.append(round(at))
+        at *= math.sqrt(2.0)
     return [*found, most_rounds]
 
 
@@ -86,32 +87,33 @@ class Race:
             return self.left[0] if self.left else None
         return min(self.left, key=lambda one: statistics.fmean(map(math.log, self.times[one])))
 
-    def _level(self) -> float:
-        comparisons = max((self.runners - 1) * len(looks(self.most_rounds)), 1)
-        return 1.0 - (1.0 - self.confidence) / comparisons
+    def level(self, compared: Sequence[int]) -> float:
+        """Of one comparison, where all runners are compared with the leader after these rounds."""
+        risk = (1.0 - self.confidence) / max(self.runners - 1, 1)
+        return NormalDist().cdf(constant_bound(tuple(compared), risk))
 
     def _look(self) -> list[int]:
-        first = self.leader()
+        first, level = self.leader(), self.level(looks(self.most_rounds))
         gone, close = [], 0
         for runner in [one for one in self.left if one != first]:
             assert first is not None
-            mean, error = self.difference(runner, first)
-            if mean - error > 0.0:
+            mean, error = self.difference(runner, first, level)
+            if mean + error < TIE:
+                close += 1
+            elif mean - error > -TIE:
                 self.drop(runner, "slower")
                 gone.append(runner)
-            elif mean + error < TIE:
-                close += 1
         self.tied = len(self.left) > 1 and close == len(self.left) - 1
         return gone
 
-    def difference(self, runner: int, other: int) -> tuple[float, float]:
+    def difference(self, runner: int, other: int, level: float) -> tuple[float, float]:
         """Mean logarithm of a runner's time over another's in the same rounds, and its half-width."""
         both = zip(self.times[runner], self.times[other], strict=False)
         logs = trimmed([math.log(a / b) for a, b in both])
         if len(logs) < 2:
             return 0.0, math.inf
         spread = statistics.stdev(logs) / math.sqrt(len(logs))
-        return statistics.fmean(logs), quantile(self._level(), len(logs)) * spread
+        return statistics.fmean(logs), quantile(level, len(logs)) * spread
 
     def error(self, runner: int) -> float:
         """Relative half-width of a runner's own mean time, at the confidence."""
