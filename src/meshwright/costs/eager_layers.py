@@ -60,6 +60,10 @@ def widths(model: Model, job: Job, columns: LayoutColumns, ring: Bools, fresh: B
     )  # fmt: skip
 
 
+SCORES_AT_ONCE = 2.0**22
+"""Scores of explicit attention that the engine holds at a time (`engine/model/explicit.py`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer and micro-batch: bytes kept until backward, at its boundary, and on top in backward.
@@ -95,8 +99,6 @@ def _attention_kept(model: Model, columns: LayoutColumns, w: Widths, selective: 
     gathering = (cp > 1) & ~w.ring
     gathered = 2.0 * w.keys * (cp - 1.0) + w.queries
     elements = elements + np.where(gathering & ~selective, gathered, 0.0)
-    # The ring keeps its own output in fp32.
-    statistics = statistics + np.where((cp > 1) & w.ring & ~selective, 4.0 * w.queries, 0.0)
     if model.qk_norm == "head":
         # The norms' inputs too, and one number per head.
         elements = elements + w.queries + w.keys
@@ -149,7 +151,8 @@ def dense_layer(
             token * (arriving + inner) + weight,
             token * (w.residual + gradients * inner) + later,
             token * inward + (1.0 + gradients) * later,
-            _ring_scores(columns, w) - token * (w.residual + w.hidden + kept_inner * inner),
+            _ring_backward(model, job, columns, w)
+            - token * (w.residual + w.hidden + kept_inner * inner),
             _dropping(job, columns, w),
         ]
     )
@@ -173,16 +176,29 @@ def _dropping(job: Job, columns: LayoutColumns, w: Widths) -> Floats:
     return w.tokens * w.residual * (16.0 + widths * w.compute) * (job.dropout > 0)
 
 
-def _ring_scores(columns: LayoutColumns, w: Widths) -> Floats:
-    """Ring attention's backward: scores of all queries with one block of keys.
+def _ring_backward(model: Model, job: Job, columns: LayoutColumns, w: Widths) -> Floats:
+    """Ring attention's backward of one block of keys, where every query sees some of it.
 
-    Six tensors of scores in fp32 at once, distances and masks, and fp32 copies of queries, their
-    gradients, keys and values that travel.
+    The output's gradient, the block, the gradients that travel with it and those of the queries in fp32. By a
+    library kernel also keys, values and their gradients for every query head; where documents, windows or
+    uneven widths have none (`engine/model/fused.py`), fp32 copies of keys and values and of their gradients,
+    and two tensors of as many scores as are held at a time, with what hides some of them.
     """
-    own = w.tokens / columns.micro_batch
-    scores = 24.0 * w.heads * w.tokens * own + 9.0 * own**2
-    scores = scores + 4.0 * w.tokens * (3.0 * w.queries + 6.0 * w.keys)
-    return np.where(w.ring & (columns.cp > 1), scores, 0.0)
+    exact, compute = 4.0, w.compute
+    always = compute * (w.queries + 2.0 * w.keys) + exact * (w.queries + 2.0 * w.keys)
+    latent = model.latent_attention
+    uneven = latent is not None and model.head_dim != latent.v_head_dim
+    if not (job.document_masking or model.window or uneven):
+        grouped = np.where(w.queries > w.keys, 2.0, 0.0)
+        block = w.tokens * compute * (grouped + 3.0) * w.queries
+    else:
+        own = w.tokens / columns.micro_batch
+        scores = np.minimum(w.heads * w.tokens * own, SCORES_AT_ONCE)
+        asked = scores / (w.heads * own)  # rows of queries, of all sequences
+        hidden = asked * own * (14.0 if job.document_masking else 14.0 / columns.micro_batch)
+        block = w.tokens * (compute * w.queries + exact * 4.0 * w.keys)
+        block = block + 8.0 * scores + hidden + exact * 3.0 * asked * w.queries
+    return np.where(w.ring & (columns.cp > 1), w.tokens * always + block, 0.0)
 
 
 def moe_layer(

@@ -17,6 +17,7 @@ from meshwright.engine.model.collectives import Axis, gather_tokens
 from meshwright.engine.model.explicit import Scoring, explicit_attention
 from meshwright.engine.model.masks import Masks
 from meshwright.engine.model.numerics import Numerics, RopeScaling
+from meshwright.engine.model.sparse import BlockMask, causal_blocks, has_sparse, sparse_attention
 
 
 def local_positions(length: int, cp: Axis) -> torch.Tensor:
@@ -179,12 +180,10 @@ def attend(
         both = gather_tokens(torch.cat([key, value], -1), cp, dim=2)
         order = torch.cat(everyones_positions(query.shape[2], cp)).argsort().to(both.device)
         key, value = both.index_select(2, order).split(widths, -1)
-    outs = [
-        _attended(
-            part, key[:, :, : mask.shape[-1]], value[:, :, : mask.shape[-1]], mask, scoring, sinks
-        )
-        for part, mask in zip(query.chunk(len(masks), 2), masks, strict=True)
-    ]
+    outs = []
+    for part, mask in zip(query.chunk(len(masks), 2), masks, strict=True):
+        keys, values = (t[:, :, : mask.shape[-1]] for t in (key, value))
+        outs.append(_attended(part, keys, values, mask, scoring, sinks))
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
 
@@ -192,14 +191,19 @@ def _attended(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor | None,
+    mask: torch.Tensor | BlockMask | None,
     scoring: Scoring,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """By a library kernel where one computes it; `mask` None: causal."""
+    bent = bool(scoring.softcap) or sinks is not None
+    if bent and mask is None and has_sparse(query, query.shape[-1]):
+        mask = causal_blocks(query.shape[2], query.device)
+    if isinstance(mask, BlockMask):
+        return sparse_attention(query, key, value, mask, scoring, sinks)
     # On the CPU values of another width than the keys' fall back to holding every score.
     uneven = value.shape[-1] != query.shape[-1] and not query.is_cuda
-    if scoring.softcap or sinks is not None or uneven:
+    if bent or uneven:
         return explicit_attention(query, key, value, mask, scoring, sinks)
     return F.scaled_dot_product_attention(
         query, key, value, mask, is_causal=mask is None, scale=scoring.scale,

@@ -30,6 +30,7 @@ from meshwright.engine.model.layers import Axes, Linear, Mlp, Norm, Pass, local
 from meshwright.engine.model.loss import summed_cross_entropy
 from meshwright.engine.model.masks import Masks, attention_masks
 from meshwright.engine.model.numerics import Numerics, default_numerics
+from meshwright.engine.model.sparse import has_sparse
 from meshwright.engine.model.tied import TiedWeight
 from meshwright.engine.model.traits import traits_of
 from meshwright.specs.layout import Recompute
@@ -258,7 +259,8 @@ class Decoder(nn.Module):
         masks: dict[int, Masks] = {}
         if not (axes.ring and axes.cp.size > 1):
             windows = [cast(Any, layer).attention.window for layer in self.layers.values()]
-            masks = attention_masks(windows, at, axes.cp, starts, x.dtype)
+            tiles = has_sparse(x, self.model.head_dim)
+            masks = attention_masks(windows, at, axes.cp, starts, x.dtype, tiles)
         if self.model.positions == "rope":
             # One table per sequence where documents begin at different places, `[B, 1, S, d]`.
             counted = at if starts is None else (at - starts)[:, None]

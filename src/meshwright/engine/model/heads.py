@@ -106,9 +106,11 @@ class Attention(nn.Module):
             flat = [self.q(x), self.k(x), self.v(x)]
         if self.qk_norm == "full":
             flat[:2] = [self.q_norm(flat[0]), self.k_norm(flat[1])]
-        query, key, value = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in flat)
+        query, key, value = (t.unflatten(-1, (-1, self.head_dim)) for t in flat)
         if self.qk_norm == "head":
             query, key = self.q_norm(query), self.k_norm(key)
+        # Heads stay beside each other in memory, as the product after attention takes them: no copy.
+        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
         if table is not None:
             query, key = (rotate(t, table, self.pairs_turn) for t in (query, key))
         return query, key, value

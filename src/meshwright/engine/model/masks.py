@@ -1,7 +1,8 @@
 """Which keys a query may see, where that is less than all before it: one mask for every layer.
 
 Masks are made once per micro-batch and window, as what is added to the scores (0 or -inf, in the
-dtype of the scores' inputs), so that torch makes no copy of its own for each layer's backward.
+dtype of the scores' inputs), so that torch makes no copy of its own for each layer's backward; on a GPU
+as tiles, for the kernel of `sparse`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Iterable
 import torch
 
 from meshwright.engine.model.collectives import Axis
+from meshwright.engine.model.sparse import BlockMask, block_mask
 
-Masks = tuple[torch.Tensor, ...]
+Masks = tuple[torch.Tensor | BlockMask, ...]
 """`[S, S]` or `[B, 1, S, S]`; under context parallelism one for each of this rank's two chunks of
 the sequence, `[S/2, keys up to the chunk's end]`."""
 
@@ -23,6 +25,7 @@ def attention_masks(
     cp: Axis,
     starts: torch.Tensor | None,
     dtype: torch.dtype,
+    tiles: bool = False,
 ) -> dict[int, Masks]:
     """The masks of every window in `windows`; none where attention is plainly causal.
 
@@ -32,6 +35,7 @@ def attention_masks(
         cp: the group that the sequence is split over, its keys and values all-gathered.
         starts: positions `[B, S]` at which the documents of this rank's tokens start.
         dtype: of queries and keys.
+        tiles: as tiles of a mask, not as tensors.
     """
     masks: dict[int, Masks] = {}
     for window in set(windows):
@@ -46,7 +50,9 @@ def attention_masks(
         else:
             continue
         masks[window] = tuple(
-            _added(seen(queries, torch.arange(end, device=at.device), window, first), dtype)
+            block_mask(queries, end, window, first)
+            if tiles
+            else added(seen(queries, torch.arange(end, device=at.device), window, first), dtype)
             for queries, end, first in parts
         )
     return masks
@@ -69,6 +75,7 @@ def seen(
     return visible if starts is None else (visible & (keys >= starts[..., None]))[:, None]
 
 
-def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What hides from scores all that is not visible: 0 or -inf."""
     hidden = torch.full((), float("-inf"), dtype=dtype, device=visible.device)
     return torch.where(visible, torch.zeros((), dtype=dtype, device=visible.device), hidden)

@@ -2,19 +2,31 @@
 
 Liu et al., arXiv 2310.01889, with the online softmax of Milakov and Gimelshein, arXiv 1805.02867.
 Against all-gathering, a rank holds two blocks of keys and values instead of all; the gradients of
-keys and values travel along and arrive home after a full round.
+keys and values travel along and arrive home after a full round. No scores are held: a library kernel
+computes each block, or a few queries at a time do where there is none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from meshwright.engine.model.collectives import Axis
-from meshwright.engine.model.explicit import Scoring, by_head, sinks_gradient
-from meshwright.engine.model.masks import seen
+from meshwright.engine.model.explicit import (
+    Scoring,
+    explicit_backward,
+    explicit_forward,
+    sinks_gradient,
+)  # fmt: skip
+from meshwright.engine.model.fused import fused_backward, fused_forward, is_fused
+from meshwright.engine.model.kernels import wide
+from meshwright.engine.model.masks import added, seen
+
+_Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def ring_attention(
@@ -32,7 +44,7 @@ def ring_attention(
 
     Args:
         query: this rank's queries; `key` `[B, kv heads, S, d]`, `value` `[B, kv heads, S, v]` likewise.
-        positions: for each rank of the axis, the positions of its S tokens.
+        positions: for each rank of the axis, the positions of its S tokens, as `everyones_positions`.
         cp: the context-parallel axis.
         window: as `masks.seen` takes it.
         starts: positions `[B, S]` at which the documents of this rank's tokens start.
@@ -46,96 +58,130 @@ def ring_attention(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """This rank's queries beside the keys and values that rank `source` began with."""
+
+    positions: list[torch.Tensor]
+    cp: Axis
+    source: int
+    window: int
+    starts: torch.Tensor | None
+    scoring: Scoring
+    fused: bool
+
+    def visible(self) -> tuple[slice, slice]:
+        """Which of the queries see any key at all, and which keys any query sees.
+
+        Of a rank before this one all see the first chunk alone; of one after, the second chunk of queries
+        sees both (`local_positions`).
+        """
+        half = len(self.positions[self.cp.rank]) // 2
+        if self.source < self.cp.rank:
+            return slice(None), slice(half)
+        return slice(half if self.source > self.cp.rank else 0, None), slice(None)
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the visible queries make of the visible keys alone, and the logarithms of their sums."""
+        if self.fused:
+            causal = self.source == self.cp.rank
+            return fused_forward(query, key, value, causal, self.scoring.scale)
+        return explicit_forward(query, key, value, self._mask(query), self.scoring)
+
+    def backward(
+        self, gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        out: torch.Tensor, logsum: torch.Tensor,
+    ) -> _Tensors:  # fmt: skip
+        """What the block adds to the gradients of queries, keys and values."""
+        if self.fused:
+            causal = self.source == self.cp.rank
+            return fused_backward(
+                gradient, query, key, value, out, logsum, causal, self.scoring.scale
+            )
+        return explicit_backward(
+            gradient, query, key, value, out, logsum, self._mask(query), self.scoring
+        )
+
+    def _mask(self, like: torch.Tensor) -> Callable[[slice], torch.Tensor]:
+        """What is added to the scores of some of the visible queries, made when they are."""
+        rows, columns = self.visible()
+        own = self.positions[self.cp.rank][rows].to(like.device)
+        theirs = self.positions[self.source][columns].to(like.device)
+        begun = None if self.starts is None else self.starts[:, rows]
+
+        def mask(part: slice) -> torch.Tensor:
+            first = None if begun is None else begun[:, part]
+            return added(seen(own[part], theirs, self.window, first), wide(like.dtype))
+
+        return mask
+
+
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, query: Any, key: Any, value: Any, positions: Any, cp: Axis, window: int,
         starts: Any, scoring: Scoring, sinks: Any,
     ) -> torch.Tensor:  # fmt: skip
-        exact = _accumulator(query)
-        grouped = _grouped(query, key).to(exact)
+        plain = not window and starts is None
+        fused = plain and is_fused(query, value, scoring)
         block, widths = torch.cat([key, value], -1), (key.shape[-1], value.shape[-1])
-        out = grouped.new_zeros(*grouped.shape[:-1], widths[1])
-        peak = grouped.new_full((*grouped.shape[:-1], 1), float("-inf"))
-        total = torch.zeros_like(peak)
-        if sinks is not None:
-            peak, total = by_head(sinks, grouped, exact).expand_as(peak), total + 1
         for turn in range(cp.size):
             source = (cp.rank - turn) % cp.size
-            keys, values = block.to(exact).split(widths, -1)
-            own, theirs = positions[cp.rank], positions[source]
-            scores = scoring.scores(grouped, keys)
-            scores = scores.masked_fill(
-                _hidden(own, theirs, window, starts, query.device), float("-inf")
-            )
-            raised = torch.maximum(peak, scores.amax(-1, keepdim=True))
-            safe = raised.masked_fill(raised == float("-inf"), 0.0)  # nothing visible so far
-            weights = (scores - safe).exp()
-            shrink = (peak - safe).exp()
-            total = total * shrink + weights.sum(-1, keepdim=True)
-            out = out * shrink + weights @ values.unsqueeze(2)
-            peak = raised
+            here = _Block(positions, cp, source, window, starts, scoring, fused)
+            rows, columns = here.visible()
+            keys, values = block[:, :, columns].split(widths, -1)
+            part, log = here.forward(query[:, :, rows], keys, values)
+            if turn == 0:  # its own block, of which every query sees itself
+                out, logsum = part.to(log.dtype), log
+                if sinks is not None:
+                    logsum = torch.logaddexp(log, sinks.to(log.dtype)[:, None, None])
+                    out = out * (log - logsum).exp()
+            else:
+                _merge(out[:, :, rows], logsum[:, :, rows], part, log)
             if turn + 1 < cp.size:
                 block = _pass_on(block, cp)
-        out = out / total
-        ctx.save_for_backward(query, key, value, out, peak + total.log(), starts, sinks)
-        ctx.positions, ctx.cp, ctx.window, ctx.scoring = positions, cp, window, scoring
-        return out.flatten(1, 2).to(query.dtype)
+        out = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, out, logsum, starts, sinks)
+        ctx.blocks = (positions, cp), (window, starts, scoring, fused)
+        return out
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, out, logsum, starts, sinks = ctx.saved_tensors
-        positions, cp = ctx.positions, ctx.cp
-        exact = _accumulator(query)
-        grouped, gradient = _grouped(query, key).to(exact), _grouped(gradient, key).to(exact)
-        shared = (gradient * out).sum(-1, keepdim=True)
+        query, key, value, out, logsum, _starts, sinks = ctx.saved_tensors
+        (positions, cp), rest = ctx.blocks
+        exact = logsum.dtype
         block, widths = torch.cat([key, value], -1), (key.shape[-1], value.shape[-1])
-        travelling = torch.zeros_like(
-            block, dtype=exact
-        )  # gradients of the block's keys and values
-        d_query = torch.zeros_like(grouped)
+        # Gradients of the block's keys and values, which travel with it.
+        travelling = torch.zeros_like(block, dtype=exact)
+        d_query = torch.zeros_like(query, dtype=exact)
         for turn in range(cp.size):
             source = (cp.rank - turn) % cp.size
-            keys, values = block.to(exact).split(widths, -1)
-            own, theirs = positions[cp.rank], positions[source]
-            scores = ctx.scoring.scores(grouped, keys)
-            slope = ctx.scoring.slope_of(scores)
-            hidden = _hidden(own, theirs, ctx.window, starts, query.device)
-            weights = (scores - logsum).masked_fill_(hidden, float("-inf")).exp_()
-            d_weights = gradient @ values.unsqueeze(2).transpose(-1, -2)
-            d_scores = weights * (d_weights - shared) * slope
-            d_query += d_scores @ keys.unsqueeze(2)
+            here = _Block(positions, cp, source, *rest)
+            rows, columns = here.visible()
+            keys, values = block[:, :, columns].split(widths, -1)
+            given, asked, whole, log = (t[:, :, rows] for t in (gradient, query, out, logsum))
+            of_query, of_keys, of_values = here.backward(given, asked, keys, values, whole, log)
+            d_query[:, :, rows] += of_query
             if turn == 0 or not cp.muted:
-                of_keys, of_values = travelling.split(widths, -1)
-                of_keys += (d_scores.transpose(-1, -2) @ grouped).sum(2)
-                of_values += (weights.transpose(-1, -2) @ gradient).sum(2)
+                travelling[:, :, columns] += torch.cat([of_keys, of_values], -1)
             if turn + 1 < cp.size:
                 block = _pass_on(block, cp)
             travelling = _pass_on(travelling, cp)
         d_key, d_value = travelling.to(query.dtype).split(widths, -1)
         d_sinks = None
         if sinks is not None:
-            d_sinks = sinks_gradient(sinks, grouped, logsum, shared)
-        return d_query.flatten(1, 2).to(query.dtype), d_key, d_value, *[None] * 5, d_sinks
+            shared = (gradient.to(exact) * out).sum(-1, keepdim=True)
+            d_sinks = sinks_gradient(sinks, logsum, shared)
+        return d_query.to(query.dtype), d_key, d_value, *[None] * 5, d_sinks
 
 
-def _accumulator(query: torch.Tensor) -> torch.dtype:
-    """Sums over the ring are kept in fp32 where compute is narrower."""
-    return torch.float32 if query.dtype in (torch.bfloat16, torch.float16) else query.dtype
-
-
-def _grouped(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Queries by key head: `[B, kv heads, queries per key head, S, d]`."""
-    return query.unflatten(1, (key.shape[1], -1))
-
-
-def _hidden(
-    own: torch.Tensor, theirs: torch.Tensor, window: int, starts: torch.Tensor | None,
-    device: torch.device,
-) -> torch.Tensor:  # fmt: skip
-    """True where a key may not be seen: `[S, S]`, or `[B, 1, 1, S, S]`."""
-    hidden = ~seen(own.to(device), theirs.to(device), window, starts)
-    return hidden if starts is None else hidden[:, None]
+def _merge(out: torch.Tensor, logsum: torch.Tensor, part: torch.Tensor, log: torch.Tensor) -> None:
+    """Add a block's `part` `[…, Q, v]` to `out`, and its logarithm `[…, Q, 1]` to `logsum`, in place."""
+    total = torch.logaddexp(logsum, log)
+    out.mul_((logsum - total).exp()).add_(part * (log - total).exp())
+    logsum.copy_(total)
 
 
 def _pass_on(block: torch.Tensor, cp: Axis) -> torch.Tensor:
