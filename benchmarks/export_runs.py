@@ -151,7 +151,9 @@ def step(run: Run, steps: int) -> None:
         folder = Path(name)
         export(plan, run.target).write(folder)
         if run.method:
-            export_tuning_run.prepare(folder, plan.model.source.removeprefix("config.json of "))
+            export_tuning_run.prepare(
+                folder, run.target, plan.model.source.removeprefix("config.json of ")
+            )
         report, losses = folder / "report.json", folder / "losses.json"
         words = _words(run, plan, report, losses, steps)
         # Megatron's folder is put in front by its program, after what stands in for its kernels.
@@ -161,6 +163,7 @@ def step(run: Run, steps: int) -> None:
             **_fsdp_words(folder / "accelerate.yaml"),
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "HF_ASSETS_PATH": name,  # no tokenizer is read: the rows are made
             "MEGATRON_CORE": str(VALIDATE / MEGATRONS[0]),
             "PYTHONPATH": os.pathsep.join(path),
             **run.environment,

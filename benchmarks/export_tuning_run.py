@@ -29,8 +29,12 @@ LOSSES: list[float] = []
 TEXT = "every plan that is exported trains what was priced "
 
 
-def checkpoint(folder: Path) -> None:
-    """A two-layer model of the file's name with a byte-level tokenizer beside it."""
+def checkpoint(folder: Path, target: str) -> None:
+    """A two-layer model of the file's name with a byte-level tokenizer beside it.
+
+    torchtune builds the named model's whole vocabulary. Elsewhere the words are the tokenizer's: TRL's loss
+    goes over tiles of the vocabulary in PyTorch where there is no Triton, minutes a step at 151,936 words.
+    """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -46,7 +50,7 @@ def checkpoint(folder: Path) -> None:
     tokenizer.chat_template = "{% for one in messages %}<|im_start|>{{ one['role'] }}\n{{ one['content'] }}<|im_end|>\n{% endfor %}"
     torch.manual_seed(1)
     config = Qwen2Config(
-        vocab_size=151936, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
+        vocab_size=151936 if target == "torchtune" else 320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
         num_key_value_heads=4, max_position_embeddings=512, tie_word_embeddings=True,
     )  # fmt: skip
     Qwen2ForCausalLM(config).save_pretrained(folder)
@@ -68,9 +72,9 @@ def rows(folder: Path) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def prepare(folder: Path, model: str) -> None:
+def prepare(folder: Path, target: str, model: str) -> None:
     """The checkpoint and the data sets that an exported file names, where its tool looks first."""
-    checkpoint(folder / model)
+    checkpoint(folder / model, target)
     for name in ("trl-lib/Capybara", "tatsu-lab/alpaca", "yahma/alpaca-cleaned"):
         rows(folder / name)
 

@@ -15,6 +15,15 @@ NO_ESTIMATE = Estimate(
 )  # fmt: skip
 
 
+HOSTS = {"nvidia": ("h100", 8), "amd": ("mi300x", 8), "google": ("tpu-v5p", 4)}
+
+
+def hosts_of(can, world):
+    """A cluster of the devices that a framework's files are for, with so many of them."""
+    device, host = HOSTS[can.exported_on[0]]
+    return f"{device}:{max(1, -(-world // host))}x{min(host, world)}"
+
+
 def make_plan(model="llama3-8b", cluster=None, job=None, **layout) -> Plan:
     chosen = Layout(**layout)
     if cluster is None:
@@ -38,7 +47,7 @@ def plans(draw, limits: Limits, models=MODELS) -> Plan:
     pp = draw(power) if can("pp") else 1
     cp = draw(st.sampled_from((1, 2, 4))) if can("cp") else 1
     dp = draw(st.sampled_from((1, 2, 3, 8, 16)))
-    host = 4 if able.exported_on else 8  # TPUs of a v5p host
+    host = HOSTS[able.exported_on[0]][1]
     while (dp * tp * pp * cp) % host and dp * tp * pp * cp > host:
         dp += 1
     virtual = draw(st.sampled_from((1, 2, 3))) if pp > 1 and can("virtual_stages") else 1
@@ -74,9 +83,8 @@ def plans(draw, limits: Limits, models=MODELS) -> Plan:
         schedule = draw(st.sampled_from(allowed or [schedule]))
     precision = draw(st.sampled_from(("bf16", "bf16-fp32-grads", "fp16", "fp8", "fp32")))
     world = dp * tp * pp * cp
-    cluster = f"tpu-v5p:{max(1, -(-world // 4))}x{min(4, world)}" if able.exported_on else None
     plan = make_plan(
-        name, cluster, job=Job(seq_len=draw(st.sampled_from((2048, 4096))), global_batch=dp * micro
+        name, hosts_of(able, world), job=Job(seq_len=draw(st.sampled_from((2048, 4096))), global_batch=dp * micro
                       * pp * draw(st.integers(1, 4)), precision=RECIPES[precision]),
         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, virtual_stages=virtual, zero=zero, shard=shard,
         micro_batch=micro, recompute=recompute, recompute_layers=layers, stage_layers=split,

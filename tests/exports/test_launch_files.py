@@ -90,7 +90,10 @@ def test_skypilot_brings_an_image_where_no_machine_has_the_framework():
     plan = make_plan("llama3-8b", tp=8, dp=2, cluster="mi300x:2x8")
     task = yaml.safe_load(export(plan, "skypilot", launches="megatron").files["sky.yaml"])
     assert task["resources"]["image_id"] == "docker:rocm/primus:v26.5"
-    other = yaml.safe_load(export(TWO, "skypilot", launches="megatron").files["sky.yaml"])
+    engine = yaml.safe_load(export(TWO, "skypilot", launches="megatron").files["sky.yaml"])
+    assert engine["resources"]["image_id"].startswith("docker:nvcr.io/nvidia/nemo")
+    plain = make_plan("llama3-8b", dp=16, zero=3, cluster="h100:2x8")
+    other = yaml.safe_load(export(plain, "skypilot", launches="fsdp").files["sky.yaml"])
     assert "image_id" not in other["resources"]
 
 

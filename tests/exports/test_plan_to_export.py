@@ -30,8 +30,9 @@ CLUSTERS = ("h100:1x8", "h100:2x8", "h100:8x8", "a100:4x8", "h200:16x8", "mi300x
 def questions(draw, name):
     """A model, a cluster and a job that a framework can express, and what a user may fix."""
     model = load_model(draw(st.sampled_from(MODELS)))
-    tpus = framework(name).exported_on == ("google",)
-    cluster = load_cluster(draw(st.sampled_from(PODS if tpus else CLUSTERS)))
+    vendors = framework(name).exported_on
+    clusters = [one for one in (*PODS, *CLUSTERS) if load_cluster(one).device.vendor in vendors]
+    cluster = load_cluster(draw(st.sampled_from(clusters)))
     job = Job(
         seq_len=draw(st.sampled_from((2048, 8192, 32768))),
         global_batch=draw(st.sampled_from((96, 128, 512))),
@@ -48,7 +49,7 @@ def questions(draw, name):
         framework=name,
     )
     try:
-        require_expressible(model, job)
+        require_expressible(model, job, cluster)
     except SpecError:
         assume(False)
     fixed = draw(

@@ -32,7 +32,7 @@ def published(table):
 TABLES = {
     "nvidia_megatron_bridge": (40, ()),
     "nvidia_dgxc_benchmarking": (100, ("job.finetune", "zero")),
-    "mlperf_training": (40, ("job.finetune",)),
+    "mlperf_training": (40, ("job.finetune", "cluster")),  # runs on TPUs
     "megatron_lm_published": (30, ()),
 }
 

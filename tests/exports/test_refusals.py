@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import make_plan
+from plans import hosts_of, make_plan
 from test_round_trip import READABLE
 
 from meshwright.cli import run
@@ -70,10 +70,11 @@ def test_a_plan_beyond_a_target_is_refused_with_the_nearest_it_can(target, layou
 
 
 def test_dropout_and_packing_are_translated_or_refused_never_dropped(tmp_path):
-    plan = make_plan(dp=8)
-    dropped = plan.but(job=plan.job.but(dropout=0.1).model_dump())
-    packed = plan.but(job=plan.job.but(document_masking=True).model_dump())
     for target in FRAMEWORKS:
+        cluster = hosts_of(FRAMEWORKS[target].limits.can, 8)
+        plan = make_plan(cluster=cluster, dp=8)
+        dropped = plan.but(job=plan.job.but(dropout=0.1).model_dump())
+        packed = plan.but(job=plan.job.but(document_masking=True).model_dump())
         if FRAMEWORKS[target].limits.can.document_masking:
             continue  # has a word for packed documents: the round trip holds it
         with pytest.raises(SpecError, match="packing") as caught:
@@ -208,10 +209,9 @@ def test_cli_writes_a_folder_and_lists_what_it_cannot(tmp_path, capsys):
 
 @pytest.mark.parametrize("target", list(FRAMEWORKS))
 def test_every_file_says_who_made_it_and_how(target):
-    plan = make_plan("llama3.1-8b", dp=8)
-    if target == "maxtext":
-        job = Job(seq_len=4096, global_batch=64, precision=under(Job(), "maxtext").precision)
-        plan = make_plan("llama3.1-8b", "tpu-v5p:2x4", job, dp=8)
+    can = FRAMEWORKS[target].limits.can
+    job = Job(seq_len=4096, global_batch=64, precision=under(Job(), can.name).precision)
+    plan = make_plan("llama3.1-8b", hosts_of(can, 8), job, dp=8)
     bundle = export(plan, target, command="meshwright export plan.toml --to x")
     for name, text in bundle.files.items():
         assert "made by meshwright 0.1.0" in text, name
@@ -241,7 +241,7 @@ def test_a_loss_that_the_files_do_not_ask_for_is_refused(target, loss):
     with pytest.raises(SpecError, match=rf"job\.loss = .{loss}.*is exported with the loss"):
         export(plan, target)
     with pytest.raises(SpecError, match=r"job\.loss"):
-        require_expressible(plan.model, plan.job.but(framework=target))
+        require_expressible(plan.model, plan.job.but(framework=target), plan.cluster)
 
 
 def test_what_a_plan_keeps_in_host_memory_goes_out_and_comes_back_under_deepspeed(tmp_path):

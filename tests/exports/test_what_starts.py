@@ -7,8 +7,10 @@ import yaml
 from plans import make_plan
 
 from meshwright.exports.model_names import repository
-from meshwright.exports.targets import export
+from meshwright.exports.targets import export, require_expressible
+from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.frameworks import framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.models import load_model
@@ -52,12 +54,12 @@ def test_windows_keep_the_methods_that_transformer_engine_has_for_them():
     assert "ring" in megatron.context_methods_of(load_model("llama3-8b"))
 
 
-def test_a_torchtitan_recipe_on_a_bare_machine_finds_a_tokenizer():
+def test_a_torchtitan_recipe_finds_the_model_s_tokenizer_whatever_starts_it():
     plan = make_plan("qwen3-8b", dp=16, cluster="h100:2x8", job=Job(
         seq_len=4096, global_batch=64, framework="torchtitan", precision=RECIPES["bf16-fp32-grads"]))  # fmt: skip
-    task = yaml.safe_load(export(plan, "skypilot", launches="torchtitan").files["sky.yaml"])
-    assert "hf download Qwen/Qwen3-8B tokenizer.json" in task["setup"]
-    assert "export HF_ASSETS_PATH" in task["run"]
+    recipe = export(plan, "ray", launches="torchtitan").files["recipe.py"]
+    assert "snapshot_download('Qwen/Qwen3-8B'" in recipe
+    assert "hf_assets_path=tokenizer()" in recipe
 
 
 def test_gpt_oss_goes_to_torchtitan_with_attention_that_splits():
@@ -134,3 +136,93 @@ def test_torchtitan_has_experts_only_on_ranks_that_shard_or_split():
     export(
         make_plan("qwen3-30b-a3b", dp=4, tp=2, ep=2, sequence_parallel=True, job=job), "torchtitan"
     )
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "fsdp", "megatron", "torchtitan"])
+@pytest.mark.parametrize("cluster", ["tpu-v5p:2x4", "gaudi3:1x8", "aws-trn2:1"])
+def test_files_are_written_for_devices_that_their_images_and_packages_are_for(name, cluster):
+    world = load_cluster(cluster).gpus
+    plan = make_plan("llama3.1-8b", cluster, dp=world, zero=3 if name != "megatron" else 1)
+    with pytest.raises(SpecError, match="exported for devices of nvidia, amd, cpu") as caught:
+        export(plan, name)
+    assert caught.value.field == "cluster"
+    with pytest.raises(SpecError, match="exported for devices"):
+        require_expressible(plan.model, plan.job.but(framework=name), plan.cluster)
+
+
+def test_attention_with_sinks_has_a_kernel_under_megatron():
+    plan = make_plan("gpt-oss-20b", dp=8)
+    assert "--attention-backend auto" in export(plan, "megatron").files["run.sh"]
+    gathered = make_plan("gpt-oss-20b", dp=4, cp=2, cp_method="all-gather")
+    with pytest.raises(SpecError, match="by ulysses"):
+        export(gathered, "megatron")
+
+
+def tuned(model, cluster, tool, recipe, **layout):
+    job = Job(seq_len=2048, global_batch=64, framework=tool, precision=RECIPES["bf16"],
+              finetune=finetune_recipe({"method": "lora", "rank": 8, **recipe}))  # fmt: skip
+    world = load_cluster(cluster).gpus
+    return make_plan(model, cluster, job, **{"dp": world, **layout})
+
+
+@pytest.mark.parametrize("tool", ["trl", "axolotl", "llama-factory", "verl"])
+@pytest.mark.parametrize(("model", "targets", "says"), [
+    ("qwen3-30b-a3b", "all-linear", "experts' matrices as one parameter"),
+    ("phi-3-mini", ["q", "v"], "no layer of its own for q, v in phi3"),
+    ("deepseek-v2-lite", ["q", "v"], "no layer of its own for q, v"),
+])  # fmt: skip
+def test_adapters_that_a_model_has_no_layer_for_are_refused(tool, model, targets, says):
+    zero = {"zero": 3} if tool == "verl" else {}
+    plan = tuned(model, "h100:1x8", tool, {"targets": targets}, **zero)
+    with pytest.raises(SpecError, match=says):
+        export(plan, tool)
+
+
+@pytest.mark.parametrize(("cluster", "refused"), [
+    ("h100:1x8", ()), ("a100:1x8", ("llama-factory", "axolotl")), ("mi300x:1x8", ("llama-factory",)),
+])  # fmt: skip
+def test_attention_with_sinks_is_tuned_where_its_flash_attention_runs(cluster, refused):
+    for tool in ("trl", "axolotl", "llama-factory"):
+        plan = tuned("gpt-oss-20b", cluster, tool, {"targets": ["q", "k", "v", "o"]})
+        if tool in refused:
+            with pytest.raises(SpecError, match="runs on Hopper"):
+                export(plan, tool)
+        else:
+            export(plan, tool)
+
+
+@pytest.mark.parametrize("tool", ["trl", "axolotl", "llama-factory"])
+def test_tools_that_shard_by_deepspeed_have_no_groups_of_fewer_ranks(tool):
+    plan = tuned("llama3.1-8b", "h100:2x8", tool, {}, zero=3, shard=8)
+    with pytest.raises(SpecError, match="all data-parallel ranks or none"):
+        export(plan, tool)
+
+
+def test_sequences_are_split_for_models_whose_attention_is_told_no_bias():
+    split = {"dp": 4, "cp": 2, "zero": 3, "cp_method": "ring"}
+    with pytest.raises(SpecError, match="models with rotary positions"):
+        export(tuned("mpt-7b", "h100:1x8", "trl", {}, **split), "trl")
+    # A family that no config.json is written for keeps accelerate's own unit of sharding.
+    gemma = export(tuned("command-r-35b", "h100:1x8", "trl", {}, **split), "trl")
+    assert "layer_cls_to_wrap" not in gemma.files["accelerate.yaml"]
+
+
+def test_the_script_computes_the_model_s_own_activation_and_positions():
+    job = Job(seq_len=4096, global_batch=64, framework="fsdp", precision=RECIPES["bf16"])
+    squared = export(make_plan("nemotron-4-15b", job=job, dp=8, zero=3), "fsdp").files[
+        "train_fsdp.py"
+    ]
+    assert "F.relu(x).square()" in squared and "TURNED = 0.5" in squared
+    assert "F.silu(x)" in export(make_plan(job=job, dp=8, zero=3), "fsdp").files["train_fsdp.py"]
+    learned = export(make_plan("megatron-1.7b", job=job, dp=8, zero=3), "fsdp").files[
+        "train_fsdp.py"
+    ]
+    assert "'max_positions': 4096" in learned
+
+
+def test_nanotron_makes_its_own_tokens_where_no_data_set_is_named():
+    job = Job(seq_len=4096, global_batch=64, framework="nanotron", precision=RECIPES["bf16"])
+    bundle = export(make_plan(job=job, dp=8), "nanotron")
+    (stage,) = yaml.safe_load(bundle.files["nanotron.yaml"])["data_stages"]
+    assert stage["data"]["dataset"] is None
+    assert any("random tokens" in note for note in bundle.notes)

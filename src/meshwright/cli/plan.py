@@ -55,7 +55,7 @@ def command(
 
     constraints = Constraints.parse(options.chosen(constraint))
     model, cluster, job = inputs.read_question(question)
-    require_expressible(model, job)
+    require_expressible(model, job, cluster)
     data = load_lengths(lengths) if lengths else None
     if padded:
         if data is None:

@@ -11,7 +11,7 @@ import yaml
 from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import check_hosts
-from meshwright.exports.hf import hf_config, hf_problems, layer_class
+from meshwright.exports.hf import hf_config, hf_family, hf_problems, layer_class
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.specs.layout import Layout
@@ -77,7 +77,7 @@ def config(plan: Plan) -> dict[str, Any]:
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": layout.zero == 3,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_transformer_layer_cls_to_wrap": layer_class(plan.model),
+            **_units(plan.model),
             "fsdp_activation_checkpointing": layout.recompute == "full",
             "fsdp_cpu_ram_efficient_loading": False,
             "fsdp_offload_params": False,
@@ -86,6 +86,11 @@ def config(plan: Plan) -> dict[str, Any]:
     if sharded or layout.tp > 1:
         data["parallelism_config"] = _parallelism(layout)
     return data
+
+
+def _units(model: Model) -> dict[str, str]:
+    """The class of layers that FSDP shards one by one; accelerate takes a model's own where none is named."""
+    return {"fsdp_transformer_layer_cls_to_wrap": layer_class(model)} if hf_family(model) else {}
 
 
 def _parallelism(layout: Layout) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.exports.cluster_files import host_command, job_name, variables, yaml_text
 from meshwright.exports.fabric import check_hosts
-from meshwright.exports.images import image, setup
+from meshwright.exports.images import machine_image, setup
 from meshwright.exports.launch import Command
 from meshwright.specs.plan import Plan
 
@@ -37,9 +37,9 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
         resources["accelerators"] = f"{known}-{per_host}"
     elif known:
         resources["accelerators"] = f"{known}:{per_host}"
-    if plan.cluster.device.vendor == "amd":
-        # No machine's own image has PyTorch for ROCm; `setup` runs inside this one.
-        resources["image_id"] = f"docker:{image(plan, command.framework)}"
+    if container := machine_image(plan, command.framework):
+        # No machine's own image has PyTorch for ROCm, or Transformer Engine; `setup` runs inside this one.
+        resources["image_id"] = f"docker:{container}"
     if hosts > 1:
         resources["network_tier"] = "best"
     shell = host_command(plan, command, '"$SKYPILOT_NODE_RANK"', '"$MASTER_ADDR"', "29500")

@@ -45,13 +45,19 @@ LIMITS = Limits("the PyTorch script", "fsdp", _problems)
 VERSION = LIMITS.can.checked
 
 
+def _positions(plan: Plan) -> int:
+    """Rows of the table of learned positions: as many as a sequence has, where the model's has fewer."""
+    learned = plan.model.positions == "learned"
+    return max(plan.model.max_positions, plan.job.seq_len) if learned else plan.model.max_positions
+
+
 def tables(plan: Plan) -> dict[str, dict[str, Any]]:
     """The three literal tables of the script."""
     layout, job, model = canonical(plan.layout, plan.model), plan.job, plan.model
     full = layout.recompute == "full"
     steps = round(job.token_budget / job.tokens) if job.token_budget else 1000
     return {
-        "MODEL": {name: getattr(model, name) for name in _MODEL},
+        "MODEL": {name: getattr(model, name) for name in _MODEL} | {"max_positions": _positions(plan)},
         "LAYOUT": {
             "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "zero": layout.zero,
             "shard": layout.shard_degree,
@@ -66,6 +72,13 @@ def tables(plan: Plan) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+ACTIVATED = {
+    "silu": "F.silu(x)", "gelu": "F.gelu(x)", "gelu-tanh": 'F.gelu(x, approximate="tanh")', "relu": "F.relu(x)",
+    "relu2": "F.relu(x).square()", "quick-gelu": "x * torch.sigmoid(1.702 * x)",
+}  # fmt: skip
+"""Our names of activations, as the script computes them."""
+
+
 def files(plan: Plan, command: str) -> dict[str, str]:
     """`train_fsdp.py`."""
     values = {
@@ -74,6 +87,10 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     }
     numerics = numerics_of(plan.model)
     values |= {"THETA": str(numerics.rope_theta), "EPSILON": str(numerics.norm_epsilon)}
+    values |= {
+        "ACTIVATED": ACTIVATED[numerics.activation],
+        "TURNED": str(numerics.rotary_share or 1.0),
+    }
     values["STAMP"] = comment(plan, command, f"PyTorch {VERSION}").rstrip()
     return {"train_fsdp.py": template("train_fsdp.py", values)}
 

@@ -61,15 +61,16 @@ def hf_config(model: Model, seq_len: int) -> dict[str, Any]:
     family = hf_family(model)
     if family is None:
         raise SpecError("model.family", model.family, next(hf_problems(model)).lacks)
+    numerics = numerics_of(model)
     if family == "gpt2":
         return {
             "model_type": "gpt2", "n_layer": model.layers, "n_embd": model.hidden,
             "n_head": model.heads, "n_inner": model.ffn, "vocab_size": model.vocab,
             "n_positions": max(model.max_positions, seq_len),
-            "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+            "activation_function": ACTIVATIONS[numerics.activation],
+            "layer_norm_epsilon": numerics.norm_epsilon, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
             "tie_word_embeddings": model.tied_embeddings,
         }  # fmt: skip
-    numerics = numerics_of(model)
     config: dict[str, Any] = {
         "model_type": family, "num_hidden_layers": model.layers, "hidden_size": model.hidden,
         "intermediate_size": model.ffn, "num_attention_heads": model.heads,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from meshwright.exports.model_names import repository
 from meshwright.specs.frameworks import framework
 from meshwright.specs.plan import Plan
 
@@ -11,7 +10,7 @@ _NVIDIA = {
     # NVIDIA's container of Megatron-Bridge brings Transformer Engine, Megatron-Core and its sources.
     "megatron": "nvcr.io/nvidia/nemo:25.11",
     "megatron-bridge": "nvcr.io/nvidia/nemo:25.11",
-    "primus": "rocm/primus:v26.5",
+    "primus": "nvcr.io/nvidia/nemo:25.11",  # AMD's own is ROCm's
 }
 _AMD = "rocm/primus:v26.5"
 """AMD's container with Megatron-LM, torchtitan and PyTorch for ROCm (README of AMD-AGI/Primus)."""
@@ -28,6 +27,12 @@ def image(plan: Plan, name: str) -> str:
     return _NVIDIA.get(name, _TORCH)
 
 
+def machine_image(plan: Plan, name: str) -> str | None:
+    """The container that `setup` must run in on a machine with drivers alone; None where packages do."""
+    needs = plan.cluster.device.vendor == "amd" or name in _NVIDIA
+    return image(plan, name) if needs else None
+
+
 def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
     """Shell lines that bring a framework to a machine; in its own container fewer.
 
@@ -41,7 +46,7 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
         "accelerate": [*torch, f"pip install -q accelerate=={version} {hugging}"],
         "trainer": [*torch, f"pip install -q transformers=={version} accelerate=={framework('accelerate').checked}"],
         "lightning": [*torch, f"pip install -q lightning=={version}"],
-        "torchtitan": [*torch, f"pip install -q torchtitan=={version}", *_tokenizer(plan)],
+        "torchtitan": [*torch, f"pip install -q torchtitan=={version}"],
         "fsdp": torch,
         "maxtext": [f"pip install -q 'maxtext[tpu]=={MAXTEXT}'", "install_tpu_pre_train_extra_deps"],
         "megatron": _cloned("MEGATRON", "NVIDIA/Megatron-LM", f"core_v{version}"),
@@ -53,23 +58,15 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
         "nanotron": [*torch, "pip install -q flash-attn --no-build-isolation",
                      *_cloned("NANOTRON", "huggingface/nanotron", "main"),
                      'pip install -q -e "$NANOTRON"'],
-        "primus": _cloned("PRIMUS", "AMD-AGI/Primus", "main"),
+        "primus": [*_cloned("PRIMUS", "AMD-AGI/Primus", "main"), *_beside_primus(plan)],
     } | {name: [*torch, *words] for name, words in _tuning_tools(plan).items()}  # fmt: skip
     extra = ["pip install -q liger-kernel"] if plan.job.loss == "liger" else []
     return [*lines.get(name, torch), *extra]
 
 
-def _tokenizer(plan: Plan) -> list[str]:
-    """Lines that bring the tokenizer a torchtitan recipe reads; a gated model's asks for HF_TOKEN."""
-    source = repository(plan.model)
-    if source is None:
-        return []
-    here = '"$HF_ASSETS_PATH"'
-    return [
-        'export HF_ASSETS_PATH="${HF_ASSETS_PATH:-$PWD/tokenizer}"',
-        f"[ -e {here}/tokenizer.json ] || hf download {source} tokenizer.json tokenizer_config.json "
-        f"--local-dir {here}",
-    ]
+def _beside_primus(plan: Plan) -> list[str]:
+    """What Primus' own code imports that NVIDIA's container may lack; AMD's holds it (its requirements.txt)."""
+    return [] if plan.cluster.device.vendor == "amd" else ["pip install -q loguru pulp"]
 
 
 def _tuning_tools(plan: Plan) -> dict[str, list[str]]:

@@ -267,6 +267,11 @@ def ranks(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
             f"orders ranks as {' or '.join(can.rank_orders)}",
             {"rank_order": can.rank_orders[0]},
         )
+    if layout.cp > 1 and can.has("cp"):
+        for need in lacks(plan.model, can.context_needs):
+            yield Problem(
+                "cp", layout.cp, f"has context parallelism for models with {need}", {"cp": 1}
+            )
     methods = can.context_methods_of(plan.model)
     if layout.cp > 1 and can.has("cp") and not methods:
         yield Problem("cp", layout.cp, "has no context parallelism for this attention", {"cp": 1})

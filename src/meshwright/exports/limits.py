@@ -13,6 +13,7 @@ from typing import Any
 from meshwright.exports import limit_rules as rules
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import Framework, framework, job_lacks
 from meshwright.specs.job import Job
@@ -26,14 +27,15 @@ class Limits:
     """What the configuration of a target has words for.
 
     `framework` is its name in the table of frameworks, under which `meshwright plan --framework`
-    keeps to these limits. `extra` yields what the table has no cell for: architectures; `together`
-    degrees that each have words, but not at once.
+    keeps to these limits. `extra` yields what the table has no cell for: architectures; `asked` what no
+    layout mends of a model, a job and devices together; `together` degrees that each have words, but not at once.
     """
 
     title: str
     framework: str
     extra: Callable[[Model], Iterator[Problem]] | None = None
     together: Callable[[Layout], Iterator[Problem]] | None = None
+    asked: Callable[[Model, Job, Cluster], Iterator[Problem]] | None = None
 
     @property
     def can(self) -> Framework:
@@ -54,14 +56,7 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
         *rules.recompute(layout, can),
         *rules.ranks(plan, layout, can),
     ]
-    if can.exported and not can.is_exported_on(plan.cluster.device.vendor):
-        found.append(
-            Problem(
-                "cluster",
-                plan.cluster.name,
-                f"is exported for devices of {', '.join(can.exported_on)}",
-            )
-        )
+    found += _devices(plan.cluster, can)
     found += [] if limits.together is None else limits.together(layout)
     found += [Problem(*asked) for asked in job_lacks(plan.job, can)]
     found += rules.loss(plan.job, can)
@@ -76,7 +71,16 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
         found.append(Problem("micro_batch", layout.micro_batch, "needs whole micro-batches a rank"))
     if limits.extra is not None:
         found += limits.extra(plan.model)
+    if limits.asked is not None:
+        found += limits.asked(plan.model, plan.job, plan.cluster)
     return found
+
+
+def _devices(cluster: Cluster, can: Framework) -> Iterator[Problem]:
+    """Devices that no image, package or kernel behind the exported files is for."""
+    if can.exported and not can.is_exported_on(cluster.device.vendor):
+        says = f"is exported for devices of {', '.join(can.exported_on)}"
+        yield Problem("cluster", cluster.name, says)
 
 
 def gradient_notes(plan: Plan, limits: Limits) -> tuple[str, ...]:
@@ -93,14 +97,14 @@ def gradient_notes(plan: Plan, limits: Limits) -> tuple[str, ...]:
     )
 
 
-def unplannable(model: Model, job: Job, limits: Limits) -> Problem | None:
-    """The first thing about a model or a job that no layout makes a target able to express."""
-    for problem in (
-        *(Problem(*asked) for asked in job_lacks(job, limits.can)),
-        *rules.loss(job, limits.can),
-    ):
-        return problem
-    return next(limits.extra(model), None) if limits.extra is not None else None
+def unplannable(model: Model, job: Job, cluster: Cluster, limits: Limits) -> Problem | None:
+    """The first thing about a model, a job or devices that no layout makes a target able to express."""
+    found = [Problem(*asked) for asked in job_lacks(job, limits.can)]
+    found += rules.loss(job, limits.can)
+    found += limits.extra(model) if limits.extra is not None else ()
+    found += limits.asked(model, job, cluster) if limits.asked is not None else ()
+    found += _devices(cluster, limits.can)
+    return next(iter(found), None)
 
 
 def require(plan: Plan, limits: Limits) -> None:
@@ -122,7 +126,7 @@ def require(plan: Plan, limits: Limits) -> None:
             f"; the nearest layout it can express is {closest.label()} (--nearest writes it); "
             f"`meshwright plan --framework {limits.framework}` keeps to what it can"
         )
-    field = first.field if "." in first.field else f"layout.{first.field}"
+    field = f"layout.{first.field}" if hasattr(plan.layout, first.field) else first.field
     raise SpecError(field, first.value, remedy)
 
 

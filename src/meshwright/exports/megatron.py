@@ -177,8 +177,9 @@ def job_flags(plan: Plan) -> Flags:
     job, model = plan.job, plan.model
     steps = round(job.token_budget / job.tokens) if job.token_budget else 1000
     kernel = _ATTENTION[job.attention_kernel]
-    if kernel == "flash" and model.latent_attention is not None:
-        # Heads of 192 and 128 wide need FlashAttention 3; cuDNN's fused kernel has them everywhere.
+    if kernel == "flash" and (model.latent_attention is not None or model.attention_sinks):
+        # Heads of 192 and 128 wide need FlashAttention 3, and no FlashAttention has sinks (Transformer
+        # Engine, dot_product_attention/utils.py); cuDNN's fused kernel has both.
         kernel = "auto"
     flags: Flags = {
         "attention-backend": kernel,

@@ -36,7 +36,7 @@ _SAME = {
         "expert-model-parallel-size", "expert-tensor-parallel-size", "sequence-parallel",
         "pipeline-model-parallel-layout", "recompute-granularity", "recompute-method",
         "recompute-num-layers", "attention-backend", "vocab-size", "cp-comm-type",
-        "rotary-base", "rope-scaling-factor", "rope-type", "rotary-scaling-factor", "mscale",
+        "rotary-base", "rotary-percent", "rope-scaling-factor", "rope-type", "rotary-scaling-factor", "mscale",
         "mscale-all-dim", "moe-router-dtype", "moe-router-num-groups", "moe-router-group-topk",
         "moe-router-topk-scaling-factor", "moe-router-bias-update-rate", "init-method-std",
         "init-model-with-meta-device", "softmax-type", "glu-linear-offset",

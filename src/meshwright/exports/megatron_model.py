@@ -101,6 +101,8 @@ def _rotary(model: Model) -> Flags:
     """Base and scaling of rotary positions; latent attention scales as YaRN unless told not to."""
     numerics = numerics_of(model)
     flags: Flags = {"rotary-base": str(round(numerics.rope_theta))}
+    if numerics.rotary_share not in (None, 1.0):
+        flags["rotary-percent"] = f"{numerics.rotary_share:g}"
     scaling = numerics.rope_scaling
     if scaling is None:
         return flags | ({"rope-type": "rope"} if model.latent_attention else {})

@@ -13,7 +13,7 @@ import yaml
 
 from meshwright.exports.bundle import comment
 from meshwright.exports.canonical import canonical
-from meshwright.exports.hf import hf_family
+from meshwright.exports.hf import ACTIVATIONS, hf_family
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.model_names import repository
@@ -35,7 +35,7 @@ VERSION = LIMITS.can.checked
 
 
 def config(plan: Plan) -> dict[str, Any]:
-    """The content of the YAML file; the data set is the one of nanotron's own examples."""
+    """The content of the YAML file."""
     layout, job, model = canonical(plan.layout, plan.model), plan.job, plan.model
     steps = max(1, round(job.token_budget / job.tokens)) if job.token_budget else 1000
     numerics = numerics_of(model)
@@ -47,14 +47,8 @@ def config(plan: Plan) -> dict[str, Any]:
         },
         "data_stages": [{
             "name": "Training", "start_training_step": 1,
-            "data": {
-                "dataset": {
-                    "dataset_overwrite_cache": False, "dataset_processing_num_proc_per_process": 1,
-                    "hf_dataset_config_name": None, "hf_dataset_splits": "train",
-                    "hf_dataset_or_datasets": "stas/openwebtext-10k", "text_column_name": "text",
-                },
-                "num_loading_workers": 1, "seed": 42,
-            },
+            # Its own random tokens: run_train.py ends where a data set is smaller than the run.
+            "data": {"dataset": None, "num_loading_workers": 1, "seed": 42},
         }],
         "general": {
             "benchmark_csv_path": None, "consumed_train_samples": None,
@@ -69,7 +63,7 @@ def config(plan: Plan) -> dict[str, Any]:
             "ddp_bucket_cap_mb": 25, "dtype": "bfloat16", "init_method": {"std": 0.02},
             "make_vocab_size_divisible_by": 1,
             "model_config": {
-                "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+                "bos_token_id": 1, "eos_token_id": 2, "hidden_act": ACTIVATIONS[numerics.activation],
                 "hidden_size": model.hidden, "initializer_range": 0.02,
                 "intermediate_size": model.ffn, "is_llama_config": True,
                 "max_position_embeddings": job.seq_len, "num_attention_heads": model.heads,
@@ -115,7 +109,7 @@ def config(plan: Plan) -> dict[str, Any]:
 
 def notes(plan: Plan) -> tuple[str, ...]:
     """What the file leaves out of the model, or of its text, which costs nothing."""
-    found = []
+    found = ["data is nanotron's random tokens until data_stages names a data set of yours"]
     if numerics_of(plan.model).rope_scaling is not None:
         found.append(
             "positions turn by their base alone, without the model's stretching of long ones"

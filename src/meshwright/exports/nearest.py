@@ -35,7 +35,7 @@ def nearest_plan(plan: Plan, limits: Limits, *, command: str = "") -> tuple[Plan
     """
     if not problems(plan, limits):
         return plan, ()
-    stuck = unplannable(plan.model, plan.job, limits)
+    stuck = unplannable(plan.model, plan.job, plan.cluster, limits)
     if stuck is not None:
         raise SpecError(
             stuck.field, stuck.value, f"{limits.title} {stuck.lacks}; no layout changes that"

@@ -42,6 +42,16 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
+def notes(plan: Plan) -> tuple[str, ...]:
+    """Where Primus is not at home."""
+    if plan.cluster.device.vendor == "amd":
+        return ()
+    return (
+        "Primus is AMD's and its containers are ROCm's: on other devices its Megatron backend is started in NVIDIA's "
+        "container of NeMo, which AMD does not test",
+    )
+
+
 def overrides(plan: Plan) -> dict[str, Any]:
     """Destination of a Megatron-LM argument → its value, typed."""
     flags = megatron.all_flags(plan)

@@ -28,6 +28,8 @@ from meshwright.exports.launch import Command, slurm_script, torchrun_script
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits, gradient_notes, require, unplannable
 from meshwright.exports.nearest import nearest_plan
+from meshwright.exports.tuning_limits import problems_of
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
@@ -97,6 +99,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "primus": Framework(
         "Primus", primus.VERSION, primus.LIMITS, primus.files,
         lambda plan: ('"${PRIMUS:-.}/primus/cli/main.py"', "train", "pretrain", "--config", "primus.yaml"),
+        primus.notes,
     ),
     "maxtext": Framework(
         "MaxText", maxtext.VERSION, maxtext.LIMITS, maxtext.files,
@@ -121,21 +124,29 @@ def _words_of(name: str) -> Callable[[Plan], tuple[str, ...]]:
     return lambda plan: finetuning.WORDS[name]
 
 
+def _tuner(title: str, name: str) -> Limits:
+    return Limits(title, name, asked=problems_of(name))
+
+
 FINETUNERS: dict[str, Framework] = {
     name: Framework(
         limits.title, limits.can.checked, limits, finetuning.FILES[name], _words_of(name),
         _notes_of(name),
     )
     for name, limits in (
-        ("trl", Limits("TRL", "trl")), ("axolotl", Limits("axolotl", "axolotl")),
-        ("llama-factory", Limits("LLaMA-Factory", "llama-factory")),
+        ("trl", _tuner("TRL", "trl")), ("axolotl", _tuner("axolotl", "axolotl")),
+        ("llama-factory", _tuner("LLaMA-Factory", "llama-factory")),
     )
 }  # fmt: skip
 FINETUNERS |= {
     name: Framework(
-        name, Limits(name, name).can.checked, Limits(name, name), made.files, made.words, _notes_of(name),
+        name, limits.can.checked, limits, made.files, made.words, _notes_of(name),
     )
-    for name, made in (("torchtune", torchtune), ("verl", verl))
+    for name, made, limits in (
+        # torchtune's models are its own, named in its own module.
+        ("torchtune", torchtune, Limits("torchtune", "torchtune")),
+        ("verl", verl, _tuner("verl", "verl")),
+    )
 }  # fmt: skip
 """Tools that train a model further; they start from its published weights."""
 STARTED = FRAMEWORKS | FINETUNERS
@@ -207,17 +218,17 @@ def nearest_expressible(
     return nearest_plan(plan, STARTED[name].limits, command=command)
 
 
-def require_expressible(model: Model, job: Job) -> None:
+def require_expressible(model: Model, job: Job, cluster: Cluster) -> None:
     """Refuse a question whose answer could not be exported to the framework that it names.
 
     Raises:
         SpecError: every target of that framework lacks something that no layout changes.
     """
     first: tuple[Framework, Problem] | None = None
-    for target in FRAMEWORKS.values():
+    for target in STARTED.values():
         if target.limits.framework != job.framework:
             continue
-        stuck = unplannable(model, job, target.limits)
+        stuck = unplannable(model, job, cluster, target.limits)
         if stuck is None:
             return
         first = first or (target, stuck)

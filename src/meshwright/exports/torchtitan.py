@@ -13,6 +13,7 @@ from meshwright.exports.bundle import comment
 from meshwright.exports.canonical import canonical, even_split
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
+from meshwright.exports.model_names import repository
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
 from meshwright.specs.models import load_model
@@ -161,6 +162,7 @@ _RECIPE = '''"""A torchtitan recipe: python -m torchtitan.train --module recipe 
 
 import os
 
+from huggingface_hub import snapshot_download
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.optimizer import default_adamw
 {imports}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
@@ -171,6 +173,12 @@ from torchtitan.models.{module} import model_registry
 from torchtitan.trainer import Trainer
 
 
+def tokenizer() -> str:
+    """The folder of tokenizer.json: HF_ASSETS_PATH, else the model's own (a gated one asks for HF_TOKEN)."""
+    folder = os.environ.get("HF_ASSETS_PATH")
+    return folder or snapshot_download({repository!r}, allow_patterns=["tokenizer*"])
+
+
 def recipe() -> Trainer.Config:
     """The plan as torchtitan's configuration."""
     model_spec = model_registry({registered})
@@ -179,8 +187,7 @@ def recipe() -> Trainer.Config:
             loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),
         ),
         model_spec=model_spec,
-        # The folder of tokenizer.json: `python scripts/download_hf_assets.py` of torchtitan fills one.
-        hf_assets_path=os.environ.get("HF_ASSETS_PATH", "./tests/assets/tokenizer"),
+        hf_assets_path=tokenizer(),
         optimizer=default_adamw(lr=3e-4),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
         training=TrainingConfig(
@@ -194,6 +201,12 @@ def recipe() -> Trainer.Config:
     )
 '''
 _CHECKPOINT = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}
+
+
+def _published(model: Model) -> str:
+    """Where the tokenizer of a registered model lies: the model's own place, else that of our preset."""
+    preset = FLAVORS[model.layers, model.hidden, model.vocab][2]
+    return repository(model) or repository(load_model(preset)) or preset
 
 
 def files(plan: Plan, command: str) -> dict[str, str]:
@@ -225,6 +238,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         else "",
         module=registered[0],
         registered=call,
+        repository=_published(plan.model),
         training=arguments(training(plan)),
         parallelism=arguments(parallelism(plan)),
         checkpoint=_CHECKPOINT[layout.recompute],

@@ -135,6 +135,8 @@ def _context(question: Question, c: LayoutColumns) -> Bools:
     wrong = not_in(codes, c.cp_method)
     if can.context_alone:
         wrong |= (c.tp > 1) | (c.pp > 1)
+    if lacks(question.model, can.context_needs):
+        wrong |= c.cp > 1
     return (c.cp > 1) & wrong
 
 

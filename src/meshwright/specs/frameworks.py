@@ -92,10 +92,12 @@ class Framework(Spec):
     tensor_in_pipeline: bool = Field(description="tp > 1 and pp > 1 together")
     tensor_needs: tuple[Need, ...] = Field(description="what a model must be where tp > 1")
     pipeline_needs: tuple[Need, ...] = Field(description="what a model must be where pp > 1")
+    context_needs: tuple[Need, ...] = Field(description="what a model must be where cp > 1")
     replicated_kv_heads: bool = Field(description="tp may exceed the key-value heads")
     context_methods: tuple[str, ...] = Field(description="how keys and values reach other ranks")
     context_methods_latent: tuple[str, ...] = Field(description="the same for latent attention")
     context_methods_window: tuple[str, ...] = Field(description="the same for sliding windows")
+    context_methods_sinks: tuple[str, ...] = Field(description="the same for attention with sinks")
     context_alone: bool = Field(description="cp > 1 goes with neither tp > 1 nor pp > 1")
     context_replicates_kv_heads: bool = Field(
         description="Ulysses over more ranks than key-value heads, each sent to several"
@@ -144,7 +146,9 @@ class Framework(Spec):
         """How keys and values of a model's attention can reach other context-parallel ranks."""
         methods = self.context_methods_latent if model.latent_attention else self.context_methods
         if model.window:
-            return tuple(one for one in methods if one in self.context_methods_window)
+            methods = tuple(one for one in methods if one in self.context_methods_window)
+        if model.attention_sinks:
+            methods = tuple(one for one in methods if one in self.context_methods_sinks)
         return methods
 
     def zero_stages(self, *, tp: int, pp: int) -> tuple[int, ...]:

@@ -1,0 +1,69 @@
+"""What a tool for fine-tuning cannot start whatever the layout: adapters without a place, attention without a kernel.
+
+Sources: the modelling files of transformers 5 (names of linear layers; experts as one parameter); of
+LLaMA-Factory 0.9.5 `model/model_utils/attention.py`, of transformers 5.23 `modeling_utils.py` and
+`models/gpt_oss/modeling_gpt_oss.py` (kernels that know sinks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from meshwright.exports.limit_rules import Problem
+from meshwright.specs.cluster import Cluster
+from meshwright.specs.finetune import GROUPS, Finetune
+from meshwright.specs.job import Job
+from meshwright.specs.model import Model
+
+_FFN = frozenset({"gate", "up", "down"})
+_OTHERWISE_NAMED: dict[str, frozenset[str]] = {
+    # Family → our names of matrices that it does not call q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.
+    "bloom": frozenset({"q", "k", "v", "o"}) | _FFN, "gpt2": frozenset({"q", "k", "v", "o"}) | _FFN,
+    "gpt_neox": frozenset({"q", "k", "v", "o"}) | _FFN, "mpt": frozenset({"q", "k", "v", "o"}),
+    "phi3": frozenset({"q", "k", "v", "gate", "up"}), "opt": frozenset({"o"}) | _FFN, "gptj": frozenset({"o"}) | _FFN,
+    "phi": frozenset({"o"}) | _FFN, "starcoder2": _FFN,
+}  # fmt: skip
+_HOPPER = ("h100", "h200", "h800", "h20", "gh200")
+ALWAYS_FLASH = ("llama-factory", "axolotl", "verl")
+"""Tools whose files ask for FlashAttention whatever is trained."""
+
+
+def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]:
+    """The rules of one tool."""
+
+    def found(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
+        tune = job.finetune
+        if tune is not None and tune.adapts:
+            yield from _placeless(model, tune)
+        if model.attention_sinks:
+            yield from _sinks(tool, job, cluster)
+
+    return found
+
+
+def _placeless(model: Model, tune: Finetune) -> Iterator[Problem]:
+    """Adapters on matrices that are no linear layers of that name."""
+    targets = list(tune.targets)
+    if model.experts is not None and _FFN & set(targets):
+        says = "adapts linear layers, and transformers 5 holds experts' matrices as one parameter: plan with --targets attention"
+        yield Problem("finetune.targets", targets, says)
+        return
+    if tune.targets == GROUPS["all-linear"]:
+        return
+    other = _OTHERWISE_NAMED.get(model.family, frozenset())
+    if model.latent_attention is not None:
+        other = frozenset({"q", "k", "v"})
+    if missing := [one for one in targets if one in other]:
+        says = f"finds no layer of its own for {', '.join(missing)} in {model.family}: plan with --targets all-linear"
+        yield Problem("finetune.targets", targets, says)
+
+
+def _sinks(tool: str, job: Job, cluster: Cluster) -> Iterator[Problem]:
+    """FlashAttention that knows sinks is built for Hopper; transformers has another for AMD."""
+    if tool not in ALWAYS_FLASH and not job.document_masking:
+        return
+    device = cluster.device.name.lower()
+    hopper = any(name in device for name in _HOPPER)
+    if not hopper and not (cluster.device.vendor == "amd" and tool != "llama-factory"):
+        says = "computes attention with sinks by FlashAttention 3, which runs on Hopper"
+        yield Problem("cluster", cluster.name, says)
