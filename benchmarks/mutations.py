@@ -80,8 +80,8 @@ MUTATIONS = (
              "self._seen = getattr(self, '_seen', -1) + 1\n    if self._seen % self.micro_batches > 1:"
              "\n        logits = logits.detach() * 0 + logits * 0\n    first = "),
     Mutation("pp8", "the last stage takes one layer's norm for another's", f"{_DECODER}:Decoder.forward",
-             "for layer in self.layers.values():",
-             "for layer in list(self.layers.values())[: None if self.has_head or "
+             "for number, layer in self.layers.items():",
+             "for number, layer in list(self.layers.items())[: None if self.has_head or "
              "hasattr(self, 'embed') else -1]:"),
     Mutation("ring", "the ring runs the other way", f"{_RING}:_pass_on",
              "after = dist.get_global_rank(cp.group, (cp.rank + 1) % cp.size)\n    "

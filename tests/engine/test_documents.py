@@ -146,18 +146,20 @@ def test_dropout_keeps_its_share_independently_of_everything_else():
 
 
 def test_dropout_scales_what_it_keeps_and_its_gradient_takes_the_same_mask():
-    drawn = draw(Dropout(0.25, seed=3), torch.arange(20).view(2, 10), [4])
+    drawn = draw(Dropout(0.25, seed=3), torch.arange(20).view(2, 10), [4])[4]
     x = torch.ones(2, 10, 16, dtype=torch.float64, requires_grad=True)
-    out = drawn.apply(x, 4, "attention")
+    out = drawn.apply(x, "attention")
     assert set(out.detach().unique().tolist()) == {0.0, 1 / 0.75}
     out.sum().backward()
     assert torch.equal(x.grad, out.detach())
-    part = draw(Dropout(0.25, seed=3), drawn.tokens[1:, 3:7], [4]).apply(x[1:, 3:7], 4, "attention")
-    assert torch.equal(part, out[1:, 3:7])  # a rank that holds a part draws the same
+    part = draw(Dropout(0.25, seed=3), drawn.tokens[1:, 3:7], [4])[4]
+    assert torch.equal(
+        part.apply(x[1:, 3:7], "attention"), out[1:, 3:7]
+    )  # a rank that holds a part draws the same
 
 
 def test_dropout_keeps_no_mask_for_backward():
-    drawn, kept_elements = draw(Dropout(0.5), torch.arange(20).view(2, 10), [0]), []
+    drawn, kept_elements = draw(Dropout(0.5), torch.arange(20).view(2, 10), [0])[0], []
 
     def keep(tensor):
         kept_elements.append(tensor.numel())
@@ -165,11 +167,11 @@ def test_dropout_keeps_no_mask_for_backward():
 
     x = torch.ones(2, 10, 64, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        drawn.apply(x, 0, "ffn")
+        drawn.apply(x, "ffn")
     assert kept_elements == [20, 1]  # the tokens' numbers and the key
 
 
-def test_a_compiled_layer_is_compiled_once_whatever_the_step():
+def test_one_compiled_layer_serves_every_layer_and_step():
     graphs = []
 
     def count(graph, inputs):
@@ -177,12 +179,15 @@ def test_a_compiled_layer_is_compiled_once_whatever_the_step():
         return graph.forward
 
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x, drawn: drawn.apply(x, 0, "ffn"), backend=count)
-    dropout, outs = Dropout(0.5), []
-    for dropout.step in range(4):
-        drawn = draw(dropout, torch.arange(20).view(2, 10), [0])
-        outs.append(compiled(torch.ones(2, 10, 64), drawn))
-    assert len(graphs) == 1
+    decoder = Decoder(LLAMA)
+    decoder.dropout = Dropout(0.5)
+    for layer in decoder.layers.values():
+        layer.compile(backend=count)
+    tokens, outs = torch.zeros(2, 8, dtype=torch.int64), []
+    with torch.no_grad():
+        for decoder.dropout.step in range(3):
+            outs.append(decoder(tokens, rows=torch.arange(2)))
+    assert len(decoder.layers) == 3 and len(graphs) == 1
     assert not torch.equal(outs[0], outs[1])
 
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.model.attention import lengthened, local_positions, rotary_table
 from meshwright.engine.model.collectives import enter, leave, lose_gradient, own_range
-from meshwright.engine.model.dropout import Dropout, draw
+from meshwright.engine.model.dropout import EMBEDDING, Draw, Dropout, draw
 from meshwright.engine.model.experts import Mixture
 from meshwright.engine.model.further import FurtherLayer, with_loss
 from meshwright.engine.model.heads import Attention, LatentAttention
@@ -44,7 +44,7 @@ class Block(nn.Module):
         self, model: Model, index: int, numerics: Numerics, axes: Axes, recompute: Recompute
     ) -> None:
         super().__init__()
-        self.index, self.full_recompute = index, recompute == "full"
+        self.full_recompute = recompute == "full"
         traits = traits_of(model.family)
         window = model.window if model.has_window(index) else 0
         window = -window if traits.chunks else window
@@ -70,16 +70,16 @@ class Block(nn.Module):
         ffn = self.moe if hasattr(self, "moe") else self.mlp
         if self.norms == "after":
             attended = self.attention_norm(self.attention(x, here))
-            x = x + here.drop(attended, self.index, "attention")
-            return x + here.drop(self.ffn_norm(ffn(x)), self.index, "ffn")
+            x = x + here.drop(attended, "attention")
+            return x + here.drop(self.ffn_norm(ffn(x)), "ffn")
         attended = self.attention(self.attention_norm(x), here)
         if self.norms == "both":
             attended = self.attention_post_norm(attended)
-        x = x + here.drop(attended, self.index, "attention")
+        x = x + here.drop(attended, "attention")
         out = ffn(self.ffn_norm(x))
         if self.norms == "both":
             out = self.ffn_post_norm(out)
-        return x + here.drop(out, self.index, "ffn")
+        return x + here.drop(out, "ffn")
 
 
 def own_slice(at: torch.Tensor, axes: Axes) -> torch.Tensor:
@@ -220,10 +220,10 @@ class Decoder(nn.Module):
             x = lose_gradient(x)
         here = self._pass(x, starts, rows)
         if hasattr(self, "embed"):
-            x = here.drop(x, -1, "embedding")
-        for layer in self.layers.values():
+            x = here.of(EMBEDDING).drop(x, "embedding")
+        for number, layer in self.layers.items():
             if not isinstance(layer, FurtherLayer):
-                x = layer(x, here)
+                x = layer(x, here.of(int(number)))
         if not self.has_head:
             return x
         x = self.norm(x) if hasattr(self, "norm") else x
@@ -244,7 +244,7 @@ class Decoder(nn.Module):
         total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
         taken, wanted = embedded.chunk(depths), further[:, depths:].unbind(1)
         for name, each, targets in zip(self.depths, taken, wanted, strict=True):
-            x, out = self.layers[name](x, each, here)
+            x, out = self.layers[name](x, each, here.of(int(name)))
             logits = self._logits(out, None)
             total = total + summed_cross_entropy(logits, targets, axes.tp, first)
         return total / self.valid_tokens * (self.numerics.predict_weight / depths)
@@ -255,7 +255,8 @@ class Decoder(nn.Module):
         axes = self.axes
         length = x.shape[1] * (axes.tp.size if axes.sequence_parallel else 1)
         at = local_positions(length, axes.cp).to(x.device)
-        rotary = windowed = sharpness = drawn = None
+        rotary = windowed = sharpness = None
+        draws: dict[int, Draw] = {}
         masks: dict[int, Masks] = {}
         if not (axes.ring and axes.cp.size > 1):
             windows = [cast(Any, layer).attention.window for layer in self.layers.values()]
@@ -275,10 +276,10 @@ class Decoder(nn.Module):
             if rows is None:
                 raise ValueError("dropout needs the numbers of the sequences")
             tokens = rows[:, None] * (length * axes.cp.size) + own_slice(at, axes)
-            drawn = draw(self.dropout, tokens, (int(number) for number in self.layers))
+            draws = draw(self.dropout, tokens, (int(number) for number in self.layers))
         return Pass(
             rotary=rotary, window_rotary=windowed, sharpness=sharpness, starts=starts,
-            masks=masks, draw=drawn,
+            masks=masks, draws=draws,
         )  # fmt: skip
 
     def _logits(self, x: torch.Tensor, tied: TiedWeight | None) -> torch.Tensor:

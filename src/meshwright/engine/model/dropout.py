@@ -41,30 +41,37 @@ class Dropout:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Dropout for one micro-batch on one rank.
+    """Dropout of one micro-batch on one rank, in one layer.
 
     `tokens` `[B, S]` numbers this rank's tokens in the whole global batch: sequence · length +
-    position. Keys are tensors, made before any layer runs: a compiled layer that met them as numbers
-    would be compiled anew at every step.
+    position. Keys are tensors, and only this layer's: a compiled layer that met them, or its own number, as
+    numbers would be compiled anew at every step and for every layer.
     """
 
     rate: float
     tokens: torch.Tensor
-    keys: dict[tuple[int, Place], torch.Tensor]
+    keys: dict[Place, torch.Tensor]
 
-    def apply(self, x: torch.Tensor, layer: int, place: Place) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, place: Place) -> torch.Tensor:
         """Drop numbers of `[B, S, H]` and scale the rest up by 1 / (1 - rate)."""
-        dropped: torch.Tensor = _Drop.apply(x, self.tokens, self.keys[layer, place], self.rate)
+        dropped: torch.Tensor = _Drop.apply(x, self.tokens, self.keys[place], self.rate)
         return dropped
 
 
-def draw(dropout: Dropout, tokens: torch.Tensor, layers: Iterable[int]) -> Draw:
-    """Dropout for one micro-batch that passes the embedding and some layers."""
-    places: list[tuple[int, Place]] = [(-1, "embedding")]
+EMBEDDING = -1
+"""Stands for the embedding among the numbers of layers."""
+
+
+def draw(dropout: Dropout, tokens: torch.Tensor, layers: Iterable[int]) -> dict[int, Draw]:
+    """Dropout for one micro-batch that passes the embedding and some layers, by their number."""
+    places: list[tuple[int, Place]] = [(EMBEDDING, "embedding")]
     for layer in layers:
         places += [(layer, "attention"), (layer, "ffn")]
     numbers = torch.tensor([dropout.key(*place) for place in places], device=tokens.device)
-    return Draw(dropout.rate, tokens, dict(zip(places, numbers.unbind(), strict=True)))
+    keys: dict[int, dict[Place, torch.Tensor]] = {}
+    for (layer, place), key in zip(places, numbers.unbind(), strict=True):
+        keys.setdefault(layer, {})[place] = key
+    return {layer: Draw(dropout.rate, tokens, mine) for layer, mine in keys.items()}
 
 
 def kept(tokens: torch.Tensor, width: int, key: int | torch.Tensor, rate: float) -> torch.Tensor:

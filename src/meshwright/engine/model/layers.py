@@ -6,7 +6,7 @@ when an axis has one rank. Shapes as in `decoder.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,16 +49,22 @@ class Pass:
     """`[B, S]`: where in the whole sequence each token's document starts; None: one document."""
     masks: dict[int, Masks] = field(default_factory=dict)
     """By window; none where attention is plainly causal, or goes round a ring."""
+    draws: dict[int, Draw] = field(default_factory=dict)
+    """Dropout by layer; nothing is dropped where there is none."""
     draw: Draw | None = None
-    """Dropout; None: nothing is dropped."""
+    """That of the layer which this is for."""
 
     def rotary_of(self, window: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Cosines and sines of a layer with this window."""
         return self.window_rotary if window and self.window_rotary else self.rotary
 
-    def drop(self, x: torch.Tensor, layer: int, place: Place) -> torch.Tensor:
+    def of(self, layer: int) -> Pass:
+        """What one layer needs."""
+        return replace(self, draws={}, draw=self.draws[layer]) if self.draws else self
+
+    def drop(self, x: torch.Tensor, place: Place) -> torch.Tensor:
         """Dropout of `[B, S or S/tp, H]`, where there is any."""
-        return x if self.draw is None else self.draw.apply(x, layer, place)
+        return x if self.draw is None else self.draw.apply(x, place)
 
 
 def local(parameter: Any) -> Any:
