@@ -28,7 +28,7 @@ from meshwright.specs.errors import SpecError
 # Refusals for a stated reason that is true of the file, not of the reader.
 _RIGHTLY = re.compile(
     r"takes model and batch from|does not train|not modelled|meshwright plans|trains an? |trains a |no command that trains|serves|"
-    r"describes no training run|names: import the command|configuration is not here|decoder-only|an inference run|is not valid (?:YAML|JSON|TOML)|an image model|exports weights|no optimizer|no training data"
+    r"describes no training run|names: import the command|configuration is not here|decoder-only|an inference run|is not valid (?:YAML|JSON|TOML)|an image model|exports weights|no optimizer|no training data|by a search or an autotuner|is of no known framework, and names no"
 )
 
 
@@ -79,7 +79,10 @@ def run(case: Case, root: Path) -> Case:
 
 def _verdict(case: Case, error: SpecError, sentence: str) -> str:
     """Whether a refusal asks for what the file lacks, is true of the file, or is the reader's fault."""
-    lacks = any(word in sentence for word in ("--set", "--args", "--guess", "left for its reader"))
+    lacks = any(
+        word in sentence
+        for word in ("says otherwise", "--set", "--args", "--guess", "left for its reader")
+    )
     # A model was given that the file does not name; what the file says of its own contradicts it.
     mismatch = case.model_asked and "layers" in sentence
     if mismatch:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from meshwright.exports.program_calls import given_back, of_text
+
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
@@ -177,17 +179,19 @@ class Known:
 
     def _subscript(self, node: ast.Subscript) -> Any:
         table, key = self.value(node.value), self.value(node.slice)
+        if isinstance(table, (list, tuple, str)) and isinstance(key, int):
+            return table[key] if -len(table) <= key < len(table) else None
         return table.get(key) if isinstance(table, dict) and isinstance(key, (str, int)) else None
 
     def _call(self, node: ast.Call) -> Any:
         called, args = ast.unparse(node.func), [self.value(arg) for arg in node.args]
         if called in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
             return args[1] if len(args) > 1 else None
-        if called in ("int", "float", "str", "bool") and len(args) == 1 and args[0] is not None:
-            try:
-                return {"int": int, "float": float, "str": str, "bool": bool}[called](args[0])
-            except (ValueError, TypeError, OverflowError):
-                return None
+        made = given_back(called, args)
+        if made is None and isinstance(node.func, ast.Attribute):
+            made = of_text(self.value(node.func.value), node.func.attr, args)
+        if made is not None:
+            return made
         if _DEVICE.search(called):
             return True
         if called == "dict" and not args:
@@ -226,8 +230,20 @@ class Known:
                 found[name] = said
         return found
 
+    def _list(self, node: ast.List | ast.Tuple) -> Any:
+        """A list of which every part is known."""
+        said: list[Any] = []
+        for one in node.elts:
+            inner = self.value(one.value if isinstance(one, ast.Starred) else one)
+            if inner is None:
+                return None
+            said += inner if isinstance(one, ast.Starred) and isinstance(inner, list) else [inner]
+        return said
+
     def _unary(self, node: ast.UnaryOp) -> Any:
         said = self.value(node.operand)
+        if isinstance(node.op, ast.USub) and isinstance(said, (int, float)):
+            return -said
         return not said if isinstance(node.op, ast.Not) and isinstance(said, bool) else None
 
     def _compare(self, node: ast.Compare) -> Any:
@@ -271,6 +287,11 @@ class Known:
 
     def _binary(self, node: ast.BinOp) -> Any:
         left, right = self.value(node.left), self.value(node.right)
+        texts = isinstance(left, str) and isinstance(right, str)
+        if texts and isinstance(node.op, (ast.Add, ast.Div)):
+            return f"{left}{'/' if isinstance(node.op, ast.Div) else ''}{right}"[:10_000]
+        if isinstance(left, list) and isinstance(right, list) and isinstance(node.op, ast.Add):
+            return (left + right)[:1000]
         numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
         does = _OPERATORS.get(type(node.op))
         if does is None or not numbers or max(abs(left), abs(right)) > _LARGEST:
@@ -290,7 +311,7 @@ class Known:
 
 _VALUES: dict[type, Callable[[Known, Any], Any]] = {
     ast.Name: Known._name, ast.Attribute: Known._attribute, ast.Subscript: Known._subscript,
-    ast.Call: Known._call, ast.Dict: Known._dict, ast.UnaryOp: Known._unary,
+    ast.Call: Known._call, ast.Dict: Known._dict, ast.List: Known._list, ast.Tuple: Known._list, ast.UnaryOp: Known._unary,
     ast.BoolOp: Known._either, ast.IfExp: Known._if, ast.BinOp: Known._binary,
     ast.JoinedStr: Known._text, ast.Compare: Known._compare,
 }  # fmt: skip

@@ -93,9 +93,9 @@ def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | N
                 "dp_replicate · dp_shard · tp · cp = "
                 f"{' · '.join(str(size) for size in sizes.values())} is expected",
             )
-    if options.word("dynamo_backend") in ("no", "none", ""):
-        options.raw("dynamo_backend")
-    options.finish(reading, "accelerate", strict=given.strict)
+    if str(options.values.get("dynamo_backend", "no")).lower() in ("no", "none", "", "false"):
+        options.read.add("dynamo_backend")
+    options.finish(reading, "accelerate", "fsdp", strict=given.strict)
 
 
 def _tables(data: dict[str, Any]) -> None:
@@ -222,4 +222,9 @@ def _megatron(options: Options, reading: Reading) -> None:
     granularity = options.word(f"{get}recompute_granularity")
     if granularity in ("full", "selective"):
         reading.layout["recompute"] = granularity
+    etp = options.whole(f"{get}expert_tensor_parallel_size")
+    if etp:
+        reading.layout["etp"] = etp
+    if options.flag(f"{get}optimizer_cpu_offload"):
+        reading.offload.add("optimizer")
     reading.accumulation = options.whole(f"{get}num_micro_batches")

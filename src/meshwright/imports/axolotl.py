@@ -89,7 +89,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         and data.get("cut_cross_entropy") is not False
     ):
         reading.job["loss"] = "cut"
-    options.finish(reading, "axolotl", "hf", "common", strict=given.strict)
+    options.finish(reading, "axolotl", "fsdp", "hf", "common", strict=given.strict)
     return reading
 
 
@@ -163,9 +163,6 @@ def _fsdp(options: Options, reading: Reading) -> None:
     ):
         reading.layout["recompute"] = "full"
         reading.options["recompute"] = "fsdp_config.activation_checkpointing"
-    for name in list(options.values):
-        if name.startswith("fsdp_config."):
-            options.read.add(name)
 
 
 def _degrees(options: Options, reading: Reading) -> None:
@@ -206,12 +203,10 @@ def _adapters(options: Options, reading: Reading) -> None:
             bits=4 if four or kind == "qlora" else 8 if eight else 0, dropout=options.number("lora_dropout"),
             option="lora_target_modules", twice=nested if isinstance(nested, bool) else None,
             storage=storage if (four or kind == "qlora") and storage in ("nf4", "fp4") else "",
+            whole=options.raw("lora_modules_to_save"),
         )  # fmt: skip
     elif kind:
         reading.unmodelled(
             "adapter", f"{kind} adapters are not modelled; all weights are priced as trained"
         )
     options.raw("quantization")
-    for name in list(options.values):
-        if name.startswith(("lora_", "peft")) and name != "lora_target_parameters":
-            options.read.add(name)

@@ -103,9 +103,6 @@ def apply(
     kind = options.text("optimizer.type")
     if kind:
         reading.job["optimizer"] = optimizer_named(kind, f"{prefix}optimizer.type").model_dump()
-        for name in list(options.values):
-            if name.startswith("optimizer.params."):
-                options.read.add(name)
     _low_master(options, reading)
     reading.job.setdefault("framework", "deepspeed")
     options.finish(reading, "deepspeed", strict=given.strict)
@@ -246,18 +243,10 @@ def _low_master(options: Options, reading: Reading) -> None:
 
 def _checkpointing(options: Options, reading: Reading, exported: bool) -> None:
     there = any(name.split(".")[0] == "activation_checkpointing" for name in options.values)
-    for name in list(options.values):
-        if name.startswith("activation_checkpointing"):
-            options.read.add(name)
     interval = options.whole("pipeline.activation_checkpoint_interval")
     if (there and exported) or interval:
         reading.layout["recompute"] = "full"
     elif there and "recompute" not in reading.layout:
-        if options.values.get("activation_checkpointing.cpu_checkpointing") is True:
-            reading.unmodelled(
-                "activation_checkpointing.cpu_checkpointing",
-                "saved layer inputs go to host memory; not priced",
-            )
         reading.guess(
             "activation_checkpointing",
             "the table only configures what the model's code may switch on; "

@@ -149,8 +149,8 @@ def read(
     raise SpecError(
         "file",
         name,
-        "no known format; a training script, recipe, log or configuration of a known "
-        "framework is expected",
+        "is of no known framework, and names no model, batch and rate of learning in words that most programs use: "
+        "import the program or the script that reads it",
     )
 
 

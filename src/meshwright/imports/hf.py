@@ -288,7 +288,7 @@ def fill(
     reading.job.setdefault("framework", "trl")
     _loaded_in_16_bits(options, reading)
     weights_alone(reading.job, sharded=bool(reading.layout.get("zero")))
-    options.finish(reading, "hf", "common", strict=given.strict)
+    options.finish(reading, "fsdp", "hf", "common", strict=given.strict)
     return reading
 
 
@@ -347,9 +347,6 @@ def _memory(options: Options, reading: Reading) -> None:
                          default=default)  # fmt: skip
     # FSDP's own checkpointing runs whatever transformers' switch says; DeepSpeed's needs that switch.
     again = again or (default and reading.job.get("framework") != "deepspeed")
-    for name in list(options.values):
-        if name.startswith("gradient_checkpointing_kwargs"):
-            options.read.add(name)
     reading.layout["recompute"] = "full" if again else "none"
     name = options.word("optim", "optimizer", default="adamw_torch")
     if "optimizer" not in reading.job or options.has("optim"):

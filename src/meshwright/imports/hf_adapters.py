@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
-from meshwright.imports.tuning import adapters, trained
+from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 
 if TYPE_CHECKING:
@@ -29,12 +29,14 @@ def read_adapters(options: Options, reading: Reading) -> None:
         "lora",
         "lora_enable",
         "use_peft_lora",
-        default=options.has("lora_r", "lora_rank"),
+        default=options.has("lora_r", "lora_rank", "peft_lora_r"),
     )
-    rank = options.whole("lora_r", "lora_rank", "q_lora_r", default=16)
+    rank = options.whole("lora_r", "lora_rank", "q_lora_r", "peft_lora_r", default=16)
     if "trainable" in options and options.has("lora_rank"):
         options.values.setdefault("target_modules", options.loose("trainable"))
-    four = options.flag("load_in_4bit", "q_lora", "use_qlora", "use_4bit_quantization", "use_4bit")
+    four = options.flag(
+        "load_in_4bit", "q_lora", "use_qlora", "use_4bit_quantization", "use_4bit", "bnb_use_4bit"
+    )
     bits = (
         4
         if four
@@ -53,17 +55,11 @@ def read_adapters(options: Options, reading: Reading) -> None:
             targets = ["q_proj", "v_proj"]
             reading.guess("lora_target_modules", "is not set; PEFT's own for Llama-like models, q and v, are taken")  # fmt: skip
         adapters(
-            reading, rank=rank, alpha=options.number("lora_alpha"), targets=targets,
+            reading, rank=rank, alpha=options.number("lora_alpha", "peft_lora_alpha"), targets=targets,
             bits=bits if bits in (4, 8) else 0, storage=kind if bits == 4 and kind in ("nf4", "fp4") else "",
             method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"),
-            option="lora_target_modules", twice=twice,
+            option="lora_target_modules", twice=twice, whole=options.raw("modules_to_save", "lora_modules_to_save"),
         )  # fmt: skip
-        kept = trained(options.raw("modules_to_save", "lora_modules_to_save"))
-        if kept and reading.job.get("finetune") is not None:
-            reading.job["finetune"] = reading.job["finetune"].but(train=kept)
-    for name in list(options.values):
-        if re.match(r"lora_|peft_|bnb_", name):
-            options.read.add(name)
 
 
 def _twice(options: Options) -> bool | None:

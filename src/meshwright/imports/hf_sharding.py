@@ -32,9 +32,6 @@ def sharding(
     if options.flag("fsdp_config.activation_checkpointing"):
         reading.layout["recompute"] = "full"
     _second_version(options, reading)
-    for name in list(options.values):
-        if name.startswith("fsdp_config"):
-            options.read.add(name)
     reading.layout.setdefault("zero", 0)
     _degrees(options, reading)
 

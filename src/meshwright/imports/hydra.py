@@ -69,8 +69,9 @@ def read_verl_data(
     )
     reading.hosts = options.whole("trainer.nnodes", default=1) or 1
     reading.per_host = options.whole("trainer.n_gpus_per_node", default=8)
-    prompt = options.whole("data.max_prompt_length", default=512)
-    response = options.whole("data.max_response_length", default=512)
+    rollout = "actor_rollout_ref.rollout."
+    prompt = options.whole("data.max_prompt_length", f"{rollout}prompt_length", default=512)
+    response = options.whole("data.max_response_length", f"{rollout}response_length", default=512)
     supervised = (
         "sft" in program
         or options.has("model.partial_pretrain")
@@ -89,7 +90,7 @@ def read_verl_data(
         )
         _verl_actor(options, reading)
         reading.note("the actor's training is priced, not rollouts, reference or critic")
-    beside = ("data.", "checkpoint.", "trainer.", "reward", "custom_", "ray_", "global_")
+    beside = ("data.", "checkpoint.", "trainer.", "custom_", "ray_", "global_")
     options.read |= {
         n
         for n in options.values
@@ -203,6 +204,9 @@ def _verl_batch(options: Options, reading: Reading, *, mega: bool) -> None:
             default=1,
         )  # fmt: skip
         micro = max(1, tokens * max(1, shared) // reading.seq_len)
+        replicas = reading.hosts * reading.per_host // max(1, shared)
+        if replicas and not mega and reading.global_batch >= replicas:
+            micro = min(micro, reading.global_batch // replicas)  # no more than a replica's share
         reading.guess(
             "--micro-batch",
             f"micro-batches are filled to {tokens} tokens; {micro} sequences are taken",

@@ -175,6 +175,13 @@ def _flat(words: list[str]) -> list[str]:
     return found
 
 
+HOUSEKEEPING = (
+    "build", "pip", "venv", "ensurepip", "http.server", "json.tool", "compileall", "twine", "wheel", "pytest", "unittest",
+    "nltk.downloader", "spacy", "ipykernel", "piptools", "zipfile", "tarfile", "virtualenv", "pre_commit", "ruff", "mypy",
+)  # fmt: skip
+"""Python's own modules that prepare something and train nothing."""
+
+
 def _at_program(words: list[str]) -> Launch | None:
     """Split a command at the program that it runs."""
     places: list[tuple[int, int, str]] = []

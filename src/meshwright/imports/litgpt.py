@@ -67,8 +67,5 @@ def read(data: dict[str, Any], given: Given) -> Reading:
             bits=4 if "nf4" in kept or "fp4" in kept else 8 if "int8" in kept else 0,
             dropout=options.number("lora_dropout"), option="lora_query",
         )  # fmt: skip
-    options.read |= {
-        n for n in options.values if n.startswith(("data", "eval", "train.", "optimizer"))
-    }
     options.finish(reading, "litgpt", "common", strict=given.strict)
     return reading

@@ -84,6 +84,7 @@ def fill(
         options.flag("double_quantization", default=True),
     )
     storage = options.word("quantization_type", default="nf4")
+    beside = options.raw("additional_target")
     if reading.job.get("framework") != "deepspeed":
         reading.job["framework"] = "llama-factory"
     reading = hf.fill(options, reading, given, folder, script)
@@ -99,6 +100,7 @@ def fill(
             targets=options.raw("lora_target", "lora_target_modules"), bits=bits if bits in (4, 8) else 0,
             method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"), option="lora_target",
             twice=twice, storage=storage if bits == 4 and storage in ("nf4", "fp4") else "",
+            whole=beside,
         )  # fmt: skip
     else:
         reading.job.pop("finetune", None)

@@ -119,7 +119,6 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         if stages:
             options.read.add("num_pipeline_microbatches")
     _job(options, reading)
-    options.read |= {n for n in options.values if n.startswith(("base_", "ici_", "dcn_"))}
     options.finish(reading, "maxtext", "common", strict=given.strict)
     return reading
 

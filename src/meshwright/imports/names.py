@@ -89,9 +89,27 @@ _BELOW_ONE = re.compile(r"((?:^|[-_]))0[-_](\d)(?=b)", re.IGNORECASE)
 _SIZE_ALONE = re.compile(r"\d+(?:\.\d+)?[bm](?:[-_]hf)?", re.IGNORECASE)
 
 
+_OF_CHECKPOINT = re.compile(
+    r"(?i)(?:global_?|epoch_?\d*[-_]?)?(?:step|checkpoint|iter|ckpt|epoch)s?[-_]?\d*|hf|huggingface|hf_model|actor|policy|final(?:_?(?:model|checkpoint))?|"
+    r"merged(?:_\w+)?|latest|last|best|snapshots|[0-9a-f]{40}|model|output"
+)
+"""Folders that training makes below the one that is named after the model."""
+
+
 def with_family(name: str) -> str:
-    """A path whose last folder is a size alone (`llama2/7B`), ending in the family's name and size."""
+    """A path whose last folder is a size alone (`llama2/7B`), ending in the family's name and size.
+
+    Folders of a checkpoint (`…/step_300/hf`) are taken off its end: the run before them has the model's name.
+    """
     parts = name.strip().rstrip("/").split("/")
+    while len(parts) > 1 and _OF_CHECKPOINT.fullmatch(parts[-1]):
+        parts.pop()
+    name = (
+        re.sub(r"^models--[\w.-]+?--", "", "/".join(parts[-1:]))
+        if parts[-1].startswith("models--")
+        else "/".join(parts)
+    )
+    parts = name.split("/")
     if len(parts) < 2 or not _SIZE_ALONE.fullmatch(parts[-1]):
         return name
     family = re.search(r"(?i)(llama|qwen|gemma|opt)[-_]?(\d(?:\.\d)?)?", parts[-2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.imports.names import PLANNED
-from meshwright.imports.options import Options
+from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.specs.errors import SpecError
@@ -41,20 +41,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     Raises:
         SpecError: a value that cannot be, or a model that is not modelled.
     """
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        name = str(key).replace("-", "_")
-        if isinstance(value, dict) and name in (
-            "zero_optimization",
-            "optimizer",
-            "fp16",
-            "bf16",
-            "precision",
-        ):
-            flat |= {f"{name}.{inner}": one for inner, one in value.items()}
-        else:
-            flat[name] = value
-    options = Options(flat)
+    options = Options(flattened({str(key).replace("-", "_"): one for key, one in data.items()}))
     reading = Reading("GPT-NeoX YAML", options=dict(EDITS))
     reading.model = given.model or _model(options, reading)
     reading.seq_len = options.whole("seq_length")
@@ -76,8 +63,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         reading.unmodelled("checkpoint_num_layers", f"{interval} layers are recomputed from one saved input; the "
                            "estimate saves every layer's")  # fmt: skip
     for key, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
-        part = options.raw(f"zero_optimization.{key}")
-        if isinstance(part, dict) and part.get("device") not in (None, "none"):
+        if options.word(f"zero_optimization.{key}.device") not in ("", "none"):
             reading.offload.add(what)
     if options.flag("zero_optimization.cpu_offload"):
         reading.offload.add("optimizer")
@@ -174,9 +160,6 @@ def _job(options: Options, reading: Reading) -> None:
         # Older releases name the kind of 16-bit numbers inside the table of fp16.
         fp16, bf16 = False, fp16
     wide = options.word("data_types.grad_accum_dtype", "grad_accum_dtype") == "fp32"
-    for name in list(options.values):
-        if name.startswith(("fp16.", "bf16.", "precision.", "data_types")):
-            options.read.add(name)
     if precision in ("bfloat16", "bf16") or bf16:
         recipe = RECIPES["bf16-fp32-grads" if wide else "bf16"]
     elif precision in ("fp16",) or fp16:
@@ -191,9 +174,6 @@ def _job(options: Options, reading: Reading) -> None:
     else:
         recipe = RECIPES["fp32"]
     kind = options.text("optimizer.type", default="Adam")
-    for name in list(options.values):
-        if name.startswith("optimizer."):
-            options.read.add(name)
     reading.job |= {
         "framework": "megatron-deepspeed",
         "precision": recipe.model_dump(),

@@ -169,6 +169,8 @@ class Options:
                 value,
                 "is a place left for its reader: fill it in, or give --model",
             )
+        if isinstance(value, list) and len(value) > 1:
+            raise SpecError(self._name(names), value, "are tried one after another by a search or an autotuner: one number is expected")  # fmt: skip
         if len(text) > 40 or not math.isfinite(made):
             raise SpecError(self._name(names), value, "a number is expected")
         return made

@@ -10,10 +10,14 @@ from meshwright.imports.options import flattened
 from meshwright.imports.reading import Given, Reading
 
 _MODELS = re.compile(
-    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config)|student)\.(?:name|id|path|model_name|model_id|name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
+    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config)|student)\.(?:name|id|path|model_name|model_name_or_path|model_id|name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
 )
 _RATES = ("lr", "learning_rate", "max_learning_rate", "max_lr")
-_BATCHES = ("micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size", "device_batch_size")  # fmt: skip
+_BATCHES = (
+    "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size", "device_batch_size",
+    "train_micro_batch_size", "batch_size_per_device", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size",
+    "per_gpu_train_batch_size", "micro_batch_size_per_gpu",
+)  # fmt: skip
 _RENAMED = {
     "lora.rank": "lora_rank", "lora.r": "lora_r", "lora.alpha": "lora_alpha", "lora.target_modules": "lora_target_modules",
     "lora.dropout": "lora_dropout", "distributed_args.stage": "zero_stage", "optimizer_args.class_name": "optimizer", "full_shard": "use_fsdp",
@@ -62,7 +66,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         reading.unmodelled(
             teacher.split(".")[0], "a frozen teacher is held and run, too; not priced"
         )
-    hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), ("gpus_per_node", "num_gpus_per_node")))  # fmt: skip
+    hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), ("gpus_per_node", "num_gpus_per_node", "devices")))  # fmt: skip
     reading.hosts, reading.per_host = (hosts or 1, per_host) if per_host else (0, 0)
     reading.shard = _number(flat, "data_parallel_sharding_world_size")
     total = _number(flat, "total_batch_size")

@@ -25,7 +25,7 @@ from meshwright.specs.errors import SpecError
 
 _LIBRARIES = re.compile(r"^[^\S\n]*(?:from|import) (?:transformers|trl|unsloth)\b", re.M)
 
-_INERT = ("random_state", "use_rslora", "token", "trust_remote_code", "device_map", "task_type",
+_INERT = ("random_state", "use_rslora", "token", "trust_remote_code", "task_type",
           "dataset_num_proc", "dataset_text_field", "fast_inference", "gpu_memory_utilization",
           "max_lora_rank", "float8_kv_cache", "use_exact_model_name", "fix_tokenizer", "finetune_language_layers",
           "finetune_attention_modules", "finetune_mlp_modules")  # fmt: skip
@@ -88,6 +88,11 @@ def read(
         found["use_peft"], found["lora_r"] = True, found.pop("r")
     for key in _INERT:
         found.pop(key, None)
+    if (
+        found.pop("device_map", None) in ("auto", "balanced", "balanced_low_0", "sequential")
+        and not reading.world()
+    ):
+        reading.unmodelled("device_map", "one process spreads the layers over all devices that it sees, which work one after another; a copy a device is priced")  # fmt: skip
     if found.get("bias") == "none":
         del found["bias"]
     if re.search(r"\bis_(?:torch_)?(?:bf16|bfloat16)_\w+\(|cuda\.is_available\(", text):

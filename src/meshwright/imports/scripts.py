@@ -29,7 +29,7 @@ from meshwright.imports import (
 )
 from meshwright.imports.bash import read_script
 from meshwright.imports.beside import beside
-from meshwright.imports.launch import Launch, find_launch
+from meshwright.imports.launch import HOUSEKEEPING, Launch, find_launch
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Missing, flags_of
 from meshwright.imports.pyfile import parse_module
@@ -216,10 +216,7 @@ def _dispatch(
     if launch.left_open:
         raise Missing("the program", unset(launch.left_open)[0], shown(launch.left_open))
     base = posixpath.basename(program.split()[0])[:60] if program else "it starts"
-    if re.search(r"(?i)benchmark|(?:^|_)bench(?:_|\.|$)", base):
-        raise SpecError("file", name, f"{base} measures something; it does not train a model")
-    if {"gen-len", "prompt-len", "max-new-tokens"} & set(flags_of(words)):
-        raise SpecError("file", name, f"{base} generates; it does not train")
+    _refuse_what_trains_nothing(program, base, words, name)
     if base.startswith("."):
         raise SpecError("--args", None, _ASKS_FOR_PROGRAM)
     if program and not usual.says_anything(launch):
@@ -235,6 +232,20 @@ def _dispatch(
         f"describes no training run that is known: what {base} runs is its own; a training command of a "
         "known framework is expected",
     )
+
+
+def _refuse_what_trains_nothing(program: str, base: str, words: list[str], name: str) -> None:
+    """Refuse what measures, prepares or generates, by its name or its options.
+
+    Raises:
+        SpecError: it does.
+    """
+    if re.search(r"(?i)benchmark|(?:^|_)bench(?:_|\.|$)", base):
+        raise SpecError("file", name, f"{base} measures something; it does not train a model")
+    if program in HOUSEKEEPING:
+        raise SpecError("file", name, f"{program} prepares or checks something; it does not train a model")  # fmt: skip
+    if {"gen-len", "prompt-len", "max-new-tokens"} & set(flags_of(words)):
+        raise SpecError("file", name, f"{base} generates; it does not train")
 
 
 def _program_here(

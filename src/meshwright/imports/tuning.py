@@ -24,6 +24,7 @@ def adapters(
     twice: bool | None = None,
     dropout: float = 0.0,
     option: str = "target_modules",
+    whole: Any = None,
 ) -> None:
     """Set a reading's fine-tuning; targets that are not known are named and the usual ones taken.
 
@@ -31,6 +32,7 @@ def adapters(
         bits: 4 or 8 where the frozen weights are quantised; 0: 16-bit.
         twice: whether the scales of 4-bit weights are quantised too; None: as is usual.
         targets: module names, a list or text; None: all linear layers.
+        whole: names of modules that train in full beside the adapters.
     """
     fields: dict[str, Any] = {
         "method": method if method in ("lora", "dora", "qlora") else "lora",
@@ -48,9 +50,13 @@ def adapters(
         )
     elif fields["method"] == "qlora":
         fields["storage"] = "nf4"
+    if twice is None and fields["method"] == "dora":
+        twice = True  # as qlora's: the tool that quantises is the same
     if twice is not None and fields.get("storage") in ("nf4", "fp4"):
         fields["double_quantization"] = twice
     fields["targets"] = _targets(reading, targets, option)
+    if parts := trained(whole):
+        fields["train"] = parts
     reading.job["finetune"] = finetune_recipe(fields)
     reading.job.pop("lora_rank", None)
 

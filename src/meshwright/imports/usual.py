@@ -32,7 +32,8 @@ _SEQ = (
 )  # fmt: skip
 _MICRO = (
     "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size_per_device", "device_batch_size",
-    "batch_size_training", "batch_size", "bs",
+    "train_micro_batch_size", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size", "per_gpu_train_batch_size",
+    "micro_batch_size_per_gpu", "batch_size_training", "batch_size", "bs",
 )  # fmt: skip
 _STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation",
           "grad_accum", "accumulation_steps")  # fmt: skip
@@ -128,7 +129,7 @@ def read_table(
     _job(options, reading)
     if inert is not None:
         options.read |= {name for name in options.values if inert(name)}
-    options.finish(reading, "hf", "common", strict=given.strict)
+    options.finish(reading, "fsdp", "hf", "common", strict=given.strict)
     return reading
 
 
