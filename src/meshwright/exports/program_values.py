@@ -74,13 +74,15 @@ class Known:
             for arg, default in [*zip(plain, function.args.defaults, strict=True), *only]:
                 if default is not None and (said := self.value(default)) is not None:
                     self.parameters.setdefault(arg.arg, said)
+        made: set[str] = set()
         for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 self._handed(node)
             if isinstance(node, ast.Call) and self.is_own(node):
-                for key, said in self.keywords(node):
-                    if said is not None:
-                        self.fields[key] = said  # over the class's own default
+                for key, its in self.keywords(node):
+                    if its is not None and key not in made:
+                        self.fields[key] = its  # over the class's own default, the first for good
+                        made.add(key)
         for node in nodes:  # once more, with what functions are called with
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 self._assign(node.targets[0], node.value)

@@ -239,8 +239,21 @@ def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
         called = ast.unparse(call.func)
         cuts = re.search(r"[tT]okenizer$", called) is not None
         made = any(word in called for word in _CALLS) and not any(w in called for w in _OTHERS)
+        made = made or _hands_on(known.functions.get(called))
         if made or cuts:
             yield call
+
+
+def _hands_on(function: ast.FunctionDef | None) -> bool:
+    """Whether a function of the program makes a configuration of whatever words it is given."""
+    if function is None or function.args.kwarg is None:
+        return False
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("Config", "Arguments"))
+        and any(word.arg is None for word in node.keywords)
+        for node in ast.walk(function)
+    )
 
 
 def _reached(tree: ast.AST, known: Known) -> list[ast.Call]:

@@ -17,7 +17,7 @@ from meshwright.imports.hf_sharding import deepspeed_named, sharding
 from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.names import PLANNED, refuse_other
 from meshwright.imports.options import Options, flattened
-from meshwright.imports.own_arguments import folder_of, own_defaults
+from meshwright.imports.own_arguments import folder_of, own_adapters, own_defaults
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named, weights_alone
 from meshwright.imports.tasks import name_generation, name_task
@@ -112,6 +112,13 @@ def read_words(
         full = [name for name in own if name.startswith(said) and name not in values]
         if len(full) == 1 and len(said) > 3:  # argparse takes the beginning of a name for it
             values[full[0]] = values.pop(said)
+    if not {"use_peft", "use_lora", "lora", "lora_enable", "finetuning_type", "lora_r"} & set(
+        values
+    ):
+        made = own_adapters(launch.program, folder, {**own, **values})
+        if made:
+            values |= {name: value for name, value in made.items() if name not in values}
+            reading.note("adapters are those that the program makes", posixpath.basename(launch.program))  # fmt: skip
     options = Options({**own, **values}, "--")
     options.assumed = set(own) - set(values)
     options.raw("config", "config_file")

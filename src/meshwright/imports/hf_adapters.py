@@ -54,6 +54,12 @@ def read_adapters(options: Options, reading: Reading) -> None:
         if targets is None and options.has("use_peft", "peft_type"):
             targets = ["q_proj", "v_proj"]
             reading.guess("lora_target_modules", "is not set; PEFT's own for Llama-like models, q and v, are taken")  # fmt: skip
+        elif (
+            targets is None
+            and reading.format in ("TrainingArguments YAML", "Hugging Face Trainer script")
+            and not options.has("finetuning_type")
+        ):
+            reading.guess("lora_target_modules", "is not set; the program that reads this chooses: all linear layers are taken")  # fmt: skip
         adapters(
             reading, rank=rank, alpha=options.number("lora_alpha", "peft_lora_alpha"), targets=targets,
             bits=bits if bits in (4, 8) else 0, storage=kind if bits == 4 and kind in ("nf4", "fp4") else "",

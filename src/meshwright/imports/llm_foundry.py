@@ -64,13 +64,16 @@ def read(data: dict[str, Any], given: Given) -> Reading:
             options.loose("model.pretrained_model_name_or_path", "tokenizer.name")
         )
     reading.global_batch = options.whole("global_train_batch_size")
-    reading.accumulation = 1
+    if isinstance(inner.get("knowledge_distillation"), dict):
+        reading.unmodelled("knowledge_distillation", "a frozen teacher is held and run, too; not priced")  # fmt: skip
     micro = options.raw("device_train_microbatch_size", "device_train_grad_accum")
     if isinstance(micro, (int, float)):
         reading.micro_batch = max(1, int(micro))
     else:
         reading.guess("--micro-batch", 'the micro-batch is "auto"; 1 is taken')
         reading.micro_batch = 1
+    if options.has("model.pretrained_model_name_or_path"):
+        _overridden(options, reading)
     _sharding(options, reading)
     _job(options, reading)
     options.finish(reading, "llm_foundry", "common", strict=given.strict)
@@ -122,6 +125,18 @@ def _model(options: Options, reading: Reading) -> Model | None:
     )  # fmt: skip
 
 
+def _overridden(options: Options, reading: Reading) -> None:
+    """What `config_overrides` changes of the attention of a model that is taken by its name."""
+    get = "model.config_overrides.attn_config."
+    if (
+        options.word(f"{get}attn_impl") == "torch"
+        or options.word("model.attn_implementation") == "eager"
+    ):
+        reading.job["attention_kernel"] = "unfused"
+    if options.flag(f"{get}attn_uses_sequence_id"):
+        reading.job["document_masking"] = True
+
+
 def _sharding(options: Options, reading: Reading) -> None:
     from meshwright.imports.accelerate import STRATEGY_ZERO
 
@@ -144,6 +159,8 @@ def _sharding(options: Options, reading: Reading) -> None:
     if options.flag("fsdp_config.cpu_offload"):
         reading.offload |= {"optimizer", "parameters"}
     mixed = options.word("fsdp_config.mixed_precision", default="pure")
+    if mixed == "full":
+        reading.unmodelled("fsdp_config.mixed_precision", "weights are gathered in 32 bits; 16 are priced")  # fmt: skip
     reading.job["_mixed"] = mixed
 
 
@@ -154,7 +171,7 @@ def _job(options: Options, reading: Reading) -> None:
         recipe = RECIPES["fp8"]
     elif "bf16" in precision:
         recipe = RECIPES["bf16"].but(
-            gradient_bytes=4, gradient_reduce_bytes=4 if mixed == "default" else 2
+            gradient_bytes=4, gradient_reduce_bytes=4 if mixed in ("default", "full") else 2
         )
     elif "fp16" in precision:
         recipe = RECIPES["fp16"]

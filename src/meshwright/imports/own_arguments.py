@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from meshwright.exports.program_values import Known
 from meshwright.exports.python_syntax import parse_python
 from meshwright.imports.beside import beside
+from meshwright.imports.words import unmarked
 from meshwright.specs.foreign import read_text
 
 _PARSERS = ("HfArgumentParser", "TrlParser")
@@ -40,6 +42,54 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
     """Defaults of a program's own parser, those that say something."""
     given = Known(tree).arguments
     return {name: value for name, value in given.items() if value not in (None, "", False)}
+
+
+_ADAPTERS = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout",
+             "modules_to_save": "modules_to_save", "use_dora": "use_dora"}  # fmt: skip
+
+
+def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dict[str, Any]:
+    """Adapters that a program at hand makes whatever it is told, by the names of command lines; empty without.
+
+    Args:
+        said: its command line and its defaults, which decide its branches.
+    """
+    path = beside(folder, program) if program.endswith(".py") else None
+    text = "" if path is None else read_text(path, "file")
+    tree = parse_python(text) if re.search(r"\bLoraConfig\(", text) else None
+    if tree is None:
+        return {}
+    known = Known(tree, {name: typed(value) for name, value in said.items()})
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.If, ast.IfExp)):
+            test = known.value(node.test)
+            if test is not None:
+                branch = node.body if test else node.orelse
+                waiting += branch if isinstance(branch, list) else [branch]
+            continue  # what an unknown condition guards is told by nobody
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("LoraConfig"):
+            found = dict(known.keywords(node))
+            return {"use_peft": True} | {
+                ours: found[theirs]
+                for theirs, ours in _ADAPTERS.items()
+                if found.get(theirs) is not None
+            }
+        waiting += ast.iter_child_nodes(node)
+    return {}
+
+
+def typed(value: Any) -> Any:
+    """A word of a command line as a program's parser would take it: a number, a truth, or text."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    return unmarked(value)
 
 
 def folder_of(program: str, folder: Path | None) -> str:

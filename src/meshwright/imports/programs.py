@@ -17,7 +17,7 @@ from meshwright.exports.tuning_programs import (
 )
 from meshwright.imports import hf
 from meshwright.imports.made_models import family_of, made_model
-from meshwright.imports.names import PLANNED
+from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
@@ -75,7 +75,9 @@ def read(
     reading = reading or Reading("Hugging Face Trainer program", options=dict(hf.EDITS))
     if written:
         reading.note("the program writes the one that trains; that one is read", "file")
-    if made["_shape"] and given.model is None and not found.get("model_name_or_path"):
+    named = str(found.get("model_name_or_path") or "")
+    if made["_shape"] and given.model is None and model_named(named) is None:
+        found.pop("model_name_or_path", None)  # where what it builds was saved, if anything
         _built(made["_shape"], reading)
     for key in made["_larger"] or ():
         reading.note("the program chooses between two values; the larger is taken", key)

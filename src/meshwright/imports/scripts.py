@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import posixpath
 import re
 from pathlib import Path
@@ -32,6 +31,7 @@ from meshwright.imports.beside import beside
 from meshwright.imports.launch import HOUSEKEEPING, Launch, find_launch
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Missing, flags_of
+from meshwright.imports.own_arguments import typed
 from meshwright.imports.pyfile import parse_module
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import device_of, name_slice, take_tpus
@@ -294,25 +294,13 @@ def _trainer_here(
     hf.launcher(script, launch, reading, given, folder)
     hf.one_process(launch, reading)
     name_task(reading, path.name)
-    said = {name.replace("-", "_"): _typed(value) for name, value in flags_of(launch.words).items()}
+    said = {name.replace("-", "_"): typed(value) for name, value in flags_of(launch.words).items()}
     try:
         return programs.read(text, str(path), given, said, reading, folder)
     except SpecError:
         if program == launch.program:
             raise
         return None  # a module that its command says too little of
-
-
-def _typed(value: Any) -> Any:
-    """A word of a command line as a program's parser would take it: a number, a truth, or text."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(value)
-    return unmarked(value)
 
 
 def _is_megatron(words: str) -> bool:

@@ -16,6 +16,12 @@ from meshwright.specs.foreign import read_text
 MAX_INCLUDED = 200
 """Files that a script includes or starts; one that starts twenty runs includes its settings each time."""
 
+_SURROUNDINGS = re.compile(
+    r"(?:^|/)(?:activate|deactivate|enable|\.?bashrc|\.?bash_profile|\.?profile|modules?\.sh|lmod|init/bash|setvars\.sh|conda\.sh|miniforge\S*|mamba\.sh|"
+    r"thisroot\.sh|nvm\.sh|set_env\.sh)$"
+)
+"""What a shell sources for its environments, compilers and modules: it says nothing of a training."""
+
 
 def include(script: Script, words: list[str]) -> bool | None:
     """Follow a file that the script includes."""
@@ -23,7 +29,8 @@ def include(script: Script, words: list[str]) -> bool | None:
         return None
     path = beside(script.folder, words[0])
     if path is None:
-        script.missing.append(shown(words[0]))
+        if not _SURROUNDINGS.search(words[0]):
+            script.missing.append(shown(words[0]))
         return None  # where the script lives it is there, or the run would not start
     if len(script.included) > MAX_INCLUDED:
         raise SpecError("source", shown(words[0]), "too many included files")
