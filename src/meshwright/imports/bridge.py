@@ -228,6 +228,13 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
         raise SpecError("--config", chosen, nearest(chosen, known))
     if given.model is None:
         refuse_other(chosen)
+    first = known[chosen].args.args[:1]
+    if (
+        first
+        and not known[chosen].args.defaults
+        and re.fullmatch(r"(?:parsed_|cli_)?args|namespace", first[0].arg)
+    ):
+        raise SpecError("config", chosen, "takes model and batch from its command line: give the script or the file that it is started with")  # fmt: skip
     made = call_function(home.get(chosen, module), known[chosen], [], {})
     if not isinstance(made, Made):
         raise SpecError("--config", chosen, "what this function returns cannot be followed")

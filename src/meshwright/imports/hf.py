@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.imports import accelerate
+from meshwright.imports import accelerate, deepspeed_chat
 from meshwright.imports.accelerate_flags import launched
 from meshwright.imports.beside import beside
 from meshwright.imports.hf_adapters import read_adapters
@@ -138,16 +138,6 @@ def one_process(launch: Launch, reading: Reading) -> None:
         reading.note("python alone starts one process: one device is priced", "launcher")
 
 
-_CHAT = {
-    "lora_dim",
-    "lora_module_name",
-    "sft_only_data_path",
-    "num_padding_at_beginning",
-    "data_split",
-}
-"""Options of DeepSpeed-Chat's programs that no other has."""
-
-
 def _own_defaults(
     program: str, values: dict[str, Any], reading: Reading, own: dict[str, Any]
 ) -> None:
@@ -161,20 +151,8 @@ def _own_defaults(
             values["gradient_checkpointing"] = True
             reading.note("is ms-swift's default, on", "--gradient_checkpointing")
         chosen_tuner(values)
-    elif "zero_stage" in values and _CHAT & {*values, *own}:
-        # DeepSpeed-Chat: a dtype of its own, fp16 unless it is told, and adapters by their width.
-        values.setdefault("dtype", "fp16")
-        kind = str(values.pop("dtype")).lower()
-        values["bf16" if "bf" in kind else "fp16"] = True
-        own.pop("dtype", None)
-        own.pop("lora_dim", None)
-        if str(values.get("lora_dim", "0")).isdigit() and int(str(values.get("lora_dim", 0))) > 0:
-            values |= {"use_lora": True, "lora_r": values.pop("lora_dim")}
-            if "only_optimize_lora" not in values:
-                reading.unmodelled(
-                    "--lora_dim",
-                    "the other weights train, too, without --only_optimize_lora; adapters alone are priced",
-                )
+    elif deepspeed_chat.is_one(values, own):
+        deepspeed_chat.settle(values, own, reading)
     elif posixpath.basename(program) == "qlora.py":
         _qlora_defaults(values, reading)
     elif "open_instruct/" in program:

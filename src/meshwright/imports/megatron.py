@@ -42,13 +42,14 @@ EDITS = {
 
 def read(
     options: Options, given: Given, title: str = "Megatron-LM", dialect: str = "megatron",
-    config: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None, more: tuple[str, ...] = (),
 ) -> Reading:  # fmt: skip
     """Return what a set of flags runs.
 
     Args:
         dialect: `megatron`, `megatron-deepspeed` or `bloom`.
         config: of DeepSpeed, where the command names one.
+        more: tables of the options that a tool around Megatron-LM adds.
 
     Raises:
         SpecError: a flag is missing, impossible, or of a model that is not modelled.
@@ -79,7 +80,7 @@ def read(
     reading.job = _job(options, reading, dialect, fields["zero"])
     add_budget(options, reading)
     tables = ["megatron", "common"] + (["deepspeed_flags"] if dialect != "megatron" else ["forks"])
-    options.finish(reading, *tables, strict=given.strict)
+    options.finish(reading, *more, *tables, strict=given.strict)
     return reading
 
 

@@ -80,6 +80,22 @@ def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     return {}
 
 
+def own_deepspeed(program: str, folder: Path | None, said: dict[str, Any]) -> dict[str, Any]:
+    """The table that a program at hand hands to `deepspeed.initialize`, as far as it says it; empty without."""
+    path = beside(folder, program) if program.endswith(".py") else None
+    text = "" if path is None else read_text(path, "file")
+    tree = parse_python(text) if "deepspeed.initialize(" in text else None
+    if tree is None:
+        return {}
+    known = Known(tree, {name: typed(value) for name, value in said.items()})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "deepspeed.initialize":
+            words = dict(known.keywords(node))
+            found = words.get("config") or words.get("config_params")
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
 def typed(value: Any) -> Any:
     """A word of a command line as a program's parser would take it: a number, a truth, or text."""
     if not isinstance(value, str):

@@ -73,6 +73,8 @@ def read(
     made = {key: found.pop(key, None) for key in kinds}
     computed = {key: text for key, text in (made["_open"] or {}).items() if key not in found}
     reading = reading or Reading("Hugging Face Trainer program", options=dict(hf.EDITS))
+    if re.search(r"CUDA_VISIBLE_DEVICES[\"']\]\s*=\s*[\"'](?:-1)?[\"']", text):
+        reading.unmodelled("CUDA_VISIBLE_DEVICES", "hides every device: the run is on processors; the cluster's devices are priced")  # fmt: skip
     if written:
         reading.note("the program writes the one that trains; that one is read", "file")
     named = str(found.get("model_name_or_path") or "")

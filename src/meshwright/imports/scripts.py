@@ -208,7 +208,7 @@ def _dispatch(
     if followed is not None:
         return followed, stamp
     if usual.is_usual(launch):
-        return usual.read_words(launch, given), stamp
+        return usual.read_words(launch, given, folder), stamp
     if program.startswith("tune "):
         named_one = flags_of(words).get("config", "")
         raise SpecError("--config", named_one, "torchtune's own configuration is not here: "

@@ -78,6 +78,7 @@ _DEBUG: dict[str, dict[str, Any]] = {
 def named(reading: Reading, given: Given, module: str, flavor: str) -> None:
     """Set the model that torchtitan registers under a family and a flavour."""
     names = {(theirs, size): ours for theirs, size, ours in FLAVORS.values()}
+    names |= {("llama4", "17bx16e"): "llama4-scout", ("llama4", "17bx128e"): "llama4-maverick"}
     names[("deepseek_v3", "16B")] = "deepseek-v2-lite"  # of DeepSeek-V2-Lite's shape
     names[("deepseek_v3", "236B")] = "deepseek-v2"
     if flavor == "debugmodel" and module in _DEBUG and given.model is None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from meshwright.imports import deepspeed
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Options, flags_of
+from meshwright.imports.own_arguments import own_deepspeed
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.imports.tuning import adapters
@@ -40,6 +43,10 @@ _STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_
 _GLOBAL = ("global_batch_size", "total_batch_size", "global_train_batch_size")
 _NAME = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "hf_model",
          "config_name", "model_path", "model_variant", "model")  # fmt: skip
+_SHARED_SEQUENCES = (
+    "seq_parallel_size", "sequence_parallel_degree", "seq_parallel_degree", "sp_degree", "ulysses_degree", "ulysses_parallel_size",
+    "ulysses_sequence_parallel_size", "ulysses_size", "ds_sequence_parallel_size",
+)  # fmt: skip
 _TRAINS = ("lr", "learning_rate", "num_train_epochs", "num_epochs", "epochs", "max_steps", "optimizer", "weight_decay", "train_iters")  # fmt: skip
 _SHARDING = {
     "full": 3, "full_shard": 3, "fsdp": 3, "hybrid": 3, "hsdp": 3, "hybrid_shard": 3, "shard_grad_op": 2, "grad_op": 2,
@@ -75,8 +82,11 @@ def _flags(launch: Launch) -> dict[str, Any]:
     return flags
 
 
-def read_words(launch: Launch, given: Given) -> Reading:
+def read_words(launch: Launch, given: Given, folder: Path | None = None) -> Reading:
     """Return what a command of a program runs whose options have their usual names.
+
+    Args:
+        folder: where the program may lie, which may set up DeepSpeed by a table of its own.
 
     Raises:
         SpecError: a value that cannot be, or a model that is no decoder.
@@ -88,7 +98,16 @@ def read_words(launch: Launch, given: Given) -> Reading:
         flags["global_batch_size"] = flags.pop("batch_size", None)
         flags["sharding_strategy"] = "full_shard" if trainer.startswith("FSDP") else "no_shard"
     program = posixpath.basename(launch.program)[:60]
-    return read_table(flags, given, "script of a program of its own", program=program)
+    table = own_deepspeed(launch.program, folder, flags)
+    reading = read_table(flags, given, "script of a program of its own", program=program)
+    if table:
+        told = {"sharding", "precision", "sequence parallelism"}
+        reading.remarks = [one for one in reading.remarks if one.option not in told]
+        reading.job.pop("precision", None)
+        reading.job["framework"] = "deepspeed"
+        deepspeed.apply(table, reading, given)
+        reading.note("DeepSpeed is set up by a table in the program, which is read", program)
+    return reading
 
 
 def read_table(
@@ -172,12 +191,20 @@ def _degrees(options: Options, reading: Reading) -> None:
     for axis, names in (
         ("tp", ("tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree", "tp_size", "tp")),
         ("pp", ("pipeline_parallel_size", "pipeline_model_parallel_size", "pipeline_parallel_degree", "pp_size", "pp")),
-        ("cp", ("context_parallel_size", "sequence_parallel_size", "context_parallel_degree", "cp_size", "sp_size", "cp")),
+        ("cp", ("context_parallel_size", "sequence_parallel_size", "context_parallel_degree", "cp_size", "sp_size", "cp",
+                "context_parallel_dim", "cp_degree", *_SHARED_SEQUENCES)),
         ("ep", ("expert_parallel_size", "expert_model_parallel_size", "expert_parallel_degree", "ep_size", "ep")),
     ):  # fmt: skip
         size = options.whole(*names, default=1, least=1)
         if size > 1:
             reading.layout[axis] = size
+        if (
+            axis == "cp"
+            and size > 1
+            and options.has(*_SHARED_SEQUENCES, "sequence_parallel_size", "sp_size")
+        ):
+            reading.layout["cp_method"] = "ulysses"
+            reading.guess("sequence parallelism", "which kind is not said; heads go around (Ulysses) is taken")  # fmt: skip
 
 
 def _sharding(options: Options, reading: Reading) -> None:
