@@ -65,17 +65,16 @@ def rows(folder: Path) -> None:
     with (folder / "train.jsonl").open("w") as file:
         for number in range(100):
             answer = TEXT * 4 + str(number)
-            turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": answer}]
             row = {"instruction": "why?", "input": "", "output": answer}
-            if "Capybara" in str(folder):
-                row = {"messages": turns}
+            if "Stories" in str(folder):
+                row = {"text": answer}
             file.write(json.dumps(row) + "\n")
 
 
 def prepare(folder: Path, target: str, model: str) -> None:
     """The checkpoint and the data sets that an exported file names, where its tool looks first."""
     checkpoint(folder / model, target)
-    for name in ("trl-lib/Capybara", "tatsu-lab/alpaca", "yahma/alpaca-cleaned"):
+    for name in ("roneneldan/TinyStories", "tatsu-lab/alpaca", "yahma/alpaca-cleaned"):
         rows(folder / name)
 
 

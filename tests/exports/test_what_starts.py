@@ -6,8 +6,13 @@ import pytest
 import yaml
 from plans import make_plan
 
+from meshwright.exports.images import image
 from meshwright.exports.model_names import repository
 from meshwright.exports.targets import export, require_expressible
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
+from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.stacks import under
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
@@ -226,3 +231,133 @@ def test_nanotron_makes_its_own_tokens_where_no_data_set_is_named():
     (stage,) = yaml.safe_load(bundle.files["nanotron.yaml"])["data_stages"]
     assert stage["data"]["dataset"] is None
     assert any("random tokens" in note for note in bundle.notes)
+
+
+@pytest.mark.parametrize(("tool", "asked", "says"), [
+    ("torchtune", {"model": "gemma3-27b"}, "builds llama2-7b"),
+    ("torchtune", {"optimizer": OPTIMIZERS["adam8bit"]}, "adam8bit"),
+    ("trl", {"optimizer": OPTIMIZERS["adamw-bf16"]}, "as wide as the weights that it updates"),
+    ("axolotl", {"optimizer": OPTIMIZERS["sgd-momentum"]}, "has the optimizer"),
+    ("llama-factory", {"model": "qwen3-next-80b-a3b"}, "gated-delta"),
+    ("trl", {"precision": RECIPES["fp16"]}, "trains in bf16"),
+    ("verl", {"method": "dora"}, "trains lora"),
+    ("axolotl", {"finetune": None}, "plan with --finetune"),
+    ("megatron", {"model": "jamba-v0.1", "finetune": None}, "mamba layers"),
+    ("nanotron", {"model": "mistral-small-24b", "finetune": None}, "heads of hidden / heads = 160"),
+])  # fmt: skip
+def test_what_no_layout_mends_is_refused_while_planning_and_while_exporting(tool, asked, says):
+    recipe = finetune_recipe(
+        {"method": asked.get("method", "lora"), "targets": ["q", "k", "v", "o"]}
+    )
+    fields = {
+        "precision": RECIPES["bf16-fp32-grads" if tool == "nanotron" else "bf16"],
+        "finetune": recipe,
+    }
+    fields |= {k: v for k, v in asked.items() if k not in ("model", "method")}
+    job = Job(seq_len=2048, global_batch=64, framework=tool, **fields)
+    plan = make_plan(
+        asked.get("model", "llama3.1-8b"),
+        "h100:1x8",
+        job,
+        dp=8,
+        zero=3 if tool in ("torchtune", "verl") else 0,
+    )
+    with pytest.raises(SpecError, match=says):
+        export(plan, tool)
+    if job.optimizer.name != "adam8bit":  # one device takes it
+        with pytest.raises(SpecError, match=says):
+            require_expressible(plan.model, job, plan.cluster)
+
+
+@pytest.mark.parametrize(("tool", "layout", "says"), [
+    ("torchtune", {"cp": 2, "dp": 4}, "no context parallelism"),
+    ("trl", {"zero": 1, "offload": ("optimizer", "parameters")}, "under ZeRO stage 3"),
+    ("torchtune", {"offload": ("optimizer",)}, "together"),
+    ("torchtune", {"offload": ("activations",)}, "full recomputation"),
+])  # fmt: skip
+def test_the_planner_and_the_exporter_refuse_the_same_layouts(tool, layout, says):
+    plan = tuned("llama3.1-8b", "h100:1x8", tool, {}, **{"zero": 3} | layout)
+    with pytest.raises(SpecError, match=says):
+        export(plan, tool)
+    assert why_illegal(Question(plan.model, plan.cluster, plan.job), plan.layout)
+
+
+def test_a_container_that_builds_kernels_has_their_compiler():
+    for name, kind in (("trl", "-devel"), ("torchtitan", "-runtime")):
+        assert image(make_plan(dp=8), name).endswith(kind)
+
+
+def test_shards_of_gradients_are_summed_as_wide_as_planned_under_accelerate():
+    for recipe, said in (("bf16", "False"), ("bf16-fp32-grads", "True")):
+        job = Job(seq_len=2048, global_batch=64, precision=RECIPES[recipe], framework="accelerate")
+        script = export(make_plan(job=job, dp=8, zero=3), "accelerate").files["train.py"]
+        assert f"REDUCE_FP32 = {said}" in script
+
+
+def test_a_budget_of_tokens_comes_back_from_the_pytorch_script(tmp_path):
+    job = Job(
+        seq_len=4096,
+        global_batch=64,
+        framework="fsdp",
+        token_budget=2**31,
+        precision=RECIPES["bf16"],
+    )
+    export(make_plan(job=job, dp=8, zero=3), "fsdp").write(tmp_path)
+    assert import_file(tmp_path / "train_fsdp.py", Given()).job.token_budget == 2**31
+
+
+def test_biases_of_a_model_are_no_unknown_word_of_primus(tmp_path):
+    export(make_plan("megatron-1.7b", "mi300x:1x8", dp=8), "primus").write(tmp_path)
+    assert [
+        one
+        for one in import_file(tmp_path / "primus.yaml", Given()).remarks
+        if one.kind == "unread"
+    ] == []
+
+
+@pytest.mark.parametrize("launcher", ["kubernetes", "pytorchjob"])
+def test_one_group_of_hosts_is_not_spread_over_racks(launcher):
+    rack = make_plan(tp=4, dp=18, cluster="gb200:18x4")
+    export(rack, launcher, launches="megatron")
+    racks = make_plan(tp=4, dp=36, cluster="gb200:36x4")
+    with pytest.raises(SpecError, match="--to jobset"):
+        export(racks, launcher, launches="megatron")
+    export(racks, "jobset", launches="megatron")
+
+
+def test_dropout_of_adapters_reaches_torchtune_and_comes_back_and_is_refused_where_nothing_says_it(
+    tmp_path,
+):
+    plan = tuned("llama3.1-8b", "h100:1x8", "torchtune", {"dropout": 0.05}, zero=3)
+    export(plan, "torchtune").write(tmp_path)
+    assert (
+        import_file(tmp_path / "torchtune.yaml", Given(cluster=plan.cluster)).job.finetune.dropout
+        == 0.05
+    )
+    with pytest.raises(SpecError, match="no dropout before its adapters"):
+        export(tuned("llama3.1-8b", "h100:1x8", "verl", {"dropout": 0.05}, zero=3), "verl")
+
+
+def test_nanotron_keeps_gradients_and_weights_of_32_bits_or_neither(tmp_path):
+    def planned(recipe):
+        job = Job(seq_len=4096, global_batch=64, framework="nanotron", precision=RECIPES[recipe])
+        return make_plan(job=job, dp=8)
+
+    assert any("nanotron's have 32" in note for note in export(planned("bf16"), "nanotron").notes)
+    export(planned("pure-bf16"), "nanotron").write(tmp_path)
+    assert import_file(tmp_path / "nanotron.yaml", Given()).job.precision.master_bytes == 0
+
+
+def test_shards_beside_copies_on_chips_of_two_devices_come_back(tmp_path):
+    job = Job(
+        seq_len=8192,
+        global_batch=96,
+        framework="maxtext",
+        precision=under(Job(), "maxtext").precision,
+    )
+    plan = make_plan(
+        "llama2-70b", "tpu-v7:8x4", job, dp=8, tp=2, cp=2, cp_method="ring", zero=3, shard=8
+    )
+    export(plan, "maxtext").write(tmp_path)
+    back = import_file(tmp_path / "maxtext.yml", Given())
+    assert (back.layout.shard, back.layout.micro_batch, back.job.global_batch) == (8, 1, 96)

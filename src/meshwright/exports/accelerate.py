@@ -116,6 +116,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "MICRO_BATCH": layout.micro_batch,
         "ACCUMULATION": layout.micro_batches(plan.job.global_batch),
         "LIGER": plan.job.loss == "liger",
+        "REDUCE_FP32": plan.job.precision.gradient_reduce_bytes >= 4,
     }
     script = template("train_accelerate.py", values)
     model = hf_config(plan.model, plan.job.seq_len)

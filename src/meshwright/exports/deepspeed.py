@@ -114,10 +114,9 @@ def _zero(layout: Layout) -> dict[str, Any]:
 
 def _together(layout: Layout) -> Iterator[Problem]:
     """What lives in host memory needs the ZeRO stage that shards it (runtime/zero/config.py)."""
-    for what, stage in (("optimizer", 1), ("parameters", 3)):
-        if what in layout.offload and layout.zero < stage:
-            says = f"keeps {what} in host memory from ZeRO stage {stage} on"
-            yield Problem("offload", list(layout.offload), says, {"zero": stage})
+    if "optimizer" in layout.offload and layout.zero < 1:
+        says = "keeps optimizer in host memory from ZeRO stage 1 on"
+        yield Problem("offload", list(layout.offload), says, {"zero": 1})
 
 
 LIMITS = Limits("DeepSpeed", "deepspeed", _problems, _together)

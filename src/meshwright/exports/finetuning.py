@@ -199,13 +199,23 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
 
 def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     """What whoever starts a tool should know: what it keeps, and what its rows are."""
-    told = (*NOTES, *_masters(plan, tool))
+    told = (*NOTES, *_weights(plan), *_masters(plan, tool))
     if tool == "trl" and plan.layout.cp > 1:
         return (*told, "TRL packs nothing beside context parallelism: rows shorter than max_length train less "
                 "than the plan priced")  # fmt: skip
     if tool in ("trl", "llama-factory") or plan.job.document_masking:
         return told
     return (*told, "attention stays inside each packed document: less work than the plan priced")
+
+
+def _weights(plan: Plan) -> tuple[str, ...]:
+    """Where the weights come from, if anywhere."""
+    source = repository(plan.model)
+    if source is None:
+        return (
+            f"weights named {plan.model.name} are published nowhere that is known here: name yours in the file",
+        )
+    return (f"weights are {source}'s: if access to them is granted by name, HF_TOKEN must be set",)
 
 
 def _masters(plan: Plan, tool: str) -> tuple[str, ...]:
@@ -235,9 +245,6 @@ def trl(plan: Plan) -> dict[str, Any]:
     """The content of the YAML file that `trl sft --config` reads."""
     tune, layout, job = _tuning(plan), plan.layout, plan.job
     split = splits_layers(plan)
-    if split and layout.zero < 2:
-        raise SpecError("layout.zero", layout.zero, "TRL splits layers and sequences under FSDP2, "
-                        "which shards gradients too: stage 2 or 3 is expected")  # fmt: skip
     data: dict[str, Any] = {"model_name_or_path": _model_name(plan), "dtype": "bfloat16"}
     if tune.adapts:
         linear = tune.targets == GROUPS["all-linear"]
@@ -258,7 +265,8 @@ def trl(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job),
         # FSDP2 recomputes where it shards; transformers refuses both at once.
         "gradient_checkpointing": layout.recompute == "full" and not split, "learning_rate": 1e-5,
-        "num_train_epochs": 1, "dataset_name": "trl-lib/Capybara", "output_dir": "outputs",
+        # Plain text: tokenizers of base models have no template for chats.
+        "num_train_epochs": 1, "dataset_name": "roneneldan/TinyStories", "output_dir": "outputs",
     }  # fmt: skip
     if layout.cp > 1:
         data["pad_to_multiple_of"] = 2 * layout.cp  # two chunks a rank balance a causal mask

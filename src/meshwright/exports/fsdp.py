@@ -133,6 +133,11 @@ def read(tree: ast.Module) -> tuple[Model, Job, Layout]:
         },
         "JOB",
     )
+    steps = job_data.get("steps")
+    if (
+        isinstance(steps, int) and steps > 1000
+    ):  # the script's own number where a plan has no budget
+        job = job.but(token_budget=float(steps * job.tokens))
     layers = split.get("recompute_layers", 0)
     layout = Layout.parse(
         {

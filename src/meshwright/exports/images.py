@@ -6,6 +6,9 @@ from meshwright.specs.frameworks import framework
 from meshwright.specs.plan import Plan
 
 _TORCH = "pytorch/pytorch:2.13.0-cuda12.8-cudnn9-runtime"
+_COMPILER = "pytorch/pytorch:2.13.0-cuda12.8-cudnn9-devel"
+"""The same with nvcc, by which flash-attn and DeepSpeed's operators are built."""
+_BUILDS = ("deepspeed", "nanotron", "trl", "axolotl", "llama-factory", "verl")
 _NVIDIA = {
     # NVIDIA's container of Megatron-Bridge brings Transformer Engine, Megatron-Core and its sources.
     "megatron": "nvcr.io/nvidia/nemo:25.11",
@@ -24,7 +27,7 @@ def image(plan: Plan, name: str) -> str:
     """The container image for a framework on the plan's devices."""
     if plan.cluster.device.vendor == "amd":
         return _AMD
-    return _NVIDIA.get(name, _TORCH)
+    return _NVIDIA.get(name, _COMPILER if name in _BUILDS else _TORCH)
 
 
 def machine_image(plan: Plan, name: str) -> str | None:
@@ -92,6 +95,7 @@ def _cloned(variable: str, repository: str, branch: str) -> list[str]:
     folder = repository.rsplit("/", 1)[-1]
     address = f"https://github.com/{repository}"
     return [
+        "command -v git > /dev/null || { apt-get -qq update && apt-get -qq install -y git; }",
         f'export {variable}="${{{variable}:-$PWD/{folder}}}"',
         f'[ -d "${variable}" ] || git clone -q --depth 1 --recursive -b {branch} {address} "${variable}"',
     ]

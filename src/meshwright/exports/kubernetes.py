@@ -13,6 +13,7 @@ from meshwright.exports.fabric import check_hosts, network_kind
 from meshwright.exports.images import image, setup
 from meshwright.exports.launch import Command
 from meshwright.exports.tpu_slices import slice_jobset
+from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Plan
 
 _RESOURCE = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "cpu": "cpu",
@@ -118,6 +119,18 @@ def _racks(plan: Plan) -> list[tuple[str, int, int]]:
     return [("rack", hosts // together, together), *([("rest", 1, rest)] if rest else [])]
 
 
+def _one_group(plan: Plan, kind: str) -> None:
+    """Refuse several NVLink networks where one group of pods is all that a kind of job has.
+
+    Raises:
+        SpecError: the plan's hosts lie in several racks, whose order no field of such a job gives.
+    """
+    if len(racks := _racks(plan)) > 1 or racks[0][1] > 1:
+        together = shares_nvlink(plan)
+        raise SpecError("--to", kind, f"has one group of hosts, and this plan's lie in NVLink networks of {together} each, "
+                        "which ranks must follow: --to jobset places a job in each")  # fmt: skip
+
+
 def _container(plan: Plan, command: Command, rank: str, address: str, port: str) -> dict[str, Any]:
     shell = _prepared(plan, command) + host_command(plan, command, rank, address, port)
     return {
@@ -135,6 +148,7 @@ def trainjob(plan: Plan, command: Command, stamp: str) -> str:
     host's network and the files are its runtime's to give, so the file brings a runtime of its own
     instead of leaning on what `torch-distributed` of a cluster happens to hold.
     """
+    _one_group(plan, "kubernetes")
     hosts, _ = check_hosts(plan)
     name = job_name(plan)
     shell = _prepared(plan, command) + host_command(
@@ -184,6 +198,7 @@ def trainjob(plan: Plan, command: Command, stamp: str) -> str:
 
 def pytorchjob(plan: Plan, command: Command, stamp: str) -> str:
     """A PyTorchJob: a master and workers, one pod a host, numbered by the operator."""
+    _one_group(plan, "pytorchjob")
     hosts, _ = check_hosts(plan)
     container = {"name": "pytorch"} | _container(
         plan, command, '"$PET_NODE_RANK"', '"$PET_MASTER_ADDR"', '"$PET_MASTER_PORT"'

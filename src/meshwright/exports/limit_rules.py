@@ -50,6 +50,12 @@ def splits(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     if layout.tp > 1:
         for need in lacks(model, can.tensor_needs):
             yield Problem("tp", layout.tp, f"has tensor parallelism for models with {need}", one)
+        if (
+            plan.job.finetune is not None
+            and plan.job.finetune.adapts
+            and not can.tensor_with_adapters
+        ):
+            yield Problem("tp", layout.tp, "has no tensor parallelism beside adapters", one)
         if layout.pp > 1 and not can.tensor_in_pipeline:
             yield Problem("tp", layout.tp, "has no tensor parallelism inside its pipeline", one)
         whole = can.replicated_kv_heads or bool(model.latent_attention)
@@ -88,7 +94,7 @@ def sharding(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
         return
     allowed = list(can.zero_stages(tp=layout.tp, pp=layout.pp))
     if can.context_needs_shards and layout.cp > 1:
-        allowed = [stage for stage in allowed if stage]
+        allowed = [stage for stage in allowed if stage >= 2]
     if without_master(plan.job):
         allowed = [stage for stage in allowed if stage in can.zero_without_master]
     if plan.job.optimizer.name not in can.optimizers_sharded:
@@ -236,6 +242,7 @@ def recompute(layout: Layout, can: Framework) -> Iterator[Problem]:
             f"is told nothing here that keeps {' or '.join(away)} in host memory",
             {"offload": tuple(what for what in layout.offload if what in has)},
         )
+    yield from _hosted(layout, can)
     if layout.stage_recompute_layers is not None and not can.stage_recompute_layers:
         # The stage that recomputes most keeps every stage inside its memory.
         most = max(layout.stage_recompute_layers) * layout.virtual_stages
@@ -256,6 +263,24 @@ def recompute(layout: Layout, can: Framework) -> Iterator[Problem]:
             "recomputes all layers or none",
             {"recompute_layers": 0},
         )
+
+
+def _hosted(layout: Layout, can: Framework) -> Iterator[Problem]:
+    """What lives in host memory beside the sharding and recomputation that it needs."""
+    away = list(layout.offload)
+    stages = can.offload_parameters_zero
+    if "parameters" in away and layout.zero not in stages:
+        says = f"keeps weights in host memory under ZeRO stage {' or '.join(map(str, stages))}"
+        yield Problem("offload", away, says, {"zero": max(stages)})
+    if can.offload_together and ("optimizer" in away) != ("parameters" in away):
+        says = "keeps weights, gradients and optimizer in host memory together"
+        both = tuple(
+            w for w in ("activations", "optimizer", "parameters") if w in away or w != "activations"
+        )
+        yield Problem("offload", away, says, {"offload": both})
+    if can.offload_activations_recomputed and "activations" in away and layout.recompute != "full":
+        says = "moves only checkpointed activations: full recomputation is expected"
+        yield Problem("offload", away, says, {"recompute": "full"})
 
 
 def ranks(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:

@@ -64,9 +64,7 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
         # Liger patches a model of transformers; the pipeline's script builds layers of its own.
         says = "makes whole logits in its pipeline"
         found.append(Problem("job.loss", "liger", says, rules.FLAT | {"pp": 1, "schedule": "1f1b"}))
-    if unusual := plan.model.unusual():
-        says = "is exported for plain decoders with attention in every layer"
-        found.append(Problem("model", f"{plan.model.name} with {', '.join(unusual)}", says))
+    found += _unusual(plan.model)
     if plan.job.global_batch % (layout.dp * layout.micro_batch):
         found.append(Problem("micro_batch", layout.micro_batch, "needs whole micro-batches a rank"))
     if limits.extra is not None:
@@ -74,6 +72,12 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
     if limits.asked is not None:
         found += limits.asked(plan.model, plan.job, plan.cluster)
     return found
+
+
+def _unusual(model: Model) -> Iterator[Problem]:
+    if parts := model.unusual():
+        says = "is exported for plain decoders with attention in every layer"
+        yield Problem("model", f"{model.name} with {', '.join(parts)}", says)
 
 
 def _devices(cluster: Cluster, can: Framework) -> Iterator[Problem]:
@@ -101,6 +105,7 @@ def unplannable(model: Model, job: Job, cluster: Cluster, limits: Limits) -> Pro
     """The first thing about a model, a job or devices that no layout makes a target able to express."""
     found = [Problem(*asked) for asked in job_lacks(job, limits.can)]
     found += rules.loss(job, limits.can)
+    found += _unusual(model)
     found += limits.extra(model) if limits.extra is not None else ()
     found += limits.asked(model, job, cluster) if limits.asked is not None else ()
     found += _devices(cluster, limits.can)

@@ -28,10 +28,18 @@ ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 def _problems(model: Model) -> Iterator[Problem]:
     if hf_family(model) != "llama" or model.qkv_bias:
         yield Problem("model.family", model.family, "is exported with its Llama architecture")
+    elif model.head_dim * model.heads != model.hidden:
+        says = f"has heads of hidden / heads = {model.hidden / model.heads:g}"
+        yield Problem("model.head_dim", model.head_dim, says)
 
 
 LIMITS = Limits("nanotron", "nanotron", _problems)
 VERSION = LIMITS.can.checked
+
+
+def _wide(plan: Plan) -> bool:
+    """Whether gradients and the optimizer's weights have 32 bits: one switch brings both (helpers.py)."""
+    return plan.job.precision.master_bytes > 0
 
 
 def config(plan: Plan) -> dict[str, Any]:
@@ -74,7 +82,7 @@ def config(plan: Plan) -> dict[str, Any]:
             },
         },
         "optimizer": {
-            "accumulate_grad_in_fp32": job.precision.gradient_bytes >= 4, "clip_grad": 1.0,
+            "accumulate_grad_in_fp32": _wide(plan), "clip_grad": 1.0,
             "learning_rate_scheduler": {
                 "learning_rate": 3e-4, "lr_decay_starting_step": None, "lr_decay_steps": None,
                 "lr_decay_style": "cosine", "lr_warmup_steps": 2, "lr_warmup_style": "linear",
@@ -110,6 +118,11 @@ def config(plan: Plan) -> dict[str, Any]:
 def notes(plan: Plan) -> tuple[str, ...]:
     """What the file leaves out of the model, or of its text, which costs nothing."""
     found = ["data is nanotron's random tokens until data_stages names a data set of yours"]
+    if _wide(plan) != (plan.job.precision.gradient_bytes >= 4):
+        found.append(
+            f"the plan prices gradients of {8 * plan.job.precision.gradient_bytes:g} bits; nanotron's have "
+            f"{32 if _wide(plan) else 16}, as the weights that its optimizer updates"
+        )
     if numerics_of(plan.model).rope_scaling is not None:
         found.append(
             "positions turn by their base alone, without the model's stretching of long ones"

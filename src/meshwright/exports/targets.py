@@ -144,7 +144,7 @@ FINETUNERS |= {
     )
     for name, made, limits in (
         # torchtune's models are its own, named in its own module.
-        ("torchtune", torchtune, Limits("torchtune", "torchtune")),
+        ("torchtune", torchtune, Limits("torchtune", "torchtune", asked=torchtune.problems)),
         ("verl", verl, _tuner("verl", "verl")),
     )
 }  # fmt: skip

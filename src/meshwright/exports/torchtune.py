@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
 from meshwright.exports.bundle import comment
+from meshwright.exports.limit_rules import Problem
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
+from meshwright.specs.job import Job
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
 BUILDERS = {
@@ -62,11 +67,17 @@ _FOLDER = (
 """Prints where torchtune is installed; its recipes lie beside it and are no package."""
 
 
-def _builder(plan: Plan) -> tuple[str, str, str]:
-    known = BUILDERS.get(plan.model.name)
-    if known is None:
-        raise SpecError("model", plan.model.name, f"torchtune 0.6.1 builds {', '.join(BUILDERS)}")
-    return known
+def problems(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
+    """Models without a builder in torchtune, and adapters that its builders have no words for."""
+    if model.name not in BUILDERS:
+        yield Problem("model", model.name, f"0.6.1 builds {', '.join(BUILDERS)}")
+        return
+    tune = job.finetune
+    if tune is not None and tune.adapts:
+        try:
+            _adapters(tune, BUILDERS[model.name][0].startswith("gemma"))
+        except SpecError as error:
+            yield Problem(error.field, error.value, error.remedy.removeprefix("torchtune "))
 
 
 def _weights(name: str) -> list[str] | dict[str, str]:
@@ -101,7 +112,7 @@ def _adapters(tune: Finetune, tied: bool) -> dict[str, Any]:
         raise SpecError(
             "finetune.targets",
             list(tune.targets),
-            "Gemma's head is its embedding, which torchtune does not adapt",
+            "torchtune does not adapt Gemma's head, which is its embedding",
         )
     if not chosen & set(_ATTENTION):
         raise SpecError("finetune.targets", list(tune.targets), "torchtune adapts at least one matrix of attention")  # fmt: skip
@@ -125,14 +136,14 @@ def config(plan: Plan) -> dict[str, Any]:
     """The content of the YAML file.
 
     Raises:
-        SpecError: a model without a builder, or adapters that torchtune has no words for.
+        SpecError: no fine-tuning.
     """
     tune, layout, job = plan.job.finetune, plan.layout, plan.job
     if tune is None:
         raise SpecError(
             "finetune", None, "this target fine-tunes: plan with --finetune full, lora or qlora"
         )
-    builder, tokenizer, kind = _builder(plan)
+    builder, tokenizer, kind = BUILDERS[plan.model.name]
     module, name = builder.split(".")
     folder = f"/tmp/{plan.model.source.removeprefix('config.json of ').rsplit('/', 1)[-1]}"
     model: dict[str, Any] = {"_component_": f"torchtune.models.{builder}"}
@@ -142,9 +153,6 @@ def config(plan: Plan) -> dict[str, Any]:
             **_adapters(tune, module.startswith("gemma")),
         }
     component = _OPTIMIZERS[job.optimizer.name]
-    if component.startswith("bitsandbytes") and layout.world > 1:
-        raise SpecError("job.optimizer", job.optimizer.name, "torchtune shards over several devices with DTensors, "
-                        "which bitsandbytes' optimizers do not take: adamw or sgd is expected")  # fmt: skip
     optimizer: dict[str, Any] = {"_component_": component, "lr": 1e-5}
     if job.optimizer.name == "sgd-momentum":
         optimizer["momentum"] = 0.9
@@ -153,21 +161,6 @@ def config(plan: Plan) -> dict[str, Any]:
         if job.loss == "full"
         else "torchtune.modules.loss.CEWithChunkedOutputLoss"
     )
-    if bool("optimizer" in layout.offload) != bool("parameters" in layout.offload):
-        raise SpecError("layout.offload", list(layout.offload), "torchtune's fsdp_cpu_offload keeps weights, gradients and "
-                        "optimizer in host memory together")  # fmt: skip
-    if layout.tp > 1 and (tune.adapts or not module.startswith("llama3")):
-        raise SpecError(
-            "layout.tp",
-            layout.tp,
-            "torchtune 0.6.1 splits the layers of Llama 3 with all weights training",
-        )
-    if "activations" in layout.offload and layout.recompute != "full":
-        raise SpecError(
-            "layout.offload",
-            list(layout.offload),
-            "torchtune moves only checkpointed activations: full recomputation is expected",
-        )
     data: dict[str, Any] = {
         "output_dir": "outputs",
         "model": model,

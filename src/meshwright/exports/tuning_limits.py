@@ -23,6 +23,8 @@ _OTHERWISE_NAMED: dict[str, frozenset[str]] = {
     "phi3": frozenset({"q", "k", "v", "gate", "up"}), "opt": frozenset({"o"}) | _FFN, "gptj": frozenset({"o"}) | _FFN,
     "phi": frozenset({"o"}) | _FFN, "starcoder2": _FFN,
 }  # fmt: skip
+NAMES = ("q", "k", "v", "o", "gate", "up", "down", "head", "embedding")
+"""Matrices that exports can name to PEFT."""
 _HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 ALWAYS_FLASH = ("llama-factory", "axolotl", "verl")
 """Tools whose files ask for FlashAttention whatever is trained."""
@@ -33,8 +35,17 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
 
     def found(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
         tune = job.finetune
-        if tune is not None and tune.adapts:
+        if tune is None:
+            yield Problem("finetune", None, "fine-tunes: plan with --finetune full, lora or qlora")
+            return
+        if tune.adapts:
             yield from _placeless(model, tune)
+            if tool == "verl" and (tune.method != "lora" or tune.storage != "16-bit"):
+                says = "trains lora over 16-bit weights with its FSDP engine"
+                yield Problem("finetune.method", tune.method, says)
+            if tool == "verl" and tune.dropout:
+                says = "has no dropout before its adapters"
+                yield Problem("finetune.dropout", tune.dropout, says)
         if model.attention_sinks:
             yield from _sinks(tool, job, cluster)
 
@@ -44,6 +55,10 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
 def _placeless(model: Model, tune: Finetune) -> Iterator[Problem]:
     """Adapters on matrices that are no linear layers of that name."""
     targets = list(tune.targets)
+    if unknown := [one for one in targets if one not in NAMES]:
+        yield Problem(
+            "finetune.targets", targets, f"has no name for adapters on {', '.join(unknown)}"
+        )
     if model.experts is not None and _FFN & set(targets):
         says = "adapts linear layers, and transformers 5 holds experts' matrices as one parameter: plan with --targets attention"
         yield Problem("finetune.targets", targets, says)

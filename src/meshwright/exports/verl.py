@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.exports.fabric import check_hosts
+from meshwright.exports.model_names import repository
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
 from meshwright.specs.plan import Plan
@@ -25,21 +26,15 @@ def fields(plan: Plan) -> dict[str, str]:
             "finetune", None, "this target fine-tunes: plan with --finetune full or lora"
         )
     away = set(layout.offload) - {"activations"}
-    if away and away != {"optimizer", "parameters"}:
-        raise SpecError("layout.offload", list(layout.offload), "verl's engine.offload_policy keeps weights, gradients and "
-                        "optimizer in host memory together")  # fmt: skip
     hosts, per_host = check_hosts(plan)
     pure = job.precision.master_bytes == 0 and job.precision.parameter_bytes == 2
-    if job.optimizer.name == "adamw-bf16" and (tune.adapts or not pure):
-        raise SpecError("job.optimizer", job.optimizer.name, "torch's AdamW makes its moments as wide as what it trains, "
-                        "which is 4 bytes here: adamw is expected")  # fmt: skip
     said: dict[str, object] = {
         "data.train_batch_size": job.global_batch,
         "data.micro_batch_size_per_gpu": layout.micro_batch,
         "data.use_dynamic_bsz": False,
         "data.max_length": job.seq_len,
         "data.truncation": "right",
-        "model.path": _name(plan),
+        "model.path": repository(plan.model) or plan.model.name,
         "model.enable_gradient_checkpointing": layout.recompute == "full",
         "model.enable_activation_offload": "activations" in layout.offload,
         "model.use_remove_padding": job.document_masking or layout.cp > 1,
@@ -62,13 +57,6 @@ def fields(plan: Plan) -> dict[str, str]:
 
 
 def _adapters(tune: Finetune) -> dict[str, object]:
-    if tune.method != "lora" or tune.storage != "16-bit":
-        raise SpecError(
-            "finetune.method", tune.method, "verl's FSDP engine trains lora over 16-bit weights"
-        )
-    unknown = [one for one in tune.targets if one not in _PROJECTIONS]
-    if unknown:
-        raise SpecError("finetune.targets", unknown, f"one of {', '.join(_PROJECTIONS)}")
     linear = tune.targets == GROUPS["all-linear"]
     named = "all-linear" if linear else f"[{','.join(_PROJECTIONS[one] for one in tune.targets)}]"
     return {
@@ -76,10 +64,6 @@ def _adapters(tune: Finetune) -> dict[str, object]:
         "model.lora_alpha": int(tune.alpha),
         "model.target_modules": named,
     }
-
-
-def _name(plan: Plan) -> str:
-    return plan.model.source.removeprefix("config.json of ") if plan.model.source.startswith("config.json of ") else plan.model.name  # fmt: skip
 
 
 def files(plan: Plan, command: str) -> dict[str, str]:

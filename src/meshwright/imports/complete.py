@@ -88,7 +88,9 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
 
 def _count_chips(reading: Reading, devices: int) -> None:
     """Turn counts of JAX's devices into counts of chips that have several."""
-    reading.micro_batch *= devices
+    reading.micro_batch = max(1, round(reading.each * devices))
+    if reading.layout.get("zero") == 3 and not reading.dp:
+        return  # shards take the devices that are left; copies are counted as they are
     if reading.dp % devices == 0 and reading.replicate % devices == 0:
         reading.dp, reading.replicate = reading.dp // devices, reading.replicate // devices
 

@@ -107,7 +107,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading.accumulation = options.whole("gradient_accumulation_steps", default=1) or 1
     spread = reading.layout["tp"] * reading.layout["cp"]
     micro = each * spread
-    reading.micro_batch = max(1, round(micro))
+    reading.micro_batch, reading.each = max(1, round(micro)), micro
     if micro < 1:
         reading.note(
             f"{each:g} sequences a device share one among devices", "per_device_batch_size"

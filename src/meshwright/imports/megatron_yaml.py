@@ -44,6 +44,7 @@ def _core_flags(data: dict[str, Any]) -> dict[str, Any]:
     }
     if flags.pop("activation-func", "") == "swiglu" or flags.pop("gated-linear-unit", False):
         flags["swiglu"] = True
+    flags.pop("add-bias-linear", None)  # Megatron-LM's own way unless it is switched off
     if fields.get("add_bias_linear") is False:
         flags["disable-bias-linear"] = True
     if not flags.get("fp8"):

@@ -76,7 +76,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     wide = options.flag("optimizer.accumulate_grad_in_fp32", default=True)
     dtype = options.word("model.dtype", default="bfloat16")
     recipe = RECIPES[
-        "fp32" if dtype in ("float32", "fp32") else "bf16-fp32-grads" if wide else "bf16"
+        "fp32" if dtype in ("float32", "fp32") else "bf16-fp32-grads" if wide else "pure-bf16"
     ]
     name = options.text("optimizer.optimizer_factory.name", default="adamW")
     steps = options.whole("tokens.train_steps")

@@ -151,6 +151,7 @@ def _megatron(
     off = {flag for key, flag in _OFF.items() if values.get(key) is False and key in said}
     flags |= dict.fromkeys(off, True)
     said = said | {flag.replace("-", "_") for flag in off}
+    flags.pop("add-bias-linear", None)  # Megatron-LM's own way unless it is switched off
     if values.get("add_bias_linear") is False:
         flags["disable-bias-linear"] = True
     if any(

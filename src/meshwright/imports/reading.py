@@ -81,6 +81,7 @@ class Reading:
     global_batch: int = 0
     batch_tokens: int = 0
     accumulation: int = 0
+    each: float = 0.0
     jax: bool = False
     seq_len: int = 0
     layout: dict[str, Any] = field(default_factory=dict)

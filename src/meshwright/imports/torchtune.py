@@ -134,7 +134,8 @@ def _lora(options: Options, reading: Reading, *, four: bool) -> None:
     adapters(
         reading, rank=options.whole("model.lora_rank", default=8) or 8, alpha=options.number("model.lora_alpha"),
         targets=listed, bits=4 if four or options.flag("model.quantize_base") else 0,
-        method="dora" if options.flag("model.use_dora") else "lora", option="model.lora_attn_modules",
+        method="dora" if options.flag("model.use_dora") else "lora", dropout=options.number("model.lora_dropout"),
+        option="model.lora_attn_modules",
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def _zero(question: Question, c: LayoutColumns) -> Bools:
     wrong |= (c.pp > 1) & not_in(can.zero_with_pipeline, c.zero)
     wrong |= (c.tp > 1) & not_in(can.zero_with_tensor, c.zero)
     if can.context_needs_shards:
-        wrong |= (c.cp > 1) & (c.zero == 0)
+        wrong |= (c.cp > 1) & (c.zero < 2)
     if question.job.optimizer.name not in can.optimizers_sharded:
         wrong |= c.zero >= 2
     if without_master(question.job):
@@ -66,7 +66,9 @@ def _tensor(question: Question, c: LayoutColumns) -> Bools:
     wrong = none(c)
     if not can.tensor_in_pipeline:
         wrong |= (c.tp > 1) & (c.pp > 1)
-    if lacks(model, can.tensor_needs):
+    tune = question.job.finetune
+    adapts = tune is not None and tune.adapts and not can.tensor_with_adapters
+    if lacks(model, can.tensor_needs) or adapts:
         wrong |= c.tp > 1
     if lacks(model, can.pipeline_needs):
         wrong |= c.pp > 1
@@ -142,7 +144,22 @@ def _context(question: Question, c: LayoutColumns) -> Bools:
 
 def _offload(question: Question, c: LayoutColumns) -> Bools:
     has = bits(asked(question).offload, OFFLOADS)
-    return (c.offload & ~has) > 0
+    wrong = (c.offload & ~has) > 0
+    can = asked(question)
+    if can.offload_together:
+        weights, optimizer = (
+            (c.offload & bits((what,), OFFLOADS)) > 0 for what in ("parameters", "optimizer")
+        )
+        wrong |= weights != optimizer
+    if can.offload_activations_recomputed:
+        moved = (c.offload & bits(("activations",), OFFLOADS)) > 0
+        wrong |= moved & (c.recompute != RECOMPUTES.index("full"))
+    return wrong
+
+
+def _offload_stage(question: Question, c: LayoutColumns) -> Bools:
+    weights = (c.offload & bits(("parameters",), OFFLOADS)) > 0
+    return weights & not_in(asked(question).offload_parameters_zero, c.zero)
 
 
 def _stages(question: Question, c: LayoutColumns) -> Bools:
@@ -239,5 +256,10 @@ FRAMEWORK_RULES: tuple[Rule, ...] = (
         _context,
     ),
     Rule("framework: offload", "the framework cannot keep this in host memory", _offload),
+    Rule(
+        "framework: offload under ZeRO",
+        "the framework keeps weights in host memory under another ZeRO stage",
+        _offload_stage,
+    ),
     Rule("framework: rank order", "the framework orders ranks otherwise", _order),
 )

@@ -22,7 +22,8 @@ RULES: tuple[Rule, ...] = (*LAYOUT_RULES, *FRAMEWORK_RULES)
 SHARDING = frozenset(
     {
         "shard degree", "zero-bubble with resharding", "framework: ZeRO stage",
-        "framework: shard degree", "framework: experts", "framework: recompute", "CUDA graphs",
+        "framework: shard degree", "framework: experts", "framework: recompute", "framework: offload under ZeRO",
+        "CUDA graphs",
     }
 )  # fmt: skip
 SHARDING_RULES = tuple(rule for rule in RULES if rule.name in SHARDING)

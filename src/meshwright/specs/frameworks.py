@@ -24,7 +24,7 @@ AXIS_TITLES: dict[Axis, str] = {
 }  # fmt: skip
 
 
-Need = Literal["untied embeddings", "no experts", "rotary positions"]
+Need = Literal["untied embeddings", "no experts", "rotary positions", "Llama 3 layers"]
 
 
 def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
@@ -33,6 +33,7 @@ def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
         "untied embeddings": not model.tied_embeddings,
         "no experts": model.experts is None,
         "rotary positions": model.positions == "rope",
+        "Llama 3 layers": model.name.startswith("llama3"),
     }
     return [need for need in needs if not met[need]]
 
@@ -90,6 +91,7 @@ class Framework(Spec):
         description="experts lie over the ranks that shard and split layers: ep divides shards times tp"
     )
     tensor_in_pipeline: bool = Field(description="tp > 1 and pp > 1 together")
+    tensor_with_adapters: bool = Field(description="tp > 1 beside low-rank adapters")
     tensor_needs: tuple[Need, ...] = Field(description="what a model must be where tp > 1")
     pipeline_needs: tuple[Need, ...] = Field(description="what a model must be where pp > 1")
     context_needs: tuple[Need, ...] = Field(description="what a model must be where cp > 1")
@@ -120,6 +122,15 @@ class Framework(Spec):
     optimizers_sharded: tuple[str, ...] = Field(description="optimizers with ZeRO-2 and ZeRO-3")
     offload: tuple[Literal["optimizer", "parameters", "activations"], ...] = Field(
         description="what can live in host memory"
+    )
+    offload_parameters_zero: tuple[int, ...] = Field(
+        description="ZeRO stages under which weights can live in host memory"
+    )
+    offload_together: bool = Field(
+        description="weights and optimizer leave for host memory together or not at all"
+    )
+    offload_activations_recomputed: bool = Field(
+        description="only what full recomputation keeps can leave for host memory"
     )
     losses: tuple[Literal["full", "chunked", "liger", "cut"], ...] = Field(
         description="ways to make the cross-entropy that it has words for"
@@ -192,6 +203,9 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     elif can.moments_like_master and without_master(job) and job.optimizer.state_bytes > 4:
         words = "keeps moments of 16 bits where weights have no copy of 32 (adamw-bf16)"
         found.append(("job.optimizer", job.optimizer.name, words))
+    if job.optimizer.name == "adamw-bf16" and not _updates_16_bits(job):
+        words = "keeps moments as wide as the weights that it updates, 4 bytes here (adamw)"
+        found.append(("job.optimizer", job.optimizer.name, words))
     if job.optimizer.name not in can.optimizers:
         words = f"has the optimizer {_listed(can.optimizers)} here"
         found.append(("job.optimizer", job.optimizer.name, words))
@@ -207,6 +221,13 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     if job.document_masking and not can.document_masking:
         found.append(("job.document_masking", True, "leaves packing to the data's own code"))
     return found
+
+
+def _updates_16_bits(job: Job) -> bool:
+    """Whether the weights that the optimizer is given have 16 bits: no copy of 32 bits, or adapters of as many."""
+    if job.finetune is not None and job.finetune.adapts:
+        return job.finetune.adapter_bytes <= 2
+    return job.precision.master_bytes == 0 and job.precision.parameter_bytes <= 2
 
 
 def _listed(words: Sequence[str]) -> str:
