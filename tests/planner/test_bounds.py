@@ -15,7 +15,7 @@ from meshwright.planner.flips import with_memory, with_network
 from meshwright.planner.heads import Stream, heads_of
 from meshwright.planner.legality import Question
 from meshwright.planner.search import search
-from meshwright.planner.stacks import solve_all, stacks_for, under
+from meshwright.planner.stacks import solve_all, under
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
@@ -119,9 +119,8 @@ def test_what_cannot_win_stays_closed():
 def test_the_winner_alone_is_the_winner_of_all(model, cluster, factor, share):
     question = Question(model, load_cluster(cluster), Job(seq_len=4096, global_batch=64))
     asked = with_memory(with_network(question, factor), share)
-    names = stacks_for(asked.cluster.device.vendor)
-    every = solve_all(asked, Constraints(), names=names)[0]
-    alone = solve_all(asked, Constraints(), names=names, winner_only=True)[0]
+    every = solve_all(asked, Constraints())[0]
+    alone = solve_all(asked, Constraints(), winner_only=True)[0]
     assert len(alone) <= len(every)
     assert (alone[0].choice is None) == (every[0].choice is None)
     if every[0].choice is not None:

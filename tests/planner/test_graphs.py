@@ -9,7 +9,7 @@ from meshwright.exports.megatron import all_flags, words
 from meshwright.exports.megatron_bridge import overrides
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given
-from meshwright.planner.graphs import asked_capacity, asked_graphs, graphs_of
+from meshwright.planner.graphs import asked_capacity, asked_graphs, graph_note, graphs_of
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.plan import CAPTURED, plan, price_layout
 from meshwright.planner.space import Constraints
@@ -117,3 +117,8 @@ def test_a_plan_that_waits_for_launches_shows_what_graphs_would_gain():
     assert len(shown) == 1
     assert shown[0].estimate.step_time_s < 0.8 * made.estimate.step_time_s
     assert shown[0].layout.zero < 2
+
+
+def test_what_a_graph_of_everything_keeps_is_said():
+    for kind, says in (("all", True), ("layers", False), ("none", False)):
+        assert bool(graph_note(asked_graphs(_job(), DENSE, kind))) == says

@@ -9,6 +9,7 @@ from meshwright.planner.plan import plan
 from meshwright.planner.search import search
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import Finetune
 from meshwright.specs.frameworks import AXIS_TITLES, framework, framework_names
 from meshwright.specs.job import Job
 from meshwright.specs.models import load_model
@@ -66,8 +67,23 @@ def test_what_no_framework_could_do_is_said_once():
 
 
 def test_adapters_that_a_framework_has_not_are_refused_as_such():
-    from meshwright.specs.finetune import Finetune
-
     job = Job(seq_len=4096, global_batch=64, framework="megatron", finetune=Finetune(method="lora"))
     with pytest.raises(SpecError, match=r"job\.finetune.*without adapters"):
         plan(DENSE, CLUSTER, job)
+
+
+def test_a_batch_that_leaves_nothing_is_named_with_one_that_does_not():
+    """Windows and caps of scores cannot be split over sequences: 128 devices are all data parallel."""
+    job = Job(seq_len=4096, global_batch=1000, framework="trl", finetune=Finetune(method="lora"))
+    with pytest.raises(SpecError) as raised:
+        plan(load_model("gemma2-9b"), load_cluster("b200:16x8"), job, defend=False)
+    assert raised.value.field == "global_batch" and "1024, say" in raised.value.remedy
+    plan(
+        load_model("gemma2-9b"), load_cluster("b200:16x8"), job.but(global_batch=1024), defend=False
+    )
+
+
+def test_fine_tuning_is_planned_for_its_own_stack_where_none_is_named():
+    job = Job(seq_len=2048, global_batch=32, finetune=Finetune(method="lora"))
+    made = plan(load_model("llama3-8b"), load_cluster("h100:1x8"), job, defend=False)
+    assert made.job.framework == "trl"

@@ -325,3 +325,13 @@ def test_a_size_that_is_no_number_is_refused(value, tmp_path):
 def test_a_list_of_kinds_that_is_too_short_is_refused():
     with pytest.raises(SpecError, match="one kind for each of 8 layers"):
         model_from_config({**BASE, "model_type": "minimax", "attn_type_list": [1]})
+
+
+def test_experts_that_compute_nothing_take_tokens_and_no_width():
+    """LongCat-Flash: a router's choices fall on its experts and on half as many that pass tokens through."""
+    shape = {"num_layers": 1, "hidden_size": 256, "ffn_hidden_size": 512, "vocab_size": 512}
+    experts = {"n_routed_experts": 16, "zero_expert_num": 8, "expert_ffn_hidden_size": 64}
+    config = transformers.LongcatFlashConfig(**shape, **experts, moe_topk=12).to_dict()
+    model = model_from_config(config | {"architectures": ["LongcatFlashForCausalLM"]})
+    assert model.experts is not None
+    assert (model.experts.experts, model.experts.ffn, model.experts.top_k) == (16, 64, 8)

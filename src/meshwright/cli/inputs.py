@@ -99,7 +99,9 @@ def _fine_tuning(base: Job, options: QuestionOptions) -> dict[str, Any]:
     tune = finetune_recipe(given, "--finetune")
     changes["finetune"] = tune
     if options.framework is None and base.framework == "any":
-        changes["framework"] = "trl"
+        from meshwright.planner.stacks import TUNING_STACK
+
+        changes["framework"] = TUNING_STACK
     if options.global_batch is None and not options.job:
         changes["global_batch"] = TUNED_BATCH
     if options.optimizer is None and not options.job and tune is not None and not tune.adapts:

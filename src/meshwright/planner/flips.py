@@ -20,6 +20,7 @@ from meshwright.planner.odds import Odds
 from meshwright.planner.search import Candidates, SearchResult, reprice
 from meshwright.planner.solve import Solution
 from meshwright.specs.cluster import Cluster
+from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import FlipPoint
 from meshwright.specs.quantities import format_bytes
@@ -243,14 +244,18 @@ def _network(question: Question) -> list[Axis]:
 
 def with_network(question: Question, factor: float) -> Question:
     """The same question with every level outside the innermost scaled in bandwidth."""
-    cluster = question.cluster
+    return replace(question, cluster=scaled_network(question.cluster, factor))
+
+
+def scaled_network(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster with every level outside the innermost scaled in bandwidth."""
     levels = tuple(
         level
         if index == 0
         else level.model_copy(update={"bandwidth_bytes_s": level.bandwidth_bytes_s * factor})
         for index, level in enumerate(cluster.levels)
     )
-    return replace(question, cluster=cluster.model_copy(update={"levels": levels}))
+    return cluster.model_copy(update={"levels": levels})
 
 
 def _memory(question: Question) -> Axis:
@@ -267,11 +272,15 @@ def _memory(question: Question) -> Axis:
 
 def with_memory(question: Question, factor: float) -> Question:
     """The same question on devices with more memory, or less."""
-    cluster: Cluster = question.cluster
+    return replace(question, cluster=scaled_memory(question.cluster, factor))
+
+
+def scaled_memory(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster of devices with more memory, or less."""
     device = cluster.device.model_copy(
         update={"memory_bytes": cluster.device.memory_bytes * factor}
     )
-    return replace(question, cluster=cluster.model_copy(update={"device": device}))
+    return cluster.model_copy(update={"device": device})
 
 
 def _batch(question: Question) -> Axis:
@@ -287,6 +296,15 @@ def _batch(question: Question) -> Axis:
     return Axis(
         "global batch, sequences", current, at, lambda value, direction: float(round(value)), said
     )
+
+
+def circumstances(flip: FlipPoint, cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
+    """Cluster and job as they are at a flip point of a plan for this cluster and job."""
+    factor = flip.threshold / flip.current
+    if flip.quantity.startswith("global batch"):
+        return cluster, job.but(global_batch=int(flip.threshold))
+    scaled = scaled_network if flip.quantity.startswith("inter-node") else scaled_memory
+    return scaled(cluster, factor), job
 
 
 def _significant(value: float, direction: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,6 +42,8 @@ def why_nothing(question: Question, constraints: Constraints) -> SpecError:
     """The error that names the choices which leave no legal layout, and the rule they break."""
     fixed = _fixed(constraints)
     blamed = [name for name in fixed if any_legal(question, _freed(constraints, name))]
+    if not blamed and (expected := _batch_expected(question, constraints)):
+        return SpecError("global_batch", question.job.global_batch, expected)
     blamed = blamed or list(fixed)
     rule = _rule(question, constraints)
     if not blamed:
@@ -53,6 +56,22 @@ def why_nothing(question: Question, constraints: Constraints) -> SpecError:
     values = ", ".join(str(fixed[name]) for name in blamed)
     remedy = f"no layout is legal with these together{under}: {rule}; leave one of them free"
     return SpecError(", ".join(blamed), values, remedy)
+
+
+def _batch_expected(question: Question, constraints: Constraints) -> str:
+    """What the global batch must be for anything to be legal; empty where another batch changes nothing."""
+    job, world = question.job, question.cluster.gpus
+    whole = max(math.ceil(job.global_batch / world), 1) * world
+    if whole == job.global_batch:
+        return ""
+    other = replace(question, job=job.but(global_batch=whole))
+    if not any_legal(other, constraints):
+        return ""
+    under = "" if job.framework == "any" else f"{asked(question).title} leaves "
+    return (
+        f"{under or 'there are '}no degrees on {world} devices whose data-parallel ranks divide it; "
+        f"{whole}, say, is divided"
+    )
 
 
 def _fixed(constraints: Constraints) -> dict[str, object]:

@@ -12,7 +12,7 @@ from meshwright.costs.step import estimate, estimates
 from meshwright.planner.dispatchers import not_written
 from meshwright.planner.economy import cheapest, dearer, offers
 from meshwright.planner.flips import Replan, flip_points
-from meshwright.planner.graphs import capacity_note, faster_with_graphs
+from meshwright.planner.graphs import capacity_note, faster_with_graphs, graph_note
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.neighbours import neighbours, why_lost
 from meshwright.planner.notes import layout_notes, notes
@@ -53,7 +53,7 @@ CAPTURED = "CUDA graphs"
 GAMBLE_GAIN = 0.01
 """Share of the step that a gamble must gain to be worth showing."""
 NEAR = 1.15
-"""How much slower than the best a framework may be and still be asked again at flip points."""
+"""How much slower than the best a framework may be for its layouts to say where flip points are looked for."""
 
 
 def plan(
@@ -143,6 +143,7 @@ def plan(
             *_used(question.cluster, cluster),
             *notes(solution, best, constraints, asked),
             *capacity_note(question, chosen, best),
+            *graph_note(question.job),
             *_unmeasured(question.cluster),
         ),
     )
@@ -176,7 +177,7 @@ def _answers(
     objective: str,
     progress: Callable[[int], None] | None,
 ) -> _Answers:
-    if asked_for(asked.job) or not stacks_for(asked.cluster.device.vendor):
+    if asked_for(asked.job) or not stacks_for(asked.cluster.device.vendor, asked.job):
         job = asked.job
         if job.framework != UPPER_BOUND:
             job = under(job, job.framework)
@@ -196,12 +197,10 @@ def _answers(
         all_searched([one.result.searched for one in solutions]),
         lambda _: None,
     )
-    names = [one.question.job.framework for one in found.near]
 
     def all_again(question: Question) -> Solution | None:
-        return _solved(
-            lambda: solve_all(question, constraints, names=names, winner_only=True)[0][0]
-        )
+        # All frameworks: one that is far behind today may come first; bounds leave out the others.
+        return _solved(lambda: solve_all(question, constraints, winner_only=True)[0][0])
 
     return replace(found, replan=all_again)
 

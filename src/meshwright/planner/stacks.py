@@ -51,9 +51,13 @@ def asked_for(job: Job) -> bool:
     return "framework" in job.model_fields_set
 
 
-def stacks_for(vendor: str) -> tuple[Framework, ...]:
-    """Frameworks to compare on a vendor's devices."""
-    return STACKS.get(vendor, ())
+TUNING_STACK: Framework = "trl"
+"""What fine-tuning is planned for where nobody names a framework."""
+
+
+def stacks_for(vendor: str, job: Job) -> tuple[Framework, ...]:
+    """Frameworks to compare for a job on a vendor's devices."""
+    return STACKS.get(vendor, ()) if job.finetune is None else (TUNING_STACK,)
 
 
 def under(job: Job, name: Framework) -> Job:
@@ -83,20 +87,20 @@ def solve_all(
     question: Question,
     constraints: Constraints,
     objective: str = "time",
-    names: Iterable[Framework] | None = None,
     progress: Callable[[int], None] | None = None,
     winner_only: bool = False,
 ) -> tuple[list[Solution], dict[str, str]]:
     """What every framework answers, best first, and why some have nothing to answer.
 
-    `names` keeps to some of the device's frameworks; `winner_only` leaves out, before anything of
-    them is priced, those that by their bounds cannot come first.
+    `winner_only` leaves out, before anything of them is priced, frameworks that by their bounds cannot
+    come first.
 
     Raises:
         SpecError: no framework has a legal layout under the constraints.
     """
-    names = stacks_for(question.cluster.device.vendor) if names is None else tuple(names)
+    names = stacks_for(question.cluster.device.vendor, question.job)
     found: list[tuple[Question, SearchResult]] = []
+    left_out: list[list[Question]] = []
     refused: dict[str, str] = {}
     priced = 0
     for name in names:
@@ -107,6 +111,7 @@ def solve_all(
         ways = ways_to_dispatch(asked)
         try:
             if winner_only and all(_cannot_win(way, constraints, found) for way in ways):
+                left_out.append(ways)
                 continue
             results = [
                 (way, _searched(way, constraints, objective, winner_only=winner_only))
@@ -121,18 +126,74 @@ def solve_all(
             progress(priced)
     if not found:
         raise _none_has_a_layout(question, constraints, names, refused)
-    rough = [first_of(asked, result) for asked, result in found]
-    best = min(_rank(one, objective) for one in rough)
-    if all(one.choice is None for one in rough):  # then host memory may be a way
-        rough = [answer(one.question, constraints, one.result, objective) for one in rough]
-        return _best_of_each(rough, objective), refused
-    solutions = [
-        answer(one.question, constraints, one.result, objective)
-        if one.choice is not None and _rank(one, objective) <= (best[0], best[1] * CLOSE)
-        else one
-        for one in rough
-    ]
-    return _best_of_each(solutions, objective), refused
+    field = _Field(constraints, objective, [first_of(asked, result) for asked, result in found])
+    return _best_of_each(field.run(left_out), objective), refused
+
+
+class _Field:
+    """Solutions by the search alone, of which those that may come first are looked at closely.
+
+    Closely: with partial recomputation, uneven stages and the simulator, and without what nobody could
+    defend. That may cost a solution its place, so that whoever leads has been looked at as closely as the rest.
+    """
+
+    def __init__(self, constraints: Constraints, objective: str, solutions: list[Solution]) -> None:
+        self.constraints, self.objective, self.solutions = constraints, objective, solutions
+        self.closely = [False] * len(solutions)
+
+    def run(self, left_out: list[list[Question]]) -> list[Solution]:
+        """All solutions, the first of them looked at closely.
+
+        `left_out`: by framework, each of its dispatchers; they join where bounds let one come first.
+        """
+        if all(one.choice is None for one in self.solutions):  # then host memory may be a way
+            return [self._answer(one) for one in self.solutions]
+        best = min(self._ranks())
+        self._look([rank <= (best[0], best[1] * CLOSE) for rank in self._ranks()])
+        self._look_ahead()
+        leader = min(self._ranks())
+        if leader[0] != best[0] or leader[1] <= best[1] * CLOSE:
+            return self.solutions  # as bounds took it when they left some out
+        for ways in left_out:
+            if any(_reaches(way, self.constraints, leader[1]) for way in ways):
+                for way in ways:
+                    result = _searched(way, self.constraints, self.objective, winner_only=True)
+                    self.solutions.append(first_of(way, result))
+                    self.closely.append(False)
+        self._look_ahead()
+        return self.solutions
+
+    def _ranks(self) -> list[tuple[float, float]]:
+        return [_rank(one, self.objective) for one in self.solutions]
+
+    def _answer(self, one: Solution) -> Solution:
+        return answer(one.question, self.constraints, one.result, self.objective)
+
+    def _look(self, wanted: list[bool]) -> None:
+        for at, one in enumerate(self.solutions):
+            if wanted[at] and not self.closely[at] and one.choice is not None:
+                self.solutions[at], self.closely[at] = self._answer(one), True
+
+    def _look_ahead(self) -> None:
+        """Look at whoever leads unlooked at, until the leader has been."""
+        while True:
+            ranks = self._ranks()
+            leader = min(ranks)
+            ahead = [rank == leader for rank in ranks]
+            fresh = [
+                at for at, now in enumerate(ahead)
+                if now and not self.closely[at] and self.solutions[at].choice is not None
+            ]  # fmt: skip
+            if not fresh:
+                return
+            self._look(ahead)
+
+
+def _reaches(question: Question, constraints: Constraints, within: float) -> bool:
+    try:
+        return _starts(question) and reaches(question, constraints, within)
+    except SpecError:  # nothing is legal under it
+        return False
 
 
 def _none_has_a_layout(
