@@ -274,3 +274,32 @@ def test_a_size_in_an_unknown_name_gives_a_typical_shape_and_says_so(
     path.write_text(path.read_text().replace("Qwen/Qwen2.5-7B", "somebody/thing-7B-sft"))
     assert run(["fits", str(path), "--cluster", "h100:1x8", "--zero", "3"]) == 0
     assert "a typical one" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "storage", "twice"),
+    [("llama-3.3-70b-instruct-awq", "int4", False), ("Llama-3.3-70B-bnb-4bit", "nf4", True),
+     ("Llama-3.3-70B-Instruct", "16-bit", False)],
+)  # fmt: skip
+def test_a_checkpoints_own_quantisation_is_in_its_name(
+    tmp_path: Path, name: str, storage: str, twice: bool
+) -> None:
+    text = f"model_name_or_path: {name}\nfinetuning_type: lora\nstage: sft\ntemplate: llama3\n"
+    tune = written(tmp_path, text).job.finetune
+    assert (tune.storage, tune.double_quantization) == (storage, twice)
+
+
+@pytest.mark.parametrize("key", ["sequence_parallel_degree", "context_parallel_size"])
+def test_sequences_are_split_as_axolotl_does(tmp_path: Path, key: str) -> None:
+    text = f"base_model: llama3.2-1b\nsequence_len: 16384\n{key}: 2\n"
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    whole, cluster = load_model("llama3.2-1b"), load_cluster("h100:1x4")
+    split = verdict(whole, cluster, read_tuning(path, 4))
+    assert (split.layout.dp, split.layout.cp) == (2, 2)
+    path.write_text(text.partition(key)[0])
+    alone = verdict(whole, cluster, read_tuning(path, 4))
+    assert split.estimate.peak_memory_bytes < 0.8 * alone.estimate.peak_memory_bytes
+    path.write_text(text)
+    with pytest.raises(SpecError, match="no multiple"):
+        read_tuning(path, 3)

@@ -42,7 +42,11 @@ def read_tuning(path: str | Path, gpus: int = 0) -> Tuning:
     found.gpus = gpus or found.gpus or 1
     if found.gpus > 1 and not found.zero and found.tool not in ("accelerate", "deepspeed"):
         found.assumed.append("no DeepSpeed or FSDP is named: every device holds everything (DDP)")
-    batch = found.micro_batch * found.accumulate * found.gpus
+    if found.gpus % found.cp:
+        raise SpecError(
+            "config", f"{found.cp} ranks a sequence", f"{found.gpus} devices are no multiple of it"
+        )
+    batch = found.micro_batch * found.accumulate * found.gpus // found.cp
     found.job = found.job.but(global_batch=batch)
     return found
 

@@ -38,6 +38,8 @@ class Tuning:
     micro_batch: int = 1
     accumulate: int = 1
     gpus: int = 0
+    cp: int = 1
+    """Ranks that a sequence is split over, keys and values going round them."""
     zero: int = 0
     recompute: bool = False
     checkpoints: bool = False

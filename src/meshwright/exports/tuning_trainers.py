@@ -44,6 +44,7 @@ def axolotl(data: Data) -> Tuning:
     usual(found, keys, "sequence_len", default=2048, weights=("torch_dtype", "dtype"))
     found.micro_batch = keys.whole("micro_batch_size", default=1)
     found.accumulate = keys.whole("gradient_accumulation_steps", default=1)
+    found.cp = keys.whole("context_parallel_size", "sequence_parallel_degree", default=1)
     again = str(keys.get("gradient_checkpointing", default="")).lower()
     found.recompute = found.checkpoints or again in (
         "true",
@@ -76,7 +77,7 @@ def llama_factory(data: Data) -> Tuning:
     method = {"full": "full", "freeze": "full", "lora": "lora"}.get(kind, "lora")
     if storage and method == "lora":
         method = "qlora"
-        twice = keys.flag("double_quantization", default=True)
+        twice = storage != "int4" and keys.flag("double_quantization", default=True)
     if keys.flag("use_dora") and method == "lora":
         method = "dora"
     if kind == "freeze":

@@ -63,7 +63,21 @@ def quantisation(keys: Keys) -> tuple[str | None, bool]:
     twice = keys.flag("bnb_4bit_use_double_quant", "use_bnb_nested_quant", "double_quantization")
     if four:
         return ("fp4" if kind == "fp4" else "nf4"), twice
-    return ("int8", False) if eight else (None, False)
+    if eight:
+        return "int8", False
+    name = (
+        keys.data.get("model_name_or_path")
+        or keys.data.get("base_model")
+        or keys.data.get("model_name")
+    )
+    return _stored_by_name(str(name or "")), False
+
+
+def _stored_by_name(model: str) -> str | None:
+    """How a checkpoint whose name says so is stored, whatever the run's options say."""
+    if re.search(r"(?i)gptq|awq|aqlm", model):
+        return "int4"
+    return "nf4" if re.search(r"(?i)bnb-4bit|-4bit", model) else None
 
 
 def sharding(keys: Keys, found: Tuning) -> None:

@@ -25,6 +25,7 @@ class Described(Protocol):
     job: Job
     micro_batch: int
     accumulate: int
+    cp: int
     zero: int
     recompute: bool
     offload: tuple[str, ...]
@@ -65,7 +66,9 @@ def verdict(model: Model, cluster: Cluster, run: Described, wanted: float = 0.9)
         SpecError: a part of the run cannot be priced.
     """
     layout = Layout(
-        dp=cluster.gpus,
+        dp=cluster.gpus // run.cp,
+        cp=run.cp,
+        cp_method="ring" if run.cp > 1 else "all-gather",
         zero=run.zero if cluster.gpus > 1 else 0,
         micro_batch=run.micro_batch,
         recompute="full" if run.recompute else "none",
