@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from meshwright.exports.config_classes import family_of
 from meshwright.exports.program_values import Known, Larger
 from meshwright.exports.python_syntax import parse_python
 from meshwright.specs import foreign
@@ -49,10 +50,6 @@ LENGTHS = (
 )
 """How trainers and their models call the length to which sequences are cut."""
 _UNSLOTHS = re.compile(r"\bFast\w*Model\b")
-_SHAPES = re.compile(
-    r"^(?:transformers\.)?(?:GPT2|Llama|Mistral|Mixtral|Qwen2|Qwen3|GPTNeoX|OPT|Gemma)Config$"
-)
-"""Classes of transformers that describe a model to be built."""
 _CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_model",
           "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset")  # fmt: skip
 _OTHERS = ("basicConfig", "GenerationConfig", "AutoConfig", "okenizer", "Processor", "parse_args", "TrainerState", "Callback",
@@ -124,7 +121,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
         if called.endswith("Trainer"):
             name_of_class = called.rpartition(".")[2].removeprefix("Unsloth")
             found.setdefault("_trainer", name_of_class.removesuffix("Trainer").lower())
-        if _SHAPES.search(called):
+        if family_of(called):
             found.setdefault("_shape", (called, list(known.keywords(call))))
             continue
         if known.is_own(call):

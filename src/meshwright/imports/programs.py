@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from meshwright.exports.config_classes import family_of
 from meshwright.exports.python_syntax import parse_python
 from meshwright.exports.tuning_programs import (
     LENGTHS,
@@ -16,7 +17,7 @@ from meshwright.exports.tuning_programs import (
     unsloth_recomputes,
 )
 from meshwright.imports import hf
-from meshwright.imports.made_models import family_of, made_model
+from meshwright.imports.made_models import made_model
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
