@@ -101,6 +101,9 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
     silent = all(key.startswith("_") or key in _SAY_LITTLE for key in found)
     if silent and "_unsloth" not in found and re.search(r"\w+_args\b|\bcfg\.|\bconfig\.", text):
         raise SpecError("config", name, _TOLD.format("what calls it"))
+    opened = [one for one in (found.get("_open") or {}).values() if _OF_A_TABLE.match(one)]
+    if opened and "model_name_or_path" not in found and "_unsloth" not in found:
+        raise SpecError("config", name, _TOLD.format("its configuration"))
     if not {"model_name_or_path", "per_device_train_batch_size"} & set(found):
         _refuse_parts(text, name)
         if re.search(r"_batch_size\s*=\s*(?:\w+\.)*(?:args|config|cfg)\b", text):
@@ -171,6 +174,8 @@ def _of_a_loop(found: dict[str, Any], known: Known) -> None:
             found.setdefault(key, said)
 
 
+_OF_A_TABLE = re.compile(r"(?:\w+\()?\w*(?:cfg|conf|config|settings|params)\w*(?:\[|\.get\()")
+"""A value out of a table that the program reads from a file."""
 _TOLD = "takes model and batch from {}: give the script or the file that it is started with"
 
 

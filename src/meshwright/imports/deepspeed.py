@@ -61,7 +61,11 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     ours = STAMP_KEY in data or "pipeline" in data
     apply({k: v for k, v in data.items() if k != STAMP_KEY}, reading, given, exported=ours)
     if "precision" not in reading.job:
-        if any(data.get(name) for name in ("bf16", "bfloat16", "fp16")):
+        tables = [data.get(name) for name in ("bf16", "bfloat16", "fp16")]
+        if any(
+            one == "auto" or (isinstance(one, dict) and one.get("enabled") == "auto")
+            for one in tables
+        ):
             reading.guess(
                 "bf16", 'the precision is left to the training script ("auto"); bf16 is taken'
             )

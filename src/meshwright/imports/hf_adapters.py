@@ -23,6 +23,12 @@ def read_adapters(options: Options, reading: Reading) -> None:
     method = options.word("peft_type", default="lora")
     if method not in ("lora", "adalora"):
         raise SpecError("peft_type", method, "trains vectors before the text, not matrices of the model: not modelled; lora is expected")  # fmt: skip
+    if (
+        options.has("r")
+        and options.has("lora_alpha", "target_modules", "lora_dropout")
+        and not options.has("lora_r")
+    ):
+        options.values["lora_r"] = options.raw("r")  # PEFT's own name for it
     asked = options.flag(
         "use_peft",
         "use_lora",

@@ -97,10 +97,15 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
     return Model.parse(fields, "model")
 
 
+def _is_off(value: object) -> bool:
+    """Whether a value is what a framework's own configuration says of a part that is not there."""
+    return str(value).strip().lower() in ("none", "null", "", "false", "0", "0.0")
+
+
 def _refuse(options: Options) -> None:
     """Refuse what is no decoder-only transformer, naming what it is instead."""
     for name in _HYBRID:
-        if options.has(name):
+        if options.has(name) and not _is_off(options.values[name]):
             raise SpecError(
                 f"--{name}",
                 options.loose(name),
@@ -108,7 +113,7 @@ def _refuse(options: Options) -> None:
                 f"not modelled: {PLANNED} of one kind of layer",
             )
     for name in _SCRATCH:
-        if options.has(name):
+        if options.has(name) and not _is_off(options.values[name]):
             raise SpecError(
                 f"--{name}",
                 options.loose(name),

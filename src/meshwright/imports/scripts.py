@@ -123,10 +123,21 @@ _ASKS_FOR_PROGRAM = (
 )
 
 
+_OF_FILES = re.compile(r"\[\[? !? ?-[defhrsxL] ")
+"""A condition on the machine's files, which no option answers."""
+
+
 def _nothing(script: Script, text: str) -> str:
     missing = f"; it includes {script.missing[0][:60]}, which is not here" if script.missing else ""
-    unset = [doubt for doubt in script.doubts if "$" in doubt]
-    if unset and re.search(r"torchrun|accelerate|deepspeed|srun|sbatch|python|\.py\b|\.sh\b", text):
+    unset = [doubt for doubt in script.doubts if "$" in doubt and not _OF_FILES.match(doubt)]
+    started = re.findall(
+        r"(?m)^(?!\s*#).*?\b(?:bash|sh)\s+(?:-\w+\s+)*[\"']?([^\s\"'|;]*\.sh)\b", text
+    )
+    if not unset and started:
+        missing += f"; it starts {posixpath.basename(started[-1])[:60]}: import what that starts"
+    elif unset and re.search(
+        r"torchrun|accelerate|deepspeed|srun|sbatch|python|\.py\b|\.sh\b", text
+    ):
         missing += (
             f"; it depends on {unset[0]} (--set NAME=value or --args says, --guess takes the first)"
         )
