@@ -308,10 +308,10 @@ def _trainer_here(
     said = {name.replace("-", "_"): typed(value) for name, value in flags_of(launch.words).items()}
     try:
         return programs.read(text, str(path), given, said, reading, folder)
-    except SpecError:
-        if program == launch.program:
+    except SpecError as error:
+        if program == launch.program and "takes model and batch from" not in str(error):
             raise
-        return None  # a module that its command says too little of
+        return None  # a program whose command says the rest, or a module that it says too little of
 
 
 def _is_megatron(words: str) -> bool:
