@@ -37,7 +37,8 @@ def command(
     from meshwright.specs.errors import SpecError, nearest
 
     subject = running.predicting(running.read_subject(what, cluster, layout), predict_layers)
-    from meshwright.engine.proof.verify import PRECISIONS, verify
+    from meshwright.engine.proof.runs import PRECISIONS
+    from meshwright.engine.proof.verify import verify
     from meshwright.engine.ranks.processes import RankError
 
     foreign = running.foreign_of(what, subject.model, transformers)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from meshwright.engine.proof.reference import Batch, Reference, Tensors
+from meshwright.engine.proof.reference import Batch, Reference
+from meshwright.engine.proof.reference_shapes import Tensors
 
 _STRIDE = 1e-5
 """Of finite differences; their error is of its square, that of rounding 1e-16 over it."""

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from meshwright.engine.model.numerics import Numerics
+from meshwright.engine.proof.reference_ffn import CHUNKS, FeedForward, product
 from meshwright.engine.proof.reference_rotary import frequencies, grown, size
-from meshwright.engine.proof.reference_shapes import CORRECTED, NORMS_AROUND
+from meshwright.engine.proof.reference_shapes import NORMS_AROUND, Tensors
 from meshwright.specs.model import Model
 
-Tensors = dict[str, torch.Tensor]
 _NOT_COUNTED = -100
 _NORMS_BEHIND = {"olmo2", "olmo3"}
 """Families that norm what attention and FFN give, not what they take; stated again, not shared."""
@@ -32,9 +32,6 @@ _NORMS_FROM_ONE = _SCALED_EMBEDDINGS | {"qwen3_next"}
 _LATENT_EPS = 1e-6
 _NEIGHBOURS_TURN = {"glm4", "deepseek_v2", "deepseek_v3", "llama4_text"}
 """Families whose rotary pairs are (2i, 2i + 1), not (i, i + d/2)."""
-_CHUNKS = {"llama4_text"}
-"""Families whose windows are chunks, whose other layers do not turn, and whose experts take weighted
-inputs."""
 _SCORES = 1 << 22
 """Attention scores `[rows, heads, S, S]` that are held at once, per layer."""
 
@@ -158,10 +155,11 @@ class Reference:
         inner = self._given(values, at + "attention", inner)
         x = x + self._drop(inner, seen.rows, seen.step, index, "attention")
         inner = self._taken(values, at + "ffn_norm", x)
+        ffn = FeedForward(self.model, self.numerics)
         if self.model.is_moe_layer(index):
-            inner = self._experts(values, at + "moe.", inner, uneven)
+            inner = ffn.experts(values, at + "moe.", inner, uneven)
         else:
-            inner = self._ffn(values, at + "mlp.", inner)
+            inner = ffn.dense(values, at + "mlp.", inner)
         inner = self._given(values, at + "ffn", inner)
         return x + self._drop(inner, seen.rows, seen.step, index, "ffn")
 
@@ -181,7 +179,7 @@ class Reference:
                 values, at + "embedding_norm", values["embed.weight"][tokens[:, later]]
             )
             both = torch.cat([embedded, self._norm(values, at + "hidden_norm", x)], -1)
-            x = self._layer(values, index, _product(values, at + "product", both), seen, uneven)
+            x = self._layer(values, index, product(values, at + "product", both), seen, uneven)
             asked = targets[:, later].clone()
             asked[:, length - depth :] = _NOT_COUNTED
             asked[seen.begun[:, later] != seen.begun] = _NOT_COUNTED
@@ -240,8 +238,8 @@ class Reference:
         weights = torch.softmax(scores, -1)[..., : x.shape[1]]
         mixed = torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(*x.shape[:2], -1)
         if self.model.attention_gate:
-            mixed = mixed / (1 + torch.exp(-_product(values, at + "gate", x)))
-        return _product(values, at + "o", mixed)
+            mixed = mixed / (1 + torch.exp(-product(values, at + "gate", x)))
+        return product(values, at + "o", mixed)
 
     def _sharpness(self) -> float:
         """What products of queries and keys are multiplied by."""
@@ -256,15 +254,15 @@ class Reference:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         model, spec = self.model, self.model.latent_attention
         assert spec is not None
-        q = _product(values, at + "q_compress", x) if spec.q_rank else _product(values, at + "q", x)
+        q = product(values, at + "q_compress", x) if spec.q_rank else product(values, at + "q", x)
         if spec.q_rank:
             q = _root_mean_square(q, values[at + "q_latent_norm.weight"], _LATENT_EPS)
-            q = _product(values, at + "q_expand", q)
+            q = product(values, at + "q_expand", q)
         q = q.reshape(*q.shape[:2], model.heads, model.head_dim)
-        narrow = _product(values, at + "kv_compress", x)
+        narrow = product(values, at + "kv_compress", x)
         latent, turning = narrow[..., : spec.kv_rank], narrow[..., None, spec.kv_rank :]
         latent = _root_mean_square(latent, values[at + "kv_latent_norm.weight"], _LATENT_EPS)
-        both = _product(values, at + "kv_expand", latent)
+        both = product(values, at + "kv_expand", latent)
         both = both.reshape(*both.shape[:2], model.heads, -1)
         k, v = both[..., : spec.nope_head_dim], both[..., spec.nope_head_dim :]
         turning = self._turned(turning, positions, False).expand(-1, -1, model.heads, -1)
@@ -276,13 +274,13 @@ class Reference:
         self, values: Tensors, at: str, index: int, x: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         model = self.model
-        q, k, v = (_product(values, at + name, x) for name in "qkv")
+        q, k, v = (product(values, at + name, x) for name in "qkv")
         if model.qk_norm == "full":
             q, k = self._divided(values, at + "q_norm", q), self._divided(values, at + "k_norm", k)
         q, k, v = (t.reshape(*t.shape[:2], -1, model.head_dim) for t in (q, k, v))
         if model.qk_norm == "head":
             q, k = self._divided(values, at + "q_norm", q), self._divided(values, at + "k_norm", k)
-        if model.family in _CHUNKS and not self._windowed(index):
+        if model.family in CHUNKS and not self._windowed(index):
             return q * self._long(positions), k, v
         if model.positions == "rope":
             q, k = (self._turned(t, positions, self._windowed(index)) for t in (q, k))
@@ -299,7 +297,7 @@ class Reference:
         """`[B, 1, queries, keys]`: not the future, not another document, not beyond the window."""
         query, key = torch.arange(length)[:, None], torch.arange(length)[None, :]
         seen = key <= query
-        if self._windowed(index) and self.model.family in _CHUNKS:
+        if self._windowed(index) and self.model.family in CHUNKS:
             seen = seen & (query // self.model.window == key // self.model.window)
         elif self._windowed(index):
             seen = seen & (query - key < self.model.window)
@@ -324,87 +322,6 @@ class Reference:
             real, imaginary = x[..., : width // 2], x[..., width // 2 : width]
         turned = torch.complex(real, imaginary) * turns * size(self.numerics)
         return torch.cat([turned.real, turned.imag, x[..., width:]], -1)
-
-    def _ffn(self, values: Tensors, at: str, x: torch.Tensor) -> torch.Tensor:
-        up = _product(values, at + "up", x)
-        inner = (
-            self._bent(_product(values, at + "gate", x)) * up
-            if self.model.gated
-            else (self._bent(up))
-        )
-        return _product(values, at + "down", inner)
-
-    def _bent(self, x: torch.Tensor) -> torch.Tensor:
-        kind = self.numerics.activation
-        if kind == "silu":
-            return x / (1 + torch.exp(-x))
-        if kind == "relu":
-            return x * (x > 0)
-        if kind == "gelu":
-            return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-        return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
-
-    def _experts(
-        self, values: Tensors, at: str, x: torch.Tensor, uneven: list[torch.Tensor] | None
-    ) -> torch.Tensor:
-        spec = self.model.experts
-        assert spec is not None
-        scores = _product(values, at + "router", x)
-        if self.numerics.router == "sigmoid":
-            scores = 1 / (1 + torch.exp(-scores))
-        else:
-            scores = torch.softmax(scores, -1)
-        shares = scores / scores.sum(-1, keepdim=True)
-        taken = self._taken_experts(values, at, scores.detach())
-        if uneven is not None:  # f · P of DeepSeek-V3's equation 17, summed over the sequences
-            frequency = taken.double().mean(1) * spec.experts / spec.top_k
-            uneven.append((frequency * shares.mean(1)).sum())
-        shares = scores * taken
-        if self.numerics.renormalize_routing:
-            shares = shares / shares.sum(-1, keepdim=True)
-        shares = shares * self.numerics.router_scaling
-        if self.model.family in _CHUNKS:
-            weighted = x[:, :, None] * shares[..., None]
-            out = self._every_expert(values, at + "experts.", weighted).sum(2)
-        else:
-            every = self._every_expert(values, at + "experts.", x[:, :, None])
-            out = torch.einsum("bseh,bse->bsh", every, shares)
-        if spec.shared_ffn:
-            shared = self._ffn(values, at + "shared.", x)
-            if spec.shared_gate:
-                shared = shared / (1 + torch.exp(-_product(values, at + "shared_gate", x)))
-            out = out + shared
-        return out
-
-    def _taken_experts(self, values: Tensors, at: str, scores: torch.Tensor) -> torch.Tensor:
-        """True where a token visits an expert: `[B, S, experts]`."""
-        spec = self.model.experts
-        assert spec is not None
-        if self.model.family in CORRECTED:
-            scores = scores + values[at + "correction"].detach()
-        if (groups := self.numerics.router_groups) > 1:
-            best = 2 if self.model.family in CORRECTED else 1
-            parts = scores.reshape(*scores.shape[:-1], groups, -1)
-            worth = parts.sort(-1, descending=True).values[..., :best].sum(-1)
-            least = worth.sort(-1, descending=True).values[
-                ..., self.numerics.router_group_top_k - 1
-            ]
-            closed = (worth < least[..., None])[..., None].expand_as(parts)
-            scores = parts.masked_fill(closed, -math.inf).reshape(scores.shape)
-        return scores >= scores.sort(-1, descending=True).values[..., spec.top_k - 1, None]
-
-    def _every_expert(self, values: Tensors, at: str, x: torch.Tensor) -> torch.Tensor:
-        """What each expert makes of each token, `[B, S, experts, H]`, of `[B, S, 1 or experts, H]`."""
-        spec = self.model.experts
-        assert spec is not None
-        x = x.expand(-1, -1, spec.experts, -1)
-        gate, up = (torch.einsum("bseh,eih->bsei", x, values[at + name]) for name in ("gate", "up"))
-        if not spec.expert_bias:
-            return torch.einsum("bsei,ehi->bseh", self._bent(gate) * up, values[at + "down"])
-        gate = torch.minimum(gate + values[at + "gate_bias"], torch.tensor(7.0))
-        up = (up + values[at + "up_bias"]).clip(-7, 7)
-        inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
-        return torch.einsum("bsei,ehi->bseh", inner, values[at + "down"]) + values[at + "down_bias"]
 
     def _drop(
         self, x: torch.Tensor, rows: np.ndarray | None, step: int, layer: int, place: str
@@ -432,11 +349,6 @@ def _missed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     chosen = torch.nn.functional.one_hot(targets.clamp(min=0), logits.shape[-1])
     picked = (torch.log_softmax(logits, -1) * chosen).sum(-1)
     return -(picked * (targets != _NOT_COUNTED)).sum()
-
-
-def _product(values: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
-    out = x @ values[name + ".weight"].T
-    return out + values[name + ".bias"] if name + ".bias" in values else out
 
 
 def _bounded(x: torch.Tensor, cap: float) -> torch.Tensor:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from meshwright.specs.model import Model
+
+Tensors = dict[str, torch.Tensor]
 
 NORMS_AROUND = {"gemma2", "gemma3_text", "glm4"}
 """Families that norm both what attention and FFN take and what they give."""

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from meshwright.engine.foreign.architecture import Architecture, skeleton
 from meshwright.engine.foreign.stage import ForeignStage
 from meshwright.engine.foreign.trial import small
-from meshwright.engine.proof.reference import Batch, Tensors
+from meshwright.engine.proof.reference import Batch
+from meshwright.engine.proof.reference_shapes import Tensors
 from meshwright.engine.proof.shrink import (
     SEQUENCE,
     Case,

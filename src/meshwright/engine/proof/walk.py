@@ -20,7 +20,8 @@ from meshwright.engine.parallel.program import Program
 from meshwright.engine.proof.footprint import Footprint
 from meshwright.engine.proof.ledger import Entry, Ledger
 from meshwright.engine.proof.traffic import expected_sent_bytes
-from meshwright.engine.proof.verify import Verdict, verify
+from meshwright.engine.proof.verdict import Verdict
+from meshwright.engine.proof.verify import verify
 from meshwright.engine.ranks.processes import run_ranks
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
