@@ -9,12 +9,10 @@ if TYPE_CHECKING:
     from meshwright.simulator.collective_events import Run
 
 
-def print_report(report: dict[str, Any]) -> None:
-    """Print the summary, and beside it the other algorithms or NCCL's own figures."""
-    from meshwright.cli.output import print_table
+def _summary(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """What one collective takes, as rows of a name and a value."""
     from meshwright.specs.quantities import format_seconds
 
-    title = report["collective"].replace("_", "-")
     rows = [
         ("time", f"{report['time_s']:.3g} s ({format_seconds(report['time_s'])})"),
         ("algorithm", report["algorithm"]),
@@ -52,6 +50,16 @@ def print_report(report: dict[str, Any]) -> None:
                 f"{100 * busy:.0f} %",
             )
         )
+    return rows
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Print the summary, and beside it the other algorithms or NCCL's own figures."""
+    from meshwright.cli.output import print_table
+    from meshwright.specs.quantities import format_seconds
+
+    title = report["collective"].replace("_", "-")
+    rows = _summary(report)
     heading = f"{title} of {_decimal(report['size_bytes'])} over {report['ranks']} ranks"
     print_table("", (heading, ""), rows)
     if report.get("compared"):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from meshwright.cli import options
+
+if TYPE_CHECKING:
+    from meshwright.specs.cluster import Device
 
 
 def command(
@@ -16,47 +21,59 @@ def command(
     Peaks are dense; memory is what a program sees; efficiency is the best measured matrix-multiply
     rate over the peak, where somebody measured it.
     """
-    from meshwright.cli.output import print_json, print_table
+    from meshwright.cli.output import print_json
     from meshwright.specs.devices import device_names, load_device
-    from meshwright.specs.presets import spelled_out
-    from meshwright.specs.quantities import format_bytes
 
     if name is not None:
         device = load_device(name)
         if as_json:
             print_json(device.plain())
             return
-        source = device.sources
-        peaks = [
-            (f"peak {precision}", f"{rate / 1e12:g} TFLOP/s", source.get("peak_tflops", ""))
-            for precision, rate in device.peak_flops.items()
-        ]
-        measured = [
-            (f"measured {p}", f"{share * device.peak_flops[p] / 1e12:.1f} TFLOP/s ({share:.0%})",
-             source.get("measured_tflops", ""))
-            for p, share in device.matmul_efficiency.items()
-        ]  # fmt: skip
-        bandwidth = f"{device.memory_bandwidth_bytes_s / 1e12:g} TB/s"
-        print_table(
-            f"{device.name} ({device.preset})",
-            ("quantity", "value", "source"),
-            [
-                ("memory", format_bytes(device.memory_bytes), source.get("memory", "")),
-                ("memory bandwidth", bandwidth, source.get("memory_bandwidth", "")),
-                *peaks,
-                *measured,
-                ("multiprocessors", str(device.sms), source.get("sms", "")),
-                ("last-level cache", format_bytes(device.l2_bytes), "data sheet"),
-                ("kernel launch", f"{device.launch_s * 1e6:g} µs", "assumed"),
-                ("price", f"${device.price_per_hour:g}/h", "assumed: give your own"),
-            ],
-            note="\n".join(spelled_out([*source.values(), "data sheet"])),
-        )
+        _show_one(device)
         return
     devices = [load_device(known) for known in device_names()]
     if as_json:
         print_json([device.plain() for device in devices])
         return
+    _show_all(devices)
+
+
+def _show_one(device: Device) -> None:
+    from meshwright.cli.output import print_table
+    from meshwright.specs.presets import spelled_out
+    from meshwright.specs.quantities import format_bytes
+
+    source = device.sources
+    peaks = [
+        (f"peak {precision}", f"{rate / 1e12:g} TFLOP/s", source.get("peak_tflops", ""))
+        for precision, rate in device.peak_flops.items()
+    ]
+    measured = [
+        (f"measured {p}", f"{share * device.peak_flops[p] / 1e12:.1f} TFLOP/s ({share:.0%})",
+         source.get("measured_tflops", ""))
+        for p, share in device.matmul_efficiency.items()
+    ]  # fmt: skip
+    bandwidth = f"{device.memory_bandwidth_bytes_s / 1e12:g} TB/s"
+    print_table(
+        f"{device.name} ({device.preset})",
+        ("quantity", "value", "source"),
+        [
+            ("memory", format_bytes(device.memory_bytes), source.get("memory", "")),
+            ("memory bandwidth", bandwidth, source.get("memory_bandwidth", "")),
+            *peaks,
+            *measured,
+            ("multiprocessors", str(device.sms), source.get("sms", "")),
+            ("last-level cache", format_bytes(device.l2_bytes), "data sheet"),
+            ("kernel launch", f"{device.launch_s * 1e6:g} µs", "assumed"),
+            ("price", f"${device.price_per_hour:g}/h", "assumed: give your own"),
+        ],
+        note="\n".join(spelled_out([*source.values(), "data sheet"])),
+    )
+
+
+def _show_all(devices: list[Device]) -> None:
+    from meshwright.cli.output import print_table
+
     print_table(
         "Devices",
         ("name", "GiB", "TB/s", "bf16", "fp8", "measured", "$/h", "device"),

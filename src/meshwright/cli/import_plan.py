@@ -128,13 +128,9 @@ def _rereader(file: str, given: Given) -> Callable[[str], Imported]:
     return lambda text: import_text(text, file, given, folder)
 
 
-def _criticise(
-    imported: Imported, plan: Plan, text: str, reread: Callable[[str], Imported]
-) -> tuple[list[dict[str, Any]], Plan | None, Critique]:
-    from meshwright.imports.critique import criticise, unpriced_offload, without_offloaded
-    from meshwright.planner.plan import plan as choose
-    from meshwright.specs.errors import DoesNotFitError, SpecError
-    from meshwright.specs.quantities import format_bytes, format_seconds
+def _own_findings(plan: Plan) -> list[dict[str, Any]]:
+    """What the run's own estimate shows."""
+    from meshwright.specs.quantities import format_bytes
 
     findings: list[dict[str, Any]] = []
     estimate = plan.estimate
@@ -155,6 +151,36 @@ def _criticise(
                 "finding": f"{estimate.bubble_fraction:.0%} of the pipeline's time is bubble",
             }
         )
+    return findings
+
+
+def _beside(imported: Imported, plan: Plan, better: Plan) -> dict[str, Any]:
+    """What the planner's own choice would gain."""
+    from meshwright.imports.critique import unpriced_offload, without_offloaded
+    from meshwright.specs.quantities import format_seconds
+
+    estimate = plan.estimate
+    theirs = without_offloaded(better.estimate, unpriced_offload(imported)).step_time_s
+    ours = estimate.step_time_s
+    times = f"step {format_seconds(theirs)} instead of {format_seconds(ours)}"
+    chooses = f"the planner chooses {better.layout.label()}"
+    if not estimate.fits:
+        return {"severity": "change", "finding": f"{chooses}, which fits: {times}"}
+    if theirs < 0.99 * ours:
+        more = f"{ours / theirs - 1:.0%} more tokens per second"
+        return {"severity": "change", "finding": f"{chooses}: {times}, {more}"}
+    return {"severity": "ok", "finding": "the planner finds nothing over 1 % faster"}
+
+
+def _criticise(
+    imported: Imported, plan: Plan, text: str, reread: Callable[[str], Imported]
+) -> tuple[list[dict[str, Any]], Plan | None, Critique]:
+    from meshwright.imports.critique import criticise
+    from meshwright.planner.plan import plan as choose
+    from meshwright.specs.errors import DoesNotFitError, SpecError
+    from meshwright.specs.quantities import format_bytes
+
+    findings, estimate = _own_findings(plan), plan.estimate
     critique = criticise(imported, plan, text, reread)
     for change in critique.changes:
         lines = [edit.text() for edit in change.edits]
@@ -178,26 +204,7 @@ def _criticise(
             }
         )
         return findings, None, critique
-    theirs = without_offloaded(better.estimate, unpriced_offload(imported)).step_time_s
-    ours = estimate.step_time_s
-    times = f"step {format_seconds(theirs)} instead of {format_seconds(ours)}"
-    if not estimate.fits:
-        findings.append(
-            {
-                "severity": "change",
-                "finding": f"the planner chooses {better.layout.label()}, which fits: {times}",
-            }
-        )
-    elif theirs < 0.99 * ours:
-        findings.append(
-            {
-                "severity": "change",
-                "finding": f"the planner chooses {better.layout.label()}: {times}, "
-                f"{ours / theirs - 1:.0%} more tokens per second",
-            }
-        )
-    else:
-        findings.append({"severity": "ok", "finding": "the planner finds nothing over 1 % faster"})
+    findings.append(_beside(imported, plan, better))
     return findings, better, critique
 
 

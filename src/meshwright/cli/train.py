@@ -148,17 +148,24 @@ def command(
     prepare_out(run)
     replan = None
     if fewer_ranks:
-        from meshwright.cli.replanning import replanner
-
-        if foreign is not None:
-            raise SpecError(
-                "fewer_ranks", True, "transformers' modules run the layout they are given"
-            )
-        if not save_every or run.cluster is None:
-            raise SpecError("fewer_ranks", True, "needs --save-every, and --cluster to plan for")
-        replan = replanner(run.model, job, run.cluster)
+        replan = _replanner(run)
         max_restarts += PATIENCE * run.layout.world
     _run(run, max_restarts, collective_timeout, replan, tensorboard, as_json, history=history)
+
+
+def _replanner(run: Run) -> Callable[[int], Layout]:
+    """What finds the layout for fewer ranks.
+
+    Raises:
+        SpecError: a run that nothing else could be planned for.
+    """
+    from meshwright.cli.replanning import replanner
+
+    if run.foreign is not None:
+        raise SpecError("fewer_ranks", True, "transformers' modules run the layout they are given")
+    if not run.save_every or run.cluster is None:
+        raise SpecError("fewer_ranks", True, "needs --save-every, and --cluster to plan for")
+    return replanner(run.model, run.job, run.cluster)
 
 
 def _run(

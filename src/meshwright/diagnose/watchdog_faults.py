@@ -30,6 +30,35 @@ def culprits(reading: Reading) -> list[Finding]:
     ]  # fmt: skip
 
 
+def _why_shapes_differ(op: str, shapes: dict[int, str]) -> tuple[str, str]:
+    """What lets the ranks' tensors differ, as far as their shapes tell, and what to do about it."""
+    dimensions = {rank: [one.strip() for one in shape.split(",")] for rank, shape in shapes.items()}
+    batch = (
+        all(shapes.values())
+        and len({one[0] for one in dimensions.values()}) > 1
+        and len({tuple(one[1:]) for one in dimensions.values()}) == 1
+    )
+    flat = max((len(one) for one in dimensions.values()), default=0) == 1
+    sizes_of = [count(one[0]) or 0 for one in dimensions.values()]
+    if flat and "reduce" in op and min(sizes_of, default=0) >= BUCKET_ELEMENTS:
+        why = ": flat buckets of gradients, so the ranks have gradients of different parameters"
+        remedy = (
+            "make every rank use the same parameters in every step: a branch that depends on the batch (no image, an "
+            "expert without tokens, a task) has to run everywhere, with an input of zeros times zero where it has none; or "
+            "find_unused_parameters=True; or mix the batches so that every rank has every kind"
+        )
+    elif batch:
+        why = ": the batches are uneven"
+        remedy = (
+            "give every rank the same number of samples: drop_last=True, a collate function that replaces "
+            "missing samples instead of dropping them, complete data on every rank; or pad before the "
+            f"{op} and mask after it"
+        )
+    else:
+        why, remedy = "", "make the shapes agree before the collective: log them on both ranks"
+    return why, remedy
+
+
 def fingerprints(reading: Reading) -> list[Finding]:
     """What the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL says that ranks call: other operations, places or shapes."""
     prints = reading.fingerprints
@@ -66,30 +95,7 @@ def fingerprints(reading: Reading) -> list[Finding]:
                "compare the two descriptions in the message (types, devices); cast before the collective", confidence=0.75,
                ranks=ranks, where=op, evidence=evidence)
         ]  # fmt: skip
-    dimensions = {rank: [one.strip() for one in shape.split(",")] for rank, shape in shapes.items()}
-    batch = (
-        all(shapes.values())
-        and len({one[0] for one in dimensions.values()}) > 1
-        and len({tuple(one[1:]) for one in dimensions.values()}) == 1
-    )
-    flat = max((len(one) for one in dimensions.values()), default=0) == 1
-    sizes_of = [count(one[0]) or 0 for one in dimensions.values()]
-    if flat and "reduce" in op and min(sizes_of, default=0) >= BUCKET_ELEMENTS:
-        why = ": flat buckets of gradients, so the ranks have gradients of different parameters"
-        remedy = (
-            "make every rank use the same parameters in every step: a branch that depends on the batch (no image, an "
-            "expert without tokens, a task) has to run everywhere, with an input of zeros times zero where it has none; or "
-            "find_unused_parameters=True; or mix the batches so that every rank has every kind"
-        )
-    elif batch:
-        why = ": the batches are uneven"
-        remedy = (
-            "give every rank the same number of samples: drop_last=True, a collate function that replaces "
-            "missing samples instead of dropping them, complete data on every rank; or pad before the "
-            f"{op} and mask after it"
-        )
-    else:
-        why, remedy = "", "make the shapes agree before the collective: log them on both ranks"
+    why, remedy = _why_shapes_differ(op, shapes)
     return [
         of("mismatched-collective", f"The same {op} has different shapes on different ranks: {listed}{why}",
            remedy, confidence=0.9, ranks=ranks, where=f"{op} of {listed}", evidence=evidence)

@@ -245,54 +245,35 @@ def _late(reading: Reading) -> str:
     return ""
 
 
-def _absent(reading: Reading) -> Finding:
-    """All that report are at the same place: who does not report?"""
+def _missing(
+    reading: Reading,
+    absent: tuple[int, ...],
+    ranks: list[int],
+    op: str,
+    lines: list[tuple[int, str, int | None]],
+) -> Finding:
+    """Some ranks do not report, and the others wait for them."""
     waits = reading.waits
-    told = {wait.rank for wait in waits if wait.rank is not None}
-    ranks = sorted(told | {rank for _, rank in reading.positions})
-    world = reading.world or (max(ranks) + 1 if ranks else 0)
-    absent = tuple(rank for rank in range(world) if rank not in ranks)
-    op = next((wait.op.lower() for wait in waits if wait.op), "collective")
-    lines = [(w.line, w.text, w.rank) for w in waits[:4]]
-    if reading.subgroups:
-        absent = ()
-    phase = reading.phase
-    if several := _several(reading, lines):
-        return several
-    if phase is not None and phase[0] in ("checkpoint", "evaluation"):
-        lines.insert(0, (phase[1], phase[2], None))
-        return _beside(reading, phase[0], absent, ranks, op, lines)
-    # A text that does not say how many ranks there are shows at least up to its highest; jobs of a
-    # few more than that are as likely, so most of the next power of two have to speak.
-    most = reading.world is not None or 2 * len(ranks) > 1 << (world - 1).bit_length()
-    if len(ranks) >= 2 and absent and len(absent) < len(ranks) and most:
-        who = ranks_text(absent)
-        # One that is absent lets all others report; several more often are an excerpt's.
-        doubt = reading.world is None and len(absent) > 1
-        return of(
-            "missing-collective",
-            f"{who.capitalize()} did not come to the {op} in which {ranks_text(ranks)} wait"
-            + _number(waits) + (", unless the text leaves their reports out" if doubt else "") + _late(reading),
-            f"read the log of {who}: most often it was given fewer batches and left the loop (uneven "
-            "data: balance the shards, drop_last, or Join), or it stands in a branch of its own "
-            "(saving, evaluating); the network is not the first suspect",
-            confidence=0.55 if doubt else 0.75, ranks=absent, where=f"{op} of {ranks_text(ranks)}",
-            evidence=said(reading, *lines),
-        )  # fmt: skip
-    places = {(wait.seq, wait.op, wait.numel_in) for wait in waits}
-    if len(ranks) >= 2 and not absent and len(places) == 1 and not reading.subgroups:
-        return of(
-            "unknown",
-            f"All ranks that the text shows ({len(ranks)}) are in the same {op}{_number(waits)}: none of them is "
-            "absent, so the text does not tell who is at fault: a rank that it does not show, a device that "
-            "stands still, or the link" + _late(reading),
-            "see whether more ranks belong to the group than report here, and read those first; else look for "
-            "Xid lines (dmesg) and test the links with nccl-tests; a longer time-out helps only if one rank "
-            "saves, evaluates or loads for that long",
-            confidence=0.6,
-            where=f"{op} of {ranks_text(ranks)}",
-            evidence=said(reading, *lines),
-        )
+    who = ranks_text(absent)
+    # One that is absent lets all others report; several more often are an excerpt's.
+    doubt = reading.world is None and len(absent) > 1
+    return of(
+        "missing-collective",
+        f"{who.capitalize()} did not come to the {op} in which {ranks_text(ranks)} wait"
+        + _number(waits) + (", unless the text leaves their reports out" if doubt else "") + _late(reading),
+        f"read the log of {who}: most often it was given fewer batches and left the loop (uneven "
+        "data: balance the shards, drop_last, or Join), or it stands in a branch of its own "
+        "(saving, evaluating); the network is not the first suspect",
+        confidence=0.55 if doubt else 0.75, ranks=absent, where=f"{op} of {ranks_text(ranks)}",
+        evidence=said(reading, *lines),
+    )  # fmt: skip
+
+
+def _somebody(
+    reading: Reading, ranks: list[int], op: str, lines: list[tuple[int, str, int | None]]
+) -> Finding:
+    """Somebody is absent, and the text does not tell who."""
+    waits, phase = reading.waits, reading.phase
     branch = (
         f"where {_a(op)} stands: one that only some ranks enter is most often a save or an evaluation under a condition "
         "on the rank (is_main_process): all ranks must call save_state and its like"
@@ -315,6 +296,45 @@ def _absent(reading: Reading) -> Finding:
         f"look at {branch}; then at who is absent in the dumps of the flight recorder",
         confidence=0.45, where=op, evidence=said(reading, *lines),
     )  # fmt: skip
+
+
+def _absent(reading: Reading) -> Finding:
+    """All that report are at the same place: who does not report?"""
+    waits = reading.waits
+    told = {wait.rank for wait in waits if wait.rank is not None}
+    ranks = sorted(told | {rank for _, rank in reading.positions})
+    world = reading.world or (max(ranks) + 1 if ranks else 0)
+    absent = tuple(rank for rank in range(world) if rank not in ranks)
+    op = next((wait.op.lower() for wait in waits if wait.op), "collective")
+    lines = [(w.line, w.text, w.rank) for w in waits[:4]]
+    if reading.subgroups:
+        absent = ()
+    phase = reading.phase
+    if several := _several(reading, lines):
+        return several
+    if phase is not None and phase[0] in ("checkpoint", "evaluation"):
+        lines.insert(0, (phase[1], phase[2], None))
+        return _beside(reading, phase[0], absent, ranks, op, lines)
+    # A text that does not say how many ranks there are shows at least up to its highest; jobs of a
+    # few more than that are as likely, so most of the next power of two have to speak.
+    most = reading.world is not None or 2 * len(ranks) > 1 << (world - 1).bit_length()
+    if len(ranks) >= 2 and absent and len(absent) < len(ranks) and most:
+        return _missing(reading, absent, ranks, op, lines)
+    places = {(wait.seq, wait.op, wait.numel_in) for wait in waits}
+    if len(ranks) >= 2 and not absent and len(places) == 1 and not reading.subgroups:
+        return of(
+            "unknown",
+            f"All ranks that the text shows ({len(ranks)}) are in the same {op}{_number(waits)}: none of them is "
+            "absent, so the text does not tell who is at fault: a rank that it does not show, a device that "
+            "stands still, or the link" + _late(reading),
+            "see whether more ranks belong to the group than report here, and read those first; else look for "
+            "Xid lines (dmesg) and test the links with nccl-tests; a longer time-out helps only if one rank "
+            "saves, evaluates or loads for that long",
+            confidence=0.6,
+            where=f"{op} of {ranks_text(ranks)}",
+            evidence=said(reading, *lines),
+        )
+    return _somebody(reading, ranks, op, lines)
 
 
 def _several(reading: Reading, lines: list[tuple[int, str, int | None]]) -> Finding | None:

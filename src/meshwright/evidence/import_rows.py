@@ -222,19 +222,10 @@ def _context(row: Row, rule: SourceRule, gpus: int, tp: int, pp: int, assumed: l
     return 1
 
 
-def _layout(
-    row: Row,
-    rule: SourceRule,
-    known: Behaviour,
-    model: Model,
-    degrees: Degrees,
-    micro: int,
-    assumed: list[str],
-) -> Layout:
-    zero, shard = zero_of(row, rule, assumed)
-    replicas = degrees.dp * degrees.cp
-    if shard >= replicas or (shard and replicas % shard):
-        shard = 0
+def _virtual_stages(
+    row: Row, rule: SourceRule, model: Model, degrees: Degrees, assumed: list[str]
+) -> int:
+    """Virtual stages as the row says them, or as its source's and its framework's runs have them."""
     titled = re.search(
         r"\b(?:VP|VPP|virtual[-_ ]stages?|num[-_]virtual\w*)[=: ]*(\d+)",
         row["setup"],
@@ -256,8 +247,23 @@ def _layout(
     if not row["vpp"] and by_size is not None and degrees.pp > 1 and row.number("params_b"):
         vpp = next(v for k, v in by_size.items() if (row.number("params_b") or 0) <= float(k))
         assumed.append(f"vpp={vpp}")
-    if degrees.pp == 1 or vpp * degrees.pp > model.layers + ENDS:
-        vpp = 1
+    return 1 if degrees.pp == 1 or vpp * degrees.pp > model.layers + ENDS else vpp
+
+
+def _layout(
+    row: Row,
+    rule: SourceRule,
+    known: Behaviour,
+    model: Model,
+    degrees: Degrees,
+    micro: int,
+    assumed: list[str],
+) -> Layout:
+    zero, shard = zero_of(row, rule, assumed)
+    replicas = degrees.dp * degrees.cp
+    if shard >= replicas or (shard and replicas % shard):
+        shard = 0
+    vpp = _virtual_stages(row, rule, model, degrees, assumed)
     ep = degrees.ep if model.experts else 1
     if model.experts and not row["ep"]:
         ep = math.gcd(ep, model.experts.experts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 
 from meshwright.evidence.collective_rows import collective_score
@@ -155,6 +155,31 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
         "| group | figure | reached | target | |",
         "|---|---|--:|--:|---|",
     ]
+    lines += _targets(by_name, scored)
+    lines += ["", "## By source"]
+    for title, columns in PANELS:
+        lines += ["", f"{title}.", "", *_markdown_table(scores, columns)]
+    lines += [
+        "",
+        "`const` is the median error of one constant MFU fitted to all rows; `3-term` the "
+        "share of fits judged right by states + activations + logits under a cut chosen on these "
+        "rows. Regret: how much slower than the best measured layout of a sweep is the one that "
+        "is ranked first. Repeated runs of one layout count as one choice with their mean time; "
+        "repeats alone are no sweep.",
+        "",
+        "## The worst twenty step times",
+        "",
+        "| row | device | run | measured | predicted | error | what the row left open |",
+        "|---|---|---|--:|--:|--:|---|",
+    ]
+    lines += _worst_lines(scored)
+    lines += ["", _limits(), "", *rule_lines(stored())]
+    return "\n".join(lines) + "\n"
+
+
+def _targets(by_name: Mapping[str, Score], scored: Sequence[Scored]) -> list[str]:
+    """Rows of the table of targets: what is reached beside what was wanted."""
+    lines = []
     for name, label, path, bound in TARGETS:
         if name not in by_name:
             continue
@@ -178,31 +203,18 @@ def accuracy_page(scores: Sequence[Score], scored: Sequence[Scored]) -> str:
         f"| nccl above 1 MiB ({nccl.rows} rows, see collectives.md) | median error, % | "
         f"{_number(nccl.median, 1)} | ≤ 10 | {'met' if nccl.median <= 10 else 'missed'} |"
     )
-    lines += ["", "## By source"]
-    for title, columns in PANELS:
-        lines += ["", f"{title}.", "", *_markdown_table(scores, columns)]
-    lines += [
-        "",
-        "`const` is the median error of one constant MFU fitted to all rows; `3-term` the "
-        "share of fits judged right by states + activations + logits under a cut chosen on these "
-        "rows. Regret: how much slower than the best measured layout of a sweep is the one that "
-        "is ranked first. Repeated runs of one layout count as one choice with their mean time; "
-        "repeats alone are no sweep.",
-        "",
-        "## The worst twenty step times",
-        "",
-        "| row | device | run | measured | predicted | error | what the row left open |",
-        "|---|---|---|--:|--:|--:|---|",
+    return lines
+
+
+def _worst_lines(scored: Sequence[Scored]) -> list[str]:
+    """Rows of the table of the runs that are predicted worst."""
+    return [
+        f"| {one.row.id} | {one.run.cluster.device.name} | {one.run.model.name}, "
+        f"{one.run.gpus} GPUs, {one.run.layout.label()} | {one.measured_s:.3g} s | "
+        f"{one.predicted_s:.3g} s | {100 * one.time_error:+.0f} % | "
+        f"{'; '.join(one.run.assumed) or 'nothing'} |"
+        for one in worst(scored, 20, lambda s: s.time_error)
     ]
-    for one in worst(scored, 20, lambda s: s.time_error):
-        lines.append(
-            f"| {one.row.id} | {one.run.cluster.device.name} | {one.run.model.name}, "
-            f"{one.run.gpus} GPUs, {one.run.layout.label()} | {one.measured_s:.3g} s | "
-            f"{one.predicted_s:.3g} s | {100 * one.time_error:+.0f} % | "
-            f"{'; '.join(one.run.assumed) or 'nothing'} |"
-        )
-    lines += ["", _limits(), "", *rule_lines(stored())]
-    return "\n".join(lines) + "\n"
 
 
 def _limits() -> str:
