@@ -56,7 +56,7 @@ def test_ulysses_needs_heads():
     layout = Layout(dp=4, cp=16, cp_method="ulysses", zero=1)
     assert "heads" in (why_illegal(question, layout) or "")
     assert why_illegal(question, layout.but(dp=8, cp=8)) is None
-    replicating = Question(MODEL, NODES, job.but(framework="trl"))
+    replicating = Question(MODEL, NODES, job.but(framework="verl"))
     assert why_illegal(replicating, layout.but(zero=2)) is None
     assert why_illegal(replicating, layout.but(cp_method="hierarchical", zero=2)) is not None
 

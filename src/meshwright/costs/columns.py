@@ -31,6 +31,7 @@ class LayoutColumns:
     `recompute`, `schedule` and `rank_order` hold positions in `RECOMPUTES`, `SCHEDULES` and
     `orders`. `first_layers`, `middle_layers` and `last_layers` are the layers of the first rank,
     of the heaviest rank in between and of the last rank of a pipeline; 0 means as even as possible.
+    `stage_split` holds positions in `stage_splits`, each the layers of every stage that these stand for.
     `recompute_split` holds positions in `splits`, each the layers that every virtual stage
     recomputes in full; the empty one means as `recompute_layers` says. `recompute_modules` and
     `offload` are bits of `MODULES` and `OFFLOADS`, `cp_method` a position in `CONTEXT_METHODS`.
@@ -58,8 +59,10 @@ class LayoutColumns:
     recompute_modules: Ints
     offload: Ints
     cp_method: Ints
+    stage_split: Ints
     orders: tuple[str, ...] = RANK_ORDERS
     splits: tuple[tuple[int, ...], ...] = ((),)
+    stage_splits: tuple[tuple[int, ...], ...] = ((),)
 
     @property
     def rows(self) -> int:
@@ -83,6 +86,7 @@ class LayoutColumns:
             **{name: getattr(self, name)[index] for name in ARRAYS},
             orders=self.orders,
             splits=self.splits,
+            stage_splits=self.stage_splits,
         )
 
     def slice(self, start: int, stop: int) -> LayoutColumns:
@@ -91,18 +95,15 @@ class LayoutColumns:
             **{name: getattr(self, name)[start:stop] for name in ARRAYS},
             orders=self.orders,
             splits=self.splits,
+            stage_splits=self.stage_splits,
         )
 
     def layout(self, row: int) -> Layout:
         """Return one row as a Layout."""
         values = {name: int(getattr(self, name)[row]) for name in ARRAYS}
-        virtual = values["pp"] * values["virtual_stages"]
-        first, middle, last = (
-            values.pop(f"{where}_layers") for where in ("first", "middle", "last")
-        )
-        stage_layers = None
-        if (first or middle or last) and values["pp"] > 1 and values["virtual_stages"] == 1:
-            stage_layers = (first, *(middle,) * (virtual - 2), last)
+        for where in ("first", "middle", "last"):
+            values.pop(f"{where}_layers")
+        stage_layers = self.stage_splits[values.pop("stage_split")] or None
         again = self.splits[values.pop("recompute_split")] or None
         values["recompute"] = RECOMPUTES[values["recompute"]]  # type: ignore[assignment]
         values["schedule"] = SCHEDULES[values["schedule"]]  # type: ignore[assignment]
@@ -126,14 +127,22 @@ def named(code: int, among: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for place, name in enumerate(among) if code >> place & 1)
 
 
-ARRAYS = tuple(f.name for f in fields(LayoutColumns) if f.name not in ("orders", "splits"))
+ARRAYS = tuple(
+    f.name for f in fields(LayoutColumns) if f.name not in ("orders", "splits", "stage_splits")
+)
 """Names of the array fields, in order."""
 
 
 def concatenate(tables: Sequence[LayoutColumns]) -> LayoutColumns:
-    """Stack tables that share their rank orders and splits."""
+    """Stack tables that share their rank orders and splits; layers of stages each may name its own."""
+    named = tuple(dict.fromkeys(split for table in tables for split in table.stage_splits))
     arrays = {name: np.concatenate([getattr(t, name) for t in tables]) for name in ARRAYS}
-    return LayoutColumns(**arrays, orders=tables[0].orders, splits=tables[0].splits)
+    places = [np.array([named.index(split) for split in t.stage_splits]) for t in tables]
+    arrays["stage_split"] = np.concatenate(
+        [place[t.stage_split] for place, t in zip(places, tables, strict=True)]
+    )
+    one = tables[0]
+    return LayoutColumns(**arrays, orders=one.orders, splits=one.splits, stage_splits=named)
 
 
 def from_layouts(layouts: Sequence[Layout]) -> LayoutColumns:
@@ -147,16 +156,23 @@ def from_layouts(layouts: Sequence[Layout]) -> LayoutColumns:
     splits = tuple(
         dict.fromkeys([(), *(layout.stage_recompute_layers or () for layout in layouts)])
     )
-    rows = [_row(layout, orders, splits) for layout in layouts]
+    named = tuple(dict.fromkeys([(), *(layout.stage_layers or () for layout in layouts)]))
+    rows = [_row(layout, orders, splits, named) for layout in layouts]
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ARRAYS))
     return LayoutColumns(
         **{name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(ARRAYS)},
         orders=orders,
         splits=splits,
+        stage_splits=named,
     )
 
 
-def _row(layout: Layout, orders: tuple[str, ...], splits: tuple[tuple[int, ...], ...]) -> list[int]:
+def _row(
+    layout: Layout,
+    orders: tuple[str, ...],
+    splits: tuple[tuple[int, ...], ...],
+    named: tuple[tuple[int, ...], ...],
+) -> list[int]:
     first = middle = last = 0
     if layout.stage_layers is not None:
         per_rank = layers_per_rank(layout, layout.stage_layers)
@@ -168,7 +184,7 @@ def _row(layout: Layout, orders: tuple[str, ...], splits: tuple[tuple[int, ...],
         layout.recompute_layers, splits.index(layout.stage_recompute_layers or ()), int(layout.sequence_parallel), SCHEDULES.index(layout.schedule),
         orders.index(layout.rank_order), first, middle, last,
         bits(layout.recompute_modules, MODULES), bits(layout.offload, OFFLOADS),
-        CONTEXT_METHODS.index(layout.cp_method),
+        CONTEXT_METHODS.index(layout.cp_method), named.index(layout.stage_layers or ()),
     ]  # fmt: skip
 
 

@@ -243,7 +243,7 @@ def columns_at(constraints: Constraints, some: Sequence[Corner]) -> LayoutColumn
         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, virtual_stages=virtual,
         zero=zero, shard=none, micro_batch=micro, recompute=mode, recompute_layers=none,
         recompute_split=none, sequence_parallel=sequence, schedule=schedule, rank_order=order,
-        first_layers=none, middle_layers=none, last_layers=none, recompute_modules=modules,
+        first_layers=none, middle_layers=none, last_layers=none, stage_split=none, recompute_modules=modules,
         offload=none + bits(constraints.offload or (), OFFLOADS), cp_method=method,
         orders=_orders(constraints),
     )  # fmt: skip

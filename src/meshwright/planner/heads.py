@@ -178,7 +178,7 @@ def _schedule_only(codes: Ints, pp: int) -> LayoutColumns:
         dp=one, tp=one, pp=one * pp, cp=one, ep=one, etp=one, virtual_stages=one, zero=none,
         shard=none, micro_batch=one, recompute=none, recompute_layers=none, recompute_split=none,
         sequence_parallel=none, schedule=codes, rank_order=none, first_layers=none,
-        middle_layers=none, last_layers=none, recompute_modules=none, offload=none, cp_method=none,
+        middle_layers=none, last_layers=none, stage_split=none, recompute_modules=none, offload=none, cp_method=none,
     )  # fmt: skip
 
 
