@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, template
+from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.hf import hf_config, hf_family, hf_problems, layer_class
@@ -113,6 +113,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     values = {
         "STAMP": comment(plan, command, stamp).rstrip(),
         "SEQ_LEN": plan.job.seq_len,
+        "STEPS": steps(plan.job),
         "MICRO_BATCH": layout.micro_batch,
         "ACCUMULATION": layout.micro_batches(plan.job.global_batch),
         "LIGER": plan.job.loss == "liger",

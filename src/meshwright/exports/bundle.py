@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.specs.errors import SpecError, one_line
+from meshwright.specs.job import Job
 from meshwright.specs.plan import Plan
 from meshwright.specs.writing import write_atomically
 from meshwright.version import __version__
@@ -70,6 +71,15 @@ def comment(plan: Plan, command: str, target: str) -> str:
     Never among the first two lines of a Python file: a comment there can change its encoding.
     """
     return "".join(f"# {line}\n" for line in stamp_lines(plan, command, target))
+
+
+STEPS = 1000
+"""Steps of a run whose plan has no budget of tokens."""
+
+
+def steps(job: Job) -> int:
+    """Optimizer steps of a run: as many as its budget of tokens fills, at least one."""
+    return max(1, round(job.token_budget / job.tokens)) if job.token_budget else STEPS
 
 
 def template(name: str, values: Mapping[str, object]) -> str:

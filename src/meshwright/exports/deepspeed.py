@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, template
+from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.hf import hf_config, hf_problems
 from meshwright.exports.limit_rules import Problem
@@ -128,7 +128,12 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     pipelined = "_pipeline" if canonical(plan.layout, plan.model).pp > 1 else ""
     name = f"train_deepspeed{pipelined}.py"
     stamp = comment(plan, command, f"DeepSpeed {VERSION}").rstrip()
-    words = {"STAMP": stamp, "SEQ_LEN": plan.job.seq_len, "LIGER": plan.job.loss == "liger"}
+    words = {
+        "STAMP": stamp,
+        "SEQ_LEN": plan.job.seq_len,
+        "STEPS": steps(plan.job),
+        "LIGER": plan.job.loss == "liger",
+    }
     script = template(name, words)
     model = hf_config(plan.model, plan.job.seq_len)
     model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")

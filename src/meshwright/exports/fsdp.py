@@ -11,7 +11,7 @@ import pprint
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.bundle import comment, template
+from meshwright.exports.bundle import STEPS, comment, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
@@ -55,7 +55,6 @@ def tables(plan: Plan) -> dict[str, dict[str, Any]]:
     """The three literal tables of the script."""
     layout, job, model = canonical(plan.layout, plan.model), plan.job, plan.model
     full = layout.recompute == "full"
-    steps = round(job.token_budget / job.tokens) if job.token_budget else 1000
     return {
         "MODEL": {name: getattr(model, name) for name in _MODEL} | {"max_positions": _positions(plan)},
         "LAYOUT": {
@@ -67,7 +66,7 @@ def tables(plan: Plan) -> dict[str, dict[str, Any]]:
         "JOB": {
             "seq_len": job.seq_len, "global_batch": job.global_batch,
             "micro_batch": layout.micro_batch, "compute": job.precision.compute,
-            "reduce_fp32": job.precision.gradient_reduce_bytes >= 4, "steps": max(1, steps),
+            "reduce_fp32": job.precision.gradient_reduce_bytes >= 4, "steps": steps(job),
         },
     }  # fmt: skip
 
@@ -133,11 +132,9 @@ def read(tree: ast.Module) -> tuple[Model, Job, Layout]:
         },
         "JOB",
     )
-    steps = job_data.get("steps")
-    if (
-        isinstance(steps, int) and steps > 1000
-    ):  # the script's own number where a plan has no budget
-        job = job.but(token_budget=float(steps * job.tokens))
+    length = job_data.get("steps")
+    if isinstance(length, int) and length > STEPS:
+        job = job.but(token_budget=float(length * job.tokens))
     layers = split.get("recompute_layers", 0)
     layout = Layout.parse(
         {

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import comment
+from meshwright.exports.bundle import comment, steps
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
@@ -46,9 +46,6 @@ def _problems(model: Model) -> Iterator[Problem]:
 
 def _together(layout: Layout) -> Iterator[Problem]:
     """Copies, shards and experts are axes of one mesh."""
-    if "activations" in layout.offload and layout.recompute != "full":
-        yield Problem("layout.offload", list(layout.offload), "keeps layers' inputs in host memory where layers run "
-                      "again", {"recompute": "full"})  # fmt: skip
     if layout.zero == 1 and layout.shard:
         yield Problem(
             "layout.shard", layout.shard, "shards optimizer states over all copies", {"shard": 0}
@@ -99,7 +96,6 @@ def mesh(plan: Plan) -> dict[str, int]:
 def config(plan: Plan) -> dict[str, Any]:
     """The content of `maxtext.yml`; data are synthetic until the reader names some."""
     layout, job = canonical(plan.layout, plan.model), plan.job
-    steps = max(1, round(job.token_budget / job.tokens)) if job.token_budget else 1000
     kernel = "dot_product" if job.attention_kernel == "unfused" else "flash"
     each = layout.micro_batch / (layout.tp * layout.cp * plan.cluster.device.jax_devices)
     data: dict[str, Any] = {
@@ -117,7 +113,7 @@ def config(plan: Plan) -> dict[str, Any]:
         "opt_type": OPTIMIZERS[job.optimizer.name],
         "context_parallel_strategy": "ring" if layout.cp_method == "ring" else "all_gather",
         "num_vocab_tiling": VOCABULARY_TILES if job.loss == "chunked" else 1,
-        "dataset_type": "synthetic", "steps": steps, "enable_checkpointing": False,
+        "dataset_type": "synthetic", "steps": steps(job), "enable_checkpointing": False,
         "run_name": "meshwright", "base_output_directory": "outputs",
     }  # fmt: skip
     if "activations" in layout.offload:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import gcd
 
+from meshwright.exports.bundle import steps
 from meshwright.exports.canonical import TP_PP_DP_ORDER, canonical, even_split
 from meshwright.exports.limits import Limits
 from meshwright.exports.megatron_model import Flags, model_flags, model_problems
@@ -175,7 +176,6 @@ def _offload(layout: Layout, model: Model) -> Flags:
 def job_flags(plan: Plan) -> Flags:
     """Flags of precision, optimizer, kernels, data and length of the run."""
     job, model = plan.job, plan.model
-    steps = round(job.token_budget / job.tokens) if job.token_budget else 1000
     kernel = _ATTENTION[job.attention_kernel]
     if kernel == "flash" and (model.latent_attention is not None or model.attention_sinks):
         # Heads of 192 and 128 wide need FlashAttention 3, and no FlashAttention has sinks (Transformer
@@ -185,7 +185,7 @@ def job_flags(plan: Plan) -> Flags:
         "attention-backend": kernel,
         # The mask of 128k tokens would be 16 GiB a sample; every kernel here knows the causal one.
         "no-create-attention-mask-in-dataloader": True,
-        "train-iters": str(max(1, steps)),
+        "train-iters": str(steps(job)),
         "lr": "3e-4",
         "min-lr": "3e-5",
         "lr-decay-style": "cosine",

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import comment
+from meshwright.exports.bundle import comment, steps
 from meshwright.exports.canonical import canonical
 from meshwright.exports.hf import ACTIVATIONS, hf_family
 from meshwright.exports.limit_rules import Problem
@@ -45,7 +45,6 @@ def _wide(plan: Plan) -> bool:
 def config(plan: Plan) -> dict[str, Any]:
     """The content of the YAML file."""
     layout, job, model = canonical(plan.layout, plan.model), plan.job, plan.model
-    steps = max(1, round(job.token_budget / job.tokens)) if job.token_budget else 1000
     numerics = numerics_of(model)
     return {
         "checkpoints": {
@@ -110,7 +109,7 @@ def config(plan: Plan) -> dict[str, Any]:
             "batch_accumulation_per_replica": layout.micro_batches(job.global_batch),
             "limit_test_batches": 0, "limit_val_batches": 0,
             "micro_batch_size": layout.micro_batch, "sequence_length": job.seq_len,
-            "train_steps": steps, "val_check_interval": -1,
+            "train_steps": steps(job), "val_check_interval": -1,
         },
     }  # fmt: skip
 

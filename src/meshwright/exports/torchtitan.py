@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.bundle import comment
+from meshwright.exports.bundle import comment, steps
 from meshwright.exports.canonical import canonical, even_split
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
@@ -128,13 +128,12 @@ def stage_modules(split: tuple[int, ...]) -> list[list[str]]:
 def training(plan: Plan) -> dict[str, Any]:
     """Keyword arguments of `TrainingConfig`."""
     layout, job = canonical(plan.layout, plan.model), plan.job
-    steps = max(1, round(job.token_budget / job.tokens)) if job.token_budget else 1000
     local = job.global_batch // layout.dp if layout.pp > 1 else layout.micro_batch
     fields: dict[str, Any] = {
         "local_batch_size": local,
         "global_batch_size": job.global_batch,
         "seq_len": job.seq_len,
-        "steps": steps,
+        "steps": steps(job),
         "mixed_precision_param": "float32" if job.precision.compute == "fp32" else "bfloat16",
         "mixed_precision_reduce": "float32",
     }

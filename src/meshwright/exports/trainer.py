@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from meshwright.exports import accelerate
-from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, template
+from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.hf import hf_config, layer_class
 from meshwright.specs.plan import Plan
@@ -27,7 +27,6 @@ OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "sgd": "sgd"}
 def arguments(plan: Plan) -> dict[str, Any]:
     """The content of the YAML: what the script adds, then TrainingArguments."""
     layout, job = canonical(plan.layout, plan.model), plan.job
-    steps = round(job.token_budget / job.tokens) if job.token_budget else 1000
     compute = job.precision.compute
     data: dict[str, Any] = {
         "config_name": "config.json",
@@ -35,13 +34,13 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "output_dir": "checkpoints",
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": layout.micro_batches(job.global_batch),
-        "max_steps": max(1, steps),
+        "max_steps": steps(job),
         "bf16": compute == "bf16",
         "fp16": compute == "fp16",
         "optim": OPTIMIZERS[job.optimizer.name],
         "learning_rate": 3e-4,
         "lr_scheduler_type": "cosine",
-        "warmup_steps": max(1, steps // 100),
+        "warmup_steps": max(1, steps(job) // 100),
         "weight_decay": 0.1,
         "adam_beta1": 0.9,
         "adam_beta2": 0.95,

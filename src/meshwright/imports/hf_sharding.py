@@ -32,6 +32,8 @@ def sharding(
     if options.flag("fsdp_config.activation_checkpointing"):
         reading.layout["recompute"] = "full"
     _second_version(options, reading)
+    if options.flag("activation_offloading"):  # SFTConfig's
+        reading.offload.add("activations")
     reading.layout.setdefault("zero", 0)
     _degrees(options, reading)
 

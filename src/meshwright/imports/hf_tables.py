@@ -93,6 +93,7 @@ def _launched(data: dict[str, Any], reading: Reading, given: Given, folder: Path
     launcher = parse_yaml(text, "file", "accelerate.yaml") if "made by meshwright" in text else None
     if isinstance(launcher, dict):
         accelerate.apply(launcher, reading, given, folder)
+        del data["pad_to_multiple_of"]  # which the split sequences say already
     else:
         reading.note(
             "rows are padded to pieces of this size, as split sequences need: what splits them is in accelerate's "
