@@ -70,3 +70,36 @@ def test_a_script_that_only_starts_another_names_it():
     text = '[[ -f "$X/a.txt" ]] && source "$X/a.txt"\nsrun -l bash "$DIR/_container.sh" "$MODEL"\n'
     with pytest.raises(SpecError, match=r"it starts _container\.sh: import what that starts"):
         import_text(text, "j.sbatch", Given())
+
+
+TITAN = """
+[job]
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 8
+seq_len = 1024
+[parallelism]
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "{schedule}"
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more", "virtual", "layers"),
+    [
+        ("1F1B", "", 1, ()),
+        ("Interleaved1F1B", "pipeline_parallel_layers_per_stage = 4", 2, None),
+        ("Interleaved1F1B", "pipeline_parallel_layers_per_stage = 3", 3, (2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 1)),
+        ("1F1B", "pipeline_parallel_first_stage_less_layers = 2\npipeline_parallel_last_stage_less_layers = 2", 1, (7, 9, 9, 7)),
+    ],
+)  # fmt: skip
+def test_torchtitan_divides_layers_as_its_options_say(schedule, more, virtual, layers):
+    text = TITAN.format(schedule=schedule, more=more)
+    if layers is None:  # 34 over 4 makes nine stages, which four ranks cannot share evenly
+        assert import_text(text, "t.toml", GUESS).layout.virtual_stages == virtual
+        return
+    found = import_text(text, "t.toml", GUESS).layout
+    assert (found.virtual_stages, tuple(found.stage_layers or ())) == (virtual, layers)

@@ -163,7 +163,7 @@ def fill(options: Options, reading: Reading, split: str, train: str, given: Give
         "sequence_parallel": options.flag(f"{split}enable_sequence_parallel", default=True)
         if f"{split}enable_sequence_parallel" in options else tp > 1,
     }  # fmt: skip
-    reading.layout |= _stages(options, split, pp)
+    reading.layout |= _stages(options, split, pp, _layers(reading))
     _tokens(options, reading, split, train, pp)
     _precision(options, reading, train)
     reading.job["framework"] = "torchtitan"
@@ -220,13 +220,28 @@ def _precision(options: Options, reading: Reading, train: str) -> None:
     reading.job["optimizer"] = found.model_dump()
 
 
-def _stages(options: Options, split: str, pp: int) -> dict[str, Any]:
+def _layers(reading: Reading) -> int:
+    """Layers of the model, where it is known already; 0 where it is asked for later."""
+    model = reading.model or (model_named(reading.model_name) if reading.model_name else None)
+    return model.layers if model is not None else 0
+
+
+def _divided(layers: int, stages: int, first: int, last: int) -> tuple[int, ...]:
+    """Layers of each stage where embeddings and head count as some (torchtitan/distributed/pipeline_parallel.py)."""
+    each, more = divmod(layers + first + last, stages)
+    sizes = [each + (stage < more) for stage in range(stages)]
+    sizes[0] -= first
+    sizes[-1] -= last
+    return tuple(sizes)
+
+
+def _stages(options: Options, split: str, pp: int, depth: int = 0) -> dict[str, Any]:
     theirs = options.text(
         f"{split}pipeline_parallel_schedule",
         "experimental.pipeline_parallel_schedule",
         default="1F1B",
     )
-    per_stage = options.whole(f"{split}pipeline_parallel_layers_per_stage")
+    per_stage = int(options.number(f"{split}pipeline_parallel_layers_per_stage"))
     parts = options.raw(f"{split}module_fqns_per_model_part")
     points = options.raw(
         f"{split}pipeline_parallel_split_points", "experimental.pipeline_parallel_split_points"
@@ -247,5 +262,13 @@ def _stages(options: Options, split: str, pp: int) -> dict[str, Any]:
         return {"schedule": ours, "virtual_stages": len(layers) // pp, "stage_layers": layers}
     if isinstance(points, list) and points and (len(points) + 1) % pp == 0:
         virtual = (len(points) + 1) // pp
-    del per_stage
-    return {"schedule": ours, "virtual_stages": virtual}
+    less = [f"{split}pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
+    first, last = (options.whole(name, default=1) for name in less)
+    if depth and per_stage:
+        virtual = max(1, -(-(depth + first + last) // per_stage) // pp)
+    stages = {"schedule": ours, "virtual_stages": virtual}
+    if depth and (per_stage or options.has(*less)):
+        sizes = _divided(depth, pp * virtual, first, last)
+        if min(sizes) > 0:
+            stages["stage_layers"] = sizes
+    return stages
