@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from meshwright.evidence.import_rows import _split_with_ends, cost_balanced_layers, import_row
+from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.row_stages import cost_balanced_layers, split_with_ends
 from meshwright.evidence.rows import MEASURED, Row, published_rows, read_rows
 from meshwright.evidence.software import rule_for, source_rules
 from meshwright.specs.errors import SpecError
@@ -162,7 +163,7 @@ def test_what_a_launcher_and_a_recipe_document_reaches_the_rows_they_are_of(rows
     ],
 )
 def test_layers_that_divide_with_embedding_and_loss_are_dealt_so(layers, chunks, split):
-    found = _split_with_ends(layers, chunks)
+    found = split_with_ends(layers, chunks)
     assert found == split
     assert found is None or sum(found) == layers
 

@@ -48,6 +48,36 @@ _LIMITS = Limits(size_bytes=4_000_000, any_number=True, last_wins=True)
 Data = dict[str, Any]
 
 
+def _refuse_part(data: Data, name: str) -> None:
+    """Refuse what another file or a command names, and which runs nothing by itself."""
+    named = data.get("fsdp_config")
+    if any(
+        "layer_cls_to_wrap" in str(key)
+        for key in [*data, *(named if isinstance(named, dict) else [])]
+    ):
+        raise SpecError(
+            "file", name, "is what --fsdp_config names: import the command that names it"
+        )
+
+
+def _unknown(data: Data, text: str, name: str) -> SpecError:
+    """What is said of a document that no reader took."""
+    if _GROUP_OF_HYDRA.search(text):
+        return SpecError("file", name, "describes no training run of its own: it is a group that a Hydra configuration's defaults name")  # fmt: skip
+    if not _trains(data):
+        return SpecError(
+            "file",
+            name,
+            "describes no training run: it says no optimizer, rate of learning or number of steps",
+        )
+    return SpecError(
+        "file",
+        name,
+        "is of no known framework, and names no model, batch and rate of learning in words that most programs use: "
+        "import the program or the script that reads it",
+    )
+
+
 def read(
     text: str,
     name: str,
@@ -126,32 +156,12 @@ def read(
         return reading, stamp
     if hf.is_trainer(data) or hf.is_trainer(hf_tables.nested(data)[1]):
         return hf_tables.read(data, given, folder, _trainer_title(data)), stamp
-    named = data.get("fsdp_config")
-    if any(
-        "layer_cls_to_wrap" in str(key)
-        for key in [*data, *(named if isinstance(named, dict) else [])]
-    ):
-        raise SpecError(
-            "file", name, "is what --fsdp_config names: import the command that names it"
-        )
+    _refuse_part(data, name)
     if cloud.starts_training(data):
         return cloud.read(data, name, given, stamp, folder)
     if own_tables.is_config(data):
         return own_tables.read(data, given), stamp
-    if _GROUP_OF_HYDRA.search(text):
-        raise SpecError("file", name, "describes no training run of its own: it is a group that a Hydra configuration's defaults name")  # fmt: skip
-    if not _trains(data):
-        raise SpecError(
-            "file",
-            name,
-            "describes no training run: it says no optimizer, rate of learning or number of steps",
-        )
-    raise SpecError(
-        "file",
-        name,
-        "is of no known framework, and names no model, batch and rate of learning in words that most programs use: "
-        "import the program or the script that reads it",
-    )
+    raise _unknown(data, text, name)
 
 
 _GROUP_OF_HYDRA = re.compile(

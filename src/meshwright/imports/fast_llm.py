@@ -12,6 +12,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
 EDITS = {"zero": "model.multi_stage.zero_stage", "tp": "model.distributed.tensor_parallel"}
+_SPLIT = "model.distributed."
 _BASE = "model.base_model."
 _NAMES = {
     "layers": (f"{_BASE}decoder.num_blocks", f"{_BASE}transformer.num_layers"),
@@ -32,6 +33,26 @@ def is_config(data: dict[str, Any]) -> bool:
     return bool({"multi_stage", "distributed"} & set(model)) and (
         "base_model" in model or "pretrained" in data
     )
+
+
+def _degrees(options: Options, reading: Reading) -> None:
+    """How the model is split."""
+    tp = options.whole(f"{_SPLIT}tensor_parallel", default=1) or 1
+    pp = options.whole(f"{_SPLIT}pipeline_parallel", default=1) or 1
+    reading.layout = {
+        "zero": min(options.whole("model.multi_stage.zero_stage"), 3),
+        "tp": tp,
+        "pp": pp,
+        "sequence_parallel": tp > 1 and options.flag(f"{_SPLIT}sequence_tensor_parallel"),
+        "recompute": "full" if options.word(f"{_BASE}transformer.full_recompute_level") else "none",
+    }
+    if pp > 1:
+        reading.layout["schedule"] = (
+            "looped-bfs" if options.whole("model.multi_stage.layers_per_stage") else "gpipe"
+        )
+    sp = options.whole(f"{_SPLIT}sequence_data_parallel", default=1) or 1
+    if sp > 1:
+        reading.layout |= {"cp": sp, "cp_method": "all-gather"}
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:
@@ -73,24 +94,8 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         )
         or 1
     )
-    get = "model.distributed."
-    tp = options.whole(f"{get}tensor_parallel", default=1) or 1
-    pp = options.whole(f"{get}pipeline_parallel", default=1) or 1
-    reading.layout = {
-        "zero": min(options.whole("model.multi_stage.zero_stage"), 3),
-        "tp": tp,
-        "pp": pp,
-        "sequence_parallel": tp > 1 and options.flag(f"{get}sequence_tensor_parallel"),
-        "recompute": "full" if options.word(f"{_BASE}transformer.full_recompute_level") else "none",
-    }
-    if pp > 1:
-        reading.layout["schedule"] = (
-            "looped-bfs" if options.whole("model.multi_stage.layers_per_stage") else "gpipe"
-        )
-    sp = options.whole(f"{get}sequence_data_parallel", default=1) or 1
-    if sp > 1:
-        reading.layout |= {"cp": sp, "cp_method": "all-gather"}
-    compute = options.word(f"{get}compute_dtype", f"{get}training_dtype", default="fp32")
+    _degrees(options, reading)
+    compute = options.word(f"{_SPLIT}compute_dtype", f"{_SPLIT}training_dtype", default="fp32")
     # 32-bit master weights and gradients, a 16-bit copy to compute with.
     recipe = (
         RECIPES["bf16-fp32-grads"]

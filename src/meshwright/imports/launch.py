@@ -261,28 +261,9 @@ def whole(text: str) -> int:
     return int(last) if last.isdigit() and len(last) < 8 else 0
 
 
-def _count(script: Script, launch: Launch) -> None:
-    """Hosts and devices of a host, from the launcher's words, the batch system's, and variables."""
-    option = launch.option
-    hosts = whole(option("nnodes", "num-nodes", "num-machines", "nodes", "N", "num-hosts"))
-    per_host = whole(
-        option(
-            "nproc-per-node",
-            "num-gpus",
-            "gpus-per-node",
-            "gpus",
-            "gpus-per-task",
-            "npernode",
-            "gres",
-        )
-    )
-    include = option("include")
-    if include.startswith("localhost:"):
-        per_host = per_host or len(include.partition(":")[2].split(","))
-        hosts = hosts or 1
-    processes = whole(option("num-processes", "np", "n"))
-    batch = script.sbatch
-    hosts = hosts or whole(batch.get("nodes", "")) or whole(batch.get("N", ""))
+def _per_host(script: Script, launch: Launch) -> int:
+    """Devices of a host, as the batch system, the environment or variables say; 0 where none does."""
+    batch, per_host = script.sbatch, 0
     for name in ("gpus-per-node", "gres", "ntasks-per-node", "gpus-per-task"):
         found = whole(batch.get(name, ""))
         if (
@@ -308,6 +289,31 @@ def _count(script: Script, launch: Launch) -> None:
                 "NUM_GPUS_PER_NODE",
             ),
         )
+    return per_host
+
+
+def _count(script: Script, launch: Launch) -> None:
+    """Hosts and devices of a host, from the launcher's words, the batch system's, and variables."""
+    option = launch.option
+    hosts = whole(option("nnodes", "num-nodes", "num-machines", "nodes", "N", "num-hosts"))
+    per_host = whole(
+        option(
+            "nproc-per-node",
+            "num-gpus",
+            "gpus-per-node",
+            "gpus",
+            "gpus-per-task",
+            "npernode",
+            "gres",
+        )
+    )
+    include = option("include")
+    if include.startswith("localhost:"):
+        per_host = per_host or len(include.partition(":")[2].split(","))
+        hosts = hosts or 1
+    processes = whole(option("num-processes", "np", "n"))
+    hosts = hosts or whole(script.sbatch.get("nodes", "")) or whole(script.sbatch.get("N", ""))
+    per_host = per_host or _per_host(script, launch)
     hosts = hosts or whole(launch.environment.get("NNODES", ""))
     hosts = hosts or _variable(script, ("NNODES", "NUM_NODES", "SLURM_NNODES", "NODES", "NUM_NODE"))
     if not hosts and per_host and not unset(" ".join(launch.launcher)):

@@ -16,7 +16,7 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.imports.words import unmarked
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.job import OPTIMIZERS, RECIPES, PrecisionRecipe
 from meshwright.specs.model import Model
 
 EDITS = {
@@ -123,18 +123,10 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     return reading
 
 
-def _mesh(options: Options, reading: Reading) -> None:
-    sizes = {"replicate": 1, "shard": 1, "tp": 1, "cp": 1, "pp": 1, "ep": 1}
+def _sizes(options: Options, reading: Reading, sizes: dict[str, int]) -> set[str]:
+    """Fill in the degree of each axis; returns those that take the devices which the others leave, by level."""
     rest: set[str] = set()
     left: dict[str, str] = {}
-    gpu = "gpu" in options.loose("hardware")
-    hosts = (
-        math.prod(
-            max(1, int(options.number(f"dcn_{axis}_parallelism", default=1))) for axis in _AXES
-        )
-        if gpu
-        else 1
-    )
     for level in ("ici", "dcn"):
         for axis, ours in _AXES.items():
             name = f"{level}_{axis}_parallelism"
@@ -154,6 +146,20 @@ def _mesh(options: Options, reading: Reading) -> None:
         taken = max(1, 8 // fixed) if level == "ici" else 1
         sizes[ours] *= taken
         reading.guess(name, f"-1 takes the devices that the other axes leave; {taken} are taken")
+    return rest
+
+
+def _mesh(options: Options, reading: Reading) -> None:
+    sizes = {"replicate": 1, "shard": 1, "tp": 1, "cp": 1, "pp": 1, "ep": 1}
+    gpu = "gpu" in options.loose("hardware")
+    hosts = (
+        math.prod(
+            max(1, int(options.number(f"dcn_{axis}_parallelism", default=1))) for axis in _AXES
+        )
+        if gpu
+        else 1
+    )
+    rest = _sizes(options, reading, sizes)
     if hosts > 1:
         # So many hosts at least: the cluster that is offered has them.
         reading.hosts = hosts
@@ -259,7 +265,8 @@ def _changed(model: Model | None, options: Options) -> Model | None:
     return model.but(**changed) if model is not None and changed else None
 
 
-def _job(options: Options, reading: Reading) -> None:
+def _recomputation(options: Options, reading: Reading) -> None:
+    """What is kept until backward, and what of it in host memory."""
     policy = options.word("remat_policy", default="full")
     kept = [n for n, v in options.values.items() if str(v) in ("offload", "device")]
     if policy == "custom" and kept == ["decoder_layer_input"]:
@@ -278,6 +285,10 @@ def _job(options: Options, reading: Reading) -> None:
         reading.offload.add("optimizer")
     if options.flag("parameter_memory_host_offload"):
         reading.offload.add("parameters")
+
+
+def _precision(options: Options, reading: Reading) -> PrecisionRecipe:
+    """Of weights, products and sums."""
     weights = options.word("weight_dtype", default="float32")
     quantised = options.word("quantization", default="")
     dtype = options.word("dtype", default="bfloat16")
@@ -295,6 +306,12 @@ def _job(options: Options, reading: Reading) -> None:
         recipe = RECIPES["fp8"]
         if "int8" in quantised:
             reading.unmodelled("quantization", "products in int8; priced as fp8")
+    return recipe
+
+
+def _job(options: Options, reading: Reading) -> None:
+    _recomputation(options, reading)
+    recipe = _precision(options, reading)
     if options.has("packing"):
         reading.job["document_masking"] = options.flag("packing")
     if options.whole("num_vocab_tiling", default=1) > 1:

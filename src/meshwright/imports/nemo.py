@@ -41,25 +41,8 @@ def is_config(data: dict[str, Any]) -> bool:
     )
 
 
-def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
-    """Return what a NeMo YAML runs.
-
-    Raises:
-        SpecError: a value that cannot be, or a model that is not modelled.
-    """
-    data = resolved(merged(data, words_to_table(overrides)), dict(given.variables))
-    model = data["model"]
-    if (
-        isinstance(model.get("hyena"), dict)
-        or "mamba" in str(model.get("spec_name", ""))
-        or "hyena" in model
-    ):
-        raise SpecError(
-            "model",
-            "hyena or mamba",
-            "not modelled: meshwright plans softmax-attention transformers",
-        )
-    _refuse_other(model, data)
+def _flags(data: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a NeMo YAML as the Megatron options that they set."""
     flags: dict[str, Any] = {}
     for key, value in model.items():
         if isinstance(value, (dict, list)) or value is None or value is False:
@@ -92,6 +75,30 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     )
     flags["optimizer"] = optimizer_named(name, "model.optim.name").name.replace("adamw", "adam")
     flags.setdefault("attention-dropout", 0.1)
+    return flags
+
+
+def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
+    """Return what a NeMo YAML runs.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is not modelled.
+    """
+    data = resolved(merged(data, words_to_table(overrides)), dict(given.variables))
+    model = data["model"]
+    if (
+        isinstance(model.get("hyena"), dict)
+        or "mamba" in str(model.get("spec_name", ""))
+        or "hyena" in model
+    ):
+        raise SpecError(
+            "model",
+            "hyena or mamba",
+            "not modelled: meshwright plans softmax-attention transformers",
+        )
+    _refuse_other(model, data)
+    flags = _flags(data, model)
+    trainer = data.get("trainer") if isinstance(data.get("trainer"), dict) else {}
     options = Options(flags)
     options.read |= {
         "params-fp32",

@@ -22,6 +22,59 @@ def is_openrlhf(program: str, words: list[str]) -> bool:
     return program.startswith("openrlhf") or ((own or oat) and "train" in program)
 
 
+def _devices(options: Options, reading: Reading) -> None:
+    """What the actor runs on."""
+    hosts = options.whole("actor_num_nodes", "actor.num_nodes", "num_nodes")
+    per_host = options.whole(
+        "actor_num_gpus_per_node", "actor.num_gpus_per_node", "num_gpus_per_node"
+    )
+    if options.has(
+        "num_gpus_per_actor"
+    ):  # oat-llm: learners share the actors' devices, or take half
+        per_host = options.whole("gpus")
+        hosts, per_host = 1, per_host if options.flag("collocate") else max(1, per_host // 2)
+    if hosts and per_host:
+        reading.hosts, reading.per_host = hosts, per_host
+
+
+def _degrees(options: Options, reading: Reading) -> None:
+    """How the model is split, and what lives in host memory."""
+    stage = options.whole("zero_stage", "ds.zero_stage", default=2)
+    tp = options.whole("ds_tensor_parallel_size", "tensor_parallel_size", default=1) or 1
+    ring = options.whole("ring_attn_size", default=1) or 1
+    reading.layout = {
+        "zero": min(stage, 3), "tp": tp, "cp": ring, "cp_method": "ring" if ring > 1 else "all-gather",
+        "recompute": "full" if options.flag("gradient_checkpointing", "gradient_checkpointing_enable") else "none",
+    }  # fmt: skip
+    if options.flag("adam_offload"):
+        reading.offload.add("optimizer")
+    if options.flag("offload"):
+        reading.offload.add("parameters")
+    if options.flag("activation_offloading"):
+        reading.offload.add("activations")
+
+
+def _batches(options: Options, reading: Reading) -> None:
+    """Sequences of a step, and their length."""
+    reading.micro_batch = options.whole(
+        "micro_train_batch_size",
+        "train.micro_batch_size",
+        "micro_batch_size",
+        "train_batch_size_per_device",
+        default=4,
+    )
+    reading.global_batch = options.whole(
+        "train_batch_size", "train.batch_size", "batch_size", default=128
+    )
+    prompt, generated = (
+        options.whole("prompt_max_len", "prompt_max_length"),
+        options.whole("generate_max_len", "generate_max_length", "max_new_tokens"),
+    )
+    reading.seq_len = (
+        options.whole("max_len", "data.max_len", "rollout.max_len") or prompt + generated
+    )
+
+
 def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
     """Return what an OpenRLHF command trains.
 
@@ -47,47 +100,9 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
         "model_name_or_path",
         "model.pretrain",
     )
-    hosts = options.whole("actor_num_nodes", "actor.num_nodes", "num_nodes")
-    per_host = options.whole(
-        "actor_num_gpus_per_node", "actor.num_gpus_per_node", "num_gpus_per_node"
-    )
-    if options.has(
-        "num_gpus_per_actor"
-    ):  # oat-llm: learners share the actors' devices, or take half
-        per_host = options.whole("gpus")
-        hosts, per_host = 1, per_host if options.flag("collocate") else max(1, per_host // 2)
-    if hosts and per_host:
-        reading.hosts, reading.per_host = hosts, per_host
-    stage = options.whole("zero_stage", "ds.zero_stage", default=2)
-    tp = options.whole("ds_tensor_parallel_size", "tensor_parallel_size", default=1) or 1
-    ring = options.whole("ring_attn_size", default=1) or 1
-    reading.layout = {
-        "zero": min(stage, 3), "tp": tp, "cp": ring, "cp_method": "ring" if ring > 1 else "all-gather",
-        "recompute": "full" if options.flag("gradient_checkpointing", "gradient_checkpointing_enable") else "none",
-    }  # fmt: skip
-    if options.flag("adam_offload"):
-        reading.offload.add("optimizer")
-    if options.flag("offload"):
-        reading.offload.add("parameters")
-    if options.flag("activation_offloading"):
-        reading.offload.add("activations")
-    reading.micro_batch = options.whole(
-        "micro_train_batch_size",
-        "train.micro_batch_size",
-        "micro_batch_size",
-        "train_batch_size_per_device",
-        default=4,
-    )
-    reading.global_batch = options.whole(
-        "train_batch_size", "train.batch_size", "batch_size", default=128
-    )
-    prompt, generated = (
-        options.whole("prompt_max_len", "prompt_max_length"),
-        options.whole("generate_max_len", "generate_max_length", "max_new_tokens"),
-    )
-    reading.seq_len = (
-        options.whole("max_len", "data.max_len", "rollout.max_len") or prompt + generated
-    )
+    _devices(options, reading)
+    _degrees(options, reading)
+    _batches(options, reading)
     precision = options.word("param_dtype", default="bf16")
     bf16 = options.flag("bf16", default=precision == "bf16")
     reading.job = {

@@ -44,6 +44,16 @@ def is_program(text: str) -> bool:
     return _LIBRARIES.search(text) is not None and made is not None
 
 
+def _refuse_other(text: str, name: str) -> None:
+    """Refuse a program that trains something else than a decoder of text."""
+    if re.search(r"^[^\S\n]+(?:mm_)?vision_tower\w*[^\S\n]*:", text, re.M):
+        raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
+    if re.search(r"ForSequenceClassification\.", text) and not re.search(
+        r"ForCausalLM|FastLanguageModel|Reward", text
+    ):
+        raise SpecError("config", name, f"trains a classifier of sequences: {PLANNED}")
+
+
 def read(
     text: str,
     name: str,
@@ -64,12 +74,7 @@ def read(
     """
     text, written = _written(text)
     found = program_settings(text, name, said)
-    if re.search(r"^[^\S\n]+(?:mm_)?vision_tower\w*[^\S\n]*:", text, re.M):
-        raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
-    if re.search(r"ForSequenceClassification\.", text) and not re.search(
-        r"ForCausalLM|FastLanguageModel|Reward", text
-    ):
-        raise SpecError("config", name, f"trains a classifier of sequences: {PLANNED}")
+    _refuse_other(text, name)
     kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open")
     made = {key: found.pop(key, None) for key in kinds}
     computed = {key: text for key, text in (made["_open"] or {}).items() if key not in found}

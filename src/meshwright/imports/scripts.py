@@ -5,7 +5,6 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
 
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.exports.tuning_programs import notebook_program
@@ -28,8 +27,8 @@ from meshwright.imports import (
 )
 from meshwright.imports.bash import read_script
 from meshwright.imports.beside import beside
-from meshwright.imports.launch import HOUSEKEEPING, Launch, find_launch
-from meshwright.imports.names import PLANNED
+from meshwright.imports.launch import Launch, find_launch
+from meshwright.imports.not_training import ASKS_FOR_PROGRAM, refuse_other_tasks, unknown_program
 from meshwright.imports.options import Missing, flags_of
 from meshwright.imports.own_arguments import typed
 from meshwright.imports.pyfile import parse_module
@@ -73,7 +72,7 @@ def read(
             raise Missing("words", unset(bare)[0], shown(bare))
     if launch is None:
         if _STARTS_ARGUMENTS.search(text.replace("\\\n", " ")):
-            raise SpecError("--args", None, _ASKS_FOR_PROGRAM)
+            raise SpecError("--args", None, ASKS_FOR_PROGRAM)
         raise SpecError("file", name, _nothing(script, text))
     if launch.other:
         raise SpecError(
@@ -118,11 +117,6 @@ _STARTS_ARGUMENTS = re.compile(
     r"(?:[ \t]+(?:-[^\s]+|[^\s\"'.]*=?\"?\$\{?(?!@|\*)\w+[^\s]*|\d+))*[ \t]+\"?\$(?:\{@\}|@|\*|1)\"?[ \t]*$"
 )
 """A launcher with options of its own and then nothing but what the script is started with."""
-_ASKS_FOR_PROGRAM = (
-    'the script takes which program it runs as an argument: --args "…" gives all of them'
-)
-
-
 _OF_FILES = re.compile(r"\[\[? !? ?-[defhrsxL] ")
 """A condition on the machine's files, which no option answers."""
 
@@ -165,7 +159,7 @@ def _dispatch(
 ) -> tuple[Reading, Stamp]:
     program = launch.program
     words = launch.words
-    _refuse_other(launch, flags_of(words))
+    refuse_other_tasks(launch, flags_of(words))
     joined = " ".join(words)
     if bridge_perf.is_performance(words):
         return bridge_perf.read_words(words, given), stamp
@@ -224,39 +218,7 @@ def _dispatch(
         named_one = flags_of(words).get("config", "")
         raise SpecError("--config", named_one, "torchtune's own configuration is not here: "
                         "`tune cp` writes it; import that YAML")  # fmt: skip
-    if launch.left_open:
-        raise Missing("the program", unset(launch.left_open)[0], shown(launch.left_open))
-    base = posixpath.basename(program.split()[0])[:60] if program else "it starts"
-    _refuse_what_trains_nothing(program, base, words, name)
-    if base.startswith("."):
-        raise SpecError("--args", None, _ASKS_FOR_PROGRAM)
-    if program and not usual.says_anything(launch):
-        raise SpecError(
-            "file",
-            name,
-            f"describes no training run of its own: model, batch and sequence are inside {base} or "
-            "in its configuration: import that one",
-        )
-    raise SpecError(
-        "file",
-        name,
-        f"describes no training run that is known: what {base} runs is its own; a training command of a "
-        "known framework is expected",
-    )
-
-
-def _refuse_what_trains_nothing(program: str, base: str, words: list[str], name: str) -> None:
-    """Refuse what measures, prepares or generates, by its name or its options.
-
-    Raises:
-        SpecError: it does.
-    """
-    if re.search(r"(?i)benchmark|(?:^|_)bench(?:_|\.|$)", base):
-        raise SpecError("file", name, f"{base} measures something; it does not train a model")
-    if program in HOUSEKEEPING:
-        raise SpecError("file", name, f"{program} prepares or checks something; it does not train a model")  # fmt: skip
-    if {"gen-len", "prompt-len", "max-new-tokens"} & set(flags_of(words)):
-        raise SpecError("file", name, f"{base} generates; it does not train")
+    raise unknown_program(launch, name)
 
 
 def _program_here(
@@ -317,42 +279,6 @@ def _trainer_here(
 def _is_megatron(words: str) -> bool:
     """Other programs count layers, too; only Megatron-LM has the rest of its names beside it."""
     return bool(_MEGATRON.search(words) and _WIDTH.search(words))
-
-
-_ANSWERS = {"sample-input-file", "num-prompt-examples", "genfile"}
-_TASKS_WITHOUT_TRAINING = (
-    "LAMBADA",
-    "WIKITEXT103",
-    "ICT-ZEROSHOT-NQ",
-    "RETRIEVER-EVAL",
-    "MSDP-PROMPT",
-    "MSDP-EVAL-F1",
-)
-"""What Megatron-LM's tasks/main.py and tasks/msdp/main.py do beside fine-tuning."""
-_SEEING = ("model-provider", "vision-model-type", "language-model-type", "freeze-ViT")
-_REFUSED = {
-    "bert": "an encoder", "t5": "an encoder-decoder", "ict": "a retriever", "biencoder": "a retriever",
-    "retro": "a retrieval model", "vision": "a vision model", "vit": "a vision model", "dino": "a vision model",
-    "mamba": "a state-space model", "hybrid": "a state-space hybrid", "race": "an encoder", "mnli": "an encoder",
-    "glue": "an encoder", "llava": "a vision-language model", "vlm": "a vision-language model",
-    "multimodal": "a vision-language model", "diffusion": "a diffusion model", "wan": "a diffusion model",
-    "flux": "a diffusion model", "dit": "a diffusion model",
-}  # fmt: skip
-
-
-def _refuse_other(launch: Launch, flags: dict[str, Any]) -> None:
-    base = posixpath.basename(launch.program).lower()
-    for word, what in _REFUSED.items():
-        if re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):
-            raise SpecError("file", base, f"trains {what}: {PLANNED}")
-    sees = next((one for one in _SEEING if one in flags), "")
-    if sees:
-        raise SpecError(f"--{sees}", flags[sees], f"trains a vision-language model: {PLANNED}")  # fmt: skip
-    if _ANSWERS & set(flags) or str(flags.get("task", "")).upper() in _TASKS_WITHOUT_TRAINING:
-        raise SpecError("file", base, "answers prompts or evaluates; it does not train")
-    tokenizer = str(flags.get("tokenizer-type", ""))
-    if "Bert" in tokenizer:
-        raise SpecError("--tokenizer-type", tokenizer, f"trains an encoder: {PLANNED}")
 
 
 _EXPORTED = {

@@ -45,11 +45,9 @@ def pipeline(script: Script, node: Node) -> bool | None:
     return None
 
 
-def redirected(script: Script, node: Node) -> bool | None:
-    """Follow a command with redirections; what it writes to a file is kept."""
-    body = node.child_by_field_name("body")
-    target, source, text = "", "", None
-    reads_into = raw(body) if body is not None else ""
+def _files_of(script: Script, node: Node) -> tuple[str, str]:
+    """Files that a command writes to and reads from; empty where it has none."""
+    target, source = "", ""
     for child in walk(node):
         if child.type == "file_redirect" and raw(child).startswith(">"):
             destination = child.child_by_field_name("destination")
@@ -59,6 +57,15 @@ def redirected(script: Script, node: Node) -> bool | None:
             destination = child.child_by_field_name("destination")
             if destination is not None:
                 source = expand_text(raw(destination), script.scope)
+    return target, source
+
+
+def redirected(script: Script, node: Node) -> bool | None:
+    """Follow a command with redirections; what it writes to a file is kept."""
+    body = node.child_by_field_name("body")
+    target, source = _files_of(script, node)
+    text: str | None = None
+    reads_into = raw(body) if body is not None else ""
     if source and target and reads_into.strip().startswith("envsubst"):
         return substitute(script, source, target)
     heredoc = next((c for c in node.children if c.type == "heredoc_redirect"), None)

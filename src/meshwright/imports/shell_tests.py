@@ -35,6 +35,41 @@ def test_command(script: Script, node: Node) -> bool | None:
     return test(script, words)
 
 
+def _of_one_value(script: Script, words: list[str]) -> bool | None:
+    """A test of one value: whether it is empty, there, or set."""
+    if len(words) == 1:
+        return bool(unmarked(words[0])) or None if unset(words[0]) else bool(words[0])
+    operator, value = words
+    if operator in ("-z", "-n"):
+        empty = not unmarked(value)
+        return empty == (operator == "-z")
+    if operator in ("-f", "-e", "-s") and (
+        value in script.files or beside(script.folder, value) is not None
+    ):
+        return True
+    if operator == "-v":
+        base, bracket, key = value.partition("[")
+        named = script.scope.aliases.get(base, base) + bracket + key
+        return named in script.scope.variables or script.scope.get(value) is not None
+    return None
+
+
+def _with_unset(script: Script, left: str, operator: str, right: str) -> bool | None:
+    """A comparison of two texts of which one is of names that nothing sets."""
+    # An unset name equals nothing but an empty text.
+    if operator not in ("=", "==", "!="):
+        return None
+    plain = unmarked(left) == unmarked(right)
+    if not (left and right):
+        return plain == (operator != "!=")
+    off = unmarked(left + right).lower() in ("none", "false", "null", "no", "off", "0")
+    if operator == "!=" and not off and _plain_names(left) and _plain_names(right):
+        # Whoever starts the script and sets nothing gets the branch for "another text".
+        script.doubts.append(f"{shown(left)} != {shown(right)} holds where nothing sets it")
+        return not plain
+    return None
+
+
 def test(script: Script, words: list[str]) -> bool | None:
     """Decide a test as `[` does; None where it depends on the machine or on what is not stated."""
     for operator, joined in (("||", "-o"), ("&&", "-a")):
@@ -47,22 +82,8 @@ def test(script: Script, words: list[str]) -> bool | None:
     if words and words[0] == "!":
         inner = test(script, words[1:])
         return None if inner is None else not inner
-    if len(words) == 1:
-        return bool(unmarked(words[0])) or None if unset(words[0]) else bool(words[0])
-    if len(words) == 2:
-        operator, value = words
-        if operator in ("-z", "-n"):
-            empty = not unmarked(value)
-            return empty == (operator == "-z")
-        if operator in ("-f", "-e", "-s") and (
-            value in script.files or beside(script.folder, value) is not None
-        ):
-            return True
-        if operator == "-v":
-            base, bracket, key = value.partition("[")
-            named = script.scope.aliases.get(base, base) + bracket + key
-            return named in script.scope.variables or script.scope.get(value) is not None
-        return None
+    if len(words) in (1, 2):
+        return _of_one_value(script, words)
     if len(words) != 3:
         return None
     left, operator, right = words
@@ -73,18 +94,7 @@ def test(script: Script, words: list[str]) -> bool | None:
     if script.guessing and operator in ("=", "==") and take(script, left, right):
         return True
     if (unset(left) and not unmarked(left)) or (unset(right) and not unmarked(right)):
-        # An unset name equals nothing but an empty text.
-        if operator in ("=", "==", "!="):
-            plain = unmarked(left) == unmarked(right)
-            if not (left and right):
-                return plain == (operator != "!=")
-            off = unmarked(left + right).lower() in ("none", "false", "null", "no", "off", "0")
-            if operator == "!=" and not off and _plain_names(left) and _plain_names(right):
-                # Whoever starts the script and sets nothing gets the branch for "another text".
-                script.doubts.append(f"{shown(left)} != {shown(right)} holds where nothing sets it")
-                return not plain
-            return None
-        return None
+        return _with_unset(script, left, operator, right)
     if operator in ("=", "=="):
         return fnmatch.fnmatchcase(left, right) if right else not left
     if operator == "!=":

@@ -26,26 +26,8 @@ def is_config(data: dict[str, Any]) -> bool:
     )
 
 
-def read(data: dict[str, Any], given: Given) -> Reading:
-    """Return what a VeOmni configuration trains.
-
-    Raises:
-        SpecError: a value that cannot be, or no decoder of text.
-    """
-    options = Options(flattened(data))
-    options.guessing = given.guess
-    reading = Reading("VeOmni YAML", options=dict(EDITS))
-    if any(name.startswith("model.condition_") for name in options.values):
-        raise SpecError("model.condition_model_path", None, f"trains a diffusion model: {PLANNED}")  # fmt: skip
-    reading.model = given.model
-    reading.model_name = options.loose(
-        "model.model_path", "model.config_path", "model.tokenizer_path"
-    )
-    if reading.model is None:
-        refuse_other(reading.model_name)
-    reading.seq_len = options.whole("data.max_seq_len", default=2048)
-    reading.micro_batch = options.whole("train.micro_batch_size", default=1)
-    reading.global_batch = options.whole("train.global_batch_size")
+def _degrees(options: Options, reading: Reading) -> None:
+    """How the model is split, and what lives in host memory."""
     sp = (
         options.whole("train.accelerator.ulysses_size", "train.ulysses_parallel_size", default=1)
         or 1
@@ -80,6 +62,10 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     if options.flag("train.accelerator.offload_config.enable_activation", "train.accelerator.offload.enable_activation",
                     "train.offload.enable_activation", "train.enable_activation_offload"):  # fmt: skip
         reading.offload.add("activations")
+
+
+def _job(options: Options, reading: Reading) -> None:
+    """Precision and optimizer."""
     mixed = options.flag(
         "train.accelerator.fsdp_config.mixed_precision.enable",
         "train.enable_mixed_precision",
@@ -94,6 +80,30 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     name = options.text("train.optimizer.type", "train.optimizer", default="adamw")
     optimizer = torch_moments(optimizer_named(name, "train.optimizer"), recipe)
     reading.job["optimizer"] = optimizer.model_dump()
+
+
+def read(data: dict[str, Any], given: Given) -> Reading:
+    """Return what a VeOmni configuration trains.
+
+    Raises:
+        SpecError: a value that cannot be, or no decoder of text.
+    """
+    options = Options(flattened(data))
+    options.guessing = given.guess
+    reading = Reading("VeOmni YAML", options=dict(EDITS))
+    if any(name.startswith("model.condition_") for name in options.values):
+        raise SpecError("model.condition_model_path", None, f"trains a diffusion model: {PLANNED}")  # fmt: skip
+    reading.model = given.model
+    reading.model_name = options.loose(
+        "model.model_path", "model.config_path", "model.tokenizer_path"
+    )
+    if reading.model is None:
+        refuse_other(reading.model_name)
+    reading.seq_len = options.whole("data.max_seq_len", default=2048)
+    reading.micro_batch = options.whole("train.micro_batch_size", default=1)
+    reading.global_batch = options.whole("train.global_batch_size")
+    _degrees(options, reading)
+    _job(options, reading)
     if options.has("model.lora_config.rank"):
         adapters(reading, rank=options.whole("model.lora_config.rank", default=16), alpha=options.number("model.lora_config.alpha"),
                  targets=options.raw("model.lora_config.lora_modules"), dropout=options.number("model.lora_config.dropout"),

@@ -1,0 +1,101 @@
+"""What a script starts that no reader takes: what else it does, and what is said of it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+from meshwright.imports import usual
+from meshwright.imports.launch import HOUSEKEEPING, Launch
+from meshwright.imports.names import PLANNED
+from meshwright.imports.options import Missing, flags_of
+from meshwright.imports.words import shown, unset
+from meshwright.specs.errors import SpecError
+
+ASKS_FOR_PROGRAM = (
+    'the script takes which program it runs as an argument: --args "…" gives all of them'
+)
+
+
+_ANSWERS = {"sample-input-file", "num-prompt-examples", "genfile"}
+_TASKS_WITHOUT_TRAINING = (
+    "LAMBADA",
+    "WIKITEXT103",
+    "ICT-ZEROSHOT-NQ",
+    "RETRIEVER-EVAL",
+    "MSDP-PROMPT",
+    "MSDP-EVAL-F1",
+)
+"""What Megatron-LM's tasks/main.py and tasks/msdp/main.py do beside fine-tuning."""
+_SEEING = ("model-provider", "vision-model-type", "language-model-type", "freeze-ViT")
+_REFUSED = {
+    "bert": "an encoder", "t5": "an encoder-decoder", "ict": "a retriever", "biencoder": "a retriever",
+    "retro": "a retrieval model", "vision": "a vision model", "vit": "a vision model", "dino": "a vision model",
+    "mamba": "a state-space model", "hybrid": "a state-space hybrid", "race": "an encoder", "mnli": "an encoder",
+    "glue": "an encoder", "llava": "a vision-language model", "vlm": "a vision-language model",
+    "multimodal": "a vision-language model", "diffusion": "a diffusion model", "wan": "a diffusion model",
+    "flux": "a diffusion model", "dit": "a diffusion model",
+}  # fmt: skip
+
+
+def refuse_other_tasks(launch: Launch, flags: dict[str, Any]) -> None:
+    """Refuse, by the program's name or its options, what trains no decoder of text.
+
+    Raises:
+        SpecError: it does not.
+    """
+    base = posixpath.basename(launch.program).lower()
+    for word, what in _REFUSED.items():
+        if re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):
+            raise SpecError("file", base, f"trains {what}: {PLANNED}")
+    sees = next((one for one in _SEEING if one in flags), "")
+    if sees:
+        raise SpecError(f"--{sees}", flags[sees], f"trains a vision-language model: {PLANNED}")  # fmt: skip
+    if _ANSWERS & set(flags) or str(flags.get("task", "")).upper() in _TASKS_WITHOUT_TRAINING:
+        raise SpecError("file", base, "answers prompts or evaluates; it does not train")
+    tokenizer = str(flags.get("tokenizer-type", ""))
+    if "Bert" in tokenizer:
+        raise SpecError("--tokenizer-type", tokenizer, f"trains an encoder: {PLANNED}")
+
+
+def unknown_program(launch: Launch, name: str) -> SpecError:
+    """What is said of a program that no reader took.
+
+    Raises:
+        SpecError: what is known of it says more.
+    """
+    program, words = launch.program, launch.words
+    if launch.left_open:
+        raise Missing("the program", unset(launch.left_open)[0], shown(launch.left_open))
+    base = posixpath.basename(program.split()[0])[:60] if program else "it starts"
+    _refuse_what_trains_nothing(program, base, words, name)
+    if base.startswith("."):
+        raise SpecError("--args", None, ASKS_FOR_PROGRAM)
+    if program and not usual.says_anything(launch):
+        raise SpecError(
+            "file",
+            name,
+            f"describes no training run of its own: model, batch and sequence are inside {base} or "
+            "in its configuration: import that one",
+        )
+    return SpecError(
+        "file",
+        name,
+        f"describes no training run that is known: what {base} runs is its own; a training command of a "
+        "known framework is expected",
+    )
+
+
+def _refuse_what_trains_nothing(program: str, base: str, words: list[str], name: str) -> None:
+    """Refuse what measures, prepares or generates, by its name or its options.
+
+    Raises:
+        SpecError: it does.
+    """
+    if re.search(r"(?i)benchmark|(?:^|_)bench(?:_|\.|$)", base):
+        raise SpecError("file", name, f"{base} measures something; it does not train a model")
+    if program in HOUSEKEEPING:
+        raise SpecError("file", name, f"{program} prepares or checks something; it does not train a model")  # fmt: skip
+    if {"gen-len", "prompt-len", "max-new-tokens"} & set(flags_of(words)):
+        raise SpecError("file", name, f"{base} generates; it does not train")
