@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import beside
-from meshwright.imports.bridge_overrides import override, reshaped, switched_off
+from meshwright.imports.bridge_overrides import adapted, override, reshaped, switched_off
 from meshwright.imports.bridge_precision import precision_words
 from meshwright.imports.megatron import read as read_flags
 from meshwright.imports.names import guess_model, model_named, refuse_other
@@ -251,20 +251,8 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     _by_name(chosen, reading)
     peft = made.fields.get("peft")
     if isinstance(peft, Made) or "peft" in chosen or "lora" in chosen:
-        _adapted(peft if isinstance(peft, Made) else Made("LoRA"), reading)
+        adapted(peft if isinstance(peft, Made) else Made("LoRA"), reading)
     return reading
-
-
-def _adapted(peft: Made, reading: Reading) -> None:
-    """Adapters as a recipe's `peft` sets them."""
-    rank, alpha = peft.fields.get("dim"), peft.fields.get("alpha")
-    adapters(
-        reading, method="dora" if "DoRA" in peft.name else "lora", rank=rank if isinstance(rank, int) else 32,
-        alpha=float(alpha) if isinstance(alpha, (int, float)) else 0.0,
-        targets=peft.fields.get("target_modules"), option="peft.target_modules",
-    )  # fmt: skip
-    if not isinstance(rank, int):
-        reading.guess("peft.dim", "the adapters' rank is not stated here; 32 is taken")
 
 
 def _by_name(recipe: str, reading: Reading) -> None:

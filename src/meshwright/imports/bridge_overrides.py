@@ -1,9 +1,12 @@
-"""What overrides of a Megatron-Bridge recipe change that no flag of Megatron-LM says: switches, shapes."""
+"""What overrides of a Megatron-Bridge recipe change that no flag of Megatron-LM says: switches, shapes, adapters."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from meshwright.imports.pyvalues import Made
+from meshwright.imports.reading import Reading
+from meshwright.imports.tuning import adapters
 from meshwright.specs.model import Model
 
 _FUSION = "a kernel's fusion is switched; the estimate takes the framework's usual kernels"
@@ -57,3 +60,15 @@ def reshaped(model: Model, words: list[str], flags: dict[str, Any]) -> Model:
         changed["tied_embeddings"] = tied == "true"
     changed = {name: value for name, value in changed.items() if value != getattr(model, name)}
     return model.but(name="imported", **changed) if changed else model
+
+
+def adapted(peft: Made, reading: Reading) -> None:
+    """Adapters as a recipe's `peft` sets them."""
+    rank, alpha = peft.fields.get("dim"), peft.fields.get("alpha")
+    adapters(
+        reading, method="dora" if "DoRA" in peft.name else "lora", rank=rank if isinstance(rank, int) else 32,
+        alpha=float(alpha) if isinstance(alpha, (int, float)) else 0.0,
+        targets=peft.fields.get("target_modules"), option="peft.target_modules",
+    )  # fmt: skip
+    if not isinstance(rank, int):
+        reading.guess("peft.dim", "the adapters' rank is not stated here; 32 is taken")
