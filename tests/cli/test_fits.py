@@ -102,7 +102,7 @@ trainer = SFTTrainer(model, args, peft_config=LoraConfig(r=64, target_modules="a
 SAID = {
     "axolotl.yml": ("axolotl", "qlora", 4096, 2, 0, "paged-adamw"),
     "factory.yaml": ("llama-factory", "qlora", 2048, 1, 0, "adamw"),
-    "trl.yaml": ("trl", "full", 4096, 4, 0, "adamw-bf16"),
+    "trl.yaml": ("trl", "full", 4096, 4, 0, "adamw"),
     "tune.yaml": ("torchtune", "lora", 4096, 2, 3, "adamw"),
     "train.sh": ("trl", "full", 2048, 2, 3, "adamw-bf16"),
     "verl.sh": ("verl", "full", 2048, 4, 3, "adamw"),
@@ -303,3 +303,25 @@ def test_sequences_are_split_as_axolotl_does(tmp_path: Path, key: str) -> None:
     path.write_text(text)
     with pytest.raises(SpecError, match="no multiple"):
         read_tuning(path, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_each"),
+    [
+        ("model_name_or_path: llama3.2-1b\nmax_length: 512\n", 16),
+        ("model_name_or_path: llama3.2-1b\nmax_length: 512\ndtype: bfloat16\n", 8),
+        ("model_name_or_path: llama3.2-1b\nmodel_max_length: 512\nbf16: true\n", 8),
+        ("model_name_or_path: llama3.2-1b\nstage: sft\ntemplate: x\nfinetuning_type: full\n", 16),
+        ("model_name_or_path: llama3.2-1b\nstage: sft\ntemplate: x\nfinetuning_type: full\n"
+         "pure_bf16: true\n", 8),
+    ],
+    ids=["trl", "trl-bf16", "trainer", "factory", "factory-pure"],
+)  # fmt: skip
+def test_weights_are_as_wide_as_each_tool_loads_them(
+    tmp_path: Path, text: str, bytes_each: int
+) -> None:
+    """Weights, gradients and two moments a parameter: four bytes each, or two."""
+    job = written(tmp_path, text).job
+    recipe = job.precision
+    held = recipe.parameter_bytes + recipe.master_bytes + recipe.gradient_bytes
+    assert held + job.optimizer.state_bytes == bytes_each

@@ -26,10 +26,26 @@ def optimizer_name(keys: Keys, half: bool, *names: str) -> str:
     return "adamw-bf16" if found == "adamw" and half else found
 
 
+_PLAIN_TRAINER = ("_python", "model_max_length", "block_size", "max_seq_len")
+"""Settings of programs that load their model themselves, as TRL's own scripts and commands do not."""
+
+
 def half_weights(keys: Keys, found: Tuning, *names: str) -> bool:
-    """Whether full fine-tuning keeps weights in 16 bits without an fp32 copy."""
+    """Whether full fine-tuning keeps weights in 16 bits without an fp32 copy.
+
+    LLaMA-Factory casts what trains to 32 bits (model/adapter.py), TRL loads in 32 bits unless told otherwise
+    (trainer/utils.py create_model_from_path), transformers 5 as the checkpoint is.
+    """
     dtype = keys.get(*names)
-    keys.get("bf16", "fp16", "tf32", "pure_bf16")
+    pure = keys.flag("pure_bf16") or keys.flag("use_badam")
+    keys.get("bf16", "fp16", "tf32")
+    if found.tool == "llama-factory":
+        return pure
+    if dtype is None and found.tool == "trl" and not set(_PLAIN_TRAINER) & set(keys.data):
+        found.assumed.append(
+            "weights loaded in 32 bits (TRL's default; dtype: bfloat16 halves them)"
+        )
+        return False
     if dtype is None or str(dtype).lower() == "auto":
         found.assumed.append("weights in 16 bits as published (transformers 5's default)")
         return True
