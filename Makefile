@@ -113,6 +113,13 @@ validate-more: $(VENV)/full.done
 	$(PIP) --target $(VENV)/validate/ray-2.60.0 "ray[train]==2.60.0"
 	$(PIP) --no-deps --target $(VENV)/validate/trl-1.16.0 trl==1.16.0
 	$(PIP) --no-deps --ignore-requires-python --target $(VENV)/validate/axolotl-0.21.0 axolotl==0.21.0
+	$(PIP) --no-deps --target $(VENV)/validate/axolotl-needs \
+	  pycountry==26.2.16 pydantic-extra-types==2.11.1 adlfs==2026.8.0 art==6.5 axolotl-contribs-lgpl==0.0.7 \
+	  axolotl-contribs-mit==0.0.6 backoff==2.2.1 beartype==0.23.1 colorama==0.4.6 distro==1.9.0 \
+	  evaluate==0.4.1 fastcore==2.2.39 fasttransform==0.0.5 gcsfs==2026.10.1 immutabledict==4.3.1 \
+	  kernels==0.17.2 langdetect==1.0.9 llvmlite==0.50.0 mistral-common==1.12.0 numba==0.68.1 \
+	  nvidia-ml-py==13.615.71 plum-dispatch==2.10.1 posthog==6.7.11 python-dotenv==1.0.1 requests==2.34.2 \
+	  schedulefree==1.4.1 scipy==1.17.1 torchao==0.18.0 transformers==5.20.1 trl==1.14.1
 	$(PIP) --no-deps --target $(VENV)/validate/llamafactory-0.9.5 llamafactory==0.9.5
 	$(PIP) --no-deps --target $(VENV)/validate/torchtune-0.6.1 torchtune==0.6.1
 	$(PIP) --no-deps --target $(VENV)/validate/tuning-needs \

@@ -50,6 +50,9 @@ def watch_deepspeed() -> None:
             dp=engine.dp_world_size,
             pp=grid.pipe_parallel_size if grid is not None else 1,
         )
+        updated = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)  # stage 3's name
+        if updated:
+            FOUND["updated_bytes"] = updated[0].element_size()
 
     _after(deepspeed, "initialize", note)
 

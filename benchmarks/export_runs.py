@@ -54,6 +54,8 @@ class Run:
     folders: tuple[str, ...] = ()
     model: str = ""
     method: str = ""
+    precision: str = "fp32"
+    optimizer: str = "adamw"
     steps: int = 0
     reported: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
@@ -66,7 +68,12 @@ class Run:
         job = (
             self._tuning()
             if self.method
-            else Job(seq_len=32, global_batch=8, precision=RECIPES["fp32"])
+            else Job(
+                seq_len=32,
+                global_batch=8,
+                precision=RECIPES[self.precision],
+                optimizer=OPTIMIZERS[self.optimizer],
+            )
         )
         model = load_model(self.model) if self.model else TINY
         priced = estimate(model, cluster, job, layout)
@@ -89,6 +96,7 @@ MEGATRONS = ("megatron-core-0.19.2", "triton-3.6.0")
 TUNED = ("dp", "zero", "micro_batch", "accumulation", "recompute", "rank")
 TUNERS = {
     "trl": ("trl-1.16.0", "tuning-runs"),
+    "axolotl": ("axolotl-needs", "axolotl-0.21.0", "tuning-runs"),
     "llama-factory": ("llamafactory-needs", "llamafactory-0.9.5", "tuning-runs"),
     "torchtune": ("torchtune-0.6.1", "tuning-runs"),
 }
@@ -100,7 +108,8 @@ def tuned(target: str, method: str, **layout: Any) -> Run:
     return Run(
         target, {"dp": 2, **layout}, compared=TUNED, folders=TUNERS[target], model="qwen2.5-0.5b",
         method=method, environment={"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_HOME": "hf",
-                                    "DISABLE_VERSION_CHECK": "1"},
+                                    "DISABLE_VERSION_CHECK": "1",
+                                    **({"ACCELERATE_USE_CPU": "true"} if target == "axolotl" else {})},
     )  # fmt: skip
 
 
@@ -110,6 +119,7 @@ RUNS = (
     Run("fsdp", {"dp": 2, "zero": 3, "recompute": "full"}, "train_fsdp.py", ("dp", "tp", "zero")),
     Run("deepspeed", {"dp": 2, "zero": 1}, compared=("dp", "zero", "micro_batch", "accumulation"), environment={"DS_ACCELERATOR": "cpu"}),
     Run("deepspeed", {"dp": 2, "zero": 3}, compared=("dp", "zero", "micro_batch", "accumulation"), environment={"DS_ACCELERATOR": "cpu"}),
+    Run("deepspeed", {"dp": 2, "zero": 3}, compared=("dp", "zero", "updated_bytes"), precision="pure-bf16", optimizer="adamw-bf16", environment={"DS_ACCELERATOR": "cpu"}),
     Run("deepspeed", {"pp": 2}, compared=("dp", "pp", "zero", "micro_batch"), environment={"DS_ACCELERATOR": "cpu"}),
     Run("accelerate", {"dp": 2}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
     Run("accelerate", {"dp": 2, "zero": 2}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
@@ -125,6 +135,7 @@ RUNS = (
     Run("torchtitan", {"dp": 2, "tp": 2, "zero": 3, "sequence_parallel": True, "recompute": "full"}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
     Run("torchtitan", {"dp": 2, "pp": 2}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
     tuned("trl", "lora", recompute="full"), tuned("trl", "full", zero=2),
+    tuned("axolotl", "lora", recompute="full"),
     tuned("llama-factory", "lora", recompute="full"), tuned("llama-factory", "full", zero=2),
     tuned("torchtune", "lora", zero=3, recompute="full"), tuned("torchtune", "full", zero=3),
 )  # fmt: skip
@@ -134,7 +145,7 @@ NOT_HERE = (
     ("maxtext", "its own configuration (0.2.5) reads every field; mesh and batches read back", "TPUs"),
     ("megatron-bridge", "its configuration classes read every override; layout read back", "needs Transformer Engine"),
     ("primus", "its YAML read back here", "starts Megatron-LM, which needs a GPU"),
-    ("axolotl", "its schema (0.21.0) reads every field; its command started here as far as loading the model", "its loader names a device: transformers 5.20.1 (`is_accelerator_device`) ends with *Cannot access accelerator device when none is available*"),
+    ("axolotl", "its schema (0.21.0) reads every field; adapters stepped on two processes (`--only axolotl`: five steps, layout agrees)", "sharded by DeepSpeed: told a CPU, accelerate makes no DeepSpeed plugin, and transformers' Trainer then ends"),
     ("verl", "its words reach Hydra as meant; read back", "its FSDP engine is registered for CUDA and NPU devices alone (0.9.1, `workers/engine/fsdp/transformer_impl.py`)"),
     ("nanotron", "its YAML parser accepts every field; layout read back", "needs flash-attn"),
 )  # fmt: skip
@@ -182,6 +193,7 @@ def step(run: Run, steps: int) -> None:
     wanted = layout.model_dump() | {
         "accumulation": layout.micro_batches(plan.job.global_batch),
         "rank": tune.rank if tune is not None and tune.adapts else 0,
+        "updated_bytes": plan.job.precision.master_bytes or plan.job.precision.parameter_bytes,
     }
     wrong = [name for name in run.compared if run.reported.get(name) != wanted[name]]
     if wrong:
@@ -283,6 +295,7 @@ def page(runs: list[Run], before: str = "") -> str:
         )
         plan = run.plan()
         label = canonical(plan.layout, plan.model).label()
+        label += f" {run.precision}" if run.precision != "fp32" else ""
         agrees = run.missing or run.reason or "yes"
         lines.append(f"| `{run.target}` | {label} | {run.steps} | {said or '-'} | {agrees} |")
     lines += ["", "What no CPU runs, and how far each was checked by the export tests:", "", "| target | checked | why not stepped |", "|---|---|---|"]  # fmt: skip

@@ -106,12 +106,31 @@ def watch_transformers() -> None:
     transformers.Trainer.train = train
 
 
-def without_sound(target: str) -> None:
-    """A stand-in for what LLaMA-Factory imports at its top to read sound, and no text needs."""
-    if target == "llama-factory":
-        sound = types.ModuleType("torchaudio")
-        sound.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
-        sys.modules["torchaudio"] = sound
+def watch_axolotl() -> None:
+    """As every Trainer; and a rank's device has no number, by which axolotl names it, on a CPU."""
+    watch_transformers()
+    from axolotl.loaders.model import ModelLoader
+
+    real = ModelLoader._set_device_map_config
+
+    def placed(loader: Any) -> None:
+        loader.cfg.device_map = None
+        real(loader)
+
+    ModelLoader._set_device_map_config = placed
+
+
+UNUSED = {"llama-factory": "torchaudio", "axolotl": "wandb"}
+"""What a tool imports at its top, to read sound or to report a run elsewhere, and no run here needs."""
+
+
+def without_unused(target: str) -> None:
+    """A stand-in for such a module, where it is not installed."""
+    name = UNUSED.get(target)
+    if name is not None and importlib.util.find_spec(name) is None:
+        unused = types.ModuleType(name)
+        unused.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        sys.modules[name] = unused
 
 
 def watch_torchtune() -> None:
@@ -180,6 +199,9 @@ HERE: dict[str, Callable[[int], list[str]]] = {
         "--use_cpu", "true", "--max_steps", str(steps), "--save_strategy", "no", "--logging_steps", "1",
         "--report_to", "none", "--attn_implementation", "eager",
     ],
+    "axolotl": lambda steps: [
+        f"--max-steps={steps}", "--bf16=false", "--attn-implementation=sdpa", "--logging-steps=1",
+    ],
     "llama-factory": lambda steps: [
         "use_cpu=true", f"max_steps={steps}", "save_strategy='no'", "logging_steps=1", "report_to=none",
         "flash_attn=sdpa", "bf16=false",
@@ -192,7 +214,7 @@ HERE: dict[str, Callable[[int], list[str]]] = {
 }  # fmt: skip
 """Each tool's own words for the CPU and a short run; they follow the script's, as a user's would."""
 WATCHES = {
-    "trl": watch_transformers, "llama-factory": watch_transformers,
+    "trl": watch_transformers, "axolotl": watch_axolotl, "llama-factory": watch_transformers,
     "torchtune": watch_torchtune,
 }  # fmt: skip
 
@@ -200,7 +222,7 @@ WATCHES = {
 def main() -> None:
     """Watch, run the tool as the script does, write what was seen."""
     target, report, losses, steps, *words = sys.argv[1:]
-    without_sound(target)
+    without_unused(target)
     WATCHES[target]()
     words += HERE[target](int(steps))
     try:
