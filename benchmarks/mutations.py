@@ -334,7 +334,7 @@ MUTATIONS = (
     Mutation("packed", "dropout is left out of backward", f"{_DROPOUT}:_Drop.backward",
              "_dropped(gradient, tokens, key, ctx.rate)", "gradient"),
     Mutation("packed", "dropout after the FFN is left out", f"{_DECODER}:Block._layer",
-             'here.drop(out, self.index, "ffn")', "out"),
+             'here.drop(out, "ffn")', "out"),
     Mutation("packed", "sequences are numbered from the rank's first", f"{_PROGRAM}:Program._accumulate",
              "rows.chunk(self.layout.dp)[self.world.dp_rank]", "rows.chunk(self.layout.dp)[0]"),
     Mutation("packed", "attention sees the document before", f"{_MASKS}:seen",

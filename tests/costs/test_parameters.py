@@ -129,7 +129,7 @@ PUBLISHED_BILLIONS = {
     "phi-4": 14.7, "phi-4-mini": 3.84, "gpt-neox-20b": 20.6, "pythia-6.9b": 6.86,
     "pythia-12b": 11.8, "bloom-176b": 176.2, "bloom-7b1": 7.07, "bloom-560m": 0.559, "mpt-7b": 6.65,
     "mpt-30b": 30, "nemotron-4-15b": 15.6, "nemotron-4-340b": 341, "opt-66b": 65.7, "gpt2-xl": 1.56,
-    "gpt3-175b": 174.6, "starcoder2-15b": 15.96, "smollm3-3b": 3.08, "granite-3.3-8b": 8.17,
+    "gpt3-175b": 174.6, "starcoder2-15b": 15.96, "smollm2-135m": 0.135, "smollm3-3b": 3.08, "granite-3.3-8b": 8.17,
     "command-r-35b": 35, "seed-oss-36b": 36.2, "minimax-m2": 229,
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from meshwright.engine.proof.agreement import DERIVATIVE_BOUND, differences, hol
 from meshwright.engine.proof.material import weight
 from meshwright.engine.proof.reference import Trace
 from meshwright.engine.proof.reference_shapes import shapes
-from meshwright.engine.proof.runs import Task, plan, refer, updates
+from meshwright.engine.proof.runs import PRECISIONS, Task, plan, refer, updates
 from meshwright.engine.proof.shrink import Case
 from meshwright.engine.ranks.processes import run_ranks
 from meshwright.schedules import build, write_torch_csv
@@ -319,7 +319,7 @@ def test_a_missing_reduction_is_caught(name, prove):
 def test_low_precision_stays_within_a_few_times_one_devices_own_error(
     precision, model, options, mutants
 ):
-    assert proof.PRECISIONS[precision].master == torch.float32
+    assert PRECISIONS[precision].master == torch.float32
     verdict = proof.verify(model, Layout(**options), precision=precision, steps=1, mutants=mutants)
     assert verdict.passed
     assert verdict.equal

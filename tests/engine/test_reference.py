@@ -13,6 +13,7 @@ from meshwright.engine.model.numerics import Numerics, RopeScaling, default_nume
 from meshwright.engine.proof import (
     derivatives,
     reference,
+    reference_ffn,
     reference_rotary,
     reference_shapes,
     reference_training,
@@ -53,7 +54,9 @@ MODELS = {
 
 
 def test_the_reference_uses_nothing_that_trains():
-    parts = (reference, reference_rotary, reference_shapes, reference_training, derivatives)
+    parts = (
+        reference, reference_ffn, reference_rotary, reference_shapes, reference_training, derivatives,
+    )  # fmt: skip
     nodes = [
         node for part in parts for node in ast.walk(ast.parse(Path(part.__file__).read_text()))
     ]
