@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,24 @@ def pytest_collection_modifyitems(items):
         node = item.nodeid
         if {node, node.split("[")[0], node.split("::")[0]} & LONG:
             item.add_marker("long")
+
+
+@pytest.fixture
+def in_proportion():
+    """A check that work of `size` parts costs in proportion to them, on a machine of any speed.
+
+    The same work is timed at an eighth of the size: eight times as much is proportion, 64 times a square.
+    """
+
+    def check(work: Callable[[int], object], size: int) -> None:
+        def least(parts: int) -> float:
+            costs = []
+            for _ in range(2):
+                began = time.process_time()
+                work(parts)
+                costs.append(time.process_time() - began)
+            return min(costs)
+
+        assert least(size) <= 24 * max(least(size // 8), 0.005)
+
+    return check

@@ -71,7 +71,7 @@ def read(
         if bare and alone and unset(bare)[0].isdigit() and launch.program.endswith(".py"):
             raise Missing("words", unset(bare)[0], shown(bare))
     if launch is None:
-        if _STARTS_ARGUMENTS.search(text.replace("\\\n", " ")):
+        if starts_arguments(text):
             raise SpecError("--args", None, ASKS_FOR_PROGRAM)
         raise SpecError("file", name, _nothing(script, text))
     if launch.other:
@@ -112,11 +112,34 @@ def read(
     return reading, stamp
 
 
-_STARTS_ARGUMENTS = re.compile(
-    r"(?m)^(?!\s*#).*\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed|srun|python3?)\b"
-    r"(?:[ \t]+(?:-[^\s]+|[^\s\"'.]*=?\"?\$\{?(?!@|\*)\w+[^\s]*|\d+))*[ \t]+\"?\$(?:\{@\}|@|\*|1)\"?[ \t]*$"
+_LAUNCHER = re.compile(
+    r"(?:^|\W)(?:torchrun|torch\.distributed\.(?:run|launch)|deepspeed|srun|python3?)$"
 )
-"""A launcher with options of its own and then nothing but what the script is started with."""
+_OWN_OPTION = re.compile(r"-\S+|[^\s\"'.]*\"?\$\{?(?!@|\*)\w\S*|\d+")
+_ARGUMENTS = frozenset({"$@", "${@}", "$*", "$1"})
+
+
+def starts_arguments(text: str) -> bool:
+    """Return whether a launcher stands with options of its own and then only the script's arguments."""
+    return any(_ends_in_arguments(line) for line in text.replace("\\\n", " ").splitlines())
+
+
+def _ends_in_arguments(line: str) -> bool:
+    words = line.split()
+    if len(words) < 2 or words[0].startswith("#"):
+        return False
+    last = words.pop()
+    if last not in _ARGUMENTS and (last[0] + last[-1] != '""' or last[1:-1] not in _ARGUMENTS):
+        return False
+    for at in range(len(words) - 1, -1, -1):
+        word = words[at]
+        if _LAUNCHER.search(word) or words[max(at - 1, 0) : at + 1] == ["accelerate", "launch"]:
+            return True
+        if not _OWN_OPTION.fullmatch(word):
+            return False
+    return False
+
+
 _OF_FILES = re.compile(r"\[\[? !? ?-[defhrsxL] ")
 """A condition on the machine's files, which no option answers."""
 
@@ -125,7 +148,7 @@ def _nothing(script: Script, text: str) -> str:
     missing = f"; it includes {script.missing[0][:60]}, which is not here" if script.missing else ""
     unset = [doubt for doubt in script.doubts if "$" in doubt and not _OF_FILES.match(doubt)]
     started = re.findall(
-        r"(?m)^(?!\s*#).*?\b(?:bash|sh)\s+(?:-\w+\s+)*[\"']?([^\s\"'|;]*\.sh)\b", text
+        r"(?m)^(?![ \t]*#).*?\b(?:bash|sh)\s+(?:-\w+\s+)*[\"']?([^\s\"'|;]*\.sh)\b", text
     )
     if not unset and started:
         missing += f"; it starts {posixpath.basename(started[-1])[:60]}: import what that starts"
