@@ -44,7 +44,7 @@ def _talks(report):
 
 
 def _sleeps():
-    time.sleep(60)
+    time.sleep(250)
 
 
 def _alive(pid):
@@ -82,7 +82,7 @@ def test_a_time_limit_ends_all():
     start = time.monotonic()
     with pytest.raises(RankError, match="time limit"):
         run_ranks(_sleeps, 2, timeout_s=3)
-    assert time.monotonic() - start < 50  # the ranks would sleep for sixty
+    assert time.monotonic() - start < 200  # the ranks would sleep for longer
 
 
 def test_ranks_die_with_their_parent(tmp_path):

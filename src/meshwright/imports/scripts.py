@@ -147,8 +147,8 @@ _OF_FILES = re.compile(r"\[\[? !? ?-[defhrsxL] ")
 def _nothing(script: Script, text: str) -> str:
     missing = f"; it includes {script.missing[0][:60]}, which is not here" if script.missing else ""
     unset = [doubt for doubt in script.doubts if "$" in doubt and not _OF_FILES.match(doubt)]
-    started = re.findall(
-        r"(?m)^(?![ \t]*#).*?\b(?:bash|sh)\s+(?:-\w+\s+)*[\"']?([^\s\"'|;]*\.sh)\b", text
+    started = re.findall(  # a bounded number of options: a line of nothing else costs its square
+        r"(?m)^(?![ \t]*#).*?\b(?:bash|sh)[ \t]+(?:-\w+[ \t]+){0,8}[\"']?([^\s\"'|;]*\.sh)\b", text
     )
     if not unset and started:
         missing += f"; it starts {posixpath.basename(started[-1])[:60]}: import what that starts"

@@ -118,7 +118,7 @@ def run_while(script: Script, node: Node) -> bool | None:
 def run_c_for(script: Script, node: Node) -> bool | None:
     """`for ((i = 0; i < N; i++))`, as often as the bounds that the script states say."""
     body = node.child_by_field_name("body")
-    match = re.match(r"for\s*\(\((.*?);(.*?);(.*?)\)\)", raw(node), re.DOTALL)
+    match = re.match(r"for\s*\(\(([^;]*);([^;]*);(.*?)\)\)", raw(node), re.DOTALL)
     if body is None or match is None:
         return None
     begin, condition, step = (part.strip() for part in match.groups())
