@@ -40,6 +40,11 @@ class Known:
         """Of a parser of its own, by name: what is said for them, or their defaults."""
         self.is_parsed = False
         """Whether a command line is parsed into dataclasses."""
+        self.heard: set[str] = set()
+        """Names of `said` that some value came from, since this was last emptied."""
+        self._said = frozenset(said or ())
+        self._whence: dict[str, set[str]] = {}
+        """Names of `said` that a name's value came from."""
         self.functions = {
             one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)
         }
@@ -79,7 +84,10 @@ class Known:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 self._handed(node)
             if isinstance(node, ast.Call) and self.is_own(node):
+                self.heard = set()
                 for key, its in self.keywords(node):
+                    self._whence.setdefault(key, set()).update(self.heard)
+                    self.heard = set()
                     if its is not None and key not in made:
                         self.fields[key] = its  # over the class's own default, the first for good
                         made.add(key)
@@ -98,15 +106,23 @@ class Known:
         ]
         named += [(one.arg, one.value) for one in node.keywords if one.arg]
         for name, value in named:
+            before, self.heard = self.heard, set()
             if (said := self.value(value)) is not None:
                 self.parameters[name] = said
+                self._whence.setdefault(name, set()).update(self.heard)
+            self.heard |= before
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for one, its in zip(target.elts, value.elts, strict=False):
                 self._assign(one, its)
             return
+        before, self.heard = self.heard, set()
         said = self.value(value)
+        if isinstance(target, (ast.Name, ast.Attribute)) and said is not None and self.heard:
+            name = target.id if isinstance(target, ast.Name) else target.attr
+            self._whence.setdefault(name, set()).update(self.heard)
+        self.heard |= before
         if isinstance(target, ast.Name) and said is not None:
             self.names.setdefault(target.id, said)
         elif isinstance(target, ast.Attribute) and said is not None:
@@ -171,16 +187,25 @@ class Known:
             handler = _VALUES.get(type(node))
             return handler(self, node) if handler else None
 
+    def _hear(self, name: str) -> None:
+        if name in self._said:
+            self.heard.add(name)
+        self.heard |= self._whence.get(name, set())
+
     def _name(self, node: ast.Name) -> Any:
+        self._hear(node.id)
         return self.names.get(node.id, self.parameters.get(node.id))
 
     def _attribute(self, node: ast.Attribute) -> Any:
         if node.attr in ("bfloat16", "float16", "float32") and ast.unparse(node.value) == "torch":
             return node.attr
+        self._hear(node.attr)
         return self.fields.get(node.attr)
 
     def _subscript(self, node: ast.Subscript) -> Any:
         table, key = self.value(node.value), self.value(node.slice)
+        if isinstance(key, str):
+            self._hear(key)
         if isinstance(table, (list, tuple, str)) and isinstance(key, int):
             return table[key] if -len(table) <= key < len(table) else None
         return table.get(key) if isinstance(table, dict) and isinstance(key, (str, int)) else None
@@ -228,7 +253,9 @@ class Known:
         found: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             name, said = (None if key is None else self.value(key)), self.value(value)
-            if isinstance(name, (str, int)) and said is not None:
+            if key is None and isinstance(said, dict):
+                found |= said  # a table spread into this one
+            elif isinstance(name, (str, int)) and said is not None:
                 found[name] = said
         return found
 

@@ -65,7 +65,7 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
     kind its first trainer is (`dpo`; empty: transformers' own), `_larger` which settings it chooses
     between two numbers by what only its machine knows: the larger is taken; `_shape` the class of
     transformers' that describes a model which it builds, with its arguments; `_open` settings that it computes
-    from what only its run knows, by the expression.
+    from what only its run knows, by the expression; `_heard` the names of its command line that any of it came from.
 
     Args:
         said: what its command line says, by the names of its own options.
@@ -78,6 +78,7 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
     if tree is None:
         raise SpecError("config", name, "is not Python that can be read")
     known = Known(tree, said)
+    known.heard = set()
     found: dict[str, Any] = {"_python": True}
     lengths = _from_calls(tree, known, found)
     for key in ("model_name", "model"):
@@ -98,6 +99,8 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
         found.setdefault("torch_dtype", "float16")
     if _recomputes(tree, known):
         found.setdefault("gradient_checkpointing", True)
+    if said is not None:
+        found["_heard"] = known.heard
     silent = all(key.startswith("_") or key in _SAY_LITTLE for key in found)
     if silent and "_unsloth" not in found and re.search(r"\w+_args\b|\bcfg\.|\bconfig\.", text):
         raise SpecError("config", name, _TOLD.format("what calls it"))
@@ -266,6 +269,9 @@ def _reached(tree: ast.AST, known: Known) -> list[ast.Call]:
         node = waiting.pop()
         if isinstance(node, ast.If) and (test := known.value(node.test)) is not None:
             waiting += node.body if test else node.orelse
+            continue
+        if isinstance(node, ast.IfExp) and (test := known.value(node.test)) is not None:
+            waiting.append(node.body if test else node.orelse)
             continue
         waiting += ast.iter_child_nodes(node)
         if isinstance(node, ast.Call):

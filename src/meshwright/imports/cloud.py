@@ -9,12 +9,25 @@ from typing import Any
 
 from meshwright.exports.stamp import Stamp
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.script_devices import device_named
 from meshwright.specs.errors import SpecError
 
 _SIZES = {
     "hosts": ("numNodes", "num_nodes", "parallelism", "completions", "replicas", "nodes"),
     "per_host": ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpus_per_node", "gpuCount"),
 }
+_PLACES = (
+    "cluster",
+    "clusters",
+    "accelerators",
+    "gpu_type",
+    "gpuType",
+    "instance_type",
+    "queue",
+    "node_pool",
+    "cloud.google.com/gke-accelerator",
+)
+"""Where a job names the machines that it wants."""
 _LISTS = ("command", "args", "arguments", "argv")
 _TEXTS = ("run", "command", "cmd", "entrypoint", "arguments", "args")
 _STARTS = re.compile(
@@ -67,6 +80,10 @@ def size(data: dict[str, Any], reading: Reading) -> None:
     started = next((str(t["WORLD_SIZE"]) for t in tables(data) if "WORLD_SIZE" in t), "")
     if not reading.world() and started.isdigit() and 0 < int(started) < 100_000:
         reading.devices = int(started)
+    places = [
+        str(value) for table in tables(data) for key, value in table.items() if key in _PLACES
+    ]
+    reading.likely = device_named(" ".join(places)) or reading.likely
     gpus = data.get("compute", {}).get("gpus") if isinstance(data.get("compute"), dict) else None
     if isinstance(gpus, int) and not reading.world():
         reading.devices = gpus

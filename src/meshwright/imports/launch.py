@@ -146,6 +146,11 @@ def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:
     return (0, len(flags)), Launch("", flags)
 
 
+def _lines(text: str) -> str:
+    """A command of several lines as one: a semicolon before a line that begins with no option."""
+    return re.sub(r"[^\S\n]*\n\s*(?![-\s])", " ; ", text.replace("\\\n", " ").strip())
+
+
 def _split(text: str) -> list[str]:
     text = text.replace("\\\n", " ")
     try:
@@ -164,12 +169,14 @@ def _flat(words: list[str]) -> list[str]:
             " " in word
             and not word.startswith(("{", "["))
             and (
-                re.search(r"(?:^|\s)(?:python3?|torchrun|deepspeed|accelerate|srun|bash)\s", word)
+                re.search(
+                    r"(?:^|\s)(?:python[\d.]*|torchrun|deepspeed|accelerate|srun|bash)\s", word
+                )
                 or word.count(" --") > 1
                 or re.match(r"--[\w-]+ \S", word)
             )
         )
-        found += _flat(_split(word)) if inside else [word]
+        found += _flat(_split(_lines(word))) if inside else [word]
         if inside and index and words[index - 1] == "-c":
             break  # after `bash -c "…"` come the name and the arguments of that shell
     return found

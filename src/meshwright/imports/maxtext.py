@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -53,20 +52,48 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
     for word in words:
         if unmarked(word).endswith((".yml", ".yaml")) and "=" not in word:
             path = beside(folder, word)
-            if path is not None and posixpath.basename(str(path)) != "base.yml":
+            if path is not None and path.name != "base.yml":
                 data |= _with_base(read_table(path), path.parent)
+            elif path is not None:
+                data |= _changed_base(path)
     data |= words_to_table(words)
     reading = read(data, given, folder)
     reading.format = "MaxText command"
     return reading
 
 
+_OF_BASE = {
+    "dtype": "bfloat16", "weight_dtype": "float32", "remat_policy": "full", "attention": "autoselected", "opt_type": "adamw",
+    "mu_dtype": "", "per_device_batch_size": 12.0, "max_target_length": 2048, "gradient_accumulation_steps": 1,
+    "optimizer_memory_host_offload": False, "parameter_memory_host_offload": False, "quantization": "", "dropout_rate": 0.0,
+    "shard_optimizer_over_data": False, "dcn_data_parallelism": -1, "ici_fsdp_parallelism": -1, "ici_data_parallelism": 1,
+    "ici_tensor_parallelism": 1, "ici_expert_parallelism": 1, "ici_context_parallelism": 1, "ici_pipeline_parallelism": 1,
+}  # fmt: skip
+"""What MaxText's own base.yml says (src/maxtext/configs/base.yml) of memory and time."""
+
+
+def _changed_base(path: Path) -> dict[str, Any]:
+    """What a base.yml at hand says otherwise than MaxText's own."""
+    found = read_table(path)
+    return {
+        name: found[name] for name, usual in _OF_BASE.items() if found.get(name, usual) != usual
+    }
+
+
+def _model_file(named: str, folder: Path) -> Path | None:
+    """The file of a model's sizes, where a configuration's folder or a checkout of MaxText above it has one."""
+    places = ("models", "configs/models", "MaxText/configs/models", "src/MaxText/configs/models", "src/maxtext/configs/models")  # fmt: skip
+    return next((path for one in places if (path := beside(folder, f"{one}/{named}.yml"))), None)
+
+
 def _with_base(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     for _ in range(4):
         named = data.pop("base_config", None)
-        if not isinstance(named, str) or named.endswith("base.yml"):
+        if not isinstance(named, str):
             break
         path = beside(folder, named)
+        if path is not None and path.name == "base.yml":
+            return {**_changed_base(path), **data}
         if path is None:
             break
         data = {**read_table(path), **data}
@@ -89,9 +116,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if named and named != "default":
         reading.model_name = named
         if model_named(named) is None and reading.model is None and folder is not None:
-            path = beside(folder, f"models/{named}.yml") or beside(
-                folder, f"configs/models/{named}.yml"
-            )
+            path = _model_file(named, folder)
             if path is not None:
                 reading.model = _model(Options({**read_table(path), **data}), reading)
         elif reading.model is None:

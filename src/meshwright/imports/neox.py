@@ -41,8 +41,15 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     Raises:
         SpecError: a value that cannot be, or a model that is not modelled.
     """
-    options = Options(flattened({str(key).replace("-", "_"): one for key, one in data.items()}))
+    data = {str(key).replace("-", "_"): one for key, one in data.items()}
+    student = data.pop("student_model_args", None)
+    taught = isinstance(student, dict) and data.pop("teacher_model_args", None) is not None
+    options = Options(flattened({**data, **student} if isinstance(student, dict) else data))
     reading = Reading("GPT-NeoX YAML", options=dict(EDITS))
+    if taught:
+        reading.unmodelled(
+            "teacher_model_args", "a frozen teacher is held and run, too; not priced"
+        )
     reading.model = given.model or _model(options, reading)
     reading.seq_len = options.whole("seq_length")
     reading.layout = {

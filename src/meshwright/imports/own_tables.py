@@ -8,6 +8,9 @@ from typing import Any
 from meshwright.imports import usual
 from meshwright.imports.options import flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.script_devices import device_named
+from meshwright.imports.tasks import name_task
+from meshwright.specs.errors import SpecError
 
 _MODELS = re.compile(
     r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config)|student)\.(?:name|id|path|model_name|model_name_or_path|model_id|name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
@@ -46,6 +49,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     Raises:
         SpecError: a value that cannot be, or a model that is no decoder.
     """
+    data, chosen = _one_training(data, given)
     flat = _flat(data)
     flags: dict[str, Any] = {"model_name_or_path": _model(flat)}
     for name, value in flat.items():
@@ -61,12 +65,15 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     ):  # dolomite-engine's: stages of FSDP
         flags["use_fsdp"] = flags.pop("zero_stage", 3) == 3
     teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher", name)), "")
-    reading = usual.read_table(flags, given, "configuration of a program of its own", _inert)
+    reading = usual.read_table(flags, given, "configuration of a program of its own", inert)
     if teacher:
         reading.unmodelled(
             teacher.split(".")[0], "a frozen teacher is held and run, too; not priced"
         )
-    hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), ("gpus_per_node", "num_gpus_per_node", "devices")))  # fmt: skip
+    if chosen:
+        name_task(reading, chosen)
+    reading.likely = device_named(" ".join(str(one) for name, one in flat.items() if _DEVICES.search(name))) or reading.likely  # fmt: skip
+    hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), ("gpus_per_node", "num_gpus_per_node", "devices", "gpus", "num_gpus")))  # fmt: skip
     reading.hosts, reading.per_host = (hosts or 1, per_host) if per_host else (0, 0)
     reading.shard = _number(flat, "data_parallel_sharding_world_size")
     total = _number(flat, "total_batch_size")
@@ -78,11 +85,43 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     return reading
 
 
+_DEVICES = re.compile(
+    r"(?i)(?:^|[._])(?:hardware|accelerators?|gpus?|device|gpu_(?:type|model|name)|\w*device_name\w*)$"
+)
+"""Names under which a table says what it runs on."""
+
+
+def _one_training(data: dict[str, Any], given: Given) -> tuple[dict[str, Any], str]:
+    """The tables with one of several trainings alone, and its name; empty where there is only one.
+
+    Raises:
+        SpecError: there are several, and none was chosen.
+    """
+    stages = [
+        str(name) for name, table in data.items()
+        if isinstance(table, dict) and not _of_another(f"{name}.") and set(table) & set(_BATCHES) and set(table) & {*_RATES, "num_train_epochs", "max_steps", "epochs"}
+    ]  # fmt: skip
+    if len(stages) < 2:
+        return data, ""
+    if given.config not in stages:
+        raise SpecError(
+            "--config",
+            given.config or None,
+            f"the file configures several trainings: one of {', '.join(stages)} is expected",
+        )
+    others = set(stages) - {given.config}
+    # What the training says counts over what stands beside it.
+    return {given.config: data[given.config]} | {
+        name: table for name, table in data.items() if name not in others
+    }, given.config
+
+
 _TOKENS = 65_536
 """From here on a batch is one of tokens."""
 
 
-def _inert(name: str) -> bool:
+def inert(name: str) -> bool:
+    """Whether an option says nothing of memory, time or numerics of a step, by its name."""
     return _INERT.search(name) is not None
 
 

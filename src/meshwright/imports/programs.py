@@ -20,6 +20,7 @@ from meshwright.imports import hf
 from meshwright.imports.made_models import made_model
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
+from meshwright.imports.own_tables import inert
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
@@ -75,8 +76,14 @@ def read(
     text, written = _written(text)
     found = program_settings(text, name, said)
     _refuse_other(text, name)
-    kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open")
+    kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open", "_heard")
     made = {key: found.pop(key, None) for key in kinds}
+    for key in (said or {}).keys() - (made["_heard"] or set()) - {"config"}:
+        # The program does with it what nobody followed: it is read by its usual meaning, or named.
+        if not (inert(key) or name.endswith(".ipynb")):
+            found.setdefault(key, (said or {})[key])
+    for key, value in (found.pop("model_init_kwargs", None) or {}).items():
+        found.setdefault(str(key), value)
     computed = {key: text for key, text in (made["_open"] or {}).items() if key not in found}
     reading = reading or Reading("Hugging Face Trainer program", options=dict(hf.EDITS))
     if re.search(r"CUDA_VISIBLE_DEVICES[\"']\]\s*=\s*[\"'](?:-1)?[\"']", text):

@@ -38,6 +38,27 @@ def device_of(script: Script) -> str:
     return ""
 
 
+_NAMES = re.compile(
+    r"(?i)(?<![a-z])(?:nvidia|amd|tesla|geforce|rtx|gpu|instinct|dgx|\dx)?[ _-]*(gh200|gb200|gb300|h100|h200|h800|h20|b200|b300|a100|a800|v100|l40s|l40|a10g|a40|l4|t4|mi250x|mi300x|mi300a|mi325x|mi355x|4090|3090|5090)(?![0-9a-wyz])(?!x(?!\d))"
+)
+
+
+def device_named(text: str) -> str:
+    """The device that a name speaks of (`4xa100-80gb`, `gpuA100x4`, `NVIDIA RTX 4090`); empty where none known is."""
+    for found in _NAMES.finditer(text.replace("_", " ")):
+        name = found.group(1).lower()
+        for one in (
+            f"{name}-40gb" if "40g" in text.lower() and name == "a100" else name,
+            name,
+            f"rtx-{name}",
+            f"rtx{name}",
+        ):
+            with contextlib.suppress(SpecError):
+                load_cluster(f"{one}:1x8")
+                return one
+    return ""
+
+
 def name_slice(script: Script, reading: Reading) -> None:
     """Name a slice of a device that a batch script asks for (`--gres=gpu:h100_3g.40gb:1`)."""
     for name in ("gres", "gpus", "gpus-per-node", "G", "constraint"):

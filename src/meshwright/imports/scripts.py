@@ -19,6 +19,7 @@ from meshwright.imports import (
     olmo,
     olmo_overrides,
     openrlhf,
+    own_loops,
     programs,
     skyrl,
     swift,
@@ -33,7 +34,7 @@ from meshwright.imports.options import Missing, flags_of
 from meshwright.imports.own_arguments import typed
 from meshwright.imports.pyfile import parse_module
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.script_devices import device_of, name_slice, take_tpus
+from meshwright.imports.script_devices import device_named, device_of, name_slice, take_tpus
 from meshwright.imports.script_files import configuration
 from meshwright.imports.script_megatron import read_megatron
 from meshwright.imports.shell import Script
@@ -82,6 +83,8 @@ def read(
         )
     reading, stamp = _dispatch(script, launch, name, given, folder, stamp)
     reading.device = reading.device or device_of(script)
+    queue = " ".join(script.sbatch.get(one, "") for one in ("partition", "p", "constraint", "C"))
+    reading.likely = device_named(queue) or reading.likely
     name_slice(script, reading)
     if reading.format.startswith("MaxText") and not reading.device:
         take_tpus(text, reading)
@@ -226,6 +229,10 @@ def _dispatch(
     named = configuration(script, launch, folder)
     if named is not None:
         return _configured(script, launch, named, given, folder, stamp)
+    if "per-device-train-batch-size" not in flags_of(words):
+        looped = own_loops.read(launch, given, folder)
+        if looped is not None:
+            return looped, stamp
     if _parses_itself(program, folder):
         followed = _trainer_here(script, launch, given, folder)
         if followed is not None:

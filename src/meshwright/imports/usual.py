@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_gro
 _FFN = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "d_ff", "mlp_dim")
 _SEQ = (
     "max_context_width", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
-    "context_length", "ctx_len", "max_length", "model_max_length", "max_position_embeddings",
+    "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
 )  # fmt: skip
 _MICRO = (
     "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size_per_device", "device_batch_size",
@@ -56,22 +56,28 @@ _SHARDING = {
 
 def is_usual(launch: Launch) -> bool:
     """Whether a command trains and describes or names a model, and says a batch or a sequence."""
-    names = {name.replace("-", "_") for name in _flags(launch)}
+    names = {name.replace("-", "_") for name in flags_of_words(launch)}
     if not names & set(_TRAINS) and not re.search(
         r"train|tune|sft", posixpath.basename(launch.program)
     ):
         return False
+    return says_enough(names)
+
+
+def says_enough(names: Iterable[str]) -> bool:
+    """Whether options describe or name a model, and say a batch or a sequence."""
+    names = set(names)
     shape = bool(names & set(_LAYERS)) and bool(names & set(_HIDDEN))
     return (shape or bool(names & set(_NAME))) and bool(names & {*_SEQ, *_MICRO, *_GLOBAL})
 
 
 def says_anything(launch: Launch) -> bool:
     """Whether a command says something of a model or its sequences; a batch alone describes no run."""
-    names = {name.replace("-", "_") for name in _flags(launch)}
+    names = {name.replace("-", "_") for name in flags_of_words(launch)}
     return bool(names & {*_LAYERS, *_HIDDEN, *_NAME, *_SEQ, *_GLOBAL})
 
 
-def _flags(launch: Launch) -> dict[str, Any]:
+def flags_of_words(launch: Launch) -> dict[str, Any]:
     """Options as `--name value`, and as `name=value` where a program takes those (Hydra)."""
     flags = {name.replace("-", "_"): value for name, value in flags_of(launch.words).items()}
     for word in launch.words:
@@ -91,7 +97,7 @@ def read_words(launch: Launch, given: Given, folder: Path | None = None) -> Read
     Raises:
         SpecError: a value that cannot be, or a model that is no decoder.
     """
-    flags = _flags(launch)
+    flags = flags_of_words(launch)
     trainer = str(flags.get("trainer", ""))
     if trainer.endswith("Trainer"):
         # The reference implementation of DPO: its batch is of all ranks, its trainer says the sharding.
@@ -116,18 +122,21 @@ def read_table(
     title: str,
     inert: Callable[[str], bool] | None = None,
     program: str = "",
+    assumed: frozenset[str] = frozenset(),
 ) -> Reading:
     """Return what options with their usual names say.
 
     Args:
         inert: whether an option says nothing of memory, time or numbers.
         program: the file that takes them; empty for a configuration.
+        assumed: names that nobody said, with what the program takes then.
 
     Raises:
         SpecError: a value that cannot be, or a model that is no decoder.
     """
     options = Options(flags, "--" if program else "")
     options.guessing = given.guess
+    options.assumed = set(assumed)
     micro = _said(options, _MICRO)
     reading = Reading(title, options={"micro_batch": micro if program else micro.lstrip("-")})
     what = f"{program} is" if program else "the file is"
@@ -141,15 +150,28 @@ def read_table(
         refuse_other(named)
         reading.model_name = named
     reading.micro_batch, reading.accumulation = options.whole(*_MICRO), options.whole(*_STEPS) or 1
-    reading.global_batch = options.whole(*_GLOBAL)
+    reading.global_batch = options.whole(*_GLOBAL) or _whole_batch(options, reading, micro)
     reading.seq_len = options.whole(*_SEQ)
     _degrees(options, reading)
     _sharding(options, reading)
     _job(options, reading)
     if inert is not None:
-        options.read |= {name for name in options.values if inert(name)}
+        options.read |= {name for name in options.values.keys() - options.assumed if inert(name)}
     options.finish(reading, "fsdp", "hf", "common", strict=given.strict)
     return reading
+
+
+def _whole_batch(options: Options, reading: Reading, micro: str) -> int:
+    """A batch beside a micro-batch that it is a multiple of is the step's; 0 where there is none."""
+    said = {"batch_size", "train_batch_size"} & set(options.values)
+    if "micro" not in micro or not said or options.has(*_STEPS):
+        return 0
+    name = min(said)
+    whole = options.whole(name)
+    if not reading.micro_batch or whole % reading.micro_batch:
+        return 0
+    reading.guess(f"--{name}" if options.prefix else name, f"{whole}, beside a micro-batch of {reading.micro_batch}, is taken for the whole step")  # fmt: skip
+    return whole
 
 
 def _said(options: Options, names: tuple[str, ...]) -> str:
@@ -208,9 +230,9 @@ def _degrees(options: Options, reading: Reading) -> None:
 
 
 def _sharding(options: Options, reading: Reading) -> None:
-    strategy = options.word(
-        "sharding_strategy", "fsdp_sharding_strategy", "dist_strategy", "strategy"
-    )
+    strategy = options.word("sharding_strategy", "fsdp_sharding_strategy", "dist_strategy")
+    if not strategy and str(options.values.get("strategy")).strip().lower() in (*_SHARDING, "auto"):
+        strategy = options.word("strategy")  # of many things a program calls so
     stage = options.whole("zero_stage", "deepspeed_stage", default=-1, least=-1)
     fsdp = (
         options.flag("enable_fsdp", "use_fsdp") if options.has("enable_fsdp", "use_fsdp") else False
@@ -221,7 +243,7 @@ def _sharding(options: Options, reading: Reading) -> None:
     elif strategy:
         if strategy not in _SHARDING:
             raise SpecError(
-                _said(options, ("sharding_strategy", "fsdp_sharding_strategy", "dist_strategy", "strategy")),
+                _said(options, ("sharding_strategy", "fsdp_sharding_strategy", "dist_strategy")),
                 strategy, f"one of {', '.join(_SHARDING)} is known",
             )  # fmt: skip
         reading.layout["zero"] = _SHARDING[strategy]
@@ -232,7 +254,7 @@ def _sharding(options: Options, reading: Reading) -> None:
     else:
         reading.layout["zero"] = 0
         reading.guess("sharding", "no option of that kind is set; whole copies (DDP) are taken")
-    if options.flag("cpu_offload", "offload", "fsdp_cpu_offload"):
+    if options.flag("cpu_offload", "offload", "fsdp_cpu_offload", "use_cpu_offload"):
         reading.offload |= (
             {"optimizer", "parameters"} if reading.layout["zero"] == 3 else {"optimizer"}
         )
@@ -242,7 +264,8 @@ def _sharding(options: Options, reading: Reading) -> None:
 
 def _job(options: Options, reading: Reading) -> None:
     names = ("activation_checkpointing", "gradient_checkpointing", "fsdp_activation_checkpointing", "recompute",
-             "selective_activation_checkpointing")  # fmt: skip
+             "selective_activation_checkpointing", "use_gradient_checkpointing", "use_activation_checkpointing", "grad_checkpointing",
+             "grad_checkpoint")  # fmt: skip
     said = options.raw(*names)
     if said is None:
         reading.guess("recompute", "no option of that kind is set; none is taken")
@@ -252,29 +275,63 @@ def _job(options: Options, reading: Reading) -> None:
     dropout = options.number("resid_pdrop", "hidden_dropout", "dropout")
     if 0 < dropout < 1:
         reading.job["dropout"] = dropout
-    kind = options.word("mixed_precision", "precision", "dtype", "torch_dtype")
-    if kind in ("true", "yes", "1"):
-        kind = ""  # switched on, in a width that the file leaves open
+    words = [
+        options.word(name)
+        for name in ("mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype")
+    ]
+    # Switched on, in a width that another option says, or that the file leaves open.
+    kind = next((one for one in words if one not in ("", "true", "yes", "1", "auto")), "")
     half, brain = options.flag("fp16", "use_fp16"), options.flag("bf16", "pure_bf16", "use_bf16")
     recipe = "fp8" if "fp8" in kind else "bf16" if brain or "bf" in kind else "fp16" if half or "16" in kind else "fp32" if kind or options.has("bf16", "fp16") else ""  # fmt: skip
     if not recipe:
         recipe = "bf16"
         reading.guess("precision", "no option of that kind is set; bf16 is taken")
     reading.job["precision"] = RECIPES[recipe].model_dump()
-    name = options.word("optimizer", "optim", default="adamw")
+    name = options.word(
+        "optimizer", "optim", default="muon" if options.flag("use_muon") else "adamw"
+    )
     try:
         reading.job["optimizer"] = optimizer_named(name, "--optimizer").model_dump()
     except SpecError:
         reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
         reading.unmodelled("--optimizer", f"the state of {name} is not known; AdamW's is priced")
-    if options.flag(
-        "use_peft", "use_lora", "lora", default=options.has("lora_r", "lora_rank", "r")
+    _adapters(options, reading)
+
+
+_TUNERS = (
+    "train_type",
+    "finetuning_type",
+    "finetune_type",
+    "tuning_type",
+    "tuning_method",
+    "peft_method",
+    "peft_type",
+)
+
+
+def _adapters(options: Options, reading: Reading) -> None:
+    kind = next((one for one in map(options.word, _TUNERS) if one), "")
+    ranks = ("lora_r", "lora_rank", "r")
+    # A rank that the program would take for adapters says nothing of whether it makes any.
+    said = any(name in options and name not in options.assumed for name in ranks)
+    if not options.flag(
+        "use_peft",
+        "use_lora",
+        "lora",
+        default="lora" in kind or "dora" in kind or (said and not kind),
     ):
-        four = options.flag("load_in_4bit", "use_4bit")
-        method: dict[str, Any] = {"method": "lora", "bits": 4 if four else 0}
-        kind = options.word("bnb_4bit_quant_type", default="nf4")
-        method["storage"] = kind if four and kind in ("nf4", "fp4") else ""
-        adapters(
-            reading, rank=options.whole("lora_r", "lora_rank", "lora_dim", default=8) or 8,
-            alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "target_modules"), **method,
-        )  # fmt: skip
+        options.read |= {name for name in options.assumed if name.startswith("lora")} | set(ranks)
+        return
+    four = options.flag(
+        "load_in_4bit", "use_4bit", default="qlora" in kind or "hqq" in kind or "bnb" in kind
+    )
+    method: dict[str, Any] = {
+        "method": "dora" if "dora" in kind else "lora",
+        "bits": 4 if four else 0,
+    }
+    storage = options.word("bnb_4bit_quant_type", default="" if "hqq" in kind else "nf4")
+    method["storage"] = storage if four and storage in ("nf4", "fp4") else ""
+    adapters(
+        reading, rank=options.whole(*ranks, "lora_dim", default=8) or 8,
+        alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "target_modules"), **method,
+    )  # fmt: skip

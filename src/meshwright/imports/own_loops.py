@@ -1,0 +1,124 @@
+"""A loop of one's own that lies beside the script which starts it: its defaults, what it makes, the command over both."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.exports.program_values import Known
+from meshwright.exports.python_syntax import parse_python
+from meshwright.exports.tuning_programs import program_settings
+from meshwright.imports import hf, usual
+from meshwright.imports.beside import beside
+from meshwright.imports.launch import Launch
+from meshwright.imports.own_arguments import own_adapters, own_defaults, typed
+from meshwright.imports.own_tables import inert
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
+
+_TRAINS = re.compile(r"\.backward\(|\bbackward\(")
+_OF_A_LIBRARY = re.compile(
+    r"(?<!class )\b\w*Trainer\(|\b(?:Seq2Seq)?TrainingArguments\b|HfArgumentParser|TrlParser|\bAccelerator\(|deepspeed\.initialize\(|\bMosaic|composer"
+)
+_SPAWNS = re.compile(r"\bspawn\(|\bmp\.Process\(")
+_AUTOCASTS = re.compile(r"\bautocast\(")
+_RENAMED = {"use_muon": "use_muon"}
+"""Names whose last part says enough, in whatever table of the command line they stand."""
+_SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
+_COPIES = re.compile(r"\bDistributedDataParallel\(|\bDDP\(")
+_MOST = 400_000
+
+
+def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
+    """What a loop at hand runs by a command; None where the program is no loop of its own.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    program = launch.program
+    if re.fullmatch(r"\w+(?:\.\w+)+", program) and not program.endswith(".py"):
+        program = program.replace(".", "/") + ".py"  # started as a module
+    path = beside(folder, program) if program.endswith(".py") else None
+    text = "" if path is None else read_text(path, "file", size_bytes=_MOST)
+    if path is None or not _TRAINS.search(text) or _OF_A_LIBRARY.search(text):
+        return None
+    said = {name: typed(value) for name, value in usual.flags_of_words(launch).items()}
+    own = _defaults(text) | own_defaults(program, folder)
+    if not usual.says_enough({**own, **said}):
+        return None
+    made = _made(text, path.name, {**own, **said})
+    flags = {**own, **made, **own_adapters(program, folder, {**own, **said}), **said}
+    if _SHARDS.search(text):
+        flags.setdefault("sharding_strategy", "full_shard")
+    elif _COPIES.search(text):
+        flags.setdefault("sharding_strategy", "ddp")
+    if _AUTOCASTS.search(text) and flags.get("mixed_precision", "fp32") in ("fp32", "float32"):
+        flags["mixed_precision"] = "fp16" if "GradScaler" in text else "bf16"
+    ranks = flags.pop("world_size", None)
+    flags = {_RENAMED.get(name.rpartition(".")[2], name): value for name, value in flags.items()}
+    reading = usual.read_table(
+        flags, given, "script of a program of its own", inert, program=path.name[:60],
+        assumed=frozenset(own.keys() - said.keys()),
+    )  # fmt: skip
+    if isinstance(ranks, int) and ranks > 0 and not (launch.hosts and launch.per_host):
+        reading.devices = ranks
+    elif not _SPAWNS.search(text):
+        hf.one_process(launch, reading)
+    return reading
+
+
+_MADE = ("gradient_checkpointing", "load_in_4bit", "bnb_4bit_quant_type", "torch_dtype", "max_length",
+         "per_device_train_batch_size", "gradient_accumulation_steps", "model_name_or_path", "optim")  # fmt: skip
+
+
+def _made(text: str, name: str, said: dict[str, Any]) -> dict[str, Any]:
+    """What the loop makes its model and its loader with, by its own lines."""
+    try:
+        found = program_settings(text, name, said)
+    except SpecError:
+        return {}
+    return {key: found[key] for key in _MADE if found.get(key) not in (None, "")}
+
+
+def _defaults(text: str) -> dict[str, Any]:
+    """Defaults of a function or a dataclass that a library makes the command line of (fastcore, Fire, jsonargparse, tyro, Typer)."""
+    tree = parse_python(text)
+    if tree is None:
+        return {}
+    known = Known(tree)
+    made = _taken(tree)
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name in made:
+            found |= Known(ast.Module(body=[node], type_ignores=[])).declared
+        if isinstance(node, ast.FunctionDef) and (node.name in made or _decorated(node)):
+            arguments = [*node.args.posonlyargs, *node.args.args]
+            plain = arguments[len(arguments) - len(node.args.defaults) :]
+            pairs = [*zip(plain, node.args.defaults, strict=True),
+                     *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]  # fmt: skip
+            for arg, default in pairs:
+                value = None if default is None else known.value(default)
+                if value not in (None, "", False):
+                    found[arg.arg] = value
+    return {name: value for name, value in found.items() if not isinstance(value, dict)}
+
+
+_CALLERS = ("CLI", "tyro.cli", "fire.Fire", "Fire", "typer.run", "auto_cli", "defopt.run")
+_DECORATORS = ("call_parse", "command", "argbind.bind", "chz.entrypoint")
+
+
+def _taken(tree: ast.Module) -> set[str]:
+    """Names of what is handed to a library that makes a command line of it."""
+    return {
+        ast.unparse(node.args[0]).rpartition(".")[2]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(_CALLERS)
+    }
+
+
+def _decorated(node: ast.FunctionDef) -> bool:
+    words = [ast.unparse(one).partition("(")[0] for one in node.decorator_list]
+    return any(one.endswith(_DECORATORS) for one in words)
