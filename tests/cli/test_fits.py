@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cli import run
-from meshwright.exports.tuning import plainer_name, read_tuning, size_in
-from meshwright.planner.fits import verdict
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
+from meshwright.imports.tasks import PAIRED
+from meshwright.planner.fits import Verdict, verdict
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
 
@@ -104,11 +107,11 @@ SAID = {
     "factory.yaml": ("llama-factory", "qlora", 2048, 1, 0, "adamw"),
     "trl.yaml": ("trl", "full", 4096, 4, 0, "adamw"),
     "tune.yaml": ("torchtune", "lora", 4096, 2, 3, "adamw"),
-    "train.sh": ("trl", "full", 2048, 2, 3, "adamw-bf16"),
+    "train.sh": ("trl", "full", 2048, 2, 3, "adamw"),
     "verl.sh": ("verl", "full", 2048, 4, 3, "adamw"),
     "script.py": ("trl", "qlora", 2048, 2, 0, "adam8bit"),
     "ds.json": ("deepspeed", "full", 2048, 1, 3, "adamw"),
-    "launch.yaml": ("trl", "full", 2048, 1, 3, "adamw-bf16"),
+    "launch.yaml": ("trl", "full", 2048, 1, 3, "adamw"),
 }
 
 
@@ -119,20 +122,39 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+H8 = "h100:1x8"
+
+
+def read(path: Path, cluster: str = H8, model: str = ""):
+    """What `fits` reads of a file."""
+    named = load_model(model) if model else None
+    return import_file(path, Given(model=named, cluster=load_cluster(cluster), guess=True))
+
+
+def judged(run) -> Verdict:
+    return verdict(
+        run.model, run.cluster, run.job, run.layout,
+        paired=run.task in PAIRED, reference=run.reference,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_each_tool_is_read_as_it_is(folder: Path, name: str) -> None:
-    found = read_tuning(folder / name)
-    tune = found.job.finetune
-    assert tune is not None
-    said = (found.tool, tune.method, found.job.seq_len, found.micro_batch, found.zero)
-    assert (*said, found.job.optimizer.name) == SAID[name]
-    assert found.unread == []
+    alone = name in ("ds.json", "launch.yaml")
+    run = read(folder / name, model="llama3-8b" if alone else "")
+    framework, method, seq_len, *rest = SAID[name]
+    assert run.job.framework == {"launch.yaml": "accelerate"}.get(name, framework)
+    assert (run.job.finetune.method if run.job.finetune else "full") == method
+    assert run.job.seq_len == (4096 if alone else seq_len)
+    assert [run.layout.micro_batch, run.layout.zero, run.job.optimizer.name] == rest
+    assert [one for one in run.remarks if one.kind == "unread"] == []
 
 
-def test_what_is_not_understood_is_said(folder: Path) -> None:
+def test_what_is_not_understood_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "axolotl.yml"
-    path.write_text(path.read_text() + "galore_rank: 128\nlogging_steps: 1\n")
-    assert read_tuning(path).unread == ["galore_rank"]
+    path.write_text(path.read_text() + "lora_frobnication: 128\nlogging_steps: 1\n")
+    assert run(["fits", str(path), "-c", H8, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unread"] == ["lora_frobnication"]
 
 
 @pytest.mark.parametrize(
@@ -152,19 +174,17 @@ def test_json_has_the_verdict_and_priced_ways_down(
 ) -> None:
     assert run(["fits", str(folder / "trl.yaml"), "--cluster", "rtx4090:1x1", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["fits"] is False and said["tool"] == "trl"
+    assert said["fits"] is False and said["tool"] == "TrainingArguments YAML"
     ways = said["ways_down"]
     assert ways and ways[-1]["fits"] and not any(way["fits"] for way in ways[:-1])
     assert ways[-1]["peak_memory_bytes"] < said["estimate"]["peak_memory_bytes"]
 
 
 def test_offload_takes_states_off_the_device_and_costs_time(folder: Path) -> None:
-    model, cluster = load_model("llama3-8b"), load_cluster("h100:1x8")
-    found = read_tuning(folder / "ds.json", 8)
-    assert found.offload == ("optimizer",)
-    here = verdict(model, cluster, found)
-    found.offload = ()
-    there = verdict(model, cluster, found)
+    found = read(folder / "ds.json", model="llama3-8b")
+    assert found.layout.offload == ("optimizer",)
+    here = judged(found)
+    there = judged(replace(found, layout=found.layout.but(offload=())))
     assert here.estimate.memory_parts["optimizer"] == 0.0
     saved = there.estimate.peak_memory_bytes - here.estimate.peak_memory_bytes
     assert saved == pytest.approx(there.estimate.memory_parts["optimizer"])
@@ -172,18 +192,16 @@ def test_offload_takes_states_off_the_device_and_costs_time(folder: Path) -> Non
 
 
 def test_activations_in_host_memory_free_the_device(folder: Path) -> None:
-    found = read_tuning(folder / "tune.yaml", 8)
-    model, cluster = load_model("llama3-8b"), load_cluster("h100:1x8")
-    kept = verdict(model, cluster, found).estimate.memory_parts["activations"]
-    found.offload = ("activations",)
-    away = verdict(model, cluster, found).estimate.memory_parts["activations"]
-    assert 0 < away < kept / 4
+    found = read(folder / "tune.yaml")
+    kept = judged(found).estimate.memory_parts["activations"]
+    away = replace(found, layout=found.layout.but(offload=("activations",)))
+    assert 0 < judged(away).estimate.memory_parts["activations"] < kept / 4
 
 
-def written(tmp_path: Path, text: str, name: str = "run.yaml"):
-    path = tmp_path / name
+def written(tmp_path: Path, text: str, cluster: str = "h100:1x1"):
+    path = tmp_path / "run.yaml"
     path.write_text(text, "utf-8")
-    return read_tuning(path, 1)
+    return read(path, cluster)
 
 
 AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 2\nsequence_len: 2048\n"
@@ -191,23 +209,33 @@ AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 2\nsequence_le
 
 def test_pairs_of_answers_are_two_sequences_and_a_reference_is_held(tmp_path: Path) -> None:
     plain, pairs = written(tmp_path, AXOLOTL), written(tmp_path, AXOLOTL + "rl: dpo\n")
-    assert pairs.micro_batch == 2 * plain.micro_batch
-    model, cluster = load_model("llama3.1-8b"), load_cluster("h200:1x1")
-    alike = verdict(model, cluster, plain)
-    plain.beside_bytes, capacity = 2.0, alike.estimate.capacity_bytes
-    beside = verdict(model, cluster, plain)
-    assert capacity - beside.estimate.capacity_bytes == pytest.approx(2 * 8.03e9, rel=0.01)
-    adapters = written(tmp_path, AXOLOTL + "rl: dpo\nadapter: lora\n")
-    assert adapters.beside_bytes == 0.0
+    assert judged(pairs).layout.micro_batch == 2 * judged(plain).layout.micro_batch
+    room = judged(plain).estimate.capacity_bytes - judged(pairs).estimate.capacity_bytes
+    assert room == pytest.approx(2 * 8.03e9, rel=0.01)
+    adapters = judged(
+        written(tmp_path, AXOLOTL + "rl: dpo\nadapter: lora\nlora_target_linear: true\n")
+    )
+    assert adapters.estimate.capacity_bytes == judged(plain).estimate.capacity_bytes
+    orpo = judged(written(tmp_path, AXOLOTL + "rl: orpo\n"))
+    assert orpo.layout.micro_batch == 4
+    assert orpo.estimate.capacity_bytes == judged(plain).estimate.capacity_bytes
+
+
+@pytest.mark.parametrize(("beta", "held"), [("", False), ("beta: 0.04\n", True)])
+def test_grpo_holds_the_untrained_model_where_its_divergence_counts(
+    tmp_path: Path, beta: str, held: bool
+) -> None:
+    text = "model_name_or_path: llama3.2-1b\nnum_generations: 8\nmax_completion_length: 256\n"
+    found = written(tmp_path, text + beta)
+    assert (found.task, found.reference) == ("grpo", held)
 
 
 def test_recomputation_beside_the_sharding_is_read(tmp_path: Path) -> None:
-    sharded = AXOLOTL + "fsdp_config:\n  activation_checkpointing: true\n"
-    assert written(tmp_path, sharded).recompute
-    assert not written(tmp_path, sharded.replace("true", "false")).recompute
-    moved = written(tmp_path, AXOLOTL + "gradient_checkpointing: offload\n")
-    assert moved.recompute
-    assert moved.offload == ("activations",)
+    sharded = AXOLOTL + "fsdp:\n- full_shard\nfsdp_config:\n  activation_checkpointing: true\n"
+    assert written(tmp_path, sharded).layout.recompute == "full"
+    assert written(tmp_path, sharded.replace("true", "false")).layout.recompute == "none"
+    moved = written(tmp_path, AXOLOTL + "gradient_checkpointing: offload\n").layout
+    assert (moved.recompute, moved.offload) == ("full", ("activations",))
 
 
 def test_llama_factorys_second_interface(tmp_path: Path) -> None:
@@ -215,20 +243,12 @@ def test_llama_factorys_second_interface(tmp_path: Path) -> None:
         tmp_path,
         "model: Qwen/Qwen3-4B\nmodel_class: llm\ncutoff_len: 4096\nmicro_batch_size: 2\n"
         "peft_config: {name: lora, r: 16, target_modules: all}\ndist_config: {name: fsdp2}\n",
+        H8,
     )
-    assert (found.tool, found.job.seq_len, found.micro_batch, found.zero) == (
-        "llama-factory", 4096, 2, 3,
-    )  # fmt: skip
+    assert (found.job.framework, found.job.seq_len) == ("llama-factory", 4096)
+    assert (found.layout.micro_batch, found.layout.zero) == (2, 3)
     assert found.job.finetune is not None
     assert found.job.finetune.rank == 16
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B", "30B"), ("x/some-7b", "7B"), ("a3b", "3B")],
-)
-def test_active_parameters_are_not_a_models_size(name: str, size: str) -> None:
-    assert size_in(name) == size
 
 
 @pytest.mark.parametrize(
@@ -254,17 +274,10 @@ def test_any_values_are_read_or_refused(
     path.write_text(json.dumps({"base_model": "x", **data}))
     said = ""
     try:
-        read_tuning(path)
+        read(path, "h100:1x1")
     except SpecError as error:
         said = str(error)
     assert "\n" not in said
-
-
-def test_names_of_relatives() -> None:
-    assert plainer_name("Qwen/Qwen2.5-Coder-7B-Instruct") == "qwen2.5-7b"
-    assert plainer_name("lmsys/vicuna-7b-v1.5") == "llama2-7b"
-    assert plainer_name("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B") == "qwen2.5-1.5b"
-    assert size_in("some/Model-13b-sft") == "13B" and size_in("/model") is None
 
 
 def test_a_size_in_an_unknown_name_gives_a_typical_shape_and_says_so(
@@ -273,7 +286,7 @@ def test_a_size_in_an_unknown_name_gives_a_typical_shape_and_says_so(
     path = folder / "trl.yaml"
     path.write_text(path.read_text().replace("Qwen/Qwen2.5-7B", "somebody/thing-7B-sft"))
     assert run(["fits", str(path), "--cluster", "h100:1x8", "--zero", "3"]) == 0
-    assert "a typical one" in " ".join(capsys.readouterr().out.split())
+    assert "a typical shape of its size" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -292,17 +305,12 @@ def test_a_checkpoints_own_quantisation_is_in_its_name(
 @pytest.mark.parametrize("key", ["sequence_parallel_degree", "context_parallel_size"])
 def test_sequences_are_split_as_axolotl_does(tmp_path: Path, key: str) -> None:
     text = f"base_model: llama3.2-1b\nsequence_len: 16384\n{key}: 2\n"
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    whole, cluster = load_model("llama3.2-1b"), load_cluster("h100:1x4")
-    split = verdict(whole, cluster, read_tuning(path, 4))
+    split = judged(written(tmp_path, text, "h100:1x4"))
     assert (split.layout.dp, split.layout.cp) == (2, 2)
-    path.write_text(text.partition(key)[0])
-    alone = verdict(whole, cluster, read_tuning(path, 4))
+    alone = judged(written(tmp_path, text.partition(key)[0], "h100:1x4"))
     assert split.estimate.peak_memory_bytes < 0.8 * alone.estimate.peak_memory_bytes
-    path.write_text(text)
-    with pytest.raises(SpecError, match="no multiple"):
-        read_tuning(path, 3)
+    with pytest.raises(SpecError, match="a multiple of"):
+        written(tmp_path, text, "h100:1x3")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +318,7 @@ def test_sequences_are_split_as_axolotl_does(tmp_path: Path, key: str) -> None:
     [
         ("model_name_or_path: llama3.2-1b\nmax_length: 512\n", 16),
         ("model_name_or_path: llama3.2-1b\nmax_length: 512\ndtype: bfloat16\n", 8),
-        ("model_name_or_path: llama3.2-1b\nmodel_max_length: 512\nbf16: true\n", 8),
+        ("model_name_or_path: llama3.2-1b\nmodel_max_length: 512\nbf16: true\n", 16),
         ("model_name_or_path: llama3.2-1b\nstage: sft\ntemplate: x\nfinetuning_type: full\n", 16),
         ("model_name_or_path: llama3.2-1b\nstage: sft\ntemplate: x\nfinetuning_type: full\n"
          "pure_bf16: true\n", 8),

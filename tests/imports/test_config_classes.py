@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.exports.config_classes import CLASSES, family_of, sizes_of
+from meshwright.imports.config_classes import CLASSES, family_of, sizes_of
 from meshwright.imports.made_models import made_model
 from meshwright.imports.reading import Reading
 from meshwright.specs.huggingface import model_from_config

@@ -498,12 +498,23 @@ def test_a_place_left_for_the_reader_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    "name", ["flux_12b", "Falcon-H1-3B", "Qwen/Qwen2.5-VL-7B-Instruct", "nvidia/Nemotron-H-8B"]
+    ("name", "word"),
+    [
+        ("flux_12b", "trains a"),
+        ("Falcon-H1-3B", "its config.json"),
+        ("nvidia/Nemotron-H-4B", "its config.json"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "trains a"),
+    ],
 )
-def test_no_typical_decoder_is_guessed_for_what_is_none(name):
+def test_no_typical_decoder_is_guessed_for_what_is_none(name, word):
     text = f"torchrun --nproc_per_node 8 train.py --model_name_or_path {name} --per_device_train_batch_size 1"
-    with pytest.raises(SpecError, match="trains a"):
+    with pytest.raises(SpecError, match=word):
         import_text(text, "run.sh", Given(guess=True))
+
+
+def test_hybrids_that_are_presets_are_read():
+    text = "torchrun --nproc_per_node 8 train.py --model_name_or_path nvidia/Nemotron-H-8B-Base-8K --per_device_train_batch_size 1"
+    assert import_text(text, "run.sh", Given(guess=True)).model.name == "nemotron-h-8b"
 
 
 def test_qwen2_has_the_shapes_of_its_next_release():

@@ -82,7 +82,7 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
     _check_experts(layout, model)
     return Imported(
         reading.format, model, cluster, job, canonical(layout, model), tuple(reading.remarks),
-        frozenset(reading.offload), reading.options,
+        frozenset(reading.offload), reading.task, reading.reference, reading.options,
     )  # fmt: skip
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshwright.exports.python_syntax import parse_python
 from meshwright.exports.stamp import Stamp, read_stamp
-from meshwright.exports.tuning_programs import notebook_program
 from meshwright.imports import documents, logs, python, scripts
 from meshwright.imports.complete import complete
+from meshwright.imports.program_settings import notebook_program
+from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Imported, Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text

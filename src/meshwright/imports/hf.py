@@ -269,6 +269,10 @@ def fill(
     elif options.has("beta") and options.has("max_prompt_length", "max_completion_length"):
         name_task(reading, options.loose("loss_type"))
         name_task(reading, "dpo")
+    if reading.task in ("grpo", "rloo"):
+        reading.reference = bool(options.number("beta", default=0.0))
+    elif options.flag("precompute_ref_log_probs"):
+        reading.reference = False
     name_generation(reading, options)
     reading.job.setdefault("framework", "trl")
     _loaded_in_16_bits(options, reading)
@@ -316,12 +320,15 @@ def _loaded_in_16_bits(options: Options, reading: Reading) -> None:
     alone = not reading.layout.get("zero") and reading.job.get("framework") != "deepspeed"
     precision = reading.job.get("precision", {})
     if (
-        dtype in ("bfloat16", "bf16")
-        and alone
-        and precision.get("name") == "bf16"
-        and not reading.job.get("finetune")
-        and reading.job.get("framework") != "llama-factory"  # casts what trains to 32 bits
+        not alone
+        or precision.get("name") != "bf16"
+        or reading.job.get("finetune")
+        or reading.job.get("framework") == "llama-factory"  # casts what trains to 32 bits
     ):
+        return
+    if dtype in ("", "auto"):
+        reading.guess("dtype", "nothing is said: weights are loaded in 32 bits, as by TRL and by transformers before 5; transformers 5 loads them as published")  # fmt: skip
+    if dtype in ("bfloat16", "bf16"):
         reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
         reading.note("weights are loaded in bf16: neither they nor AdamW's state have a 32-bit copy", "torch_dtype")  # fmt: skip
 

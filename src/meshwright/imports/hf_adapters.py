@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
-from meshwright.imports.tuning import adapters
+from meshwright.imports.tuning import adapters, stored_by_name
 from meshwright.specs.errors import SpecError
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def read_adapters(options: Options, reading: Reading) -> None:
         if options.flag("load_in_8bit", "use_8bit_quantization", "use_8bit")
         else options.whole("quantization_bit", "quant_bits", "bits")
     )
-    if asked and not four and re.search(r"(?i)gptq|awq|bnb-4bit|-4bit", reading.model_name):
+    if asked and not four and stored_by_name(reading.model_name):
         bits = 4  # the checkpoint's weights are quantised, whatever the options say
         reading.note("the checkpoint's weights are in 4 bits, by its name", "model_name_or_path")
     if asked or four:

@@ -168,13 +168,21 @@ def _verl_actor(options: Options, reading: Reading) -> None:
         name.startswith(f"{_ACTOR}megatron.") for name in options.values
     )
     _verl_batch(options, reading, mega=mega)
-    again = options.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=False)
+    checkpoints = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    again = options.flag(checkpoints, default=True)
+    if not options.has(checkpoints):
+        reading.guess(
+            checkpoints, "is not set: on in verl (off in its first releases); on is taken"
+        )
     (_verl_megatron if mega else _verl_fsdp)(options, reading, again)
     rank = options.whole("actor_rollout_ref.model.lora_rank")
     if rank:
         alpha = options.number("actor_rollout_ref.model.lora_alpha", default=16.0)
         adapters(reading, rank=rank, alpha=alpha, targets=options.raw("actor_rollout_ref.model.target_modules"),
                  option="actor_rollout_ref.model.target_modules")  # fmt: skip
+    apart = options.flag(f"{_ACTOR}use_kl_loss") or options.flag("algorithm.use_kl_in_reward")
+    moved = options.flag("actor_rollout_ref.ref.fsdp_config.param_offload")
+    reading.reference = apart and not moved
     if options.flag("actor_rollout_ref.model.use_remove_padding"):
         reading.job["document_masking"] = True
 

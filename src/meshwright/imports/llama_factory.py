@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +71,6 @@ def fill(
     """
     kind = options.word("finetuning_type", default="lora")
     bits = options.whole("quantization_bit")
-    if re.search(r"(?i)gptq|awq|aqlm|-4bit", options.loose("model_name_or_path", "model")):
-        bits = bits or 4  # the checkpoint's own weights
     if "cutoff_len" not in options:
         options.values["cutoff_len"] = 2048
         reading.guess("--seq", "cutoff_len is not set; LLaMA-Factory's own, 2048, is taken")
@@ -102,6 +99,7 @@ def fill(
             twice=twice, storage=storage if bits == 4 and storage in ("nf4", "fp4") else "",
             whole=beside,
         )  # fmt: skip
+        _as_stored(reading)
     else:
         reading.job.pop("finetune", None)
         if kind == "freeze":
@@ -124,6 +122,14 @@ def fill(
         # LLaMA-Factory checkpoints every layer unless it is told not to.
         reading.layout["recompute"] = "full"
     return reading
+
+
+def _as_stored(reading: Reading) -> None:
+    """Where no precision is set, frozen weights are loaded and multiplied as stored (model/patcher.py patch_config)."""
+    if any(one.option == "bf16" and "fp32" in one.text for one in reading.remarks):
+        reading.job["precision"] = RECIPES["bf16"].model_dump()
+        reading.remarks = [one for one in reading.remarks if one.option != "bf16"]
+        reading.guess("bf16", "neither bf16 nor fp16 is set: LLaMA-Factory computes in what the checkpoint is stored in; bf16 is taken")  # fmt: skip
 
 
 def _megatron(options: Options, reading: Reading) -> None:

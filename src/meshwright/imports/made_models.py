@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.exports.config_classes import sizes_of
+from meshwright.imports.config_classes import sizes_of
 from meshwright.imports.reading import Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.huggingface import model_from_config

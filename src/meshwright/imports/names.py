@@ -15,7 +15,7 @@ PLANNED = "meshwright plans decoder-only transformers"
 
 _NOISE = re.compile(
     r"[-_.]?(instruct|chat|hf|base|sft|dpo|rlhf|it|pt|bnb|4bit|8bit|awq|gptq|fp8|bf16|unsloth|"
-    r"v\d+(\.\d+)?|preview|distill|math|coder|thinking|(?<!\d)\d{4,})$",
+    r"v\d+(\.\d+)?|preview|distill|math|coder|thinking|\d{1,3}k|(?<!\d)\d{4,})$",
     re.IGNORECASE,
 )
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:[._]\d+)?)\s*([bmt])(?![a-z0-9])", re.IGNORECASE)
@@ -46,7 +46,11 @@ _DISTILLED = re.compile(
 )
 _SAME_SHAPE = (
     (r"^(?:tulu-2(?:-dpo)?|vicuna)-(?=(?:7|13|70)b)", "llama2-"),
+    (r"^nemotron_?h-(?=\d)", "nemotron-h-"),
+    (r"^alpaca-(?=(?:7|13|30|65)b)", "llama1-"),
+    (r"^zephyr-7b-gemma.*$", "gemma-7b"),
     (r"^zephyr-7b(?:-.*)?$", "mistral-7b"),
+    (r"^(?:magi|mi)stral-small-.*$", "mistral-small-24b"),
 )
 """Models that were trained further under names of their own, by their model cards: whose shape they have."""
 _FAMILY = re.compile(
@@ -66,7 +70,8 @@ def refuse_other(name: str) -> None:
     """Refuse a model whose name says that it is no decoder of text alone.
 
     Raises:
-        SpecError: it is an encoder, an encoder-decoder, a vision-language, diffusion or state-space model.
+        SpecError: it is an encoder, an encoder-decoder, a vision-language or diffusion model, or one with state-space
+            layers that is no preset.
     """
     short = name.rstrip("/").rsplit("/", 1)[-1]
     kind = (
@@ -76,12 +81,17 @@ def refuse_other(name: str) -> None:
         if _SEEING.search(short)
         else "a diffusion model"
         if _PICTURES.search(short)
-        else "a state-space model or a hybrid of one"
-        if _RECURRENT.search(short)
         else ""
     )
     if kind:
         raise SpecError("model", short, f"trains {kind}: {PLANNED}")
+    if _RECURRENT.search(short) and model_named(short) is None:
+        raise SpecError(
+            "--model",
+            None,
+            f"{short[:60]} has state-space layers and is no preset: give its config.json (hybrids "
+            "of attention and Mamba-2 are planned from it)",
+        )
 
 
 _BELOW_ONE = re.compile(r"((?:^|[-_]))0[-_](\d)(?=b)", re.IGNORECASE)

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.exports.python_syntax import parse_python
 from meshwright.imports.beside import beside
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options
+from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.imports.words import unmarked

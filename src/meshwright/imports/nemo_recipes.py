@@ -243,11 +243,12 @@ def _spelled(parts: _Parts, module: Module) -> str:
         SpecError: it is no decoder-only transformer.
     """
     name = parts.config.name
-    if _OTHER.search(f"{name} {parts.recipe.name} {parts.library} {_constant_name(module)}"):
-        raise SpecError("file", name or parts.library or "recipe", f"a state-space, encoder or vision model: {PLANNED}")  # fmt: skip
     spelled = _of_class(name.rsplit(".", 1)[-1])
     names = [spelled, *(_dashed(one) for one in (parts.library, _constant_name(module)) if one)]
     known = [one for one in names if one and model_named(one) is not None]
+    other = _OTHER.search(f"{name} {parts.recipe.name} {parts.library} {_constant_name(module)}")
+    if other and not known:
+        raise SpecError("file", name or parts.library or "recipe", f"a state-space, encoder or vision model: {PLANNED}")  # fmt: skip
     sized = [one for one in names if one and guess_model(one) is not None]
     return next(iter([*known, *sized, *filter(None, names)]), "the model of another file")
 

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.exports.program_values import Known
-from meshwright.exports.python_syntax import parse_python
 from meshwright.imports.beside import beside
+from meshwright.imports.program_values import Known
+from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.words import unmarked
 from meshwright.specs.foreign import read_text
 

@@ -7,20 +7,20 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.exports.config_classes import family_of
-from meshwright.exports.python_syntax import parse_python
-from meshwright.exports.tuning_programs import (
+from meshwright.imports import hf
+from meshwright.imports.config_classes import family_of
+from meshwright.imports.made_models import made_model
+from meshwright.imports.names import PLANNED, model_named
+from meshwright.imports.options import Options
+from meshwright.imports.own_tables import inert
+from meshwright.imports.program_settings import (
     LENGTHS,
     UNSLOTH,
     UNSLOTH_LOSS,
     program_settings,
     unsloth_recomputes,
 )
-from meshwright.imports import hf
-from meshwright.imports.made_models import made_model
-from meshwright.imports.names import PLANNED, model_named
-from meshwright.imports.options import Options
-from meshwright.imports.own_tables import inert
+from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
@@ -100,7 +100,13 @@ def read(
         found = UNSLOTH | found
         _unsloth(found, reading)
     if found.pop("full_finetuning", False):
-        found = {key: value for key, value in found.items() if key not in ("r", "load_in_4bit")}
+        # Unsloth turns its own 4 bits off, and its `get_peft_model` gives the model back as it is.
+        adapters = ("r", "load_in_4bit", "use_peft", "target_modules")
+        found = {
+            key: value
+            for key, value in found.items()
+            if key not in adapters and not key.startswith("lora_")
+        }
     elif found.get("r"):
         found["use_peft"], found["lora_r"] = True, found.pop("r")
     for key in _INERT:

@@ -10,9 +10,9 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from meshwright.exports.python_syntax import parse_python
 from meshwright.imports.pyexpressions import evaluate
 from meshwright.imports.pyoperators import binary
+from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.pyvalues import MAX_DEPTH, Made, Module, Run, Unknown, is_open, run_of
 from meshwright.specs.errors import SpecError
 

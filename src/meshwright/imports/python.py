@@ -11,7 +11,6 @@ from pathlib import Path
 
 from meshwright.exports import fsdp
 from meshwright.exports import torchtitan_read as exported_titan
-from meshwright.exports.python_syntax import parse_python
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import (
     bridge,
@@ -23,6 +22,7 @@ from meshwright.imports import (
     torchtitan_registry,
 )
 from meshwright.imports.pyfile import parse_module
+from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text

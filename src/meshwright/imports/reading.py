@@ -62,7 +62,8 @@ class Reading:
     `layout` holds fields of Layout but dp, micro_batch and shard; `job` fields of Job but seq_len
     and global_batch. `likely` is the device that is offered where the file says none. `replicate` is the number of copies that a hybrid-sharded state is held in;
     `shard` the ranks of one shard group, where the format says that instead. `jax`: devices are counted as
-    JAX shows them, of which some chips have two.
+    JAX shows them, of which some chips have two. `task` is what it trains for beside the next token (`dpo`,
+    `grpo`…), `reference` whether the untrained model is held beside.
     """
 
     format: str
@@ -86,6 +87,8 @@ class Reading:
     seq_len: int = 0
     layout: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
+    task: str = ""
+    reference: bool = False
     offload: set[str] = field(default_factory=set)
     remarks: list[Remark] = field(default_factory=list)
     options: dict[str, str] = field(default_factory=dict)
@@ -118,6 +121,8 @@ class Imported:
     layout: Layout
     remarks: tuple[Remark, ...] = ()
     offload: frozenset[str] = frozenset()
+    task: str = ""
+    reference: bool = False
     options: dict[str, str] = field(default_factory=dict)
 
     @property

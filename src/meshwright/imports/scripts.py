@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from meshwright.exports.stamp import Stamp, read_stamp
-from meshwright.exports.tuning_programs import notebook_program
 from meshwright.imports import (
     bridge,
     bridge_perf,
@@ -32,6 +31,7 @@ from meshwright.imports.launch import Launch, find_launch
 from meshwright.imports.not_training import ASKS_FOR_PROGRAM, refuse_other_tasks, unknown_program
 from meshwright.imports.options import Missing, flags_of
 from meshwright.imports.own_arguments import typed
+from meshwright.imports.program_settings import notebook_program
 from meshwright.imports.pyfile import parse_module
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import device_named, device_of, name_slice, take_tpus

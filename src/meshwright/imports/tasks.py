@@ -29,16 +29,25 @@ _NAMED = re.compile(
 )
 
 
+PAIRED = frozenset({"dpo", "ipo", "orpo", "simpo", "cpo", "kto", "reward"})
+"""Tasks whose sample is two sequences (KTO's: an answer, and another question's as a mismatch)."""
+_REFERENCED = frozenset({"dpo", "ipo", "kto", "ppo"})
+
+
 def name_task(reading: Reading, said: str) -> None:
     """Say once what the task adds that a file's program, stage or method names; nothing for others.
+
+    DPO, IPO, KTO and PPO hold the untrained model beside; GRPO and RLOO where a weight of its divergence is set
+    (trl/trainer/grpo_config.py: `beta` is zero by default).
 
     Args:
         said: `dpo`, `run_dpo.py`, `grpo_trainer`…
     """
     found = _NAMED.search(said.lower())
-    if found is None or any(one.option == "task" for one in reading.remarks):
+    if found is None or reading.task:
         return
-    task = _SAME.get(found.group(1), found.group(1))
+    task = reading.task = _SAME.get(found.group(1), found.group(1))
+    reading.reference = task in _REFERENCED
     reading.unmodelled("task", f"{task}: {_TASKS[task]}")
 
 

@@ -11,12 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from meshwright.exports.program_values import Known
-from meshwright.exports.python_syntax import parse_python
 from meshwright.imports.beside import beside
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, flags_of
+from meshwright.imports.program_values import Known
 from meshwright.imports.pyfile import call_function, functions, parse_module
+from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.pyvalues import Made, Module, Unknown
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named

@@ -29,7 +29,7 @@ def adapters(
     """Set a reading's fine-tuning; targets that are not known are named and the usual ones taken.
 
     Args:
-        bits: 4 or 8 where the frozen weights are quantised; 0: 16-bit.
+        bits: 4 or 8 where the frozen weights are quantised; 0: 16-bit, or as the model's name says.
         twice: whether the scales of 4-bit weights are quantised too; None: as is usual.
         targets: module names, a list or text; None: all linear layers.
         whole: names of modules that train in full beside the adapters.
@@ -42,7 +42,8 @@ def adapters(
         fields["alpha"] = alpha
     if 0 < dropout < 1:
         fields["dropout"] = dropout
-    kept = storage or _STORAGE.get(bits, "")
+    named = stored_by_name(reading.model_name)
+    kept = named if named == "int4" else storage or _STORAGE.get(bits, "") or named
     if kept:
         fields["storage"] = kept
         fields["method"] = (
@@ -59,6 +60,13 @@ def adapters(
         fields["train"] = parts
     reading.job["finetune"] = finetune_recipe(fields)
     reading.job.pop("lora_rank", None)
+
+
+def stored_by_name(model: str) -> str:
+    """How a checkpoint whose name says so is stored, whatever the options say; empty for 16 bits."""
+    if re.search(r"(?i)gptq|awq|aqlm", model):
+        return "int4"
+    return "nf4" if re.search(r"(?i)bnb-4bit|-4bit", model) else ""
 
 
 def _targets(reading: Reading, targets: Any, option: str) -> tuple[str, ...]:

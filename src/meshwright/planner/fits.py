@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from meshwright.costs.parameters import count_parameters
 from meshwright.costs.step import estimate
@@ -14,22 +13,9 @@ from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
-from meshwright.specs.layout import OFFLOADS, Layout
+from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate
-
-
-class Described(Protocol):
-    """What a configuration file says of a run (see `exports.tuning`)."""
-
-    job: Job
-    micro_batch: int
-    accumulate: int
-    cp: int
-    zero: int
-    recompute: bool
-    offload: tuple[str, ...]
-    beside_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +39,41 @@ class Verdict:
     ways: tuple[Way, ...]
 
 
-def verdict(model: Model, cluster: Cluster, run: Described, wanted: float = 0.9) -> Verdict:
+def verdict(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    layout: Layout,
+    wanted: float = 0.9,
+    *,
+    paired: bool = False,
+    reference: bool = False,
+) -> Verdict:
     """Price a run as its file describes it; where it does not fit, price ways down.
 
     Args:
         model: the architecture.
-        cluster: the devices it is started on, one data-parallel rank each.
-        run: what the file says.
+        cluster: the devices it is started on.
+        job: what is trained.
+        layout: how.
         wanted: probability of fitting that counts as yes.
+        paired: a sample is two sequences: a chosen and a rejected answer.
+        reference: the untrained model is held beside, in 16 bits; under adapters it is their frozen weights.
 
     Raises:
         SpecError: a part of the run cannot be priced.
     """
-    layout = Layout(
-        dp=cluster.gpus // run.cp,
-        cp=run.cp,
-        cp_method="ring" if run.cp > 1 else "all-gather",
-        zero=run.zero if cluster.gpus > 1 else 0,
-        micro_batch=run.micro_batch,
-        recompute="full" if run.recompute else "none",
-        offload=tuple(what for what in OFFLOADS if what in run.offload),
-    )
-    if run.beside_bytes:
-        # A reference model is sharded as the weights are.
-        held = local_bytes(model, run.beside_bytes, cluster.gpus if run.zero == 3 else 1)
+    if paired:
+        layout = layout.but(micro_batch=2 * layout.micro_batch)
+        job = job.but(global_batch=2 * job.global_batch)
+    if reference and not job.frozen:
+        # It is sharded as the weights are.
+        split = layout.tp * layout.pp * (layout.dp * layout.cp if layout.zero == 3 else 1)
+        held = local_bytes(model, 2.0, split)
         cluster = cluster.model_copy(update={"reserve_bytes": cluster.reserve_bytes + held})
-    priced, odds = _price(model, cluster, run.job, layout)
+    priced, odds = _price(model, cluster, job, layout)
     fits = odds >= wanted
-    ways = [] if fits else list(_ways(model, cluster, run.job, layout, wanted))
+    ways = [] if fits else list(_ways(model, cluster, job, layout, wanted))
     return Verdict(layout, priced, odds, fits, tuple(ways))
 
 

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwright.exports.config_classes import family_of
-from meshwright.exports.program_values import Known, Larger
-from meshwright.exports.python_syntax import parse_python
+from meshwright.imports.config_classes import family_of
+from meshwright.imports.program_values import Known, Larger
+from meshwright.imports.python_syntax import parse_python
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
 

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from meshwright.exports.tuning import read_tuning
-from meshwright.exports.tuning_programs import program_settings
-from meshwright.imports.files import import_text
+from meshwright.imports.files import import_file, import_text
+from meshwright.imports.program_settings import program_settings
 from meshwright.imports.reading import Given
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
@@ -86,46 +85,47 @@ train(args.name, length=512, quantize=args.quantize)
 """
 
 
-def _file(folder, text):
-    (folder / "train.py").write_text(text)
-    return folder / "train.py"
+def read(text, cluster="h100:1x1"):
+    return import_text(text, "train.py", Given(cluster=load_cluster(cluster), guess=True))
 
 
-def test_unsloth_s_own_defaults_and_those_of_a_command_line(tmp_path):
-    found = read_tuning(_file(tmp_path, UNSLOTH))
+def test_unsloth_s_own_defaults_and_those_of_a_command_line():
+    found = read(UNSLOTH)
     tune = found.job.finetune
-    assert found.model == "unsloth/Qwen3-8B-unsloth-bnb-4bit"
-    assert (found.job.seq_len, found.micro_batch, found.accumulate) == (4096, 4, 8)
+    assert (found.model.name, found.job.seq_len) == ("qwen3-8b", 4096)
+    assert (found.layout.micro_batch, found.job.global_batch) == (4, 32)
     assert (tune.method, tune.rank, tune.alpha) == ("qlora", 32, 64)
-    assert found.recompute and found.offload == ("activations",) and found.job.loss == "liger"
+    assert (found.layout.recompute, found.layout.offload) == ("full", ("activations",))
+    assert found.job.loss == "liger"
     off = UNSLOTH.replace("lora_alpha=64", "use_gradient_checkpointing=False")
-    assert not read_tuning(_file(tmp_path, off)).recompute
+    assert read(off).layout.recompute == "none"
     whole = UNSLOTH.replace("load_in_4bit=not args.no_4bit", "full_finetuning=True")
-    assert read_tuning(_file(tmp_path, whole)).job.finetune.method == "full"
+    assert read(whole).job.finetune is None
 
 
-def test_a_trainer_s_settings_wherever_the_program_keeps_them(tmp_path):
-    found = read_tuning(_file(tmp_path, TRAINER))
-    assert found.model == "meta-llama/Meta-Llama-3-8B" and found.recompute
-    assert (found.micro_batch, found.accumulate, found.job.seq_len) == (2, 8, 2048)
-    assert any("max_length" in said and "larger" in said for said in found.assumed)
+def test_a_trainer_s_settings_wherever_the_program_keeps_them():
+    found = read(TRAINER)
+    assert (found.model.name, found.layout.recompute) == ("llama3-8b", "full")
+    assert (found.layout.micro_batch, found.job.global_batch, found.job.seq_len) == (2, 16, 2048)
+    assert any(one.option == "max_length" and "larger" in one.text for one in found.remarks)
 
 
-def test_a_loop_of_one_s_own_is_followed_into_its_functions(tmp_path):
-    found = read_tuning(_file(tmp_path, LOOP))
-    assert found.model == "meta-llama/Meta-Llama-3-8B" and found.job.frozen is False
-    assert (found.micro_batch, found.accumulate, found.job.seq_len) == (3, 4, 512)
-    assert not found.recompute
+def test_a_loop_of_one_s_own_is_followed_into_its_functions():
+    found = read(LOOP)
+    assert (found.model.name, found.job.finetune) == ("llama3-8b", None)
+    assert (found.layout.micro_batch, found.job.global_batch, found.job.seq_len) == (3, 12, 512)
+    assert found.layout.recompute == "none"
     asked = LOOP.replace('default="meta-llama/Meta-Llama-3-8B"', "required=True")
     asked = asked.replace("batch_size=rows", "rows").replace("rows: int = 3, ", "")
     with pytest.raises(SpecError, match="from its command line"):
-        read_tuning(_file(tmp_path, asked))
+        read(asked)
 
 
-@pytest.mark.parametrize("trainer", ["DPOTrainer", "ORPOTrainer", "GRPOTrainer"])
-def test_the_trainer_says_what_is_trained_on(tmp_path, trainer):
-    found = read_tuning(_file(tmp_path, UNSLOTH.replace("SFTTrainer", trainer)))
-    assert found.micro_batch == (4 if trainer == "GRPOTrainer" else 8)
+@pytest.mark.parametrize(
+    ("trainer", "task"), [("DPOTrainer", "dpo"), ("ORPOTrainer", "orpo"), ("GRPOTrainer", "grpo")]
+)
+def test_the_trainer_says_what_is_trained_on(trainer, task):
+    assert read(UNSLOTH.replace("SFTTrainer", trainer)).task == task
 
 
 def test_import_reads_the_same_programs():
@@ -161,10 +161,11 @@ def test_a_notebook_is_its_code_cells(tmp_path):
     ]
     path = tmp_path / "train.ipynb"
     path.write_text(json.dumps({"cells": cells, "nbformat": 4}))
-    assert read_tuning(path) == read_tuning(_file(tmp_path, UNSLOTH))
+    given = Given(cluster=load_cluster("h100:1x1"), guess=True)
+    assert import_file(path, given) == read(UNSLOTH)
     path.write_text("{}")
     with pytest.raises(SpecError, match="a list of cells"):
-        read_tuning(path)
+        import_file(path, given)
 
 
 def test_what_is_no_python_is_said():
