@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.exports.program_values import Known
-from meshwright.exports.python_syntax import parse_python
-from meshwright.exports.tuning_programs import program_settings
 from meshwright.imports import hf, usual
 from meshwright.imports.beside import beside
 from meshwright.imports.launch import Launch
 from meshwright.imports.own_arguments import own_adapters, own_defaults, typed
 from meshwright.imports.own_tables import inert
+from meshwright.imports.program_settings import program_settings
+from meshwright.imports.program_values import Known
+from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
