@@ -327,11 +327,24 @@ def test_a_list_of_kinds_that_is_too_short_is_refused():
         model_from_config({**BASE, "model_type": "minimax", "attn_type_list": [1]})
 
 
-def test_experts_that_compute_nothing_take_tokens_and_no_width():
-    """LongCat-Flash: a router's choices fall on its experts and on half as many that pass tokens through."""
-    shape = {"num_layers": 1, "hidden_size": 256, "ffn_hidden_size": 512, "vocab_size": 512}
+def test_longcat_s_layer_is_two_of_which_one_has_experts():
+    """Two attentions and FFNs a layer; a router's choices fall on half as many experts more, which pass tokens on."""
+    shape = {
+        "num_layers": 3,
+        "hidden_size": 256,
+        "ffn_hidden_size": 512,
+        "vocab_size": 512,
+        "num_attention_heads": 4,
+    }
     experts = {"n_routed_experts": 16, "zero_expert_num": 8, "expert_ffn_hidden_size": 64}
-    config = transformers.LongcatFlashConfig(**shape, **experts, moe_topk=12).to_dict()
-    model = model_from_config(config | {"architectures": ["LongcatFlashForCausalLM"]})
+    latent = {"q_lora_rank": 32, "kv_lora_rank": 16}
+    config = transformers.LongcatFlashConfig(**shape, **experts, **latent, moe_topk=12)
+    model = model_from_config(config.to_dict())
     assert model.experts is not None
-    assert (model.experts.experts, model.experts.ffn, model.experts.top_k) == (16, 64, 8)
+    assert (model.layers, model.experts.experts, model.experts.top_k) == (6, 16, 8)
+    assert [model.is_moe_layer(layer) for layer in range(6)] == [True, False] * 3
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(config)
+    total = sum(one.numel() for one in theirs.parameters())
+    # transformers holds matrices for the experts that compute nothing; published checkpoints do not.
+    assert count_parameters(model).total == total - 3 * 8 * 2 * 64 * 256

@@ -226,10 +226,39 @@ def _minimax_m2(config: Config) -> Fields:
     return {**fields, "ffn_bias": False, "qk_norm": "full", "experts": experts}
 
 
+def _longcat(config: Config) -> Fields:
+    """Two attentions and two FFNs a layer, and experts beside the first (transformers' LongcatFlashDecoderLayer).
+
+    Each half counts as a layer here: the experts stand in the first with its FFN as what is always on. Tokens go
+    evenly to all experts, so that so many of a token's choices compute as there are experts that do.
+    """
+    halves = 2 * config.whole("num_layers", "num_hidden_layers")
+    width = config.whole("ffn_hidden_size", "intermediate_size")
+    fields = llama(Config({**config.data, "num_hidden_layers": halves, "intermediate_size": width}))
+    config.read |= {"num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "vocab_size",
+                    "attention_bias", "tie_word_embeddings"}  # fmt: skip
+    fields.update(latent_of(config, fields["heads"]))
+    count, idle = (
+        config.whole("n_routed_experts"),
+        config.whole("zero_expert_num", default=0, least=0),
+    )
+    chosen = config.whole("moe_topk", "num_experts_per_tok")
+    experts = experts_of(
+        experts=count,
+        top_k=max(round(chosen * count / (count + idle)), 1),
+        ffn=config.whole("expert_ffn_hidden_size", "moe_intermediate_size"),
+        shared_ffn=width,
+        period=2,
+    )
+    routed = idle * fields["hidden"] * halves // 2
+    extra = {"extra_parameters": {"routers' outputs of idle experts": routed}} if idle else {}
+    return {**fields, **extra, "experts": experts}
+
+
 SPARSE: dict[str, Callable[[Config], Fields]] = {
     "mixtral": _mixtral, "phimoe": _phimoe, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe,
     "deepseek_v2": deepseek, "deepseek_v3": deepseek, "glm4_moe": _glm4_moe, "dots1": _dots1,
     "gpt_oss": _gpt_oss, "llama4_text": _llama4, "olmoe": _olmoe, "granitemoe": _granitemoe,
-    "minimax_m2": _minimax_m2,
+    "minimax_m2": _minimax_m2, "longcat_flash": _longcat,
 }  # fmt: skip
 """Reader of each mixture-of-experts `model_type`."""

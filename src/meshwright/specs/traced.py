@@ -26,8 +26,6 @@ _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_exp
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k")
 _WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size",
           "expert_ffn_hidden_size", "intermediate_size")  # fmt: skip
-_IDLE = "zero_expert_num"
-"""Experts that pass tokens through: routers choose them, and they compute nothing (LongCat-Flash)."""
 
 
 def trace(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,13 +134,8 @@ def _experts(config: Mapping[str, Any], layers: list[dict[str, int]]) -> Any:
     count, top_k, width = found
     hidden = int(config["hidden_size"])
     held = max(layer.get("experts", 0) for layer in layers)
-    idle = config.get(_IDLE)
-    idle = idle if isinstance(idle, int) and idle > 0 else 0
-    if idle:  # tokens go evenly to all, so that so many of a token's choices compute
-        top_k = max(round(top_k * count / (count + idle)), 1)
     each = held // max(count, 1)
-    # transformers holds matrices for idle experts, too, some of them: their width is the config's.
-    if each and not idle and abs(each / (3 * hidden * width) - 1) > 0.05:
+    if each and abs(each / (3 * hidden * width) - 1) > 0.05:
         width = max(each // (3 * hidden), 1)
     shared = max((layer.get("ffn", 0) for layer in layers if layer.get("experts")), default=0)
     return experts_of(
