@@ -340,7 +340,10 @@ def _hub(model: Any) -> str:
         if current.name.endswith("ModelProvider") or re.search(r"Provider\w{0,80}$", current.name):
             size = re.search(r"Provider(\w{1,80})$", current.name)
             family = current.name.rsplit(".", 1)[-1].split("ModelProvider")[0]
-            return f"{family}-{size.group(1)}" if size else family
+            # `Qwen3ModelProvider1P7B`: a P is the point of 1.7.
+            return (
+                f"{family}-{re.sub('(?<=[0-9])P(?=[0-9])', '.', size.group(1))}" if size else family
+            )
         current = current.parent
     return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from meshwright.imports import accelerate, deepspeed
 from meshwright.imports.beside import beside
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tasks import name_task
 from meshwright.specs.foreign import read_text
 
 if TYPE_CHECKING:
@@ -89,6 +91,17 @@ _SEQUENCE = (
 )  # fmt: skip
 
 
+def _rollouts(options: Options, reading: Reading) -> None:
+    """The answers that a step of open-instruct's GRPO trains on (open_instruct/grpo_utils.py)."""
+    names = ("num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
+    if not all(name in options for name in names):
+        return
+    answers = math.prod(options.whole(name, least=1) for name in names)
+    reading.global_batch = max(1, answers // (options.whole("num_mini_batches", default=1) or 1))
+    reading.guess("--global-batch", f"{answers} answers are packed; each is taken to fill a row")
+    name_task(reading, "grpo")
+
+
 def _degrees(options: Options, reading: Reading) -> None:
     tp = options.whole("tensor_parallel_size", "tp_size", default=1)
     sp = options.whole(*_SEQUENCE, default=1)
@@ -97,6 +110,7 @@ def _degrees(options: Options, reading: Reading) -> None:
         reading.devices = sum(counts)
         options.raw("vllm_tensor_parallel_size")
         reading.note("only the learners are priced, not the rollouts", "--num_learners_per_node")
+        _rollouts(options, reading)
     if sp > 1:
         reading.layout["cp"] = sp
         ring = options.has("context_parallel_size") or reading.layout.get("cp_method") == "ring"

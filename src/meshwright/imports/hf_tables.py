@@ -115,7 +115,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
     if len(_OPEN_INSTRUCT & set(data)) > 1 and not {"bf16", "fp16", "mixed_precision"} & set(data):
         reading.format = "open-instruct YAML"
         data = {**data, "bf16": True}
-        reading.guess("--mixed_precision", "is the launcher's: bf16, as open-instruct's scripts have it, without sharding, is taken")  # fmt: skip
+        alone = "" if "deepspeed_stage" in data else ", without sharding,"
+        reading.guess("--mixed_precision", f"is the launcher's: bf16, as open-instruct's scripts have it{alone} is taken")  # fmt: skip
     place, inner = nested(data)
     if inner:
         data = _with_model(_wrapped(data, reading, given))

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from meshwright.imports import verl_engines as engines
 from meshwright.imports.hydra_defaults import own_configuration, with_defaults
 from meshwright.imports.interpolate import merged, resolved, words_to_table
+from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import weights_alone
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
+from meshwright.specs.model import Model
 
 
 def read_verl(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:
@@ -29,7 +32,8 @@ def read_verl(program: str, words: list[str], given: Given, folder: Path | None)
     named = str(flags.get("config-name", ""))
     path = own_configuration(program, flags, named, folder)
     if path is not None:
-        data = merged(with_defaults(path), data)
+        groups = {name: value for name, value in data.items() if isinstance(value, str)}
+        data = merged(with_defaults(path, chosen=groups), data)
     elif "megatron" in named:
         data = merged({"actor_rollout_ref": {"actor": {"strategy": "megatron"}}}, data)
     reading = read_verl_data(data, given, program, said=said if path is not None else None)
@@ -111,7 +115,7 @@ def _verl_sft(options: Options, reading: Reading) -> None:
     again = options.flag("model.enable_gradient_checkpointing", default=True)
     sp = 1
     if _is_megatron_engine(options):
-        _megatron_layout(options, reading, "engine.", "optim.", again)
+        engines.megatron_layout(options, reading, "engine.", "optim.", _model(reading))
     else:
         sp = _sft_sharding(options, reading, again)
     rank = options.whole("model.lora_rank")
@@ -162,24 +166,35 @@ def _sft_sharding(options: Options, reading: Reading, again: bool) -> int:
 _ACTOR = "actor_rollout_ref.actor."
 
 
+_SHARED = {
+    "megatron": ("megatron.context_parallel_size",),
+    "torchtitan": ("torchtitan.context_parallel_size",),
+    "veomni": ("veomni.ulysses_parallel_size",),
+    "fsdp": ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"),
+}
+"""Where each engine says how many ranks share a sequence."""
+
+
+def _model(reading: Reading) -> Model | None:
+    return reading.model or model_named(reading.model_name)
+
+
 def _verl_actor(options: Options, reading: Reading) -> None:
-    strategy = options.word(f"{_ACTOR}strategy", default="")
-    mega = strategy == "megatron" or any(
-        name.startswith(f"{_ACTOR}megatron.") for name in options.values
-    )
-    _verl_batch(options, reading, mega=mega)
-    checkpoints = "actor_rollout_ref.model.enable_gradient_checkpointing"
-    again = options.flag(checkpoints, default=True)
-    if not options.has(checkpoints):
-        reading.guess(
-            checkpoints, "is not set: on in verl (off in its first releases); on is taken"
+    engine = engines.engine_of(options, _ACTOR)
+    _verl_batch(options, reading, engine)
+    if engine == "megatron":
+        engines.megatron_layout(
+            options, reading, f"{_ACTOR}megatron.", f"{_ACTOR}optim.", _model(reading)
         )
-    (_verl_megatron if mega else _verl_fsdp)(options, reading, again)
-    rank = options.whole("actor_rollout_ref.model.lora_rank")
-    if rank:
-        alpha = options.number("actor_rollout_ref.model.lora_alpha", default=16.0)
-        adapters(reading, rank=rank, alpha=alpha, targets=options.raw("actor_rollout_ref.model.target_modules"),
-                 option="actor_rollout_ref.model.target_modules")  # fmt: skip
+    else:
+        lays_out = {"veomni": engines.veomni_layout, "torchtitan": engines.torchtitan_layout}
+        lays_out.get(engine, engines.fsdp_layout)(options, reading, _ACTOR)
+        engines.optimizer(options, reading, f"{_ACTOR}optim.")
+    table = "fsdp_config" if engine == "fsdp" else engine
+    _between_phases(options, reading, f"{_ACTOR}{table}.")
+    engines.model_switches(options, reading)
+    _verl_adapters(options, reading)
+    engines.beside_training(options, reading)
     apart = options.flag(f"{_ACTOR}use_kl_loss") or options.flag("algorithm.use_kl_in_reward")
     moved = options.flag("actor_rollout_ref.ref.fsdp_config.param_offload")
     reading.reference = apart and not moved
@@ -187,7 +202,20 @@ def _verl_actor(options: Options, reading: Reading) -> None:
         reading.job["document_masking"] = True
 
 
-def _verl_batch(options: Options, reading: Reading, *, mega: bool) -> None:
+def _verl_adapters(options: Options, reading: Reading) -> None:
+    where = "actor_rollout_ref.model."
+    rank = options.whole(f"{where}lora_rank") or options.whole(f"{where}lora.rank")
+    if not rank:
+        return
+    adapters(
+        reading, method="dora" if options.word(f"{where}lora.type") == "dora" else "lora", rank=rank,
+        alpha=options.number(f"{where}lora_alpha", f"{where}lora.alpha", default=16.0),
+        targets=options.raw(f"{where}target_modules", f"{where}lora.target_modules"),
+        dropout=options.number(f"{where}lora.dropout"), option=f"{where}target_modules",
+    )  # fmt: skip
+
+
+def _verl_batch(options: Options, reading: Reading, engine: str) -> None:
     samples = options.whole("actor_rollout_ref.rollout.n", default=1) or 1
     mini = options.whole(f"{_ACTOR}ppo_mini_batch_size", default=256)
     reading.global_batch = mini * samples
@@ -208,66 +236,17 @@ def _verl_batch(options: Options, reading: Reading, *, mega: bool) -> None:
     elif dynamic or not micro:
         # The bound holds per device; the ranks that share a sequence hold its tokens together.
         shared = options.whole(
-            f"{_ACTOR}megatron.context_parallel_size" if mega else f"{_ACTOR}ulysses_sequence_parallel_size",
-            default=1,
+            *(f"{_ACTOR}{name}" for name in _SHARED[engine]), default=1
         )  # fmt: skip
         micro = max(1, tokens * max(1, shared) // reading.seq_len)
         replicas = reading.hosts * reading.per_host // max(1, shared)
-        if replicas and not mega and reading.global_batch >= replicas:
+        if replicas and engine in ("fsdp", "veomni") and reading.global_batch >= replicas:
             micro = min(micro, reading.global_batch // replicas)  # no more than a replica's share
         reading.guess(
             "--micro-batch",
             f"micro-batches are filled to {tokens} tokens; {micro} sequences are taken",
         )
     reading.micro_batch = micro
-
-
-def _verl_megatron(options: Options, reading: Reading, again: bool) -> None:
-    _megatron_layout(options, reading, f"{_ACTOR}megatron.", f"{_ACTOR}optim.", again)
-    _between_phases(options, reading, f"{_ACTOR}megatron.")
-
-
-def _megatron_layout(
-    options: Options, reading: Reading, where: str, optim: str, again: bool
-) -> None:
-    """Degrees, recomputation and offload of verl's Megatron engine, whose fields lie under `where`."""
-    tp = options.whole(f"{where}tensor_model_parallel_size", default=1) or 1
-    if not options.has(f"{where}tensor_model_parallel_size"):
-        reading.guess(
-            f"{where}tensor_model_parallel_size",
-            "it is in verl's own configuration; 1, today's, is taken",
-        )
-    pp = options.whole(f"{where}pipeline_model_parallel_size", default=1) or 1
-    virtual = options.whole(f"{where}virtual_pipeline_model_parallel_size", default=1) or 1
-    reading.layout = {
-        "tp": tp, "pp": pp, "cp": options.whole(f"{where}context_parallel_size", default=1) or 1,
-        "ep": options.whole(f"{where}expert_model_parallel_size", default=1) or 1,
-        "etp": options.whole(f"{where}expert_tensor_parallel_size", default=tp) or tp,
-        "virtual_stages": virtual if pp > 1 else 1, "schedule": "interleaved" if virtual > 1 and pp > 1 else "1f1b",
-        "sequence_parallel": tp > 1, "zero": 1,
-    }  # fmt: skip
-    kind = options.word(f"{where}override_transformer_config.recompute_granularity")
-    reading.layout["recompute"] = (
-        kind if kind in ("full", "selective") else "full" if again else "none"
-    )
-    reading.job["framework"] = "megatron"
-    if options.flag(f"{optim}override_optimizer_config.optimizer_cpu_offload"):
-        reading.offload.add("optimizer")
-    cp = reading.layout["cp"]
-    if cp > 1:
-        reading.layout["cp_method"] = "ring"
-
-
-def _verl_fsdp(options: Options, reading: Reading, again: bool) -> None:
-    sp = options.whole(f"{_ACTOR}ulysses_sequence_parallel_size", default=1) or 1
-    size = int(options.number(f"{_ACTOR}fsdp_config.fsdp_size", default=-1))
-    reading.layout = {"zero": 3, "cp": sp, "recompute": "full" if again else "none"}
-    reading.shard = max(size, 0)
-    if sp > 1:
-        reading.layout["cp_method"] = "ulysses"
-    _between_phases(options, reading, f"{_ACTOR}fsdp_config.")
-    if options.flag(f"{_ACTOR}fsdp_config.offload_policy"):
-        reading.offload |= {"optimizer", "parameters"}
 
 
 def _between_phases(options: Options, reading: Reading, where: str) -> None:

@@ -11,13 +11,12 @@ from meshwright.imports.megatron_job import (
     add_budget,
     attention_kernel,
     deduplicates,
+    optimizer_of,
     precision_recipe,
-    width_bytes,
 )
 from meshwright.imports.megatron_shape import read_shape, skip_shape
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
 from meshwright.planner.dispatchers import DEDUPLICATED, OPTION
 from meshwright.planner.graphs import OPTION as GRAPHS
 from meshwright.specs.errors import SpecError
@@ -63,7 +62,7 @@ def read(
     fields |= _degrees(options, reading, reading.model)
     fields |= _stages(options, reading.model, fields["pp"])
     fields |= _sharding(options, reading, dialect, config)
-    fields |= _recompute(options, reading, fields["virtual_stages"])
+    fields |= recomputation(options, reading, fields["virtual_stages"])
     fields["offload"] = ["activations"] * options.flag("fine-grained-activation-offloading")
     whole = options.number("optimizer-offload-fraction", default=1.0) == 1.0
     if options.flag("optimizer-cpu-offload") and whole:
@@ -122,7 +121,7 @@ def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]
 
 
 def _stages(options: Options, model: Model, pp: int) -> dict[str, Any]:
-    virtual, split = _split(options, model, pp)
+    virtual, split = split_stages(options, model, pp)
     return {
         "virtual_stages": virtual if pp > 1 else 1,
         "stage_layers": split if pp > 1 else None,
@@ -130,7 +129,12 @@ def _stages(options: Options, model: Model, pp: int) -> dict[str, Any]:
     }
 
 
-def _split(options: Options, model: Model, pp: int) -> tuple[int, tuple[int, ...] | None]:
+def split_stages(options: Options, model: Model, pp: int) -> tuple[int, tuple[int, ...] | None]:
+    """Stages a rank holds, and the layers of each stage where they are not alike, by Megatron-LM's options.
+
+    Raises:
+        SpecError: layers that do not divide so.
+    """
     text = options.text("pipeline-model-parallel-layout")
     per_stage = options.whole("num-layers-per-virtual-pipeline-stage")
     stages = options.whole(
@@ -231,7 +235,12 @@ def _offloads(table: dict[str, Any], reading: Reading) -> None:
         reading.offload.add("optimizer")
 
 
-def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, Any]:
+def recomputation(options: Options, reading: Reading, virtual: int) -> dict[str, Any]:
+    """Fields of a layout for what Megatron-LM's options recompute.
+
+    Raises:
+        SpecError: a granularity that Megatron-LM does not have.
+    """
     granularity = options.word("recompute-granularity", "activations-checkpoint-granularity")
     method = options.word("recompute-method", "activations-checkpoint-method", "checkpoint-method")
     layers = options.whole(
@@ -292,27 +301,7 @@ def _recompute(options: Options, reading: Reading, virtual: int) -> dict[str, An
 
 def _job(options: Options, reading: Reading, dialect: str, zero: int) -> dict[str, Any]:
     precision = precision_recipe(options, reading, dialect, zero)
-    name = options.word("optimizer", default="adam")
-    optimizer = optimizer_named(
-        name, "--optimizer", momentum=options.number("sgd-momentum", default=0.9)
-    )
-    aware = options.flag("use-precision-aware-optimizer")
-    if aware or options.has("exp-avg-dtype", "exp-avg-sq-dtype"):
-        moments = sum(
-            width_bytes(options, field) for field in ("exp-avg-dtype", "exp-avg-sq-dtype")
-        )
-        optimizer = optimizer.but(state_bytes=float(moments))
-    if options.flag("optimizer-cpu-offload"):
-        fraction = options.number("optimizer-offload-fraction", default=1.0)
-        reading.offload.add("optimizer")
-        if fraction < 1:
-            reading.unmodelled(
-                "--optimizer-offload-fraction", f"only {fraction:g} of the optimizer is offloaded"
-            )
-    if options.flag("cpu-offloading", "fine-grained-activation-offloading") or options.whole(
-        "cpu-offloading-num-layers"
-    ):
-        reading.offload.add("activations")
+    optimizer = optimizer_of(options, reading)
     attention = options.number("attention-dropout", default=0.1)
     hidden = options.number("hidden-dropout", default=0.1)
     for field in ("attention-dropout", "hidden-dropout"):

@@ -6,8 +6,9 @@ from typing import Any
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
+from meshwright.imports.recipes import optimizer_named
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import RECIPES, PrecisionRecipe
+from meshwright.specs.job import RECIPES, OptimizerRecipe, PrecisionRecipe
 
 _BYTES = {
     "fp32": 4,
@@ -113,3 +114,33 @@ def deduplicates(options: Options) -> bool:
     backend = options.word("moe-flex-dispatcher-backend", default="deepep")
     older = options.flag("moe-enable-deepep")
     return kind == "flex" and (older or backend in ("deepep", "hybridep"))
+
+
+def optimizer_of(options: Options, reading: Reading) -> OptimizerRecipe:
+    """The optimizer that Megatron-LM's options name, with its moments' width, and what of a step leaves the device.
+
+    Raises:
+        SpecError: an optimizer whose state is not known.
+    """
+    name = options.word("optimizer", default="adam")
+    optimizer = optimizer_named(
+        name, "--optimizer", momentum=options.number("sgd-momentum", default=0.9)
+    )
+    aware = options.flag("use-precision-aware-optimizer")
+    if aware or options.has("exp-avg-dtype", "exp-avg-sq-dtype"):
+        moments = sum(
+            width_bytes(options, field) for field in ("exp-avg-dtype", "exp-avg-sq-dtype")
+        )
+        optimizer = optimizer.but(state_bytes=float(moments))
+    if options.flag("optimizer-cpu-offload"):
+        fraction = options.number("optimizer-offload-fraction", default=1.0)
+        reading.offload.add("optimizer")
+        if fraction < 1:
+            reading.unmodelled(
+                "--optimizer-offload-fraction", f"only {fraction:g} of the optimizer is offloaded"
+            )
+    if options.flag("cpu-offloading", "fine-grained-activation-offloading") or options.whole(
+        "cpu-offloading-num-layers"
+    ):
+        reading.offload.add("activations")
+    return optimizer

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from meshwright.imports.beside import beside
+from meshwright.imports.interpolate import read_table
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
@@ -33,6 +36,28 @@ def is_config(data: dict[str, Any]) -> bool:
         bool(keys & {"num_layers", "pipe_parallel_size", "model_parallel_size"})
         and not {"model", "modules"} & keys
     )
+
+
+def read_words(words: list[str], given: Given, folder: Path | None) -> Reading | None:
+    """What `deepy.py [train.py] [-d FOLDER] FILE…` runs; None where its files are not here.
+
+    Raises:
+        SpecError: as `read`.
+    """
+    where = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in ("-d", "--conf_dir", "--conf-dir")), "")  # fmt: skip
+    data: dict[str, Any] = {}
+    for word in words:
+        if word.startswith("-") or word == where or word.endswith(".py"):
+            continue
+        name = word if word.endswith((".yml", ".yaml", ".json")) else f"{word}.yml"
+        path = beside(folder, f"{where}/{name}" if where else name)
+        if path is None:
+            return None
+        data |= {str(key).replace("-", "_"): one for key, one in read_table(path).items()}
+    reading = read(data, given) if data else None
+    if reading is not None:
+        reading.format = "GPT-NeoX command"
+    return reading
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:

@@ -97,23 +97,34 @@ def _one_training(data: dict[str, Any], given: Given) -> tuple[dict[str, Any], s
     Raises:
         SpecError: there are several, and none was chosen.
     """
-    stages = [
-        str(name) for name, table in data.items()
-        if isinstance(table, dict) and not _of_another(f"{name}.") and set(table) & set(_BATCHES) and set(table) & {*_RATES, "num_train_epochs", "max_steps", "epochs"}
-    ]  # fmt: skip
-    if len(stages) < 2:
-        return data, ""
-    if given.config not in stages:
-        raise SpecError(
-            "--config",
-            given.config or None,
-            f"the file configures several trainings: one of {', '.join(stages)} is expected",
-        )
-    others = set(stages) - {given.config}
-    # What the training says counts over what stands beside it.
-    return {given.config: data[given.config]} | {
-        name: table for name, table in data.items() if name not in others
-    }, given.config
+    places = [
+        ((), data),
+        *(((str(name),), one) for name, one in data.items() if isinstance(one, dict)),
+    ]
+    for place, tables in places:
+        stages = [str(name) for name, table in tables.items() if _is_training(str(name), table)]
+        if len(stages) < 2:
+            continue
+        if given.config not in stages:
+            raise SpecError(
+                "--config",
+                given.config or None,
+                f"the file configures several trainings: one of {', '.join(stages)} is expected",
+            )
+        # What the training says counts over what stands beside it.
+        chosen = {given.config: tables[given.config]}
+        beside = {name: one for name, one in tables.items() if name not in stages}
+        rest = {name: one for name, one in data.items() if name not in place} if place else {}
+        return {**chosen, **beside, **rest}, given.config
+    return data, ""
+
+
+def _is_training(name: str, table: Any) -> bool:
+    """Whether a table says a batch and for how long, or at which rate, it trains."""
+    if not isinstance(table, dict) or _of_another(f"{name}."):
+        return False
+    long = {*_RATES, "num_train_epochs", "max_steps", "epochs"}
+    return bool(set(table) & set(_BATCHES)) and bool(set(table) & long)
 
 
 _TOKENS = 65_536

@@ -31,7 +31,7 @@ def device_of(script: Script) -> str:
     """The device that a batch script asks for (`--constraint=a100`, `--gres=gpu:h100:8`)."""
     for name in ("constraint", "C", "gres", "gpus", "gpus-per-node", "G"):
         for word in re.split(r"[:&|,_\[\]()\"'-]+", script.sbatch.get(name, "").lower()):
-            if re.fullmatch(r"[a-z]{1,3}\d{2,4}[a-z]?", word):
+            if re.fullmatch(r"[a-z]{1,4}\d{2,4}[a-z]?", word):
                 with contextlib.suppress(SpecError):
                     load_cluster(f"{word}:1x8")
                     return word
@@ -39,7 +39,7 @@ def device_of(script: Script) -> str:
 
 
 _NAMES = re.compile(
-    r"(?i)(?<![a-z])(?:nvidia|amd|tesla|geforce|rtx|gpu|instinct|dgx|\dx)?[ _-]*(gh200|gb200|gb300|h100|h200|h800|h20|b200|b300|a100|a800|v100|l40s|l40|a10g|a40|l4|t4|mi250x|mi300x|mi300a|mi325x|mi355x|4090|3090|5090)(?![0-9a-wyz])(?!x(?!\d))"
+    r"(?i)(?<![a-z])(?:nvidia|amd|tesla|geforce|rtx|gpu|instinct|dgx|\dx)?[ _-]*(gh200|gb200|gb300|h100|h200|h800|h20|b200|b300|a100|a800|v100|l40s|l40|a10g|a40|l4|t4|mi250x|mi300x|mi300a|mi325x|mi355x|a6000|a5000|4090|3090|5090)(?![0-9a-wyz])(?!x(?!\d))"
 )
 
 
@@ -57,6 +57,13 @@ def device_named(text: str) -> str:
                 load_cluster(f"{one}:1x8")
                 return one
     return ""
+
+
+def one_task(script: Script) -> bool:
+    """Whether a batch script asks for devices and says neither hosts nor more than one task."""
+    batch = script.sbatch
+    asks = any(name in batch for name in ("gres", "gpus-per-node", "gpus", "G"))
+    return asks and batch.get("ntasks", batch.get("n", "1")) == "1"
 
 
 def name_slice(script: Script, reading: Reading) -> None:

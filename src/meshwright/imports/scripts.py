@@ -15,6 +15,7 @@ from meshwright.imports import (
     hydra,
     maxtext,
     nanogpt,
+    neox,
     olmo,
     olmo_overrides,
     openrlhf,
@@ -34,7 +35,13 @@ from meshwright.imports.own_arguments import typed
 from meshwright.imports.program_settings import notebook_program
 from meshwright.imports.pyfile import parse_module
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.script_devices import device_named, device_of, name_slice, take_tpus
+from meshwright.imports.script_devices import (
+    device_named,
+    device_of,
+    name_slice,
+    one_task,
+    take_tpus,
+)
 from meshwright.imports.script_files import configuration
 from meshwright.imports.script_megatron import read_megatron
 from meshwright.imports.shell import Script
@@ -50,6 +57,10 @@ _NOTEBOOK_BYTES = 4_000_000
 _WIDTH = re.compile(
     r"--(?:hidden[-_]size|tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|micro[-_]batch[-_]size)\b"
 )
+_NPUS = re.compile(
+    r"(?m)^(?![^\S\n]*#).*(?:ASCEND_\w*VISIBLE|HCCL_\w+=|ASCEND_TOOLKIT|/Ascend/|\btorch_npu\b|NPUS_PER_NODE)"
+)
+"""What only a script for Huawei's devices says."""
 _PRETRAIN = re.compile(r"(?:^|/)pretrain_(?:gpt|llama|mixtral|deepseek|qwen|megatron)\w*\.py$")
 
 
@@ -86,8 +97,16 @@ def read(
     queue = " ".join(script.sbatch.get(one, "") for one in ("partition", "p", "constraint", "C"))
     reading.likely = device_named(queue) or reading.likely
     name_slice(script, reading)
+    if (
+        _NPUS.search(text)
+        and not reading.device
+        and "trainer.device" not in {one.option for one in reading.remarks}
+    ):
+        reading.unmodelled("device", "the script is for Ascend NPUs, of which none is a preset; --cluster gives another device")  # fmt: skip
     if reading.format.startswith("MaxText") and not reading.device:
         take_tpus(text, reading)
+    if not reading.world() and launch.per_host and not launch.hosts and one_task(script):
+        launch.hosts = 1  # what SLURM gives to one task
     if not reading.world() or (launch.hosts and launch.per_host):
         reading.hosts, reading.per_host = (
             launch.hosts or reading.hosts,
@@ -211,6 +230,10 @@ def _dispatch(
         return reading, stamp
     if program.lower().startswith("maxtext") or "maxtext" in program.lower():
         return maxtext.read_words(words, given, folder), stamp
+    if posixpath.basename(program) == "deepy.py":
+        named_ones = neox.read_words(words, given, folder)
+        if named_ones is not None:
+            return named_ones, stamp
     beside_it = _exported(program, words, folder)
     if beside_it is not None:
         return _follow(beside_it, given, folder)

@@ -331,6 +331,8 @@ def _adapters(options: Options, reading: Reading) -> None:
     }
     storage = options.word("bnb_4bit_quant_type", default="" if "hqq" in kind else "nf4")
     method["storage"] = storage if four and storage in ("nf4", "fp4") else ""
+    if options.has("bnb_4bit_use_double_quant", "use_double_quant"):
+        method["twice"] = options.flag("bnb_4bit_use_double_quant", "use_double_quant")
     adapters(
         reading, rank=options.whole(*ranks, "lora_dim", default=8) or 8,
         alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "target_modules"), **method,
