@@ -99,7 +99,7 @@ def test_a_split_goes_through_accelerate_for_trl_and_is_read_back(tmp_path):
 def test_axolotl_splits_by_its_own_words():
     plan = planned("lora", "sharded", "axolotl")
     for axis, word in (("cp", "context_parallel_size"), ("tp", "tensor_parallel_size")):
-        layout = plan.layout.but(dp=2, cp_method="ring", **{axis: 2})
+        layout = plan.layout.but(dp=2, cp_method="ulysses", **{axis: 2})
         text = export(plan.but(layout=layout), "axolotl").files["axolotl.yaml"]
         assert yaml.safe_load(text)[word] == 2
 

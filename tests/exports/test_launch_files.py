@@ -9,6 +9,7 @@ from plans import make_plan
 
 from meshwright.exports.targets import export
 from meshwright.specs import Job, load_cluster
+from meshwright.specs.job import RECIPES
 
 TWO = make_plan("llama3-8b", tp=8, dp=2, cluster="h100:2x8")
 
@@ -80,7 +81,9 @@ def test_an_image_that_has_the_framework_on_the_vendor_s_devices():
 )  # fmt: skip
 def test_skypilot_knows_the_devices_and_sets_the_framework_up(device, named):
     cluster = load_cluster(device)
-    plan = make_plan("llama3-8b", dp=cluster.gpus, zero=3, cluster=device)
+    half = RECIPES["bf16" if "bf16" in cluster.device.peak_flops else "fp16"]
+    job = Job(global_batch=cluster.gpus * 8, precision=half)
+    plan = make_plan("llama3-8b", job=job, dp=cluster.gpus, zero=3, cluster=device)
     task = yaml.safe_load(export(plan, "skypilot", launches="deepspeed").files["sky.yaml"])
     assert task["resources"]["accelerators"] == named
     assert "deepspeed==" in task["setup"]

@@ -44,7 +44,8 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
         resources["network_tier"] = "best"
     shell = host_command(plan, command, '"$SKYPILOT_NODE_RANK"', '"$MASTER_ADDR"', "29500")
     # `setup` runs in a shell of its own: what it exported is said again.
-    found = [line for line in setup(plan, command.framework) if line.startswith("export ")]
+    brought = setup(plan, command.framework, container=container is not None)
+    found = [line for line in brought if line.startswith("export ")]
     head = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)\n'
     data = {
         "name": job_name(plan),
@@ -52,7 +53,7 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
         "resources": resources,
         "envs": variables(plan, command),
         "workdir": ".",
-        "setup": "\n".join(["set -e", *setup(plan, command.framework)]) + "\n",
+        "setup": "\n".join(["set -e", *brought]) + "\n",
         "run": "".join(f"{line}\n" for line in found) + head + shell,
     }
     return stamp + yaml_text([data])

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports import accelerate
+from meshwright.exports import accelerate, torchtune
 from meshwright.exports.bundle import comment
 from meshwright.exports.model_names import repository
 from meshwright.specs.errors import SpecError
@@ -200,6 +200,11 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
 def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     """What whoever starts a tool should know: what it keeps, and what its rows are."""
     told = (*NOTES, *_weights(plan), *_masters(plan, tool))
+    if tool == "torchtune":
+        where = "; ".join(torchtune.downloads(plan.model))
+        told += (
+            (f"run.sh and SLURM bring no weights; once on every host: {where}",) if where else ()
+        )
     if tool == "trl" and plan.layout.cp > 1:
         return (*told, "TRL packs nothing beside context parallelism: rows shorter than max_length train less "
                 "than the plan priced")  # fmt: skip

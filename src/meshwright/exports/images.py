@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
+from meshwright.exports import torchtune
 from meshwright.specs.frameworks import framework
 from meshwright.specs.plan import Plan
 
-_TORCH = "pytorch/pytorch:2.13.0-cuda12.8-cudnn9-runtime"
-_COMPILER = "pytorch/pytorch:2.13.0-cuda12.8-cudnn9-devel"
+_TORCH = "pytorch/pytorch:2.13.0-cuda{cuda}-cudnn9-runtime"
+_COMPILER = "pytorch/pytorch:2.13.0-cuda{cuda}-cudnn9-devel"
 """The same with nvcc, by which flash-attn and DeepSpeed's operators are built."""
+_CUDA = "13.0"
+"""Of the releases that PyTorch 2.12 to 2.14 are built for (12.6, 13.0, 13.2; RELEASE.md, CUDA Support Matrix),
+the one that its package index serves."""
+_CUDA_OF_VOLTA = "12.6"
+"""The last release that has kernels for V100 and older."""
 _BUILDS = ("deepspeed", "nanotron", "trl", "axolotl", "llama-factory", "verl")
 _NVIDIA = {
     # NVIDIA's container of Megatron-Bridge brings Transformer Engine, Megatron-Core and its sources.
@@ -15,10 +23,14 @@ _NVIDIA = {
     "megatron-bridge": "nvcr.io/nvidia/nemo:25.11",
     "primus": "nvcr.io/nvidia/nemo:25.11",  # AMD's own is ROCm's
 }
+_ARM = "nvidia/cuda:13.0.2-cudnn-devel-ubuntu24.04"
+"""PyTorch publishes no container for Arm (pytorch/pytorch issues 145716 and 157139); `setup` brings it into this one."""
 _AMD = "rocm/primus:v26.5"
 """AMD's container with Megatron-LM, torchtitan and PyTorch for ROCm (README of AMD-AGI/Primus)."""
 
 
+_BITSANDBYTES = re.compile("8bit|paged|lion")
+"""Optimizers that transformers and torchtune take from bitsandbytes."""
 MAXTEXT = "0.2.5"
 """The release of MaxText whose own configuration reads our files (its page "Install MaxText")."""
 
@@ -27,12 +39,24 @@ def image(plan: Plan, name: str) -> str:
     """The container image for a framework on the plan's devices."""
     if plan.cluster.device.vendor == "amd":
         return _AMD
-    return _NVIDIA.get(name, _COMPILER if name in _BUILDS else _TORCH)
+    if _is_grace(plan) and name not in _NVIDIA:
+        return _ARM
+    own = _COMPILER if name in _BUILDS else _TORCH
+    return _NVIDIA.get(name, own.format(cuda=_CUDA_OF_VOLTA if _is_volta(plan) else _CUDA))
+
+
+def _is_grace(plan: Plan) -> bool:
+    """Whether the hosts' processors are NVIDIA's own, which are Arm's."""
+    return plan.cluster.device.name.startswith(("GB", "GH"))
+
+
+def _is_volta(plan: Plan) -> bool:
+    return plan.cluster.device.name.startswith("V100")
 
 
 def machine_image(plan: Plan, name: str) -> str | None:
     """The container that `setup` must run in on a machine with drivers alone; None where packages do."""
-    needs = plan.cluster.device.vendor == "amd" or name in _NVIDIA
+    needs = plan.cluster.device.vendor == "amd" or name in (*_NVIDIA, *_BUILDS) or _is_grace(plan)
     return image(plan, name) if needs else None
 
 
@@ -42,7 +66,8 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
     Versions are those that the exports were checked against (the table of frameworks).
     """
     version = framework(name).checked
-    torch = [] if container or plan.cluster.device.vendor == "amd" else ["pip install -q torch"]
+    has = plan.cluster.device.vendor == "amd" or (container and image(plan, name) != _ARM)
+    torch = [] if has else [_torch(plan)]
     hugging = "transformers==5.23.0"
     lines = {
         "deepspeed": [*torch, f"pip install -q deepspeed=={version} {hugging}"],
@@ -64,7 +89,24 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
         "primus": [*_cloned("PRIMUS", "AMD-AGI/Primus", "main"), *_beside_primus(plan)],
     } | {name: [*torch, *words] for name, words in _tuning_tools(plan).items()}  # fmt: skip
     extra = ["pip install -q liger-kernel"] if plan.job.loss == "liger" else []
-    return [*lines.get(name, torch), *extra]
+    return [*(_allowed(plan, name) if container else []), *lines.get(name, torch), *extra]
+
+
+def _allowed(plan: Plan, name: str) -> list[str]:
+    """What lets pip install into a container's own Python, which Ubuntu 24.04 marks as managed (PEP 668)."""
+    allowed = ["export PIP_BREAK_SYSTEM_PACKAGES=1"]
+    if image(plan, name) == _ARM:
+        python = "git python3-dev python3-pip python-is-python3"
+        allowed.append(f"apt-get -qq update && apt-get -qq install -y {python}")
+    return allowed
+
+
+def _torch(plan: Plan) -> str:
+    """PyTorch as its package index serves it, or built for devices that this build has left."""
+    if not (_is_volta(plan) or _is_grace(plan)):
+        return "pip install -q torch"
+    cuda = (_CUDA_OF_VOLTA if _is_volta(plan) else _CUDA).replace(".", "")
+    return f"pip install -q torch==2.13.0 --index-url https://download.pytorch.org/whl/cu{cuda}"
 
 
 def _beside_primus(plan: Plan) -> list[str]:
@@ -75,19 +117,24 @@ def _beside_primus(plan: Plan) -> list[str]:
 def _tuning_tools(plan: Plan) -> dict[str, list[str]]:
     """Lines that bring a tool for fine-tuning, with what its file asks for beside it."""
     tune = plan.job.finetune
-    beside = ["flash-attn --no-build-isolation"]
-    if plan.layout.zero:
-        beside.append("deepspeed")
-    if (tune is not None and tune.storage != "16-bit") or "8bit" in plan.job.optimizer.name:
-        beside.append("bitsandbytes")
+    flash = "flash-attn --no-build-isolation"
+    beside = [f"deepspeed=={framework('deepspeed').checked}"] if plan.layout.zero else []
+    quantised = tune is not None and tune.storage != "16-bit"
+    quantises = quantised or _BITSANDBYTES.search(plan.job.optimizer.name) is not None
+    quantiser = ["bitsandbytes==0.50.2"] if quantises else []
+    beside += quantiser
     packages = {
-        "trl": [f"'trl[peft]=={framework('trl').checked}'", *beside],
-        "axolotl": [f"--no-build-isolation axolotl=={framework('axolotl').checked}", *beside],
-        "llama-factory": [f"llamafactory=={framework('llama-factory').checked}", *beside],
-        "torchtune": [f"torchao torchtune=={framework('torchtune').checked}"],
-        "verl": [f"'verl[verl-core]=={framework('verl').checked}'", beside[0]],
-    }
-    return {name: [f"pip install -q {one}" for one in words] for name, words in packages.items()}
+        # TRL's file asks for FlashAttention to keep packed documents apart, and else not.
+        "trl": [f"'trl[peft]=={framework('trl').checked}'", *beside, *([flash] if plan.job.document_masking else [])],
+        "axolotl": [f"--no-build-isolation axolotl=={framework('axolotl').checked}", *beside, flash],
+        "llama-factory": [f"llamafactory=={framework('llama-factory').checked}", *beside, flash],
+        # Its newest release imports what torchao 0.15 and later no longer hold.
+        "torchtune": [f"torchao==0.14.1 torchtune=={framework('torchtune').checked}", *quantiser],
+        "verl": [f"'verl[verl-core]=={framework('verl').checked}'", flash],
+    }  # fmt: skip
+    found = {name: [f"pip install -q {one}" for one in words] for name, words in packages.items()}
+    found["torchtune"] += torchtune.downloads(plan.model)
+    return found
 
 
 def _cloned(variable: str, repository: str, branch: str) -> list[str]:

@@ -15,7 +15,7 @@ from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
-from meshwright.specs.frameworks import Framework, framework, job_lacks
+from meshwright.specs.frameworks import Framework, framework, job_lacks, without_master
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -56,7 +56,7 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
         *rules.recompute(layout, can),
         *rules.ranks(plan, layout, can),
     ]
-    found += _devices(plan.cluster, can)
+    found += [*_devices(plan.cluster, can), *_units(plan.job, plan.cluster, can)]
     found += [] if limits.together is None else limits.together(layout)
     found += [Problem(*asked) for asked in job_lacks(plan.job, can)]
     found += rules.loss(plan.job, can)
@@ -87,6 +87,23 @@ def _devices(cluster: Cluster, can: Framework) -> Iterator[Problem]:
         yield Problem("cluster", cluster.name, says)
 
 
+_FLASH = ("megatron", "megatron-fsdp", "nemo", "primus", "nanotron", "axolotl", "llama-factory", "verl")  # fmt: skip
+"""Frameworks whose exported files ask FlashAttention or Transformer Engine for attention without scores."""
+
+
+def _units(job: Job, cluster: Cluster, can: Framework) -> Iterator[Problem]:
+    """What NVIDIA's devices before Ampere lack (READMEs of FlashAttention 2 and Transformer Engine)."""
+    device = cluster.device
+    if not can.exported or device.vendor != "nvidia" or "bf16" in device.peak_flops:
+        return
+    if job.precision.compute in ("bf16", "fp8", "fp4"):
+        says = f"would compute it on {device.name}, which has no units for it: plan with --precision fp16"
+        yield Problem("job.precision", job.precision.name, says)
+    if job.attention_kernel == "flash" and can.name in _FLASH:
+        says = f"computes attention by kernels that need Ampere or newer, not {device.name}"
+        yield Problem("cluster", cluster.name, says)
+
+
 def gradient_notes(plan: Plan, limits: Limits) -> tuple[str, ...]:
     """What a framework does to gradients where it has no words for the width that was priced."""
     precision, can = plan.job.precision, limits.can
@@ -94,10 +111,13 @@ def gradient_notes(plan: Plan, limits: Limits) -> tuple[str, ...]:
     pairs = [(float(held), float(sent)) for held, sent in can.gradients]
     if precision.compute in ("fp32", "tf32") or not pairs or asked in pairs:
         return ()
+    if without_master(plan.job) and can.moments_like_master:
+        return ()  # gradients are as wide as the weights, as priced
     held, sent = min(pairs, key=lambda pair: (abs(pair[0] - asked[0]), abs(pair[1] - asked[1])))
+    more = "" if held <= asked[0] else ": more memory than priced (plan with --precision bf16-fp32-grads to count it)"  # fmt: skip
     return (
         f"the plan prices gradients of {8 * asked[0]:g} bits, reduced in {8 * asked[1]:g}; "
-        f"{can.title} holds them in {8 * held:g} and reduces them in {8 * sent:g}",
+        f"{can.title} holds them in {8 * held:g} and reduces them in {8 * sent:g}{more}",
     )
 
 
@@ -108,7 +128,7 @@ def unplannable(model: Model, job: Job, cluster: Cluster, limits: Limits) -> Pro
     found += _unusual(model)
     found += limits.extra(model) if limits.extra is not None else ()
     found += limits.asked(model, job, cluster) if limits.asked is not None else ()
-    found += _devices(cluster, limits.can)
+    found += [*_devices(cluster, limits.can), *_units(job, cluster, limits.can)]
     return next(iter(found), None)
 
 

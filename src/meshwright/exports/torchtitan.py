@@ -15,6 +15,7 @@ from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.model_names import repository
 from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import without_master
 from meshwright.specs.model import Model
 from meshwright.specs.models import load_model
 from meshwright.specs.plan import Plan
@@ -134,6 +135,8 @@ def training(plan: Plan) -> dict[str, Any]:
         "global_batch_size": job.global_batch,
         "seq_len": job.seq_len,
         "steps": steps(job),
+        # All of them in 16 bits: weights, gradients and moments.
+        **({"dtype": "bfloat16"} if without_master(job) else {}),
         "mixed_precision_param": "float32" if job.precision.compute == "fp32" else "bfloat16",
         "mixed_precision_reduce": "float32",
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.exports.torchtitan import FLAVORS, LOOPED, SCHEDULES
 from meshwright.specs.errors import SpecError, nearest
-from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
 
 _PARALLEL = frozenset({
@@ -112,8 +112,14 @@ def _read_fields(
     )  # fmt: skip
     half = train.get("mixed_precision_param", "bfloat16") == "bfloat16"
     recipe = RECIPES["fp8" if fp8 else "bf16-fp32-grads" if half else "fp32"]
+    narrow = {}
+    if half and not fp8 and train.get("dtype") == "bfloat16":
+        # Gradients are summed in 32 bits and kept as wide as the weights (FSDP2).
+        recipe = RECIPES["pure-bf16"].but(gradient_reduce_bytes=4)
+        narrow = {"optimizer": OPTIMIZERS["adamw-bf16"].model_dump()}
     job = Job.parse(
         {
+            **narrow,
             "seq_len": train.get("seq_len", 2048),
             "global_batch": batch,
             "framework": "torchtitan",

@@ -9,6 +9,7 @@ import yaml
 
 from meshwright.exports.bundle import comment
 from meshwright.exports.limit_rules import Problem
+from meshwright.exports.model_names import repository
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
@@ -80,6 +81,19 @@ def problems(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
             yield Problem(error.field, error.value, error.remedy.removeprefix("torchtune "))
 
 
+def folder_of(model: Model) -> str:
+    """Where the files say that the published weights lie on every host."""
+    return f"/tmp/{model.source.removeprefix('config.json of ').rsplit('/', 1)[-1]}"
+
+
+def downloads(model: Model) -> list[str]:
+    """Shell lines that put the published weights there: torchtune loads from a folder alone."""
+    source = repository(model)
+    if source is None:
+        return []
+    return [f'hf download {source} --exclude "*.pth" --local-dir {folder_of(model)}']
+
+
 def _weights(name: str) -> list[str] | dict[str, str]:
     """The files of a model's published weights, as `checkpoint_files` lists them."""
     count = SHARDS[name]
@@ -145,7 +159,7 @@ def config(plan: Plan) -> dict[str, Any]:
         )
     builder, tokenizer, kind = BUILDERS[plan.model.name]
     module, name = builder.split(".")
-    folder = f"/tmp/{plan.model.source.removeprefix('config.json of ').rsplit('/', 1)[-1]}"
+    folder = folder_of(plan.model)
     model: dict[str, Any] = {"_component_": f"torchtune.models.{builder}"}
     if tune.adapts:
         model = {

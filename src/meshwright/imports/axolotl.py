@@ -173,7 +173,9 @@ def _degrees(options: Options, reading: Reading) -> None:
     if tp > 1:
         reading.layout["tp"] = tp
     if cp > 1:
-        reading.layout |= {"cp": cp, "cp_method": "ring"}
+        # Beside DeepSpeed it is DeepSpeed's Ulysses (utils/distributed.py of 0.21.0).
+        ulysses = options.has("deepspeed")
+        reading.layout |= {"cp": cp, "cp_method": "ulysses" if ulysses else "ring"}
     reading.replicate = replicate
 
 

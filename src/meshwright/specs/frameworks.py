@@ -24,7 +24,11 @@ AXIS_TITLES: dict[Axis, str] = {
 }  # fmt: skip
 
 
-Need = Literal["untied embeddings", "no experts", "rotary positions", "Llama 3 layers"]
+Need = Literal[
+    "untied embeddings", "no experts", "rotary positions", "Llama 3 layers", "a tensor-parallel plan in transformers"
+]  # fmt: skip
+_NO_PLAN = ("gptj", "gpt_oss", "grok")
+"""Families of rotary positions whose class in transformers 5 has no `base_model_tp_plan`."""
 
 
 def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
@@ -34,6 +38,8 @@ def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
         "no experts": model.experts is None,
         "rotary positions": model.positions == "rope",
         "Llama 3 layers": model.name.startswith("llama3"),
+        "a tensor-parallel plan in transformers": model.positions == "rope"
+        and model.family not in _NO_PLAN,
     }
     return [need for need in needs if not met[need]]
 
