@@ -109,7 +109,7 @@ def tuned(target: str, method: str, **layout: Any) -> Run:
         target, {"dp": 2, **layout}, compared=TUNED, folders=TUNERS[target], model="qwen2.5-0.5b",
         method=method, environment={"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_HOME": "hf",
                                     "DISABLE_VERSION_CHECK": "1",
-                                    **({"ACCELERATE_USE_CPU": "true"} if target == "axolotl" else {})},
+                                    **({"ACCELERATE_USE_CPU": "true", "AXOLOTL_DO_NOT_TRACK": "1"} if target == "axolotl" else {})},
     )  # fmt: skip
 
 
