@@ -245,3 +245,17 @@ def test_more_than_anyone_measured_is_said():
     question = Question(made.model, made.cluster, made.job)
     assert "expect less" in _above_measured(question, boast)[0]
     assert _above_measured(question, made.estimate.model_copy(update={"mfu": 0.3})) == []
+
+
+def test_where_nothing_fits_what_comes_nearest_has_all_that_helps():
+    """A million tokens of 8B under Ulysses on eight devices: DeepSpeed's own tables end at 1.1 million."""
+    job = Job(seq_len=1 << 20, global_batch=1, framework="deepspeed")
+    nearest = r"ulysses .* full offload\(optimizer,parameters\) with the loss liger under deepspeed"
+    with pytest.raises(DoesNotFitError, match=nearest):
+        plan(load_model("llama3.1-8b"), load_cluster("h100:1x8"), job, defend=False)
+
+
+def test_of_frameworks_that_all_fail_the_nearest_is_named():
+    job = Job(seq_len=1 << 22, global_batch=1)
+    with pytest.raises(DoesNotFitError, match="under maxtext, is short of"):
+        plan(load_model("llama3.1-8b"), load_cluster("h100:1x8"), job, defend=False)

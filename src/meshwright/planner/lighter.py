@@ -15,7 +15,7 @@ from meshwright.costs.frameworks import behaviour
 from meshwright.costs.loss import loss_of
 from meshwright.planner.legality import Question
 from meshwright.planner.odds import WANTED, Odds
-from meshwright.planner.offloading import fitting_in_host
+from meshwright.planner.offloading import fitting_in_host, offload_choices
 from meshwright.planner.search import SearchResult, join, reprice, search
 from meshwright.planner.space import Constraints
 from meshwright.specs.errors import SpecError
@@ -43,8 +43,8 @@ def lighter(
 ) -> tuple[Question, SearchResult]:
     """The first of a smaller loss and of more in host memory under which something fits.
 
-    Returns the question as it was then asked: its job may name another loss. Where nothing helps,
-    what was given.
+    Returns the question as it was then asked: its job may name another loss. Where nothing fits, what comes
+    nearest.
     """
     job = small_loss(question.job)
     asked, found = question, result
@@ -54,7 +54,7 @@ def lighter(
     if not found.ranked.columns.rows:
         found = fitting_in_host(asked, constraints, found)
     if not found.ranked.columns.rows:
-        return question, result
+        return _nearest(asked, constraints) or (question, result)
     found = surer(asked, constraints, replace(found, searched=result.searched))
     if asked is question:
         return question, found
@@ -78,6 +78,16 @@ def surer(question: Question, constraints: Constraints, result: SearchResult) ->
         return result
     gambles = join([result.ranked, result.gambles])
     return replace(found, ranked=found.ranked.take(rows), gambles=gambles)
+
+
+def _nearest(question: Question, constraints: Constraints) -> tuple[Question, SearchResult] | None:
+    """What comes nearest to fitting where nothing fits: with all in host memory that may live there."""
+    choices = offload_choices(question, constraints)
+    most = constraints.but(offload=choices[-1]) if choices else constraints
+    try:
+        return question, search(question, most)
+    except SpecError:
+        return None
 
 
 def _searched(question: Question, constraints: Constraints) -> SearchResult | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from meshwright.planner.neighbours import neighbours, why_lost
 from meshwright.planner.notes import layout_notes, notes
 from meshwright.planner.odds import Odds
 from meshwright.planner.offloading import faster_in_host
-from meshwright.planner.rescue import ways_out
+from meshwright.planner.rescue import shortfall, ways_out
 from meshwright.planner.search import SearchResult, pareto, search
 from meshwright.planner.solve import Solution, answer
 from meshwright.planner.space import Constraints
@@ -109,8 +110,11 @@ def plan(
     if objective == "cost":
         solution, economy = _cheapest(solution, constraints, max_days, top, progress)
     if solution.choice is None:
+        solution = min(found.solutions, key=_lacks)
         exhaustive = search(solution.question, constraints)
-        raise DoesNotFitError("; ".join(ways_out(solution.question, constraints, exhaustive)))
+        raise DoesNotFitError(
+            "; ".join(ways_out(solution.question, constraints, exhaustive, solution.result))
+        )
     question, chosen = solution.question, solution.layout
     best = estimate(model, question.cluster, question.job, chosen)
     alternatives = [
@@ -211,6 +215,12 @@ def _solved(solving: Callable[[], Solution]) -> Solution | None:
     except SpecError:
         return None
     return found if found.choice is not None else None
+
+
+def _lacks(solution: Solution) -> float:
+    """Bytes a device that what does not fit lacks at least; infinite where no layout is legal."""
+    found = shortfall(solution.question, solution.result)
+    return found[1] if found is not None else math.inf
 
 
 def _check_deadline(max_days: float, objective: str, job: Job) -> None:

@@ -20,10 +20,19 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.quantities import format_bytes, format_seconds
 
 
-def ways_out(question: Question, constraints: Constraints, result: SearchResult) -> list[str]:
-    """Return sentences: the shortfall first, then up to three priced ways out, cheapest first."""
+def ways_out(
+    question: Question, constraints: Constraints, result: SearchResult, nearest: SearchResult
+) -> list[str]:
+    """Return sentences: the shortfall first, then up to three priced ways out, cheapest first.
+
+    Args:
+        question: what was asked.
+        constraints: what the user fixed.
+        result: every layout under them.
+        nearest: what came nearest to fitting, also with other means.
+    """
     over = result.over_memory
-    sentences = [_shortfall(question, result)]
+    sentences = [_shortfall(question, (result, nearest))]
     options: list[tuple[float, str]] = []
     options += _more_devices(question, constraints)
     options += _shorter_sequence(question, constraints)
@@ -34,19 +43,32 @@ def ways_out(question: Question, constraints: Constraints, result: SearchResult)
     return sentences + [sentence for _, sentence in options[:3]]
 
 
-def _shortfall(question: Question, result: SearchResult) -> str:
-    over = result.over_memory if result.over_memory.columns.rows else result.gambles
-    if result.gambles.columns.rows and over.peak_bytes.min() > result.gambles.peak_bytes.min():
-        over = result.gambles
-    if not over.columns.rows:
-        return "no layout is legal under these constraints"
+def shortfall(question: Question, result: SearchResult) -> tuple[str, float] | None:
+    """The lightest layout of those that do not fit, and the bytes a device that it lacks to fit at even odds.
+
+    None where no layout is legal.
+    """
+    found = [one for one in (result.over_memory, result.gambles) if one.columns.rows]
+    if not found:
+        return None
+    over = min(found, key=lambda one: float(one.peak_bytes.min()))
     lightest = int(np.argmin(over.peak_bytes))
     surest = Odds.of(question).room(FALLBACKS[-1])
     short = float(over.peak_bytes[lightest]) * surest - capacity_bytes(question.cluster)
     label = over.columns.layout(lightest).label()
+    if question.job.loss != "framework":
+        label += f" with the loss {question.job.loss}"
+    return label, max(short, 0.0)
+
+
+def _shortfall(question: Question, results: tuple[SearchResult, ...]) -> str:
+    found = [one for result in results if (one := shortfall(question, result)) is not None]
+    if not found:
+        return "no layout is legal under these constraints"
+    label, short = min(found, key=lambda one: one[1])
     return (
         f"nothing fits on {question.cluster.gpus} × {question.cluster.device.name}: the lightest "
-        f"layout, {label}, is short of {format_bytes(max(short, 0.0))} per device to fit at even odds"
+        f"layout, {label} under {question.job.framework}, is short of {format_bytes(short)} per device to fit at even odds"
     )
 
 

@@ -15,7 +15,8 @@ from meshwright.costs.step import estimate
 from meshwright.planner.dispatchers import WORTH, not_written, ways_to_dispatch
 from meshwright.planner.legality import Question
 from meshwright.planner.nothing_legal import any_legal, why_nothing
-from meshwright.planner.odds import WANTED, Odds
+from meshwright.planner.odds import WANTED
+from meshwright.planner.rescue import shortfall
 from meshwright.planner.search import SearchResult, reaches, search
 from meshwright.planner.solve import Solution, answer, first_of, solve
 from meshwright.planner.space import Constraints
@@ -322,14 +323,10 @@ def _priced(solution: Solution) -> Estimate | None:
 
 
 def _shortfall(solution: Solution) -> str:
-    over = solution.result.over_memory
-    if not over.columns.rows:
+    found = shortfall(solution.question, solution.result)
+    if found is None:
         return "no legal layout"
-    question = solution.question
-    room = Odds.of(question).room(solution.result.fit_probability)
-    capacity = question.cluster.device.memory_bytes - question.cluster.reserve_bytes
-    short = float(over.peak_bytes.min()) * room - capacity
-    return f"does not fit: its lightest layout is short of {format_bytes(max(short, 0.0))}"
+    return f"does not fit: its lightest layout is short of {format_bytes(found[1])}"
 
 
 def _why_not(solution: Solution, best: Estimate | None, priced: Estimate) -> str:
