@@ -8,6 +8,7 @@ import tomllib
 import pytest
 
 from meshwright.cli import run
+from meshwright.specs.plan import load_plan
 
 
 def call(capsys, *arguments):
@@ -191,3 +192,11 @@ def test_the_pareto_front_gets_slower_and_lighter(capsys):
     peaks = [point["peak_memory_bytes"] for point in front]
     assert times == sorted(times)
     assert peaks == sorted(peaks, reverse=True)
+
+
+def test_adapters_of_expert_models_sit_on_attention_unless_told_otherwise(tmp_path, capsys):
+    made = tmp_path / "plan.toml"
+    tuned = ["plan", "qwen3-30b-a3b", "-c", "h100:1x2", "--finetune", "lora", "--seq", "1024"]
+    assert run([*tuned, "-o", str(made)]) == 0
+    assert load_plan(made).job.finetune.targets == ("q", "k", "v", "o")
+    assert "adapters are on attention alone" in " ".join(capsys.readouterr().out.split())

@@ -174,13 +174,24 @@ def tuned(model, cluster, tool, recipe, **layout):
 @pytest.mark.parametrize(("model", "targets", "says"), [
     ("qwen3-30b-a3b", "all-linear", "experts' matrices as one parameter"),
     ("phi-3-mini", ["q", "v"], "no layer of its own for q, v in phi3"),
-    ("deepseek-v2-lite", ["q", "v"], "no layer of its own for q, v"),
 ])  # fmt: skip
 def test_adapters_that_a_model_has_no_layer_for_are_refused(tool, model, targets, says):
     zero = {"zero": 3} if tool == "verl" else {}
     plan = tuned(model, "h100:1x8", tool, {"targets": targets}, **zero)
     with pytest.raises(SpecError, match=says):
         export(plan, tool)
+
+
+@pytest.mark.parametrize("tool", ["trl", "axolotl", "llama-factory", "verl"])
+@pytest.mark.parametrize(("model", "queries"), [
+    ("deepseek-v2-lite", ["q_proj"]), ("deepseek-v3", ["q_a_proj", "q_b_proj"]),
+])  # fmt: skip
+def test_adapters_on_latent_attention_have_its_layers_names(tool, model, queries):
+    zero = {"zero": 3} if tool == "verl" else {}
+    plan = tuned(model, "h200:1x8", tool, {"targets": ["q", "v"]}, **zero)
+    written = "\n".join(export(plan, tool).files.values())
+    assert all(name in written for name in [*queries, "kv_b_proj"])
+    assert "v_proj" not in written.replace("kv_b_proj", "")
 
 
 @pytest.mark.parametrize(("cluster", "refused"), [

@@ -12,7 +12,7 @@ from meshwright.costs.frameworks import behaviour_of
 from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError, nearest, one_line
-from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.finetune import GROUPS, finetune_recipe
 from meshwright.specs.frameworks import find_framework
 from meshwright.specs.job import OPTIMIZERS, Job, PrecisionRecipe
 from meshwright.specs.jobs import precision_recipe
@@ -33,6 +33,8 @@ def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:
     """Load the model, the cluster and the job that the options describe."""
     model, cluster = read_model(options.model), read_cluster(options.cluster, options.reserve)
     job = read_job(options)
+    if options.finetune is not None and options.targets is None:
+        job = _placed(job, model)
     if options.dispatcher is not None:
         from meshwright.planner.dispatchers import asked_dispatcher
 
@@ -107,6 +109,14 @@ def _fine_tuning(base: Job, options: QuestionOptions) -> dict[str, Any]:
     if options.optimizer is None and not options.job and tune is not None and not tune.adapts:
         changes["optimizer"] = OPTIMIZERS["adamw-bf16"]
     return changes
+
+
+def _placed(job: Job, model: Model) -> Job:
+    """Adapters on attention where a model has experts: as one tensor a layer they are no linear layers to adapt."""
+    tune = job.finetune
+    if model.experts is None or tune is None or not tune.adapts:
+        return job
+    return job.but(finetune=tune.but(targets=GROUPS["attention"]))
 
 
 TUNED_BATCH = 16

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from meshwright.exports import accelerate, torchtune
+from meshwright.exports.adapter_names import adapter_names
 from meshwright.exports.bundle import comment
 from meshwright.exports.model_names import repository
 from meshwright.specs.errors import SpecError
@@ -21,8 +22,6 @@ from meshwright.specs.job import Job
 from meshwright.specs.plan import Plan
 
 NOTES = ("data set, learning rate and length of the run are yours: the plan knows only their cost",)
-_PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj",
-                "up": "up_proj", "down": "down_proj", "head": "lm_head", "embedding": "embed_tokens"}  # fmt: skip
 _OPTIMIZERS = {
     "adamw": "adamw_torch_fused", "adamw-bf16": "adamw_torch_fused", "adafactor": "adafactor",
     "adam8bit": "adamw_bnb_8bit", "paged-adamw": "paged_adamw_32bit", "sgd": "sgd",
@@ -45,15 +44,6 @@ def _optimizer(job: Job) -> str:
     if name is None:
         raise SpecError("optimizer", job.optimizer.name, f"one of {', '.join(_OPTIMIZERS)}")
     return name
-
-
-def _targets(tune: Finetune) -> list[str]:
-    unknown = [name for name in tune.targets if name not in _PROJECTIONS]
-    if unknown:
-        raise SpecError(
-            "finetune.targets", unknown, "adapters on these have no name in this target"
-        )
-    return [_PROJECTIONS[name] for name in tune.targets]
 
 
 def _model_name(plan: Plan) -> str:
@@ -116,7 +106,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         if tune.targets == GROUPS["all-linear"]:
             data["lora_target_linear"] = True
         else:
-            data["lora_target_modules"] = _targets(tune)
+            data["lora_target_modules"] = adapter_names(plan.model, tune)
         data |= {"peft_use_dora": True} if tune.method == "dora" else {}
         loaded = _quantised(tune)
         # axolotl quantises to nf4, twice, and takes other words in a table of their own.
@@ -168,7 +158,7 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
             "lora_rank": tune.rank,
             "lora_alpha": int(tune.alpha),
             "lora_dropout": tune.dropout,
-            "lora_target": "all" if linear else ",".join(_targets(tune)),
+            "lora_target": "all" if linear else ",".join(adapter_names(plan.model, tune)),
         }
         data |= {"use_dora": True} if tune.method == "dora" else {}
         if tune.storage != "16-bit":
@@ -258,7 +248,7 @@ def trl(plan: Plan) -> dict[str, Any]:
             "lora_r": tune.rank,
             "lora_alpha": int(tune.alpha),
             "lora_dropout": tune.dropout,
-            "lora_target_modules": ["all-linear"] if linear else _targets(tune),
+            "lora_target_modules": ["all-linear"] if linear else adapter_names(plan.model, tune),
         }
         data |= {"use_dora": True} if tune.method == "dora" else {}
         data |= _quantised(tune)

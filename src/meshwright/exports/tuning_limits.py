@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from meshwright.exports.adapter_names import ADAPTED
 from meshwright.exports.limit_rules import Problem
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.finetune import GROUPS, Finetune
@@ -23,8 +24,6 @@ _OTHERWISE_NAMED: dict[str, frozenset[str]] = {
     "phi3": frozenset({"q", "k", "v", "gate", "up"}), "opt": frozenset({"o"}) | _FFN, "gptj": frozenset({"o"}) | _FFN,
     "phi": frozenset({"o"}) | _FFN, "starcoder2": _FFN,
 }  # fmt: skip
-NAMES = ("q", "k", "v", "o", "gate", "up", "down", "head", "embedding")
-"""Matrices that exports can name to PEFT."""
 _HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 ALWAYS_FLASH = ("llama-factory", "axolotl", "verl")
 """Tools whose files ask for FlashAttention whatever is trained."""
@@ -55,7 +54,7 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
 def _placeless(model: Model, tune: Finetune) -> Iterator[Problem]:
     """Adapters on matrices that are no linear layers of that name."""
     targets = list(tune.targets)
-    if unknown := [one for one in targets if one not in NAMES]:
+    if unknown := [one for one in targets if one not in ADAPTED]:
         yield Problem(
             "finetune.targets", targets, f"has no name for adapters on {', '.join(unknown)}"
         )
@@ -66,8 +65,6 @@ def _placeless(model: Model, tune: Finetune) -> Iterator[Problem]:
     if tune.targets == GROUPS["all-linear"]:
         return
     other = _OTHERWISE_NAMED.get(model.family, frozenset())
-    if model.latent_attention is not None:
-        other = frozenset({"q", "k", "v"})
     if missing := [one for one in targets if one in other]:
         says = f"finds no layer of its own for {', '.join(missing)} in {model.family}: plan with --targets all-linear"
         yield Problem("finetune.targets", targets, says)

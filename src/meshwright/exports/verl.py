@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from meshwright.exports.adapter_names import adapter_names
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.model_names import repository
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-_PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
-                "down": "down_proj"}  # fmt: skip
 DATA = '"${TRAIN_FILES:-$HOME/data/train.parquet}"'
 """Where the data lies is no part of a plan; the script takes it from its environment."""
 
@@ -52,13 +52,13 @@ def fields(plan: Plan) -> dict[str, str]:
         "trainer.logger": "[console]",
     }
     if tune.adapts:
-        said |= _adapters(tune)
+        said |= _adapters(plan.model, tune)
     return {name: str(value) for name, value in said.items()}
 
 
-def _adapters(tune: Finetune) -> dict[str, object]:
+def _adapters(model: Model, tune: Finetune) -> dict[str, object]:
     linear = tune.targets == GROUPS["all-linear"]
-    named = "all-linear" if linear else f"[{','.join(_PROJECTIONS[one] for one in tune.targets)}]"
+    named = "all-linear" if linear else f"[{','.join(adapter_names(model, tune))}]"
     return {
         "model.lora_rank": tune.rank,
         "model.lora_alpha": int(tune.alpha),

@@ -20,6 +20,7 @@ from meshwright.planner.solve import Solution, solve
 from meshwright.planner.space import Constraints
 from meshwright.planner.stacks import UPPER_BOUND, asked_for
 from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import GROUPS
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate
 from meshwright.specs.quantities import format_bytes, format_seconds
@@ -58,6 +59,17 @@ def notes(
         found.append(
             f"nothing fits with all logits at once: the loss is {LOSS_WORDS[question.job.loss]}, which "
             f"the job does not ask for (`--loss {question.job.loss}`)"
+        )
+    tune = question.job.finetune
+    if (
+        tune is not None
+        and tune.adapts
+        and question.model.experts is not None
+        and not set(tune.targets) - set(GROUPS["attention"])
+    ):
+        found.append(
+            "adapters are on attention alone: transformers holds a layer's experts as one tensor, which "
+            "the fine-tuning tools' names of layers do not reach (`--targets` says otherwise)"
         )
     found += _dispatcher(solution, best, asked)
     if question.model.source and "assumed" in question.model.source:
