@@ -105,6 +105,8 @@ def _answer(error: SpecError, sentence: str, given: Given) -> tuple[Given, list[
     if "--guess" in sentence and not given.guess:
         asked = [name for name in ("--model", "--cluster", "--set", "--args") if name in sentence]
         return replace(given, guess=True), asked
+    if "state-space" in sentence:
+        return None  # another model would stand for it
     if given.model is None and (error.field == "--model" or "give --model" in sentence):
         return replace(given, model=load_model("llama3-8b")), ["--model"]
     return None

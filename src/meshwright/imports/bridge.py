@@ -338,8 +338,12 @@ def _hub(model: Any) -> str:
             if isinstance(one, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", one):
                 return one
         if current.name.endswith("ModelProvider") or re.search(r"Provider\w{0,80}$", current.name):
-            size = re.search(r"Provider(\w{1,80})$", current.name)
-            family = current.name.rsplit(".", 1)[-1].split("ModelProvider")[0]
+            # `Qwen3ModelProvider8B`, and `NemotronHModel47BProvider`.
+            bare = re.sub(
+                r"Model(\d\w{0,20}B)Provider$", r"ModelProvider\1", current.name.rsplit(".", 1)[-1]
+            )
+            size = re.search(r"Provider(\w{1,80})$", bare)
+            family = bare.split("ModelProvider")[0]
             # `Qwen3ModelProvider1P7B`: a P is the point of 1.7.
             return (
                 f"{family}-{re.sub('(?<=[0-9])P(?=[0-9])', '.', size.group(1))}" if size else family

@@ -13,6 +13,7 @@ from meshwright.imports import (
     areal,
     automodel,
     axolotl,
+    bridge_saved,
     cloud,
     deepspeed,
     fast_llm,
@@ -103,6 +104,8 @@ def read(
         reading = deepspeed.read(data, given)
         _left_open(text, name, reading)
         return reading, stamp
+    if bridge_saved.is_config(data):
+        return bridge_saved.read(data, given), stamp
     if accelerate.is_config(data) and "model_name_or_path" not in data:
         return accelerate.read(data, given, folder), stamp
     if nanotron.is_config(data):

@@ -21,6 +21,7 @@ from meshwright.imports.own_arguments import folder_of, own_adapters, own_defaul
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named, weights_alone
 from meshwright.imports.tasks import name_generation, name_task
+from meshwright.imports.tuning import recomputes_as_unsloth
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
 from meshwright.specs.job import OPTIMIZERS, RECIPES
@@ -335,6 +336,7 @@ def _loaded_in_16_bits(options: Options, reading: Reading) -> None:
 
 def _memory(options: Options, reading: Reading) -> None:
     default = reading.layout.get("recompute") == "full"
+    recomputes_as_unsloth(options, reading)
     again = options.flag("gradient_checkpointing", "use_gradient_checkpointing", "activation_checkpointing", "enable_gradient_checkpointing",
                          default=default)  # fmt: skip
     # FSDP's own checkpointing runs whatever transformers' switch says; DeepSpeed's needs that switch.

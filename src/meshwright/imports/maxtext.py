@@ -115,12 +115,14 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     named = options.loose("model_name")
     if named and named != "default":
         reading.model_name = named
-        if model_named(named) is None and reading.model is None and folder is not None:
+        preset = model_named(named)
+        exact = preset is not None and preset.name == named.lower()
+        if not exact and reading.model is None and folder is not None:
             path = _model_file(named, folder)
             if path is not None:
                 reading.model = _model(Options({**read_table(path), **data}), reading)
-        elif reading.model is None:
-            reading.model = _changed(model_named(named), options)
+        if reading.model is None:
+            reading.model = _changed(preset, options)
     elif reading.model is None:
         reading.model = _model(options, reading)
     reading.jax = True

@@ -133,10 +133,13 @@ def _model(options: Options, reading: Reading) -> Model:
     flash = "flash" in kinds
     reading.job["attention_kernel"] = "flash" if flash else "unfused"
     activation = options.word("activation", default="gelu")
-    gated = activation in ("swiglu", "geglu", "reglu", "bilinear", "glu")
+    llama = "llama" in options.word("mlp_type", default="regular")  # of releases before 2024
+    gated = llama or activation in ("swiglu", "geglu", "reglu", "bilinear", "glu")
     norm = options.word("norm", default="layernorm")
     stated = options.whole("intermediate_size") or 4 * hidden
     ffn = _width(stated, options.whole("mlp_multiple_of", default=1) or 1, gated)
+    if llama:
+        ffn = -(-int(8 * hidden / 3) // 256) * 256
     if gated and options.has("intermediate_size"):
         reading.note(
             f"a gated FFN of intermediate_size {stated} is {ffn} wide", "intermediate_size"

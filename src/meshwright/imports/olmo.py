@@ -32,7 +32,13 @@ def is_config(data: dict[str, Any]) -> bool:
         and "d_model" in model
         and "n_layers" in model
         and "train_loader" not in data
+        and bool(set(model) & _OF_MODELS or set(data) & _OF_RUNS)
     )
+
+
+_OF_MODELS = {"mlp_ratio", "mlp_hidden_size", "embedding_size", "max_sequence_length", "activation_type", "layer_norm_type"}  # fmt: skip
+_OF_RUNS = {"global_train_batch_size", "device_train_microbatch_size", "max_duration", "distributed_strategy"}  # fmt: skip
+"""Words that OLMo's configurations have and other programs' lack."""
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:

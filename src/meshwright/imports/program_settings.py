@@ -107,6 +107,9 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
     opened = [one for one in (found.get("_open") or {}).values() if _OF_A_TABLE.match(one)]
     if opened and "model_name_or_path" not in found and "_unsloth" not in found:
         raise SpecError("config", name, _TOLD.format("its configuration"))
+    tabled = found.pop("_tabled", False) and _LOADS.search(text)
+    if tabled and not {"model_name_or_path", "_unsloth", "_shape"} & set(found):
+        raise SpecError("config", name, _TOLD.format("its configuration"))
     if not {"model_name_or_path", "per_device_train_batch_size"} & set(found):
         _refuse_parts(text, name)
         if re.search(r"_batch_size\s*=\s*(?:\w+\.)*(?:args|config|cfg)\b", text):
@@ -147,6 +150,8 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
                 found.setdefault(key, value)
         for keyword in call.keywords:
             plain = isinstance(keyword.value, ast.Constant)
+            if keyword.arg == "per_device_train_batch_size":
+                found.setdefault("_tabled", bool(_OF_A_TABLE.search(ast.unparse(keyword.value))))
             if keyword.arg in _TOLD_BY_OTHERS and keyword.arg not in found and not plain:
                 found.setdefault("_open", {}).setdefault(
                     keyword.arg, ast.unparse(keyword.value)[:60]
@@ -179,6 +184,8 @@ def _of_a_loop(found: dict[str, Any], known: Known) -> None:
 
 _OF_A_TABLE = re.compile(r"(?:\w+\()?\w*(?:cfg|conf|config|settings|params)\w*(?:\[|\.get\()")
 """A value out of a table that the program reads from a file."""
+_LOADS = re.compile(r"\b(?:yaml\.\w*load|json\.load|OmegaConf\.load|toml\w*\.load)\(")
+"""A program that reads a table from a file: what it would take without one is not what it runs."""
 _TOLD = "takes model and batch from {}: give the script or the file that it is started with"
 
 

@@ -55,6 +55,8 @@ class Script:
     functions: dict[str, Node] = field(default_factory=dict)
     guessing: bool = False
     guesses: dict[str, str] = field(default_factory=dict)
+    has_else: bool = False
+    """Whether the branch that is decided now has an `else` for who sets nothing."""
     steps: int = 0
     depth: int = 0
     printed: list[str] | None = None

@@ -116,6 +116,10 @@ def _plain_names(text: str) -> bool:
     return not any(name[:1] == "$" or "=" in name for name in unset(text))
 
 
+_ON = ("true", "yes", "on", "y")
+"""Words for which a switch is compared: with an `else` beside it, what nobody sets is off."""
+
+
 def take(script: Script, left: str, right: str) -> bool:
     """Give a name that nothing states the first text that it is compared with."""
     names = unset(left)
@@ -126,6 +130,7 @@ def take(script: Script, left: str, right: str) -> bool:
         or unset(right)
         or names[0][:1] == "$"
         or "=" in names[0]
+        or (script.has_else and right.lower() in _ON)
     ):
         return False
     name = names[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, finetune_recipe, targets_of
@@ -98,3 +99,21 @@ def trained(names: Any) -> tuple[str, ...]:
     """Parts of the model that train in full beside adapters, of the modules that a file names."""
     parts = {"embedding": r"embed|wte", "head": r"lm_head|output", "norms": r"norm"}
     return tuple(part for part, pattern in parts.items() if re.search(pattern, str(names or "")))
+
+
+_RECOMPUTES = (
+    "use_gradient_checkpointing",
+    "gradient_checkpointing",
+    "lora.use_gradient_checkpointing",
+)
+
+
+def recomputes_as_unsloth(options: Options, reading: Reading) -> bool:
+    """Whether a table says `unsloth` where others say true: layers are recomputed, their inputs in host memory."""
+    names = [name for name in _RECOMPUTES if str(options.values.get(name)).lower() == "unsloth"]
+    options.read |= set(names)
+    for name in names:
+        options.values[name] = True
+    if names:
+        reading.offload.add("activations")
+    return bool(names)

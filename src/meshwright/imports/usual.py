@@ -19,7 +19,7 @@ from meshwright.imports.options import Options, flags_of
 from meshwright.imports.own_arguments import own_deepspeed
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
-from meshwright.imports.tuning import adapters
+from meshwright.imports.tuning import adapters, recomputes_as_unsloth
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES
 from meshwright.specs.model import Model
@@ -28,7 +28,7 @@ _LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", 
 _HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim")  # fmt: skip
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
 _KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kvheads")
-_FFN = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "d_ff", "mlp_dim")
+_FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim")
 _SEQ = (
     "max_context_width", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
     "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
@@ -184,6 +184,9 @@ def _shape(options: Options, reading: Reading) -> Model | None:
         return None
     kind = options.word("model_type", "model_family", "arch")
     refuse_other(kind)
+    experts = options.whole(*_EXPERTS)
+    if experts > 1 and not (options.whole(*_CHOSEN) and options.whole(*_EXPERT_FFN)):
+        raise SpecError("--model", None, f"the file describes a mixture of {experts} experts, but not how many are chosen or how wide they are: give --model")  # fmt: skip
     ffn, vocab = options.whole(*_FFN), options.whole("vocab_size", "padded_vocab_size")
     gated = bool(re.search(r"llama|mi[sx]tral|qwen|gemma|yi|deepseek|olmo", kind)) or bool(
         ffn and ffn < 4 * hidden
@@ -204,9 +207,41 @@ def _shape(options: Options, reading: Reading) -> Model | None:
             "kv_heads": options.whole(*_KV_HEADS) or heads, "head_dim": options.whole("head_dim") or hidden // heads,
             "ffn": ffn or 4 * hidden, "vocab": vocab, "gated": gated,
             "norm": "rmsnorm" if gated else "layernorm",
+            "experts": {"experts": experts, "top_k": options.whole(*_CHOSEN), "ffn": options.whole(*_EXPERT_FFN),
+                        "shared_ffn": options.whole(*_SHARED_EXPERTS) * options.whole(*_EXPERT_FFN)} if experts > 1 else None,
         },
         "model",
     )  # fmt: skip
+
+
+_EXPERTS = (
+    "num_experts",
+    "n_experts",
+    "n_routed_experts",
+    "num_local_experts",
+    "num_routed_experts",
+    "moe_num_experts",
+)
+_CHOSEN = (
+    "num_experts_per_tok",
+    "top_k_experts",
+    "experts_per_token",
+    "moe_top_k",
+    "n_activated_experts",
+    "top_k",
+    "num_active_experts",
+)
+_EXPERT_FFN = (
+    "moe_intermediate_size",
+    "expert_intermediate_dim",
+    "expert_intermediate_size",
+    "moe_hidden_dim",
+    "expert_dim",
+    "moe_inter_dim",
+    "moe_ffn_hidden_size",
+    "expert_hidden_dim",
+)
+_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")
 
 
 def _degrees(options: Options, reading: Reading) -> None:
@@ -266,6 +301,7 @@ def _job(options: Options, reading: Reading) -> None:
     names = ("activation_checkpointing", "gradient_checkpointing", "fsdp_activation_checkpointing", "recompute",
              "selective_activation_checkpointing", "use_gradient_checkpointing", "use_activation_checkpointing", "grad_checkpointing",
              "grad_checkpoint")  # fmt: skip
+    recomputes_as_unsloth(options, reading)
     said = options.raw(*names)
     if said is None:
         reading.guess("recompute", "no option of that kind is set; none is taken")
