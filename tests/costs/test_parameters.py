@@ -130,6 +130,8 @@ PUBLISHED_BILLIONS = {
     "pythia-12b": 11.8, "bloom-176b": 176.2, "bloom-7b1": 7.07, "bloom-560m": 0.559, "mpt-7b": 6.65,
     "mpt-30b": 30, "nemotron-4-15b": 15.6, "nemotron-4-340b": 341, "opt-66b": 65.7, "gpt2-xl": 1.56,
     "gpt3-175b": 174.6, "starcoder2-15b": 15.96, "smollm2-135m": 0.135, "smollm3-3b": 3.08, "granite-3.3-8b": 8.17,
+    "smollm2-360m": 0.362, "smollm2-1.7b": 1.71, "qwen1.5-1.8b": 1.84, "qwen1.5-4b": 3.95, "qwen1.5-7b": 7.72,
+    "qwen1.5-14b": 14.2, "qwen1.5-32b": 32.5, "qwen1.5-72b": 72.3, "qwen1.5-110b": 111,
     "command-r-35b": 35, "seed-oss-36b": 36.2, "minimax-m2": 229,
 }  # fmt: skip
 
