@@ -114,7 +114,7 @@ def _zero(layout: Layout) -> dict[str, Any]:
 
 def _together(layout: Layout) -> Iterator[Problem]:
     """What lives in host memory needs the ZeRO stage that shards it (runtime/zero/config.py)."""
-    if "optimizer" in layout.offload and layout.zero < 1:
+    if "optimizer" in layout.offload and layout.zero < 1 and layout.dp * layout.cp == 1:
         says = "keeps optimizer in host memory from ZeRO stage 1 on"
         yield Problem("offload", list(layout.offload), says, {"zero": 1})
 

@@ -69,10 +69,20 @@ def _accumulation(plan: Plan) -> int:
     return plan.layout.micro_batches(plan.job.global_batch)
 
 
+def deepspeed_stage(plan: Plan) -> int:
+    """The ZeRO stage of the file that goes beside a tool's own; 0: none does.
+
+    One device shards nothing, and yet DeepSpeed alone keeps its optimizer in host memory.
+    """
+    if plan.layout.zero or not {"optimizer", "parameters"} & set(plan.layout.offload):
+        return plan.layout.zero
+    return 3 if "parameters" in plan.layout.offload else 2
+
+
 def _deepspeed(plan: Plan) -> dict[str, Any]:
     """A DeepSpeed file whose sizes transformers fills in."""
     layout = plan.layout
-    zero: dict[str, Any] = {"stage": layout.zero, "overlap_comm": True}
+    zero: dict[str, Any] = {"stage": deepspeed_stage(plan), "overlap_comm": True}
     for what, key in (("optimizer", "offload_optimizer"), ("parameters", "offload_param")):
         if what in layout.offload:
             zero[key] = {"device": "cpu", "pin_memory": True}
@@ -134,7 +144,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         )
     if "activations" in layout.offload:
         data["activation_offloading"] = True
-    if layout.zero:
+    if deepspeed_stage(plan):
         data["deepspeed"] = "deepspeed.json"
     return data
 
@@ -182,7 +192,7 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
     if job.loss == "liger":
         data["enable_liger_kernel"] = True
-    if layout.zero:
+    if deepspeed_stage(plan):
         data["deepspeed"] = "deepspeed.json"
     return data
 
@@ -269,7 +279,7 @@ def trl(plan: Plan) -> dict[str, Any]:
         data["use_liger_kernel"] = True
     if "activations" in layout.offload:
         data["activation_offloading"] = True
-    if layout.zero and not split:
+    if deepspeed_stage(plan) and not split:
         data["deepspeed"] = "deepspeed.json"
     return data
 
@@ -313,7 +323,7 @@ def _yaml_files(
     def files(plan: Plan, command: str) -> dict[str, str]:
         text = comment(plan, command, name) + yaml.safe_dump(made(plan), sort_keys=False)
         found = {f"{name}.yaml": text}
-        if plan.layout.zero:
+        if deepspeed_stage(plan):
             found["deepspeed.json"] = json.dumps(_deepspeed(plan), indent=2) + "\n"
         return found
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from meshwright.exports.bundle import STEPS, comment, steps, template
 from meshwright.exports.canonical import canonical
+from meshwright.exports.families import computes_otherwise
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.specs.errors import SpecError
@@ -30,6 +31,7 @@ _MODEL = (
 
 
 def _problems(model: Model) -> Iterator[Problem]:
+    yield from computes_otherwise(model)
     wrong = any((
         model.experts, model.latent_attention, model.parallel_block, model.window,
         model.embedding_norm, model.head_bias, model.qk_norm != "none", model.extra_parameters,

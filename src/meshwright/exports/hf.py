@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from meshwright.exports.families import computes_otherwise
 from meshwright.exports.limit_rules import Problem
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
@@ -13,6 +14,7 @@ from meshwright.specs.numerics import Numerics, numerics_of
 
 def hf_problems(model: Model) -> Iterator[Problem]:
     """Why an architecture has no configuration among the families written here."""
+    yield from computes_otherwise(model)
     if hf_family(model) is None:
         yield Problem(
             "model.family",
@@ -27,6 +29,8 @@ def hf_family(model: Model) -> str | None:
     if model.latent_attention or model.parallel_block or model.embedding_norm or model.head_bias:
         return None
     if model.norms_per_layer != 2 or not model.final_norm or model.extra_parameters:
+        return None
+    if numerics_of(model).rotary_share not in (None, 1.0):
         return None
     if model.positions == "learned":
         plain = model.norm == "layernorm" and not model.gated and model.kv_heads == model.heads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from meshwright.exports import torchtune
+from meshwright.exports.finetuning import deepspeed_stage
 from meshwright.specs.frameworks import framework
 from meshwright.specs.plan import Plan
 
@@ -118,7 +119,7 @@ def _tuning_tools(plan: Plan) -> dict[str, list[str]]:
     """Lines that bring a tool for fine-tuning, with what its file asks for beside it."""
     tune = plan.job.finetune
     flash = "flash-attn --no-build-isolation"
-    beside = [f"deepspeed=={framework('deepspeed').checked}"] if plan.layout.zero else []
+    beside = [f"deepspeed=={framework('deepspeed').checked}"] if deepspeed_stage(plan) else []
     quantised = tune is not None and tune.storage != "16-bit"
     quantises = quantised or _BITSANDBYTES.search(plan.job.optimizer.name) is not None
     quantiser = ["bitsandbytes==0.50.2"] if quantises else []

@@ -272,6 +272,14 @@ def _hosted(layout: Layout, can: Framework) -> Iterator[Problem]:
     if "parameters" in away and layout.zero not in stages:
         says = f"keeps weights in host memory under ZeRO stage {' or '.join(map(str, stages))}"
         yield Problem("offload", away, says, {"zero": max(stages)})
+    stages = can.offload_optimizer_zero
+    if "optimizer" in away and layout.dp * layout.cp > 1 and layout.zero not in stages:
+        says = f"keeps an optimizer in host memory under ZeRO stage {', '.join(map(str, stages))}"
+        yield Problem("offload", away, says, {"zero": min(stages)})
+    kept = tuple(what for what in layout.offload if what in can.offload_with_context)
+    if layout.cp > 1 and len(kept) < len(away):
+        says = f"keeps {' or '.join(can.offload_with_context)} alone in host memory where sequences are split"
+        yield Problem("offload", away, says, {"offload": kept})
     if can.offload_together and ("optimizer" in away) != ("parameters" in away):
         says = "keeps weights, gradients and optimizer in host memory together"
         both = tuple(

@@ -17,6 +17,7 @@ from meshwright.exports.bundle import comment, steps
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
+from meshwright.specs.frameworks import without_master
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
@@ -33,7 +34,7 @@ NAMES = {
     "deepseek-v3": "deepseek3-671b", "deepseek-v2-lite": "deepseek2-16b", "deepseek-v2": "deepseek2-236b",
     "kimi-k2": "kimi-k2-1t",
 }  # fmt: skip
-OPTIMIZERS = {"adamw": "adamw", "muon": "muon", "sgd": "sgd"}
+OPTIMIZERS = {"adamw": "adamw", "adamw-bf16": "adamw", "muon": "muon", "sgd": "sgd"}
 POLICIES = {"full": "full", "none": "none", "selective": "minimal_with_context"}
 VOCABULARY_TILES = 8
 """Parts of the vocabulary's product where its loss is made in chunks (`num_vocab_tiling`)."""
@@ -98,6 +99,7 @@ def config(plan: Plan) -> dict[str, Any]:
     layout, job = canonical(plan.layout, plan.model), plan.job
     kernel = "dot_product" if job.attention_kernel == "unfused" else "flash"
     each = layout.micro_batch / (layout.tp * layout.cp * plan.cluster.device.jax_devices)
+    narrow = "bfloat16" if without_master(job) else "float32"
     data: dict[str, Any] = {
         "base_config": "base.yml", "model_name": NAMES[plan.model.name],
         "hardware": "tpu", **mesh(plan),
@@ -108,7 +110,7 @@ def config(plan: Plan) -> dict[str, Any]:
         "remat_policy": POLICIES[layout.recompute],
         "optimizer_memory_host_offload": "optimizer" in layout.offload,
         "dtype": "float32" if job.precision.compute == "fp32" else "bfloat16",
-        "weight_dtype": "float32", "grad_dtype": "float32",
+        "weight_dtype": narrow, "grad_dtype": narrow,
         "quantization": "fp8" if job.precision.compute == "fp8" else "",
         "opt_type": OPTIMIZERS[job.optimizer.name],
         "context_parallel_strategy": "ring" if layout.cp_method == "ring" else "all_gather",

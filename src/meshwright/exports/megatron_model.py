@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from meshwright.exports.families import computes_otherwise
 from meshwright.exports.limit_rules import Problem
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
@@ -20,6 +21,7 @@ _POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 
 def model_problems(model: Model) -> Iterator[Problem]:
     """Parts of an architecture that Megatron-LM's flags cannot describe."""
+    yield from computes_otherwise(model)
     dense = model.moe_layers < model.layers
     numerics = numerics_of(model)
     acts = ("silu", "quick-gelu") if model.gated else ("gelu", "gelu-tanh", "relu2")

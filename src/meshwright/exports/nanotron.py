@@ -13,6 +13,7 @@ import yaml
 
 from meshwright.exports.bundle import comment, steps
 from meshwright.exports.canonical import canonical
+from meshwright.exports.families import computes_otherwise
 from meshwright.exports.hf import ACTIVATIONS, hf_family
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
@@ -26,6 +27,7 @@ ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 
 
 def _problems(model: Model) -> Iterator[Problem]:
+    yield from computes_otherwise(model)
     if hf_family(model) != "llama" or model.qkv_bias:
         yield Problem("model.family", model.family, "is exported with its Llama architecture")
     elif model.head_dim * model.heads != model.hidden:

@@ -24,6 +24,7 @@ from meshwright.exports import (
     verl,
 )
 from meshwright.exports.bundle import Bundle, comment
+from meshwright.exports.families import unknown_numbers
 from meshwright.exports.launch import Command, slurm_script, torchrun_script
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits, gradient_notes, require, unplannable
@@ -255,8 +256,20 @@ def _framework(plan: Plan, name: str, command: str) -> Bundle:
     files = framework.files(plan, command)
     stamp = comment(plan, command, f"{framework.title} {framework.version}")
     script = torchrun_script(plan, _started(plan, name, files), stamp)
-    notes = (*framework.notes(plan), *gradient_notes(plan, framework.limits))
-    return Bundle(name, files | {"run.sh": script}, "bash run.sh", notes)
+    return Bundle(name, files | {"run.sh": script}, "bash run.sh", _notes(plan, name))
+
+
+def _notes(plan: Plan, name: str) -> tuple[str, ...]:
+    """What whoever starts a framework's files should know."""
+    framework = STARTED[name]
+    found = (*framework.notes(plan), *gradient_notes(plan, framework.limits))
+    if name in FINETUNERS:
+        return found
+    if plan.job.finetune is not None:
+        found += (
+            f"the files begin with new weights: tell {framework.title} where those to train further lie",
+        )
+    return found if name in ("torchtitan", "maxtext") else (*found, *unknown_numbers(plan.model))
 
 
 def _started(plan: Plan, name: str, files: dict[str, str]) -> Command:
@@ -282,8 +295,7 @@ def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundl
     start = launcher.start
     if name in ("kubernetes", "jobset", "pytorchjob") and len(files) > 1:
         start = kubernetes.start_with(launcher.file)
-    notes = (*framework.notes(plan), *gradient_notes(plan, framework.limits))
-    return Bundle(name, files, start, notes)
+    return Bundle(name, files, start, _notes(plan, framework_name))
 
 
 def export_all(plan: Plan, *, command: str = "") -> tuple[dict[str, Bundle], dict[str, str]]:

@@ -346,6 +346,11 @@ def _job(options: Options, reading: Reading) -> None:
     name = options.word("opt_type", default="adamw")
     try:
         optimizer = optimizer_named(name, "opt_type", momentum=0.0)  # optax.sgd as it comes
+        if (
+            optimizer.name == "adamw"
+            and options.word("weight_dtype", default="float32") == "bfloat16"
+        ):
+            optimizer = OPTIMIZERS["adamw-bf16"]  # mu_dtype inherits weight_dtype (types.py)
     except SpecError:
         optimizer = OPTIMIZERS["adamw"]
         reading.unmodelled("opt_type", f"the state of {name} is not known; AdamW's is priced")

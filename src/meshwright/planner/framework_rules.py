@@ -53,7 +53,7 @@ def _shard(question: Question, c: LayoutColumns) -> Bools:
     can, replicas = asked(question), c.dp * c.cp
     degree = np.where(c.shard > 0, c.shard, replicas)
     partly = (c.zero > 0) & (degree < replicas)
-    wrong = partly if not can.hybrid_shard else none(c)
+    wrong = partly if not can.hybrid_shard else partly & not_in(can.hybrid_shard_zero, c.zero)
     if can.shard_holds_context:
         wrong = wrong | (partly & (degree % c.cp != 0))
     if can.replicas_need_shards:
@@ -158,8 +158,13 @@ def _offload(question: Question, c: LayoutColumns) -> Bools:
 
 
 def _offload_stage(question: Question, c: LayoutColumns) -> Bools:
+    can = asked(question)
     weights = (c.offload & bits(("parameters",), OFFLOADS)) > 0
-    return weights & not_in(asked(question).offload_parameters_zero, c.zero)
+    states = ((c.offload & bits(("optimizer",), OFFLOADS)) > 0) & (c.dp * c.cp > 1)
+    beside = (c.offload & ~bits(can.offload_with_context, OFFLOADS)) > 0
+    wrong = weights & not_in(can.offload_parameters_zero, c.zero)
+    wrong |= states & not_in(can.offload_optimizer_zero, c.zero)
+    return wrong | (beside & (c.cp > 1))
 
 
 def _stages(question: Question, c: LayoutColumns) -> Bools:

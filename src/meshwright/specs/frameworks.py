@@ -65,6 +65,7 @@ class Framework(Spec):
     zero_with_pipeline: tuple[int, ...] = Field(description="ZeRO stages where pp > 1")
     zero_with_tensor: tuple[int, ...] = Field(description="ZeRO stages where tp > 1")
     hybrid_shard: bool = Field(description="ZeRO groups may be smaller than dp · cp (HSDP)")
+    hybrid_shard_zero: tuple[int, ...] = Field(description="the ZeRO stages whose groups may be")
     shard_holds_context: bool = Field(
         description="a ZeRO group is made of whole context-parallel groups"
     )
@@ -131,6 +132,12 @@ class Framework(Spec):
     )
     offload_parameters_zero: tuple[int, ...] = Field(
         description="ZeRO stages under which weights can live in host memory"
+    )
+    offload_optimizer_zero: tuple[int, ...] = Field(
+        description="ZeRO stages under which the optimizer can live in host memory, over several replicas"
+    )
+    offload_with_context: tuple[Literal["optimizer", "parameters", "activations"], ...] = Field(
+        description="what can live in host memory where cp > 1"
     )
     offload_together: bool = Field(
         description="weights and optimizer leave for host memory together or not at all"

@@ -1,0 +1,97 @@
+"""Exports that would have trained another model than the plan's, or kept something else in host memory."""
+
+import json
+
+import pytest
+import yaml
+from plans import make_plan
+
+from meshwright.exports.limits import problems
+from meshwright.exports.targets import FRAMEWORKS, STARTED, export
+from meshwright.imports.files import import_file
+from meshwright.planner.legality import Question, why_illegal
+from meshwright.specs import load_cluster, load_model
+from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.frameworks import framework
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [("granite-3.3-8b", ("megatron", "deepspeed", "nanotron", "fsdp")), ("gemma-2b", ("deepspeed", "nanotron", "fsdp")),
+     ("smollm3-3b", ("accelerate", "megatron-bridge")), ("ministral-3-8b", ("trainer", "primus")), ("olmo-7b", ("megatron", "lightning")),
+     ("llama4-scout", ("megatron",)), ("phi-4-mini", ("deepspeed", "nanotron"))],
+)  # fmt: skip
+def test_a_family_that_computes_otherwise_is_not_written_as_its_shape(model, targets):
+    for name in targets:
+        limits = FRAMEWORKS[name].limits
+        assert any(found.field == "model.family" for found in limits.extra(load_model(model))), name
+
+
+def test_granite_and_gemma_have_what_the_refusal_says():
+    auto = pytest.importorskip("transformers").models.auto.configuration_auto
+    granite = auto.CONFIG_MAPPING["granite"]()
+    assert {"embedding_multiplier", "residual_multiplier", "logits_scaling"} <= set(vars(granite))
+    assert auto.CONFIG_MAPPING["smollm3"]().no_rope_layer_interval == 4
+
+
+def test_a_rotary_base_that_nobody_looked_up_is_said():
+    known = export(make_plan("smollm2-135m", dp=8), "nanotron")
+    assert (
+        yaml.safe_load(known.files["nanotron.yaml"])["model"]["model_config"]["rope_theta"]
+        == 100_000
+    )
+    assert not any("rotary base" in note for note in known.notes)
+    assert any("rotary base" in note for note in export(make_plan("seed-oss-36b", dp=8), "deepspeed").notes)  # fmt: skip
+    size = make_plan("llama3-8b", dp=8).but(model=load_model("7B").model_dump())
+    assert not any("rotary base" in note for note in export(size, "deepspeed").notes)
+
+
+def test_files_that_begin_with_new_weights_say_so_where_a_plan_trains_further():
+    job = Job(seq_len=4096, global_batch=64, finetune=finetune_recipe("full"))
+    for target in ("megatron", "deepspeed"):
+        assert any("new weights" in note for note in export(make_plan(job=job, dp=8), target).notes)
+    assert not any("new weights" in note for note in export(make_plan(dp=8), "megatron").notes)
+
+
+def test_maxtext_holds_16_bits_where_nothing_wider_was_priced(tmp_path):
+    job = Job(seq_len=4096, global_batch=64, framework="maxtext", precision=RECIPES["pure-bf16"])
+    narrow = make_plan("llama3-8b", "tpu-v5p:2x4", job.but(optimizer=OPTIMIZERS["adamw-bf16"]), dp=8, zero=3)  # fmt: skip
+    export(narrow, "maxtext").write(tmp_path)
+    data = yaml.safe_load((tmp_path / "maxtext.yml").read_text())
+    assert (data["weight_dtype"], data["grad_dtype"]) == ("bfloat16", "bfloat16")
+    back = import_file(tmp_path / "maxtext.yml").job
+    assert back.precision == narrow.job.precision
+    assert back.optimizer == narrow.job.optimizer
+    with pytest.raises(SpecError, match="moments of 16 bits"):
+        export(make_plan("llama3-8b", "tpu-v5p:2x4", job, dp=8, zero=3), "maxtext")
+
+
+TUNED = {"precision": RECIPES["pure-bf16"], "seq_len": 4096, "global_batch": 64}
+
+
+@pytest.mark.parametrize(
+    ("tool", "layout", "field"),
+    [("trl", {"dp": 4, "cp": 2, "zero": 3, "cp_method": "ring", "offload": ("optimizer",)}, "offload"),
+     ("axolotl", {"dp": 8, "offload": ("optimizer",)}, "offload"), ("llama-factory", {"dp": 8, "offload": ("optimizer",)}, "offload"),
+     ("maxtext", {"dp": 8, "zero": 1, "shard": 2}, "layout.shard")],
+)  # fmt: skip
+def test_planner_and_exporter_refuse_what_no_file_says(tool, layout, field):
+    tuned = {} if tool == "maxtext" else {**TUNED, "finetune": finetune_recipe("lora")}
+    job = Job(framework=tool, **{"seq_len": 4096, "global_batch": 64, **tuned})
+    plan = make_plan("llama3-8b", "tpu-v5p:2x4" if tool == "maxtext" else None, job, **layout)
+    assert field in {found.field for found in problems(plan, STARTED[tool].limits)}
+    question = Question(plan.model, load_cluster(plan.cluster.name), job)
+    assert "framework" in str(why_illegal(question, plan.layout))
+
+
+def test_one_device_offloads_by_deepspeed_too(tmp_path):
+    job = Job(framework="llama-factory", **TUNED, finetune=finetune_recipe("lora"))
+    plan = make_plan("llama3-8b", "h100:1x1", job, dp=1, offload=("optimizer",))
+    made = export(plan, "llama-factory")
+    zero = json.loads(made.files["deepspeed.json"])["zero_optimization"]
+    assert (zero["stage"], zero["offload_optimizer"]["device"]) == (2, "cpu")
+    made.write(tmp_path)
+    assert import_file(tmp_path / "llama-factory.yaml").layout.offload == ("optimizer",)
+    assert framework("llama-factory").offload_optimizer_zero == (1, 2, 3)
