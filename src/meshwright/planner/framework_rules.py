@@ -263,7 +263,7 @@ FRAMEWORK_RULES: tuple[Rule, ...] = (
     Rule("framework: offload", "the framework cannot keep this in host memory", _offload),
     Rule(
         "framework: offload under ZeRO",
-        "the framework keeps weights in host memory under another ZeRO stage",
+        "the framework keeps this in host memory under another ZeRO stage, or not where sequences are split",
         _offload_stage,
     ),
     Rule("framework: rank order", "the framework orders ranks otherwise", _order),
