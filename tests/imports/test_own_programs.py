@@ -163,6 +163,11 @@ def test_a_notebook_is_its_code_cells(tmp_path):
     path.write_text(json.dumps({"cells": cells, "nbformat": 4}))
     given = Given(cluster=load_cluster("h100:1x1"), guess=True)
     assert import_file(path, given) == read(UNSLOTH)
+    plain = UNSLOTH.replace("from unsloth import FastLanguageModel", "")
+    plain = plain.replace("FastLanguageModel", "AutoModelForCausalLM")
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": plain}], "nbformat": 4}))
+    alone = import_file(path, Given(guess=True))
+    assert alone.cluster.gpus == 1 and "a notebook trains" in " ".join(alone.notes)
     path.write_text("{}")
     with pytest.raises(SpecError, match="a list of cells"):
         import_file(path, given)

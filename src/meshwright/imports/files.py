@@ -22,6 +22,10 @@ _COMMAND = re.compile(
 )
 
 
+_STARTS_MORE = re.compile(r"\bnotebook_launcher\(|\btorchrun\b|accelerate launch|\bspawn\(")
+"""What starts more processes out of a notebook."""
+
+
 def import_file(path: str | Path, given: Given | None = None) -> Imported:
     """Read a file of another tool, or a folder with the pieces of one run.
 
@@ -62,7 +66,12 @@ def read_any(text: str, name: str, given: Given, folder: Path | None) -> tuple[R
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".ipynb":
-        text, suffix = notebook_program(text, "file", name), ".py"
+        program = notebook_program(text, "file", name)
+        found, stamp = python.read(program, name, given, folder, read_stamp(program))
+        if not found.world() and not _STARTS_MORE.search(program):
+            found.devices = 1
+            found.note("a notebook trains in one process, on one device", "file")
+        return found, stamp
     stamp = read_stamp(text)
     logged = logs.read(text, given)
     if logged is not None:
