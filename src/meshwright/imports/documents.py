@@ -41,6 +41,7 @@ from meshwright.imports import (
     veomni,
 )
 from meshwright.imports.names import PLANNED
+from meshwright.imports.options import flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import Limits, parse_json, parse_toml, parse_yaml
@@ -194,6 +195,8 @@ def _refuse_other(data: Data, text: str, name: str) -> None:
         )
     if "includes" in data and "modules" not in data:
         raise SpecError("file", name, "describes no training run of its own: it is a part that others include; import the experiment that names it")  # fmt: skip
+    if any(re.search(r"(?:^|\.)vision_config\.\w", key) for key in flattened(data)):
+        raise SpecError("model", name, f"trains a vision-language model: {PLANNED}")
     recipe = str(data.get("recipe", ""))
     if re.search(r"(?i)eagle|dflash|drafter|speculat", recipe):
         raise SpecError("recipe", recipe, f"trains a draft model beside a frozen one: {PLANNED}")  # fmt: skip

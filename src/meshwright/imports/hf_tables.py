@@ -154,6 +154,10 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
     if data.get("train_mode") == "qlora":
         data = {**data, "use_lora": True, "load_in_4bit": True}
     _launched(data, reading, given, folder)
+    processes = data.get("num_processes")
+    if isinstance(processes, int) and processes > 0:
+        data = {name: one for name, one in data.items() if name != "num_processes"}
+        reading.devices = processes  # what its launcher is to start
     if "tuner_type" in data or "train_type" in data:
         data = dict(data)
         hf.chosen_tuner(data)

@@ -99,7 +99,7 @@ def find_launch(script: Script, chosen: int = 0) -> Launch | None:
         found.environment = command.environment
         flags = sum(word.startswith("-") or "=" in word for word in found.words)
         score = (2 * _trains(found.program) - bool(_OTHER.search(found.program)), flags)
-        if score[0] > 0 and all(_run_of(one) != _run_of(found) for one in trainings):
+        if score[0] > 1 and all(_run_of(one) != _run_of(found) for one in trainings):
             trainings.append(found)
         if best is None or score > best[0]:
             best = score, found

@@ -175,12 +175,13 @@ def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         if taken and reading.hosts > taken:
             reading.hosts -= taken
     megatron_on = options.flag("policy.megatron_cfg.enabled")
-    get = "policy.megatron_cfg." if megatron_on else "policy.dtensor_cfg."
+    second = options.flag("policy.dtensor_v2_cfg.enabled")
+    get = f"policy.{'megatron_cfg' if megatron_on else 'dtensor_v2_cfg' if second else 'dtensor_cfg'}."
     reading.layout = {
         "tp": options.whole(f"{get}tensor_model_parallel_size", f"{get}tensor_parallel_size", default=1) or 1,
         "cp": options.whole(f"{get}context_parallel_size", default=1) or 1,
-        "pp": options.whole(f"{get}pipeline_model_parallel_size", default=1) or 1 if megatron_on else 1,
-        "ep": options.whole(f"{get}expert_model_parallel_size", default=1) or 1 if megatron_on else 1,
+        "pp": options.whole(f"{get}pipeline_model_parallel_size", f"{get}pipeline_parallel_size", default=1) or 1,
+        "ep": options.whole(f"{get}expert_model_parallel_size", f"{get}expert_parallel_size", default=1) or 1,
         "sequence_parallel": options.flag(f"{get}sequence_parallel"),
         "zero": 1 if megatron_on else 3,
         "recompute": "full" if options.flag(f"{get}activation_checkpointing") else "none",
@@ -195,6 +196,17 @@ def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         "framework": "megatron" if megatron_on else "fsdp",
         "precision": RECIPES["bf16-fp32-grads" if "bf" in precision else "fp32"].model_dump(),
     }
+    name = options.loose(
+        "policy.megatron_cfg.optimizer.optimizer" if megatron_on else "policy.optimizer.name"
+    )
+    try:
+        reading.job["optimizer"] = optimizer_named(
+            name or "adamw", "policy.optimizer.name"
+        ).model_dump()
+    except SpecError:
+        reading.unmodelled(
+            "policy.optimizer.name", f"the state of {name} is not known; AdamW's is priced"
+        )
     reading.note("the training half is priced, not generation")
     if options.has("teacher.model_name"):
         reading.unmodelled(

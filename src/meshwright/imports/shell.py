@@ -56,7 +56,7 @@ class Script:
     guessing: bool = False
     guesses: dict[str, str] = field(default_factory=dict)
     has_else: bool = False
-    """Whether the branch that is decided now has an `else` for who sets nothing."""
+    """Whether who sets nothing has a way past the branch that is decided now: an `else`, or no other branch."""
     steps: int = 0
     depth: int = 0
     printed: list[str] | None = None

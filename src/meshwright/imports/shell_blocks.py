@@ -32,7 +32,7 @@ def run_if(script: Script, node: Node) -> bool | None:
     if clause[0]:
         clauses.insert(0, (clause[0][-1], clause[1]))
     for condition, body in clauses:
-        script.has_else = any(one is None for one, _body in clauses)
+        script.has_else = len(clauses) == 1 or any(one is None for one, _body in clauses)
         status = True if condition is None else script.run(condition)
         script.has_else = False
         if status is None and condition is not None and _matters(body):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 from meshwright.imports.beside import beside
 from meshwright.imports.shell import Command, Script
+from meshwright.imports.shell_batch import batch_options
 from meshwright.imports.shell_tests import test
 from meshwright.imports.words import arithmetic, mark, shown, unmarked, unset
 from meshwright.specs.errors import SpecError
@@ -185,6 +187,14 @@ def _inside(script: Script, text: str, ahead: list[str], environment: dict[str, 
     return len(script.commands) > before
 
 
+def exported(words: list[str]) -> dict[str, str]:
+    """Variables that `sbatch --export=ALL,NAME=value` hands on; a value with a comma ends there, as SLURM has it."""
+    listed = [word.partition("=")[2] for word in words if word.startswith("--export=")]
+    listed += [after for word, after in pairwise(words) if word == "--export"]
+    pairs = [one.partition("=") for text in listed for one in text.split(",")]
+    return {name: value for name, equals, value in pairs if equals and name.isidentifier()}
+
+
 def starts_script(script: Script, words: list[str], environment: dict[str, str]) -> bool:
     """Follow the script that a launcher starts, where it is at hand; the launcher's words come first."""
     scope = script.scope
@@ -205,6 +215,12 @@ def starts_script(script: Script, words: list[str], environment: dict[str, str])
         before = len(script.commands)
         kept, positional = dict(scope.variables), scope.positional
         scope.variables |= environment
+        if posixpath.basename(words[0]) == "sbatch":
+            # The job's own requests, what the command says over them, and what it hands on.
+            script.sbatch |= batch_options(text) | batch_options(
+                f"#SBATCH {' '.join(words[1:index])}"
+            )
+            scope.variables |= exported(words[1:index])
         scope.positional = words[index + 1 :]
         script.running.append(text)
         try:

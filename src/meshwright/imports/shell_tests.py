@@ -116,8 +116,8 @@ def _plain_names(text: str) -> bool:
     return not any(name[:1] == "$" or "=" in name for name in unset(text))
 
 
-_ON = ("true", "yes", "on", "y")
-"""Words for which a switch is compared: with an `else` beside it, what nobody sets is off."""
+_ON = ("true", "yes", "on", "y", "1")
+"""Words for which a switch is compared: what nobody sets is off, unless another branch asks for the opposite word."""
 
 
 def take(script: Script, left: str, right: str) -> bool:

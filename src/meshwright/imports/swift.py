@@ -17,7 +17,7 @@ from meshwright.specs.errors import SpecError
 _DEFAULTS = {
     "bf16": True, "use-distributed-optimizer": True, "attention-dropout": "0.0", "hidden-dropout": "0.0",
     "micro-batch-size": "1", "recompute-granularity": "selective", "attention-backend": "flash", "cross-entropy-loss-fusion": True,
-    "moe-grouped-gemm": True,
+    "moe-grouped-gemm": True, "expert-tensor-parallel-size": "1",
 }  # fmt: skip
 """What ms-swift takes where Megatron-LM takes something else (swift/megatron/arguments/megatron_args.py)."""
 
