@@ -95,3 +95,18 @@ def test_one_device_offloads_by_deepspeed_too(tmp_path):
     made.write(tmp_path)
     assert import_file(tmp_path / "llama-factory.yaml").layout.offload == ("optimizer",)
     assert framework("llama-factory").offload_optimizer_zero == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "zero", "recipe", "widths"),
+    [("accelerate", "accelerate.yaml", 2, "bf16-fp32-grads", (4, 4)), ("accelerate", "accelerate.yaml", 3, "bf16", (4, 2)),
+     ("accelerate", "accelerate.yaml", 0, "bf16", (4, 4)), ("trainer", "trainer.yaml", 2, "bf16", (4, 2)),
+     ("trainer", "trainer.yaml", 0, "bf16-fp32-grads", (4, 4))],
+)  # fmt: skip
+def test_gradients_come_back_as_wide_as_the_framework_holds_them(
+    tmp_path, target, file, zero, recipe, widths
+):
+    job = Job(framework=target, global_batch=64, precision=RECIPES[recipe])
+    export(make_plan(job=job, dp=8, zero=zero), target).write(tmp_path)
+    back = import_file(tmp_path / file).job.precision
+    assert (back.gradient_bytes, back.gradient_reduce_bytes) == widths

@@ -40,7 +40,27 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading = Reading("accelerate YAML", options=dict(EDITS))
     reading.model = given.model
     apply(data, reading, given, folder)
+    if str(data.get("distributed_type")).upper() not in ("DEEPSPEED", "MEGATRON_LM"):
+        gradients_of_32_bits(reading, reduced=_reduced(folder))
     return reading
+
+
+def gradients_of_32_bits(reading: Reading, reduced: float = 2) -> None:
+    """Gradients as wide as the 32-bit weights that autocast and FSDP's shards leave with the optimizer.
+
+    FSDP sums them in the width that its products have (accelerate's MixedPrecisionPolicy) unless a script says
+    otherwise, DDP in their own.
+    """
+    recipe = reading.job.get("precision", {})
+    if recipe.get("compute") in ("bf16", "fp16") and recipe.get("master_bytes") == 4:
+        wire = reduced if reading.layout.get("zero") else 4.0
+        reading.job["precision"] = recipe | {"gradient_bytes": 4.0, "gradient_reduce_bytes": wire}
+
+
+def _reduced(folder: Path | None) -> float:
+    """Bytes in which shards of gradients are summed: a script of ours beside the file may say 4."""
+    path = beside(folder, "train.py")
+    return 4 if path is not None and "\nREDUCE_FP32 = True" in read_text(path) else 2
 
 
 def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | None) -> None:
