@@ -110,3 +110,28 @@ def test_gradients_come_back_as_wide_as_the_framework_holds_them(
     export(make_plan(job=job, dp=8, zero=zero), target).write(tmp_path)
     back = import_file(tmp_path / file).job.precision
     assert (back.gradient_bytes, back.gradient_reduce_bytes) == widths
+
+
+@pytest.mark.parametrize("tool", ["trl", "axolotl", "llama-factory"])
+def test_adapters_and_weights_train_in_fp16_with_a_scaler(tmp_path, tool):
+    lora = Job(framework=tool, seq_len=2048, global_batch=64, precision=RECIPES["fp16"],
+               finetune=finetune_recipe("lora"), document_masking=tool == "axolotl")  # fmt: skip
+    plan = make_plan("llama3-8b", job=lora, dp=8)
+    export(plan, tool).write(tmp_path)
+    data = yaml.safe_load((tmp_path / f"{tool}.yaml").read_text())
+    assert (data["fp16"], data.get("bf16", False)) == (True, False)
+    assert import_file(tmp_path / f"{tool}.yaml").job.precision.compute == "fp16"
+    whole = lora.but(finetune=finetune_recipe("full").model_dump())
+    made = export(make_plan("llama3-8b", job=whole, dp=8, zero=2), tool).files["deepspeed.json"]
+    assert json.loads(made)["fp16"] == {"enabled": "auto"}
+    alone = make_plan("llama3-8b", job=whole, dp=8)
+    with pytest.raises(SpecError, match="ZeRO stage 1, 2, 3"):
+        export(alone, tool)
+    assert why_illegal(Question(alone.model, alone.cluster, whole), alone.layout) is not None
+
+
+def test_torchtune_and_verl_say_that_they_do_not_train_in_fp16():
+    for tool in ("torchtune", "verl"):
+        job = Job(framework=tool, precision=RECIPES["fp16"], finetune=finetune_recipe("lora"))
+        with pytest.raises(SpecError, match="trains in bf16"):
+            export(make_plan("llama3.1-8b", job=job, dp=8, zero=3), tool)

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from dataclasses import field as default_of
 from typing import Any
 
-from meshwright.specs.frameworks import AXIS_TITLES, Framework, lacks, without_master
+from meshwright.specs.frameworks import (
+    AXIS_TITLES,
+    Framework,
+    lacks,
+    tunes_whole_fp16,
+    without_master,
+)
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Plan
@@ -90,9 +96,14 @@ def sharding(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
                       "an offloaded optimizer", {"offload": kept})  # fmt: skip
     if without_master(plan.job) and alone and 0 not in can.zero_without_master:
         yield Problem("zero", 0, "updates 16-bit weights without a copy over several replicas only")
+    scaled = tunes_whole_fp16(plan.job)
+    if scaled and alone and 0 not in can.zero_tuning_fp16:
+        yield Problem("zero", 0, "trains all weights in fp16 over several replicas only")
     if alone:
         return
     allowed = list(can.zero_stages(tp=layout.tp, pp=layout.pp))
+    if scaled:
+        allowed = [stage for stage in allowed if stage in can.zero_tuning_fp16]
     if can.context_needs_shards and layout.cp > 1:
         allowed = [stage for stage in allowed if stage >= 2]
     if without_master(plan.job):

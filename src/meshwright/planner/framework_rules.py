@@ -17,7 +17,7 @@ from meshwright.planner.question import (
     not_in,
     scheduled,
 )
-from meshwright.specs.frameworks import AXIS_TITLES, Axis, lacks, without_master
+from meshwright.specs.frameworks import AXIS_TITLES, Axis, lacks, tunes_whole_fp16, without_master
 from meshwright.specs.layout import AXES, CONTEXT_METHODS, MODULES, OFFLOADS, ranked
 
 
@@ -44,6 +44,8 @@ def _zero(question: Question, c: LayoutColumns) -> Bools:
         wrong |= not_in(can.zero_without_master, c.zero)
     # With a single replica nothing is sharded, whatever the framework calls it.
     several = c.dp * c.cp > 1
+    if tunes_whole_fp16(question.job) and 0 not in can.zero_tuning_fp16:
+        return wrong | ~several | not_in(can.zero_tuning_fp16, c.zero)
     if without_master(question.job) and 0 not in can.zero_without_master:
         return wrong | ~several
     return wrong & several
