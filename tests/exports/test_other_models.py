@@ -135,3 +135,33 @@ def test_torchtune_and_verl_say_that_they_do_not_train_in_fp16():
         job = Job(framework=tool, precision=RECIPES["fp16"], finetune=finetune_recipe("lora"))
         with pytest.raises(SpecError, match="trains in bf16"):
             export(make_plan("llama3.1-8b", job=job, dp=8, zero=3), tool)
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "loss"),
+    [("deepspeed", "ds_config.json", "liger"), ("accelerate", "accelerate.yaml", "liger"), ("torchtitan", "recipe.py", "chunked")],
+)  # fmt: skip
+def test_how_the_loss_is_made_comes_back(tmp_path, target, file, loss):
+    job = Job(framework=target, seq_len=4096, global_batch=64, precision=RECIPES["bf16-fp32-grads"])
+    for asked in (loss, "framework"):
+        plan = make_plan("llama3.1-8b", job=job.but(loss=asked), dp=8, zero=2)
+        export(plan, target).write(tmp_path)
+        assert import_file(tmp_path / file).job.loss == asked
+    recipe = export(plan, "torchtitan").files["recipe.py"]
+    assert "ChunkedLossWrapper.Config(" not in recipe
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_megatron_moves_adam_alone_to_host_memory(optimizer):
+    job = Job(seq_len=4096, global_batch=64, framework="megatron", precision=RECIPES["bf16"])
+    away = {"dp": 8, "zero": 1, "offload": ("optimizer",)}
+    words = export(make_plan(job=job, **away), "megatron").files["run.sh"]
+    assert "--main-grads-dtype bf16" in words
+    wide = job.but(precision=RECIPES["bf16-fp32-grads"].model_dump())
+    assert (
+        "--main-grads-dtype" not in export(make_plan(job=wide, **away), "megatron").files["run.sh"]
+    )
+    other = job.but(optimizer=OPTIMIZERS[optimizer].model_dump())
+    plan = make_plan(job=other, **away)
+    assert any(found.field == "offload" for found in problems(plan, FRAMEWORKS["megatron"].limits))
+    assert why_illegal(Question(plan.model, plan.cluster, other), plan.layout) is not None

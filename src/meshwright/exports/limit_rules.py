@@ -90,6 +90,11 @@ def splits(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
 def sharding(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     """ZeRO stages beside the other degrees, and how far shards reach."""
     alone = layout.dp * layout.cp == 1
+    movable, name = can.optimizers_offloaded, plan.job.optimizer.name
+    if "optimizer" in layout.offload and movable and name not in movable:
+        kept = tuple(what for what in layout.offload if what != "optimizer")
+        says = f"keeps {' or '.join(movable)} alone in host memory, not {name}"
+        yield Problem("offload", list(layout.offload), says, {"offload": kept})
     if without_master(plan.job) and can.moments_like_master and "optimizer" in layout.offload:
         kept = tuple(what for what in layout.offload if what != "optimizer")
         yield Problem("offload", list(layout.offload), "keeps a copy of 16-bit weights in host memory beside "

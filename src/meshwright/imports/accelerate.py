@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import deepspeed
-from meshwright.imports.beside import beside
+from meshwright.imports.beside import beside, switched_on
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError
@@ -41,7 +41,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading.model = given.model
     apply(data, reading, given, folder)
     if str(data.get("distributed_type")).upper() not in ("DEEPSPEED", "MEGATRON_LM"):
-        gradients_of_32_bits(reading, reduced=_reduced(folder))
+        gradients_of_32_bits(reading, 4 if switched_on(folder, "REDUCE_FP32") else 2)
+    if switched_on(folder, "LIGER"):
+        reading.job["loss"] = "liger"
     return reading
 
 
@@ -55,12 +57,6 @@ def gradients_of_32_bits(reading: Reading, reduced: float = 2) -> None:
     if recipe.get("compute") in ("bf16", "fp16") and recipe.get("master_bytes") == 4:
         wire = reduced if reading.layout.get("zero") else 4.0
         reading.job["precision"] = recipe | {"gradient_bytes": 4.0, "gradient_reduce_bytes": wire}
-
-
-def _reduced(folder: Path | None) -> float:
-    """Bytes in which shards of gradients are summed: a script of ours beside the file may say 4."""
-    path = beside(folder, "train.py")
-    return 4 if path is not None and "\nREDUCE_FP32 = True" in read_text(path) else 2
 
 
 def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | None) -> None:

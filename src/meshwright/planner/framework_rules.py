@@ -147,6 +147,9 @@ def _context(question: Question, c: LayoutColumns) -> Bools:
 def _offload(question: Question, c: LayoutColumns) -> Bools:
     has = bits(asked(question).offload, OFFLOADS)
     wrong = (c.offload & ~has) > 0
+    movable = asked(question).optimizers_offloaded
+    if movable and question.job.optimizer.name not in movable:
+        wrong |= (c.offload & bits(("optimizer",), OFFLOADS)) > 0
     can = asked(question)
     if can.offload_together:
         weights, optimizer = (

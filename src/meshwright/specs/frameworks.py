@@ -136,6 +136,9 @@ class Framework(Spec):
     offload_parameters_zero: tuple[int, ...] = Field(
         description="ZeRO stages under which weights can live in host memory"
     )
+    optimizers_offloaded: tuple[str, ...] = Field(
+        description="optimizers that can live in host memory; empty: all of `optimizers`"
+    )
     offload_optimizer_zero: tuple[int, ...] = Field(
         description="ZeRO stages under which the optimizer can live in host memory, over several replicas"
     )
