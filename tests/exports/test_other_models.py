@@ -165,3 +165,16 @@ def test_megatron_moves_adam_alone_to_host_memory(optimizer):
     plan = make_plan(job=other, **away)
     assert any(found.field == "offload" for found in problems(plan, FRAMEWORKS["megatron"].limits))
     assert why_illegal(Question(plan.model, plan.cluster, other), plan.layout) is not None
+
+
+def test_torchtune_splits_no_layers_beside_the_optimizers_of_bitsandbytes():
+    job = Job(
+        framework="torchtune",
+        **TUNED,
+        finetune=finetune_recipe("full"),
+        optimizer=OPTIMIZERS["paged-adam8bit"],
+    )
+    plan = make_plan("llama3-70b", job=job, dp=1, tp=8)
+    with pytest.raises(SpecError, match="no tensor parallelism beside paged-adam8bit"):
+        export(plan, "torchtune")
+    assert why_illegal(Question(plan.model, plan.cluster, job), plan.layout) is not None

@@ -56,6 +56,9 @@ def splits(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     if layout.tp > 1:
         for need in lacks(model, can.tensor_needs):
             yield Problem("tp", layout.tp, f"has tensor parallelism for models with {need}", one)
+        name, able = plan.job.optimizer.name, can.optimizers_with_tensor
+        if able and name not in able:
+            yield Problem("tp", layout.tp, f"has no tensor parallelism beside {name}", one)
         if (
             plan.job.finetune is not None
             and plan.job.finetune.adapts

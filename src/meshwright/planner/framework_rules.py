@@ -70,7 +70,9 @@ def _tensor(question: Question, c: LayoutColumns) -> Bools:
         wrong |= (c.tp > 1) & (c.pp > 1)
     tune = question.job.finetune
     adapts = tune is not None and tune.adapts and not can.tensor_with_adapters
-    if lacks(model, can.tensor_needs) or adapts:
+    alone = can.optimizers_with_tensor
+    unsplit = bool(alone) and question.job.optimizer.name not in alone
+    if lacks(model, can.tensor_needs) or adapts or unsplit:
         wrong |= c.tp > 1
     if lacks(model, can.pipeline_needs):
         wrong |= c.pp > 1

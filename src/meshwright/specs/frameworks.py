@@ -136,6 +136,9 @@ class Framework(Spec):
     offload_parameters_zero: tuple[int, ...] = Field(
         description="ZeRO stages under which weights can live in host memory"
     )
+    optimizers_with_tensor: tuple[str, ...] = Field(
+        description="optimizers that go with tp > 1; empty: all of `optimizers`"
+    )
     optimizers_offloaded: tuple[str, ...] = Field(
         description="optimizers that can live in host memory; empty: all of `optimizers`"
     )
