@@ -178,3 +178,20 @@ def test_torchtune_splits_no_layers_beside_the_optimizers_of_bitsandbytes():
     with pytest.raises(SpecError, match="no tensor parallelism beside paged-adam8bit"):
         export(plan, "torchtune")
     assert why_illegal(Question(plan.model, plan.cluster, job), plan.layout) is not None
+
+
+@pytest.mark.parametrize("name", ["megatron", "primus"])
+def test_every_chunk_of_a_rank_recomputes_as_many_layers_in_the_planner_too(name):
+    job = Job(seq_len=4096, global_batch=512, framework=name)
+    layout = {
+        "pp": 4,
+        "dp": 8,
+        "virtual_stages": 20,
+        "schedule": "interleaved",
+        "recompute": "full",
+    }
+    for layers, legal in ((10, False), (20, True)):
+        plan = make_plan("llama3-70b", job=job, recompute_layers=layers, **layout)
+        assert (not problems(plan, FRAMEWORKS[name].limits)) == legal
+        why = why_illegal(Question(plan.model, plan.cluster, job), plan.layout)
+        assert (why is None) == legal, why

@@ -108,6 +108,8 @@ def _recompute(question: Question, c: LayoutColumns) -> Bools:
     wrong = not_in([RECOMPUTES.index(mode) for mode in can.recompute], c.recompute)
     if not can.recompute_layers:
         wrong |= c.recompute_layers > 0
+    if can.name != "meshwright":  # its layers are chosen one by one; others' alike in every chunk
+        wrong |= c.recompute_layers % np.maximum(c.virtual_stages, 1) != 0
     if not can.stage_recompute_layers:
         wrong |= c.recompute_split > 0
     if can.recompute_needs_shards:
