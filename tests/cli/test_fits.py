@@ -333,3 +333,22 @@ def test_weights_are_as_wide_as_each_tool_loads_them(
     recipe = job.precision
     held = recipe.parameter_bytes + recipe.master_bytes + recipe.gradient_bytes
     assert held + job.optimizer.state_bytes == bytes_each
+
+
+def test_gradients_are_whole_while_fsdp_accumulates_under_the_trainer(tmp_path: Path) -> None:
+    sharded = AXOLOTL + "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+    more = sharded + "gradient_accumulation_steps: 4\n"
+    found = written(tmp_path, more, H8)
+    assert any(one.option == "gradient_accumulation_steps" for one in found.remarks)
+    whole = judged(found).estimate
+    assert whole.memory_parts["gradients"] == pytest.approx(4 * 8.03e9, rel=0.01)
+    adapters = more + "adapter: lora\nlora_target_linear: true\n"
+    told = written(tmp_path, adapters, H8).remarks
+    assert not any(one.option == "gradient_accumulation_steps" for one in told)
+    trl = "model_name_or_path: llama3.1-8b\nmax_length: 2048\nfsdp: full_shard\ngradient_accumulation_steps: 4\n"
+    each = trl + "accelerator_config:\n  gradient_accumulation_kwargs:\n    sync_each_batch: true\n"
+    held = [
+        judged(written(tmp_path, text, H8)).estimate.memory_parts["gradients"]
+        for text in (trl, each)
+    ]
+    assert held[0] == pytest.approx(8 * held[1])

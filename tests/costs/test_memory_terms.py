@@ -165,6 +165,21 @@ def test_fsdp_in_a_pipeline_keeps_its_stage_gathered_and_sums_whole_gradients():
     )
 
 
+def test_fsdp_that_reduces_after_the_last_micro_batch_sums_whole_gradients():
+    """transformers' Trainer and accelerate: no_sync around all but the last of the accumulated batches."""
+    layout = dict(tp=1, pp=1, dp=8, zero=3)
+    each = parts(layout, framework="trl")
+    whole = parts(layout, framework="trl", accumulates_whole=True)
+    bytes_each = RECIPES["bf16-fp32-grads"].gradient_reduce_bytes
+    assert whole["gradients"] == pytest.approx(8 * each["parameters"] / 2.0 * bytes_each)
+    assert {k: v for k, v in whole.items() if k != "gradients"} == {
+        k: v for k, v in each.items() if k != "gradients"
+    }
+    assert parts(layout, framework="trl", micro_batches=1, accumulates_whole=True) == parts(
+        layout, framework="trl", micro_batches=1
+    )
+
+
 def test_copies_of_the_update_count_only_where_activations_were_less():
     """They live when no activations do: the larger of both decides."""
     small = dict(tp=1, pp=1, dp=1, recompute="full")

@@ -41,6 +41,9 @@ def test_the_trainer_reads_our_arguments(script, tmp_path):
         again = told.get("activation_checkpointing", False) or read.gradient_checkpointing
         assert again == (layout.recompute == "full")
         if layout.zero:
+            kwargs = read.accelerator_config.gradient_accumulation_kwargs or {}
+            accumulates = read.gradient_accumulation_steps > 1
+            assert kwargs.get("sync_each_batch", False) is accumulates  # gradients stay sharded
             assert told["fsdp_version"] == 2
             assert told["reshard_after_forward"] is (layout.zero == 3)
 

@@ -165,6 +165,9 @@ class Behaviour(Spec):
         description="ZeRO-3 in a pipeline: parameters stay gathered from the first micro-batch to the "
         "last, and gradients are summed whole until then"
     )
+    accumulates_whole: bool = Field(
+        description="under FSDP gradients are summed whole on every device until the last micro-batch"
+    )
     zero3_gathers: Literal["layers", "modules"] = Field(
         description="ZeRO-3 gathers and frees a layer at a time, or each module by hooks of its own"
     )

@@ -111,7 +111,7 @@ def rank_parts(rank: Rank) -> dict[str, Floats]:
         logits, gaps = np.where(at_loss, logits, 0.0), 0.0
     parts = {
         "parameters": _stored_weights(rank),
-        "gradients": rank.state.gradients,
+        "gradients": _gradients(rank),
         "optimizer": rank.state.optimizer,
         "gathered_parameters": gathered,
         "activations": activations,
@@ -254,6 +254,21 @@ def cached_bytes(parts: dict[str, Floats]) -> Floats:
     """What the allocator of an eager program keeps cached of parts that come and go together."""
     moved = sum((parts[name] for name in MOVING), np.zeros_like(parts["logits"]))
     return np.asarray(moved * float(constants()["allocator"]["eager_cached"]))
+
+
+def _gradients(rank: Rank) -> Floats:
+    """What a rank holds of gradients: its shards, or the whole sums of what it trains while it accumulates.
+
+    FSDP2 keeps those as wide as it reduces them (torch/distributed/fsdp/_fully_shard/_fsdp_param.py
+    to_accumulated_grad_if_needed), FSDP1 as wide as it computes.
+    """
+    columns, state = rank.columns, rank.state
+    if not rank.behaviour.accumulates_whole:
+        return state.gradients
+    sums = state.dense_parameters + state.expert_parameters
+    whole = rank.job.precision.gradient_reduce_bytes * sums
+    early = (columns.zero >= 2) & (columns.shard_degree > 1) & (rank.micro_batches > 1)
+    return np.where(early, np.maximum(whole, state.gradients), state.gradients)
 
 
 def _gathered(rank: Rank) -> Floats:

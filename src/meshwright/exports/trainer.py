@@ -56,6 +56,10 @@ def arguments(plan: Plan) -> dict[str, Any]:
         data["use_liger_kernel"] = True
     if layout.zero:
         data |= {"fsdp": True, "fsdp_config": _sharding(plan)}
+        if data["gradient_accumulation_steps"] > 1:
+            # Else it sums whole gradients on every device until the last micro-batch (trainer.py, no_sync).
+            each = {"sync_each_batch": True}
+            data["accelerator_config"] = {"gradient_accumulation_kwargs": each}
     if plan.cluster.device.vendor == "cpu":
         data["use_cpu"] = True
     return data

@@ -71,6 +71,8 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
     fields.setdefault("offload", sorted(reading.offload))
     layout = Layout.parse(fields, "layout")
     reading.job |= _made_for(stamp)
+    if not stamp.target:
+        _accumulation(reading, fields, batch // (dp * micro))
     job = Job.parse({**reading.job, "seq_len": seq_len, "global_batch": batch}, "job")
     if batch % (dp * micro):
         raise SpecError(
@@ -93,6 +95,26 @@ def _count_chips(reading: Reading, devices: int) -> None:
         return  # shards take the devices that are left; copies are counted as they are
     if reading.dp % devices == 0 and reading.replicate % devices == 0:
         reading.dp, reading.replicate = reading.dp // devices, reading.replicate // devices
+
+
+_ACCUMULATES = frozenset({"trl", "trainer", "axolotl", "llama-factory", "accelerate"})
+"""Tools on transformers' Trainer or accelerate, whose FSDP reduces gradients after the last micro-batch alone."""
+
+
+def _accumulation(reading: Reading, fields: dict[str, Any], micro_batches: int) -> None:
+    """Say that gradients are summed whole while batches accumulate, where FSDP shards them."""
+    fsdp = reading.job.get("framework") in _ACCUMULATES and int(fields.get("zero", 0)) >= 2
+    if not fsdp or micro_batches < 2 or reading.reduces_each:
+        return
+    options = reading.job.get("framework_options", {})
+    reading.job["framework_options"] = {**options, "accumulates_whole": True}
+    tune = reading.job.get("finetune")
+    if tune is None or not tune.adapts:
+        reading.note(
+            "under FSDP gradients are summed whole on every device until the last micro-batch; "
+            "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}} keeps them sharded",
+            "gradient_accumulation_steps",
+        )
 
 
 def _made_for(stamp: Stamp) -> dict[str, str]:

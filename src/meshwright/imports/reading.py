@@ -63,7 +63,8 @@ class Reading:
     and global_batch. `likely` is the device that is offered where the file says none. `replicate` is the number of copies that a hybrid-sharded state is held in;
     `shard` the ranks of one shard group, where the format says that instead. `jax`: devices are counted as
     JAX shows them, of which some chips have two. `task` is what it trains for beside the next token (`dpo`,
-    `grpo`…), `reference` whether the untrained model is held beside.
+    `grpo`…), `reference` whether the untrained model is held beside; `reduces_each`
+    whether gradients are reduced every micro-batch where the tool's FSDP waits for the last.
     """
 
     format: str
@@ -89,6 +90,7 @@ class Reading:
     job: dict[str, Any] = field(default_factory=dict)
     task: str = ""
     reference: bool = False
+    reduces_each: bool = False
     offload: set[str] = field(default_factory=set)
     remarks: list[Remark] = field(default_factory=list)
     options: dict[str, str] = field(default_factory=dict)

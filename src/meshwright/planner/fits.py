@@ -106,6 +106,9 @@ def _changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     if layout.recompute != "full":
         layout = layout.but(recompute="full")
         yield "recompute activations (gradient checkpointing)", job, layout
+    if job.framework_options.get("accumulates_whole"):
+        job = job.but(framework_options={**job.framework_options, "accumulates_whole": False})
+        yield "+ gradients reduced every micro-batch (sync_each_batch: true)", job, layout
     if job.loss in ("framework", "full"):
         job = job.but(loss="cut")
         yield "+ a loss that keeps no logits (Cut cross-entropy, or Liger's)", job, layout
