@@ -95,3 +95,103 @@ def test_one_device_offloads_by_deepspeed_too(tmp_path):
     made.write(tmp_path)
     assert import_file(tmp_path / "llama-factory.yaml").layout.offload == ("optimizer",)
     assert framework("llama-factory").offload_optimizer_zero == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "zero", "recipe", "widths"),
+    [("accelerate", "accelerate.yaml", 2, "bf16-fp32-grads", (4, 4)), ("accelerate", "accelerate.yaml", 3, "bf16", (4, 2)),
+     ("accelerate", "accelerate.yaml", 0, "bf16", (4, 4)), ("trainer", "trainer.yaml", 2, "bf16", (4, 2)),
+     ("trainer", "trainer.yaml", 0, "bf16-fp32-grads", (4, 4))],
+)  # fmt: skip
+def test_gradients_come_back_as_wide_as_the_framework_holds_them(
+    tmp_path, target, file, zero, recipe, widths
+):
+    job = Job(framework=target, global_batch=64, precision=RECIPES[recipe])
+    export(make_plan(job=job, dp=8, zero=zero), target).write(tmp_path)
+    back = import_file(tmp_path / file).job.precision
+    assert (back.gradient_bytes, back.gradient_reduce_bytes) == widths
+
+
+@pytest.mark.parametrize("tool", ["trl", "axolotl", "llama-factory"])
+def test_adapters_and_weights_train_in_fp16_with_a_scaler(tmp_path, tool):
+    lora = Job(framework=tool, seq_len=2048, global_batch=64, precision=RECIPES["fp16"],
+               finetune=finetune_recipe("lora"), document_masking=tool == "axolotl")  # fmt: skip
+    plan = make_plan("llama3-8b", job=lora, dp=8)
+    export(plan, tool).write(tmp_path)
+    data = yaml.safe_load((tmp_path / f"{tool}.yaml").read_text())
+    assert (data["fp16"], data.get("bf16", False)) == (True, False)
+    assert import_file(tmp_path / f"{tool}.yaml").job.precision.compute == "fp16"
+    whole = lora.but(finetune=finetune_recipe("full").model_dump())
+    made = export(make_plan("llama3-8b", job=whole, dp=8, zero=2), tool).files["deepspeed.json"]
+    assert json.loads(made)["fp16"] == {"enabled": "auto"}
+    alone = make_plan("llama3-8b", job=whole, dp=8)
+    with pytest.raises(SpecError, match="ZeRO stage 1, 2, 3"):
+        export(alone, tool)
+    assert why_illegal(Question(alone.model, alone.cluster, whole), alone.layout) is not None
+
+
+def test_torchtune_and_verl_say_that_they_do_not_train_in_fp16():
+    for tool in ("torchtune", "verl"):
+        job = Job(framework=tool, precision=RECIPES["fp16"], finetune=finetune_recipe("lora"))
+        with pytest.raises(SpecError, match="trains in bf16"):
+            export(make_plan("llama3.1-8b", job=job, dp=8, zero=3), tool)
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "loss"),
+    [("deepspeed", "ds_config.json", "liger"), ("accelerate", "accelerate.yaml", "liger"), ("torchtitan", "recipe.py", "chunked")],
+)  # fmt: skip
+def test_how_the_loss_is_made_comes_back(tmp_path, target, file, loss):
+    job = Job(framework=target, seq_len=4096, global_batch=64, precision=RECIPES["bf16-fp32-grads"])
+    for asked in (loss, "framework"):
+        plan = make_plan("llama3.1-8b", job=job.but(loss=asked), dp=8, zero=2)
+        export(plan, target).write(tmp_path)
+        assert import_file(tmp_path / file).job.loss == asked
+    recipe = export(plan, "torchtitan").files["recipe.py"]
+    assert "ChunkedLossWrapper.Config(" not in recipe
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_megatron_moves_adam_alone_to_host_memory(optimizer):
+    job = Job(seq_len=4096, global_batch=64, framework="megatron", precision=RECIPES["bf16"])
+    away = {"dp": 8, "zero": 1, "offload": ("optimizer",)}
+    words = export(make_plan(job=job, **away), "megatron").files["run.sh"]
+    assert "--main-grads-dtype bf16" in words
+    wide = job.but(precision=RECIPES["bf16-fp32-grads"].model_dump())
+    assert (
+        "--main-grads-dtype" not in export(make_plan(job=wide, **away), "megatron").files["run.sh"]
+    )
+    other = job.but(optimizer=OPTIMIZERS[optimizer].model_dump())
+    plan = make_plan(job=other, **away)
+    assert any(found.field == "offload" for found in problems(plan, FRAMEWORKS["megatron"].limits))
+    assert why_illegal(Question(plan.model, plan.cluster, other), plan.layout) is not None
+
+
+def test_torchtune_splits_no_layers_beside_the_optimizers_of_bitsandbytes():
+    job = Job(
+        framework="torchtune",
+        **TUNED,
+        finetune=finetune_recipe("full"),
+        optimizer=OPTIMIZERS["paged-adam8bit"],
+    )
+    plan = make_plan("llama3-70b", job=job, dp=1, tp=8)
+    with pytest.raises(SpecError, match="no tensor parallelism beside paged-adam8bit"):
+        export(plan, "torchtune")
+    assert why_illegal(Question(plan.model, plan.cluster, job), plan.layout) is not None
+
+
+@pytest.mark.parametrize("name", ["megatron", "primus"])
+def test_every_chunk_of_a_rank_recomputes_as_many_layers_in_the_planner_too(name):
+    job = Job(seq_len=4096, global_batch=512, framework=name)
+    layout = {
+        "pp": 4,
+        "dp": 8,
+        "virtual_stages": 20,
+        "schedule": "interleaved",
+        "recompute": "full",
+    }
+    for layers, legal in ((10, False), (20, True)):
+        plan = make_plan("llama3-70b", job=job, recompute_layers=layers, **layout)
+        assert (not problems(plan, FRAMEWORKS[name].limits)) == legal
+        why = why_illegal(Question(plan.model, plan.cluster, job), plan.layout)
+        assert (why is None) == legal, why

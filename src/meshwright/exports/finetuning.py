@@ -88,10 +88,18 @@ def _deepspeed(plan: Plan) -> dict[str, Any]:
             zero[key] = {"device": "cpu", "pin_memory": True}
     auto = "auto"
     return {
-        "zero_optimization": zero, "bf16": {"enabled": auto}, "gradient_clipping": auto,
+        "zero_optimization": zero, _half(plan): {"enabled": auto}, "gradient_clipping": auto,
         "train_micro_batch_size_per_gpu": auto, "gradient_accumulation_steps": auto,
         "train_batch_size": auto,
     }  # fmt: skip
+
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def _half(plan: Plan) -> str:
+    """The 16-bit precision under TrainingArguments' and DeepSpeed's name; in fp16 both scale the losses."""
+    return "fp16" if plan.job.precision.compute == "fp16" else "bf16"
 
 
 def _quantised(tune: Finetune) -> dict[str, Any]:
@@ -128,7 +136,8 @@ def axolotl(plan: Plan) -> dict[str, Any]:
     data |= {
         "sequence_len": job.seq_len, "sample_packing": True, "pad_to_sequence_len": True,
         "micro_batch_size": layout.micro_batch, "gradient_accumulation_steps": _accumulation(plan),
-        "optimizer": _optimizer(job), "bf16": True, "attn_implementation": "flash_attention_2",
+        "optimizer": _optimizer(job), "bf16": _half(plan) == "bf16", **({"fp16": True} if _half(plan) == "fp16" else {}),
+        "attn_implementation": "flash_attention_2",
         "gradient_checkpointing": layout.recompute == "full",
         "learning_rate": 1e-5, "num_epochs": 1, "lr_scheduler": "cosine",
         "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}], "output_dir": "outputs",
@@ -186,7 +195,7 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
         "dataset": "tatsu-lab/alpaca", "dataset_dir": "ONLINE", "template": "default", "cutoff_len": job.seq_len, "packing": True,
         "neat_packing": job.document_masking,
         "per_device_train_batch_size": layout.micro_batch,
-        "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job), "bf16": True,
+        "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job), _half(plan): True,
         "disable_gradient_checkpointing": layout.recompute != "full", "flash_attn": "fa2",
         "learning_rate": 1e-5, "num_train_epochs": 1, "output_dir": "outputs",
     }  # fmt: skip
@@ -250,7 +259,7 @@ def trl(plan: Plan) -> dict[str, Any]:
     """The content of the YAML file that `trl sft --config` reads."""
     tune, layout, job = _tuning(plan), plan.layout, plan.job
     split = splits_layers(plan)
-    data: dict[str, Any] = {"model_name_or_path": _model_name(plan), "dtype": "bfloat16"}
+    data: dict[str, Any] = {"model_name_or_path": _model_name(plan), "dtype": _DTYPES[_half(plan)]}
     if tune.adapts:
         linear = tune.targets == GROUPS["all-linear"]
         data |= {
@@ -265,7 +274,8 @@ def trl(plan: Plan) -> dict[str, Any]:
         if tune.double_quantization:
             data["use_bnb_nested_quant"] = True
     data |= {
-        "max_length": job.seq_len, "bf16": True, **_packed(plan),
+        "max_length": job.seq_len, "bf16": _half(plan) == "bf16", **({"fp16": True} if _half(plan) == "fp16" else {}),
+        **_packed(plan),
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job),
         # FSDP2 recomputes where it shards; transformers refuses both at once.

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from dataclasses import field as default_of
 from typing import Any
 
-from meshwright.specs.frameworks import AXIS_TITLES, Framework, lacks, without_master
+from meshwright.specs.frameworks import (
+    AXIS_TITLES,
+    Framework,
+    lacks,
+    tunes_whole_fp16,
+    without_master,
+)
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Plan
@@ -50,6 +56,9 @@ def splits(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     if layout.tp > 1:
         for need in lacks(model, can.tensor_needs):
             yield Problem("tp", layout.tp, f"has tensor parallelism for models with {need}", one)
+        name, able = plan.job.optimizer.name, can.optimizers_with_tensor
+        if able and name not in able:
+            yield Problem("tp", layout.tp, f"has no tensor parallelism beside {name}", one)
         if (
             plan.job.finetune is not None
             and plan.job.finetune.adapts
@@ -84,15 +93,25 @@ def splits(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
 def sharding(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     """ZeRO stages beside the other degrees, and how far shards reach."""
     alone = layout.dp * layout.cp == 1
+    movable, name = can.optimizers_offloaded, plan.job.optimizer.name
+    if "optimizer" in layout.offload and movable and name not in movable:
+        kept = tuple(what for what in layout.offload if what != "optimizer")
+        says = f"keeps {' or '.join(movable)} alone in host memory, not {name}"
+        yield Problem("offload", list(layout.offload), says, {"offload": kept})
     if without_master(plan.job) and can.moments_like_master and "optimizer" in layout.offload:
         kept = tuple(what for what in layout.offload if what != "optimizer")
         yield Problem("offload", list(layout.offload), "keeps a copy of 16-bit weights in host memory beside "
                       "an offloaded optimizer", {"offload": kept})  # fmt: skip
     if without_master(plan.job) and alone and 0 not in can.zero_without_master:
         yield Problem("zero", 0, "updates 16-bit weights without a copy over several replicas only")
+    scaled = tunes_whole_fp16(plan.job)
+    if scaled and alone and 0 not in can.zero_tuning_fp16:
+        yield Problem("zero", 0, "trains all weights in fp16 over several replicas only")
     if alone:
         return
     allowed = list(can.zero_stages(tp=layout.tp, pp=layout.pp))
+    if scaled:
+        allowed = [stage for stage in allowed if stage in can.zero_tuning_fp16]
     if can.context_needs_shards and layout.cp > 1:
         allowed = [stage for stage in allowed if stage >= 2]
     if without_master(plan.job):

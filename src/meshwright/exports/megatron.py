@@ -92,7 +92,15 @@ def parallel_flags(plan: Plan) -> Flags:
     if layout.rank_order == TP_PP_DP_ORDER:
         flags["use-tp-pp-dp-mapping"] = True
     flags |= _stage_flags(layout, plan.model) | _shard_flags(layout)
-    return flags | _recompute(layout) | _offload(layout, plan.model)
+    return (
+        flags | _recompute(layout) | _offload(layout, plan.model) | _narrow_gradients(plan, layout)
+    )
+
+
+def _narrow_gradients(plan: Plan, layout: Layout) -> Flags:
+    """The precision-aware optimizer, by which states leave for host memory, widens gradients unless told."""
+    narrow = plan.job.precision.gradient_bytes < 4 and plan.job.precision.compute != "fp32"
+    return {"main-grads-dtype": "bf16"} if narrow and "optimizer" in layout.offload else {}
 
 
 def _stage_flags(layout: Layout, model: Model) -> Flags:

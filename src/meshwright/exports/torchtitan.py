@@ -185,9 +185,7 @@ def recipe() -> Trainer.Config:
     """The plan as torchtitan's configuration."""
     model_spec = model_registry({registered})
     return Trainer.Config(
-        loss=ChunkedLossWrapper.Config(
-            loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),
-        ),
+        loss={loss},
         model_spec=model_spec,
         hf_assets_path=tokenizer(),
         optimizer=default_adamw(lr=3e-4),
@@ -202,6 +200,8 @@ def recipe() -> Trainer.Config:
         compile=CompileConfig(enable={compile}),
     )
 '''
+_LOSS_FN = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
+_LOSS = "ChunkedLossWrapper.Config({})"
 _CHECKPOINT = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}
 
 
@@ -245,5 +245,8 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         parallelism=arguments(parallelism(plan)),
         checkpoint=_CHECKPOINT[layout.recompute],
         compile=fp8,
+        loss=_LOSS.format(f"\n            loss_fn={_LOSS_FN},\n        ")
+        if plan.job.loss == "chunked"
+        else _LOSS_FN,
     )
     return {"recipe.py": text}

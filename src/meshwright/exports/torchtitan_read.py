@@ -41,7 +41,13 @@ def read(tree: ast.Module, world: int) -> tuple[str, Job, Layout]:
             "recipe", None, "calls of ParallelismConfig and TrainingConfig are expected"
         )
     fp8 = "Float8LinearConverter" in ast.dump(tree)
-    return _read_fields(_registered(tree), split, train, _checkpoint(tree), fp8, world)
+    name, job, layout = _read_fields(_registered(tree), split, train, _checkpoint(tree), fp8, world)
+    chunked = any(
+        isinstance(node, ast.Attribute)
+        and ast.dump(node.value).startswith("Name(id='ChunkedLossWrapper'")
+        for node in ast.walk(tree)
+    )
+    return name, job.but(loss="chunked") if chunked else job, layout
 
 
 def read_log(text: str, world: int) -> tuple[str, Job, Layout] | None:

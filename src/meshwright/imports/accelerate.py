@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import deepspeed
-from meshwright.imports.beside import beside
+from meshwright.imports.beside import beside, switched_on
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError
@@ -40,7 +40,23 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading = Reading("accelerate YAML", options=dict(EDITS))
     reading.model = given.model
     apply(data, reading, given, folder)
+    if str(data.get("distributed_type")).upper() not in ("DEEPSPEED", "MEGATRON_LM"):
+        gradients_of_32_bits(reading, 4 if switched_on(folder, "REDUCE_FP32") else 2)
+    if switched_on(folder, "LIGER"):
+        reading.job["loss"] = "liger"
     return reading
+
+
+def gradients_of_32_bits(reading: Reading, reduced: float = 2) -> None:
+    """Gradients as wide as the 32-bit weights that autocast and FSDP's shards leave with the optimizer.
+
+    FSDP sums them in the width that its products have (accelerate's MixedPrecisionPolicy) unless a script says
+    otherwise, DDP in their own.
+    """
+    recipe = reading.job.get("precision", {})
+    if recipe.get("compute") in ("bf16", "fp16") and recipe.get("master_bytes") == 4:
+        wire = reduced if reading.layout.get("zero") else 4.0
+        reading.job["precision"] = recipe | {"gradient_bytes": 4.0, "gradient_reduce_bytes": wire}
 
 
 def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | None) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from meshwright.imports.words import unmarked
+from meshwright.specs.foreign import read_text
 
 _UP = 4
 """Folders above the script's own in which a file that it includes is looked for."""
@@ -36,3 +37,9 @@ def beside(folder: Path | None, named: str) -> Path | None:
             except (OSError, ValueError):
                 return None
     return None
+
+
+def switched_on(folder: Path | None, name: str) -> bool:
+    """Whether the script of ours beside a configuration, `train.py`, sets what the configuration has no word for."""
+    path = folder / "train.py" if folder is not None else None
+    return path is not None and path.is_file() and f"\n{name} = True" in read_text(path)

@@ -40,6 +40,7 @@ from meshwright.imports import (
     torchtune,
     veomni,
 )
+from meshwright.imports.beside import switched_on
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import flattened
 from meshwright.imports.reading import Given, Reading
@@ -103,6 +104,8 @@ def read(
     _refuse_other(data, text, name)
     if deepspeed.is_config(data):
         reading = deepspeed.read(data, given)
+        if switched_on(folder, "LIGER"):
+            reading.job["loss"] = "liger"
         _left_open(text, name, reading)
         return reading, stamp
     if bridge_saved.is_config(data):

@@ -279,6 +279,9 @@ def fill(
         reading.reduces_each = True
     reading.job.setdefault("framework", "trl")
     _loaded_in_16_bits(options, reading)
+    new = options.has("config_name") and not options.has("model_name_or_path")
+    if new and reading.job.get("framework") != "deepspeed":
+        accelerate.gradients_of_32_bits(reading)  # of weights that begin here, in 32 bits
     weights_alone(reading.job, sharded=bool(reading.layout.get("zero")))
     options.finish(reading, "fsdp", "hf", "common", strict=given.strict)
     return reading

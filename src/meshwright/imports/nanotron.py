@@ -62,6 +62,8 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         "recompute": "full" if options.flag("parallelism.recompute_layer") else "none",
         "zero": options.whole("optimizer.zero_stage"),
     }
+    if options.flag("parallelism.moe_layer_recompute") and reading.layout["recompute"] == "none":
+        reading.layout |= {"recompute": "selective", "recompute_modules": ["moe"]}
     if ep > 1:
         reading.unmodelled(
             "parallelism.expert_parallel_size",

@@ -209,6 +209,8 @@ def _job(options: Options, reading: Reading) -> None:
     else:
         recipe = RECIPES["fp32"]
     kind = options.text("optimizer.type", default="Adam")
+    if options.flag("use_bnb_optimizer") and kind.lower() in ("adam", "adamw"):
+        kind = "adam8bit"
     reading.job |= {
         "framework": "megatron-deepspeed",
         "precision": recipe.model_dump(),

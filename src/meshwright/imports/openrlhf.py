@@ -118,7 +118,10 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
                  bits=4 if options.flag("load_in_4bit") else 0)  # fmt: skip
     if options.flag("packing_samples"):
         reading.job["document_masking"] = True
-    if not options.flag("flash_attn", default=True):
+    if (
+        not options.flag("flash_attn", default=True)
+        or options.word("attn_implementation") == "eager"
+    ):
         reading.job["attention_kernel"] = "unfused"
     if "ppo" not in program and not options.has("num_gpus_per_actor"):
         name_task(reading, program.rsplit("train_", 1)[-1])

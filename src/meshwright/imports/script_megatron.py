@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import posixpath
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from meshwright.imports import megatron
 from meshwright.imports.launch import Launch
+from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Missing, Options, flags_of
-from meshwright.imports.reading import Given, Reading
+from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.script_files import json_named
 from meshwright.imports.shell import Script
 from meshwright.imports.tuning import adapters
@@ -57,6 +60,8 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
             raise Missing(f"--{name}", left[0], shown(str(flags[name])))
     if "hetero-micro-batch-sizes" in flags:
         raise SpecError("--hetero-micro-batch-sizes", flags["hetero-micro-batch-sizes"], "devices of several kinds in one run are not modelled")  # fmt: skip
+    options.read |= {"use-bridge", "use-mbridge", "megatron-to-hf-mode"}
+    given, whence = _of_checkpoint(flags, given, included=not script.missing)
     dialect = "megatron"
     if any(name in flags for name in _DEEPSPEED) or "deepspeed" in " ".join(launch.launcher[:3]):
         dialect = "megatron-deepspeed"
@@ -75,6 +80,7 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
         reading = _slime(options, given, title, flags_hf)
     else:
         reading = megatron.read(options, given, title, dialect, config)
+    reading.remarks += [whence] if whence is not None else []
     if missing:
         base = posixpath.basename(unmarked(named))[-60:]
         reading.guess("--deepspeed-config", f"{base} is not here; what it says is left out")
@@ -83,6 +89,39 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     if not launch.program:
         reading.note("no command is here, only options: they are read as Megatron-LM's")
     return reading
+
+
+_CHECKPOINTS = ("hf-checkpoint", "hf-model-id", "hf-model-path", "hf-path", "load-hf-model")
+
+
+def _of_checkpoint(
+    flags: dict[str, Any], given: Given, *, included: bool
+) -> tuple[Given, Remark | None]:
+    """The model by the name of the checkpoint that a command is given, where no flag describes it.
+
+    slime's `--megatron-to-hf-mode bridge`, and `--use-bridge` elsewhere, take the shape from that checkpoint.
+
+    Raises:
+        SpecError: the model comes from a checkpoint that is no preset.
+    """
+    if given.model is not None or "num-layers" in flags:
+        return given, None
+    bridged = flags.get("megatron-to-hf-mode") == "bridge" or bool({"use-bridge", "use-mbridge"} & set(flags))  # fmt: skip
+    named = next((str(flags[one]) for one in _CHECKPOINTS if isinstance(flags.get(one), str)), "")
+    if not named or not (bridged or not included):
+        return given, None
+    refuse_other(named)
+    model = model_named(unmarked(named))
+    if model is None and bridged:
+        raise SpecError("--model", None, f"the model comes from the checkpoint {shown(named)[-60:]}, which is no preset: give a preset or its config.json")  # fmt: skip
+    if model is None:
+        return given, None
+    text = (
+        f"{model.name}, by the checkpoint's name: the bridge takes the shape from it"
+        if bridged
+        else f"the file with the model's options is not here; {model.name}, by the checkpoint's name, is taken"
+    )
+    return replace(given, model=model), Remark("note" if bridged else "guess", "--model", text)
 
 
 def _slime(options: Options, given: Given, title: str, _hub: str) -> Reading:

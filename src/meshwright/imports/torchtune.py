@@ -81,6 +81,8 @@ def _batch(options: Options, reading: Reading) -> None:
 
 def _is_single(data: dict[str, Any], text: str) -> bool:
     """Whether the recipe runs on one device, by what only such recipes have or by its comments."""
+    if str(data.get("tensor_parallel_dim", 1)) not in ("1", "None"):
+        return False
     if "bitsandbytes" in str(data.get("optimizer")) or data.get("optimizer_in_bwd"):
         return True
     return "single_device" in text and "_distributed" not in text

@@ -17,7 +17,7 @@ from meshwright.planner.question import (
     not_in,
     scheduled,
 )
-from meshwright.specs.frameworks import AXIS_TITLES, Axis, lacks, without_master
+from meshwright.specs.frameworks import AXIS_TITLES, Axis, lacks, tunes_whole_fp16, without_master
 from meshwright.specs.layout import AXES, CONTEXT_METHODS, MODULES, OFFLOADS, ranked
 
 
@@ -44,6 +44,8 @@ def _zero(question: Question, c: LayoutColumns) -> Bools:
         wrong |= not_in(can.zero_without_master, c.zero)
     # With a single replica nothing is sharded, whatever the framework calls it.
     several = c.dp * c.cp > 1
+    if tunes_whole_fp16(question.job) and 0 not in can.zero_tuning_fp16:
+        return wrong | ~several | not_in(can.zero_tuning_fp16, c.zero)
     if without_master(question.job) and 0 not in can.zero_without_master:
         return wrong | ~several
     return wrong & several
@@ -68,7 +70,9 @@ def _tensor(question: Question, c: LayoutColumns) -> Bools:
         wrong |= (c.tp > 1) & (c.pp > 1)
     tune = question.job.finetune
     adapts = tune is not None and tune.adapts and not can.tensor_with_adapters
-    if lacks(model, can.tensor_needs) or adapts:
+    alone = can.optimizers_with_tensor
+    unsplit = bool(alone) and question.job.optimizer.name not in alone
+    if lacks(model, can.tensor_needs) or adapts or unsplit:
         wrong |= c.tp > 1
     if lacks(model, can.pipeline_needs):
         wrong |= c.pp > 1
@@ -104,6 +108,8 @@ def _recompute(question: Question, c: LayoutColumns) -> Bools:
     wrong = not_in([RECOMPUTES.index(mode) for mode in can.recompute], c.recompute)
     if not can.recompute_layers:
         wrong |= c.recompute_layers > 0
+    if can.name != "meshwright":  # its layers are chosen one by one; others' alike in every chunk
+        wrong |= c.recompute_layers % np.maximum(c.virtual_stages, 1) != 0
     if not can.stage_recompute_layers:
         wrong |= c.recompute_split > 0
     if can.recompute_needs_shards:
@@ -145,6 +151,9 @@ def _context(question: Question, c: LayoutColumns) -> Bools:
 def _offload(question: Question, c: LayoutColumns) -> Bools:
     has = bits(asked(question).offload, OFFLOADS)
     wrong = (c.offload & ~has) > 0
+    movable = asked(question).optimizers_offloaded
+    if movable and question.job.optimizer.name not in movable:
+        wrong |= (c.offload & bits(("optimizer",), OFFLOADS)) > 0
     can = asked(question)
     if can.offload_together:
         weights, optimizer = (

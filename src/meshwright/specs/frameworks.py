@@ -122,6 +122,9 @@ class Framework(Spec):
     zero_without_master: tuple[int, ...] = Field(
         description="ZeRO stages that can keep no copy of 16-bit weights, for 16-bit compute"
     )
+    zero_tuning_fp16: tuple[int, ...] = Field(
+        description="ZeRO stages under which all weights of a trained model train further in fp16"
+    )
     moments_like_master: bool = Field(
         description="without 32-bit weights the optimizer's moments have 16 bits, too"
     )
@@ -132,6 +135,12 @@ class Framework(Spec):
     )
     offload_parameters_zero: tuple[int, ...] = Field(
         description="ZeRO stages under which weights can live in host memory"
+    )
+    optimizers_with_tensor: tuple[str, ...] = Field(
+        description="optimizers that go with tp > 1; empty: all of `optimizers`"
+    )
+    optimizers_offloaded: tuple[str, ...] = Field(
+        description="optimizers that can live in host memory; empty: all of `optimizers`"
     )
     offload_optimizer_zero: tuple[int, ...] = Field(
         description="ZeRO stages under which the optimizer can live in host memory, over several replicas"
@@ -192,6 +201,12 @@ def without_master(job: Job) -> bool:
         and job.precision.parameter_bytes == 2
         and (job.precision.master_bytes == 0)
     )
+
+
+def tunes_whole_fp16(job: Job) -> bool:
+    """Whether all weights of a trained model train further in fp16, whose losses are scaled."""
+    tune = job.finetune
+    return tune is not None and not tune.adapts and job.precision.compute == "fp16"
 
 
 def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
