@@ -195,3 +195,26 @@ def test_every_chunk_of_a_rank_recomputes_as_many_layers_in_the_planner_too(name
         assert (not problems(plan, FRAMEWORKS[name].limits)) == legal
         why = why_illegal(Question(plan.model, plan.cluster, job), plan.layout)
         assert (why is None) == legal, why
+
+
+@pytest.mark.parametrize("tool", ["torchtune", "verl"])
+def test_moments_as_narrow_as_the_weights_are_said(tool):
+    job = Job(framework=tool, **TUNED, finetune=finetune_recipe("full"))
+    for optimizer, said in (("adamw", True), ("adamw-bf16", False)):
+        plan = make_plan(
+            "llama3.1-8b", job=job.but(optimizer=OPTIMIZERS[optimizer].model_dump()), dp=8, zero=3
+        )
+        assert any("moments" in note for note in export(plan, tool).notes) == said
+
+
+def test_16_bits_alone_leave_for_host_memory_where_no_copy_stays_there():
+    job = Job(
+        framework="maxtext",
+        seq_len=4096,
+        global_batch=64,
+        precision=RECIPES["pure-bf16"],
+        optimizer=OPTIMIZERS["adamw-bf16"],
+    )
+    export(
+        make_plan("llama3-8b", "tpu-v5p:2x4", job, dp=8, zero=3, offload=("optimizer",)), "maxtext"
+    )

@@ -18,6 +18,7 @@ from meshwright.exports.bundle import comment
 from meshwright.exports.model_names import repository
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
+from meshwright.specs.frameworks import without_master
 from meshwright.specs.job import Job
 from meshwright.specs.plan import Plan
 
@@ -209,6 +210,10 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
 def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     """What whoever starts a tool should know: what it keeps, and what its rows are."""
     told = (*NOTES, *_weights(plan), *_masters(plan, tool))
+    if tool in ("torchtune", "verl") and without_master(plan.job) and not _tuning(plan).adapts:
+        if plan.job.optimizer.name == "adamw":
+            told += (f"{tool}'s moments are as wide as the 16-bit weights, less than the plan priced: plan with "
+                     "--optimizer adamw-bf16 to count that",)  # fmt: skip
     if tool == "torchtune":
         where = "; ".join(torchtune.downloads(plan.model))
         told += (

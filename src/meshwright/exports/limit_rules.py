@@ -98,7 +98,8 @@ def sharding(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
         kept = tuple(what for what in layout.offload if what != "optimizer")
         says = f"keeps {' or '.join(movable)} alone in host memory, not {name}"
         yield Problem("offload", list(layout.offload), says, {"offload": kept})
-    if without_master(plan.job) and can.moments_like_master and "optimizer" in layout.offload:
+    copied = can.moments_like_master and 0 not in can.zero_without_master  # DeepSpeed's way
+    if without_master(plan.job) and copied and "optimizer" in layout.offload:
         kept = tuple(what for what in layout.offload if what != "optimizer")
         yield Problem("offload", list(layout.offload), "keeps a copy of 16-bit weights in host memory beside "
                       "an offloaded optimizer", {"offload": kept})  # fmt: skip

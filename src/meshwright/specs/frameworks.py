@@ -228,7 +228,7 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     elif can.moments_like_master and without_master(job) and compute == "fp16":
         words = "keeps 32-bit weights beside those of 16 in fp16"
         found.append(("job.precision", precision.name, words))
-    elif can.moments_like_master and without_master(job) and job.optimizer.state_bytes > 4:
+    elif can.moments_like_master and _narrow(job) and job.optimizer.state_bytes > 4:
         words = "keeps moments of 16 bits where weights have no copy of 32 (adamw-bf16)"
         found.append(("job.optimizer", job.optimizer.name, words))
     if job.optimizer.name == "adamw-bf16" and not _updates_16_bits(job):
@@ -249,6 +249,11 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     if job.document_masking and not can.document_masking:
         found.append(("job.document_masking", True, "leaves packing to the data's own code"))
     return found
+
+
+def _narrow(job: Job) -> bool:
+    """Whether what the optimizer updates are all of a model's weights, in 16 bits."""
+    return without_master(job) and not (job.finetune is not None and job.finetune.adapts)
 
 
 def _updates_16_bits(job: Job) -> bool:
