@@ -7,6 +7,7 @@ import yaml
 from plans import make_plan
 
 from meshwright.exports.limits import problems
+from meshwright.exports.model_names import repository
 from meshwright.exports.targets import FRAMEWORKS, STARTED, export
 from meshwright.imports.files import import_file
 from meshwright.planner.legality import Question, why_illegal
@@ -218,3 +219,36 @@ def test_16_bits_alone_leave_for_host_memory_where_no_copy_stays_there():
     export(
         make_plan("llama3-8b", "tpu-v5p:2x4", job, dp=8, zero=3, offload=("optimizer",)), "maxtext"
     )
+
+
+@pytest.mark.parametrize("tool", ["trl", "axolotl", "llama-factory", "verl"])
+def test_checkpoints_that_hold_more_than_the_model_are_not_tuned_as_if_they_did_not(tool):
+    job = Job(framework=tool, **TUNED, finetune=finetune_recipe("lora"))
+    for name in ("gemma3-12b", "ministral-3-8b"):
+        with pytest.raises(SpecError, match="image encoder"):
+            export(make_plan(name, job=job, dp=8, zero=2 if tool == "verl" else 0), tool)
+
+
+def test_attention_without_flash_is_not_told_to_use_it():
+    job = Job(framework="axolotl", **TUNED, finetune=finetune_recipe("lora"))
+    with pytest.raises(SpecError, match="does not take"):
+        export(make_plan("mpt-7b", job=job, dp=8), "axolotl")
+    plain = job.but(
+        framework="trl",
+        finetune=finetune_recipe({"method": "lora", "targets": "all-linear"}).model_dump(),
+    )
+    export(make_plan("mpt-7b", job=plain, dp=8), "trl")
+
+
+def test_families_without_flash_are_those_of_transformers():
+    modeling = pytest.importorskip("transformers.models.mpt.modeling_mpt")
+    assert not modeling.MptForCausalLM._supports_flash_attn
+    from transformers.models.opt.modeling_opt import OPTForCausalLM
+
+    assert OPTForCausalLM._supports_flash_attn
+
+
+def test_a_published_name_is_read_before_what_is_said_of_it():
+    assert repository(load_model("qwen3-next-80b-a3b")) == "Qwen/Qwen3-Next-80B-A3B-Instruct"
+    assert repository(load_model("deepseek-v4-flash")) == "deepseek-ai/DeepSeek-V4-Flash"
+    assert repository(load_model("gpt3-13b")) is None

@@ -250,7 +250,7 @@ def test_nanotron_makes_its_own_tokens_where_no_data_set_is_named():
     ("trl", {"optimizer": OPTIMIZERS["adamw-bf16"]}, "as wide as the weights that it updates"),
     ("axolotl", {"optimizer": OPTIMIZERS["sgd-momentum"]}, "has the optimizer"),
     ("llama-factory", {"model": "qwen3-next-80b-a3b"}, "gated-delta"),
-    ("trl", {"precision": RECIPES["fp16"]}, "trains in bf16"),
+    ("torchtune", {"precision": RECIPES["fp16"]}, "trains in bf16"),
     ("verl", {"method": "dora"}, "trains lora"),
     ("axolotl", {"finetune": None}, "plan with --finetune"),
     ("megatron", {"model": "jamba-v0.1", "finetune": None}, "mamba layers"),

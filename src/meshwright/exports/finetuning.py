@@ -210,10 +210,10 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
 def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     """What whoever starts a tool should know: what it keeps, and what its rows are."""
     told = (*NOTES, *_weights(plan), *_masters(plan, tool))
-    if tool in ("torchtune", "verl") and without_master(plan.job) and not _tuning(plan).adapts:
-        if plan.job.optimizer.name == "adamw":
-            told += (f"{tool}'s moments are as wide as the 16-bit weights, less than the plan priced: plan with "
-                     "--optimizer adamw-bf16 to count that",)  # fmt: skip
+    narrow = without_master(plan.job) and not _tuning(plan).adapts
+    if tool in ("torchtune", "verl") and narrow and plan.job.optimizer.name == "adamw":
+        told += (f"{tool}'s moments are as wide as the 16-bit weights, less than the plan priced: plan with "
+                 "--optimizer adamw-bf16 to count that",)  # fmt: skip
     if tool == "torchtune":
         where = "; ".join(torchtune.downloads(plan.model))
         told += (

@@ -15,5 +15,10 @@ def repository(model: Model) -> str | None:
 
     The name goes into scripts: only what a hub allows in one is taken, whatever a plan's file says.
     """
-    told = re.fullmatch(rf"config\.json of ({_HUB}/{_HUB})( \(.*\))?", model.source)
+    told = re.fullmatch(rf"config\.json of ({_HUB}/{_HUB}\b)([ ,;].*)?", model.source)
     return told[1] if told else None
+
+
+def part_of(model: Model) -> bool:
+    """Whether the published checkpoint of a preset holds more than the model: an image encoder beside it."""
+    return model.source.startswith("text_config of") or "(language model)" in model.source

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from meshwright.exports.adapter_names import ADAPTED
 from meshwright.exports.limit_rules import Problem
+from meshwright.exports.model_names import part_of
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.finetune import GROUPS, Finetune
 from meshwright.specs.job import Job
@@ -25,6 +26,8 @@ _OTHERWISE_NAMED: dict[str, frozenset[str]] = {
     "phi": frozenset({"o"}) | _FFN, "starcoder2": _FFN,
 }  # fmt: skip
 _HOPPER = ("h100", "h200", "h800", "h20", "gh200")
+_NO_FLASH = ("bloom", "mpt", "llama4_text", "deepseek_v32", "deepseek_v4", "glm_moe_dsa")
+"""Families whose class in transformers 5.23 does not say `_supports_flash_attn`."""
 ALWAYS_FLASH = ("llama-factory", "axolotl", "verl")
 """Tools whose files ask for FlashAttention whatever is trained."""
 
@@ -45,6 +48,12 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
             if tool == "verl" and tune.dropout:
                 says = "has no dropout before its adapters"
                 yield Problem("finetune.dropout", tune.dropout, says)
+        if part_of(model):
+            says = "loads a published checkpoint whole, and this one holds an image encoder, too, which the plan did not price"
+            yield Problem("model", model.name, says)
+        if model.family in _NO_FLASH and (tool in ALWAYS_FLASH or job.document_masking):
+            says = "is told FlashAttention, which transformers' class of it does not take"
+            yield Problem("model.family", model.family, says)
         if model.attention_sinks:
             yield from _sinks(tool, job, cluster)
 
