@@ -85,7 +85,8 @@ RENAMED = {
     "num-moe-experts": "num-experts", "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
     "num-layers-in-first-pipeline-stage": "decoder-first-pipeline-num-layers",
     "num-layers-in-last-pipeline-stage": "decoder-last-pipeline-num-layers",
-    "sequence-length": "seq-length", "seq-len": "seq-length", "cpu-offloading": "cpu-offloading",
+    "sequence-length": "seq-length", "seq-len": "seq-length", "fp8-param": "fp8-param-gather",
+    "packed-sequence-specs.packed-sequence-size": "seq-length",
 }  # fmt: skip
 _SILENT = (
     "logger",

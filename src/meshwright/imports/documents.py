@@ -102,6 +102,8 @@ def read(
         return cloud.read(data, name, given, stamp, folder)
     overrides = overrides or []
     _refuse_other(data, text, name)
+    if deepspeed.is_config(data) and neox.is_part(data):
+        return neox.read(data, given), stamp
     if deepspeed.is_config(data):
         reading = deepspeed.read(data, given)
         if switched_on(folder, "LIGER"):

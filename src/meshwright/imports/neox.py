@@ -32,10 +32,22 @@ _POSITIONS = {
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is GPT-NeoX's: flat, with a shape or its parallel sizes."""
     keys = {str(key).replace("-", "_") for key in data}
+    if is_part(data):
+        return True
     return (
         bool(keys & {"num_layers", "pipe_parallel_size", "model_parallel_size"})
         and not {"model", "modules"} & keys
     )
+
+
+_OF_RUNS = {"checkpoint_activations", "partition_activations", "synchronize_each_layer", "data_impl", "train_iters", "lr_decay_iters",
+            "lr_decay_style", "checkpoint_factor", "output_layer_init_method"}  # fmt: skip
+
+
+def is_part(data: dict[str, Any]) -> bool:
+    """Whether a table says what only GPT-NeoX's do, beside DeepSpeed's own words, without a shape."""
+    keys = {str(key).replace("-", "_") for key in data}
+    return len(keys & _OF_RUNS) > 3 and "num_layers" not in keys and "model" not in keys
 
 
 def read_words(words: list[str], given: Given, folder: Path | None) -> Reading | None:

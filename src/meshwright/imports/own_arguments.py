@@ -108,6 +108,30 @@ def typed(value: Any) -> Any:
     return unmarked(value)
 
 
+_SETTINGS = re.compile(r"Config$|Settings$|Args$|Arguments$|Params$|^config$|^settings$")
+
+
+def imported_settings(text: str, folder: Path | None) -> dict[str, Any]:
+    """What classes of settings say that a program makes without arguments and imports from a file at hand."""
+    tree = parse_python(text) if folder is not None else None
+    if tree is None:
+        return {}
+    made = {
+        ast.unparse(node.func) for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and not node.args and not node.keywords and _SETTINGS.search(ast.unparse(node.func))
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        if not (isinstance(node, ast.ImportFrom) and made & {one.name for one in node.names}):
+            continue
+        path = _imported(node, folder) if folder is not None else None
+        inner = parse_python(read_text(path, "file")) if path is not None else None
+        for one in inner.body if inner is not None else []:
+            if isinstance(one, ast.ClassDef) and one.name in made:
+                found |= Known(ast.Module(body=[one], type_ignores=[])).fields
+    return found
+
+
 def folder_of(program: str, folder: Path | None) -> str:
     """The folder in which a program at hand lies (`step2_reward_model_finetuning`); empty where it is not."""
     path = beside(folder, program) if program.endswith(".py") else None

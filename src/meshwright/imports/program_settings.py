@@ -58,7 +58,12 @@ _MAGIC = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.M)
 """A notebook's line for its shell or itself, with the lines that continue it."""
 
 
-def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def program_settings(
+    text: str,
+    name: str,
+    said: Mapping[str, Any] | None = None,
+    below: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Keyword arguments of the configuration objects that a program makes, without running it.
 
     `_python` says that they are of a program, `_unsloth` that its model is Unsloth's, `_trainer` of which
@@ -69,6 +74,7 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
 
     Args:
         said: what its command line says, by the names of its own options.
+        below: what classes say that it imports from files at hand.
 
     Raises:
         SpecError: not Python, also without a notebook's lines for its shell; or a program whose command
@@ -77,7 +83,7 @@ def program_settings(text: str, name: str, said: Mapping[str, Any] | None = None
     tree = _parsed(text)
     if tree is None:
         raise SpecError("config", name, "is not Python that can be read")
-    known = Known(tree, said)
+    known = Known(tree, said, below)
     known.heard = set()
     found: dict[str, Any] = {"_python": True}
     lengths = _from_calls(tree, known, found)

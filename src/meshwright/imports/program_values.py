@@ -30,7 +30,12 @@ class Larger(int):
 class Known:
     """What names stand for in a program, as far as one place says it."""
 
-    def __init__(self, tree: ast.AST, said: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tree: ast.AST,
+        said: Mapping[str, Any] | None = None,
+        below: Mapping[str, Any] | None = None,
+    ) -> None:
         self.names: dict[str, Any] = {}
         self.fields: dict[str, Any] = dict(said or {})
         """Of whatever object: a parsed command line, a dataclass, a class of constants."""
@@ -91,6 +96,8 @@ class Known:
                     if its is not None and key not in made:
                         self.fields[key] = its  # over the class's own default, the first for good
                         made.add(key)
+        for name, value in (below or {}).items():  # of classes that it imports
+            self.fields.setdefault(name, value)
         for node in nodes:  # once more, with what functions are called with
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 self._assign(node.targets[0], node.value)

@@ -41,7 +41,7 @@ def read(
     tree = parse_python(text)
     if tree is None:
         if programs.is_program(text):  # a notebook's lines for its shell
-            return programs.read(text, name, given), stamp
+            return programs.read(text, name, given, folder=folder), stamp
         raise SpecError("file", name, "is not valid Python")
     tables = fsdp.literals(tree, ("MODEL", "LAYOUT", "JOB", "WORDS"))
     if isinstance(tables.get("WORDS"), list):
@@ -76,7 +76,7 @@ def read(
     if "olmo_core" in text:
         return olmo.read_script(module, name, given), stamp
     if programs.is_program(text):
-        return programs.read(text, name, given), stamp
+        return programs.read(text, name, given, folder=folder), stamp
     raise SpecError(
         "file",
         name,

@@ -55,7 +55,7 @@ _MEGATRON = re.compile(
 )
 _NOTEBOOK_BYTES = 4_000_000
 _WIDTH = re.compile(
-    r"--(?:hidden[-_]size|tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|micro[-_]batch[-_]size)\b"
+    r"--(?:tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|micro[-_]batch[-_]size)\b"
 )
 _NPUS = re.compile(
     r"(?m)^(?![^\S\n]*#).*(?:ASCEND_\w*VISIBLE|HCCL_\w+=|ASCEND_TOOLKIT|/Ascend/|\btorch_npu\b|NPUS_PER_NODE)"

@@ -22,10 +22,11 @@ _TASKS = {
     "grpo": f"{_ROLLOUTS}; the training half is priced",
     "ppo": f"{_ROLLOUTS}, and a critic may train; the training of the policy is priced",
     "rloo": f"{_ROLLOUTS}; the training half is priced",
+    "gkd": "a frozen teacher is held and run, too, and answers may be generated between the steps; the student's training is priced",
 }
 _SAME = {"rm": "reward", "rlhf": "ppo", "dapo": "grpo", "gspo": "grpo", "dr_grpo": "grpo"}
 _NAMED = re.compile(
-    r"(?<![a-z])(dpo|ipo|kto|orpo|simpo|cpo|reward|rm|grpo|dapo|gspo|ppo|rloo)(?![a-z])"
+    r"(?<![a-z])(dpo|ipo|kto|orpo|simpo|cpo|reward|rm|grpo|dapo|gspo|ppo|rloo|gkd)(?![a-z])"
 )
 
 

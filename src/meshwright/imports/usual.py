@@ -185,6 +185,11 @@ def _shape(options: Options, reading: Reading) -> Model | None:
     kind = options.word("model_type", "model_family", "arch")
     refuse_other(kind)
     experts = options.whole(*_EXPERTS)
+    told = any(name in options and name not in options.assumed for name in _EXPERTS)
+    if experts > 1 and (not told or options.word("architecture", "model_kind") == "dense"):
+        if not told:
+            reading.guess("--model", f"the program has {experts} experts where it makes any, which the command does not say: a dense model is taken")  # fmt: skip
+        experts = 0
     if experts > 1 and not (options.whole(*_CHOSEN) and options.whole(*_EXPERT_FFN)):
         raise SpecError("--model", None, f"the file describes a mixture of {experts} experts, but not how many are chosen or how wide they are: give --model")  # fmt: skip
     ffn, vocab = options.whole(*_FFN), options.whole("vocab_size", "padded_vocab_size")
@@ -266,6 +271,7 @@ def _degrees(options: Options, reading: Reading) -> None:
 
 def _sharding(options: Options, reading: Reading) -> None:
     strategy = options.word("sharding_strategy", "fsdp_sharding_strategy", "dist_strategy")
+    strategy = strategy.replace("-", "_").removeprefix("fsdp_") or strategy
     if not strategy and str(options.values.get("strategy")).strip().lower() in (*_SHARDING, "auto"):
         strategy = options.word("strategy")  # of many things a program calls so
     stage = options.whole("zero_stage", "deepspeed_stage", default=-1, least=-1)

@@ -36,7 +36,8 @@ def mark(name: str) -> str:
 
 def shown(text: str) -> str:
     """A text as a person wrote it: marks become `$NAME`."""
-    return _MARK.sub(lambda match: _spelled(match.group(1)), text).replace(_NO_BREAK, " ")
+    spelled = _MARK.sub(lambda match: _spelled(match.group(1)), text).replace(_NO_BREAK, " ")
+    return re.sub(r"[\x00-\x1f\x7f]+", " ", spelled)
 
 
 def _spelled(name: str) -> str:
