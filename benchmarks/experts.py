@@ -216,7 +216,7 @@ def summary(found: list[Verdict]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def page(found: list[Verdict]) -> str:
+def page(found: list[Verdict], unanswered: list[str]) -> str:
     """The page as Markdown."""
     figures = summary(found)
     dense, routed = (figures[f"{kind}_within_10_percent"] for kind in ("dense", "experts"))
@@ -234,6 +234,7 @@ def page(found: list[Verdict]) -> str:
         f"| recipes | {figures['recipes']} |",
         f"| refused (the framework could not run it, we say) | {figures['refused']} |",
         f"| do not fit, by the estimate, on what they ran on | {figures['does_not_fit']} |",
+        f"| left out: the planner finds nothing that fits | {len(unanswered)} |",
         f"| dense: the planner claims at most 10 % more | {dense[0]} of {dense[1]} |",
         f"| mixtures of experts: the same | {routed[0]} of {routed[1]} |",
         f"| dense: at most 10 % more, or another layout was measured to be faster | {more_dense} of {dense[1]} |",
@@ -261,6 +262,11 @@ def page(found: list[Verdict]) -> str:
             for v in large
         ]
         lines.append("")
+    if unanswered:
+        lines += ["", "## Left out", ""]
+        lines += [
+            f"- {one}: under its framework nothing fits by the estimate." for one in unanswered
+        ]
     refused = [v for v in found if v.refused]
     if refused:
         lines += ["## Refused", ""]
@@ -302,15 +308,21 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", default=TABLES)
     options = parser.parse_args()
     papers = from_papers(Path(__file__).parent / "data" / "expert_layouts.toml")
-    found = []
+    found: list[Verdict] = []
+    unanswered: list[str] = []
     for recipe in (*from_tables(options.tables), *papers):
         if options.only.lower() in recipe.name.lower():
             verdict = judge(recipe)
-            if verdict is not None:
+            if verdict is None:
+                cluster = recipe.question.cluster
+                unanswered.append(
+                    f"{recipe.name} on {cluster.gpus} × {cluster.device.name}, {recipe.layout.label()}"
+                )
+            else:
                 found.append(verdict)
                 print(f"{len(found):4} {verdict.gain:+6.1%} {verdict.name}", file=sys.stderr)
     if options.write:
-        options.write.write_text(page(found), "utf-8")
+        options.write.write_text(page(found, unanswered), "utf-8")
     if options.json:
         print(json.dumps([asdict(verdict) for verdict in found], indent=1))
     print(json.dumps(summary(found), indent=1), file=sys.stderr)
