@@ -11,6 +11,7 @@ from meshwright.exports.model_names import repository
 from meshwright.exports.targets import FRAMEWORKS, STARTED, export
 from meshwright.imports.files import import_file
 from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.stacks import under
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
@@ -252,3 +253,15 @@ def test_a_published_name_is_read_before_what_is_said_of_it():
     assert repository(load_model("qwen3-next-80b-a3b")) == "Qwen/Qwen3-Next-80B-A3B-Instruct"
     assert repository(load_model("deepseek-v4-flash")) == "deepseek-ai/DeepSeek-V4-Flash"
     assert repository(load_model("gpt3-13b")) is None
+
+
+def test_opt_is_activated_as_transformers_has_it():
+    config = pytest.importorskip("transformers").OPTConfig()
+    made = json.loads(export(make_plan("opt-1.3b", dp=8), "deepspeed").files["config.json"])
+    assert made["activation_function"] == config.activation_function == "relu"
+
+
+@pytest.mark.parametrize("name", ["nemo", "trainer", "verl", "torchtitan", "deepspeed"])
+def test_a_framework_s_usual_precision_is_one_that_it_runs(name):
+    precision = under(Job(), name).precision
+    assert (precision.gradient_bytes, precision.gradient_reduce_bytes) in framework(name).gradients

@@ -75,7 +75,10 @@ def under(job: Job, name: Framework) -> Job:
 def _usual_precision(name: Framework, gradient_bytes: float) -> PrecisionRecipe:
     """bf16 as a framework keeps it: gradients in fp32 where it does, weights too where it has no copy."""
     can = framework(name)
-    recipe = RECIPES["bf16-fp32-grads" if gradient_bytes == 4 else "bf16"]
+    wide = gradient_bytes == 4 or (
+        bool(can.gradients) and 2 not in {kept for kept, _ in can.gradients}
+    )
+    recipe = RECIPES["bf16-fp32-grads" if wide else "bf16"]
     wires = [wire for kept, wire in can.gradients if kept == recipe.gradient_bytes]
     if wires and recipe.gradient_reduce_bytes not in wires:
         recipe = recipe.but(gradient_reduce_bytes=wires[0])
