@@ -83,7 +83,7 @@ def problems(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
 
 def folder_of(model: Model) -> str:
     """Where the files say that the published weights lie on every host."""
-    return f"/tmp/{model.source.removeprefix('config.json of ').rsplit('/', 1)[-1]}"
+    return f"/tmp/{(repository(model) or model.name).rsplit('/', 1)[-1]}"
 
 
 def downloads(model: Model) -> list[str]:
