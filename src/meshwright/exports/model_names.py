@@ -15,7 +15,7 @@ def repository(model: Model) -> str | None:
 
     The name goes into scripts: only what a hub allows in one is taken, whatever a plan's file says.
     """
-    told = re.fullmatch(rf"config\.json of ({_HUB}/{_HUB})( \(.*\)|[,;] .*)?", model.source)
+    told = re.fullmatch(rf"config\.json of ({_HUB}/{_HUB})( \(.*|[,;] .*)?", model.source)
     return told[1] if told else None
 
 
