@@ -200,3 +200,18 @@ def test_adapters_of_expert_models_sit_on_attention_unless_told_otherwise(tmp_pa
     assert run([*tuned, "-o", str(made)]) == 0
     assert load_plan(made).job.finetune.targets == ("q", "k", "v", "o")
     assert "adapters are on attention alone" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "method", "precision", "optimizer"),
+    [("t4:1x1", "qlora", "fp16", "adamw"), ("v100:1x4", "full", "fp16", "adamw"),
+     ("h100:1x1", "full", "pure-bf16", "adamw-bf16")],
+)  # fmt: skip
+def test_fine_tuning_is_in_what_the_device_computes(
+    tmp_path, cluster, method, precision, optimizer
+):
+    made = tmp_path / "plan.toml"
+    asked = ["plan", "llama3.2-1b", "-c", cluster, "--finetune", method, "--seq", "1024"]
+    assert run([*asked, "-o", str(made)]) == 0
+    job = load_plan(made).job
+    assert (job.precision.name, job.optimizer.name) == (precision, optimizer)

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.cli.options import QuestionOptions
 from meshwright.costs.frameworks import behaviour_of
 from meshwright.specs import load_cluster, load_job, load_model
-from meshwright.specs.cluster import Cluster
+from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError, nearest, one_line
 from meshwright.specs.finetune import GROUPS, finetune_recipe
 from meshwright.specs.frameworks import find_framework
@@ -32,7 +32,7 @@ from meshwright.specs.writing import write_atomically
 def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:
     """Load the model, the cluster and the job that the options describe."""
     model, cluster = read_model(options.model), read_cluster(options.cluster, options.reserve)
-    job = read_job(options)
+    job = read_job(options, cluster.device)
     if options.finetune is not None and options.targets is None:
         job = _placed(job, model)
     if options.dispatcher is not None:
@@ -49,8 +49,8 @@ def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:
     return model, cluster, job
 
 
-def read_job(options: QuestionOptions) -> Job:
-    """Build a Job from a file and the options that override it."""
+def read_job(options: QuestionOptions, device: Device | None = None) -> Job:
+    """Build a Job from a file and the options that override it; `device` is what will run it."""
     base = load_job(Path(options.job)) if options.job else Job()
     changes: dict[str, Any] = {}
     if options.seq is not None:
@@ -61,7 +61,8 @@ def read_job(options: QuestionOptions) -> Job:
     changes |= _fine_tuning(base, options)
     precision = options.precision
     if precision is None and not options.job and changes.get("finetune"):
-        precision = TUNED_PRECISION
+        old = device is not None and device.vendor == "nvidia" and "bf16" not in device.peak_flops
+        precision = "fp16" if old else TUNED_PRECISION  # T4 and V100 have no units for bf16
     if options.framework is not None:
         changes["framework"] = find_framework(options.framework, "--framework")
         changes["attention_kernel"] = behaviour_of(changes["framework"]).attention_kernel
@@ -71,8 +72,11 @@ def read_job(options: QuestionOptions) -> Job:
             changes["precision"] = under(Job(), changes["framework"]).precision
     if precision is not None:
         changes["precision"] = precision_recipe(precision, "--precision")
+    tune = changes.get("finetune")
     if options.optimizer is not None:
         changes["optimizer"] = _named(options.optimizer, OPTIMIZERS, "--optimizer")
+    elif precision == TUNED_PRECISION and not options.job and tune is not None and not tune.adapts:
+        changes["optimizer"] = OPTIMIZERS["adamw-bf16"]  # moments as wide as the weights
     if options.routing is not None:
         changes["routing"] = parse_routing(options.routing, "--routing")
     if options.tokens is not None:
@@ -106,8 +110,6 @@ def _fine_tuning(base: Job, options: QuestionOptions) -> dict[str, Any]:
         changes["framework"] = TUNING_STACK
     if options.global_batch is None and not options.job:
         changes["global_batch"] = TUNED_BATCH
-    if options.optimizer is None and not options.job and tune is not None and not tune.adapts:
-        changes["optimizer"] = OPTIMIZERS["adamw-bf16"]
     return changes
 
 
