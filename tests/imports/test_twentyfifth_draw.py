@@ -77,3 +77,17 @@ def main():
     assert (found.model.name, found.job.seq_len) == ("qwen3-0.6b", 1024)
     assert found.layout.micro_batch == (32 if over else 8)
     assert found.job.finetune is not None and found.job.finetune.rank == 16
+
+
+def test_a_table_that_describes_its_model_is_read_with_its_switches():
+    text = """
+model: {n_layers: 4, d_model: 256, n_heads: 4, n_kv_heads: 2, vocab_size: 1000, attention_type: hybrid}
+optimizer: {lr: 0.001}
+precision: {dtype: bf16, fp8_enabled: true}
+data: {batch_size: 2, max_seq_len: 512}
+training: {activation_checkpointing: {enabled: true}, gradient_accumulation_steps: 2}
+"""
+    found = import_text(text, "own.yaml", GUESS)
+    assert (found.model.layers, found.model.kv_heads, found.job.seq_len) == (4, 2, 512)
+    assert (found.layout.recompute, found.job.precision.name) == ("full", "fp8")
+    assert any(one.option == "attention_type" for one in found.remarks if one.kind == "unmodelled")

@@ -148,7 +148,11 @@ def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:
 
 def _lines(text: str) -> str:
     """A command of several lines as one: a semicolon before a line that begins with no option."""
-    return re.sub(r"[^\S\n]*\n\s*(?![-\s])", " ; ", text.replace("\\\n", " ").strip())
+    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+    return "".join(
+        line if not index else f" {line}" if line.startswith("-") else f" ; {line}"
+        for index, line in enumerate(lines)
+    )
 
 
 def _split(text: str) -> list[str]:

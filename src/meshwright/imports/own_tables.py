@@ -24,6 +24,8 @@ _BATCHES = (
 _RENAMED = {
     "lora.rank": "lora_rank", "lora.r": "lora_r", "lora.alpha": "lora_alpha", "lora.target_modules": "lora_target_modules",
     "lora.dropout": "lora_dropout", "distributed_args.stage": "zero_stage", "optimizer_args.class_name": "optimizer", "full_shard": "use_fsdp",
+    "activation_checkpointing.enabled": "activation_checkpointing", "gradient_checkpointing.enabled": "gradient_checkpointing",
+    "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
 }  # fmt: skip
 """Names whose last part alone says too little."""
 _INERT = re.compile(
@@ -34,13 +36,15 @@ _INERT = re.compile(
 
 
 def is_config(data: dict[str, Any]) -> bool:
-    """Whether tables name a model, a batch and a rate of learning."""
+    """Whether tables name or describe a model, and say a batch and a rate of learning."""
     flat = _flat(data)
     rate = any(name.rsplit(".", 1)[-1] in _RATES for name in flat)
     batch = any(
         name.rsplit(".", 1)[-1] in _BATCHES and _whole(value) for name, value in flat.items()
     )
-    return rate and batch and (bool(_model(flat)) or "path_to_model_config" in flat)
+    lasts = {name.rsplit(".", 1)[-1] for name in flat}
+    shape = bool(lasts & set(usual.LAYERS)) and bool(lasts & set(usual.HIDDEN))
+    return rate and batch and (bool(_model(flat)) or shape or "path_to_model_config" in flat)
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:

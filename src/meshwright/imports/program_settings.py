@@ -157,7 +157,9 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
         for keyword in call.keywords:
             plain = isinstance(keyword.value, ast.Constant)
             if keyword.arg == "per_device_train_batch_size":
-                found.setdefault("_tabled", bool(_OF_A_TABLE.search(ast.unparse(keyword.value))))
+                found.setdefault(
+                    "_tabled", bool(_OF_A_TABLE.search(ast.unparse(keyword.value)[:400]))
+                )
             if keyword.arg in _TOLD_BY_OTHERS and keyword.arg not in found and not plain:
                 found.setdefault("_open", {}).setdefault(
                     keyword.arg, ast.unparse(keyword.value)[:60]
@@ -190,7 +192,7 @@ def _of_a_loop(found: dict[str, Any], known: Known) -> None:
 
 _OF_A_TABLE = re.compile(r"(?:\w+\()?\w*(?:cfg|conf|config|settings|params)\w*(?:\[|\.get\()")
 """A value out of a table that the program reads from a file."""
-_LOADS = re.compile(r"\b(?:yaml\.\w*load|json\.load|OmegaConf\.load|toml\w*\.load)\(")
+_LOADS = re.compile(r"\b(?:yaml\.\w{0,20}load|json\.load|OmegaConf\.load|toml\w{0,10}\.load)\(")
 """A program that reads a table from a file: what it would take without one is not what it runs."""
 _TOLD = "takes model and batch from {}: give the script or the file that it is started with"
 

@@ -39,7 +39,7 @@ def device_of(script: Script) -> str:
 
 
 _NAMES = re.compile(
-    r"(?i)(?<![a-z])(?:nvidia|amd|tesla|geforce|rtx|gpu|instinct|dgx|\dx)?[ _-]*(gh200|gb200|gb300|h100|h200|h800|h20|b200|b300|a100|a800|v100|l40s|l40|a10g|a40|l4|t4|mi250x|mi300x|mi300a|mi325x|mi355x|a6000|a5000|4090|3090|5090)(?![0-9a-wyz])(?!x(?!\d))"
+    r"(?i)(?<![a-z])(?:nvidia|amd|tesla|geforce|rtx|gpu|instinct|dgx|\dx)?[ _-]?(gh200|gb200|gb300|h100|h200|h800|h20|b200|b300|a100|a800|v100|l40s|l40|a10g|a40|l4|t4|mi250x|mi300x|mi300a|mi325x|mi355x|a6000|a5000|4090|3090|5090)(?![0-9a-wyz])(?!x(?!\d))"
 )
 
 

@@ -58,7 +58,7 @@ _WIDTH = re.compile(
     r"--(?:tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|micro[-_]batch[-_]size)\b"
 )
 _NPUS = re.compile(
-    r"(?m)^(?![^\S\n]*#).*(?:ASCEND_\w*VISIBLE|HCCL_\w+=|ASCEND_TOOLKIT|/Ascend/|\btorch_npu\b|NPUS_PER_NODE)"
+    r"(?m)^(?![^\S\n]*#).*(?:ASCEND_\w{0,40}VISIBLE|HCCL_\w{1,40}=|ASCEND_TOOLKIT|/Ascend/|\btorch_npu\b|NPUS_PER_NODE)"
 )
 """What only a script for Huawei's devices says."""
 _PRETRAIN = re.compile(r"(?:^|/)pretrain_(?:gpt|llama|mixtral|deepseek|qwen|megatron)\w*\.py$")

@@ -24,8 +24,8 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES
 from meshwright.specs.model import Model
 
-_LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "depth")
-_HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim")  # fmt: skip
+LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "depth")
+HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim")  # fmt: skip
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
 _KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kvheads")
 _FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim")
@@ -67,14 +67,14 @@ def is_usual(launch: Launch) -> bool:
 def says_enough(names: Iterable[str]) -> bool:
     """Whether options describe or name a model, and say a batch or a sequence."""
     names = set(names)
-    shape = bool(names & set(_LAYERS)) and bool(names & set(_HIDDEN))
+    shape = bool(names & set(LAYERS)) and bool(names & set(HIDDEN))
     return (shape or bool(names & set(_NAME))) and bool(names & {*_SEQ, *_MICRO, *_GLOBAL})
 
 
 def says_anything(launch: Launch) -> bool:
     """Whether a command says something of a model or its sequences; a batch alone describes no run."""
     names = {name.replace("-", "_") for name in flags_of_words(launch)}
-    return bool(names & {*_LAYERS, *_HIDDEN, *_NAME, *_SEQ, *_GLOBAL})
+    return bool(names & {*LAYERS, *HIDDEN, *_NAME, *_SEQ, *_GLOBAL})
 
 
 def flags_of_words(launch: Launch) -> dict[str, Any]:
@@ -155,6 +155,13 @@ def read_table(
     _degrees(options, reading)
     _sharding(options, reading)
     _job(options, reading)
+    attention = options.word("attention_type")
+    if attention and re.search(
+        r"hybrid|sparse|linear|local|sliding|window|mla|latent|mamba", attention
+    ):
+        reading.unmodelled(
+            "attention_type", f"{attention}; plain attention over whole sequences is priced"
+        )
     if inert is not None:
         options.read |= {name for name in options.values.keys() - options.assumed if inert(name)}
     options.finish(reading, "fsdp", "hf", "common", strict=given.strict)
@@ -179,7 +186,7 @@ def _said(options: Options, names: tuple[str, ...]) -> str:
 
 
 def _shape(options: Options, reading: Reading) -> Model | None:
-    layers, hidden, heads = (options.whole(*names) for names in (_LAYERS, _HIDDEN, _HEADS))
+    layers, hidden, heads = (options.whole(*names) for names in (LAYERS, HIDDEN, _HEADS))
     if not (layers and hidden and heads):
         return None
     kind = options.word("model_type", "model_family", "arch")
@@ -324,7 +331,8 @@ def _job(options: Options, reading: Reading) -> None:
     # Switched on, in a width that another option says, or that the file leaves open.
     kind = next((one for one in words if one not in ("", "true", "yes", "1", "auto")), "")
     half, brain = options.flag("fp16", "use_fp16"), options.flag("bf16", "pure_bf16", "use_bf16")
-    recipe = "fp8" if "fp8" in kind else "bf16" if brain or "bf" in kind else "fp16" if half or "16" in kind else "fp32" if kind or options.has("bf16", "fp16") else ""  # fmt: skip
+    eight = options.has("fp8_enabled", "use_fp8") and options.flag("fp8_enabled", "use_fp8")
+    recipe = "fp8" if "fp8" in kind or eight else "bf16" if brain or "bf" in kind else "fp16" if half or "16" in kind else "fp32" if kind or options.has("bf16", "fp16") else ""  # fmt: skip
     if not recipe:
         recipe = "bf16"
         reading.guess("precision", "no option of that kind is set; bf16 is taken")
