@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.costs.columns import from_layouts
+from meshwright.exports.targets import export
 from meshwright.planner.flips import circumstances
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.notes import _above_measured, measured_mfu
@@ -259,3 +260,13 @@ def test_of_frameworks_that_all_fail_the_nearest_is_named():
     job = Job(seq_len=1 << 22, global_batch=1)
     with pytest.raises(DoesNotFitError, match="under maxtext, is short of"):
         plan(load_model("llama3.1-8b"), load_cluster("h100:1x8"), job, defend=False)
+
+
+@pytest.mark.parametrize(
+    "named", [{}, *({"framework": name} for name in ("megatron", "deepspeed", "accelerate"))]
+)
+def test_devices_without_bf16_are_planned_in_what_they_have(named):
+    job = Job(seq_len=1024, global_batch=64, **named)
+    made = plan(load_model("gpt2-xl"), load_cluster("v100:1x8"), job, defend=False)
+    assert (made.job.precision.compute, made.job.attention_kernel) == ("fp16", "unfused")
+    assert export(made, made.job.framework).files

@@ -61,7 +61,7 @@ def read_job(options: QuestionOptions, device: Device | None = None) -> Job:
     changes |= _fine_tuning(base, options)
     precision = options.precision
     if precision is None and not options.job and changes.get("finetune"):
-        old = device is not None and device.vendor == "nvidia" and "bf16" not in device.peak_flops
+        old = device is not None and not device.has_bf16
         precision = "fp16" if old else TUNED_PRECISION  # T4 and V100 have no units for bf16
     if options.framework is not None:
         changes["framework"] = find_framework(options.framework, "--framework")
@@ -69,7 +69,8 @@ def read_job(options: QuestionOptions, device: Device | None = None) -> Job:
         if precision is None and base.precision == PrecisionRecipe() and not base.finetune:
             from meshwright.planner.stacks import under
 
-            changes["precision"] = under(Job(), changes["framework"]).precision
+            run = under(Job(), changes["framework"], device)
+            changes |= {"precision": run.precision, "attention_kernel": run.attention_kernel}
     if precision is not None:
         changes["precision"] = precision_recipe(precision, "--precision")
     tune = changes.get("finetune")

@@ -13,9 +13,15 @@ from meshwright.costs.layer import layer_time
 from meshwright.costs.layer_book import LayerBook
 from meshwright.costs.layer_setting import LayerModel
 from meshwright.costs.tables import on_change
-from meshwright.specs.cluster import Cluster
+from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
+
+
+def computed_in(job: Job, device: Device) -> str:
+    """The precision whose units run a job's products: TF32's for fp32 where the software lets them."""
+    compute = job.precision.compute
+    return "tf32" if compute == "fp32" and behaviour_on(job, device).tf32 else compute
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,7 @@ class Setting:
     @staticmethod
     def _made(model: Model, cluster: Cluster, job: Job) -> Setting:
         software = behaviour_on(job, cluster.device)
-        compute = job.precision.compute
-        if compute == "fp32" and software.tf32:
-            compute = "tf32"
+        compute = computed_in(job, cluster.device)
         return Setting(
             model,
             cluster,

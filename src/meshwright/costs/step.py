@@ -38,7 +38,7 @@ from meshwright.costs.offload import in_host, offload_s
 from meshwright.costs.pessimism import pessimistic_s
 from meshwright.costs.pipeline_messages import exposed_hops_s, hop_s
 from meshwright.costs.recompute_modules import repeated_flops_per_token
-from meshwright.costs.setting import Setting
+from meshwright.costs.setting import Setting, computed_in
 from meshwright.costs.stages import ROLES, StageLayers, roles_in, stage_layers
 from meshwright.costs.tables import table
 from meshwright.costs.update import optimizer_s
@@ -350,7 +350,7 @@ def estimate_of(
         attention = flops.attention_flops_per_token(model, job.seq_len)
         again = repeated_flops_per_token(model, names, attention)
     executed = model_flops + again * _recomputed_share(model, columns, row)
-    peak_rate = cluster.device.peak(job.precision.compute)
+    peak_rate = cluster.device.peak(computed_in(job, cluster.device))
     layers = stage_layers(model, columns.slice(row, row + 1))
     stages = []
     for position, role in enumerate(ROLES):

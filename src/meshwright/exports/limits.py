@@ -94,7 +94,7 @@ _FLASH = ("megatron", "megatron-fsdp", "nemo", "primus", "nanotron", "axolotl", 
 def _units(job: Job, cluster: Cluster, can: Framework) -> Iterator[Problem]:
     """What NVIDIA's devices before Ampere lack (READMEs of FlashAttention 2 and Transformer Engine)."""
     device = cluster.device
-    if not can.exported or device.vendor != "nvidia" or "bf16" in device.peak_flops:
+    if not can.exported or device.has_bf16:
         return
     if job.precision.compute in ("bf16", "fp8", "fp4"):
         says = f"would compute it on {device.name}, which has no units for it: plan with --precision fp16"

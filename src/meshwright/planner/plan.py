@@ -94,7 +94,7 @@ def plan(
         raise SpecError("objective", objective, f"one of {', '.join(OBJECTIVES)}")
     job = job or Job()
     if asked_for(job):
-        run = job if job.framework == UPPER_BOUND else under(job, job.framework)
+        run = job if job.framework == UPPER_BOUND else under(job, job.framework, cluster.device)
         for field, value, instead in [
             *job_lacks(run, framework(job.framework)),
             *not_written(run, job.framework),
@@ -184,7 +184,7 @@ def _answers(
     if asked_for(asked.job) or not stacks_for(asked.cluster.device.vendor, asked.job):
         job = asked.job
         if job.framework != UPPER_BOUND:
-            job = under(job, job.framework)
+            job = under(job, job.framework, asked.cluster.device)
         solution = solve_ways(replace(asked, job=job), constraints, objective)
         if progress:
             progress(solution.result.searched.priced)

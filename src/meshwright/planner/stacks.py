@@ -21,6 +21,7 @@ from meshwright.planner.search import SearchResult, reaches, search
 from meshwright.planner.solve import Solution, answer, first_of, solve
 from meshwright.planner.space import Constraints
 from meshwright.planner.words import PART_WORDS
+from meshwright.specs.cluster import Device
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import framework, job_lacks
 from meshwright.specs.job import RECIPES, Framework, Job, PrecisionRecipe
@@ -61,14 +62,22 @@ def stacks_for(vendor: str, job: Job) -> tuple[Framework, ...]:
     return STACKS.get(vendor, ()) if job.finetune is None else (TUNING_STACK,)
 
 
-def under(job: Job, name: Framework) -> Job:
-    """The job as a framework runs it: its attention kernel, and its precision unless one was named."""
+def under(job: Job, name: Framework, device: Device | None = None) -> Job:
+    """The job as a framework runs it: its attention kernel, and its precision unless one was named.
+
+    On a device without units for bf16 (NVIDIA's before Ampere) both are what it has: fp16, and plain attention.
+    """
     changes: dict[str, object] = {"framework": name}
     known = behaviour(Job(framework=name))
     if "attention_kernel" not in job.model_fields_set:
-        changes["attention_kernel"] = known.attention_kernel
+        old = device is not None and not device.has_bf16
+        flash = known.attention_kernel == "flash"
+        changes["attention_kernel"] = "unfused" if old and flash else known.attention_kernel
     if "precision" not in job.model_fields_set:
-        changes["precision"] = _usual_precision(name, known.gradient_bytes)
+        precision = _usual_precision(name, known.gradient_bytes)
+        if device is not None and not device.has_bf16:
+            precision = precision.but(name="fp16", compute="fp16")
+        changes["precision"] = precision
     return job.but(**changes)
 
 
@@ -108,7 +117,7 @@ def solve_all(
     refused: dict[str, str] = {}
     priced = 0
     for name in names:
-        asked = replace(question, job=under(question.job, name))
+        asked = replace(question, job=under(question.job, name, question.cluster.device))
         if missing := [*job_lacks(asked.job, framework(name)), *not_written(asked.job, name)]:
             refused[name] = missing[0][2]
             continue

@@ -50,6 +50,11 @@ class Device(Spec):
         None, description="times of modules, by `meshwright measure`; None: priced from the above"
     )
 
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it has units for bf16: of NVIDIA's, those since Ampere."""
+        return self.vendor != "nvidia" or "bf16" in self.peak_flops
+
     def peak(self, precision: str) -> float:
         """Dense peak FLOP/s in a precision.
 
