@@ -130,6 +130,7 @@ def test_versions_are_no_sizes(spelled, preset):
 
 
 def test_a_size_after_a_version_is_the_size():
+    assert guess_model("runs/qwen2_5_7b_of_may").name == "qwen2.5-7b"
     found = guess_model("llama_2_7b_fixed_resized")
     assert found is not None
     assert found.name == "llama2-7b"

@@ -180,9 +180,9 @@ def guess_model(name: str) -> Model | None:
     """A typical shape of the size that a name states; None for experts or where it states none."""
     short = with_family(name).rstrip("/").rsplit("/", 1)[-1]
     # A version before the size is none of it: `llama_2_7b` has seven billion.
-    short = re.sub(
-        r"(?i)(llama|qwen|gemma|phi|yi|baichuan|internlm)[-_]?(\d)[-_](?=\d)", r"\1\2-", short
-    )
+    families = r"(?i)(llama|qwen|gemma|phi|yi|baichuan|internlm)"
+    short = re.sub(rf"{families}[-_]?(\d)[-_](\d)[-_](?=\d+(?:[._]\d+)?b)", r"\1\2.\3-", short)
+    short = re.sub(rf"{families}[-_]?(\d)[-_](?=\d)", r"\1\2-", short)
     short = _BELOW_ONE.sub(r"\g<1>0.\2", short)
     size = _SIZE.search(short)
     longest = max((one for one in model_names() if short.lower().startswith((f"{one}-", f"{one}_"))), key=len, default="")  # fmt: skip
