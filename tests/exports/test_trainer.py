@@ -88,3 +88,11 @@ def test_liger_is_written_where_it_was_priced():
     job = Job(seq_len=2048, global_batch=64, precision=RECIPES["bf16"], loss="liger")
     plan = make_plan("llama3-8b", dp=8, zero=3, job=job)
     assert trainer.arguments(plan)["use_liger_kernel"] is True
+
+
+@pytest.mark.parametrize(("zero", "said"), [(0, False), (3, True)])
+def test_gradients_that_cross_in_16_bits_are_said(zero, said):
+    plan = make_plan("llama3-8b", dp=8, zero=zero, micro_batch=1)
+    plan = plan.but(job=plan.job.but(precision=RECIPES["bf16-fp32-grads"]))
+    told = any("reduces them in 16" in one for one in export(plan, "trainer").notes)
+    assert told is said

@@ -18,8 +18,9 @@ def test_a_sequence_longer_than_the_position_table():
 
 def test_a_precision_that_the_device_lacks():
     job = {"seq_len": 1024, "global_batch": 64}
-    assert "has no bf16 matrix units: priced at its fp16 rate" in notes("gpt2", "v100:8", job)
-    assert "matrix units" not in notes("gpt2", "v100:8", {**job, "precision": "fp16"})
+    asked = {**job, "precision": "bf16"}
+    assert "has no bf16 matrix units: priced at its fp16 rate" in notes("gpt2", "v100:8", asked)
+    assert "matrix units" not in notes("gpt2", "v100:8", job)  # which is then planned in fp16
     assert "priced at its bf16 rate" in notes("gpt2", "a100:8", {**job, "precision": "fp8"})
 
 

@@ -340,7 +340,7 @@ def test_longcat_s_layer_is_two_of_which_one_has_experts():
     latent = {"q_lora_rank": 32, "kv_lora_rank": 16}
     config = transformers.LongcatFlashConfig(**shape, **experts, **latent, moe_topk=12)
     model = model_from_config(config.to_dict())
-    assert model.experts is not None
+    assert (model.family, model.experts is not None) == ("longcat_flash", True)
     assert (model.layers, model.experts.experts, model.experts.top_k) == (6, 16, 8)
     assert [model.is_moe_layer(layer) for layer in range(6)] == [True, False] * 3
     with torch.device("meta"):

@@ -81,7 +81,7 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "trainer": Framework(
         "transformers' Trainer", trainer.VERSION, trainer.LIMITS, trainer.files,
-        lambda plan: ("train_trainer.py", "trainer.yaml"),
+        lambda plan: ("train_trainer.py", "trainer.yaml"), trainer.notes,
     ),
     "torchtitan": Framework(
         "torchtitan", torchtitan.VERSION, torchtitan.LIMITS, torchtitan.files,
