@@ -1,7 +1,7 @@
 """A machine's measured side: which jobs it prices, and what messages and shared cores cost on it.
 
-Times of collectives lie on measured curves (`Cluster.collectives`), by kind, group size and crowd;
-what leaves a host is priced by the network's own bandwidth. Ranks that share cores
+Times of collectives lie on measured curves (`Cluster.collectives`), by kind, group size and crowd, inside
+a host and between hosts; without those, what leaves a host is priced by the network's own bandwidth. Ranks that share cores
 (`Cluster.shared_cores`) slow each other by a measured factor.
 """
 
@@ -84,26 +84,72 @@ class Machine:
     def message_s(
         self, collective: str, size_bytes: Floats, members: Floats, stride: Floats, active: Floats
     ) -> Floats:
-        """Time of one collective of `members` ranks, `stride` apart, on a full host."""
-        group = place(self.fabric, members, stride=stride)
-        per_host = float(self.cluster.gpus_per_node)
-        local = np.minimum(members, np.maximum(per_host // np.maximum(stride, 1.0), 1.0))
+        """Time of one collective of `members` ranks, `stride` apart, while `active` ranks of each host communicate."""
+        local = self.local_members(members, stride)
         time = self._inside(collective, size_bytes, members, active)
-        # Rings between hosts hand everything on once through each host's card.
-        up = _Crossing.of(self.fabric, group)
-        sent = count.sent_bytes(collective, size_bytes, members)
-        crossing = np.where(members > local, sent * up.ring_s_per_byte, 0.0)
+        alone = self._inside(collective, np.minimum(size_bytes, 1.0), members, active)
+        if any(c.collective == collective and c.level for c in self.cluster.collectives):
+            # Who shares a host adds latency to the ring; its bytes cross inside while the card is busy.
+            near = np.where(local > 1.0, alone, 0.0)
+            crossed = self._between(collective, size_bytes, members, local, active) + near
+            crossed = np.where(local > 1.0, np.maximum(time, crossed), crossed)
+        else:
+            crossed = self._by_bandwidth(collective, size_bytes, members, stride, time, alone)
+        spans = members > local
+        return np.where(members > 1.0, np.where(spans, crossed, time), 0.0)
+
+    def local_members(self, members: Floats, stride: Floats) -> Floats:
+        """Members of a group that share a host."""
+        per_host = float(self.cluster.gpus_per_node)
+        return np.minimum(members, np.maximum(per_host // np.maximum(stride, 1.0), 1.0))
+
+    def _by_bandwidth(
+        self, collective: str, size_bytes: Floats, members: Floats, stride: Floats,
+        inside: Floats, alone: Floats,
+    ) -> Floats:  # fmt: skip
+        """Between hosts whose collectives were not timed: rings hand everything on once through each card."""
+        up = _Crossing.of(self.fabric, place(self.fabric, members, stride=stride))
+        crossing = count.sent_bytes(collective, size_bytes, members) * up.ring_s_per_byte
         trips = 2.0 if collective in ("all_reduce", "reduce_scatter") else 1.0
         hops = trips * np.where(collective == "send_recv", up.tree_hops_s, up.ring_hops_s)
-        alone = self._inside(collective, np.minimum(size_bytes, 1.0), members, active)
-        crossed = np.where(crossing > 0.0, np.maximum(time, alone + crossing) + hops, time)
-        return np.where(members > 1.0, crossed, 0.0)
+        return np.maximum(inside, alone + crossing) + hops
+
+    def _between(
+        self, collective: str, size_bytes: Floats, members: Floats, local: Floats, active: Floats
+    ) -> Floats:
+        """From the curves between hosts, timed with one member of each.
+
+        A group with several members in a host is one that takes the bytes of its ring (of an
+        all-to-all: of all of them) over the card once, and leaves the card to fewer groups.
+        """
+        curves = [c for c in self.cluster.collectives if c.collective == collective and c.level]
+        known = np.array(sorted({c.members for c in curves}), dtype=np.float64)
+        rate = self.fabric.levels[-1].bandwidth_bytes_s
+        result = np.zeros_like(size_bytes)
+        hosts, groups = np.maximum(members / local, 2.0), np.maximum(active / local, 1.0)
+        together = np.stack([members, local, hosts, groups], axis=1)
+        for of, inside, over, at_once in np.unique(together, axis=0):
+            here = np.all(together == (of, inside, over, at_once), axis=1)
+            nearest = float(known[np.argmin(np.abs(np.log2(known / over)))])
+            one = np.ones(1)
+            measured = float(count.sent_bytes(collective, one, nearest * one)[0])
+            if collective == "all_to_all":
+                carried = inside * (of - inside) / of
+            else:
+                carried = float(count.sent_bytes(collective, one, of * one)[0])
+            mine = [c for c in curves if c.members == nearest]
+            slope = _slope_of(curves, measured / rate)
+            equal = size_bytes[here] * carried / measured
+            least = _on_curves(mine, np.zeros_like(equal), nearest, at_once, slope)
+            hops = least * max(over / nearest - 1.0, 0.0)
+            result[here] = _on_curves(mine, equal, nearest, at_once, slope) + hops
+        return result
 
     def _inside(
         self, collective: str, size_bytes: Floats, members: Floats, active: Floats
     ) -> Floats:
         """From the measured curves: the nearest group size and crowd, straight lines in between."""
-        curves = [c for c in self.cluster.collectives if c.collective == collective]
+        curves = [c for c in self.cluster.collectives if c.collective == collective and not c.level]
         if not curves:
             level = self.fabric.levels[0]
             steps = np.maximum(2.0 * ceil_log2(np.maximum(members, 1.0)), 1.0)

@@ -9,7 +9,6 @@ ranks of a host compute, divided by what its cores do in a second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,9 +60,15 @@ class Setup:
         return np.minimum(world, self.machine.cluster.gpus_per_node).astype(np.float64)
 
     @property
+    def host_stages(self) -> Floats:
+        """Pipeline stages that share a host."""
+        pp, stride = self.columns.pp.astype(np.float64), self.distances["pp"].astype(np.float64)
+        return self.machine.local_members(pp, stride)
+
+    @property
     def stage_crowd(self) -> Floats:
         """Ranks of one host that certainly compute at once: those of one pipeline stage."""
-        return np.maximum(self.crowd / self.columns.pp, 1.0)
+        return np.maximum(self.crowd / self.host_stages, 1.0)
 
     def message_s(self, collective: str, axis: str, size: Floats) -> Floats:
         """Time of one collective over an axis."""
@@ -96,7 +101,7 @@ class Setup:
 def stage_parts(setup: Setup) -> dict[str, dict[str, tuple[Floats, Floats]]]:
     """(forward, backward) seconds per part of one micro-batch on a rank of each role."""
     shapes = count.Shapes.of(setup.model, setup.job, setup.columns)
-    one = {moe: _layer(setup, shapes, moe) for moe in _kinds(setup.model)}
+    one = {moe: _layer(setup, shapes, moe) for moe in kinds(setup.model)}
     on_first = pipeline.head_on_first_rank(setup.columns)
     crowding = setup.machine.slowdown(setup.stage_crowd)
     found = {}
@@ -135,7 +140,8 @@ def stage_parts(setup: Setup) -> dict[str, dict[str, tuple[Floats, Floats]]]:
     return found
 
 
-def _kinds(model: Model) -> tuple[bool, ...]:
+def kinds(model: Model) -> tuple[bool, ...]:
+    """Of layers: dense ones, and those of experts."""
     return (False, True) if model.experts else (False,)
 
 
@@ -157,18 +163,21 @@ def _layer(
     setup: Setup, shapes: count.Shapes, moe: bool
 ) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
     """(forward, backward, attention again) of one layer and micro-batch, by part."""
-    ledgers = []
-    for backward in (False, True):
-        ledger = count.layer_forward(shapes, moe=moe)
-        count.tensor_messages(shapes, ledger, pairs=1.0 if moe else 2.0)
-        count.context_messages(shapes, ledger, backward=backward)
-        if moe:
-            count.expert_messages(shapes, ledger, backward=backward)
-        ledgers.append(ledger)
+    ledgers = [layer_ledger(shapes, moe, backward=backward) for backward in (False, True)]
     mix = shapes.ledger()
     count.mixing(shapes, mix)
     again = sum(_compute(setup, mix, backward=False).values(), np.zeros(setup.columns.rows))
     return _parts(setup, ledgers[0], False), _parts(setup, ledgers[1], True), again
+
+
+def layer_ledger(shapes: count.Shapes, moe: bool, *, backward: bool) -> count.Ledger:
+    """What a layer computes and exchanges in one direction."""
+    ledger = count.layer_forward(shapes, moe=moe)
+    count.tensor_messages(shapes, ledger, pairs=1.0 if moe else 2.0)
+    count.context_messages(shapes, ledger, backward=backward)
+    if moe:
+        count.expert_messages(shapes, ledger, backward=backward)
+    return ledger
 
 
 def _compute(setup: Setup, ledger: count.Ledger, *, backward: bool) -> dict[str, Floats]:
@@ -187,11 +196,19 @@ def _parts(setup: Setup, ledger: count.Ledger, backward: bool) -> dict[str, Floa
     found = _compute(setup, ledger, backward=backward)
     crowding = setup.machine.slowdown(setup.stage_crowd)
     found["launch"] = crowding * setup.machine.own_s(ledger.own, setup.columns.rows)
+    for axis, time in messages_s(setup, ledger).items():
+        part = AXIS_PART[axis]
+        found[part] = found.get(part, np.zeros(setup.columns.rows)) + time
+    return found
+
+
+def messages_s(setup: Setup, ledger: count.Ledger) -> dict[str, Floats]:
+    """Seconds of a ledger's collectives, by axis."""
+    found: dict[str, Floats] = {}
     for collective, axis, size, calls in ledger.messages:
         if np.any(calls > 0):
-            part = AXIS_PART[axis]
             time = calls * setup.message_s(collective, axis, size)
-            found[part] = found.get(part, np.zeros(setup.columns.rows)) + time
+            found[axis] = found.get(axis, np.zeros(setup.columns.rows)) + time
     return found
 
 
@@ -217,20 +234,20 @@ def hop_s(setup: Setup, *, both_ways: bool = False) -> Floats:
     split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
     size = tokens * setup.model.hidden * setup.job.precision.activation_bytes / split
     pair = np.minimum(columns.pp, 2).astype(np.float64)
-    leaves = columns.pp * setup.distances["pp"] > setup.machine.fabric.levels[0].domain
-    stride = np.where(leaves, setup.machine.fabric.levels[0].domain, setup.distances["pp"])
-    crowd = np.minimum(pair * setup.stage_crowd, setup.crowd)  # two neighbouring stages
-    timed = {curve.collective for curve in setup.machine.cluster.collectives}
+    leaves = columns.pp > setup.host_stages
+    stride = np.where(leaves, setup.machine.cluster.gpus_per_node, setup.distances["pp"])
+    # Two neighbouring stages of a host talk; between hosts each rank of a stage uses its host's card.
+    near = np.minimum(pair * setup.stage_crowd, setup.crowd)
+    crowd = np.where(leaves, setup.stage_crowd, near)
     distance = stride.astype(np.float64)
     one_way = setup.machine.message_s("send_recv", size, pair, distance, crowd)
     if not both_ways:
         return one_way
-    if "exchange" not in timed:
-        return 2.0 * one_way
-    # Between hosts only bandwidth is known: there the two directions of a pair were seen to take turns.
-    return np.where(
-        leaves, 2.0 * one_way, setup.machine.message_s("exchange", size, pair, distance, crowd)
-    )
+    curves = [c for c in setup.machine.cluster.collectives if c.collective == "exchange"]
+    exchange = setup.machine.message_s("exchange", size, pair, distance, crowd)
+    # Where no exchange was timed: the two directions of a pair were seen to take turns.
+    timed = np.where(leaves, any(c.level for c in curves), any(not c.level for c in curves))
+    return np.where(timed, exchange, 2.0 * one_way)
 
 
 def exposed_hops_s(setup: Setup) -> Floats:
@@ -329,33 +346,3 @@ def update_s(setup: Setup, used: MemoryColumns) -> tuple[Floats, Floats]:
     )
     step = setup.machine.own_s({"step": np.ones(rows)}, rows)
     return own * crowding + norm, step * crowding
-
-
-def shared_cores_s(
-    setup: Setup,
-    busy: Mapping[str, Mapping[str, tuple[Floats, Floats]]],
-    total: Floats,
-    rest: Floats,
-) -> Floats:
-    """What a step takes longer because all ranks of a host compute on the same cores.
-
-    Without a pipeline every rank is in the same phase, which the crowd's slowdown already has. The
-    stages of a pipeline work at different times, so that each may have the cores while others wait,
-    but together they cannot do more than the cores can: the mean rank's work at full crowding.
-    """
-    columns = setup.columns
-    if setup.machine.cluster.shared_cores is None:
-        return np.zeros(columns.rows)
-    work = np.zeros(columns.rows)
-    counts: dict[str, Floats] = {
-        "first": np.ones(columns.rows),
-        "middle": np.maximum(columns.pp - 2, 0).astype(np.float64),
-        "last": (columns.pp > 1).astype(np.float64),
-    }
-    for role, many in counts.items():
-        for forward, backward in busy[role].values():
-            work = work + many * (forward + backward)
-    ratio = setup.machine.slowdown(setup.crowd) / setup.machine.slowdown(setup.stage_crowd)
-    mean = setup.micro_batches * work / columns.pp
-    least = mean * ratio + rest
-    return np.where(columns.pp > 1, np.maximum(least - total, 0.0), 0.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costs import flops, measured_step, pipeline
+from meshwright.costs import flops, measured_sharing, measured_step, pipeline
 from meshwright.costs.columns import (
     RECOMPUTES,
     Floats,
@@ -152,7 +152,10 @@ def _measured(setting: Setting, setup: measured_step.Setup) -> EstimateColumns:
     parts["optimizer"], parts["step_overhead"] = measured_step.update_s(setup, used)
     rest = parts["data_parallel"] + parts["optimizer"] + parts["step_overhead"]
     so_far = np.sum(list(parts.values()), axis=0)
-    parts["shared_cores"] = measured_step.shared_cores_s(setup, stage_parts, so_far, rest)
+    for name, waits in measured_sharing.shared_card_s(setup, so_far, rest).items():
+        parts[name] = parts[name] + waits
+    so_far = np.sum(list(parts.values()), axis=0)
+    parts["shared_cores"] = measured_sharing.shared_cores_s(setup, stage_parts, so_far, rest)
     for name in TIME_PARTS:  # what the engine never does, such as offloading
         parts.setdefault(name, np.zeros(columns.rows))
     worst = PESSIMISTIC_TRAFFIC * parts["data_parallel"]

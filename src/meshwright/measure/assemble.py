@@ -30,7 +30,7 @@ def assemble(
         name="measured", device=device.model_dump(exclude_unset=True),
         levels=_levels(found, preset, missing), host_memory_bytes=host_memory,
         shared_cores=shared_cores(found.slowdown, float(facts["cores"])),
-        collectives=curves([r for r in found.collectives if r.get("stride", 1) == 1]), source=_source(found, facts, missing),
+        collectives=curves(found.collectives, preset.levels[-1].name), source=_source(found, facts, missing),
     )  # fmt: skip
     if not found.probed:
         return cluster
@@ -90,8 +90,10 @@ def _device(
 
 def _levels(found: Found, preset: Cluster, missing: list[str]) -> list[dict[str, Any]]:
     """The host's level, and the network's where hosts are joined by one."""
-    inner = [r for r in found.collectives if r.get("stride", 1) == 1]
-    outer = [r for r in found.collectives if r.get("stride", 1) > 1]
+    inner, outer = (
+        [r for r in found.collectives if bool(r.get("across")) is across]
+        for across in (False, True)
+    )
     many = preset.gpus_per_node > 1
     levels = [_level(inner if many else outer, preset.levels[0], missing)]
     if len(preset.levels) > 1:
@@ -108,15 +110,17 @@ def _level(
     that each has its share of the card: read off all-gathers (each rank sends what the others lack),
     since messages of pairs that take turns find the card free half of the time.
     """
-    kind = "all_gather" if any(r.get("stride", 1) > 1 for r in rows_here) else "send_recv"
+    across = any(r.get("across") for r in rows_here)
+    kind = "all_gather" if across else "send_recv"
     found = [r for r in rows_here if r["collective"] == kind]
-    few = min((r["active"] for r in found), default=0)
+    crowds = [r["active"] for r in found]
+    crowd = max(crowds, default=0) if across else min(crowds, default=0)
     members = min((r["members"] for r in found), default=2)
     share = (members - 1) / members if kind == "all_gather" else 1.0
     rows = sorted(
         (r["size_bytes"] * share, r["time_s"])
         for r in found
-        if r["active"] == few and r["members"] == members
+        if r["active"] == crowd and r["members"] == members
     )
     if len(rows) < 2:
         missing.append(f"messages over {level.name} (the preset's stand-in)")
@@ -132,20 +136,22 @@ def _level(
     )
 
 
-def curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Timings of collectives as curves over sizes, one for each kind, group and crowd."""
-    keys = dict.fromkeys((r["collective"], r["members"], r["active"]) for r in rows)
+def curves(rows: Sequence[Mapping[str, Any]], network: str) -> list[dict[str, Any]]:
+    """Timings of collectives as curves over sizes, one for each kind, group, crowd and level.
+
+    `network` names the level between hosts.
+    """
+    kept: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        level = network if row.get("across") else ""
+        kept.setdefault((row["collective"], row["members"], row["active"], level), []).append(row)
     found = []
-    for collective, members, active in keys:
-        mine = sorted(
-            (r for r in rows if (r["collective"], r["members"], r["active"])
-             == (collective, members, active)),
-            key=lambda r: float(r["size_bytes"]),
-        )  # fmt: skip
+    for (collective, members, active, level), held in kept.items():
+        mine = sorted(held, key=lambda r: float(r["size_bytes"]))
         spreads = sorted(r["spread"] for r in mine)
         found.append(
             MeasuredCollective(
-                collective=collective, members=members, active=active,
+                collective=collective, members=members, active=active, level=level,
                 sizes_bytes=tuple(r["size_bytes"] for r in mine),
                 times_s=tuple(r["time_s"] for r in mine), spread=spreads[len(spreads) // 2],
             ).plain()

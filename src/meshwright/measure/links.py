@@ -1,8 +1,9 @@
 """Collectives and messages between ranks, on the backend that will train; and cores they share.
 
 Every rank runs `measure_ranks` together. Each case is timed in bursts, one call after another as in a
-step, for groups of every size: once all groups of the machine at the same time, once one group alone
-while the others wait. Bursts of a case are spread over the whole time.
+step, for groups of every size, inside a host and of one rank of each host: once all groups at the same
+time, once one group of each host alone while the others wait. Hosts always work alike, as in training.
+Bursts of a case are spread over the whole time.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ ROUNDS = 24
 FIRST_SAMPLES, MORE_SAMPLES = 2, (0, 2, 4, 8, 12)
 """Samples of the shared cores before the first round, and rounds after which there is one more."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "exchange")
-"""What is timed; the last two between pairs: one message, and one each way at once."""
-SIZES = (4 * 2.0**10, 64 * 2.0**10, 2.0**20, 8 * 2.0**20)
+"""What is timed."""
+PAIRED = ("send_recv", "exchange")
+"""Of these, between pairs: one message, and one each way at once."""
+SIZES = (4 * 2.0**10, 64 * 2.0**10, 256 * 2.0**10, 2.0**20, 8 * 2.0**20)
 QUICK_SIZES = (4 * 2.0**10, 256 * 2.0**10, 4 * 2.0**20)
 LARGEST_BYTES = 256 * 2.0**20
 
@@ -60,9 +63,9 @@ def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
     ends = time.monotonic() + task.seconds
     world, rank = dist.get_world_size(), dist.get_rank()
     process = peak_memory_bytes()
-    crowds = _Crowds(world, task.work_s)
-    crowds.sample(ends, FIRST_SAMPLES)
     inside = task.per_host or world
+    crowds = _Crowds(world, inside, task.work_s)
+    crowds.sample(ends, FIRST_SAMPLES)
     groups = {(members, 1): _groups(world, members, 1) for members in _member_counts(inside)}
     if world > inside:
         for members in _member_counts(world // inside):
@@ -84,13 +87,17 @@ def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
                 what = f"{case[0]} among {case[1]} of {case[2]}"
                 share = (turn + index / len(cases)) / ROUNDS
                 report({"kind": "measuring", "what": what, "share": share})
-            found[case].append(_time(case, groups[case[1], case[4]], burst))
+            found[case].append(_time(case, groups[case[1], case[4]], burst, inside))
             curve[case[3]] = Sample.of(found[case]).median_s
         if turn in MORE_SAMPLES:
             crowds.sample(ends, 1)
     names = {case: f"{case[0]} among {case[1]} of {case[2]}" for case in cases}
     return {
-        "rows": [_row(case, times) for case, times in found.items() if times],
+        "rows": [
+            _row(case, times, across=world > inside and case[4] == inside)
+            for case, times in found.items()
+            if times
+        ],
         "slowdown": crowds.slowdown(),
         "process_bytes": process,
         "skipped": list(dict.fromkeys(names[case] for case in cases if not found[case])),
@@ -98,7 +105,7 @@ def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
 
 
 _Case = tuple[str, int, int, float, int]
-"""Collective, members, ranks at once, bytes, distance of neighbours."""
+"""Collective, members, ranks of a host at once, bytes, distance of neighbours."""
 
 
 def _curve(case: _Case) -> tuple[str, int, int, int]:
@@ -106,11 +113,11 @@ def _curve(case: _Case) -> tuple[str, int, int, int]:
     return case[0], case[1], case[2], case[4]
 
 
-def _row(case: _Case, times: list[float]) -> dict[str, Any]:
+def _row(case: _Case, times: list[float], *, across: bool) -> dict[str, Any]:
     sample = Sample.of(times)
-    collective, members, active, size, stride = case
+    collective, members, active, size, _ = case
     return {
-        "collective": collective, "members": members, "active": active, "stride": stride,
+        "collective": collective, "members": members, "active": active, "across": across,
         "size_bytes": size, "time_s": sample.median_s, "spread": sample.spread,
         "disturbed": sample.disturbed, "repeats": sample.repeats,
     }  # fmt: skip
@@ -151,18 +158,19 @@ def _member_counts(world: int) -> list[int]:
 
 
 def _cases(world: int, task: Task) -> Iterator[_Case]:
-    """(collective, members, ranks at once, bytes, distance of neighbours); `active` counts all hosts."""
+    """What is timed; groups of neighbours inside each host, then groups of one rank of each host."""
     inside = task.per_host or world
-    counts = _member_counts(inside)
-    crowds = [(members, world, 1) for members in counts]
-    crowds += [(members, members, 1) for members in counts if members < world]
+    crowds = []
+    for members in _member_counts(inside):
+        crowds += [(members, active, 1) for active in dict.fromkeys((inside, members))]
     if world > inside:
-        crowds += [(members, world, inside) for members in _member_counts(world // inside)]
+        for members in _member_counts(world // inside):
+            crowds += [(members, active, inside) for active in dict.fromkeys((inside, 1))]
     # The ends first, in case time runs out; how slow a link is shows in the second smallest.
     for size in (*task.sizes[:2], task.sizes[-1], *task.sizes[2:-1]):
         for members, active, stride in crowds:
             for collective in COLLECTIVES:
-                if collective not in ("send_recv", "exchange") or members == 2:
+                if collective not in PAIRED or members == 2:
                     yield collective, members, active, size, stride
 
 
@@ -185,10 +193,10 @@ def _agreed(left_s: float) -> float:
     return float(both)
 
 
-def _time(case: _Case, mine: Any, burst: int) -> float:
+def _time(case: _Case, mine: Any, burst: int, inside: int) -> float:
     """Seconds of a call in a burst, averaged over the ranks that took part; one before it warms up."""
     collective, members, active, size, _ = case
-    takes_part = dist.get_rank() < active and mine is not None
+    takes_part = dist.get_rank() % inside < active and mine is not None
     call = _caller(collective, mine, members, size) if takes_part else None
     if call is not None:
         call()
@@ -201,8 +209,11 @@ def _time(case: _Case, mine: Any, burst: int) -> float:
         _finish()
     spent = (time.perf_counter() - start) / burst if takes_part else 0.0
     total = torch.tensor([spent], dtype=torch.float64, device=own_device())
+    if takes_part and collective in PAIRED:
+        # Who sends is done when the message lies in its own buffers: the receiver knows how long it took.
+        dist.all_reduce(total, group=mine, op=dist.ReduceOp.MAX)
     dist.all_reduce(total)
-    return float(total[0]) / active
+    return float(total[0]) / (active * dist.get_world_size() / inside)
 
 
 def _finish() -> None:
@@ -260,11 +271,12 @@ def _exchange(whole: torch.Tensor, other: torch.Tensor, group: Any) -> Callable[
 
 
 class _Crowds:
-    """Time of a piece of work while 1, 2, … ranks do it at once, over its processor time alone."""
+    """Time of a piece of work while 1, 2, … ranks of each host do it at once, over its processor time alone."""
 
-    def __init__(self, world: int, work_s: float) -> None:
-        counts = [1, *(n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if n < world)]
-        self.counts = counts + ([world] if world > 1 else [])
+    def __init__(self, world: int, inside: int, work_s: float) -> None:
+        counts = [1, *(n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if n < inside)]
+        self.counts = counts + ([inside] if inside > 1 else [])
+        self._inside, self._hosts = inside, world / inside
         self._samples: dict[int, list[tuple[float, float]]] = {}
         self._piece = None if on_gpu() else _piece()
         self._repeats = 0 if self._piece is None else _calibrated(self._piece, work_s)
@@ -272,7 +284,7 @@ class _Crowds:
     def sample(self, ends: float, samples: int) -> None:
         """Let each number of ranks work `samples` times; every rank calls it."""
         for active in self.counts if self._piece is not None else ():
-            if active > 1 and _agreed(ends - time.monotonic()) <= 0:
+            if active * self._hosts > 1 and _agreed(ends - time.monotonic()) <= 0:
                 return
             for _ in range(samples):
                 self._samples.setdefault(active, []).append(self._once(active))
@@ -281,7 +293,7 @@ class _Crowds:
         assert self._piece is not None
         dist.barrier()
         wall, worked = time.perf_counter(), time.thread_time()
-        takes_part = dist.get_rank() < active
+        takes_part = dist.get_rank() % self._inside < active
         for _ in range(self._repeats if takes_part else 0):
             self._piece()
         mine = (
@@ -289,7 +301,7 @@ class _Crowds:
         )
         both = torch.tensor(mine, dtype=torch.float64)
         dist.all_reduce(both)
-        wall_s, cpu_s = (both / active).tolist()
+        wall_s, cpu_s = (both / (active * self._hosts)).tolist()
         return wall_s, cpu_s
 
     def slowdown(self) -> dict[int, float]:

@@ -40,8 +40,8 @@ class MeasuredCollective(Spec):
 
     collective: str
     members: int = Field(ge=2)
-    active: int = Field(ge=2, description="ranks of the host that communicate at the same time")
-    level: str = ""
+    active: int = Field(ge=1, description="ranks of a host that communicate at the same time")
+    level: str = Field("", description="the level between hosts of each of which one is a member")
     sizes_bytes: tuple[float, ...] = Field(min_length=1)
     times_s: tuple[float, ...] = Field(min_length=1)
     spread: float = Field(0.0, ge=0)
