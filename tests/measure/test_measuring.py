@@ -20,7 +20,8 @@ from meshwright.costs.measured_step import SPLIT_BACKWARD  # noqa: E402
 from meshwright.engine.ranks.processes import RankError, run_ranks  # noqa: E402
 from meshwright.measure import modules as modules_file  # noqa: E402
 from meshwright.measure.assemble import assemble  # noqa: E402
-from meshwright.measure.links import Task, measure_ranks  # noqa: E402
+from meshwright.measure.links import COLLECTIVES, Task, measure_ranks  # noqa: E402
+from meshwright.measure.links import _cases as every_case  # noqa: E402
 from meshwright.measure.local import Found, Wanted  # noqa: E402
 from meshwright.measure.modules import Timed, cases, fit  # noqa: E402
 from meshwright.measure.probes import OWN, Probed, counts, probes, small  # noqa: E402
@@ -161,6 +162,22 @@ def test_ranks_measure_links_and_what_they_lose_together() -> None:
     assert set(slow) == {1, 2} and all(value > 0 for value in slow.values())
     assert rows and all(row["time_s"] > 0 and row["members"] == 2 for row in rows)
     assert heard and results[0]["process_bytes"] > 1e7
+    assert not any(row["across"] for row in rows)
+
+
+def test_ranks_of_two_hosts_measure_what_lies_between_them() -> None:
+    task = Task(seconds=1.5, sizes=(4096.0, 65536.0), work_s=0.01, per_host=1)
+    found = run_ranks(measure_ranks, 2, task, on_message=lambda _r, _m: None)[0]
+    assert set(found["slowdown"]) == {1}  # one rank of each host, both at once
+    kinds = {row["collective"] for row in found["rows"]}
+    assert kinds == set(COLLECTIVES)
+    assert all(row["across"] and row["active"] == 1 for row in found["rows"])
+
+
+def test_pairs_inside_and_between_hosts_are_timed_alone_and_all_at_once() -> None:
+    asked = Task(seconds=1.0, sizes=(4096.0, 65536.0), per_host=4)
+    pairs = {(case[2], case[4]) for case in every_case(8, asked) if case[:2] == ("exchange", 2)}
+    assert pairs == {(4, 1), (2, 1), (4, 4), (1, 4)}  # ranks of a host at once, distance
 
 
 def _dies(report: object) -> None:
