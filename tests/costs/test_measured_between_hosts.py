@@ -91,7 +91,7 @@ def test_without_curves_between_hosts_the_bandwidth_counts_as_before() -> None:
     assert time == pytest.approx(1e-4 + crossing, rel=0.02)
 
 
-def measured_cluster():
+def measured_cluster(hosts=1, slowdown=None):
     """Two hosts of two ranks on a slow cable; the rest costs little. Synthetic."""
     found = Found(slowdown={1: 1.0, 2: 1.0}, process_bytes=2e8, disk={"write_bytes_s": 1e8})
     timed = []
@@ -114,19 +114,16 @@ def measured_cluster():
                     {"collective": kind, "members": 2, "active": active, "across": across,
                      "size_bytes": size, "time_s": time, "spread": 0.0}
                 )  # fmt: skip
+    found.hosts, found.slowdown = hosts, slowdown or found.slowdown
     return assemble(found, FACTS, ranks=2, host_memory=16e9, nodes=2)
 
 
+TOY = "layers=4,hidden=64,heads=4,kv_heads=2,ffn=192,vocab=256"
 JOB = Job(seq_len=256, global_batch=8, precision=RECIPES["fp32"], framework="meshwright")
 
 
 def priced(**layout):
-    return estimate(
-        load_model("layers=4,hidden=64,heads=4,kv_heads=2,ffn=192,vocab=256"),
-        measured_cluster(),
-        JOB,
-        Layout(**layout),
-    )
+    return estimate(load_model(TOY), measured_cluster(), JOB, Layout(**layout))
 
 
 def test_measured_rows_become_curves_of_their_level() -> None:
@@ -151,3 +148,18 @@ def test_messages_of_a_host_whose_ranks_are_one_stage_share_its_card() -> None:
     message = 1e-3 + 2 * (2 * 256 * 64 * 4) / CARD_BYTES_S
     # Of four micro-batches: one alone each way, and three that meet one of the other way.
     assert shared.time_parts["pipeline_p2p"] == pytest.approx((2 + 3) * message)
+
+
+def test_hosts_on_one_machine_share_its_cores() -> None:
+    slowdown = {1: 1.0, 2: 1.5, 4: 3.0}
+    model, layout = load_model(TOY), Layout(dp=4, micro_batch=2)
+    apart, together = (
+        estimate(model, measured_cluster(hosts, slowdown), JOB, layout).time_parts["matmul"]
+        for hosts in (1, 2)
+    )
+    assert together == pytest.approx(2.0 * apart)
+    # Of a pipeline over both hosts only one stage surely computes, but no core works twice at once.
+    staged = Layout(dp=2, pp=2, micro_batch=1)
+    parts = estimate(model, measured_cluster(2, slowdown), JOB, staged).time_parts
+    alone = estimate(model, measured_cluster(1, slowdown), JOB, staged).time_parts
+    assert parts["matmul"] == pytest.approx(alone["matmul"])

@@ -23,6 +23,7 @@ from meshwright.measure.assemble import assemble  # noqa: E402
 from meshwright.measure.links import COLLECTIVES, Task, measure_ranks  # noqa: E402
 from meshwright.measure.links import _cases as every_case  # noqa: E402
 from meshwright.measure.local import Found, Wanted  # noqa: E402
+from meshwright.measure.machine import machine_hash  # noqa: E402
 from meshwright.measure.modules import Timed, cases, fit  # noqa: E402
 from meshwright.measure.probes import OWN, Probed, counts, probes, small  # noqa: E402
 from meshwright.measure.sampling import Sample  # noqa: E402
@@ -168,10 +169,16 @@ def test_ranks_measure_links_and_what_they_lose_together() -> None:
 def test_ranks_of_two_hosts_measure_what_lies_between_them() -> None:
     task = Task(seconds=1.5, sizes=(4096.0, 65536.0), work_s=0.01, per_host=1)
     found = run_ranks(measure_ranks, 2, task, on_message=lambda _r, _m: None)[0]
-    assert set(found["slowdown"]) == {1}  # one rank of each host, both at once
+    assert set(found["slowdown"]) == {1} and found["hosts"] == 1
     kinds = {row["collective"] for row in found["rows"]}
     assert kinds == set(COLLECTIVES)
     assert all(row["across"] and row["active"] == 1 for row in found["rows"])
+
+
+def test_hosts_of_one_machine_lose_to_each_other() -> None:
+    task = Task(seconds=0.5, sizes=(4096.0,), work_s=0.01, per_host=1, machine=machine_hash())
+    found = run_ranks(measure_ranks, 2, task, on_message=lambda _r, _m: None)[0]
+    assert set(found["slowdown"]) == {1, 2} and found["hosts"] == 2
 
 
 def test_pairs_inside_and_between_hosts_are_timed_alone_and_all_at_once() -> None:

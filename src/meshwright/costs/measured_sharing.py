@@ -43,7 +43,8 @@ def shared_cores_s(
     for role, many in _ranks_of(columns).items():
         for forward, backward in busy[role].values():
             work = work + many * (forward + backward)
-    ratio = setup.machine.slowdown(setup.crowd) / setup.machine.slowdown(setup.stage_crowd)
+    crowds = setup.cores_crowd, setup.cores_stage_crowd
+    ratio = setup.machine.slowdown(crowds[0]) / setup.machine.slowdown(crowds[1])
     mean = setup.micro_batches * work / columns.pp
     least = mean * ratio + rest
     return np.where(columns.pp > 1, np.maximum(least - total, 0.0), 0.0)

@@ -60,6 +60,20 @@ class Setup:
         return np.minimum(world, self.machine.cluster.gpus_per_node).astype(np.float64)
 
     @property
+    def cores_crowd(self) -> Floats:
+        """Ranks on the cores of one host, as far as the layout fills it and those that share its machine."""
+        shared, host = self.machine.cluster.shared_cores, self.machine.cluster.gpus_per_node
+        world = self.columns.dp * self.columns.tp * self.columns.pp * self.columns.cp
+        return np.minimum(world, host * (shared.hosts if shared else 1)).astype(np.float64)
+
+    @property
+    def cores_stage_crowd(self) -> Floats:
+        """Of those, ranks that certainly compute at once: of one pipeline stage."""
+        own = self.cores_crowd / self.crowd  # hosts of this machine, which hold other stages first
+        apart = self.columns.pp / self.host_stages
+        return np.maximum(self.stage_crowd * own / np.minimum(own, apart), 1.0)
+
+    @property
     def host_stages(self) -> Floats:
         """Pipeline stages that share a host."""
         pp, stride = self.columns.pp.astype(np.float64), self.distances["pp"].astype(np.float64)
@@ -103,7 +117,7 @@ def stage_parts(setup: Setup) -> dict[str, dict[str, tuple[Floats, Floats]]]:
     shapes = count.Shapes.of(setup.model, setup.job, setup.columns)
     one = {moe: _layer(setup, shapes, moe) for moe in kinds(setup.model)}
     on_first = pipeline.head_on_first_rank(setup.columns)
-    crowding = setup.machine.slowdown(setup.stage_crowd)
+    crowding = setup.machine.slowdown(setup.cores_stage_crowd)
     found = {}
     for role in ROLES:
         counts = {False: setup.layers.dense[role], True: setup.layers.moe[role]}
@@ -183,7 +197,7 @@ def layer_ledger(shapes: count.Shapes, moe: bool, *, backward: bool) -> count.Le
 def _compute(setup: Setup, ledger: count.Ledger, *, backward: bool) -> dict[str, Floats]:
     """Modules' seconds among the ranks of one stage, by part."""
     cold_s = setup.machine.engine_s.get("cold_call", 0.0)
-    crowding = setup.machine.slowdown(setup.stage_crowd)
+    crowding = setup.machine.slowdown(setup.cores_stage_crowd)
     found: dict[str, Floats] = {}
     for module, time in count.seconds(ledger, setup.machine.modules, backward=backward).items():
         part = PART_OF.get(module, "elementwise")
@@ -194,7 +208,7 @@ def _compute(setup: Setup, ledger: count.Ledger, *, backward: bool) -> dict[str,
 
 def _parts(setup: Setup, ledger: count.Ledger, backward: bool) -> dict[str, Floats]:
     found = _compute(setup, ledger, backward=backward)
-    crowding = setup.machine.slowdown(setup.stage_crowd)
+    crowding = setup.machine.slowdown(setup.cores_stage_crowd)
     found["launch"] = crowding * setup.machine.own_s(ledger.own, setup.columns.rows)
     for axis, time in messages_s(setup, ledger).items():
         part = AXIS_PART[axis]
@@ -310,7 +324,7 @@ def data_parallel_s(setup: Setup, used: MemoryColumns) -> Floats:
             columns.rows,
         )
         there = np.where(several, messages, 0.0)
-        there = there + own * setup.machine.slowdown(setup.crowd)
+        there = there + own * setup.machine.slowdown(setup.cores_crowd)
         worst = np.maximum(worst, np.where(layers > 0, there, 0.0))
     return worst
 
@@ -339,7 +353,7 @@ def update_s(setup: Setup, used: MemoryColumns) -> tuple[Floats, Floats]:
         },
         rows,
     )
-    crowding = setup.machine.slowdown(setup.crowd)
+    crowding = setup.machine.slowdown(setup.cores_crowd)
     world = (columns.dp * columns.tp * columns.pp * columns.cp).astype(np.float64)
     norm = setup.machine.message_s(
         "all_reduce", np.full(rows, 16.0), world, np.ones(rows), setup.crowd

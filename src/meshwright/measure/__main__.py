@@ -57,6 +57,7 @@ def _measure(options: Any) -> int:
     from meshwright.engine.ranks.rendezvous import join
     from meshwright.measure.links import QUICK_SIZES, SIZES, Task, measure_ranks
     from meshwright.measure.local import Found, Wanted, measure
+    from meshwright.measure.machine import machine_hash
 
     seconds = options.seconds or (30.0 if options.quick else 120.0)
     join(options.join_timeout, 2.0 * seconds + 300.0)
@@ -83,9 +84,11 @@ def _measure(options: Any) -> int:
         sizes=QUICK_SIZES if options.quick else SIZES,
         quick=options.quick,
         per_host=per_host if world > per_host else 0,
+        machine=machine_hash() if world > per_host else 0,
     )
     links = measure_ranks(task, lambda message: tell(message["what"]))
     found.collectives, found.slowdown = links["rows"], links["slowdown"]
+    found.hosts = links["hosts"]
     found.process_bytes = max(found.process_bytes, links["process_bytes"])
     found.took_s = time.perf_counter() - began
     found.skipped += links["skipped"]
@@ -106,7 +109,7 @@ def _write(found: Any, output: str, per_host: int) -> None:
 
     found.disk = found.disk or disk_bytes_s()
     cluster = assemble(
-        found, provenance(), ranks=per_host, host_memory=memory_bytes(),
+        found, provenance(), ranks=per_host, host_memory=memory_bytes() / found.hosts,
         nodes=dist.get_world_size() // per_host,
     )  # fmt: skip
     write_atomically(output, tomli_w.dumps(cluster.plain()))

@@ -29,7 +29,7 @@ def assemble(
     cluster = preset.but(
         name="measured", device=device.model_dump(exclude_unset=True),
         levels=_levels(found, preset, missing), host_memory_bytes=host_memory,
-        shared_cores=shared_cores(found.slowdown, float(facts["cores"])),
+        shared_cores=shared_cores(found.slowdown, float(facts["cores"]), found.hosts),
         collectives=curves(found.collectives, preset.levels[-1].name), source=_source(found, facts, missing),
     )  # fmt: skip
     if not found.probed:
@@ -159,13 +159,15 @@ def curves(rows: Sequence[Mapping[str, Any]], network: str) -> list[dict[str, An
     return found
 
 
-def shared_cores(slowdown: Mapping[int, float], cores: float) -> dict[str, Any] | None:
+def shared_cores(
+    slowdown: Mapping[int, float], cores: float, hosts: int = 1
+) -> dict[str, Any] | None:
     """The stated resource: how many cores, and what more ranks at once cost each."""
     if not slowdown:
         return None
     ranks = sorted(slowdown)
     return SharedCores(
-        cores=cores, ranks=tuple(ranks), slowdown=tuple(slowdown[n] for n in ranks)
+        cores=cores, hosts=hosts, ranks=tuple(ranks), slowdown=tuple(slowdown[n] for n in ranks)
     ).plain()
 
 

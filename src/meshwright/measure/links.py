@@ -52,6 +52,8 @@ class Task:
     """Processor time of the piece of work whose slowdown is measured."""
     per_host: int = 0
     """Ranks of one host, where there are several hosts; 0: all."""
+    machine: int = 0
+    """A number that hosts have in common which share a machine's cores; 0: each has its own."""
 
 
 def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
@@ -64,7 +66,8 @@ def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
     world, rank = dist.get_world_size(), dist.get_rank()
     process = peak_memory_bytes()
     inside = task.per_host or world
-    crowds = _Crowds(world, inside, task.work_s)
+    shared = _shared_hosts(world // inside, task.machine)
+    crowds = _Crowds(world, inside * shared, task.work_s)
     crowds.sample(ends, FIRST_SAMPLES)
     groups = {(members, 1): _groups(world, members, 1) for members in _member_counts(inside)}
     if world > inside:
@@ -99,6 +102,7 @@ def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
             if times
         ],
         "slowdown": crowds.slowdown(),
+        "hosts": shared,
         "process_bytes": process,
         "skipped": list(dict.fromkeys(names[case] for case in cases if not found[case])),
     }
@@ -186,6 +190,13 @@ def _groups(world: int, members: int, stride: int) -> Any:
     return own
 
 
+def _shared_hosts(hosts: int, machine: int) -> int:
+    """Hosts whose ranks run on the same cores: all of them, if every rank names one machine, else one."""
+    both = torch.tensor([float(machine), -float(machine)], dtype=torch.float64, device=own_device())
+    dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    return hosts if machine and float(both[0]) == -float(both[1]) else 1
+
+
 def _agreed(left_s: float) -> float:
     """Rank 0's view of the time left, on every rank."""
     both = torch.tensor([left_s], dtype=torch.float64, device=own_device())
@@ -271,12 +282,12 @@ def _exchange(whole: torch.Tensor, other: torch.Tensor, group: Any) -> Callable[
 
 
 class _Crowds:
-    """Time of a piece of work while 1, 2, … ranks of each host do it at once, over its processor time alone."""
+    """Time of a piece of work while 1, 2, … ranks of each machine do it at once, over its processor time alone."""
 
     def __init__(self, world: int, inside: int, work_s: float) -> None:
         counts = [1, *(n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if n < inside)]
         self.counts = counts + ([inside] if inside > 1 else [])
-        self._inside, self._hosts = inside, world / inside
+        self._inside, self._machines = inside, world / inside
         self._samples: dict[int, list[tuple[float, float]]] = {}
         self._piece = None if on_gpu() else _piece()
         self._repeats = 0 if self._piece is None else _calibrated(self._piece, work_s)
@@ -284,7 +295,7 @@ class _Crowds:
     def sample(self, ends: float, samples: int) -> None:
         """Let each number of ranks work `samples` times; every rank calls it."""
         for active in self.counts if self._piece is not None else ():
-            if active * self._hosts > 1 and _agreed(ends - time.monotonic()) <= 0:
+            if active * self._machines > 1 and _agreed(ends - time.monotonic()) <= 0:
                 return
             for _ in range(samples):
                 self._samples.setdefault(active, []).append(self._once(active))
@@ -301,7 +312,7 @@ class _Crowds:
         )
         both = torch.tensor(mine, dtype=torch.float64)
         dist.all_reduce(both)
-        wall_s, cpu_s = (both / (active * self._hosts)).tolist()
+        wall_s, cpu_s = (both / (active * self._machines)).tolist()
         return wall_s, cpu_s
 
     def slowdown(self) -> dict[int, float]:

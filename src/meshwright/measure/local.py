@@ -42,6 +42,8 @@ class Found:
     timings: list[dict[str, Any]] = field(default_factory=list)
     collectives: list[dict[str, Any]] = field(default_factory=list)
     slowdown: dict[int, float] = field(default_factory=dict)
+    hosts: int = 1
+    """That share the cores of one machine."""
     probed: list[Any] = field(default_factory=list)
     process_bytes: float = 0.0
     disk: dict[str, float] = field(default_factory=dict)

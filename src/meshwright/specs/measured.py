@@ -61,7 +61,12 @@ class SharedCores(Spec):
     """Processor cores that the ranks of a host share, and how much slower they get together."""
 
     cores: float = Field(gt=0, description="cores that the ranks may run on")
-    ranks: tuple[int, ...] = Field((1,), description="numbers of ranks computing at once")
+    hosts: int = Field(
+        1,
+        ge=1,
+        description="hosts of the cluster on one machine with these cores: containers, emulated hosts",
+    )
+    ranks: tuple[int, ...] = Field((1,), description="ranks computing at once on these cores")
     slowdown: tuple[float, ...] = Field((1.0,), description="their time over that of one alone")
 
     @model_validator(mode="after")
