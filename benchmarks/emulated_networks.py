@@ -1,14 +1,17 @@
 """The closed loop between hosts: emulated clusters measured, predicted, run.
 
     python benchmarks/emulated_networks.py [--only TEXT] [--results FILE] [--seconds 60]
-                                           [--markdown docs/measured_networks.md]
+                                           [--again] [--ranges] [--markdown docs/measured_networks.md]
 
 Each cluster is a few network namespaces joined by cables that a token-bucket filter throttles
 (`meshwright lab`): it needs root and iproute2. On each, `python -m meshwright.measure` runs on all ranks
 as torchrun would start it and writes a cluster file; from that file alone every layout is predicted,
 then run by the engine. A cluster's regret is how much slower the layout is that the prediction ranks
 first than the fastest of those run; its placement factor is the slowest over the fastest.
-Results are appended to `--results` as they come, and what is there already is not run again.
+Results are appended to `--results` as they come, and what is there already is not run again. `--again`
+runs nothing: what is there is predicted anew, from the cluster files beside it, by the code as it is.
+`--ranges` writes the range that plans for a measured cluster of several hosts print
+(costs/data/between_hosts.toml).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from meshwright import costs
 from meshwright.costs.step import estimate
 from meshwright.engine.model.toy import TOY
 from meshwright.engine.proof.lab import LabError, Nodes, placements, run_plan, run_ranks_on
@@ -29,7 +33,8 @@ from meshwright.specs.cluster import Cluster
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Estimate, Plan
+from meshwright.specs.writing import write_atomically
 
 NETWORKS = [
     (nodes, per_node, rate)
@@ -55,6 +60,16 @@ def whole(layout: Layout) -> Layout:
     return layout.but(micro_batch=max(share // (4 if layout.pp > 1 else 1), 1))
 
 
+def cluster_name(nodes: int, per_node: int, rate: float) -> str:
+    """What a cluster is called in the results."""
+    return f"{nodes}x{per_node}, {rate / 1e6:g} Mbit/s"
+
+
+def kept_file(results: Path, nodes: int, per_node: int, rate: float) -> Path:
+    """The cluster file of an emulated cluster, beside the results."""
+    return results.with_name(f"emulated-{nodes}x{per_node}-{rate / 1e6:g}.toml")
+
+
 def measured_cluster(nodes: int, per_node: int, rate: float, seconds: float, kept: Path) -> Cluster:
     """The cluster file of an emulated cluster, measured by its own ranks unless it is there."""
     if not kept.exists():
@@ -76,15 +91,55 @@ def compare(name: str, cluster: Cluster, layout: Layout, nodes: int, rate: float
     )
     steps = 4 if rate < 50e6 else 10
     run = run_plan(plan, nodes=nodes, link_bit_s=rate, steps=steps, timeout_s=600.0)
+    return {
+        "cluster": cluster_name(nodes, layout.world // nodes, rate), "name": name,
+        "layout": layout.label(), "rank_order": layout.rank_order,
+        "measured_s": run.step_time_s, **predicted(priced), "time": time.strftime("%Y-%m-%d %H:%M"),
+    }  # fmt: skip
+
+
+def predicted(priced: Estimate) -> dict[str, Any]:
+    """A row's fields that the prediction gives."""
     told = priced.step_time_range
     return {
-        "cluster": f"{nodes}x{layout.world // nodes}, {rate / 1e6:g} Mbit/s", "name": name,
-        "layout": layout.label(), "rank_order": layout.rank_order,
-        "predicted_s": priced.step_time_s, "measured_s": run.step_time_s,
+        "predicted_s": priced.step_time_s,
         "low_s": told.low if told else None, "high_s": told.high if told else None,
         "parts_s": {k: v for k, v in priced.time_parts.items() if v},
-        "time": time.strftime("%Y-%m-%d %H:%M"),
     }  # fmt: skip
+
+
+def predicted_again(rows: list[dict[str, Any]], results: Path) -> list[dict[str, Any]]:
+    """The rows, predicted by the code as it is from the cluster files that lie beside the results."""
+    found = []
+    for nodes, per_node, rate in NETWORKS:
+        name = cluster_name(nodes, per_node, rate)
+        mine = {row["name"]: row for row in rows if row["cluster"] == name}
+        if mine:
+            cluster = load_cluster(str(kept_file(results, nodes, per_node, rate)))
+            for placement, layout in layouts(nodes, per_node):
+                if placement in mine:
+                    priced = estimate(TOY, cluster, JOB, whole(layout))
+                    found.append({**mine[placement], **predicted(priced)})
+    return found
+
+
+def ranges(rows: list[dict[str, Any]]) -> str:
+    """costs/data/between_hosts.toml: what four in five runs measured over what was predicted."""
+    cut = statistics.quantiles(
+        (row["measured_s"] / row["predicted_s"] for row in rows), n=10, method="inclusive"
+    )
+    return RANGES.format(low=cut[0], high=cut[-1], runs=len(rows))
+
+
+RANGES = """\
+# Measured over predicted, of runs between emulated hosts, each predicted from its cluster's measurement.
+# Written by benchmarks/emulated_networks.py --ranges; 80 % of the runs lie between low and high.
+
+[time]
+low = {low:.3f}
+high = {high:.3f}
+runs = {runs}
+"""
 
 
 def regrets(rows: list[dict[str, Any]]) -> list[tuple[str, float, float, float]]:
@@ -128,29 +183,19 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of measuring each cluster")
-    parser.add_argument("--results", default="runs/emulated_networks.jsonl")
-    parser.add_argument("--markdown", default="")
-    options = parser.parse_args()
-    results = Path(options.results)
-    results.parent.mkdir(parents=True, exist_ok=True)
-    rows = (
-        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    )
+def run_what_is_missing(
+    rows: list[dict[str, Any]], results: Path, only: str, seconds: float
+) -> None:
+    """Measure each cluster and run its layouts, but what `rows` holds; new rows are added to both."""
     done = {(row["cluster"], row["name"]) for row in rows}
     for nodes, per_node, rate in NETWORKS:
-        name = f"{nodes}x{per_node}, {rate / 1e6:g} Mbit/s"
+        name = cluster_name(nodes, per_node, rate)
         todo = [(n, whole(w)) for n, w in layouts(nodes, per_node) if (name, n) not in done]
-        if options.only not in name or not todo:
+        if only not in name or not todo:
             continue
-        kept = results.with_name(f"emulated-{nodes}x{per_node}-{rate / 1e6:g}.toml")
+        kept = kept_file(results, nodes, per_node, rate)
         print(f"{name}: measuring", flush=True)
-        cluster = measured_cluster(nodes, per_node, rate, options.seconds, kept)
+        cluster = measured_cluster(nodes, per_node, rate, seconds, kept)
         for placement, layout in todo:
             try:
                 row = compare(placement, cluster, layout, nodes, rate)
@@ -163,11 +208,36 @@ def main() -> None:
             print(f"{name}, {placement} ({row['layout']}): {1e3 * row['predicted_s']:.0f} | "
                   f"{1e3 * row['measured_s']:.0f} ms "
                   f"({row['predicted_s'] / row['measured_s']:.2f})", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of measuring each cluster")
+    parser.add_argument("--results", default="runs/emulated_networks.jsonl")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--ranges", action="store_true")
+    parser.add_argument("--markdown", default="")
+    options = parser.parse_args()
+    results = Path(options.results)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    rows = (
+        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    )
+    if options.again:
+        rows = predicted_again(rows, results)
+    else:
+        run_what_is_missing(rows, results, options.only, options.seconds)
     if rows:
         for name, regret, told, was in regrets(rows):
             print(
                 f"{name}: regret {100 * regret:.1f} %, slowest over fastest {told:.1f} | {was:.1f}"
             )
+    if options.ranges and rows:
+        data = Path(costs.__file__).parent / "data"
+        write_atomically(data / "between_hosts.toml", ranges(rows))
     if options.markdown and rows:
         Path(options.markdown).write_text(markdown(rows))
 

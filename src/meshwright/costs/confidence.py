@@ -8,7 +8,9 @@ further than the known ones do from each other, and once more for each of device
 kind of model that fewer sources than that have measured.
 
 A machine that was measured by `meshwright measure` has residuals of its own kind: those of runs that were
-predicted from such a file and then made (`costs/data/closed_loop.toml`, by benchmarks/closed_loop.py).
+predicted from such a file and then made: on one host (`costs/data/closed_loop.toml`, by
+benchmarks/closed_loop.py), or between hosts (`costs/data/between_hosts.toml`, step times only, by
+benchmarks/emulated_networks.py).
 """
 
 from __future__ import annotations
@@ -128,29 +130,26 @@ def residuals_from(entry: dict[str, Any]) -> Residuals:
 
 def time_range(model: Model, cluster: Cluster, job: Job, gpus: int, step_time_s: float) -> Range:
     """Return the range that should hold the measured step time about 80 % of the time."""
-    if _runs_alike(cluster, job, model):
-        return _measured("time", "step times", step_time_s)
+    if measured_modules(cluster, job, model) is not None:
+        runs = "closed_loop" if cluster.nodes == 1 else "between_hosts"
+        return _measured(runs, "time", "step times", step_time_s)
     return _range("time", "step times", facets_of(model, cluster, job, gpus), step_time_s)
 
 
 def memory_range(model: Model, cluster: Cluster, job: Job, gpus: int, peak_bytes: float) -> Range:
     """Return the range that should hold the measured peak memory about 80 % of the time."""
-    if _runs_alike(cluster, job, model):
-        return _measured("memory", "memory peaks", peak_bytes)
+    if cluster.nodes == 1 and measured_modules(cluster, job, model) is not None:
+        return _measured("closed_loop", "memory", "memory peaks", peak_bytes)
     return _range("memory", "memory peaks", facets_of(model, cluster, job, gpus), peak_bytes)
 
 
-def _runs_alike(cluster: Cluster, job: Job, model: Model) -> bool:
-    """Whether the closed loop's runs speak for this one: the engine, on one measured host."""
-    return cluster.nodes == 1 and measured_modules(cluster, job, model) is not None
-
-
-def _measured(quantity: str, name: str, value: float) -> Range:
+def _measured(runs: str, quantity: str, name: str, value: float) -> Range:
     """By the runs that were predicted from a machine's own measurements, and then made there."""
-    known = table("closed_loop")[quantity]
+    known = table(runs)[quantity]
     low, high = min(known["low"], 1.0 - LEAST), max(known["high"], 1.0 + LEAST)
+    where = " between emulated hosts" if runs == "between_hosts" else ""
     told = (
-        f"{100 * COVERAGE:.0f} % of {known['runs']} {name} of the engine, each predicted from a "
+        f"{100 * COVERAGE:.0f} % of {known['runs']} {name} of the engine{where}, each predicted from a "
         "measurement of the machine that it then ran on"
     )
     return Range(low=value * low, high=value * high, basis=told)
