@@ -132,7 +132,10 @@ PUBLISHED_BILLIONS = {
     "gpt3-175b": 174.6, "starcoder2-15b": 15.96, "smollm2-135m": 0.135, "smollm3-3b": 3.08, "granite-3.3-8b": 8.17,
     "smollm2-360m": 0.362, "smollm2-1.7b": 1.71, "qwen1.5-1.8b": 1.84, "qwen1.5-4b": 3.95, "qwen1.5-7b": 7.72,
     "qwen1.5-14b": 14.2, "qwen1.5-32b": 32.5, "qwen1.5-72b": 72.3, "qwen1.5-110b": 111,
-    "command-r-35b": 35, "seed-oss-36b": 36.2, "minimax-m2": 229,
+    "tinyllama-1.1b": 1.10, "open-llama-3b": 3.43, "sheared-llama-1.3b": 1.35, "sheared-llama-2.7b": 2.70,
+    "yi-6b": 6.06, "yi-9b": 8.83, "yi-34b": 34.4, "deepseek-coder-1.3b": 1.35, "deepseek-coder-6.7b": 6.74,
+    "deepseek-coder-33b": 33.3, "internlm2-1.8b": 1.89, "internlm2-7b": 7.74, "internlm2-20b": 19.86, "baichuan2-7b": 7.51,
+    "codellama-7b": 6.74, "codellama-13b": 13.0, "command-r-35b": 35, "seed-oss-36b": 36.2, "minimax-m2": 229,
 }  # fmt: skip
 
 

@@ -39,6 +39,22 @@ def beside(folder: Path | None, named: str) -> Path | None:
     return None
 
 
+_MODULE = re.compile(r"[\w-]+(?:\.[\w-]+)*")
+
+
+def file_of(program: str) -> str:
+    """The file of a program, by what a command starts: `-m package.train` is `package/train.py`."""
+    if program.endswith((".py", ".ipynb")) or not _MODULE.fullmatch(program):
+        return program
+    return program.replace(".", "/") + ".py"
+
+
+def program_beside(folder: Path | None, program: str) -> Path | None:
+    """The Python file of a program that a command starts, where it is at hand."""
+    named = file_of(program)
+    return beside(folder, named) if named.endswith(".py") else None
+
+
 def switched_on(folder: Path | None, name: str) -> bool:
     """Whether the script of ours beside a configuration, `train.py`, sets what the configuration has no word for."""
     path = folder / "train.py" if folder is not None else None

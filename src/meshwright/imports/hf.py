@@ -13,11 +13,12 @@ from meshwright.imports.accelerate_flags import launched
 from meshwright.imports.beside import beside
 from meshwright.imports.hf_adapters import read_adapters
 from meshwright.imports.hf_lengths import sequences
-from meshwright.imports.hf_sharding import deepspeed_named, sharding
+from meshwright.imports.hf_sharding import agrees, deepspeed_named, sharding
 from meshwright.imports.interpolate import LIMITS
-from meshwright.imports.names import PLANNED, refuse_other
+from meshwright.imports.names import PLANNED, refuse_other, shape_named
 from meshwright.imports.options import Options, flattened
-from meshwright.imports.own_arguments import folder_of, own_adapters, own_defaults
+from meshwright.imports.own_arguments import folder_of, own_defaults
+from meshwright.imports.own_layers import fuses_loss, own_adapters
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named, weights_alone
 from meshwright.imports.tasks import name_generation, name_task
@@ -120,6 +121,7 @@ def read_words(
         if made:
             values |= {name: value for name, value in made.items() if name not in values}
             reading.note("adapters are those that the program makes", posixpath.basename(launch.program))  # fmt: skip
+    fuses_loss(launch.program, folder, reading)
     options = Options({**own, **values}, "--")
     options.assumed = set(own) - set(values)
     options.raw("config", "config_file")
@@ -133,8 +135,7 @@ def read_words(
 def one_process(launch: Launch, reading: Reading) -> None:
     """Say that a program which no launcher starts runs on one device."""
     alone = not (launch.hosts or launch.per_host or launch.devices or reading.world())
-    words = " ".join(w for w in launch.launcher if not w.startswith("-"))
-    if alone and re.fullmatch(r"python[\d.]*", words):
+    if alone and launch.is_python_alone():
         reading.devices = 1
         reading.note("python alone starts one process: one device is priced", "launcher")
 
@@ -145,6 +146,9 @@ def _own_defaults(
     """What programs on top of TrainingArguments set themselves where nothing is said."""
     said = {"bf16", "fp16", "torch_dtype", "dtype", "mixed_precision"} & set(values)
     if is_swift(program):
+        for old, new in _OLD_SWIFT.items():
+            if old in values:
+                values.setdefault(new, values.pop(old))
         if not said:
             values["bf16"] = True
             reading.note("ms-swift computes in the weights' own precision, bf16", "--torch_dtype")
@@ -175,6 +179,10 @@ def _qlora_defaults(values: dict[str, Any], reading: Reading) -> None:
         values.setdefault("bits", 4)
         reading.note("is this script's default where it is not set", "--bits, --lora_r")
     values.setdefault("gradient_checkpointing", True)
+
+
+_OLD_SWIFT = {"sft_type": "train_type", "batch_size": "per_device_train_batch_size"}
+"""How ms-swift 2 called what ms-swift 3 and 4 call otherwise (swift/llm/utils/argument.py of 2.x)."""
 
 
 def chosen_tuner(values: dict[str, Any]) -> None:
@@ -232,10 +240,7 @@ def fill(
     """
     options.guessing = given.guess
     reading.model = given.model or reading.model
-    reading.model_name = reading.model_name or options.loose(
-        "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",
-        "base_model", "base_model_name_or_path", "config_name",
-    )  # fmt: skip
+    reading.model_name = reading.model_name or _named(options)
     if options.has("freeze_encoder", "val_max_target_length"):
         raise SpecError("model", reading.model_name, f"trains an encoder-decoder: {PLANNED}")
     if reading.model is None:
@@ -260,6 +265,7 @@ def fill(
     sequences(options, reading)
     _precision(options, reading)
     sharding(options, reading, given, folder, script)
+    agrees(reading, micro, steps)
     _memory(options, reading)
     read_adapters(options, reading)
     _packing(options, reading)
@@ -285,6 +291,15 @@ def fill(
     weights_alone(reading.job, sharded=bool(reading.layout.get("zero")))
     options.finish(reading, "fsdp", "hf", "common", strict=given.strict)
     return reading
+
+
+def _named(options: Options) -> str:
+    """The model's name: what says the weights, or what says their shape where that alone is known."""
+    name = options.loose(
+        "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",
+        "base_model", "base_model_name_or_path", "model_path", "config_name",
+    )  # fmt: skip
+    return shape_named(name, options.loose("config_name"), options.loose("model_type"))
 
 
 def _refuse_seeing(options: Options, reading: Reading) -> None:

@@ -28,6 +28,10 @@ def read_adapters(options: Options, reading: Reading) -> None:
         and not options.has("lora_r")
     ):
         options.values["lora_r"] = options.raw("r")  # PEFT's own name for it
+    if options.has("rank") and options.has("alpha"):
+        # The two together are of adapters, in a program whose words these are.
+        for ours, said in (("lora_r", options.raw("rank")), ("lora_alpha", options.raw("alpha"))):
+            options.values.setdefault(ours, said)
     asked = options.flag(
         "use_peft",
         "use_lora",

@@ -178,6 +178,19 @@ def _fsdp_file(options: Options, reading: Reading, folder: Path | None) -> None:
             reading.offload |= {"optimizer", "parameters"}
 
 
+def agrees(reading: Reading, micro: int, steps: int) -> None:
+    """Name a batch of the command that DeepSpeed's file says otherwise (transformers/integrations/deepspeed.py)."""
+    for said, taken, name in (
+        (micro, reading.micro_batch, "micro-batch"),
+        (steps, reading.accumulation, "gradient accumulation"),
+    ):
+        if said and taken and said != taken:
+            reading.unmodelled(
+                name,
+                f"{said} by the command, {taken} by DeepSpeed's file, which is priced (transformers' Trainer starts with no such pair)",
+            )
+
+
 def deepspeed_named(
     named: str, reading: Reading, given: Given, folder: Path | None, script: Script | None
 ) -> None:

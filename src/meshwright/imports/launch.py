@@ -78,6 +78,11 @@ class Launch:
         """Whether an option is there, with a value that only the machine knows."""
         return bool(unset(self.option(name)))
 
+    def is_python_alone(self) -> bool:
+        """Whether nothing but Python stands before the program: one process of one host."""
+        words = " ".join(w for w in self.launcher if not w.startswith("-"))
+        return re.fullmatch(r"python[\d.]*", words) is not None
+
     def starts_ranks(self) -> bool:
         """Whether a launcher of distributed training stands before the program."""
         return any(posixpath.basename(w) in ("accelerate", "torchrun", "deepspeed") for w in self.launcher)  # fmt: skip
@@ -344,8 +349,7 @@ def _count(script: Script, launch: Launch) -> None:
         processes and "accelerate" in " ".join(launch.launcher) and "--" not in launch.launcher
     ):
         launch.devices = processes
-    words = " ".join(w for w in launch.launcher if not w.startswith("-"))
-    if not (hosts or per_host or processes) and re.fullmatch(r"python[\d.]*", words):
+    if not (hosts or per_host or processes) and launch.is_python_alone():
         # Nothing starts several processes: the variable that torch reads says how many there are.
         launch.devices = _variable(script, ("WORLD_SIZE",))
 

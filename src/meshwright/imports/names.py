@@ -15,7 +15,7 @@ PLANNED = "meshwright plans decoder-only transformers"
 
 _NOISE = re.compile(
     r"[-_.]?(instruct|chat|hf|base|sft|dpo|rlhf|it|pt|bnb|4bit|8bit|awq|gptq|fp8|bf16|unsloth|"
-    r"v\d+(\.\d+)?|preview|distill|math|coder|thinking|\d{1,3}k|(?<!\d)\d{4,})$",
+    r"v\d+(\.\d+)?|preview|distill|math|coder|thinking|deduped|v0|rl|\d{1,3}k|(?<!\d)\d{4,})$",
     re.IGNORECASE,
 )
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:[._]\d+)?)\s*([bmt])(?![a-z0-9])", re.IGNORECASE)
@@ -51,6 +51,13 @@ _SAME_SHAPE = (
     (r"^zephyr-7b-gemma.*$", "gemma-7b"),
     (r"^zephyr-7b(?:-.*)?$", "mistral-7b"),
     (r"^(?:magi|mi)stral-small-.*$", "mistral-small-24b"),
+    (r"^deepseek-(?:math|coder)-7b(?:-instruct|-base)?(?=-|$)", "deepseek-llm-7b"),
+    (r"^(qwen(?:2|2\.5|3))-(?:math|coder)-(?=[\d.]+b)", r"\1-"),
+    (r"^qwen-(?=(?:1\.8|7|14|72)b)", "qwen1.5-"),
+    (r"^(?:qwq|openthinker|s1(?:\.1)?)-(?=(?:7|32)b)", "qwen2.5-"),
+    (r"^open-llama-(?=(?:7|13)b)", "llama1-"),
+    (r"^llama-guard-3-(?=8b)", "llama3.1-"),
+    (r"^internlm2(\.5)?-chat-", r"internlm2\1-"),
 )
 """Models that were trained further under names of their own, by their model cards: whose shape they have."""
 _FAMILY = re.compile(
@@ -94,6 +101,7 @@ def refuse_other(name: str) -> None:
         )
 
 
+_POINT = re.compile(r"(?<=\d)_(?=\d+b)", re.IGNORECASE)
 _BELOW_ONE = re.compile(r"((?:^|[-_]))0[-_](\d)(?=b)", re.IGNORECASE)
 """A size below a billion whose point is written as a dash: `0-5b`."""
 _SIZE_ALONE = re.compile(r"\d+(?:\.\d+)?[bm](?:[-_]hf)?", re.IGNORECASE)
@@ -111,6 +119,7 @@ def with_family(name: str) -> str:
 
     Folders of a checkpoint (`…/step_300/hf`) are taken off its end: the run before them has the model's name.
     """
+    name = name.replace("___", ".")  # as ModelScope writes a point in the name of a folder
     parts = name.strip().rstrip("/").split("/")
     while len(parts) > 1 and _OF_CHECKPOINT.fullmatch(parts[-1]):
         parts.pop()
@@ -133,18 +142,25 @@ def model_named(name: str) -> Model | None:
 
     Only a name of the same family and size counts: nothing is guessed here.
     """
-    bare = with_family(name).strip().rstrip("/").replace("_", "-")
-    short = bare.rsplit("/", 1)[-1]
+    said = with_family(name).strip().rstrip("/").rsplit("/", 1)[-1]
+    short = said.replace("_", "-")
     if not short or len(short) > 120 or is_size(short):
         return None
     if (distilled := _DISTILLED.fullmatch(short)) is not None:
         return _distilled(*(word.lower() for word in distilled.groups() if word))
-    for candidate in _spellings(short):
+    pointed = _POINT.sub(".", said).replace("_", "-")  # `1_5b`: one and a half billion
+    for candidate in [*_spellings(short), *(_spellings(pointed) if pointed != short else [])]:
         try:
             return load_model(candidate)
         except SpecError:
             continue
     return None
+
+
+def shape_named(name: str, *others: str) -> str:
+    """The name that says a model's shape: its own, or where that is a folder of one's own, what it was made from."""
+    names = [one.strip("\"'") for one in (name, *others)]
+    return next((one for one in names if one and model_named(one) is not None), names[0])
 
 
 def _spellings(short: str) -> list[str]:

@@ -6,7 +6,7 @@ import posixpath
 import re
 from typing import Any
 
-from meshwright.imports import usual
+from meshwright.imports import usual_commands
 from meshwright.imports.launch import HOUSEKEEPING, Launch
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Missing, flags_of
@@ -72,7 +72,7 @@ def unknown_program(launch: Launch, name: str) -> SpecError:
     _refuse_what_trains_nothing(program, base, words, name)
     if base.startswith("."):
         raise SpecError("--args", None, ASKS_FOR_PROGRAM)
-    if program and not usual.says_anything(launch):
+    if program and not usual_commands.says_anything(launch):
         raise SpecError(
             "file",
             name,

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.beside import beside
+from meshwright.imports.beside import beside, program_beside
 from meshwright.imports.program_values import Known
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.words import unmarked
@@ -20,7 +20,7 @@ _MOST_FILES = 12
 
 def own_defaults(program: str, folder: Path | None) -> dict[str, Any]:
     """What a program's own dataclasses take where its command line says nothing; empty where it has none at hand."""
-    path = beside(folder, program) if program.endswith(".py") else _module(program, folder)
+    path = program_beside(folder, program)
     if path is None:
         return {}
     text = read_text(path, "file")
@@ -44,45 +44,9 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in (None, "", False)}
 
 
-_ADAPTERS = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout",
-             "modules_to_save": "modules_to_save", "use_dora": "use_dora"}  # fmt: skip
-
-
-def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dict[str, Any]:
-    """Adapters that a program at hand makes whatever it is told, by the names of command lines; empty without.
-
-    Args:
-        said: its command line and its defaults, which decide its branches.
-    """
-    path = beside(folder, program) if program.endswith(".py") else None
-    text = "" if path is None else read_text(path, "file")
-    tree = parse_python(text) if re.search(r"\bLoraConfig\(", text) else None
-    if tree is None:
-        return {}
-    known = Known(tree, {name: typed(value) for name, value in said.items()})
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, (ast.If, ast.IfExp)):
-            test = known.value(node.test)
-            if test is not None:
-                branch = node.body if test else node.orelse
-                waiting += branch if isinstance(branch, list) else [branch]
-            continue  # what an unknown condition guards is told by nobody
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("LoraConfig"):
-            found = dict(known.keywords(node))
-            return {"use_peft": True} | {
-                ours: found[theirs]
-                for theirs, ours in _ADAPTERS.items()
-                if found.get(theirs) is not None
-            }
-        waiting += ast.iter_child_nodes(node)
-    return {}
-
-
 def own_deepspeed(program: str, folder: Path | None, said: dict[str, Any]) -> dict[str, Any]:
     """The table that a program at hand hands to `deepspeed.initialize`, as far as it says it; empty without."""
-    path = beside(folder, program) if program.endswith(".py") else None
+    path = program_beside(folder, program)
     text = "" if path is None else read_text(path, "file")
     tree = parse_python(text) if "deepspeed.initialize(" in text else None
     if tree is None:
@@ -134,15 +98,8 @@ def imported_settings(text: str, folder: Path | None) -> dict[str, Any]:
 
 def folder_of(program: str, folder: Path | None) -> str:
     """The folder in which a program at hand lies (`step2_reward_model_finetuning`); empty where it is not."""
-    path = beside(folder, program) if program.endswith(".py") else None
+    path = program_beside(folder, program)
     return "" if path is None else path.parent.name
-
-
-def _module(program: str, folder: Path | None) -> Path | None:
-    """The file of a program that is started as a module (`-m package.train`)."""
-    if not re.fullmatch(r"\w+(?:\.\w+)+", program):
-        return None
-    return beside(folder, program.replace(".", "/") + ".py")
 
 
 def _parsed(tree: ast.Module) -> list[str]:

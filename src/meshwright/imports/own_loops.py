@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import hf, usual
-from meshwright.imports.beside import beside
+from meshwright.imports import hf, usual, usual_commands
+from meshwright.imports.beside import program_beside
 from meshwright.imports.launch import Launch
-from meshwright.imports.own_arguments import own_adapters, own_defaults, typed
+from meshwright.imports.own_arguments import own_defaults, typed
+from meshwright.imports.own_layers import fuses_loss, lay_out, own_adapters
 from meshwright.imports.own_tables import inert
-from meshwright.imports.program_settings import program_settings
+from meshwright.imports.program_settings import program_settings, recomputes
 from meshwright.imports.program_values import Known
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
@@ -39,18 +40,20 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
         SpecError: a value that cannot be, or a model that is no decoder.
     """
     program = launch.program
-    if re.fullmatch(r"\w+(?:\.\w+)+", program) and not program.endswith(".py"):
-        program = program.replace(".", "/") + ".py"  # started as a module
-    path = beside(folder, program) if program.endswith(".py") else None
+    path = program_beside(folder, program)
     text = "" if path is None else read_text(path, "file", size_bytes=_MOST)
     if path is None or not _TRAINS.search(text) or _OF_A_LIBRARY.search(text):
         return None
-    said = {name: typed(value) for name, value in usual.flags_of_words(launch).items()}
+    said = {name: typed(value) for name, value in usual_commands.flags_of_words(launch).items()}
     own = _defaults(text) | own_defaults(program, folder)
     if not usual.says_enough({**own, **said}):
         return None
     made = _made(text, path.name, {**own, **said})
     flags = {**own, **made, **own_adapters(program, folder, {**own, **said}), **said}
+    tree = parse_python(text)
+    known = None if tree is None else Known(tree, {**own, **said})
+    if tree is not None and known is not None and recomputes(tree, known):
+        flags.setdefault("gradient_checkpointing", True)
     if _SHARDS.search(text):
         flags.setdefault("sharding_strategy", "full_shard")
     elif _COPIES.search(text):
@@ -63,6 +66,9 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
         flags, given, "script of a program of its own", inert, program=path.name[:60],
         assumed=frozenset(own.keys() - said.keys()),
     )  # fmt: skip
+    if tree is not None and known is not None:
+        lay_out(tree, known, reading)
+    fuses_loss(program, folder, reading)
     if isinstance(ranks, int) and ranks > 0 and not (launch.hosts and launch.per_host):
         reading.devices = ranks
     elif not _SPAWNS.search(text):

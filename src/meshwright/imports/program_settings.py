@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.imports.config_classes import family_of
+from meshwright.imports.own_layers import RECOMPUTES, adapted_layer
 from meshwright.imports.program_values import Known, Larger
 from meshwright.imports.python_syntax import parse_python
 from meshwright.specs import foreign
@@ -95,6 +96,10 @@ def program_settings(
             found.setdefault(key, value)
     if "_trainer" not in found:
         _of_a_loop(found, known)
+    if "use_peft" not in found:
+        layers = (adapted_layer(call, known) for call in _reached(tree, known))
+        for key, value in next((one for one in layers if one), {}).items():
+            found.setdefault(key, value)
     declared = next((one for one in LENGTHS if one in known.arguments), "")
     if declared and not any(one in found for one in (*LENGTHS, "max_completion_length")):
         found["max_length"] = known.arguments[declared]  # for a data set of its own
@@ -103,7 +108,7 @@ def program_settings(
         found["max_length"] = max(cut)  # where texts are cut as they are tokenized
     if re.search(r"from_pretrained\([^()]*(?:\([^()]*\)[^()]*)*\)\s*\.half\(\)", text):
         found.setdefault("torch_dtype", "float16")
-    if _recomputes(tree, known):
+    if recomputes(tree, known):
         found.setdefault("gradient_checkpointing", True)
     if said is not None:
         found["_heard"] = known.heard
@@ -176,7 +181,7 @@ _SAY_LITTLE = ("use_peft", "gradient_checkpointing", "device_map", "dataset_text
 """Settings that a library of functions has, too, whose caller says the rest."""
 _OF_LOOPS = {
     "per_device_train_batch_size": ("per_device_train_batch_size", "micro_batch_size", "batch_size"),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps", "grad_accum"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps", "grad_accum", "grad_accumulation", "gradient_accumulation"),
 }  # fmt: skip
 
 
@@ -185,7 +190,8 @@ def _of_a_loop(found: dict[str, Any], known: Known) -> None:
     if "batch_size" in found:
         found.setdefault("per_device_train_batch_size", found.pop("batch_size"))
     for key, names in _OF_LOOPS.items():
-        said = next((known.arguments[name] for name in names if name in known.arguments), None)
+        told = {**known.names, **known.arguments}
+        said = next((told[name] for name in names if name in told), None)
         if isinstance(said, int) and not isinstance(said, bool):
             found.setdefault(key, said)
 
@@ -240,11 +246,11 @@ def notebook_program(text: str, field: str, name: str) -> str:
     return "\n".join(found)
 
 
-def _recomputes(tree: ast.AST, known: Known) -> bool:
+def recomputes(tree: ast.AST, known: Known) -> bool:
     """Whether a program switches recomputation on by a call, where what it depends on does not deny it."""
     for call in _reached(tree, known):
         called = ast.unparse(call.func)
-        if called.endswith("gradient_checkpointing_enable"):
+        if called.endswith(RECOMPUTES):
             return True
         if called.endswith("prepare_model_for_kbit_training"):
             said = dict(known.keywords(call)).get("use_gradient_checkpointing")

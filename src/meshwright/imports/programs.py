@@ -13,6 +13,7 @@ from meshwright.imports.made_models import made_model
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.own_arguments import imported_settings
+from meshwright.imports.own_layers import lay_out
 from meshwright.imports.own_tables import inert
 from meshwright.imports.program_settings import (
     LENGTHS,
@@ -21,6 +22,7 @@ from meshwright.imports.program_settings import (
     program_settings,
     unsloth_recomputes,
 )
+from meshwright.imports.program_values import Known
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
@@ -28,7 +30,7 @@ from meshwright.specs.errors import SpecError
 
 _LIBRARIES = re.compile(r"^[^\S\n]*(?:from|import) (?:transformers|trl|unsloth)\b", re.M)
 
-_INERT = ("random_state", "use_rslora", "token", "trust_remote_code", "task_type",
+_INERT = ("random_state", "prefetch_factor", "pin_memory", "use_rslora", "token", "trust_remote_code", "task_type",
           "dataset_num_proc", "dataset_text_field", "fast_inference", "gpu_memory_utilization",
           "max_lora_rank", "float8_kv_cache", "use_exact_model_name", "fix_tokenizer", "finetune_language_layers",
           "finetune_attention_modules", "finetune_mlp_modules")  # fmt: skip
@@ -123,10 +125,8 @@ def read(
         reading.note(
             "what the program asks of its device (CUDA, bf16) counts as there", "torch.cuda"
         )
-    if not made["_trainer"] and re.search(
-        r"\bFSDP\(|FullyShardedDataParallel\(|\bfully_shard\(", text
-    ):
-        reading.layout["zero"] = 3
+    if not made["_trainer"]:
+        _looped(text, said, reading)
     micro, steps = (
         found.get("per_device_train_batch_size"),
         found.get("gradient_accumulation_steps"),
@@ -144,6 +144,14 @@ def read(
     if made["_trainer"] not in (None, "", "sft"):
         name_task(reading, str(made["_trainer"]))
     return reading
+
+
+def _looped(text: str, said: dict[str, Any] | None, reading: Reading) -> None:
+    """How a loop of one's own lays its devices out and shards its model."""
+    if (tree := parse_python(text)) is not None:
+        lay_out(tree, Known(tree, said), reading)
+    if re.search(r"\bFSDP\(|FullyShardedDataParallel\(|\bfully_shard\(", text):
+        reading.layout["zero"] = 3
 
 
 def _written(text: str) -> tuple[str, bool]:

@@ -24,10 +24,10 @@ from meshwright.imports import (
     skyrl,
     swift,
     torchtitan_registry,
-    usual,
+    usual_commands,
 )
 from meshwright.imports.bash import read_script
-from meshwright.imports.beside import beside
+from meshwright.imports.beside import beside, file_of, program_beside
 from meshwright.imports.launch import Launch, find_launch
 from meshwright.imports.not_training import ASKS_FOR_PROGRAM, refuse_other_tasks, unknown_program
 from meshwright.imports.options import Missing, flags_of
@@ -105,8 +105,9 @@ def read(
         reading.unmodelled("device", "the script is for Ascend NPUs, of which none is a preset; --cluster gives another device")  # fmt: skip
     if reading.format.startswith("MaxText") and not reading.device:
         take_tpus(text, reading)
-    if not reading.world() and launch.per_host and not launch.hosts and one_task(script):
-        launch.hosts = 1  # what SLURM gives to one task
+    open_hosts = not reading.world() and launch.per_host and not launch.hosts
+    if open_hosts and (one_task(script) or launch.is_python_alone()):
+        launch.hosts = 1  # what SLURM gives to one task, or where a program starts by itself
     if not reading.world() or (launch.hosts and launch.per_host):
         reading.hosts, reading.per_host = (
             launch.hosts or reading.hosts,
@@ -265,8 +266,8 @@ def _dispatch(
     followed = _trainer_here(script, launch, given, folder)
     if followed is not None:
         return followed, stamp
-    if usual.is_usual(launch):
-        return usual.read_words(launch, given, folder), stamp
+    if usual_commands.is_usual(launch):
+        return usual_commands.read_words(launch, given, folder, script), stamp
     if program.startswith("tune "):
         named_one = flags_of(words).get("config", "")
         raise SpecError("--config", named_one, "torchtune's own configuration is not here: "
@@ -293,7 +294,7 @@ def _program_here(
 
 def _parses_itself(program: str, folder: Path | None) -> bool:
     """Whether a program at hand declares its options itself: then its own defaults count beside its words."""
-    path = beside(folder, program) if program.endswith(".py") else None
+    path = program_beside(folder, program)
     if path is None:
         return False
     text = read_text(path, "file")
@@ -304,9 +305,7 @@ def _trainer_here(
     script: Script, launch: Launch, given: Given, folder: Path | None
 ) -> Reading | None:
     """What a program around transformers' Trainer that lies beside the script runs, by the command's words."""
-    program = launch.program
-    if re.fullmatch(r"\w+(?:\.\w+)+", program) and not program.endswith((".py", ".ipynb")):
-        program = program.replace(".", "/") + ".py"  # started as a module
+    program = file_of(launch.program)
     path = beside(folder, program) if program.endswith((".py", ".ipynb")) else None
     if path is None:
         return None

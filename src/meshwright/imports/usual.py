@@ -6,17 +6,12 @@ and a batch or a sequence are read at all.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-from meshwright.imports import deepspeed
-from meshwright.imports.launch import Launch
-from meshwright.imports.names import model_named, refuse_other
-from meshwright.imports.options import Options, flags_of
-from meshwright.imports.own_arguments import own_deepspeed
+from meshwright.imports.names import model_named, refuse_other, shape_named
+from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.imports.tuning import adapters, recomputes_as_unsloth
@@ -29,91 +24,36 @@ HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", 
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
 _KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kvheads")
 _FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim")
-_SEQ = (
+LENGTHS = (
     "max_context_width", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
     "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
 )  # fmt: skip
 _MICRO = (
     "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size_per_device", "device_batch_size",
     "train_micro_batch_size", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size", "per_gpu_train_batch_size",
-    "micro_batch_size_per_gpu", "batch_size_training", "batch_size", "bs",
+    "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "batch_size", "bs",
 )  # fmt: skip
 _STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation",
-          "grad_accum", "accumulation_steps")  # fmt: skip
-_GLOBAL = ("global_batch_size", "total_batch_size", "global_train_batch_size")
-_NAME = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "hf_model",
-         "config_name", "model_path", "model_variant", "model")  # fmt: skip
+          "grad_accum", "grad_accumulation", "accumulation_steps")  # fmt: skip
+BATCHES = ("global_batch_size", "total_batch_size", "global_train_batch_size")
+NAMES = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "hf_model",
+         "config_name", "model_path", "model_variant", "init_ckpt", "model")  # fmt: skip
 _SHARED_SEQUENCES = (
     "seq_parallel_size", "sequence_parallel_degree", "seq_parallel_degree", "sp_degree", "ulysses_degree", "ulysses_parallel_size",
     "ulysses_sequence_parallel_size", "ulysses_size", "ds_sequence_parallel_size",
 )  # fmt: skip
-_TRAINS = ("lr", "learning_rate", "num_train_epochs", "num_epochs", "epochs", "max_steps", "optimizer", "weight_decay", "train_iters")  # fmt: skip
+TRAINS = ("lr", "learning_rate", "num_train_epochs", "num_epochs", "epochs", "max_steps", "optimizer", "weight_decay", "train_iters")  # fmt: skip
 _SHARDING = {
     "full": 3, "full_shard": 3, "fsdp": 3, "hybrid": 3, "hsdp": 3, "hybrid_shard": 3, "shard_grad_op": 2, "grad_op": 2,
     "hybrid_shard_zero2": 2, "no_shard": 0, "ddp": 0, "none": 0, "no": 0,
 }  # fmt: skip
 
 
-def is_usual(launch: Launch) -> bool:
-    """Whether a command trains and describes or names a model, and says a batch or a sequence."""
-    names = {name.replace("-", "_") for name in flags_of_words(launch)}
-    if not names & set(_TRAINS) and not re.search(
-        r"train|tune|sft", posixpath.basename(launch.program)
-    ):
-        return False
-    return says_enough(names)
-
-
 def says_enough(names: Iterable[str]) -> bool:
     """Whether options describe or name a model, and say a batch or a sequence."""
     names = set(names)
     shape = bool(names & set(LAYERS)) and bool(names & set(HIDDEN))
-    return (shape or bool(names & set(_NAME))) and bool(names & {*_SEQ, *_MICRO, *_GLOBAL})
-
-
-def says_anything(launch: Launch) -> bool:
-    """Whether a command says something of a model or its sequences; a batch alone describes no run."""
-    names = {name.replace("-", "_") for name in flags_of_words(launch)}
-    return bool(names & {*LAYERS, *HIDDEN, *_NAME, *_SEQ, *_GLOBAL})
-
-
-def flags_of_words(launch: Launch) -> dict[str, Any]:
-    """Options as `--name value`, and as `name=value` where a program takes those (Hydra)."""
-    flags = {name.replace("-", "_"): value for name, value in flags_of(launch.words).items()}
-    for word in launch.words:
-        name, equals, value = word.lstrip("+").partition("=")
-        if equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
-            short = name.rsplit(".", 1)[-1]
-            flags.setdefault("model_name_or_path" if short == "name_or_path" else short, value)
-    return flags
-
-
-def read_words(launch: Launch, given: Given, folder: Path | None = None) -> Reading:
-    """Return what a command of a program runs whose options have their usual names.
-
-    Args:
-        folder: where the program may lie, which may set up DeepSpeed by a table of its own.
-
-    Raises:
-        SpecError: a value that cannot be, or a model that is no decoder.
-    """
-    flags = flags_of_words(launch)
-    trainer = str(flags.get("trainer", ""))
-    if trainer.endswith("Trainer"):
-        # The reference implementation of DPO: its batch is of all ranks, its trainer says the sharding.
-        flags["global_batch_size"] = flags.pop("batch_size", None)
-        flags["sharding_strategy"] = "full_shard" if trainer.startswith("FSDP") else "no_shard"
-    program = posixpath.basename(launch.program)[:60]
-    table = own_deepspeed(launch.program, folder, flags)
-    reading = read_table(flags, given, "script of a program of its own", program=program)
-    if table:
-        told = {"sharding", "precision", "sequence parallelism"}
-        reading.remarks = [one for one in reading.remarks if one.option not in told]
-        reading.job.pop("precision", None)
-        reading.job["framework"] = "deepspeed"
-        deepspeed.apply(table, reading, given)
-        reading.note("DeepSpeed is set up by a table in the program, which is read", program)
-    return reading
+    return (shape or bool(names & set(NAMES))) and bool(names & {*LENGTHS, *_MICRO, *BATCHES})
 
 
 def read_table(
@@ -145,13 +85,13 @@ def read_table(
         f"{what} no framework's own: its options are read by their usual meaning",
     )
     reading.model = given.model or _shape(options, reading)
-    named = options.loose(*_NAME)
+    named = shape_named(options.loose(*NAMES), options.loose("config_name"))
     if reading.model is None and named:
         refuse_other(named)
         reading.model_name = named
     reading.micro_batch, reading.accumulation = options.whole(*_MICRO), options.whole(*_STEPS) or 1
-    reading.global_batch = options.whole(*_GLOBAL) or _whole_batch(options, reading, micro)
-    reading.seq_len = options.whole(*_SEQ)
+    reading.global_batch = options.whole(*BATCHES) or _whole_batch(options, reading, micro)
+    reading.seq_len = options.whole(*LENGTHS)
     _degrees(options, reading)
     _sharding(options, reading)
     _job(options, reading)
@@ -258,8 +198,8 @@ _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")
 
 def _degrees(options: Options, reading: Reading) -> None:
     for axis, names in (
-        ("tp", ("tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree", "tp_size", "tp")),
-        ("pp", ("pipeline_parallel_size", "pipeline_model_parallel_size", "pipeline_parallel_degree", "pp_size", "pp")),
+        ("tp", ("tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree", "model_parallel_size", "tp_size", "tp")),
+        ("pp", ("pipeline_parallel_size", "pipeline_model_parallel_size", "pipeline_parallel_degree", "pipe_parallel_size", "pp_size", "pp")),
         ("cp", ("context_parallel_size", "sequence_parallel_size", "context_parallel_degree", "cp_size", "sp_size", "cp",
                 "context_parallel_dim", "cp_degree", *_SHARED_SEQUENCES)),
         ("ep", ("expert_parallel_size", "expert_model_parallel_size", "expert_parallel_degree", "ep_size", "ep")),
@@ -324,6 +264,28 @@ def _job(options: Options, reading: Reading) -> None:
     dropout = options.number("resid_pdrop", "hidden_dropout", "dropout")
     if 0 < dropout < 1:
         reading.job["dropout"] = dropout
+    precision(options, reading)
+    name = options.word(
+        "optimizer", "optim", default="muon" if options.flag("use_muon") else "adamw"
+    )
+    try:
+        reading.job["optimizer"] = optimizer_named(name, "--optimizer").model_dump()
+    except SpecError:
+        reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
+        reading.unmodelled("--optimizer", f"the state of {name} is not known; AdamW's is priced")
+    if options.has("use_flash_attn", "use_flash_attention") and not options.flag(
+        "use_flash_attn", "use_flash_attention"
+    ):
+        reading.job["attention_kernel"] = "unfused"
+    _adapters(options, reading)
+
+
+def precision(options: Options, reading: Reading) -> None:
+    """Set a reading's precision by the options that usually say it.
+
+    Raises:
+        SpecError: neither true nor false where a switch is expected.
+    """
     words = [
         options.word(name)
         for name in ("mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype")
@@ -337,15 +299,6 @@ def _job(options: Options, reading: Reading) -> None:
         recipe = "bf16"
         reading.guess("precision", "no option of that kind is set; bf16 is taken")
     reading.job["precision"] = RECIPES[recipe].model_dump()
-    name = options.word(
-        "optimizer", "optim", default="muon" if options.flag("use_muon") else "adamw"
-    )
-    try:
-        reading.job["optimizer"] = optimizer_named(name, "--optimizer").model_dump()
-    except SpecError:
-        reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
-        reading.unmodelled("--optimizer", f"the state of {name} is not known; AdamW's is priced")
-    _adapters(options, reading)
 
 
 _TUNERS = (

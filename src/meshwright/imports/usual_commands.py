@@ -1,0 +1,109 @@
+"""A command of a program that is no framework's own: its words, and the DeepSpeed file that they name."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports import deepspeed, usual
+from meshwright.imports.hf_sharding import agrees, deepspeed_named
+from meshwright.imports.launch import Launch, whole
+from meshwright.imports.options import Options, flags_of
+from meshwright.imports.own_arguments import own_deepspeed
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell import Script
+
+
+def is_usual(launch: Launch) -> bool:
+    """Whether a command trains and describes or names a model, and says a batch or a sequence."""
+    names = {name.replace("-", "_") for name in flags_of_words(launch)}
+    if not names & set(usual.TRAINS) and not re.search(
+        r"train|tune|sft", posixpath.basename(launch.program)
+    ):
+        return False
+    return usual.says_enough(names)
+
+
+def says_anything(launch: Launch) -> bool:
+    """Whether a command says something of a model or its sequences; a batch alone describes no run."""
+    names = {name.replace("-", "_") for name in flags_of_words(launch)}
+    return bool(
+        names & {*usual.LAYERS, *usual.HIDDEN, *usual.NAMES, *usual.LENGTHS, *usual.BATCHES}
+    )
+
+
+def flags_of_words(launch: Launch) -> dict[str, Any]:
+    """Options as `--name value`, and as `name=value` where a program takes those (Hydra)."""
+    flags = {
+        name.replace("-", "_"): _without_settings(value)
+        for name, value in flags_of(launch.words).items()
+    }
+    for word in launch.words:
+        name, equals, value = word.lstrip("+").partition("=")
+        if equals and _SETTING.match(word):
+            short = name.rsplit(".", 1)[-1]
+            flags.setdefault(
+                "model_name_or_path" if short == "name_or_path" else short, value.strip("\"'")
+            )
+    return flags
+
+
+_SETTING = re.compile(r"\+*[A-Za-z_][\w.]*=")
+
+
+def _without_settings(value: Any) -> Any:
+    """An option's value without the `name=value` words that follow it and are settings of their own."""
+    if not isinstance(value, list):
+        return value
+    found = value[:1] + [word for word in value[1:] if not _SETTING.match(word)]
+    return found[0] if len(found) == 1 else found
+
+
+_DEEPSPEED = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file", "deepspeed_config_path")  # fmt: skip
+
+
+def read_words(
+    launch: Launch, given: Given, folder: Path | None = None, script: Script | None = None
+) -> Reading:
+    """Return what a command of a program runs whose options have their usual names.
+
+    Args:
+        folder: where the program may lie, which may set up DeepSpeed by a table of its own, and files that it names.
+        script: the script that starts it, which may write such a file.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    flags = flags_of_words(launch)
+    trainer = str(flags.get("trainer", ""))
+    if trainer.endswith("Trainer"):
+        # The reference implementation of DPO: its batch is of all ranks, its trainer says the sharding.
+        flags["global_batch_size"] = flags.pop("batch_size", None)
+        flags["sharding_strategy"] = "full_shard" if trainer.startswith("FSDP") else "no_shard"
+    program = posixpath.basename(launch.program)[:60]
+    file = next((one for one in _DEEPSPEED if str(flags.get(one)).endswith(".json")), "")
+    named = str(flags.pop(file)) if file else ""
+    table = own_deepspeed(launch.program, folder, flags)
+    devices = flags.pop("devices", None)
+    reading = usual.read_table(flags, given, "script of a program of its own", program=program)
+    if table or named:
+        told = {"sharding", "precision", "sequence parallelism"}
+        reading.remarks = [one for one in reading.remarks if one.option not in told]
+        reading.job.pop("precision", None)
+        reading.job["framework"] = "deepspeed"
+    if named:
+        micro = reading.micro_batch
+        deepspeed_named(named, reading, given, folder, script)
+        agrees(reading, micro, 0)
+    elif table:
+        deepspeed.apply(table, reading, given)
+        reading.note("DeepSpeed is set up by a table in the program, which is read", program)
+    if "precision" not in reading.job:
+        usual.precision(Options(flags, "--"), reading)
+    if devices is not None and not (launch.per_host or launch.devices):
+        # Lightning's: how many of each host, or which.
+        reading.per_host = len(str(devices).split(",")) if "," in str(devices) else whole(str(devices))  # fmt: skip
+        reading.hosts = launch.hosts or whole(str(flags.get("num_nodes", "1")))
+    return reading
