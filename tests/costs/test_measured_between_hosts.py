@@ -165,6 +165,15 @@ def test_hosts_on_one_machine_share_its_cores() -> None:
     assert parts["matmul"] == pytest.approx(alone["matmul"])
 
 
+def test_collectives_are_no_work_that_shared_cores_do() -> None:
+    slowdown = {1: 1.0, 2: 1.0, 4: 4.0}
+    staged = Layout(tp=2, pp=2, micro_batch=2, rank_order="pp-dp-cp-ep-tp")
+    parts = estimate(load_model(TOY), measured_cluster(2, slowdown), JOB, staged).time_parts
+    # The slow cable makes nearly all of the step: busier cores make it no slower.
+    assert parts["tensor_parallel"] > 0.5 * sum(parts.values())
+    assert parts["shared_cores"] < 0.01 * parts["tensor_parallel"]
+
+
 def test_ranges_of_measured_hosts_rest_on_runs_between_hosts() -> None:
     told = priced(dp=4, micro_batch=2)
     span = told.step_time_range

@@ -34,19 +34,23 @@ def shared_cores_s(
     """What a step takes longer because all ranks of a host compute on the same cores.
 
     Without a pipeline every rank is in the same phase, which the crowd's slowdown already has. With one
-    the cores have at least the mean rank's work at full crowding.
+    the cores have at least the mean rank's work at full crowding. Collectives are no such work: they wait
+    for their wire, and were timed among the ranks that talk at once.
     """
     columns = setup.columns
     if setup.machine.cluster.shared_cores is None:
         return np.zeros(columns.rows)
-    work = np.zeros(columns.rows)
+    work, messages = np.zeros(columns.rows), np.zeros(columns.rows)
     for role, many in _ranks_of(columns).items():
-        for forward, backward in busy[role].values():
-            work = work + many * (forward + backward)
+        for part, (forward, backward) in busy[role].items():
+            if part in AXIS_PART.values():
+                messages = messages + many * (forward + backward)
+            else:
+                work = work + many * (forward + backward)
     crowds = setup.cores_crowd, setup.cores_stage_crowd
     ratio = setup.machine.slowdown(crowds[0]) / setup.machine.slowdown(crowds[1])
-    mean = setup.micro_batches * work / columns.pp
-    least = mean * ratio + rest
+    mean = setup.micro_batches * (work * ratio + messages) / columns.pp
+    least = mean + rest
     return np.where(columns.pp > 1, np.maximum(least - total, 0.0), 0.0)
 
 
