@@ -6,6 +6,7 @@ import pytest
 import yaml
 from plans import make_plan
 
+from meshwright.exports.fabric import environment
 from meshwright.exports.images import image
 from meshwright.exports.model_names import repository
 from meshwright.exports.targets import export, require_expressible
@@ -334,6 +335,14 @@ def test_one_group_of_hosts_is_not_spread_over_racks(launcher):
     with pytest.raises(SpecError, match="--to jobset"):
         export(racks, launcher, launches="megatron")
     export(racks, "jobset", launches="megatron")
+
+
+def test_one_rack_has_no_ethernet_between_its_hosts():
+    said = environment(make_plan(tp=4, dp=18, cluster="gb200:18x4"))
+    assert "NCCL_SOCKET_IFNAME" in said and "NCCL_SOCKET_NTHREADS" not in said
+    assert "NCCL_IB_HCA" not in said
+    several = environment(make_plan(tp=4, dp=36, cluster="gb200:36x4"))
+    assert "NCCL_IB_HCA" in several
 
 
 def test_dropout_of_adapters_reaches_torchtune_and_comes_back_and_is_refused_where_nothing_says_it(

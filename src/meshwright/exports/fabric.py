@@ -10,10 +10,12 @@ _GPU_VENDORS = ("nvidia", "amd")
 
 
 def network_kind(cluster: Cluster) -> str:
-    """The kind of network between hosts: infiniband, efa, ethernet, slingshot, or none."""
+    """The kind of network between hosts: nvlink (one rack), infiniband, efa, ethernet, slingshot, or none."""
     if cluster.nodes == 1:
         return "none"
     name = cluster.levels[-1].name.lower()
+    if name.startswith("nvlink"):
+        return "nvlink"
     for kind in ("efa", "ethernet", "slingshot", "infiniband", "roce"):
         if kind in name:
             return kind
@@ -58,6 +60,8 @@ def _network(cluster: Cluster) -> dict[str, tuple[str, str]]:
     elif kind == "ethernet":
         found["NCCL_SOCKET_IFNAME"] = ("^lo,docker0", "any interface but loopback and bridges")
         found["NCCL_SOCKET_NTHREADS"] = ("4", "one TCP stream does not fill the link")
+    elif kind == "nvlink":
+        found["NCCL_SOCKET_IFNAME"] = ("^lo,docker0", "bootstrap over any real interface")
     else:
         if cluster.device.vendor == "nvidia":
             # Beside AMD's devices Broadcom's and Pensando's cards are as usual: RCCL takes what is there.

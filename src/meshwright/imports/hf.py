@@ -46,8 +46,8 @@ _MARKS = (
 
 def is_swift(program: str) -> bool:
     """Whether a command trains with ms-swift."""
-    return bool(re.match(r"swift (?:sft|pt|rlhf)\b", program)) or bool(
-        re.search(r"(?:^|/)swift[./]cli[./](?:sft|pt|rlhf)(?:\.py)?$", program)
+    return bool(re.match(r"swift (?:sft|pt|rlhf|dpo)\b", program)) or bool(
+        re.search(r"(?:^|/)(?:swift[./]cli[./](?:sft|pt|rlhf)|llm_(?:sft|pt|rlhf|dpo))(?:\.py)?$", program)
     )
 
 

@@ -103,7 +103,7 @@ def _rollouts(options: Options, reading: Reading) -> None:
 
 
 def _degrees(options: Options, reading: Reading) -> None:
-    tp = options.whole("tensor_parallel_size", "tp_size", default=1)
+    tp = options.whole("tensor_parallel_size", "tp_size", "tp", default=1)
     sp = options.whole(*_SEQUENCE, default=1)
     if options.has("num_learners_per_node"):
         counts = [int(n) for n in re.findall(r"\d+", options.loose("num_learners_per_node"))]

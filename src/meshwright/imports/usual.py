@@ -37,7 +37,7 @@ _STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_
           "grad_accum", "grad_accumulation", "accumulation_steps")  # fmt: skip
 BATCHES = ("global_batch_size", "total_batch_size", "global_train_batch_size")
 NAMES = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "hf_model",
-         "config_name", "model_path", "model_variant", "init_ckpt", "model")  # fmt: skip
+         "config_name", "model_path", "model_variant", "init_ckpt", "model_dir", "model")  # fmt: skip
 _SHARED_SEQUENCES = (
     "seq_parallel_size", "sequence_parallel_degree", "seq_parallel_degree", "sp_degree", "ulysses_degree", "ulysses_parallel_size",
     "ulysses_sequence_parallel_size", "ulysses_size", "ds_sequence_parallel_size",
