@@ -47,7 +47,9 @@ _MARKS = (
 def is_swift(program: str) -> bool:
     """Whether a command trains with ms-swift."""
     return bool(re.match(r"swift (?:sft|pt|rlhf|dpo)\b", program)) or bool(
-        re.search(r"(?:^|/)(?:swift[./]cli[./](?:sft|pt|rlhf)|llm_(?:sft|pt|rlhf|dpo))(?:\.py)?$", program)
+        re.search(
+            r"(?:^|/)(?:swift[./]cli[./](?:sft|pt|rlhf)|llm_(?:sft|pt|rlhf|dpo))(?:\.py)?$", program
+        )
     )
 
 
@@ -297,7 +299,7 @@ def _named(options: Options) -> str:
     """The model's name: what says the weights, or what says their shape where that alone is known."""
     name = options.loose(
         "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",
-        "base_model", "base_model_name_or_path", "model_path", "config_name",
+        "base_model", "base_model_name_or_path", "model_path", "model_dir", "config_name",
     )  # fmt: skip
     return shape_named(name, options.loose("config_name"), options.loose("model_type"))
 
@@ -329,7 +331,9 @@ def _precision(options: Options, reading: Reading) -> None:
             reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
             return
         reading.job["precision"] = RECIPES["fp32"].model_dump()
-        if dtype in ("", "auto") and not options.has("deepspeed", "deepspeed_config", "pure_bf16"):
+        if dtype in ("", "auto") and not options.has(
+            "deepspeed", "deepspeed_config", "ds_config", "pure_bf16"
+        ):
             reading.note("neither bf16 nor fp16 is set: TrainingArguments compute in fp32", "bf16")
     if options.flag("pure_bf16"):
         reading.job["precision"] = RECIPES["pure-bf16"].model_dump()

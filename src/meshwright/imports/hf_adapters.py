@@ -40,19 +40,18 @@ def read_adapters(options: Options, reading: Reading) -> None:
         "use_peft_lora",
         default=options.has("lora_r", "lora_rank", "peft_lora_r"),
     )
-    rank = options.whole("lora_r", "lora_rank", "q_lora_r", "peft_lora_r", default=16)
     if "trainable" in options and options.has("lora_rank"):
         options.values.setdefault("target_modules", options.loose("trainable"))
+    eight = options.flag("load_in_8bit", "use_8bit_quantization", "use_8bit")
+    quantises = options.flag("q_lora", "use_qlora")
     four = options.flag(
-        "load_in_4bit", "q_lora", "use_qlora", "use_4bit_quantization", "use_4bit", "bnb_use_4bit"
+        "load_in_4bit",
+        "use_4bit_quantization",
+        "use_4bit",
+        "bnb_use_4bit",
+        default=quantises and not eight,
     )
-    bits = (
-        4
-        if four
-        else 8
-        if options.flag("load_in_8bit", "use_8bit_quantization", "use_8bit")
-        else options.whole("quantization_bit", "quant_bits", "bits")
-    )
+    bits = 4 if four else 8 if eight else options.whole("quantization_bit", "quant_bits", "bits")
     if asked and not four and stored_by_name(reading.model_name):
         bits = 4  # the checkpoint's weights are quantised, whatever the options say
         reading.note("the checkpoint's weights are in 4 bits, by its name", "model_name_or_path")
@@ -69,6 +68,7 @@ def read_adapters(options: Options, reading: Reading) -> None:
             and not options.has("finetuning_type")
         ):
             reading.guess("lora_target_modules", "is not set; the program that reads this chooses: all linear layers are taken")  # fmt: skip
+        rank = options.whole("lora_r", "lora_rank", "q_lora_r", "peft_lora_r", default=16)
         adapters(
             reading, rank=rank, alpha=options.number("lora_alpha", "peft_lora_alpha"), targets=targets,
             bits=bits if bits in (4, 8) else 0, storage=kind if bits == 4 and kind in ("nf4", "fp4") else "",

@@ -45,7 +45,12 @@ def _deepspeed(
 ) -> None:
     """DeepSpeed's file, or its stage and offload as options of their own."""
     named = options.raw(
-        "deepspeed", "deepspeed_config", "deepspeed_config_file", "deepspeed_config_path"
+        "deepspeed",
+        "deepspeed_config",
+        "deepspeed_config_file",
+        "deepspeed_config_path",
+        "ds_config",
+        "ds_config_path",
     )
     if isinstance(named, str) and named not in ("", "none", "null"):
         deepspeed_named(named, reading, given, folder, script)

@@ -23,8 +23,10 @@ _EXPERTS = re.compile(r"(?<!\d)\d+x\d|-a\d+(\.\d+)?b", re.IGNORECASE)
 
 
 _ENCODERS = re.compile(
-    r"(?:^|[_-])(?:esm2?|bert|roberta|deberta|t5|flan|(?:distil)?m?bart|vit|clip|whisper|electra)(?:[_-]|\d|$)",
-    re.IGNORECASE,
+    r"(?:^|[_-])(?:esm2?|bert|roberta|deberta|vit|clip|electra)(?:[_-]|\d|$)", re.IGNORECASE
+)
+_BOTH = re.compile(
+    r"(?:^|[_-])(?:m?t5|flan|(?:distil)?m?bart|pegasus|whisper|ul2)(?:[_-]|\d|$)", re.IGNORECASE
 )
 _SEEING = re.compile(
     r"(?:^|[_-])(?:internvl|llava|vlm?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|omni)(?:[_-]|\d|$)",
@@ -82,7 +84,9 @@ def refuse_other(name: str) -> None:
     """
     short = name.rstrip("/").rsplit("/", 1)[-1]
     kind = (
-        "an encoder"
+        "an encoder-decoder"
+        if _BOTH.search(short)
+        else "an encoder"
         if _ENCODERS.search(short)
         else "a vision-language model"
         if _SEEING.search(short)

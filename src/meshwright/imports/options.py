@@ -274,7 +274,7 @@ class Missing(SpecError):
     def __init__(self, option: str, name: str, text: str, others: list[str] | None = None) -> None:
         self.missing = name
         self.others = others or []
-        name, _, said = name.partition("=")
+        name, _, said = name.replace("\xa0", " ").partition("=")
         plain = name.lstrip("$")
         if name.isdigit():
             remedy = f'the script takes it as its argument {name}: --args "…" gives all of them; --guess takes what it can'

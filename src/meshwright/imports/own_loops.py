@@ -26,6 +26,8 @@ _OF_A_LIBRARY = re.compile(
 )
 _SPAWNS = re.compile(r"\bspawn\(|\bmp\.Process\(")
 _AUTOCASTS = re.compile(r"\bautocast\(")
+_NARROWS = re.compile(r"(?i)autocast|b?float16|\.half\(|\bb?fp?16|\bamp\b|precision|deepspeed")
+_WIDTHS = {"mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype", "bf16", "fp16", "use_bf16", "use_fp16"}  # fmt: skip
 _RENAMED = {"use_muon": "use_muon"}
 """Names whose last part says enough, in whatever table of the command line they stand."""
 _SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
@@ -60,6 +62,8 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
         flags.setdefault("sharding_strategy", "ddp")
     if _AUTOCASTS.search(text) and flags.get("mixed_precision", "fp32") in ("fp32", "float32"):
         flags["mixed_precision"] = "fp16" if "GradScaler" in text else "bf16"
+    elif not _NARROWS.search(text) and not _WIDTHS & set(flags):
+        flags["mixed_precision"] = "fp32"  # nothing of it computes in fewer bits
     ranks = flags.pop("world_size", None)
     flags = {_RENAMED.get(name.rpartition(".")[2], name): value for name, value in flags.items()}
     reading = usual.read_table(

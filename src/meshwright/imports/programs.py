@@ -26,6 +26,7 @@ from meshwright.imports.program_values import Known
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
+from meshwright.imports.usual import NAMES
 from meshwright.specs.errors import SpecError
 
 _LIBRARIES = re.compile(r"^[^\S\n]*(?:from|import) (?:transformers|trl|unsloth)\b", re.M)
@@ -81,10 +82,7 @@ def read(
     _refuse_other(text, name)
     kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open", "_heard")
     made = {key: found.pop(key, None) for key in kinds}
-    for key in (said or {}).keys() - (made["_heard"] or set()) - {"config"}:
-        # The program does with it what nobody followed: it is read by its usual meaning, or named.
-        if not (inert(key) or name.endswith(".ipynb")):
-            found.setdefault(key, (said or {})[key])
+    _told(found, said or {}, made["_heard"] or set(), bool(made["_shape"]), name)
     for key, value in (found.pop("model_init_kwargs", None) or {}).items():
         found.setdefault(str(key), value)
     computed = {key: text for key, text in (made["_open"] or {}).items() if key not in found}
@@ -144,6 +142,21 @@ def read(
     if made["_trainer"] not in (None, "", "sft"):
         name_task(reading, str(made["_trainer"]))
     return reading
+
+
+def _told(
+    found: dict[str, Any], said: dict[str, Any], heard: set[str], shaped: bool, name: str
+) -> None:
+    """Add what a command line says that nobody followed through the program: it is read by its usual meaning, or named."""
+    for key in said.keys() - heard - {"config"}:
+        if not (inert(key) or name.endswith(".ipynb")):
+            found.setdefault(key, said[key])
+    for key in ("ds_config", "deepspeed_config", "deepspeed_config_file"):
+        if str(said.get(key)).endswith(".json"):  # handed to DeepSpeed, whatever opens it
+            found.setdefault(key, said[key])
+    if "model_name_or_path" not in found and not shaped:
+        model = next((said[one] for one in NAMES if said.get(one)), None)
+        found |= {"model_name_or_path": str(model)} if model else {}
 
 
 def _looped(text: str, said: dict[str, Any] | None, reading: Reading) -> None:

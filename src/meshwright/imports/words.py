@@ -379,7 +379,7 @@ def arithmetic(raw: str, scope: Scope) -> str:
     """Whole-number arithmetic; a mark where a part is not stated."""
     text = expand_text(raw.replace('"', ""), scope)
     if unset(text):
-        return text
+        return re.sub(r"[ \t\n]+", "", text)  # one word, as its number would be
     missing: list[str] = []
 
     def known(match: re.Match[str]) -> str:
