@@ -75,6 +75,12 @@ def known_architecture(name: str) -> dict[str, Any] | None:
     The names that tables use come first (data/architectures.toml), then those of the model presets:
     the longest preset whose name is printed whole.
     """
+    found = _known(name)
+    return None if found is None else dict(found)
+
+
+@cache
+def _known(name: str) -> dict[str, Any] | None:
     name = re.sub(r"[\s()\[\]{}]+", " ", name).strip()  # `Llama 3.1 (8B)`
     name = _RUN_TOGETHER.sub(r"\1\2.\3", name)
     for entry in _architectures():
@@ -83,10 +89,19 @@ def known_architecture(name: str) -> dict[str, Any] | None:
         ):
             return {k: v for k, v in entry.items() if k not in ("match", "exclude")}
     squeezed = _squeeze(name)
-    for spelling in sorted(_spellings(), key=len, reverse=True):
-        if re.search(rf"(?<![a-z0-9]){re.escape(_squeeze(spelling))}(?![0-9.+])", squeezed):
+    for pattern, spelling in _printed_names():
+        if pattern.search(squeezed):
             return load_model(spelling).model_dump(exclude_defaults=True)
     return None
+
+
+@cache
+def _printed_names() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Each preset's spellings as they are found in a printed name, the longest first."""
+    return tuple(
+        (re.compile(rf"(?<![a-z0-9]){re.escape(_squeeze(spelling))}(?![0-9.+])"), spelling)
+        for spelling in sorted(_spellings(), key=len, reverse=True)
+    )
 
 
 @cache

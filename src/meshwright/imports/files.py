@@ -8,6 +8,7 @@ from pathlib import Path
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import documents, logs, python, scripts
 from meshwright.imports.complete import complete
+from meshwright.imports.model_files import describe
 from meshwright.imports.program_settings import notebook_program
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Imported, Reading
@@ -55,6 +56,7 @@ def import_text(text: str, name: str, given: Given, folder: Path | None = None) 
     if not text.strip():
         raise SpecError("file", name, "is empty")
     found, stamp = read_any(text, name, given, folder)
+    describe(found, given, folder)
     return complete(found, given, stamp)
 
 

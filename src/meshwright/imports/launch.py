@@ -22,6 +22,7 @@ _OTHER = re.compile(
 _MODULES = (
     "verl.trainer", "verl.experimental", "openrlhf.cli", "maxtext", "MaxText", "axolotl", "llamafactory", "torchtitan", "recipe.",
     "nanotron", "swift.cli", "torchtune", "composer", "fastchat", "trl", "primus", "skyrl", "skyrl_train",
+    "llama_recipes.finetuning", "llama_cookbook.finetuning",
 )  # fmt: skip
 _TOOLS = (
     "llamafactory-cli",

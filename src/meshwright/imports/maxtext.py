@@ -72,12 +72,18 @@ _OF_BASE = {
 """What MaxText's own base.yml says (src/maxtext/configs/base.yml) of memory and time."""
 
 
+_BASE_SIZES = {
+    "base_num_decoder_layers": 16, "base_emb_dim": 2048, "base_num_query_heads": 16, "base_num_kv_heads": 16,
+    "base_mlp_dim": 7168, "head_dim": 128, "vocab_size": 32_000,
+}  # fmt: skip
+"""The model of MaxText's own base.yml, which trains where nothing names another."""
+
+
 def _changed_base(path: Path) -> dict[str, Any]:
     """What a base.yml at hand says otherwise than MaxText's own."""
     found = read_table(path)
-    return {
-        name: found[name] for name, usual in _OF_BASE.items() if found.get(name, usual) != usual
-    }
+    usual = _OF_BASE | _BASE_SIZES
+    return {name: found[name] for name, value in usual.items() if found.get(name, value) != value}
 
 
 def _model_file(named: str, folder: Path) -> Path | None:
@@ -227,22 +233,43 @@ def _mesh(options: Options, reading: Reading) -> None:
         )
 
 
+def _scaled(options: Options) -> dict[str, int]:
+    """The sizes that a table says, MaxText's own where it is silent, at its scale.
+
+    A scale of 2**n doubles in turn heads and feed-forward width, the hidden size, and the layers
+    (get_individual_scales in MaxText/pyconfig.py).
+
+    Raises:
+        SpecError: a scale that is no power of two.
+    """
+    if "base_num_heads" in options and "base_num_query_heads" not in options:
+        options.values["base_num_query_heads"] = options.raw(
+            "base_num_heads"
+        )  # of its first releases
+    if "base_num_query_heads" in options and "base_num_kv_heads" not in options:
+        options.values["base_num_kv_heads"] = options.values["base_num_query_heads"]
+    sizes = {
+        name: options.whole(name, default=usual, least=1) for name, usual in _BASE_SIZES.items()
+    }
+    scale = options.whole("global_parameter_scale", default=1, least=1)
+    if scale & (scale - 1):
+        raise SpecError("global_parameter_scale", scale, "a power of two is expected")
+    doublings, rest = divmod(scale.bit_length() - 1, 3)
+    wide = ("base_num_query_heads", "base_num_kv_heads", "base_mlp_dim")
+    for name in wide:
+        sizes[name] <<= doublings + (rest > 0)
+    sizes["base_emb_dim"] <<= doublings + (rest > 1)
+    sizes["base_num_decoder_layers"] <<= doublings
+    return sizes
+
+
 def _model(options: Options, reading: Reading) -> Model | None:
-    layers, hidden, heads = (
-        options.whole(n)
-        for n in ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads")
-    )
-    if not (layers and hidden and heads):
-        reading.model_name = reading.model_name or "MaxText's default model"
-        return None
-    scale = options.whole("global_parameter_scale", default=1)
-    if scale > 1:
-        raise SpecError(
-            "global_parameter_scale", scale, "a scaled model is expected to be given as --model"
-        )
+    if not any(name in options for name in (*_BASE_SIZES, "base_num_heads")):
+        reading.note("names no model: MaxText trains the one of its base.yml", "model_name")
+    sizes = _scaled(options)
+    layers, hidden, heads, kv_heads, ffn, head, vocab = sizes.values()
     acts = str(options.raw("mlp_activations") or ["silu", "linear"])
     experts = options.whole("num_experts", default=1)
-    ffn = options.whole("base_mlp_dim", default=4 * hidden)
     width = options.whole("base_moe_mlp_dim", default=ffn)
     shared = options.whole("shared_experts")
     block = options.word("decoder_block", default="llama2")
@@ -256,13 +283,12 @@ def _model(options: Options, reading: Reading) -> Model | None:
         }
     else:
         latent = None
-    head = options.whole("head_dim", default=128)
     return Model.parse(
         {
             "name": reading.model_name or "imported", "layers": layers, "hidden": hidden, "heads": heads,
-            "kv_heads": options.whole("base_num_kv_heads") or heads,
+            "kv_heads": kv_heads,
             "head_dim": latent["nope_head_dim"] + latent["rope_head_dim"] if latent else head, "ffn": ffn,
-            "vocab": options.whole("vocab_size", default=32_000), "gated": "linear" in acts,
+            "vocab": vocab, "gated": "linear" in acts,
             "tied_embeddings": options.flag("logits_via_embedding"), "latent_attention": latent,
             "norms_per_layer": 4 if block in ("gemma2", "gemma3") or options.flag("use_post_attn_norm") else 2,
             "qk_norm": "head" if options.flag("use_qk_norm") else "none",

@@ -26,7 +26,8 @@ _ENCODERS = re.compile(
     r"(?:^|[_-])(?:esm2?|bert|roberta|deberta|vit|clip|electra)(?:[_-]|\d|$)", re.IGNORECASE
 )
 _BOTH = re.compile(
-    r"(?:^|[_-])(?:m?t5|flan|(?:distil)?m?bart|pegasus|whisper|ul2)(?:[_-]|\d|$)", re.IGNORECASE
+    r"(?:^|[_-])(?:m?t5|flan|(?:distil)?m?bart|pegasus|whisper|ul2|switch-(?:base|large|xxl|c))(?:[_-]|\d|$)",
+    re.IGNORECASE,
 )
 _SEEING = re.compile(
     r"(?:^|[_-])(?:internvl|llava|vlm?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|omni)(?:[_-]|\d|$)",
@@ -177,23 +178,20 @@ def _spellings(short: str) -> list[str]:
             break
         current = shorter
         found.append(current)
-    # A version's point written as a dash or an underscore: `llama-2_7b` has none, `llama3_1_8b` has one.
-    found += [re.sub(r"(?<=\d)-(\d)-(?=\d)", r".\1-", one) for one in found]
-    found += [re.sub(r"^(llama|qwen|gemma|phi)-(\d)", r"\1\2", one, flags=re.I) for one in found]
-    for pattern, of in _SAME_SHAPE:
-        found += [re.sub(pattern, of, one, flags=re.I) for one in found]
-    found += [_BELOW_ONE.sub(r"\g<1>0.\2", one) for one in found]
-    # Qwen2's dense models have Qwen2.5's shapes.
-    found += [re.sub(r"^qwen2-", "qwen2.5-", one, flags=re.I) for one in found]
-    found += [
-        re.sub(r"^(meta|nvidia|unsloth|google|microsoft)[-_]", "", one, flags=re.I) for one in found
-    ]
+    rewritten = (
+        # A version's point written as a dash or an underscore: `llama-2_7b` has none, `llama3_1_8b` has one.
+        (r"(?<=\d)-(\d)-(?=\d)", r".\1-"),
+        (r"^(llama|qwen|gemma|phi)-(\d)", r"\1\2"),
+        *_SAME_SHAPE,
+        (_BELOW_ONE.pattern, r"\g<1>0.\2"),
+        (r"^qwen2-", "qwen2.5-"),  # Qwen2's dense models have Qwen2.5's shapes
+        (r"^(meta|nvidia|unsloth|google|microsoft)[-_]", ""),
+    )
+    for pattern, of in rewritten:  # each over all before it; most change nothing and add no name
+        others = (re.sub(pattern, of, one, flags=re.IGNORECASE) for one in found)
+        found = list(dict.fromkeys([*found, *others]))
     # A file or folder of that name is never what a configuration means.
-    return [
-        one
-        for one in dict.fromkeys(found)
-        if not one.lower().endswith((".json", ".yaml", ".toml", ".yml"))
-    ]
+    return [one for one in found if not one.lower().endswith((".json", ".yaml", ".toml", ".yml"))]
 
 
 def guess_model(name: str) -> Model | None:

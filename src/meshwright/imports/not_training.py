@@ -49,6 +49,9 @@ def refuse_other_tasks(launch: Launch, flags: dict[str, Any]) -> None:
     for word, what in _REFUSED.items():
         if re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):
             raise SpecError("file", base, f"trains {what}: {PLANNED}")
+    masked = next((one for one in ("mlm-probability", "mlm") if flags.get(one) not in (None, False, "false", "False")), "")  # fmt: skip
+    if masked:
+        raise SpecError(f"--{masked}", flags[masked], f"fills in masked words, which an encoder is trained by: {PLANNED}")  # fmt: skip
     sees = next((one for one in _SEEING if one in flags), "")
     if sees:
         raise SpecError(f"--{sees}", flags[sees], f"trains a vision-language model: {PLANNED}")  # fmt: skip

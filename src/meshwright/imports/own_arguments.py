@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import beside, program_beside
+from meshwright.imports.interpolate import read_table
 from meshwright.imports.program_values import Known
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.words import unmarked
+from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
 _PARSERS = ("HfArgumentParser", "TrlParser")
@@ -94,6 +97,20 @@ def imported_settings(text: str, folder: Path | None) -> dict[str, Any]:
             if isinstance(one, ast.ClassDef) and one.name in made:
                 found |= Known(ast.Module(body=[one], type_ignores=[])).fields
     return found
+
+
+def tables_beside(folder: Path | None) -> Callable[[str], dict[str, Any] | None]:
+    """A reader of tables that a program loads from files at hand: None for one that is not there or no table."""
+
+    def read(named: str) -> dict[str, Any] | None:
+        path = beside(folder, named)
+        if path is None or path.suffix == ".toml":
+            return None
+        with contextlib.suppress(SpecError):
+            return read_table(path)
+        return None
+
+    return read
 
 
 def folder_of(program: str, folder: Path | None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from meshwright.imports.config_classes import family_of
@@ -64,6 +64,7 @@ def program_settings(
     name: str,
     said: Mapping[str, Any] | None = None,
     below: Mapping[str, Any] | None = None,
+    tables: Callable[[str], dict[str, Any] | None] | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of the configuration objects that a program makes, without running it.
 
@@ -76,6 +77,7 @@ def program_settings(
     Args:
         said: what its command line says, by the names of its own options.
         below: what classes say that it imports from files at hand.
+        tables: reads a table that it loads from a file at hand.
 
     Raises:
         SpecError: not Python, also without a notebook's lines for its shell; or a program whose command
@@ -84,13 +86,15 @@ def program_settings(
     tree = _parsed(text)
     if tree is None:
         raise SpecError("config", name, "is not Python that can be read")
-    known = Known(tree, said, below)
+    known = Known(tree, said, below, tables)
     known.heard = set()
     found: dict[str, Any] = {"_python": True}
     lengths = _from_calls(tree, known, found)
     for key in ("model_name", "model"):
         if isinstance(found.get(key), str):
             found.setdefault("model_name_or_path", found.pop(key))
+    if "model_name_or_path" not in found and (shape := _shape_file(tree, known)):
+        found["model_name_or_path"] = shape
     if known.is_parsed:  # its dataclasses are its command line, under the same names
         for key, value in known.declared.items():
             found.setdefault(key, value)
@@ -174,13 +178,28 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
     return lengths
 
 
+def _shape_file(tree: ast.Module, known: Known) -> str:
+    """What a program makes its model's configuration from, where it loads no weights."""
+    for call in _reached(tree, known):
+        called = ast.unparse(call.func)
+        if (
+            re.search(r"Config\.from_(?:pretrained|json_file)$", called)
+            and "Generation" not in called
+        ):
+            first = known.value(call.args[0]) if call.args else None
+            if isinstance(first, str):
+                return first
+    return ""
+
+
 _TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
                    "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim")  # fmt: skip
 """Settings that a reader must not take for absent where the program computes them."""
 _SAY_LITTLE = ("use_peft", "gradient_checkpointing", "device_map", "dataset_text_field", "report_to", "packing", "use_cache")  # fmt: skip
 """Settings that a library of functions has, too, whose caller says the rest."""
 _OF_LOOPS = {
-    "per_device_train_batch_size": ("per_device_train_batch_size", "micro_batch_size", "batch_size"),
+    "per_device_train_batch_size": ("per_device_train_batch_size", "micro_batch_size", "batch_size", "per_device_batch_size", "device_batch_size",
+                                    "batch_size_per_gpu", "train_batch_size"),
     "gradient_accumulation_steps": ("gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps", "grad_accum", "grad_accumulation", "gradient_accumulation"),
 }  # fmt: skip
 
@@ -191,9 +210,11 @@ def _of_a_loop(found: dict[str, Any], known: Known) -> None:
         found.setdefault("per_device_train_batch_size", found.pop("batch_size"))
     for key, names in _OF_LOOPS.items():
         told = {**known.names, **known.arguments}
-        said = next((told[name] for name in names if name in told), None)
+        name = next((name for name in names if name in told), "")
+        said = told.get(name)
         if isinstance(said, int) and not isinstance(said, bool):
             found.setdefault(key, said)
+            known.heard.add(name)
 
 
 _OF_A_TABLE = re.compile(r"(?:\w+\()?\w*(?:cfg|conf|config|settings|params)\w*(?:\[|\.get\()")

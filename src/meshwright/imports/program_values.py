@@ -17,9 +17,15 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 _ORDERS: dict[type, Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-_DEVICE = re.compile(r"\bis_(?:torch_)?(?:bf16|bfloat16)_\w+$|\bcuda\.is_available$")
+_DEVICE = re.compile(
+    r"\b(?:is_|has_)?(?:torch_)?(?:bf16|bfloat16)_(?:support\w*|available|ok|gpu\w*)$|\bis_bf\w+$|\bcuda\.is_available$"
+)
 """What a program asks of its device; a device that trains today has both."""
 _LARGEST = 1 << 40
+_LOADS = re.compile(
+    r"(?:^|\.)(?:safe_load|full_load|load|load_\w*|read_\w*|from_yaml|from_json|from_file)$"
+)
+_OF_TABLES = (".yaml", ".yml", ".json", ".toml")
 _PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
 
 
@@ -35,7 +41,10 @@ class Known:
         tree: ast.AST,
         said: Mapping[str, Any] | None = None,
         below: Mapping[str, Any] | None = None,
+        tables: Callable[[str], dict[str, Any] | None] | None = None,
     ) -> None:
+        self._tables = tables
+        """Reads a table that the program loads from a file, by the name that it has there."""
         self.names: dict[str, Any] = {}
         self.fields: dict[str, Any] = dict(said or {})
         """Of whatever object: a parsed command line, a dataclass, a class of constants."""
@@ -73,17 +82,17 @@ class Known:
                 self._assign(node.target, node.value)
             elif isinstance(node, ast.ClassDef):
                 self._class(node)
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                for one in node.items:
+                    if isinstance(one.optional_vars, ast.Name):
+                        self._assign(one.optional_vars, one.context_expr)
             elif isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 self.is_parsed |= called.endswith(("HfArgumentParser", "TrlParser"))
                 if called.endswith(".add_argument"):
                     self._argument(node)
         for function in self.functions.values():
-            plain = function.args.args[len(function.args.args) - len(function.args.defaults) :]
-            only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-            for arg, default in [*zip(plain, function.args.defaults, strict=True), *only]:
-                if default is not None and (said := self.value(default)) is not None:
-                    self.parameters.setdefault(arg.arg, said)
+            self._defaults(function)
         made: set[str] = set()
         for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -101,6 +110,14 @@ class Known:
         for node in nodes:  # once more, with what functions are called with
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 self._assign(node.targets[0], node.value)
+
+    def _defaults(self, function: ast.FunctionDef) -> None:
+        """Take what a function's parameters are where nobody says them."""
+        plain = function.args.args[len(function.args.args) - len(function.args.defaults) :]
+        only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+        for arg, default in [*zip(plain, function.args.defaults, strict=True), *only]:
+            if default is not None and (said := self.value(default)) is not None:
+                self.parameters.setdefault(arg.arg, said)
 
     def _handed(self, node: ast.Call) -> None:
         """Take what a function of the program is called with for its parameters."""
@@ -206,6 +223,9 @@ class Known:
     def _attribute(self, node: ast.Attribute) -> Any:
         if node.attr in ("bfloat16", "float16", "float32") and ast.unparse(node.value) == "torch":
             return node.attr
+        table = self.value(node.value) if self._tables is not None else None
+        if isinstance(table, dict) and node.attr in table:
+            return table[node.attr]
         self._hear(node.attr)
         return self.fields.get(node.attr)
 
@@ -230,6 +250,11 @@ class Known:
             return True
         if called == "dict" and not args:
             return dict(self.keywords(node))
+        if called in ("open", "Path", "pathlib.Path") and args:
+            return args[0]  # where a file lies stands for the file
+        if self._tables is not None and args and _LOADS.search(called):
+            named = args[0] if isinstance(args[0], str) else ""
+            return self._tables(named) if named.endswith(_OF_TABLES) else None
         if called.endswith(".get") and isinstance(node.func, ast.Attribute) and args:
             table = self.value(node.func.value)
             if isinstance(table, dict) and isinstance(args[0], str) and args[0] in table:

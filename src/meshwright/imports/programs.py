@@ -12,7 +12,7 @@ from meshwright.imports.config_classes import family_of
 from meshwright.imports.made_models import made_model
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
-from meshwright.imports.own_arguments import imported_settings
+from meshwright.imports.own_arguments import imported_settings, tables_beside
 from meshwright.imports.own_layers import lay_out
 from meshwright.imports.own_tables import inert
 from meshwright.imports.program_settings import (
@@ -78,7 +78,9 @@ def read(
         SpecError: not Python, or a value that cannot be.
     """
     text, written = _written(text)
-    found = program_settings(text, name, said, imported_settings(text, folder))
+    found = program_settings(
+        text, name, said, imported_settings(text, folder), tables_beside(folder)
+    )
     _refuse_other(text, name)
     kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open", "_heard")
     made = {key: found.pop(key, None) for key in kinds}

@@ -13,6 +13,7 @@ from meshwright.imports import (
     documents,
     hf,
     hydra,
+    llama_recipes,
     maxtext,
     nanogpt,
     neox,
@@ -220,6 +221,8 @@ def _dispatch(
         return hydra.read_verl(program, words, given, folder), stamp
     if torchtitan_registry.is_command(program, words):
         return torchtitan_registry.read_command(words, given, folder), stamp
+    if llama_recipes.reads(launch, folder):
+        return llama_recipes.read_words(launch, given, folder), stamp
     if nanogpt.reads(launch, folder):
         return nanogpt.read_words(launch, given, folder), stamp
     if skyrl.is_command(program, words):
@@ -376,6 +379,17 @@ def _configured(
         hf.is_trainer_text(text) or (launch.starts_ranks() and hf.has_words(text))
     ):
         return hf.read_words(script, launch, given, folder, text), inner
-    reading, found = documents.read(text, name, given, beside_it, inner, overrides=launch.words)
+    try:
+        reading, found = documents.read(text, name, given, beside_it, inner, overrides=launch.words)
+        says_model = reading.model is not None or bool(reading.model_name or reading.model_left[0])
+    except SpecError:
+        followed = _trainer_here(script, launch, given, folder)
+        if followed is None:
+            raise
+        return followed, stamp
+    if not says_model and not given.model and stamp == Stamp() == found:
+        followed = _trainer_here(script, launch, given, folder)
+        if followed is not None and (followed.model or followed.model_name):
+            return followed, stamp  # the program has the rest, and reads the table itself
     reading.format = f"{reading.format}, named by a script"
     return reading, found if found != Stamp() else stamp
