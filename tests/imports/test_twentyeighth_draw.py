@@ -185,3 +185,19 @@ def test_what_is_no_decoder_is_refused(words: str, sentence: str):
 
 def test_a_name_has_few_spellings():
     assert len(_spellings("meta-qwen2-0-5b-instruct-v1-chat-hf-4bit-sft")) < 100
+
+
+def test_a_loop_that_chooses_by_words_has_heard_them_and_they_count(tmp_path: Path):
+    program = (
+        "import argparse, torch\nfrom transformers import AutoConfig, AutoModelForCausalLM\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--model_config')\nparser.add_argument('--batch_size', type=int)\nparser.add_argument('--max_length', type=int, default=256)\n"
+        "parser.add_argument('--total_batch_size', type=int)\nparser.add_argument('--dtype', default='bfloat16')\nparser.add_argument('--optimizer', default='adam')\n"
+        "args = parser.parse_args()\nmodel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.model_config))\n"
+        "if args.dtype in ['bf16', 'bfloat16']:\n    model = model.to(dtype=torch.bfloat16)\n"
+        "if args.optimizer.lower() == 'adafactor':\n    optimizer = Adafactor(model.parameters())\n"
+        "model = torch.nn.parallel.DistributedDataParallel(model)\nloader = torch.utils.data.DataLoader(data, batch_size=args.batch_size)\nloss.backward()\n"
+    )
+    command = "torchrun --standalone --nproc_per_node 2 own.py --model_config small.json --batch_size 8 --total_batch_size 64 --dtype bfloat16 --optimizer adafactor"
+    found = put(tmp_path, command, own__py=program, small__json=json.dumps(SHAPE))
+    assert (found.layout.micro_batch, found.job.global_batch, found.job.seq_len) == (8, 64, 256)
+    assert (found.job.precision.name, found.job.optimizer.name) == ("pure-bf16", "adafactor")

@@ -255,7 +255,7 @@ def fill(
         "train_micro_batch_size_per_gpu",
     )
     steps = options.whole("gradient_accumulation_steps")
-    total = options.whole("total_train_batch_size", "global_batch_size", "global_train_batch_size")
+    total = options.whole("total_train_batch_size", "global_batch_size", "global_train_batch_size", "total_batch_size")  # fmt: skip
     reading.micro_batch = micro or reading.micro_batch or 8
     if not micro:
         reading.guess(
@@ -366,7 +366,7 @@ def _memory(options: Options, reading: Reading) -> None:
     # FSDP's own checkpointing runs whatever transformers' switch says; DeepSpeed's needs that switch.
     again = again or (default and reading.job.get("framework") != "deepspeed")
     reading.layout["recompute"] = "full" if again else "none"
-    name = options.word("optim", "optimizer", default="adamw_torch")
+    name = options.word("optim", "optimizer", "optimizer_name", default="adamw_torch")
     if "optimizer" not in reading.job or options.has("optim"):
         try:
             reading.job["optimizer"] = optimizer_named(name, "optim", momentum=0.0).model_dump()

@@ -146,11 +146,15 @@ def read(
     return reading
 
 
+_CHOOSES = {"dtype", "torch_dtype", "precision", "mixed_precision", "optimizer", "optim", "optimizer_name", "total_batch_size", "global_batch_size"}  # fmt: skip
+"""Options that a program compares with words and numbers: it heard them, and nothing that it makes shows them."""
+
+
 def _told(
     found: dict[str, Any], said: dict[str, Any], heard: set[str], shaped: bool, name: str
 ) -> None:
     """Add what a command line says that nobody followed through the program: it is read by its usual meaning, or named."""
-    for key in said.keys() - heard - {"config"}:
+    for key in said.keys() - (heard - _CHOOSES) - {"config"}:
         if not (inert(key) or name.endswith(".ipynb")):
             found.setdefault(key, said[key])
     for key in ("ds_config", "deepspeed_config", "deepspeed_config_file"):
