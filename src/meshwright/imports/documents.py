@@ -21,6 +21,7 @@ from meshwright.imports import (
     hf,
     hf_tables,
     hydra,
+    levanter,
     litgpt,
     llama_factory,
     llm_foundry,
@@ -122,7 +123,7 @@ def read(
         return primus.read(data, given, folder), stamp
     if flagscale.is_config(data):
         return flagscale.read(data, given, folder), stamp
-    for one in (areal, automodel, roll, picotron, fast_llm, veomni):
+    for one in (areal, automodel, levanter, roll, picotron, fast_llm, veomni):
         if one.is_config(data):
             return one.read(data, given), stamp
     if axolotl.is_config(data):

@@ -14,7 +14,16 @@ from meshwright.imports.shell import Script
 from meshwright.imports.words import shown, unmarked
 from meshwright.specs.foreign import parse_json, read_text
 
-_NAMED = ("--config_file", "--config-file", "--config", "-c", "--conf", "--exp", "--cfg-path")
+_NAMED = (
+    "--config_file",
+    "--config-file",
+    "--config",
+    "-c",
+    "--conf",
+    "--exp",
+    "--cfg-path",
+    "--config_path",
+)
 
 
 def json_named(script: Script, folder: Path | None, named: str) -> dict[str, Any] | None:

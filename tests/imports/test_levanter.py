@@ -1,0 +1,84 @@
+"""Levanter's YAML is read as its trainer takes it."""
+
+import pytest
+
+from meshwright.imports.files import import_text
+from meshwright.imports.reading import Given, Imported
+from meshwright.specs import load_cluster
+from meshwright.specs.errors import SpecError
+
+TEXT = """
+data:
+  tokenizer: "NousResearch/Llama-2-7b-hf"
+model:
+  type: llama
+  seq_len: 4096
+  hidden_dim: 3200
+  intermediate_dim: 8640
+  num_layers: 26
+  num_heads: 32
+  num_kv_heads: 8
+{model}
+trainer:
+  mp: {mp}
+  train_batch_size: 1024
+  num_train_steps: 1000
+{trainer}
+optimizer:
+  learning_rate: 3e-4
+"""
+
+
+def read(trainer: str = "", model: str = "", mp: str = "p=f32,c=bfloat16", **given) -> Imported:
+    text = TEXT.format(model=model, trainer=trainer, mp=mp)
+    return import_text(text, "run.yaml", Given(guess=True, **given))
+
+
+def test_a_batch_is_of_all_devices_and_parameters_are_sharded():
+    found = read("  per_device_parallelism: 4")
+    assert found.format == "Levanter YAML"
+    model = found.model
+    assert (model.layers, model.hidden, model.ffn) == (26, 3200, 8640)
+    assert (model.heads, model.kv_heads, model.vocab) == (32, 8, 32_000)
+    assert (found.job.global_batch, found.job.seq_len, found.layout.micro_batch) == (1024, 4096, 4)
+    assert (found.layout.zero, found.layout.recompute) == (3, "full")
+    assert found.cluster.device.vendor == "google"
+    assert (found.job.precision.parameter_bytes, found.job.precision.compute) == (4, "bf16")
+
+
+def test_without_a_share_for_each_device_the_whole_batch_goes_at_once():
+    found = read(cluster=load_cluster("tpu-v5p:4x4"))
+    assert found.layout.micro_batch == 1024 // 16
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model", "zero", "tp", "recompute"),
+    [
+        ("  fsdp_axis: null", "", 0, 1, "full"),
+        ("  model_axis_size: 2\n  tensor_parallel_axes: [mlp, heads]", "", 3, 2, "full"),
+        ("  per_device_parallelism: -1", "  gradient_checkpointing: false", 3, 1, "none"),
+    ],
+)
+def test_axes_and_recomputation(trainer: str, model: str, zero: int, tp: int, recompute: str):
+    layout = read(trainer, model).layout
+    assert (layout.zero, layout.tp, layout.recompute) == (zero, tp, recompute)
+
+
+@pytest.mark.parametrize(
+    ("mp", "name"),
+    [("f32", "fp32"), ("p=bfloat16,c=bfloat16", "pure-bf16"), ("compute=bfloat16,params=float32", "bf16-fp32-grads")],
+)  # fmt: skip
+def test_a_policy_says_weights_and_products(mp: str, name: str):
+    assert read("  per_device_parallelism: 4", mp=mp).job.precision.name == name
+
+
+def test_gpt2_has_its_own_defaults():
+    text = "model:\n  type: gpt2\n  hidden_dim: 1024\n  num_heads: 16\n  num_layers: 24\n  seq_len: 1024\ntrainer:\n  mp: p=f32,c=bfloat16\n  train_batch_size: 256\n  per_device_parallelism: 4\noptimizer: {}\n"
+    found = import_text(text, "run.yaml", Given(guess=True))
+    assert (found.model.ffn, found.model.gated, found.model.vocab) == (4096, False, 50_257)
+    assert (found.model.tied_embeddings, found.job.seq_len) == (True, 1024)
+
+
+def test_a_family_that_is_no_decoder_is_one_sentence():
+    with pytest.raises(SpecError, match="no decoder that is known"):
+        import_text(TEXT.format(model="", trainer="  per_device_parallelism: 4", mp="f32").replace("type: llama", "type: backpack"), "run.yaml", Given(guess=True))  # fmt: skip
