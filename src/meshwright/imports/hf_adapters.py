@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
-from meshwright.imports.tuning import adapters, stored_by_name
-from meshwright.specs.errors import SpecError
+from meshwright.imports.tuning import adapters, refuse_vectors, stored_by_name
 
 if TYPE_CHECKING:
     pass
@@ -21,7 +20,7 @@ def read_adapters(options: Options, reading: Reading) -> None:
     """
     method = options.word("peft_type", default="lora")
     if method not in ("lora", "adalora"):
-        raise SpecError("peft_type", method, "trains vectors before the text, not matrices of the model: not modelled; lora is expected")  # fmt: skip
+        refuse_vectors("peft_type", method)
     if (
         options.has("r")
         and options.has("lora_alpha", "target_modules", "lora_dropout")

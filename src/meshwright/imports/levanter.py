@@ -7,11 +7,11 @@ from typing import Any
 
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import cast_where_used, optimizer_named
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.huggingface import model_from_config
-from meshwright.specs.job import OPTIMIZERS, RECIPES, PrecisionRecipe
+from meshwright.specs.job import OPTIMIZERS, RECIPES
 from meshwright.specs.model import Model
 
 EDITS = {"micro_batch": "trainer.per_device_parallelism", "tp": "trainer.model_axis_size"}
@@ -83,13 +83,14 @@ def _usual(options: Options) -> dict[str, Any]:
 
 def _model(options: Options, reading: Reading) -> Model:
     family = options.word("model.type", default="gpt2")
-    said = {theirs: options.raw(f"model.{ours}") for ours, theirs in _SIZES.items()}
-    usual = {theirs: _usual(options).get(ours) for ours, theirs in _SIZES.items()}
-    fields = {name: said[name] if said[name] is not None else usual[name] for name in said}
+    usual, fields = _usual(options), {}
+    for ours, theirs in _SIZES.items():
+        said = options.raw(f"model.{ours}")
+        fields[theirs] = usual.get(ours) if said is None else said
     if family == "gpt2":
         scale = options.whole("model.mlp_scale", default=4)
-        fields["n_inner"] = scale * options.whole("model.hidden_dim", default=768)
-        fields["n_positions"] = options.whole("model.seq_len", default=512)
+        fields["n_inner"] = scale * options.whole("model.hidden_dim", default=usual["hidden_dim"])
+        fields["n_positions"] = options.whole("model.seq_len", default=usual["seq_len"])
         fields |= {"n_embd": fields["hidden_size"], "n_layer": fields["num_hidden_layers"], "n_head": fields["num_attention_heads"]}  # fmt: skip
     fields["vocab_size"] = _vocabulary(options, reading)
     known = {name: value for name, value in fields.items() if value is not None}
@@ -113,11 +114,10 @@ def _layout(options: Options, reading: Reading) -> None:
     tp = options.whole("trainer.model_axis_size", default=1, least=1)
     placed = {name: value for name, value in options.values.items() if "axis_resources." in name}
     options.read |= set(placed)
-    split = [name for name, value in placed.items() if value == "model"]
-    if tp > 1 and not (split or options.raw("trainer.tensor_parallel_axes")):
+    split = options.raw("trainer.tensor_parallel_axes") or "model" in placed.values()
+    if tp > 1 and not split:
         reading.note("no axis of the model is split over the model axis: its devices do the same work", "trainer.model_axis_size")  # fmt: skip
-    options.raw("trainer.tensor_parallel_axes", "trainer.batch_axis")
-    sharded = [n for n, v in placed.items() if "parameter_axis" in n and v == "data"]
+    sharded = any("parameter_axis" in name and value == "data" for name, value in placed.items())
     axis = options.values.get("trainer.fsdp_axis", "embed")
     options.read.add("trainer.fsdp_axis")
     again = options.raw("model.gradient_checkpointing")
@@ -156,14 +156,12 @@ def _job(options: Options, reading: Reading) -> None:
     parts = dict(part.split("=", 1) for part in re.split(r"[,\s]+", policy) if "=" in part)
     compute = parts.get("c", parts.get("compute", policy))
     weights = parts.get("p", parts.get("params", policy))
-    recipe: PrecisionRecipe = RECIPES["fp32"]
+    recipe = RECIPES["fp32"]
     if compute in ("bf16", "bfloat16", "half", "f16", "float16"):
-        # Weights are in 32 bits and cast where they are used: there is no other copy of them.
-        wide = weights in ("f32", "float32", "full")
-        recipe = RECIPES["bf16-fp32-grads"].but(parameter_bytes=4, master_bytes=0) if wide else RECIPES["pure-bf16"]  # fmt: skip
+        recipe = cast_where_used(wide=weights in ("f32", "float32", "full"))
     name = options.word("optimizer.type", default="adamw")
     try:
-        optimizer = optimizer_named("adamw" if name == "adam" else name, "optimizer.type")
+        optimizer = optimizer_named(name, "optimizer.type")
     except SpecError:
         optimizer = OPTIMIZERS["adamw"]
         reading.unmodelled("optimizer.type", f"the state of {name} is not known; AdamW's is priced")

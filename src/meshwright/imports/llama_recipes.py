@@ -21,7 +21,7 @@ from meshwright.imports.program_values import Known
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import torch_moments
-from meshwright.imports.tuning import adapters, frozen_part
+from meshwright.imports.tuning import adapters, frozen_part, refuse_vectors
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 from meshwright.specs.job import OPTIMIZERS, RECIPES
@@ -69,7 +69,7 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
         said[name.partition(".")[2]] = said.pop(name)
     path = program_beside(folder, launch.program)
     source = "" if path is None else read_text(path, "file")
-    own = _own(path)
+    own = {} if path is None else _own(path)
     options = Options({**own, **said}, "--")
     options.assumed = own.keys() - said.keys()
     reading = Reading("llama-recipes command", options={
@@ -96,11 +96,11 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
     return reading
 
 
-def _own(path: Path | None) -> dict[str, Any]:
+def _own(path: Path) -> dict[str, Any]:
     """What the configuration classes beside a program say."""
     found: dict[str, Any] = {}
-    for named, wanted in _FILES if path is not None else ():
-        where = beside(path.parent, named) if path is not None else None
+    for named, wanted in _FILES:
+        where = beside(path.parent, named)
         if where is None or where.parent.name != "configs":
             continue
         tree = parse_python(read_text(where, "file"))
@@ -175,12 +175,11 @@ def _adapters(options: Options, reading: Reading) -> None:
     bits = 4 if "4" in quantised else 8 if quantised in ("true", "8bit", "int8") else 0
     if not options.flag("use_peft"):
         return
-    reading.job["framework"] = (
-        "trl"  # PEFT's adapters on transformers' model, as TRL's trainer has them
-    )
+    # PEFT's adapters on transformers' model, as TRL's trainer has them.
+    reading.job["framework"] = "trl"
     method = options.word("peft_method", default="lora")
     if method != "lora":
-        raise SpecError("--peft_method", method, "trains vectors before the text, not matrices of the model: not modelled; lora is expected")  # fmt: skip
+        refuse_vectors("--peft_method", method)
     adapters(
         reading, rank=options.whole("r", default=8, least=1), alpha=options.number("lora_alpha", default=32.0),
         targets=options.raw("target_modules") or ["q_proj", "v_proj"], bits=bits, option="--target_modules",

@@ -12,7 +12,7 @@ from meshwright.imports.interpolate import read_table, words_to_table
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import cast_where_used, optimizer_named
 from meshwright.imports.words import unmarked
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, PrecisionRecipe
@@ -243,9 +243,8 @@ def _scaled(options: Options) -> dict[str, int]:
         SpecError: a scale that is no power of two.
     """
     if "base_num_heads" in options and "base_num_query_heads" not in options:
-        options.values["base_num_query_heads"] = options.raw(
-            "base_num_heads"
-        )  # of its first releases
+        heads = options.raw("base_num_heads")  # of its first releases
+        options.values["base_num_query_heads"] = heads
     if "base_num_query_heads" in options and "base_num_kv_heads" not in options:
         options.values["base_num_kv_heads"] = options.values["base_num_query_heads"]
     sizes = {
@@ -255,15 +254,14 @@ def _scaled(options: Options) -> dict[str, int]:
     if scale & (scale - 1):
         raise SpecError("global_parameter_scale", scale, "a power of two is expected")
     doublings, rest = divmod(scale.bit_length() - 1, 3)
-    wide = ("base_num_query_heads", "base_num_kv_heads", "base_mlp_dim")
-    for name in wide:
+    for name in ("base_num_query_heads", "base_num_kv_heads", "base_mlp_dim"):
         sizes[name] <<= doublings + (rest > 0)
     sizes["base_emb_dim"] <<= doublings + (rest > 1)
     sizes["base_num_decoder_layers"] <<= doublings
     return sizes
 
 
-def _model(options: Options, reading: Reading) -> Model | None:
+def _model(options: Options, reading: Reading) -> Model:
     if not any(name in options for name in (*_BASE_SIZES, "base_num_heads")):
         reading.note("names no model: MaxText trains the one of its base.yml", "model_name")
     sizes = _scaled(options)
@@ -345,16 +343,7 @@ def _precision(options: Options, reading: Reading) -> PrecisionRecipe:
     weights = options.word("weight_dtype", default="float32")
     quantised = options.word("quantization", default="")
     dtype = options.word("dtype", default="bfloat16")
-    recipe = RECIPES[
-        "fp32"
-        if dtype == "float32"
-        else "pure-bf16"
-        if weights == "bfloat16"
-        else "bf16-fp32-grads"
-    ]
-    if recipe.name == "bf16-fp32-grads":
-        # The weights themselves are in 32 bits and cast where they are used: no other copy of them.
-        recipe = recipe.but(parameter_bytes=4, master_bytes=0)
+    recipe = RECIPES["fp32"] if dtype == "float32" else cast_where_used(wide=weights != "bfloat16")
     if "fp8" in quantised or "int8" in quantised:
         recipe = RECIPES["fp8"]
         if "int8" in quantised:

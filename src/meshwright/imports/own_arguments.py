@@ -104,10 +104,8 @@ def tables_beside(folder: Path | None) -> Callable[[str], dict[str, Any] | None]
 
     def read(named: str) -> dict[str, Any] | None:
         path = beside(folder, named)
-        if path is None or path.suffix == ".toml":
-            return None
         with contextlib.suppress(SpecError):
-            return read_table(path)
+            return None if path is None else read_table(path)
         return None
 
     return read

@@ -17,15 +17,14 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 _ORDERS: dict[type, Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-_DEVICE = re.compile(
-    r"\b(?:is_|has_)?(?:torch_)?(?:bf16|bfloat16)_(?:support\w*|available|ok|gpu\w*)$|\bis_bf\w+$|\bcuda\.is_available$"
-)
+ASKED_OF_DEVICE = r"\b(?:is_(?:torch_)?(?:bf16|bfloat16)_\w+|(?:has_)?(?:bf16|bfloat16)_support\w*)|\bcuda\.is_available"
 """What a program asks of its device; a device that trains today has both."""
+_DEVICE = re.compile(rf"(?:{ASKED_OF_DEVICE})$")
 _LARGEST = 1 << 40
 _LOADS = re.compile(
     r"(?:^|\.)(?:safe_load|full_load|load|load_\w*|read_\w*|from_yaml|from_json|from_file)$"
 )
-_OF_TABLES = (".yaml", ".yml", ".json", ".toml")
+_OF_TABLES = (".yaml", ".yml", ".json")
 _PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
 
 

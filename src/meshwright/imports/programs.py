@@ -22,7 +22,7 @@ from meshwright.imports.program_settings import (
     program_settings,
     unsloth_recomputes,
 )
-from meshwright.imports.program_values import Known
+from meshwright.imports.program_values import ASKED_OF_DEVICE, Known
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
@@ -121,7 +121,7 @@ def read(
         reading.unmodelled("device_map", "one process spreads the layers over all devices that it sees, which work one after another; a copy a device is priced")  # fmt: skip
     if found.get("bias") == "none":
         del found["bias"]
-    if re.search(r"\bis_(?:torch_)?(?:bf16|bfloat16)_\w+\(|cuda\.is_available\(", text):
+    if re.search(rf"(?:{ASKED_OF_DEVICE})\(", text):
         reading.note(
             "what the program asks of its device (CUDA, bf16) counts as there", "torch.cuda"
         )
@@ -154,9 +154,10 @@ def _told(
     found: dict[str, Any], said: dict[str, Any], heard: set[str], shaped: bool, name: str
 ) -> None:
     """Add what a command line says that nobody followed through the program: it is read by its usual meaning, or named."""
-    for key in said.keys() - (heard - _CHOOSES) - {"config"}:
-        if not (inert(key) or name.endswith(".ipynb")):
-            found.setdefault(key, said[key])
+    followed = (heard - _CHOOSES) | {"config"}
+    for key, value in said.items():  # in the command's order, so that two readings say the same
+        if not (key in followed or inert(key) or name.endswith(".ipynb")):
+            found.setdefault(key, value)
     for key in ("ds_config", "deepspeed_config", "deepspeed_config_file"):
         if str(said.get(key)).endswith(".json"):  # handed to DeepSpeed, whatever opens it
             found.setdefault(key, said[key])

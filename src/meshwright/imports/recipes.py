@@ -72,6 +72,13 @@ def torch_moments(optimizer: OptimizerRecipe, precision: PrecisionRecipe) -> Opt
     return optimizer
 
 
+def cast_where_used(*, wide: bool) -> PrecisionRecipe:
+    """JAX trainers in bf16: 32-bit weights (`wide`) are cast where they are used, without a copy beside them."""
+    if wide:
+        return RECIPES["bf16-fp32-grads"].but(parameter_bytes=4, master_bytes=0)
+    return RECIPES["pure-bf16"]
+
+
 def weights_alone(job: dict[str, Any], *, sharded: bool) -> None:
     """Settle a job that computes in 16-bit weights without mixed precision.
 

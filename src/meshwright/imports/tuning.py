@@ -63,6 +63,15 @@ def adapters(
     reading.job.pop("lora_rank", None)
 
 
+def refuse_vectors(option: str, method: str) -> None:
+    """Refuse a method of PEFT's that trains no matrices of the model.
+
+    Raises:
+        SpecError: always.
+    """
+    raise SpecError(option, method, "trains vectors before the text, not matrices of the model: not modelled; lora is expected")  # fmt: skip
+
+
 def stored_by_name(model: str) -> str:
     """How a checkpoint whose name says so is stored, whatever the options say; empty for 16 bits."""
     if re.search(r"(?i)gptq|awq|aqlm", model):
