@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.exports.canonical import DEFAULT_ORDER, TP_PP_DP_ORDER
 from meshwright.exports.megatron import SHARDING, read_layout_string
+from meshwright.imports import mindspeed
 from meshwright.imports.megatron_job import (
     add_budget,
     attention_kernel,
@@ -55,6 +56,7 @@ def read(
     """
     reading = Reading(title, options=dict(EDITS))
     options.guessing = given.guess
+    more += mindspeed.translate(options)
     reading.model = given.model or read_shape(options, reading, dialect=dialect)
     if given.model is not None:
         skip_shape(options, reading, given.model)
@@ -78,6 +80,8 @@ def read(
     )
     reading.job = _job(options, reading, dialect, fields["zero"])
     add_budget(options, reading)
+    if mindspeed.TABLE in more:
+        mindspeed.refine(options, reading, fields)
     tables = ["megatron", "common"] + (["deepspeed_flags"] if dialect != "megatron" else ["forks"])
     options.finish(reading, *more, *tables, strict=given.strict)
     return reading

@@ -27,6 +27,8 @@ _SCRATCH = (
     "mamba-num-heads",
     "linear-attention-freq",
     "experimental-attention-variant",
+    "full-attention-interval",
+    "use-triton-gdn",
 )
 
 

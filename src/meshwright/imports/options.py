@@ -320,7 +320,7 @@ def _same(value: Any, usual: Any) -> bool:
 def _tables() -> dict[str, Any]:
     folder = resources.files("meshwright.imports").joinpath("data")
     found: dict[str, Any] = {}
-    for name in ("options.toml", "options_tables.toml"):
+    for name in ("options.toml", "options_tables.toml", "options_pretraining.toml"):
         found |= tomllib.loads(folder.joinpath(name).read_text("utf-8"))
     return found
 

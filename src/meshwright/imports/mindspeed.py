@@ -1,0 +1,155 @@
+"""MindSpeed's own options (Megatron-LM on Ascend NPUs) in Megatron-LM's words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwright.exports.megatron_model import read_pattern
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Reading
+from meshwright.imports.tuning import adapters
+from meshwright.specs.errors import SpecError
+
+_SIGNS = (
+    "first-k-dense-replace", "n-shared-experts", "handler-name", "no-shared-storage", "context-parallel-algo",
+    "reuse-fp32-param", "swap-optimizer", "swap-attention", "noop-layers", "num-layer-list", "schedules-method", "shape-order",
+    "moe-tp-extend-ep", "moe-permutation-async-comm", "moe-alltoall-overlap-comm", "ai-framework", "use-cp-send-recv-overlap",
+    "model-type-hf", "recompute-activation-function", "o2-optimizer", "multi-head-latent-attention", "gemm-gradient-accumulation-fusion",
+    "use-ascend-coc", "use-ascend-mc2", "moe-fb-overlap", "tp-2d", "smart-swap", "tokenizer-not-use-fast",
+)  # fmt: skip
+"""Names that only MindSpeed and its model library have."""
+_METHODS = {
+    "ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p", "hybrid_cp_algo": "a2a+p2p", "hybrid_adaptive_cp_algo": "a2a+p2p",
+    "adaptive_cp_algo": "p2p", "kvallgather_cp_algo": "all_gather", "mamba_cp_algo": "p2p",
+}  # fmt: skip
+TABLE = "mindspeed"
+_MOST_LAYERS = 10_000
+
+
+def translate(options: Options) -> tuple[str, ...]:
+    """Say MindSpeed's options in Megatron-LM's words, where any is there; return the tables of what is left.
+
+    Raises:
+        SpecError: layers or a method that cannot be.
+    """
+    if not options.has(*_SIGNS):
+        return ()
+    values = options.values
+    if options.flag("multi-head-latent-attention"):
+        values["multi-latent-attention"] = True
+    method = options.word("context-parallel-algo")
+    if method and "cp-comm-type" not in values:
+        if method not in _METHODS:
+            raise SpecError(
+                "--context-parallel-algo", method, f"one of {', '.join(_METHODS)} is expected"
+            )
+        values["cp-comm-type"] = _METHODS[method]
+    shared = options.whole("n-shared-experts")
+    if shared and "moe-shared-expert-intermediate-size" not in values:
+        width = options.whole("moe-ffn-hidden-size", "moe-intermediate-size", "ffn-hidden-size")
+        values["moe-shared-expert-intermediate-size"] = shared * width
+    _layers(options)
+    if options.flag("o2-optimizer"):
+        values.setdefault("exp-avg-dtype", "bf16")
+        values.setdefault("exp-avg-sq-dtype", "bf16")
+    if options.flag("o2-gradient"):
+        values["grad-reduce-in-bf16"] = True
+    if options.flag("post-norm"):
+        values["sandwich-norm"] = True
+    window = options.whole("interleave-sliding-window")
+    if window:
+        values |= {"window-size": str(window), "window-attn-skip-freq": "2"}
+    return (TABLE,)
+
+
+def _layers(options: Options) -> None:
+    """Which layers there are, which of them have experts, and how stages share them.
+
+    `--noop-layers` names layers that only fill a stage up; `--first-k-dense-replace` counts them.
+    """
+    values = options.values
+    if "num-layers" not in values:
+        return
+    count = options.whole("num-layers", least=1)
+    if count > _MOST_LAYERS:
+        raise SpecError("--num-layers", count, f"at most {_MOST_LAYERS} layers are expected")
+    empty = {int(one) for one in re.findall(r"\d{1,6}", options.text("noop-layers"))}
+    kept = [index for index in range(count) if index not in empty]
+    dense = options.whole("first-k-dense-replace", default=0, least=-1)
+    often = options.text("moe-layer-freq", default="1").strip("\"' ") or "1"
+    if re.fullmatch(r"-?\d+", often) and options.has("num-experts"):
+        period = abs(int(often)) or 1
+        pattern = [int(i >= dense and (i - max(dense, 0)) % period == 0) for i in range(count)]
+    elif options.has("num-experts"):
+        pattern = read_pattern(often, count)
+    else:
+        pattern = [0] * count
+    if options.has("num-experts"):
+        values["moe-layer-freq"] = str([pattern[index] for index in kept])
+    values["num-layers"] = len(kept)
+    stages = _stages(options, count)
+    if stages:
+        held = [sum(first <= index < last for index in kept) for first, last in stages]
+        values["pipeline-model-parallel-layout"] = "|".join("t" * number for number in held)
+
+
+def _stages(options: Options, count: int) -> list[tuple[int, int]]:
+    """First layer of each stage and the one after its last, where the options deal layers out in their own way."""
+    pp = options.whole("pipeline-model-parallel-size", default=1, least=1)
+    named = [int(one) for one in re.findall(r"\d{1,6}", options.text("num-layer-list"))]
+    folded = options.word("schedules-method") == "dualpipev"
+    if pp == 1:
+        return []
+    if named and not options.has("noop-layers"):
+        if sum(named) != count:
+            raise SpecError(
+                "--num-layer-list", options.text("num-layer-list"), f"{count} layers are expected"
+            )
+        ends = [sum(named[: index + 1]) for index in range(len(named))]
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+    per_stage = options.whole("num-layers-per-virtual-pipeline-stage")
+    if not (folded or options.has("noop-layers")):
+        return []
+    wide = pp * 2 if folded else pp
+    each = count // wide if folded or not per_stage else per_stage
+    if not each or count % each or (count // each) % pp:
+        raise SpecError("--num-layers", count, f"layers that {wide} stages share are expected")
+    return [(first, first + each) for first in range(0, count, each)]
+
+
+def refine(options: Options, reading: Reading, fields: dict[str, Any]) -> None:
+    """What MindSpeed's options change of a layout and a job that Megatron-LM's are read into."""
+    if options.word("schedules-method") == "dualpipev" and fields["pp"] > 1:
+        fields["schedule"] = "dualpipe-v"
+    if options.flag("moe-tp-extend-ep"):
+        fields |= {"ep": fields["ep"] * fields["etp"], "etp": 1}
+    if options.flag("enable-recompute-layers-per-pp-rank") and fields.get("recompute_layers"):
+        fields["recompute_layers"] = max(fields["recompute_layers"] // fields["virtual_stages"], 1)
+    heads, ranks = reading.model.kv_heads if reading.model else 1, fields["tp"] * fields["cp"]
+    latent = reading.model is not None and reading.model.latent_attention
+    if fields["cp_method"] == "ulysses" and heads % ranks and not latent:
+        fields["cp_method"] = "ring"
+        reading.unmodelled(
+            "--context-parallel-algo",
+            f"{heads} key and value heads are repeated to be dealt out over {ranks} ranks, which "
+            "Megatron-LM's own Ulysses does not do; ring attention over these ranks is priced",
+        )
+    if options.flag("swap-optimizer"):
+        reading.offload.add("optimizer")
+        fields["offload"].append("optimizer")
+    if options.flag("reuse-fp32-param"):
+        # A 32-bit weight is the 16-bit one and what rounding took from it.
+        reading.job["precision"]["master_bytes"] = 2
+    if options.has("lora-r") or options.has("lora-target-modules"):
+        adapters(
+            reading,
+            method="qlora" if options.flag("qlora") else "lora",
+            rank=options.whole("lora-r", default=8),
+            alpha=options.number("lora-alpha"),
+            targets=options.raw("lora-target-modules"),
+            dropout=options.number("lora-dropout"),
+            option="--lora-target-modules",
+        )
+    if options.word("stage") in ("dpo", "trl_dpo"):
+        reading.task, reading.reference = "dpo", True
