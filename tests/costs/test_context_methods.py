@@ -2,7 +2,9 @@
 
 import pytest
 
+from meshwright.costs.frameworks import framework
 from meshwright.costs.step import estimate
+from meshwright.costs.tables import table
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.solve import solve
 from meshwright.planner.space import Constraints
@@ -39,6 +41,21 @@ def test_hierarchical_inside_one_domain_is_ulysses():
 def test_over_hosts_a_group_inside_each_beats_an_exchange_among_all():
     wide = {"cluster": NODES, "cp": 64, "seq_len": 1_048_576}
     assert exchange("hierarchical", **wide) < exchange("ulysses", **wide)
+
+
+def test_a_framework_that_attends_block_by_block_pays_for_the_keys_of_others():
+    def parts(cp, **options):
+        job = Job(seq_len=131072, global_batch=8, framework="torchtitan", framework_options=options)
+        one = Layout(dp=8 // cp, cp=cp, cp_method="all-gather", zero=3, recompute="none")
+        return estimate(MODEL, NODE, job, one).time_parts
+
+    share = table("overlap")["context_in_turn"]["slowdown"]
+    for cp in (2, 8):
+        turn, at_once = parts(cp), parts(cp, context_in_turn=False)
+        more = turn["context_parallel"] - at_once["context_parallel"]
+        assert more == pytest.approx(share * (cp - 1) / cp * at_once["attention"])
+    assert parts(1) == parts(1, context_in_turn=False)
+    assert not framework("megatron").context_in_turn and framework("huggingface").context_in_turn
 
 
 def test_a_rings_messages_hide_behind_long_attention_and_not_behind_short():

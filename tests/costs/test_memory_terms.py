@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.costs.columns import from_layouts
-from meshwright.costs.frameworks import behaviour
+from meshwright.costs.frameworks import behaviour, framework
 from meshwright.costs.memory import memory
 from meshwright.costs.stages import stage_layers
 from meshwright.specs.job import RECIPES, Job
@@ -98,6 +98,29 @@ def test_ffn_inputs_in_eight_bits_halve_what_the_activation_keeps():
     )
     ffn_inputs = 8 * 2048 * 2 * 4096  # layers, tokens, gate and up, width
     assert whole - stored == pytest.approx(ffn_inputs)
+
+
+def expert_parts(framework="megatron", **options):
+    model = Model(
+        name="mixture", layers=4, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn=4096, vocab=32000,
+        experts={"experts": 8, "top_k": 2, "ffn": 512},
+    )  # fmt: skip
+    job = Job(seq_len=2048, global_batch=1, framework=framework, framework_options=options)
+    columns = from_layouts([Layout()])
+    table = memory(model, job, behaviour(job), columns, stage_layers(model, columns), np.array([1]))
+    return table.parts["first"]
+
+
+def test_outputs_of_experts_are_kept_only_where_routing_weights_multiply_them():
+    """Megatron-Core's weights multiply the activation inside an expert, two copies a token."""
+    kept = expert_parts(expert_outputs_kept=True)["activations"]
+    assert kept - expert_parts()["activations"] == 4 * 2 * WIDTH
+    assert framework("torchtitan").expert_outputs_kept
+
+
+def test_copies_on_their_way_are_held_once_beside_a_layers_backward():
+    """Before and after an all-to-all: two tensors of the two copies of every token."""
+    assert expert_parts()["recompute_peak"] == 2 * 2 * WIDTH
 
 
 def test_reducer_buckets_exist_only_between_replicas():

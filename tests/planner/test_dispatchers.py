@@ -25,6 +25,8 @@ from meshwright.specs.models import load_model
 
 ROUTED = load_model("gpt-oss-120b")
 FIXED = {"framework_options": {OPTION: "all-to-all"}}
+OVER_HOSTS = Constraints(ep=32)
+"""Experts over four hosts of eight: between hosts, copies that are not sent are time."""
 
 
 def _question(cluster: str = "h100:4x8", framework: str = "megatron", **more) -> Question:
@@ -52,11 +54,13 @@ def test_dense_models_have_none():
     assert ways_to_dispatch(dense) == [dense]
 
 
-@pytest.mark.parametrize("cluster", ["h100:8x8", "gb200:16x4"])
-def test_the_other_dispatcher_is_chosen_only_where_it_gains(cluster):
+@pytest.mark.parametrize(
+    ("cluster", "fixed"), [("h100:8x8", OVER_HOSTS), ("gb200:16x4", Constraints())]
+)
+def test_the_other_dispatcher_is_chosen_only_where_it_gains(cluster, fixed):
     question = _question(cluster)
-    usual, other = (solve(way, Constraints()) for way in ways_to_dispatch(question))
-    chosen = solve_ways(question, Constraints())
+    usual, other = (solve(way, fixed) for way in ways_to_dispatch(question))
+    chosen = solve_ways(question, fixed)
     gains = other.choice.score < usual.choice.score * (1 - WORTH)
     assert deduplicates(chosen.question.job) == gains
     assert chosen.choice.score == (other if gains else usual).choice.score
@@ -66,7 +70,8 @@ def test_the_other_dispatcher_is_chosen_only_where_it_gains(cluster):
 
 def test_a_plan_says_its_dispatcher_and_exports_it():
     cluster = load_cluster("h100:8x8")
-    made = plan(ROUTED, cluster, Job(seq_len=8192, global_batch=512, framework="megatron"))
+    job = Job(seq_len=8192, global_batch=512, framework="megatron")
+    made = plan(ROUTED, cluster, job, constraints=OVER_HOSTS)
     assert deduplicates(made.job)
     assert len([note for note in made.notes if "DeepEP" in note]) == 1
     assert dispatch_flags(made) == {
@@ -76,7 +81,7 @@ def test_a_plan_says_its_dispatcher_and_exports_it():
     again = estimate(made.model, made.cluster, made.job, made.layout)
     assert again.step_time_s == made.estimate.step_time_s
     fixed = Job.parse({"seq_len": 8192, "global_batch": 512, "framework": "megatron", **FIXED})
-    plain = plan(ROUTED, cluster, fixed, defend=False)
+    plain = plan(ROUTED, cluster, fixed, constraints=OVER_HOSTS, defend=False)
     assert not deduplicates(plain.job)
     assert plain.estimate.pessimistic_s * (1 - WORTH) > made.estimate.pessimistic_s
     assert not any("DeepEP" in note for note in plain.notes)

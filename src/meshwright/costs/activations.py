@@ -58,7 +58,8 @@ def activation_bytes_per_layer(
         hot = hottest_rank(job.routing, model.experts.experts, columns.ep, at_peak=True)
         copies = model.experts.top_k * columns.etp / tp * hot
         each = _ffn_bytes(model, behaviour, element, of_input, adapted)
-        expert = each * model.experts.ffn / columns.etp + hidden * (element + of_input)
+        expert = each * model.experts.ffn / columns.etp
+        expert += hidden * _expert_copy_bytes(behaviour, element, of_input)
         per_token = per_token + copies * expert
         per_token = per_token + (model.experts.experts * 4.0 + model.experts.top_k * 12.0) / split
     per_token = per_token + _ffn_bytes(model, behaviour, element, of_input, adapted) * width / tp
@@ -111,10 +112,27 @@ def _kept_by_modules(
         each = FfnBytes(
             _ffn_bytes(model, behaviour, element, of_input, job.frozen),
             0.0 if job.frozen else of_input,
+            _expert_copy_bytes(behaviour, element, of_input),
         )
         without = whole - dropped_bytes(model, job, behaviour, columns, each, moe=moe)
         selective = np.where(named, without, whole if selective is None else selective)
-    return Kept(whole, boundary, np.zeros(columns.rows), selective)
+    return Kept(whole, boundary, _travelling_bytes(model, job, columns, tokens, moe=moe), selective)
+
+
+def _travelling_bytes(
+    model: Model, job: Job, columns: LayoutColumns, tokens: Floats, *, moe: bool
+) -> Floats:
+    """What a layer's backward holds beside what it kept: routed copies' gradients before and after an all-to-all."""
+    if not moe or model.experts is None:
+        return np.zeros(columns.rows)
+    hot = hottest_rank(job.routing, model.experts.experts, columns.ep, at_peak=True)
+    copies = tokens * model.experts.top_k * columns.etp / columns.tp * hot
+    return np.asarray(2.0 * copies * model.hidden * job.precision.activation_bytes)
+
+
+def _expert_copy_bytes(behaviour: Behaviour, element: float, of_input: float) -> float:
+    """Bytes per hidden width and routed copy: what an expert reads and, where it is kept, what it puts out."""
+    return of_input + (element if behaviour.expert_outputs_kept else 0.0)
 
 
 def _quantised_inputs(job: Job, behaviour: Behaviour) -> bool:

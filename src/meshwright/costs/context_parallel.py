@@ -15,6 +15,7 @@ from meshwright.costs.columns import Floats, Ints
 from meshwright.costs.fabric import place
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
+from meshwright.costs.tables import table
 from meshwright.specs.layout import CONTEXT_METHODS
 from meshwright.specs.model import Model
 
@@ -41,7 +42,16 @@ def context_parallel_s(
             there, back = price(setting, keys, tokens, forward, backward)
             exposed[0] = np.where(rows, there, exposed[0])
             exposed[1] = np.where(rows, back, exposed[1])
-    return exposed[0], exposed[1]
+    if not setting.behaviour.context_in_turn:
+        return exposed[0], exposed[1]
+    slower = _others_share(keys) * float(table("overlap")["context_in_turn"]["slowdown"])
+    return exposed[0] + slower * forward, exposed[1] + slower * backward
+
+
+def _others_share(keys: LayerKeys) -> Floats:
+    """Share of attention over keys of other ranks: cp - 1 of cp blocks pass round a ring or are gathered."""
+    meets = (keys.cp_method == RING) | (keys.cp_method == GATHER)
+    return np.where(meets, (keys.cp - 1) / np.maximum(keys.cp, 1), 0.0)
 
 
 def inner_degree(setting: LayerModel, keys: LayerKeys) -> Ints:

@@ -64,12 +64,20 @@ class Behaviour(Spec):
         description="what CUDA graphs replay: nothing, layers without their experts (whose shapes "
         "routing decides), or the whole iteration; the host issues only the rest"
     )
+    expert_outputs_kept: bool = Field(
+        description="routing weights multiply what experts put out, copy by copy, so that each copy's output is "
+        "kept for their gradient; else they multiply inside the experts, beside the activation"
+    )
     expert_bias_fused: bool = Field(
         description="experts with biases: bias, activation and routing weight in one kernel"
     )
     context_balanced: bool = Field(
         description="a rank that holds keys in its turn has a piece of the sequence and its mirror image: as much "
         "causal attention as any other. Else the last rank, whose queries see every key, sets the pace"
+    )
+    context_in_turn: bool = Field(
+        description="blocks of keys from other context-parallel ranks are attended one after another, with their "
+        "exchange and merging between, as torch's context parallelism does"
     )
     p2p_scattered: bool = Field(
         description="each tensor-parallel rank sends its share of the activations to the next "

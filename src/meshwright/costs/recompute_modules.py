@@ -29,10 +29,12 @@ def runs_again(columns: LayoutColumns, module: str) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class FfnBytes:
-    """Saved bytes per unit of an FFN's width, and of its last product's input alone."""
+    """Saved bytes per unit of an FFN's width, of its last product's input alone, and per hidden width of a
+    copy routed to an expert."""
 
     unit: float
     last_input: float
+    routed: float
 
 
 def dropped_bytes(
@@ -72,7 +74,7 @@ def dropped_bytes(
         shared = ffn.unit * model.experts.shared_ffn / tp
         per_token["moe_act"] = ffn.last_input * inner
         per_token["shared_experts"] = shared
-        whole = ffn.unit * inner + copies * model.hidden * (element + of_input) + shared
+        whole = ffn.unit * inner + copies * model.hidden * ffn.routed + shared
         per_token["moe"] = whole
     else:
         per_token["mlp"] = ffn.unit * share.ffn * model.ffn / tp

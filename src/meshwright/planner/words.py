@@ -26,7 +26,7 @@ MEMORY_WORDS = {
     "optimizer": "optimizer states",
     "gathered_parameters": "gathered layers (ZeRO-3) or unpacked ones (4 and 8 bits)",
     "activations": "activations",
-    "recompute_peak": "layer being recomputed",
+    "recompute_peak": "one layer's backward",
     "logits": "logits and loss",
     "buffers": "communication buffers",
     "communicators": "NCCL communicators",
