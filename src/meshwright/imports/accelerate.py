@@ -14,9 +14,10 @@ from meshwright.specs.foreign import parse_json, read_text
 from meshwright.specs.job import RECIPES
 
 EDITS = {"zero": "fsdp_config.fsdp_reshard_after_forward"}
-_STRATEGIES = {
+STRATEGIES = {
     "1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2",
 }  # fmt: skip
+"""torch's strategies by the numbers that accelerate takes for them, also in FSDP_SHARDING_STRATEGY."""
 STRATEGY_ZERO = {
     "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2,
 }  # fmt: skip
@@ -84,7 +85,7 @@ def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | N
         reading.devices = reading.per_host = 1
     precision = options.word("mixed_precision", default="")
     fallback = "fp16" if options.flag("fp16") else "no"
-    precision = precision or fallback
+    precision = {"": fallback, "false": "no"}.get(precision, precision)  # YAML's bare `no`
     if precision not in ("no", "bf16", "fp16", "fp8"):
         raise SpecError("mixed_precision", precision, "no, bf16, fp16 or fp8 is expected")
     reading.job["precision"] = RECIPES["fp32" if precision == "no" else precision].model_dump()
@@ -146,9 +147,9 @@ def _fsdp(options: Options, reading: Reading, sizes: dict[str, int], processes: 
         .upper()
         .rsplit(".", 1)[-1]
     )
-    strategy = _STRATEGIES.get(strategy, strategy)
+    strategy = STRATEGIES.get(strategy, strategy)
     reshard = options.text(f"{get}reshard_after_forward", default="").upper()
-    reshard = _STRATEGIES.get(reshard, reshard)
+    reshard = STRATEGIES.get(reshard, reshard)
     if reshard in STRATEGY_ZERO:
         strategy = reshard
     elif reshard in ("TRUE", "FALSE", "YES", "NO"):

@@ -29,7 +29,7 @@ from meshwright.imports.shell import (
 from meshwright.imports.shell_batch import batch_options, batch_variables
 from meshwright.imports.shell_builtins import BUILTINS, STARTERS, forget, starts_script
 from meshwright.imports.shell_files import changed_in_place, table_lines
-from meshwright.imports.shell_output import simple_output
+from meshwright.imports.shell_output import counted_by_machine, simple_output
 from meshwright.imports.shell_redirect import herestring, joined, pipeline, redirected
 from meshwright.imports.shell_tests import test_command
 from meshwright.imports.words import (
@@ -62,6 +62,7 @@ def read_script(
     given: dict[str, str] | None = None,
     arguments: list[str] | None = None,
     guess: bool = False,
+    machine: tuple[int, int] | None = None,
 ) -> Script:
     """Follow a script and return what it sets and starts.
 
@@ -70,15 +71,17 @@ def read_script(
         given: variables of its environment.
         arguments: its positional parameters.
         guess: where a test compares a name that nothing states with a text, take that text.
+        machine: hosts and devices of each that it runs on, where that is known.
 
     Raises:
         SpecError: the script is too long or too deep to be followed.
     """
     text = _PLACE.sub(r"'<\1>'", text)
     scope = Scope(variables=dict(given or {}), positional=list(arguments or []), name=name)
-    script = Script(scope, folder, guessing=guess, given=frozenset(given or {}))
+    script = Script(scope, folder, guessing=guess, given=frozenset(given or {}), machine=machine)
     script.sbatch |= batch_options(text)
     scope.run = lambda command: _captured(script, command)
+    scope.counts = lambda found: _counts(script, found)
     script.run = lambda node: _run(script, node)
     script.run_all = lambda node: _children(script, node)
     script.run_text = lambda inner: _run_text(script, inner)
@@ -160,7 +163,7 @@ def _assignment(script: Script, node: Node) -> bool | None:
         if base is not None and index is not None:
             name = f"{raw(base)}[{expand_text(raw(index), script.scope)}]"
     elif isinstance(made, str) and made and not unmarked(made):
-        made = _asked_of_machine(script, name, made)
+        made = _asked_of_machine(script, name, made, raw(value) if value is not None else "")
     if isinstance(made, list):
         for entry in made:
             keyed = re.fullmatch(r"\[([^\]]+)\]=(.*)", entry, re.DOTALL)
@@ -170,14 +173,25 @@ def _assignment(script: Script, node: Node) -> bool | None:
     return True
 
 
-def _asked_of_machine(script: Script, name: str, made: str) -> Value:
+def _asked_of_machine(script: Script, name: str, made: str, text: str) -> Value:
     """A value that only the machine knows, under the variable's name, so that a user can give it."""
     missing = unset(made)
     if len(missing) != 1 or missing[0][:2] != "$(":
         return made
     if name in script.given:
         return script.scope.variables[name]
+    if counted := counted_by_machine(script, text):
+        script.countable[name] = counted
     return mark(f"{name}={missing[0]}")
+
+
+def _counts(script: Script, found: re.Match[str]) -> str:
+    """What is taken, where a number is made of it, for a mark that counts the machine's devices or hosts."""
+    name = found.group(1).partition("=")[0]
+    if name not in script.countable:
+        return found.group()
+    script.counted[name] = script.countable[name]
+    return script.counted[name]
 
 
 def _value(script: Script, node: Node | None) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def read(
     from meshwright.imports import scripts
 
     script = next((data[key] for key in ("run", "command") if isinstance(data.get(key), str)), None)
+    script = script or _lines(data)
     if script is None:
         script = next(iter(sorted(commands(data), key=training, reverse=True)), None)
     if script is None:
@@ -55,9 +57,21 @@ def read(
     return reading, found
 
 
+def _lines(data: dict[str, Any]) -> str | None:
+    """The script that a list of commands makes (dstack's), its environment before it; None where there is none."""
+    listed = data.get("commands")
+    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        return None
+    said = data.get("env")
+    pairs = said.items() if isinstance(said, dict) else [str(one).split("=", 1) for one in said or []]  # fmt: skip
+    exports = [f"export {one[0]}={shlex.quote(str(one[1]))}" for one in map(tuple, pairs) if len(one) == 2]  # fmt: skip
+    return "\n".join([*exports, *listed])
+
+
 def starts_training(data: dict[str, Any]) -> bool:
     """Whether a table of no known format holds, somewhere, the command of a training."""
-    return any(_STARTS.search(one) and training(one) > 2 for one in commands(data))
+    told = [*commands(data), _lines(data) or ""]
+    return any(_STARTS.search(one) and training(one) > 2 for one in told)
 
 
 def training(command: str) -> int:
@@ -84,6 +98,14 @@ def size(data: dict[str, Any], reading: Reading) -> None:
         str(value) for table in tables(data) for key, value in table.items() if key in _PLACES
     ]
     reading.likely = device_named(" ".join(places)) or reading.likely
+    wanted = (
+        data.get("resources", {}).get("gpu") if isinstance(data.get("resources"), dict) else None
+    )
+    if isinstance(wanted, str):  # dstack's `H100:80GB:8`
+        *_, last = parts = wanted.split(":")
+        reading.likely = device_named(parts[0]) or reading.likely
+        if last.isdigit() and not reading.world():
+            reading.hosts, reading.per_host = max(found["hosts"], default=1), int(last)
     gpus = data.get("compute", {}).get("gpus") if isinstance(data.get("compute"), dict) else None
     if isinstance(gpus, int) and not reading.world():
         reading.devices = gpus

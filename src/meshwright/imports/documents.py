@@ -10,12 +10,14 @@ from meshwright.exports.bundle import STAMP_KEY
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import (
     accelerate,
+    arctic,
     areal,
     automodel,
     axolotl,
     bridge_saved,
     cloud,
     deepspeed,
+    easyr1,
     fast_llm,
     flagscale,
     hf,
@@ -123,7 +125,7 @@ def read(
         return primus.read(data, given, folder), stamp
     if flagscale.is_config(data):
         return flagscale.read(data, given, folder), stamp
-    for one in (areal, automodel, levanter, roll, picotron, fast_llm, veomni):
+    for one in (arctic, areal, automodel, easyr1, levanter, roll, picotron, fast_llm, veomni):
         if one.is_config(data):
             return one.read(data, given), stamp
     if axolotl.is_config(data):
@@ -170,7 +172,7 @@ def read(
     if cloud.starts_training(data):
         return cloud.read(data, name, given, stamp, folder)
     if own_tables.is_config(data):
-        return own_tables.read(data, given), stamp
+        return own_tables.read(data, given, folder), stamp
     raise _unknown(data, text, name)
 
 

@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.imports import accelerate, deepspeed_chat
+from meshwright.imports import accelerate
 from meshwright.imports.accelerate_flags import launched
 from meshwright.imports.beside import beside
 from meshwright.imports.hf_adapters import read_adapters
 from meshwright.imports.hf_lengths import sequences
+from meshwright.imports.hf_programs import set_defaults, set_switches
 from meshwright.imports.hf_sharding import agrees, deepspeed_named, sharding
 from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.names import PLANNED, refuse_other, shape_named
@@ -42,15 +43,6 @@ _MARKS = (
     "gradient_accumulation_steps",
     "per_device_batch_size",
 )
-
-
-def is_swift(program: str) -> bool:
-    """Whether a command trains with ms-swift."""
-    return bool(re.match(r"swift (?:sft|pt|rlhf|dpo)\b", program)) or bool(
-        re.search(
-            r"(?:^|/)(?:swift[./]cli[./](?:sft|pt|rlhf)|llm_(?:sft|pt|rlhf|dpo))(?:\.py)?$", program
-        )
-    )
 
 
 def is_trainer(flags: dict[str, Any]) -> bool:
@@ -108,7 +100,7 @@ def read_words(
     )
     launcher(script, launch, reading, given, folder)
     own = own_defaults(launch.program, folder)
-    _own_defaults(launch.program, values, reading, own)
+    set_defaults(launch.program, values, reading, own)
     name_task(reading, posixpath.basename(launch.program))
     name_task(reading, folder_of(launch.program, folder))
     one_process(launch, reading)
@@ -123,6 +115,7 @@ def read_words(
         if made:
             values |= {name: value for name, value in made.items() if name not in values}
             reading.note("adapters are those that the program makes", posixpath.basename(launch.program))  # fmt: skip
+    set_switches(launch.program, folder, values, own)
     fuses_loss(launch.program, folder, reading)
     options = Options({**own, **values}, "--")
     options.assumed = set(own) - set(values)
@@ -140,57 +133,6 @@ def one_process(launch: Launch, reading: Reading) -> None:
     if alone and launch.is_python_alone():
         reading.devices = 1
         reading.note("python alone starts one process: one device is priced", "launcher")
-
-
-def _own_defaults(
-    program: str, values: dict[str, Any], reading: Reading, own: dict[str, Any]
-) -> None:
-    """What programs on top of TrainingArguments set themselves where nothing is said."""
-    said = {"bf16", "fp16", "torch_dtype", "dtype", "mixed_precision"} & set(values)
-    if is_swift(program):
-        for old, new in _OLD_SWIFT.items():
-            if old in values:
-                values.setdefault(new, values.pop(old))
-        if not said:
-            values["bf16"] = True
-            reading.note("ms-swift computes in the weights' own precision, bf16", "--torch_dtype")
-        if "gradient_checkpointing" not in values:
-            values["gradient_checkpointing"] = True
-            reading.note("is ms-swift's default, on", "--gradient_checkpointing")
-        chosen_tuner(values)
-    elif deepspeed_chat.is_one(values, own):
-        deepspeed_chat.settle(values, own, reading)
-    elif posixpath.basename(program) == "qlora.py":
-        _qlora_defaults(values, reading)
-    elif "open_instruct/" in program:
-        if not said and "precision" not in reading.job:
-            values["bf16"] = True
-            reading.note("open-instruct computes in bf16", "--mixed_precision")
-        if str(values.get("config_name", "")).lower().startswith("olmo") and program.endswith(
-            "dpo.py"
-        ):
-            reading.layout["zero"] = 3
-            reading.note("this program trains with OLMo-core, sharded", "--config_name")
-
-
-def _qlora_defaults(values: dict[str, Any], reading: Reading) -> None:
-    """QLoRA's own script: adapters of rank 64 on 4-bit weights, recomputed, unless it is told not to."""
-    if str(values.get("full_finetune", False)).lower() != "true":
-        values.setdefault("use_lora", True)
-        values.setdefault("lora_r", 64)
-        values.setdefault("bits", 4)
-        reading.note("is this script's default where it is not set", "--bits, --lora_r")
-    values.setdefault("gradient_checkpointing", True)
-
-
-_OLD_SWIFT = {"sft_type": "train_type", "batch_size": "per_device_train_batch_size"}
-"""How ms-swift 2 called what ms-swift 3 and 4 call otherwise (swift/llm/utils/argument.py of 2.x)."""
-
-
-def chosen_tuner(values: dict[str, Any]) -> None:
-    """ms-swift's `--tuner_type` (older: `--train_type`) decides over a rank that is there anyway."""
-    kind = str(values.pop("tuner_type", None) or values.pop("train_type", None) or "lora").lower()
-    values.setdefault("use_lora", kind in ("lora", "longlora", "adalora"))
 
 
 def launcher(
@@ -358,6 +300,10 @@ def _loaded_in_16_bits(options: Options, reading: Reading) -> None:
         reading.note("weights are loaded in bf16: neither they nor AdamW's state have a 32-bit copy", "torch_dtype")  # fmt: skip
 
 
+_SWITCHES = ("use_flash_attn", "use_flash_attention_2", "use_flash_attn_2")
+"""FlashAttention 2 as an option of its own."""
+
+
 def _memory(options: Options, reading: Reading) -> None:
     default = reading.layout.get("recompute") == "full"
     recomputes_as_unsloth(options, reading)
@@ -378,9 +324,8 @@ def _memory(options: Options, reading: Reading) -> None:
         reading.job["attention_kernel"] = "unfused"
     elif kernel == "sdpa":
         reading.job["attention_kernel"] = "flash"
-    elif options.has("use_flash_attn", "use_flash_attention_2", "use_flash_attn_2"):
-        on = options.flag("use_flash_attn", "use_flash_attention_2", "use_flash_attn_2")
-        reading.job["attention_kernel"] = "flash" if on else "unfused"
+    elif options.has(*_SWITCHES) and not options.flag(*_SWITCHES):
+        reading.guess("use_flash_attention_2", "is off: transformers since 4.36 take PyTorch's fused attention then, which is priced; older ones keep all scores")  # fmt: skip
     if options.flag("use_liger_kernel", "use_liger"):
         reading.job["loss"] = "liger"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
 
-_LENGTHS = (
+LENGTHS = (
     "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len", "seq_length", "block_size",
     "sequence_len", "max_token_length", "sequence_length", "data_max_length", "total_length", "max_sequence_length",
 )  # fmt: skip
@@ -14,7 +14,7 @@ _PARTS = (("source_max_len", "target_max_len"), ("max_source_length", "max_targe
 
 def sequences(options: Options, reading: Reading) -> None:
     """Set a reading's length: one that is stated, or the sum of a prompt's and an answer's."""
-    stated = sorted(_LENGTHS, key=options.assumed.__contains__)
+    stated = sorted(LENGTHS, key=options.assumed.__contains__)
     lengths = [options.whole(name) for name in stated]
     reading.seq_len = next((length for length in lengths if length), 0)
     both = next((names for names in _PARTS if all(name in options for name in names)), None)

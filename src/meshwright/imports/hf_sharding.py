@@ -87,8 +87,14 @@ def _fsdp_words(
             reading.job["framework"] = "trl"
         if name == "OFFLOAD":
             reading.offload |= {"optimizer", "parameters"}
-        if name == "TRUE":
-            reading.layout["zero"] = 3
+        if name in ("TRUE", "AUTO_WRAP"):  # unless a strategy stands beside, or in the environment
+            reading.layout.setdefault("zero", _strategy_of(script))
+
+
+def _strategy_of(script: Script | None) -> int:
+    """The stage that accelerate's FSDP takes where no option says one: its environment's, else full shards."""
+    named = script.value("FSDP_SHARDING_STRATEGY").upper() if script is not None else ""
+    return accelerate.STRATEGY_ZERO.get(accelerate.STRATEGIES.get(named, named), 3)
 
 
 _SEQUENCE = (

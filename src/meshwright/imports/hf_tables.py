@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import accelerate, deepspeed, hf
+from meshwright.imports import accelerate, deepspeed, hf, hf_programs
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.foreign import parse_yaml, read_text
@@ -160,5 +160,5 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         reading.devices = processes  # what its launcher is to start
     if "tuner_type" in data or "train_type" in data:
         data = dict(data)
-        hf.chosen_tuner(data)
+        hf_programs.chosen_tuner(data)
     return hf.fill(Options(flattened(data)), reading, given, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from meshwright.imports import easyr1
 from meshwright.imports import verl_engines as engines
 from meshwright.imports.hydra_defaults import own_configuration, with_defaults
 from meshwright.imports.interpolate import merged, resolved, words_to_table
@@ -26,6 +27,8 @@ def read_verl(program: str, words: list[str], given: Given, folder: Path | None)
     """
     if any(word in program for word in ("generation", "eval", "model_merger", "preprocess")):
         raise SpecError("file", program, "does not train; a training command is expected")
+    if easyr1.is_command(words):
+        return easyr1.read_words(words, given, folder)
     data = words_to_table(words)
     said = set(flattened(data))
     flags = flags_of([w for w in words if w.startswith("--")])
@@ -50,12 +53,14 @@ def read_verl_data(
     program: str = "",
     path: Path | None = None,
     said: set[str] | None = None,
+    tables: tuple[str, ...] = ("rl", "common"),
 ) -> Reading:
     """Return the training half of a verl configuration.
 
     Args:
         path: of the file, whose `defaults` lie beside it.
         said: what the command itself states, over a configuration of verl's own; None: all of it.
+        tables: which say what an option changes that is not read here.
 
     Raises:
         SpecError: a value that cannot be.
@@ -102,7 +107,7 @@ def read_verl_data(
         or n.startswith(beside)
         or (said is not None and n not in said)
     }
-    options.finish(reading, "rl", "common", strict=given.strict)
+    options.finish(reading, *tables, strict=given.strict)
     return reading
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +38,70 @@ def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     if tree is None:
         return {}
     known = Known(tree, {name: typed(value) for name, value in said.items()})
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, (ast.If, ast.IfExp)):
-            test = known.value(node.test)
-            if test is not None:
-                branch = node.body if test else node.orelse
-                waiting += branch if isinstance(branch, list) else [branch]
-            continue  # what an unknown condition guards is told by nobody
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("LoraConfig"):
+    for node in _certain(tree, known):
+        if ast.unparse(node.func).endswith("LoraConfig"):
             found = dict(known.keywords(node))
             return {"use_peft": True} | {
                 ours: found[theirs]
                 for theirs, ours in _ADAPTERS.items()
                 if found.get(theirs) is not None
             }
-        if isinstance(node, ast.Call) and (made := adapted_layer(node, known)):
+        if made := adapted_layer(node, known):
             return made
-        waiting += ast.iter_child_nodes(node)
     return {}
+
+
+def _certain(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
+    """Calls of a program that no unknown condition guards: what one guards is told by nobody."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.If, ast.IfExp)):
+            test = True if _CAN.search(ast.unparse(node.test)[:200]) else known.value(node.test)
+            if test is not None:
+                branch = node.body if test else node.orelse
+                waiting += branch if isinstance(branch, list) else [branch]
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        waiting += ast.iter_child_nodes(node)
+
+
+_CAN = re.compile(r"^hasattr\(model, ")
+"""A model of transformers has what a program asks for before it calls it."""
+_LENGTHS = ("max_length", "max_seq_length", "model_max_length")
+_LOADED = {"load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit", "bnb_4bit_quant_type": "bnb_4bit_quant_type",
+           "bnb_4bit_use_double_quant": "bnb_4bit_use_double_quant", "torch_dtype": "torch_dtype", "dtype": "torch_dtype"}  # fmt: skip
+"""What weights are loaded with, by the names of command lines."""
+
+
+def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dict[str, Any]:
+    """What a program at hand does whatever it is told: recomputes, loads in other widths, cuts at a length of its own.
+
+    Args:
+        said: its command line and its defaults, which decide its branches.
+    """
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file")
+    tree = parse_python(text) if "from_pretrained(" in text else None
+    if tree is None:
+        return {}
+    known = Known(tree, {name: typed(value) for name, value in said.items()})
+    found: dict[str, Any] = {}
+    for node in _certain(tree, known):
+        called = ast.unparse(node.func)
+        if called.endswith(RECOMPUTES):
+            found["gradient_checkpointing"] = True
+        elif called.endswith(("Config", "Arguments", "Trainer")) and "Lora" not in called:
+            words = dict(known.keywords(node))
+            length = next((words[one] for one in _LENGTHS if isinstance(words.get(one), int)), 0)
+            if length:
+                found.setdefault("max_length", length)
+        if called.endswith(("ForCausalLM.from_pretrained", "BitsAndBytesConfig")):
+            for theirs, value in known.keywords(node):
+                if theirs in _LOADED and value is not None:
+                    found.setdefault(_LOADED[theirs], value)
+    return found
 
 
 _FUSED = re.compile(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
-from meshwright.imports import usual
+from meshwright.imports import deepspeed, usual
+from meshwright.imports.hf_sharding import deepspeed_named
 from meshwright.imports.options import flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import device_named
@@ -13,7 +15,7 @@ from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
 
 _MODELS = re.compile(
-    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config)|student)\.(?:name|id|path|model_name|model_name_or_path|model_id|name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
+    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config|cfgs?)|student)\.(?:name|id|path|model_name|model_name_or_path|model_id|name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
 )
 _RATES = ("lr", "learning_rate", "max_learning_rate", "max_lr")
 _BATCHES = (
@@ -44,11 +46,15 @@ def is_config(data: dict[str, Any]) -> bool:
     )
     lasts = {name.rsplit(".", 1)[-1] for name in flat}
     shape = bool(lasts & set(usual.LAYERS)) and bool(lasts & set(usual.HIDDEN))
-    return rate and batch and (bool(_model(flat)) or shape or "path_to_model_config" in flat)
+    left = any(_MODELS.search(name) and value is None for name, value in flat.items())
+    return rate and batch and (bool(_model(flat)) or shape or left or "path_to_model_config" in flat)  # fmt: skip
 
 
-def read(data: dict[str, Any], given: Given) -> Reading:
+def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Reading:
     """Return what such tables run; the reading says that their names are taken as most programs mean them.
+
+    Args:
+        folder: where a file of DeepSpeed's that they name is looked for.
 
     Raises:
         SpecError: a value that cannot be, or a model that is no decoder.
@@ -68,8 +74,20 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         "fsdp_algorithm"
     ):  # dolomite-engine's: stages of FSDP
         flags["use_fsdp"] = flags.pop("zero_stage", 3) == 3
+    sharded = (
+        flags.pop("ds_cfgs", None) or flags.pop("deepspeed_config", None) or flags.get("deepspeed")
+    )
+    table = data.get("deepspeed", data.get("deepspeed_config"))
+    if isinstance(table, dict) and "zero_optimization" in table:
+        flags = {name: value for name, value in flags.items() if not _last_of(table, name)}
     teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher", name)), "")
     reading = usual.read_table(flags, given, "configuration of a program of its own", inert)
+    if isinstance(table, dict) and "zero_optimization" in table:
+        _shard(reading)
+        deepspeed.apply(table, reading, given, prefix="deepspeed.")
+    elif isinstance(sharded, str) and sharded.endswith(".json"):
+        _shard(reading)
+        deepspeed_named(sharded, reading, given, folder, None)
     if teacher:
         reading.unmodelled(
             teacher.split(".")[0], "a frozen teacher is held and run, too; not priced"
@@ -87,6 +105,16 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         reading.global_batch, reading.batch_tokens = 0, total
         reading.guess("total_batch_size", f"{total} is taken as a number of tokens")
     return reading
+
+
+def _last_of(table: dict[str, Any], name: str) -> bool:
+    """Whether a field's last name is of a table that another reader takes."""
+    return any(one.rsplit(".", 1)[-1] == name for one in flattened(table))
+
+
+def _shard(reading: Reading) -> None:
+    """Forget what was taken for a sharding that another file or table says."""
+    reading.remarks = [one for one in reading.remarks if one.option not in ("sharding", "deepspeed", "ds_cfgs")]  # fmt: skip
 
 
 _DEVICES = re.compile(

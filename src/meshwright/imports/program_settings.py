@@ -17,6 +17,7 @@ from meshwright.imports.config_classes import family_of
 from meshwright.imports.own_layers import RECOMPUTES, adapted_layer
 from meshwright.imports.program_values import Known, Larger
 from meshwright.imports.python_syntax import parse_python
+from meshwright.imports.usual import NAMES
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
 
@@ -50,6 +51,8 @@ LENGTHS = (
     "sequence_length",
 )
 """How trainers and their models call the length to which sequences are cut."""
+_CONSTANTS = ("MAX_LENGTH", "MAX_SEQ_LENGTH", "MAX_SEQ_LEN", "MAX_LEN", "CUTOFF_LEN", "max_length", "max_seq_length", "max_seq_len", "max_len", "cutoff_len")  # fmt: skip
+"""Names of the length at which a program cuts its texts by its own lines."""
 _UNSLOTHS = re.compile(r"\bFast\w*Model\b")
 _CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_model",
           "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset")  # fmt: skip
@@ -107,9 +110,7 @@ def program_settings(
     declared = next((one for one in LENGTHS if one in known.arguments), "")
     if declared and not any(one in found for one in (*LENGTHS, "max_completion_length")):
         found["max_length"] = known.arguments[declared]  # for a data set of its own
-    cut = [one for one in lengths if isinstance(one, int) and not isinstance(one, bool)]
-    if cut and not any(name in found for name in (*LENGTHS, "max_completion_length")):
-        found["max_length"] = max(cut)  # where texts are cut as they are tokenized
+    _where_silent(found, known, lengths)
     if re.search(r"from_pretrained\([^()]*(?:\([^()]*\)[^()]*)*\)\s*\.half\(\)", text):
         found.setdefault("torch_dtype", "float16")
     if recomputes(tree, known):
@@ -130,6 +131,27 @@ def program_settings(
         if re.search(r"_batch_size\s*=\s*(?:\w+\.)*(?:args|config|cfg)\b", text):
             raise SpecError("config", name, _TOLD.format("what calls it"))
     return found
+
+
+def _where_silent(found: dict[str, Any], known: Known, lengths: list[Any]) -> None:
+    """Take a length at which texts are cut, and a model that a function elsewhere loads, where no object says one."""
+    constants = [known.names[one] for one in _CONSTANTS if one in known.names]
+    cut = [one for one in lengths if _counts(one)]
+    cut = cut or [one for one in constants[:1] if _counts(one) and one >= _SHORTEST]
+    if cut and not any(name in found for name in (*LENGTHS, "max_completion_length")):
+        found["max_length"] = max(cut)
+    if "model_name_or_path" not in found and not {"_shape", "_unsloth"} & set(found):
+        asked = next((known.arguments[one] for one in NAMES if one in known.arguments), None)
+        if isinstance(asked, str) and asked:
+            found["model_name_or_path"] = asked
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_SHORTEST = 16
+"""A smaller number under such a name counts something else than tokens."""
 
 
 def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[Any]:

@@ -21,11 +21,17 @@ ASKED_OF_DEVICE = r"\b(?:is_(?:torch_)?(?:bf16|bfloat16)_\w+|(?:has_)?(?:bf16|bf
 """What a program asks of its device; a device that trains today has both."""
 _DEVICE = re.compile(rf"(?:{ASKED_OF_DEVICE})$")
 _LARGEST = 1 << 40
+_WIDTHS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "half": "float16", "float": "float32"}  # fmt: skip
+"""torch's names of a number's width, its short ones included."""
 _LOADS = re.compile(
     r"(?:^|\.)(?:safe_load|full_load|load|load_\w*|read_\w*|from_yaml|from_json|from_file)$"
 )
 _OF_TABLES = (".yaml", ".yml", ".json")
 _PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
+
+
+_ELSEWHERE = ("remote", "local", "spawn")
+"""How Modal and Ray start a function of the program on another machine."""
 
 
 class Larger(int):
@@ -94,7 +100,7 @@ class Known:
             self._defaults(function)
         made: set[str] = set()
         for node in nodes:
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if isinstance(node, ast.Call):
                 self._handed(node)
             if isinstance(node, ast.Call) and self.is_own(node):
                 self.heard = set()
@@ -120,8 +126,10 @@ class Known:
 
     def _handed(self, node: ast.Call) -> None:
         """Take what a function of the program is called with for its parameters."""
-        assert isinstance(node.func, ast.Name)
-        function = self.functions.get(node.func.id)
+        called = node.func
+        if isinstance(called, ast.Attribute) and called.attr in _ELSEWHERE:
+            called = called.value
+        function = self.functions.get(called.id) if isinstance(called, ast.Name) else None
         if function is None:
             return
         named = [
@@ -220,8 +228,8 @@ class Known:
         return self.names.get(node.id, self.parameters.get(node.id))
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        if node.attr in ("bfloat16", "float16", "float32") and ast.unparse(node.value) == "torch":
-            return node.attr
+        if node.attr in _WIDTHS and ast.unparse(node.value) == "torch":
+            return _WIDTHS[node.attr]
         table = self.value(node.value) if self._tables is not None else None
         if isinstance(table, dict) and node.attr in table:
             return table[node.attr]
@@ -366,6 +374,8 @@ class Known:
             self.value(one.value) if isinstance(one, ast.FormattedValue) else self.value(one)
             for one in node.values
         ]
+        if None in parts[:-1] and str(parts[-1]).startswith("/"):
+            parts = parts[-1:]  # a place on the machine: what lies there has a name of its own
         return None if None in parts else "".join(map(str, parts))
 
 

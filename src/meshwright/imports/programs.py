@@ -134,8 +134,7 @@ def read(
     if _SHARED_STEPS.search(text) and isinstance(micro, int) and isinstance(steps, int):
         found["global_batch_size"] = micro * steps
         del found["gradient_accumulation_steps"]
-    if _TRL_CONFIG.search(text):
-        _trl(found, reading)
+    _by_library(text, found, reading)
     reading = hf.fill(Options(found), reading, given, folder)
     if computed:
         told = ", ".join(f"{key} from {text}" for key, text in computed.items())
@@ -208,6 +207,14 @@ _SHARED_STEPS = re.compile(
 )
 """A program that divides its steps among the ranks: they are those of all ranks together."""
 _TRL_CONFIG = re.compile(r"\b(?:SFT|DPO|KTO|Reward|GRPO|RLOO)Config\(")
+
+
+def _by_library(text: str, found: dict[str, Any], reading: Reading) -> None:
+    """What libraries around the trainer set where a program says nothing."""
+    if re.search(r"\bfsdp_v2\.use_fsdp_v2\(", text):
+        found.setdefault("fsdp", "full_shard")  # optimum-tpu's: parameters over all chips, by SPMD
+    if _TRL_CONFIG.search(text):
+        _trl(found, reading)
 
 
 def _trl(found: dict[str, Any], reading: Reading) -> None:

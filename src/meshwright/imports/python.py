@@ -24,6 +24,7 @@ from meshwright.imports import (
 from meshwright.imports.pyfile import parse_module
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.script_devices import name_maker
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
@@ -76,7 +77,9 @@ def read(
     if "olmo_core" in text:
         return olmo.read_script(module, name, given), stamp
     if programs.is_program(text):
-        return programs.read(text, name, given, folder=folder), stamp
+        found = programs.read(text, name, given, folder=folder)
+        name_maker(text, found)
+        return found, stamp
     raise SpecError(
         "file",
         name,

@@ -77,3 +77,23 @@ def name_slice(script: Script, reading: Reading) -> None:
                 f"{found.group(2)} GB of its memory); a whole one is priced",
             )
             return
+
+
+_MAKERS = (
+    ("ascend-910b", re.compile(
+        r"(?m)^(?![^\S\n]*#).*(?:ASCEND_\w{0,40}VISIBLE|HCCL_\w{1,40}=|ASCEND_TOOLKIT|/Ascend/|\btorch_npu\b|NPUS_PER_NODE)"
+    )),
+    ("trainium1", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\bNEURON_(?:RT|CC|FUSE|CORES)|\bneuron-ls\b|\boptimum\.neuron\b|\bneuronx_distributed\b)")),
+    ("gaudi2", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\boptimum\.habana\b|\bgaudi_spawn\.py\b|\bhabana_frameworks\b|\bGaudi(?:Config|TrainingArguments|Trainer)\b|--use_habana\b)")),
+    ("tpu-v5e", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\boptimum\.tpu\b|\btorch_xla\b|\bxla_spawn\.py\b)")),
+)  # fmt: skip
+"""What only a file for one maker's devices says; the first of a name is the device that is offered."""
+
+
+def name_maker(text: str, reading: Reading) -> None:
+    """Offer a device of the maker whose software a file uses, where it names none itself."""
+    if reading.device or reading.likely != "h100":
+        return
+    reading.likely = next((device for device, said in _MAKERS if said.search(text)), "h100")
+    if reading.likely == "trainium1":
+        reading.unmodelled("device", "its processes are NeuronCores, of which a chip has two or eight; as many whole chips are priced")  # fmt: skip

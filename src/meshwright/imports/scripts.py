@@ -12,6 +12,7 @@ from meshwright.imports import (
     bridge_perf,
     documents,
     hf,
+    hf_programs,
     hydra,
     llama_recipes,
     maxtext,
@@ -39,6 +40,7 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import (
     device_named,
     device_of,
+    name_maker,
     name_slice,
     one_task,
     take_tpus,
@@ -58,10 +60,6 @@ _NOTEBOOK_BYTES = 4_000_000
 _WIDTH = re.compile(
     r"--(?:tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|micro[-_]batch[-_]size)\b"
 )
-_NPUS = re.compile(
-    r"(?m)^(?![^\S\n]*#).*(?:ASCEND_\w{0,40}VISIBLE|HCCL_\w{1,40}=|ASCEND_TOOLKIT|/Ascend/|\btorch_npu\b|NPUS_PER_NODE)"
-)
-"""What only a script for Huawei's devices says."""
 _PRETRAIN = re.compile(r"(?:^|/)pretrain_(?:gpt|llama|mixtral|deepseek|qwen|megatron)\w*\.py$")
 
 
@@ -73,9 +71,11 @@ def read(
     Raises:
         SpecError: no command trains, or what it runs cannot be read.
     """
+    on = given.cluster
     script = read_script(
-        text, name, folder, dict(given.variables), list(given.arguments), given.guess
-    )
+        text, name, folder, dict(given.variables), list(given.arguments), given.guess,
+        (on.nodes, on.gpus_per_node) if on is not None else None,
+    )  # fmt: skip
     launch = find_launch(script, int(given.config) if given.config.isdigit() else 0)
     if launch is not None and not given.guess:
         bare = next((w for w in launch.words if unset(w) and not unmarked(w)), "")
@@ -98,12 +98,7 @@ def read(
     queue = " ".join(script.sbatch.get(one, "") for one in ("partition", "p", "constraint", "C"))
     reading.likely = device_named(queue) or reading.likely
     name_slice(script, reading)
-    if (
-        _NPUS.search(text)
-        and not reading.device
-        and "trainer.device" not in {one.option for one in reading.remarks}
-    ):
-        reading.unmodelled("device", "the script is for Ascend NPUs, of which none is a preset; --cluster gives another device")  # fmt: skip
+    name_maker(text, reading)
     if reading.format.startswith("MaxText") and not reading.device:
         take_tpus(text, reading)
     open_hosts = not reading.world() and launch.per_host and not launch.hosts
@@ -191,6 +186,8 @@ def _doubts(script: Script, reading: Reading) -> None:
         reading.guess(
             where, f"the script does not state it; {value}, the first it asks for, is taken"
         )
+    for variable, value in script.counted.items():
+        reading.guess(f"--set {variable}=", f"the machine counts it; {value} is taken")
     if script.missing:
         reading.note(
             f"included but not here: {', '.join(m[-60:] for m in script.missing[:3])}", "source"
@@ -264,7 +261,7 @@ def _dispatch(
         followed = _trainer_here(script, launch, given, folder)
         if followed is not None:
             return followed, stamp
-    if hf.is_trainer(flags_of(words)) or hf.is_swift(program):
+    if hf.is_trainer(flags_of(words)) or hf_programs.is_swift(program):
         return hf.read_words(script, launch, given, folder), stamp
     followed = _trainer_here(script, launch, given, folder)
     if followed is not None:

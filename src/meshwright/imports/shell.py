@@ -55,6 +55,11 @@ class Script:
     functions: dict[str, Node] = field(default_factory=dict)
     guessing: bool = False
     guesses: dict[str, str] = field(default_factory=dict)
+    countable: dict[str, str] = field(default_factory=dict)
+    """Variables that count the machine's devices or hosts, with what is taken for them."""
+    machine: tuple[int, int] | None = None
+    counted: dict[str, str] = field(default_factory=dict)
+    """Those of them that some number was made of."""
     has_else: bool = False
     """Whether who sets nothing has a way past the branch that is decided now: an `else`, or no other branch."""
     steps: int = 0

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import posixpath
+import re
+from typing import TYPE_CHECKING
 
 from meshwright.imports.words import Scope, arithmetic
+
+if TYPE_CHECKING:
+    from meshwright.imports.shell import Script
+
+_DEVICES = re.compile(
+    r"\bcuda\.device_count\(\)|\b(?:nvidia-smi|rocm-smi|npu-smi)\b.*(?:\bwc\b[^|]*-l|\bgrep\b[^|]*-c)",
+    re.S,
+)
+_HOSTS = re.compile(r"\bscontrol\s+show\s+hostnames?\b.*\bwc\b[^|]*-l|\bSLURM_(?:JOB_)?NODELIST\b.*\bwc\b[^|]*-l", re.S)  # fmt: skip
 
 
 def simple_output(words: list[str], scope: Scope) -> str | None:
@@ -28,3 +39,18 @@ def simple_output(words: list[str], scope: Scope) -> str | None:
         step = int(args[1]) if len(args) == 3 else 1
         return " ".join(map(str, range(low, high + 1, max(step, 1))))
     return None
+
+
+def counted_by_machine(script: Script, text: str) -> str:
+    """What a command would print that counts devices or hosts: by the script, the machine, or else a guess of 8 and 1.
+
+    Empty for any other command, and where nothing is to be guessed.
+    """
+    hosts, devices = script.machine or ((1, 8) if script.guessing else (0, 0))
+    if _DEVICES.search(text):
+        seen = script.value("CUDA_VISIBLE_DEVICES")
+        listed = str(len(seen.split(","))) if re.fullmatch(r"\d+(?:,\s*\d+)*", seen) else ""
+        return listed or script.value("SLURM_GPUS_ON_NODE") or str(devices or "")
+    if _HOSTS.search(text):
+        return script.value("SLURM_NNODES") or str(hosts or "")
+    return ""

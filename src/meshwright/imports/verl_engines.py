@@ -231,7 +231,4 @@ def beside_training(options: Options, reading: Reading) -> None:
             "generation keeps its memory while the policy trains on the same devices; not priced",
         )
     if options.word("trainer.device", default="cuda") == "npu":
-        reading.unmodelled(
-            "trainer.device",
-            "the run is on NPUs, of which none is a preset; --cluster gives another device",
-        )
+        reading.likely = "ascend-910b"

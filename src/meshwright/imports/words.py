@@ -59,6 +59,7 @@ class Scope:
     name: str = "script.sh"
     aliases: dict[str, str] = field(default_factory=dict)
     run: Callable[[str], str | None] = lambda _text: None
+    counts: Callable[[re.Match[str]], str] = lambda found: found.group()  # a mark as a number
     depth: int = 0
 
     def get(self, name: str) -> Value | None:
@@ -377,17 +378,16 @@ def _edited(text: str, op: str, scope: Scope) -> str:
 
 def arithmetic(raw: str, scope: Scope) -> str:
     """Whole-number arithmetic; a mark where a part is not stated."""
-    text = expand_text(raw.replace('"', ""), scope)
+    text = _MARK.sub(scope.counts, expand_text(raw.replace('"', ""), scope))
     if unset(text):
         return re.sub(r"[ \t\n]+", "", text)  # one word, as its number would be
     missing: list[str] = []
 
     def known(match: re.Match[str]) -> str:
         value = scope.get(match.group())
-        if value is None or unset(text_of(value)):
-            missing.append(match.group() if value is None else unset(text_of(value))[0])
-            return "0"
-        return text_of(value) or "0"
+        said = mark(match.group()) if value is None else _MARK.sub(scope.counts, text_of(value))
+        missing.extend(unset(said)[:1])
+        return "0" if unset(said) else said or "0"
 
     bare = _NAME.sub(known, text)
     if missing:

@@ -1,0 +1,87 @@
+"""What programs on top of TrainingArguments set themselves: ms-swift, QLoRA's script, open-instruct, and any at hand."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports import deepspeed_chat
+from meshwright.imports.hf_lengths import LENGTHS
+from meshwright.imports.own_layers import own_switches
+from meshwright.imports.reading import Reading
+
+
+def is_swift(program: str) -> bool:
+    """Whether a command trains with ms-swift."""
+    return bool(re.match(r"swift (?:sft|pt|rlhf|dpo)\b", program)) or bool(
+        re.search(
+            r"(?:^|/)(?:swift[./]cli[./](?:sft|pt|rlhf)|llm_(?:sft|pt|rlhf|dpo))(?:\.py)?$", program
+        )
+    )
+
+
+def set_defaults(
+    program: str, values: dict[str, Any], reading: Reading, own: dict[str, Any]
+) -> None:
+    """What programs on top of TrainingArguments set themselves where nothing is said."""
+    said = {"bf16", "fp16", "torch_dtype", "dtype", "mixed_precision"} & set(values)
+    if is_swift(program):
+        for old, new in _OLD_SWIFT.items():
+            if old in values:
+                values.setdefault(new, values.pop(old))
+        if not said:
+            values["bf16"] = True
+            reading.note("ms-swift computes in the weights' own precision, bf16", "--torch_dtype")
+        if "gradient_checkpointing" not in values:
+            values["gradient_checkpointing"] = True
+            reading.note("is ms-swift's default, on", "--gradient_checkpointing")
+        chosen_tuner(values)
+    elif deepspeed_chat.is_one(values, own):
+        deepspeed_chat.settle(values, own, reading)
+    elif posixpath.basename(program) == "qlora.py":
+        _qlora_defaults(values, reading)
+    elif "open_instruct/" in program:
+        if not said and "precision" not in reading.job:
+            values["bf16"] = True
+            reading.note("open-instruct computes in bf16", "--mixed_precision")
+        if str(values.get("config_name", "")).lower().startswith("olmo") and program.endswith(
+            "dpo.py"
+        ):
+            reading.layout["zero"] = 3
+            reading.note("this program trains with OLMo-core, sharded", "--config_name")
+
+
+def set_switches(
+    program: str, folder: Path | None, values: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """Add what a program does by its own lines, where no option of the same kind is said."""
+    made = own_switches(program, folder, {**own, **values})
+    kinds = (
+        ("gradient_checkpointing", "activation_checkpointing"), LENGTHS, ("load_in_4bit", "load_in_8bit", "use_4bit_quantization", "bits"),
+        ("torch_dtype", "dtype"), ("bnb_4bit_quant_type",), ("bnb_4bit_use_double_quant",),
+    )  # fmt: skip
+    for names in kinds:
+        if not any(name in values or name in own for name in names):
+            values |= {name: made[name] for name in names if name in made}
+
+
+def _qlora_defaults(values: dict[str, Any], reading: Reading) -> None:
+    """QLoRA's own script: adapters of rank 64 on 4-bit weights, recomputed, unless it is told not to."""
+    if str(values.get("full_finetune", False)).lower() != "true":
+        values.setdefault("use_lora", True)
+        values.setdefault("lora_r", 64)
+        values.setdefault("bits", 4)
+        reading.note("is this script's default where it is not set", "--bits, --lora_r")
+    values.setdefault("gradient_checkpointing", True)
+
+
+_OLD_SWIFT = {"sft_type": "train_type", "batch_size": "per_device_train_batch_size"}
+"""How ms-swift 2 called what ms-swift 3 and 4 call otherwise (swift/llm/utils/argument.py of 2.x)."""
+
+
+def chosen_tuner(values: dict[str, Any]) -> None:
+    """ms-swift's `--tuner_type` (older: `--train_type`) decides over a rank that is there anyway."""
+    kind = str(values.pop("tuner_type", None) or values.pop("train_type", None) or "lora").lower()
+    values.setdefault("use_lora", kind in ("lora", "longlora", "adalora"))
