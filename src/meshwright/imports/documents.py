@@ -32,6 +32,7 @@ from meshwright.imports import (
     nanotron,
     nemo,
     neox,
+    neuron,
     olmo,
     openrlhf,
     own_tables,
@@ -134,6 +135,8 @@ def read(
         return llama_factory.read(data, given, folder), stamp
     if "_component_" in text and torchtune.is_config(data):
         return torchtune.read(data, given, overrides, text), stamp
+    if neuron.is_config(data):
+        return neuron.read(data, given), stamp
     if nemo.is_rl(data):
         return nemo.read_rl(data, given, folder), stamp
     if nemo.is_config(data):

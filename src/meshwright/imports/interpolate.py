@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os.path
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.words import mark
+from meshwright.imports.words import mark, unset
 from meshwright.specs.foreign import Limits, parse_yaml, read_text
 
 _WHOLE = re.compile(r"\$\{([^${}]*)\}")
@@ -31,12 +32,26 @@ def _fill(value: Any, root: dict[str, Any], variables: dict[str, str], depth: in
     alone = _WHOLE.fullmatch(value.strip())
     if alone:
         return _fill(_looked_up(alone.group(1), root, variables), root, variables, depth + 1)
+    one = _is_one(value.strip())
     for _ in range(8):
         changed = _WHOLE.sub(lambda match: str(_looked_up(match.group(1), root, variables)), value)
         if changed == value:
             break
         value = changed[:10_000]
-    return value
+    return _typed(value) if one and "$" not in value and not unset(value) else value
+
+
+def _is_one(text: str) -> bool:
+    """Whether a text is one reference from its first letter to its last, whatever stands inside."""
+    if not text.startswith("${"):
+        return False
+    depth = 0
+    for at, letter in enumerate(text):
+        depth += letter == "{"
+        depth -= letter == "}"
+        if not depth and letter == "}":
+            return at == len(text) - 1
+    return False
 
 
 def _looked_up(text: str, root: dict[str, Any], variables: dict[str, str]) -> Any:
@@ -52,7 +67,11 @@ def _looked_up(text: str, root: dict[str, Any], variables: dict[str, str]) -> An
             if colon
             else mark(name)
         )
-    if name in ("oc.select", "oc.decode"):
+    if name == "oc.decode":
+        return default if unset(default) else _typed(default)
+    if name in _COMPUTED and colon:
+        return _computed(name, default)
+    if name == "oc.select":
         name, colon, default = default.partition(",")
     current: Any = root
     for part in name.strip().lstrip(".").split("."):
@@ -62,6 +81,30 @@ def _looked_up(text: str, root: dict[str, Any], variables: dict[str, str]) -> An
     return current
 
 
+_COMPUTED: dict[str, Callable[[float, float], float]] = {
+    "multiply": lambda a, b: a * b, "mul": lambda a, b: a * b, "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "subtract": lambda a, b: a - b,
+    "div": lambda a, b: a / b, "divide": lambda a, b: a / b, "floor_div": lambda a, b: a // b, "int_div": lambda a, b: a // b,
+    "ceil_div": lambda a, b: -(-a // b), "min": min, "max": max,
+}  # fmt: skip
+"""Resolvers that NVIDIA's and other tools register under these names."""
+
+
+def _computed(name: str, text: str) -> Any:
+    """What such a resolver makes of numbers; a mark where one of them is not said."""
+    if missing := unset(text):
+        return mark(missing[0])
+    numbers = [_typed(one) for one in text.split(",")]
+    known = [one for one in numbers if isinstance(one, (int, float)) and not isinstance(one, bool)]
+    if len(known) != len(numbers) or len(known) < 2:
+        return mark(f"{name}:{text}"[:60])
+    found: float = known[0]
+    for one in known[1:]:
+        if "div" in name and not one:
+            return mark(f"{name}:{text}"[:60])
+        found = _COMPUTED[name](found, one)
+    return int(found) if float(found).is_integer() else found
+
+
 def _typed(text: str) -> Any:
     """A default's text as YAML has it: a number, true, or a word."""
     bare = text.strip().strip("\"'")
@@ -69,7 +112,7 @@ def _typed(text: str) -> Any:
         return int(bare)
     if re.fullmatch(r"-?\d*\.\d+(?:[eE][-+]?\d{1,3})?|-?\d+(?:\.\d*)?[eE][-+]?\d{1,3}", bare):
         return float(bare)
-    return {"true": True, "false": False, "null": None, "None": None}.get(bare, bare)
+    return {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}.get(bare, bare)  # fmt: skip
 
 
 def merged(below: dict[str, Any], above: dict[str, Any], depth: int = 0) -> dict[str, Any]:

@@ -42,13 +42,15 @@ def precision_recipe(
     Raises:
         SpecError: no known type.
     """
-    eight = options.word("fp8-format", "fp8", default="")
+    eight, four = (_format(options, name) for name in ("fp8", "fp4"))
     eight = "hybrid" if options.flag("fp8-e4m3", "fp8-hybrid") else eight
-    four = options.word("fp4-format", "fp4", default="")
     narrow = options.flag("grad-reduce-in-bf16")
     wide = options.flag("accumulate-allreduce-grads-in-fp32")
     half, brain = options.flag("fp16"), options.flag("bf16")
-    if half:
+    if half and eight:
+        # Eight bits in the products, 16 beside them: weights and sums are as wide as in fp16.
+        recipe = RECIPES["fp8"].but(**_gradients(4 if wide else 2))
+    elif half:
         recipe = RECIPES["fp16"].but(**(_gradients(4) if wide else {}))
     elif not brain and not eight:
         return RECIPES["fp32"]
@@ -70,6 +72,12 @@ def precision_recipe(
             "weights are kept and gathered in 8 bits; the estimate holds and gathers 16",
         )
     return recipe
+
+
+def _format(options: Options, name: str) -> str:
+    """The number format of products of 8 or 4 bits; empty where there are none."""
+    said = options.word(f"{name}-format", name, default="")
+    return "" if said in ("false", "none", "null", "no", "0") else said
 
 
 def _gradients(size: int) -> dict[str, Any]:

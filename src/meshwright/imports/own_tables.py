@@ -98,12 +98,6 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), ("gpus_per_node", "num_gpus_per_node", "devices", "gpus", "num_gpus")))  # fmt: skip
     reading.hosts, reading.per_host = (hosts or 1, per_host) if per_host else (0, 0)
     reading.shard = _number(flat, "data_parallel_sharding_world_size")
-    total = _number(flat, "total_batch_size")
-    if total >= _TOKENS and not reading.global_batch:
-        reading.batch_tokens = total
-    elif total >= _TOKENS and reading.global_batch == total:
-        reading.global_batch, reading.batch_tokens = 0, total
-        reading.guess("total_batch_size", f"{total} is taken as a number of tokens")
     return reading
 
 
@@ -157,10 +151,6 @@ def _is_training(name: str, table: Any) -> bool:
         return False
     long = {*_RATES, "num_train_epochs", "max_steps", "epochs"}
     return bool(set(table) & set(_BATCHES)) and bool(set(table) & long)
-
-
-_TOKENS = 65_536
-"""From here on a batch is one of tokens."""
 
 
 def inert(name: str) -> bool:

@@ -14,7 +14,9 @@ from meshwright.exports import torchtitan_read as exported_titan
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import (
     bridge,
+    internevo,
     logs,
+    nanochat,
     nemo_recipes,
     olmo,
     programs,
@@ -65,7 +67,11 @@ def read(
 
             world = load_cluster(stamp.cluster).gpus
         return logs.from_torchtitan(exported_titan.read(tree, world), "torchtitan recipe"), stamp
+    if nanochat.is_program(text):
+        return nanochat.read_program(text, given), stamp
     module = parse_module(text, name, folder)
+    if internevo.is_config(text):
+        return internevo.read(module, given), stamp
     if "execute_train(" in text and "train_args" in text:
         return slime_python.read(module, name, given, folder, stamp)
     if "ParallelismConfig" in text or "Trainer.Config" in text:

@@ -13,6 +13,10 @@ from meshwright.specs.errors import SpecError
 _TPUS = {"v5litepod": "v5e", "trillium": "v6e", "tpu7x": "v7"}
 
 
+_CALLED = {"mi250": "mi250x"}
+"""Names that clusters give a device to SLURM, beside its own."""
+
+
 def take_tpus(text: str, reading: Reading) -> None:
     """The TPUs that a script names (`v5p-64`): cores in pairs up to v5p, chips from then on."""
     text = re.sub(r"(?m)^[^\S\n]*#.*$", "", text)  # a comment is an example, not what is run
@@ -31,6 +35,7 @@ def device_of(script: Script) -> str:
     """The device that a batch script asks for (`--constraint=a100`, `--gres=gpu:h100:8`)."""
     for name in ("constraint", "C", "gres", "gpus", "gpus-per-node", "G"):
         for word in re.split(r"[:&|,_\[\]()\"'-]+", script.sbatch.get(name, "").lower()):
+            word = _CALLED.get(word, word)
             if re.fullmatch(r"[a-z]{1,4}\d{2,4}[a-z]?", word):
                 with contextlib.suppress(SpecError):
                     load_cluster(f"{word}:1x8")

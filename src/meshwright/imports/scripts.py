@@ -16,6 +16,7 @@ from meshwright.imports import (
     hydra,
     llama_recipes,
     maxtext,
+    nanochat,
     nanogpt,
     neox,
     olmo,
@@ -220,6 +221,8 @@ def _dispatch(
         return torchtitan_registry.read_command(words, given, folder), stamp
     if llama_recipes.reads(launch, folder):
         return llama_recipes.read_words(launch, given, folder), stamp
+    if nanochat.reads(launch):
+        return nanochat.read_words(launch, given), stamp
     if nanogpt.reads(launch, folder):
         return nanogpt.read_words(launch, given, folder), stamp
     if skyrl.is_command(program, words):

@@ -34,8 +34,17 @@ _MICRO = (
     "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "batch_size", "bs",
 )  # fmt: skip
 _STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation",
-          "grad_accum", "grad_accumulation", "accumulation_steps")  # fmt: skip
-BATCHES = ("global_batch_size", "total_batch_size", "global_train_batch_size")
+          "grad_accum", "grad_accumulation", "accumulation_steps", "acc_steps", "grad_acc", "grad_acc_steps", "grad_accum_steps",
+          "accum_steps", "accum_freq")  # fmt: skip
+BATCHES = (
+    "global_batch_size",
+    "total_batch_size",
+    "global_train_batch_size",
+    "world_batch_size",
+    "effective_batch_size",
+)
+TOKENS = 65_536
+"""From here on a batch is one of tokens."""
 NAMES = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "hf_model",
          "config_name", "model_path", "model_variant", "init_ckpt", "model_dir", "model")  # fmt: skip
 _SHARED_SEQUENCES = (
@@ -54,6 +63,11 @@ def says_enough(names: Iterable[str]) -> bool:
     names = set(names)
     shape = bool(names & set(LAYERS)) and bool(names & set(HIDDEN))
     return (shape or bool(names & set(NAMES))) and bool(names & {*LENGTHS, *_MICRO, *BATCHES})
+
+
+def says_batch(names: Iterable[str]) -> bool:
+    """Whether options say how many sequences a step or a device takes."""
+    return bool({*_MICRO, *BATCHES} & set(names))
 
 
 def read_table(
@@ -91,6 +105,12 @@ def read_table(
         reading.model_name = named
     reading.micro_batch, reading.accumulation = options.whole(*_MICRO), options.whole(*_STEPS) or 1
     reading.global_batch = options.whole(*BATCHES) or _whole_batch(options, reading, micro)
+    if reading.global_batch >= TOKENS:
+        said = next(name for name in BATCHES if name in options)
+        reading.guess(said, f"{reading.global_batch} is taken as a number of tokens")
+        reading.global_batch, reading.batch_tokens = 0, reading.global_batch
+    if options.number("num_iterations") > _REPEATS:
+        options.read.add("num_iterations")  # the steps of the run; GRPO repeats few
     reading.seq_len = options.whole(*LENGTHS)
     _degrees(options, reading)
     _sharding(options, reading)
@@ -104,21 +124,26 @@ def read_table(
         )
     if inert is not None:
         options.read |= {name for name in options.values.keys() - options.assumed if inert(name)}
-    options.finish(reading, "fsdp", "hf", "common", strict=given.strict)
+    options.finish(reading, "own", "fsdp", "hf", "common", strict=given.strict)
     return reading
 
 
 def _whole_batch(options: Options, reading: Reading, micro: str) -> int:
     """A batch beside a micro-batch that it is a multiple of is the step's; 0 where there is none."""
     said = {"batch_size", "train_batch_size"} & set(options.values)
-    if "micro" not in micro or not said or options.has(*_STEPS):
+    one_device = re.search(r"micro|device|gpu", micro)
+    if not one_device or not said or options.has(*_STEPS):
         return 0
     name = min(said)
     whole = options.whole(name)
-    if not reading.micro_batch or whole % reading.micro_batch:
+    if not reading.micro_batch or whole % reading.micro_batch or whole == reading.micro_batch:
         return 0
     reading.guess(f"--{name}" if options.prefix else name, f"{whole}, beside a micro-batch of {reading.micro_batch}, is taken for the whole step")  # fmt: skip
     return whole
+
+
+_REPEATS = 64
+"""The most times that a batch of answers is trained on."""
 
 
 def _said(options: Options, names: tuple[str, ...]) -> str:
@@ -222,9 +247,8 @@ def _sharding(options: Options, reading: Reading) -> None:
     if not strategy and str(options.values.get("strategy")).strip().lower() in (*_SHARDING, "auto"):
         strategy = options.word("strategy")  # of many things a program calls so
     stage = options.whole("zero_stage", "deepspeed_stage", default=-1, least=-1)
-    fsdp = (
-        options.flag("enable_fsdp", "use_fsdp") if options.has("enable_fsdp", "use_fsdp") else False
-    )
+    switches = ("enable_fsdp", "use_fsdp", *(["fsdp"] if _is_switch(options.values.get("fsdp")) else []))  # fmt: skip
+    fsdp = options.flag(*switches) if options.has(*switches) else False
     if 0 <= stage <= 3:
         reading.layout["zero"] = stage
         reading.job["framework"] = "deepspeed"
@@ -248,6 +272,10 @@ def _sharding(options: Options, reading: Reading) -> None:
         )
     if options.flag("offload_activations", "activation_offload"):
         reading.offload.add("activations")
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool) or str(value).strip().lower() in ("true", "false", "1", "0", "yes", "no")  # fmt: skip
 
 
 def _job(options: Options, reading: Reading) -> None:

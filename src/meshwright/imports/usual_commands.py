@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import deepspeed, usual
+from meshwright.imports.hf import one_process
 from meshwright.imports.hf_sharding import agrees, deepspeed_named
 from meshwright.imports.launch import Launch, whole
 from meshwright.imports.options import Options, flags_of
@@ -22,7 +23,8 @@ def is_usual(launch: Launch) -> bool:
     if not names & set(usual.TRAINS) and not re.search(
         r"train|tune|sft", posixpath.basename(launch.program)
     ):
-        return False
+        shape = bool(names & set(usual.LAYERS)) and bool(names & set(usual.HIDDEN))
+        return shape and bool(names & set(usual.LENGTHS)) and usual.says_batch(names)
     return usual.says_enough(names)
 
 
@@ -106,4 +108,5 @@ def read_words(
         # Lightning's: how many of each host, or which.
         reading.per_host = len(str(devices).split(",")) if "," in str(devices) else whole(str(devices))  # fmt: skip
         reading.hosts = launch.hosts or whole(str(flags.get("num_nodes", "1")))
+    one_process(launch, reading)
     return reading
