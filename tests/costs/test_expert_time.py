@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from meshwright import costs
-from meshwright.costs.experts import distinct_share
+from meshwright.costs.experts import distinct_share, reachable
 from meshwright.costs.host import EXPERT_KERNELS, EXPERT_KERNELS_8BIT
 from meshwright.costs.step import estimate
 from meshwright.specs.clusters import load_cluster
@@ -128,6 +128,26 @@ def test_distinct_places_are_those_of_random_choices(places, choices):
     distinct = np.mean([len(set(draw)) for draw in draws.tolist()])
     share = float(distinct_share(np.array([float(places)]), choices)[0])
     assert share * choices == pytest.approx(distinct, rel=0.02)
+
+
+@pytest.mark.parametrize("places", [2, 4, 8, 32])
+def test_a_router_that_chooses_groups_first_reaches_the_places_that_hold_them(places, mixtral):
+    """DeepSeek-V3 chooses 4 of 8 groups of experts: places that hold none of these get nothing."""
+    grouped = mixtral.but(numerics={"router_groups": 8, "router_group_top_k": 4})
+    draws = np.random.default_rng(7).permuted(np.tile(np.arange(8), (20000, 1)), axis=1)[:, :4]
+    if places >= 8:
+        found = places / 2
+    else:
+        found = np.mean([len({int(group) * places // 8 for group in one}) for one in draws])
+    assert reachable(grouped, np.array([float(places)]))[0] == pytest.approx(found, rel=0.02)
+    assert reachable(mixtral, np.array([float(places)]))[0] == places
+
+
+def test_tokens_dispatched_in_eight_bits_travel_in_three_quarters_of_the_bytes(mixtral, h100_64):
+    over_hosts = LAYOUT.but(ep=32)
+    wide = priced(mixtral, h100_64, over_hosts).time_parts["expert_parallel"]
+    narrow = priced(mixtral, h100_64, over_hosts, expert_dispatch_bytes=1.0)
+    assert narrow.time_parts["expert_parallel"] == pytest.approx(0.75 * wide, rel=0.02)
 
 
 def test_deduplicated_dispatch_sends_less_between_hosts(mixtral, h100_64):

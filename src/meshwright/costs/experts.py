@@ -15,6 +15,7 @@ from meshwright.costs.routing import hottest_rank
 from meshwright.specs.job import Job
 from meshwright.specs.layout import SCHEDULES
 from meshwright.specs.model import Model
+from meshwright.specs.numerics import numerics_of
 
 DUALPIPE = SCHEDULES.index("dualpipe")
 DISPATCH_REACH = 0.72
@@ -45,25 +46,48 @@ def dispatch_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
     places, D·(1 − (1 − 1/D)^k) are distinct on average, which is D·(1 − (1 − 1/D)^k) / k of the
     copies, the same share for those that leave.
     """
-    model, element = setting.model, setting.job.precision.activation_bytes
+    model, behaviour, element = (
+        setting.model,
+        setting.behaviour,
+        setting.job.precision.activation_bytes,
+    )
+    each_way = 0.5 * (element + (behaviour.expert_dispatch_bytes or element))
     size = (
-        routed_tokens(model, setting.job, keys, tokens) / keys.etp * float(model.hidden) * element
+        routed_tokens(model, setting.job, keys, tokens) / keys.etp * float(model.hidden) * each_way
     )
     group = place(setting.fabric, keys.ep, stride=keys.ep_stride)
     cost = all_to_all_cost(setting.fabric, size, group)
-    if setting.behaviour.expert_dispatch == "all-to-all":
+    if behaviour.expert_dispatch == "all-to-all":
         return 2.0 * cost.total_s
     assert model.experts is not None
     top_k = model.experts.top_k
     ranks, hosts = group.ranks, group.domains[0]
     leaving = (ranks - group.members[0]) / ranks
     per_byte = np.where(leaving > 0.0, cost.crossing_s / np.maximum(size * leaving, 1.0), 0.0)
-    outside = size * leaving * per_byte * distinct_share(hosts, top_k)
+    outside = size * leaving * per_byte * distinct_share(reachable(model, hosts), top_k)
     reached = ring_bandwidth(setting.fabric, np.maximum(group.members[0], 2.0)) * DISPATCH_REACH
-    inside = size * ((ranks - 1.0) / ranks) * distinct_share(ranks, top_k) / reached
+    inside = (
+        size * ((ranks - 1.0) / ranks) * distinct_share(reachable(model, ranks), top_k) / reached
+    )
     # What arrives from outside is handed on inside while the rest arrives.
     moving = np.maximum(outside, np.where(group.members[0] > 1.0, inside, 0.0))
     return 2.0 * np.where(ranks > 1.0, cost.latency_s + moving, 0.0)
+
+
+def reachable(model: Model, places: Floats) -> Floats:
+    """Places that hold the groups of experts that a token may choose from, on average, of `places`.
+
+    A router that first chooses some of its groups (DeepSeek-V3: 4 of 8) sends no token beyond them.
+    """
+    numerics = numerics_of(model)
+    groups, chosen = numerics.router_groups, numerics.router_group_top_k
+    if chosen >= groups:
+        return places
+    each = groups / np.minimum(places, float(groups))
+    missed = np.ones_like(places)
+    for taken in range(chosen):
+        missed = missed * np.maximum(groups - each - taken, 0.0) / (groups - taken)
+    return places * (1.0 - missed)
 
 
 def distinct_share(places: Floats, choices: int) -> Floats:

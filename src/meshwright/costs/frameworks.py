@@ -56,6 +56,11 @@ class Behaviour(Spec):
         description="how tokens reach experts on other ranks: one copy per chosen expert, or one per "
         "distinct host and rank (DeepEP, HybridEP)"
     )
+    expert_dispatch_bytes: float = Field(
+        ge=0,
+        description="of an element on its way to an expert (and of its gradient on the way back from there); "
+        "0: an activation's, as on the way back in any case",
+    )
     collectives_checked: bool = Field(
         description="before every collective its members compare over gloo what they are about to run "
         "(TORCH_DISTRIBUTED_DEBUG=DETAIL): the host's time grows with the group"

@@ -16,7 +16,7 @@ Framework = Literal[
     "any", "megatron", "megatron-fsdp", "nemo", "primus", "megatron-2021", "megatron-2022",
     "megatron-deepspeed", "megatron-deepspeed-2021", "deepspeed", "accelerate", "fsdp", "lightning",
     "llm-foundry", "torchtitan", "torchtitan-2024", "nanotron", "maxtext", "trainer", "trl",
-    "axolotl", "llama-factory", "torchtune", "verl", "litgpt", "xtuner", "meshwright",
+    "axolotl", "llama-factory", "torchtune", "verl", "litgpt", "xtuner", "hai-llm", "meshwright",
 ]  # fmt: skip
 """Names of presets/frameworks.toml; its aliases (megatron-bridge: nemo) are accepted and resolved."""
 Loss = Literal["framework", "full", "chunked", "liger", "cut"]
