@@ -9,6 +9,7 @@ from meshwright.costs.columns import from_layouts
 from meshwright.costs.frameworks import behaviour, framework
 from meshwright.costs.memory import memory
 from meshwright.costs.stages import stage_layers
+from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -22,12 +23,12 @@ WIDTH = 2048 * 1024 * 2.0
 
 def parts(
     layout, role="first", micro_batches=16, host_paced=None, framework="nanotron",
-    precision="bf16-fp32-grads", lora_rank=0, on_cpu=False, **options,
+    precision="bf16-fp32-grads", lora_rank=0, on_cpu=False, tune=None, **options,
 ):  # fmt: skip
     """Memory parts of one rank; the job's framework options are `options`."""
     job = Job(
         seq_len=2048, global_batch=64, precision=RECIPES[precision], framework=framework,
-        framework_options=options, lora_rank=lora_rank,
+        framework_options=options, **({"finetune": tune} if tune else {"lora_rank": lora_rank}),
     )  # fmt: skip
     columns = from_layouts([Layout(**layout)])
     paced = None if host_paced is None else np.array([host_paced])
@@ -201,6 +202,30 @@ def test_fsdp_that_reduces_after_the_last_micro_batch_sums_whole_gradients():
     assert parts(layout, framework="trl", micro_batches=1, accumulates_whole=True) == parts(
         layout, framework="trl", micro_batches=1
     )
+
+
+def test_whole_sums_are_counted_once_where_a_pipeline_keeps_them():
+    layout = dict(tp=1, pp=2, dp=4, zero=3)
+    kept = parts(layout, framework="torchtitan")
+    assert parts(layout, framework="torchtitan", accumulates_whole=True) == kept
+
+
+def test_frozen_weights_that_fsdp_keeps_in_fp32_are_gathered_in_16_bits():
+    layout = dict(tp=1, pp=1, dp=8, zero=3)
+    lora = finetune_recipe({"method": "lora", "rank": 8})
+    half = parts(layout, framework="torchtitan", tune=lora)
+    wide = parts(layout, framework="torchtitan", tune=lora, frozen_bytes=4.0)
+    nothing = parts(layout, framework="torchtitan", tune=lora, frozen_bytes=2.0)
+    assert nothing == half
+    assert 1.9 < wide["parameters"] / half["parameters"] < 2.0  # adapters stay as they are
+    assert {k: v for k, v in wide.items() if k != "parameters"} == {
+        k: v for k, v in half.items() if k != "parameters"
+    }
+    stored = finetune_recipe({"method": "qlora", "rank": 8})
+    packed = parts(layout, framework="torchtitan", tune=stored)["parameters"]
+    plain = parts(layout, framework="torchtitan", tune=stored, frozen_bytes=4.0)["parameters"]
+    outside = 2 * MODEL.vocab * MODEL.hidden  # embedding and head, which are not quantised
+    assert plain - packed == pytest.approx(2.0 * outside / 8, rel=0.01)
 
 
 def test_copies_of_the_update_count_only_where_activations_were_less():

@@ -136,6 +136,7 @@ PUBLISHED_BILLIONS = {
     "yi-6b": 6.06, "yi-9b": 8.83, "yi-34b": 34.4, "deepseek-coder-1.3b": 1.35, "deepseek-coder-6.7b": 6.74,
     "deepseek-coder-33b": 33.3, "internlm2-1.8b": 1.89, "internlm2-7b": 7.74, "internlm2-20b": 19.86, "baichuan2-7b": 7.51,
     "codellama-7b": 6.74, "codellama-13b": 13.0, "command-r-35b": 35, "seed-oss-36b": 36.2, "minimax-m2": 229,
+    "stablelm-2-1.6b": 1.64,
 }  # fmt: skip
 
 
@@ -165,6 +166,7 @@ PUBLISHED_EXACTLY = {
     "opt-2.7b": 2_651_596_800, "pythia-70m": 70_426_624, "pythia-160m": 162_322_944,
     "pythia-410m": 405_334_016, "pythia-1b": 1_011_781_632, "pythia-1.4b": 1_414_647_808,
     "pythia-2.8b": 2_775_208_960, "olmo3-7b": 7_298_011_136, "smollm3-3b": 3_075_098_624,
+    "ministral-8b": 8_019_808_256,
 }  # fmt: skip
 
 PUBLISHED_SHAPES = {

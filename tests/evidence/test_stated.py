@@ -7,7 +7,7 @@ from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.named import named_framework
 from meshwright.evidence.rows import Row
-from meshwright.evidence.software import rule_for, zero_of
+from meshwright.evidence.software import optimizer_of, rule_for, zero_of
 from meshwright.evidence.stated import says
 
 
@@ -112,7 +112,8 @@ def test_programs_before_the_parts_that_many_share(cells, framework):
 def test_deepspeed_gathers_modules_and_fsdp_layers():
     deepspeed = row(setup="transformers", zero_or_fsdp="ZeRO-3")
     assert import_row(deepspeed).job.framework_options["zero3_gathers"] == "modules"
-    assert not import_row(row(setup="transformers", zero_or_fsdp="FSDP")).job.framework_options
+    fsdp = import_row(row(setup="transformers", zero_or_fsdp="FSDP"))
+    assert "zero3_gathers" not in fsdp.job.framework_options
 
 
 def test_a_rows_own_adapters_come_before_its_sources():
@@ -182,7 +183,7 @@ def test_a_larger_sibling_is_not_its_namesake():
     ("setup", "upcast"),
     [
         ("TRL SFTTrainer, QLoRA 4-bit r=16 on all linear layers", True),
-        ("axolotl, load_in_4bit, r=32", True),
+        ("axolotl, load_in_4bit, r=32", False),
         ("TRL, QLoRA int4 (AutoGPTQ), r=16", False),
         ("Unsloth, QLoRA 4-bit r=16", False),
         ("LLaMA-Factory, QLoRA 4-bit r=16", False),
@@ -192,6 +193,101 @@ def test_a_larger_sibling_is_not_its_namesake():
 )
 def test_peft_casts_what_bitsandbytes_left_in_16_bits(setup, upcast):
     assert import_row(row(setup=setup, gpus=1)).job.finetune.upcast is upcast
+
+
+@pytest.mark.parametrize(
+    ("setup", "storage"),
+    [
+        ("axolotl LoRA with load_in_8bit, rank 32, optimizer adamw_bnb_8bit", "int8"),
+        ("TRL LoRA r=16 in 8-bit", "int8"),
+        ("TRL LoRA r=16, optimizer adamw_bnb_8bit", "16-bit"),
+        ("TRL LoRA r=16, 8-bit paged AdamW", "16-bit"),
+        ("TRL LoRA r=16, AdamW 4-bit", "16-bit"),
+        ("TRL LoRA r=16, load_in_8bit: false", "16-bit"),
+        ("TRL QLoRA r=16, adamw_8bit", "nf4"),
+    ],
+)
+def test_bits_of_weights_are_not_those_of_an_optimizer(setup, storage):
+    assert import_row(row(setup=setup, gpus=1)).job.finetune.storage == storage
+
+
+@pytest.mark.parametrize(
+    ("setup", "optimizer"),
+    [
+        ("trl, paged_adamw_32bit", "paged-adamw"),
+        ("trl, paged_adamw_8bit", "paged-adam8bit"),
+        ("trl, adamw_bnb_8bit", "adam8bit"),
+        ("axolotl, adamw_torch_4bit", "adam4bit"),
+        ("torchtune, torchao AdamW 4-bit", "adam4bit"),
+        ("trl, lion_8bit", "lion8bit"),
+        ("trl, AdamW", "adamw"),
+    ],
+)
+def test_optimizers_by_the_width_of_their_states(setup, optimizer):
+    cells = row(setup=setup, gpus=1)
+    assert optimizer_of(cells, rule_for(cells)).name == optimizer
+
+
+def test_torchs_layers_are_compiled_where_a_row_says_so():
+    """torchtitan's compile.enable is off unless it is asked for; its float8 comes with it."""
+    eager = import_row(row(setup="torchtitan, FSDP2")).job.framework_options
+    assert eager["fused_norm"] is False and eager["logits_bytes"] == 12.0
+    for text in (
+        "torchtitan, torch.compile",
+        "torchtitan; compile per block",
+        "torchtitan compiled",
+    ):
+        assert "fused_norm" not in import_row(row(setup=text)).job.framework_options or (
+            import_row(row(setup=text)).job.framework_options["fused_norm"] is True
+        )
+    assert (
+        "logits_bytes"
+        not in import_row(
+            row(setup="torchtitan, FSDP2", precision="float8 rowwise")
+        ).job.framework_options
+    )
+    told = import_row(row(setup="torchtitan, torch.compile=False")).job.framework_options
+    assert told["kernels_per_layer"] == 36
+
+
+def test_a_training_loop_of_its_own_on_fsdp2_is_no_torchtitan():
+    own = import_row(row(setup="PyTorch FSDP2 + DTensor TP, torch.compile")).job.framework_options
+    assert own["logits_sharded"] is False and own["accumulates_whole"] is True
+    each = import_row(row(setup="PyTorch FSDP2, gradients reduced at every micro-step"))
+    assert each.job.framework_options["accumulates_whole"] is False
+    adapters = import_row(row(setup="PyTorch FSDP2, LoRA r=16 on all linear layers"))
+    assert adapters.job.framework_options["frozen_bytes"] == 4.0
+    titan = import_row(row(setup="torchtitan, FSDP2, torch.compile")).job.framework_options
+    assert "accumulates_whole" not in titan and "logits_sharded" not in titan
+
+
+@pytest.mark.parametrize(
+    ("zero", "setup", "whole"),
+    [
+        ("FSDP", "TRL SFTTrainer, full-parameter fine-tuning", True),
+        ("FSDP full_shard", "axolotl full fine-tune", True),
+        ("FSDP", "TRL full fine-tuning, sync_each_batch: true", False),
+        ("FSDP2", "axolotl full fine-tune", False),
+        ("ZeRO-3", "TRL full fine-tuning, DeepSpeed", False),
+    ],
+)
+def test_accelerates_fsdp_sums_whole_gradients_while_it_accumulates(zero, setup, whole):
+    options = import_row(row(zero_or_fsdp=zero, setup=setup)).job.framework_options
+    assert options.get("accumulates_whole", False) is whole
+
+
+def test_mixed_layers_are_refused_where_nobody_knows_them_and_priced_where_a_preset_does():
+    assert import_row(row(model="Qwen3-Next-80B-A3B", micro_batch=1)).model.mixer is not None
+    with pytest.raises(SkipRow, match="mixed layers"):
+        import_row(row(model="Zamba2-7B mamba hybrid"))
+
+
+@pytest.mark.parametrize(
+    "name", ["Devstral-Small-2507", "Magistral-Small-2506", "Mistral-Small-3.1-24B"]
+)
+def test_models_that_share_an_architecture(name):
+    model = import_row(row(model=name)).model
+    assert (model.layers, model.hidden, model.ffn) == (40, 5120, 32768)
 
 
 def test_a_dispatcher_between_ranks_means_several_ranks_of_experts():

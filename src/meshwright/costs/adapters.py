@@ -155,15 +155,18 @@ class Weights:
     stored: tuple[Floats, Floats]
     trained: tuple[Floats, Floats]
     adapters: tuple[Floats, Floats]
+    travelling: tuple[Floats, Floats] | None = None
+    """Bytes that ranks gather under ZeRO-3, where they are not what is stored."""
 
 
 def role_weights(
     model: Model, job: Job, columns: LayoutColumns, layers: StageLayers, local: LocalParameters,
-    role: str, dense: Floats, expert: Floats,
+    role: str, dense: Floats, expert: Floats, frozen_bytes: float = 0.0,
 ) -> Weights:  # fmt: skip
     """Split what one rank of a role holds (`dense` and `expert` base parameters) by how it is kept.
 
-    Without fine-tuning everything trains in the precision recipe's bytes.
+    Without fine-tuning everything trains in the precision recipe's bytes. `frozen_bytes` is what a program
+    keeps of a frozen parameter that is not quantised; 0: the recipe's. They are gathered as the recipe has them.
     """
     tune, each = job.finetune, job.precision.parameter_bytes
     zero = np.zeros(columns.rows)
@@ -206,14 +209,19 @@ def role_weights(
             )
     matrices = np.minimum(matrices, dense)
     rest = dense - matrices
-    plain = 4.0 if tune.upcast else each
-    stored = stored_bytes(tune, each)
+    kept = frozen_bytes or each
+    plain = 4.0 if tune.upcast else kept
+    stored = stored_bytes(tune, kept)
+    travelling = None
+    if kept != each and tune.storage == "16-bit":
+        travelling = (each * (dense + trained), each * expert)
     # PEFT's modules_to_save train a copy, in its precision, beside the frozen original.
     return Weights(
         (dense, expert),
         (stored * matrices + plain * rest + each * trained, stored * expert),
         (trained, zero),
         (of_dense, of_experts),
+        travelling,
     )
 
 

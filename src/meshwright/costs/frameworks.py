@@ -168,6 +168,12 @@ class Behaviour(Spec):
     keeps_quantised_inputs: bool = Field(
         description="products with 4-bit weights keep their input, although no weight trains"
     )
+    frozen_bytes: float = Field(
+        ge=0,
+        le=4,
+        description="of a frozen weight that is not quantised: 4 where FSDP2 keeps every parameter in fp32 "
+        "and casts what it gathers; 0: as the precision recipe has its weights",
+    )
     optimizer_in_backward: bool = Field(
         description="each layer is updated as soon as its gradient is there, which then goes"
     )

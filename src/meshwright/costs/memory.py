@@ -101,7 +101,9 @@ def memory(
         dense, expert = role_parameters(local, layers, columns, role)
         weights = None
         if job.finetune is not None:
-            weights = role_weights(model, job, columns, layers, local, role, dense, expert)
+            weights = role_weights(
+                model, job, columns, layers, local, role, dense, expert, behaviour.frozen_bytes
+            )
         statistics = role_parameters(counted, layers, columns, role) if counted else None
         states[role] = state_bytes(job, columns, dense, expert, weights, statistics)
         rank = Rank.of(

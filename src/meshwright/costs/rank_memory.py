@@ -268,6 +268,8 @@ def _gradients(rank: Rank) -> Floats:
     sums = state.dense_parameters + state.expert_parameters
     whole = rank.job.precision.gradient_reduce_bytes * sums
     early = (columns.zero >= 2) & (columns.shard_degree > 1) & (rank.micro_batches > 1)
+    if rank.behaviour.pipeline_unsharded:
+        early = early & ~((columns.zero == 3) & (columns.pp > 1))  # `_gathered` has them
     return np.where(early, np.maximum(whole, state.gradients), state.gradients)
 
 

@@ -105,12 +105,13 @@ def state_bytes(
         gradients = split(weights.trained, 2, precision.gradient_bytes)
         gradients = gradients + split(beside, 2, of_gradient)
         optimizer = split(weights.trained, 1, optimizer_bytes) + split(beside, 1, of_states)
-        # Under ZeRO-3 frozen weights travel too, as they are stored.
+        # Under ZeRO-3 frozen weights travel too, as they are stored or as they compute.
         every = columns.zero == 3
+        travelling = weights.travelling or weights.stored
         new = precision.parameter_bytes
         base = [
             np.where(every, stored, new * trained)
-            for stored, trained in zip(weights.stored, weights.trained, strict=True)
+            for stored, trained in zip(travelling, weights.trained, strict=True)
         ]
         gathered = (base[0] + of_weight * beside[0], base[1] + of_weight * beside[1])
     if statistics is not None:

@@ -125,7 +125,8 @@ def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Mo
         SkipRow: neither dimensions nor a known name, or a kind of layer that Model cannot express.
     """
     arguments = megatron_arguments(row)
-    if _NOT_A_DECODER.search(row["model"]) or "hybrid-layer-pattern" in arguments:
+    strange = _NOT_A_DECODER.search(row["model"]) and known_architecture(row["model"]) is None
+    if strange or "hybrid-layer-pattern" in arguments:
         raise SkipRow("state-space, vision or mixed layers are not modelled")
     fields = _dimensions(row, rule, assumed)
     fields |= _from_arguments(arguments)

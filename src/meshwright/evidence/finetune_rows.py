@@ -9,6 +9,7 @@ from meshwright.costs.frameworks import framework
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import Row
 from meshwright.evidence.software import SourceRule
+from meshwright.evidence.stated import says
 from meshwright.specs.finetune import Finetune, finetune_recipe
 from meshwright.specs.job import attention_lora
 
@@ -42,14 +43,15 @@ def finetune_of(row: Row, rule: SourceRule, assumed: list[str]) -> Finetune | No
                 raise SkipRow(why)
     if _FULL.search(method):
         return finetune_recipe("full")
-    quantised = re.search(
-        r"Q-?LoRA|bnb\.nf4|\bnf4\b|\bfp4 base|load_in_4bit|4-?bit|int4", method, re.IGNORECASE
-    )
+    # An optimizer's or a kernel's bits are no weights'.
+    weights = _OPTIMIZER_BITS.sub("", method)
+    quantised = says(r"Q-?LoRA|bnb\.nf4|\bnf4\b|\bfp4 base|load_in_4bit|4-?bit|int4", weights)
+    eight = not quantised and says(r"load_in_8bit|LLM\.int8|\bint8\b|8-?bit", weights)
     if not (
         rule.lora or quantised or re.search(r"\b(?:Do)?LoRA\b|\bpeft\b", method, re.IGNORECASE)
     ):
         return None
-    if known is None and not _STATED.search(text) and not quantised:
+    if known is None and not _STATED.search(text) and not quantised and not eight:
         assumed.append(f"adapters of rank {LORA_RANK} on attention")
         return attention_lora(LORA_RANK)
     fields: dict[str, Any] = {"method": "qlora" if quantised else "lora", **(known or {})}
@@ -70,6 +72,8 @@ def finetune_of(row: Row, rule: SourceRule, assumed: list[str]) -> Finetune | No
     else:
         fields.pop("upcast", None)
         fields.pop("double_quantization", None)
+        if eight and known is None:
+            fields["storage"] = "int8"  # bitsandbytes' LLM.int8
     if re.search(r"embedding and (?:output layer|head) also trained|modules_to_save", text):
         fields["train"] = ("embedding", "head")
     return finetune_recipe(fields)
@@ -80,17 +84,23 @@ def _prepared_by_peft(row: Row, rule: SourceRule, text: str) -> bool:
 
     peft/utils/other.py, prepare_model_for_kbit_training: of bitsandbytes' models all 16-bit parameters,
     of GPTQ's, AQLM's, EETQ's, HQQ's and torchao's none. TRL, axolotl and most scripts call it; LLaMA-Factory,
-    Unsloth, fms-acceleration, and models that FSDP or ZeRO-3 shards have preparations of their own.
+    Unsloth, fms-acceleration, and models that FSDP or ZeRO-3 shards have preparations of their own; axolotl
+    casts what PEFT cast back (loaders/model.py, `should_convert`).
     """
     if framework(rule.framework).modules != "transformers" or rule.framework in (
         "torchtune",
         "litgpt",
     ):
         return False
-    others = r"unsloth|llama-?factory|fms[-_ ]acceleration|fsdp|zero[-_ ]?(?:stage)?[-_ ]?3"
+    others = r"unsloth|llama-?factory|axolotl|fms[-_ ]acceleration|fsdp|zero[-_ ]?(?:stage)?[-_ ]?3"
     return not re.search(others, f"{text}; {row['zero_or_fsdp']}", re.IGNORECASE)
 
 
+_OPTIMIZER_BITS = re.compile(
+    r"(?:adam|lion|adagrad|sgd|optim\w*)[\w:=. ]{0,12}?[-_ ]?[48]-?bit|\b(?:bnb|paged|ao)?[-_ ]?[48]-?bit[-_ ](?:paged[-_ ])?(?:adam|lion|optim)\w*",
+    re.IGNORECASE,
+)
+"""`adamw_bnb_8bit`, `AdamW 8-bit`, `8-bit AdamW`: how an optimizer keeps its states."""
 _LATENT = re.compile(r"\b(?:q|kv)[-_]lora[-_]rank\b[\"' =:]*\d*", re.IGNORECASE)
 """Megatron's ranks of latent attention, which are no adapters'."""
 _FULL = re.compile(

@@ -11,7 +11,7 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"nanotron", ("nanotron",)),
     (r"torch ?tune", ("torchtune", "torchtitan")),
     (r"lit-?gpt|lightning", ("litgpt", "pytorch", "deepspeed")),
-    (r"torch ?titan|Auto-?model|torchforge|prime-?rl|OLMo-?core", ("torchtitan",)),
+    (r"torch ?titan|Auto-?model|torchforge|OLMo-?core", ("torchtitan",)),
     (r"llm-foundry|composer|mosaic|fms-fsdp|FSDP1|metaseq|fairscale", ("fsdp",)),
     (r"max-?text|\bJAX\b|\bPax|levanter|\bT5X\b|EasyLM|praxis|\bXLA\b", ("maxtext",)),
     (r"Megatron-DeepSpeed|gpt-?neox|bigscience", ("megatron-deepspeed",)),
@@ -32,7 +32,7 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """What texts print, in the order of trust, and the behaviours that stand for it (the first that exists)."""
 
 _SHARED_NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"FSDP2|fully_shard", ("torchtitan",)),
+    (r"FSDP2|fully_shard|prime-?rl|\bDTensor\b", ("torchtitan",)),
     (r"\bFSDP\b", ("fsdp",)),
     (r"py-?torch|nano-?gpt|\bDDP\b|torch\.compile", ("pytorch", "torchtitan")),
 )
@@ -54,6 +54,21 @@ def named_framework(row: Row) -> str | None:
                     shared = names is _SHARED_NAMES and found == "fsdp" and _split(row)
                     return "torchtitan" if shared else found
     return None
+
+
+def torchs_layers(row: Row) -> bool:
+    """Whether a row names torchtitan, or no program around torch's composable FSDP."""
+    return own_loop(row) or any(
+        re.search(r"torch ?titan", row[column], re.IGNORECASE) for column in ("setup", "source")
+    )
+
+
+def own_loop(row: Row) -> bool:
+    """Whether a row names torch's composable FSDP and no known program around it: a training loop of its own."""
+    texts = (row["setup"], row["zero_or_fsdp"], row["source"], row["model"])
+    if any(re.search(known, text, re.IGNORECASE) for known, _ in _NAMES for text in texts):
+        return False
+    return named_framework(row) == "torchtitan"
 
 
 def fallback_framework(row: Row) -> str:

@@ -11,12 +11,19 @@ from importlib import resources
 from typing import Any, cast
 
 from meshwright.costs.frameworks import Behaviour, framework
-from meshwright.evidence.named import fallback_framework, named_framework
+from meshwright.evidence.named import fallback_framework, named_framework, own_loop, torchs_layers
 from meshwright.evidence.rows import Row
-from meshwright.evidence.stated import stated_options
+from meshwright.evidence.stated import (
+    EAGER,
+    accumulates_whole,
+    own_loop_options,
+    stated_options,
+    uncompiled,
+)
 from meshwright.specs.job import (
     FP4,
     OPTIMIZERS,
+    OTHER_OPTIMIZERS,
     RECIPES,
     Framework,
     OptimizerRecipe,
@@ -40,6 +47,11 @@ class SourceRule:
     gpu: str = ""
     printed_precision: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def documented(self) -> bool:
+        """Whether an entry of data/sources.toml stands behind it."""
+        return bool(self.source or self.match)
 
     def default(self, name: str) -> Any:
         """What the source documents where a row leaves a cell blank, or None."""
@@ -116,6 +128,15 @@ _KERNELS = (
 def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     """Return the run's deviations from its framework: the source's, then the row's own."""
     options = dict(rule.options)
+    if rule.framework == "torchtitan" and not rule.documented:
+        if own_loop(row):
+            options |= own_loop_options(f"{row['setup']}; {row['zero_or_fsdp']}")
+            if not _PURE.search(f"{row['precision']}; {row['setup']}"):
+                options["frozen_bytes"] = (
+                    4.0  # parameters are created in fp32, frozen ones with them
+                )
+        if torchs_layers(row) and uncompiled(f"{row['setup']}; {row['precision']}"):
+            options |= EAGER
     for pattern, values in _KERNELS:
         if re.search(pattern, row["setup"]):
             options |= values
@@ -153,6 +174,8 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     eager = framework(rule.framework).modules == "transformers"
     if eager and re.search(r"deep ?speed|zero[-_ ]?(?:stage)?[-_ ]?3", sharding, re.IGNORECASE):
         options["zero3_gathers"] = "modules"
+    if eager and rule.framework != "litgpt" and accumulates_whole(row):
+        options["accumulates_whole"] = True
     stated = f"{row['setup']}; pp={row['pp']}; {row['schedule']}; {row['interconnect']}"
     options |= stated_options(stated)
     return options
@@ -244,16 +267,20 @@ def optimizer_of(row: Row, rule: SourceRule) -> OptimizerRecipe:
     text = row["setup"]
     for pattern, name in _OPTIMIZERS:
         if re.search(pattern, text, re.IGNORECASE):
-            return OPTIMIZERS[name]
+            return OPTIMIZERS.get(name) or OTHER_OPTIMIZERS[name]
     return OPTIMIZERS["adamw"]
 
 
 _OPTIMIZERS = (
     (r"\bmuon\b", "muon"),
-    (r"\blion\b.{0,4}8-?bit|8-?bit.{0,4}\blion\b", "lion8bit"),
-    (r"\blion\b", "lion"),
-    (r"paged.{0,4}adam", "paged-adam8bit"),
-    (r"8-?bit adam|adam\w*[-_ ]?8-?bit|paged_adamw_8bit|bnb adam", "adam8bit"),
+    (r"\blion(?:\b|_).{0,4}8-?bit|8-?bit.{0,4}\blion\b", "lion8bit"),
+    (r"\blion(?:\b|_)", "lion"),
+    (r"paged.{0,4}adam\w*?[-_ ]?8-?bit|8-?bit.{0,4}paged.{0,4}adam", "paged-adam8bit"),
+    (r"paged.{0,4}adam", "paged-adamw"),
+    (r"4-?bit adam|adam\w*[-_ ]?4-?bit", "adam4bit"),
+    (r"8-?bit adam|adam\w*[-_ ]?8-?bit|bnb adam|adamw?[-_ ]?(?:fp8|float8)", "adam8bit"),
+    (r"\blamb\b", "lamb"),
+    (r"ademamix", "ademamix"),
     (r"ada-?factor", "adafactor"),
     (r"\bsgd\b.{0,12}moment", "sgd-momentum"),
     (r"\bsgd\b", "sgd"),

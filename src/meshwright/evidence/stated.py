@@ -53,6 +53,63 @@ STATED: tuple[tuple[str, dict[str, Any]], ...] = (
 A fused cross-entropy (flash_attn, Transformer Engine, Apex, xformers) reads 16-bit logits and writes
 their gradient over them."""
 
+EAGER: dict[str, Any] = {
+    "fused_norm": False, "fused_activation": False, "fused_rotary": False, "kernels_per_layer": 36,
+    "logits_bytes": 12.0, "loss_bytes": 40.0,
+}  # fmt: skip
+"""Layers and loss as torch runs them uncompiled: the block and the cross-entropy of fp32 logits that
+costs/data/frameworks.toml counts for deepspeed and huggingface."""
+
+OWN_LOOP: dict[str, Any] = {
+    # Under tensor parallelism the head's output is gathered unless loss_parallel is asked for (torch's tutorial of
+    # tensor parallelism: ColwiseParallel(output_layouts=Replicate())).
+    "logits_sharded": False,
+    # F.cross_entropy of fp32 logits outside of the compiled model.
+    "logits_bytes": EAGER["logits_bytes"],
+    "loss_bytes": EAGER["loss_bytes"],
+    # set_requires_gradient_sync(False) until the last micro-batch (torch's FSDP2 tutorial; facebookresearch/lingua,
+    # microsoft/dion, KempnerForge and accelerate do so, torchtitan itself reduces each).
+    "accumulates_whole": True,
+}
+"""What a training loop on torch's composable FSDP does that is no torchtitan, unless it says otherwise."""
+
+_REDUCED_EACH = r"prime-?rl|sync_each_batch|(?:reduc|sync)\w* (?:at |in |after )?e(?:ach|very) (?:micro|batch|backward)"
+_LIBRARY_LAYERS = (
+    r"transformer[-_ ]?engine|\bTE\b|\bliger\b|\bapex\b|fused[-_ ](?:layer|rms)_?-?norm"
+)
+
+
+def own_loop_options(text: str) -> dict[str, Any]:
+    """Return the fields of behaviour of a row's own training loop on torch's composable FSDP."""
+    options = dict(OWN_LOOP)
+    if says(_REDUCED_EACH, text):
+        options["accumulates_whole"] = False
+    return options
+
+
+def uncompiled(text: str) -> bool:
+    """Whether nothing says that a program of torch's own layers compiles them.
+
+    torchtitan's `compile.enable` is off unless it is asked for (config/job_config.py), and its guide to float8 asks
+    for it always (docs/float8.md).
+    """
+    return not says(r"compil(?:e[ds]?\b|ation|e_model)|\binductor\b|float8|fp8", text) and not says(
+        _LIBRARY_LAYERS, text
+    )
+
+
+def accumulates_whole(row: Row) -> bool:
+    """Whether FSDP of a program on accelerate sums gradients whole while batches accumulate.
+
+    accelerate's `no_sync` does so for FSDP1 (transformers' trainer.py enters it for all but the last micro-batch; its
+    guide tells of Mixtral 8x7B at 69 GB with one and out of memory with two), for FSDP2 only from 1.11 on.
+    """
+    text = f"{row['zero_or_fsdp']}; {row['setup']}"
+    sharded = re.search(r"\bFSDP\b|full[ _]shard|fully[ -_]sharded", text, re.IGNORECASE)
+    other = re.search(r"FSDP-?v?2|fully_shard|deep ?speed", text, re.IGNORECASE)
+    return bool(sharded) and not other and not says(_REDUCED_EACH, text)
+
+
 LOSSES: tuple[tuple[str, Loss], ...] = (
     (
         r"\bliger\b|fused[-_ ]linear[-_ ]cross[-_ ]?entropy|\bFLCE\b|prime-?rl[^;,]{0,12}\bRL trainer",

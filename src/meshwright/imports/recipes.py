@@ -6,16 +6,13 @@ import re
 from typing import Any
 
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import OPTIMIZERS, RECIPES, OptimizerRecipe, PrecisionRecipe
-
-_MORE: dict[str, OptimizerRecipe] = {
-    # State beyond the master copy, per parameter: two moments but where it says otherwise.
-    "lamb": OptimizerRecipe(name="lamb", state_bytes=8, flops_per_parameter=20),
-    "ademamix": OptimizerRecipe(name="ademamix", state_bytes=12, flops_per_parameter=20),
-    "adagrad": OptimizerRecipe(name="adagrad", state_bytes=4, flops_per_parameter=6),
-    "rmsprop": OptimizerRecipe(name="rmsprop", state_bytes=4, flops_per_parameter=6),
-    "adam4bit": OptimizerRecipe(name="adam4bit", state_bytes=1, flops_per_parameter=25),
-}
+from meshwright.specs.job import (
+    OPTIMIZERS,
+    OTHER_OPTIMIZERS,
+    RECIPES,
+    OptimizerRecipe,
+    PrecisionRecipe,
+)
 
 _NAMES = {
     "adam": "adamw", "adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw",
@@ -53,14 +50,14 @@ def optimizer_named(name: str, option: str, momentum: float = 0.9) -> OptimizerR
     ours = (
         _NAMES.get(short) or _NAMES.get(_WHERE.sub("", short)) or _WHERE.sub("", short) or "adamw"
     )
-    if OPTIMIZERS.get(short) or _MORE.get(short):
+    if OPTIMIZERS.get(short) or OTHER_OPTIMIZERS.get(short):
         ours = short
-    recipe = OPTIMIZERS.get(ours) or _MORE.get(ours)
+    recipe = OPTIMIZERS.get(ours) or OTHER_OPTIMIZERS.get(ours)
     if recipe is None:
         raise SpecError(
             option,
             name,
-            f"the state of this optimizer is not known; one of {', '.join([*OPTIMIZERS, *_MORE])}",
+            f"the state of this optimizer is not known; one of {', '.join([*OPTIMIZERS, *OTHER_OPTIMIZERS])}",
         )
     return recipe
 

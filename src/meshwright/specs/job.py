@@ -174,3 +174,13 @@ OPTIMIZERS: dict[str, OptimizerRecipe] = {
     "muon": OptimizerRecipe(name="muon", state_bytes=4, flops_per_parameter=30),
 }
 """Optimizers by name; `state_bytes` is beyond the master copy of the precision recipe."""
+
+OTHER_OPTIMIZERS: dict[str, OptimizerRecipe] = {
+    # Two moments but where it says otherwise.
+    "lamb": OptimizerRecipe(name="lamb", state_bytes=8, flops_per_parameter=20),
+    "ademamix": OptimizerRecipe(name="ademamix", state_bytes=12, flops_per_parameter=20),
+    "adagrad": OptimizerRecipe(name="adagrad", state_bytes=4, flops_per_parameter=6),
+    "rmsprop": OptimizerRecipe(name="rmsprop", state_bytes=4, flops_per_parameter=6),
+    "adam4bit": OptimizerRecipe(name="adam4bit", state_bytes=1, flops_per_parameter=25),
+}
+"""Optimizers that people's runs have and no plan proposes."""
