@@ -238,6 +238,15 @@ def test_a_batch_that_shares_badly_is_said():
     assert not any("shares badly" in note for note in good.notes)
 
 
+def test_a_batch_that_shares_badly_is_held_against_every_framework():
+    """Another framework may be the best for the other batch: 512 sequences on 7 devices make a pipeline."""
+    made = plan(SMALL, load_cluster("h100:1x7"), Job(seq_len=2048, global_batch=512), defend=False)
+    best = plan(SMALL, load_cluster("h100:1x7"), Job(seq_len=2048, global_batch=511), defend=False)
+    [note] = [note for note in made.notes if "shares badly" in note]
+    saved = 1 - (best.estimate.step_time_s / 511) / (made.estimate.step_time_s / 512)
+    assert f"{best.layout.label()} of {best.job.framework} takes {saved:.0%} less" in note
+
+
 def test_more_than_anyone_measured_is_said():
     made = plan(SMALL, load_cluster("h100:1x8"), Job(framework="megatron"), defend=False)
     known = measured_mfu()["H100 SXM 80GB", "bf16"]

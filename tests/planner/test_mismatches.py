@@ -2,6 +2,7 @@
 
 from meshwright.planner.plan import plan, price_layout
 from meshwright.specs import load_cluster, load_job, load_model
+from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.layout import Layout
 
 
@@ -29,3 +30,18 @@ def test_a_priced_layout_says_the_same_without_a_search():
     priced = price_layout(load_model("gpt2"), load_cluster("a100:8"), job, Layout(dp=8))
     said = " ".join(priced.notes)
     assert "priced at its bf16 rate" in said and "a table of 1,024 positions" in said
+
+
+def test_keys_of_a_config_that_nobody_reads_are_said_beside_the_figures():
+    config = {
+        "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "intermediate_size": 512, "vocab_size": 1024,
+    }  # fmt: skip
+
+    def said(**more):
+        model = model_from_config(config | more, "mine", "mine.json")
+        job = load_job({"seq_len": 512, "global_batch": 8})
+        return " ".join(price_layout(model, load_cluster("h100:8"), job, Layout(dp=8)).notes)
+
+    assert "not read, and may matter: moe_every" in said(moe_every=3)
+    assert "not read" not in said()

@@ -13,15 +13,16 @@ from meshwright.costs.frameworks import behaviour
 from meshwright.costs.step import estimate
 from meshwright.planner.dispatchers import OPTION, backend, deduplicates
 from meshwright.planner.finalists import Choice
+from meshwright.planner.flips import Replan
 from meshwright.planner.legality import Question
 from meshwright.planner.odds import MEMORY_MARGIN, WANTED
 from meshwright.planner.search import Candidates
-from meshwright.planner.solve import Solution, solve
+from meshwright.planner.solve import Solution
 from meshwright.planner.space import Constraints
 from meshwright.planner.stacks import UPPER_BOUND, asked_for
-from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS
 from meshwright.specs.layout import Layout
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate
 from meshwright.specs.quantities import format_bytes, format_seconds
 
@@ -35,9 +36,9 @@ WORTH_ANOTHER_BATCH = 0.05
 
 
 def notes(
-    solution: Solution, best: Estimate, constraints: Constraints, asked: Question
+    solution: Solution, best: Estimate, constraints: Constraints, asked: Question, replan: Replan
 ) -> list[str]:
-    """All notes of a plan, a sentence each."""
+    """All notes of a plan, a sentence each; `replan` answers another question as this one was answered."""
     question, result = solution.question, solution.result
     found = [
         "ranked by a pessimistic step time (communication up to 35 % slower than modelled); "
@@ -72,10 +73,9 @@ def notes(
             "the fine-tuning tools' names of layers do not reach (`--targets` says otherwise)"
         )
     found += _dispatcher(solution, best, asked)
-    if question.model.source and "assumed" in question.model.source:
-        found.append(question.model.source)
     found += [*_close(solution, best), *_simulated(solution.choice)]
-    return [*found, *_poor_divisors(solution, constraints, best), *layout_notes(question, best)]
+    other = replace(asked, cluster=question.cluster)
+    return [*found, *_poor_divisors(other, best, replan), *layout_notes(question, best)]
 
 
 def _dispatcher(solution: Solution, best: Estimate, asked: Question) -> list[str]:
@@ -161,39 +161,53 @@ def _above_measured(question: Question, best: Estimate) -> list[str]:
     ]
 
 
-def _poor_divisors(solution: Solution, constraints: Constraints, best: Estimate) -> list[str]:
+def _poor_divisors(asked: Question, best: Estimate, replan: Replan) -> list[str]:
     """Say when a batch close by shares better among the devices than the one that was asked for.
 
     Only a prime factor of the number of devices that the batch lacks can be at fault.
     """
-    question = solution.question
-    batch, world = question.job.global_batch, question.cluster.gpus
+    batch, world = asked.job.global_batch, asked.cluster.gpus
     odd = world
     while odd % 2 == 0:
         odd //= 2
     if odd == 1 or batch % odd == 0 or batch < odd:
         return []
     near = max(round(batch / odd), 1) * odd
-    other = replace(question, job=question.job.but(global_batch=near))
-    try:
-        then = solve(other, constraints)
-    except SpecError:
+    then = replan(replace(asked, job=asked.job.but(global_batch=near)))
+    if then is None or then.choice is None:
         return []
-    if then.choice is None:
-        return []
-    gain = (best.step_time_s / batch) / (then.choice.closed_form_s / near) - 1
+    gain = 1 - (then.choice.closed_form_s / near) / (best.step_time_s / batch)
     if gain < WORTH_ANOTHER_BATCH:
         return []
+    framework = then.question.job.framework
     return [
         f"the batch of {batch} shares badly among {world} devices: with {near} sequences, "
-        f"{then.layout.label()} takes {gain:.0%} less time per sequence"
+        f"{then.layout.label()} of {framework} takes {gain:.0%} less time per sequence"
     ]
+
+
+_OF_THE_CONFIG = ("not read: ", "no reader for ", "language model of ")
+"""What a reader of a config.json remarks after the name of the file (specs/huggingface.py)."""
+
+
+def _of_the_model(model: Model) -> list[str]:
+    """What was assumed about a model, or left out of what its file says."""
+    if "assumed" in model.source:
+        return [model.source]
+    starts = [model.source.find(f"; {words}") for words in _OF_THE_CONFIG]
+    found = [start for start in starts if start >= 0]
+    if not found:
+        return []
+    said = model.source[min(found) + 2 :].replace(
+        "not read: ", "keys that are not read, and may matter: "
+    )
+    return [f"of {model.name}'s file: {said}"]
 
 
 def _mismatches(question: Question) -> list[str]:
     """What the model, the job and the device do not agree on, and what was assumed about it."""
     model, job, device = question.model, question.job, question.cluster.device
-    notes = []
+    notes = _of_the_model(model)
     if model.positions == "learned" and job.seq_len > model.max_positions:
         notes.append(
             f"{model.name} has a table of {model.max_positions:,} positions: sequences of "

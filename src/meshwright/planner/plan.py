@@ -145,7 +145,7 @@ def plan(
         searched=solution.result.searched if objective == "cost" else found.searched,
         notes=(
             *_used(question.cluster, cluster),
-            *notes(solution, best, constraints, asked),
+            *notes(solution, best, constraints, asked, found.replan),
             *capacity_note(question, chosen, best),
             *graph_note(question.job),
             *_unmeasured(question.cluster),

@@ -357,7 +357,9 @@ def _why_not(solution: Solution, best: Estimate | None, priced: Estimate) -> str
     grown = max(
         (priced.time_parts[name] - best.time_parts[name], name) for name in priced.time_parts
     )
-    return f"{shown} slower: more time in {PART_WORDS[grown[1]]} ({grown[0]:+.3g} s)"
+    # Frameworks are ranked by the pessimistic time: where the other one leads, the words say which is meant.
+    worst = " at worst" if priced.step_time_s < best.step_time_s else ""
+    return f"{shown} slower{worst}: more time in {PART_WORDS[grown[1]]} ({grown[0]:+.3g} s)"
 
 
 def all_searched(searches: list[Searched]) -> Searched:
