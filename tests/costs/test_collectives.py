@@ -198,3 +198,12 @@ def test_a_torus_is_crossed_axis_by_axis():
     pod = FABRICS["torus"]
     small = seconds(pod, "all_gather", 1024, 512)
     assert small < 30e-6, "three axes of eight: 21 hops, not 511"
+
+
+def test_a_broadcast_waits_for_its_own_chunks_at_every_hop():
+    """Of an all-gather each member starts with a share; a broadcast's whole message starts at one."""
+    fabric, size = FABRICS["a100"], 64e6
+    gathers = [seconds(fabric, "all_gather", size, ranks) for ranks in (64, 512)]
+    casts = [seconds(fabric, "broadcast", size, ranks) for ranks in (64, 512)]
+    assert casts[0] > gathers[0]
+    assert casts[1] - casts[0] > 1.5 * (gathers[1] - gathers[0])

@@ -107,9 +107,12 @@ def test_sequence_parallelism_splits_and_repeats_a_layers_collectives():
     """Two all-reduces each way; in halves, four and six, of which two gather inputs once more."""
     layouts = [Layout(tp=1), Layout(tp=2), Layout(tp=2, sequence_parallel=True)]
     columns = from_layouts(layouts)
-    forward, backward = tensor_collectives(columns)
-    assert forward.tolist() == [0, 2, 4] and backward.tolist() == [0, 2, 6]
     setting = Setting.of(MODEL, load_cluster("a100-80g:1x2"), job())
+    forward, backward = tensor_collectives(setting.behaviour, columns)
+    assert forward.tolist() == [0, 2, 4] and backward.tolist() == [0, 2, 6]
+    apart = setting.behaviour.but(input_reductions=3.0, input_gathers=3.0)
+    forward, backward = tensor_collectives(apart, columns)
+    assert forward.tolist() == [0, 2, 5] and backward.tolist() == [0, 3, 8]
     there, back = collectives_s(setting, columns, stage_layers(MODEL, columns), "first")
     one = MODEL.layers * setting.behaviour.host_collective_s
     assert there / one == pytest.approx([0, 2, 4]) and back / one == pytest.approx([0, 2, 6])

@@ -136,9 +136,19 @@ def _saturating(fill_s: Column | float, x: Column, half: float) -> Column:
 
 
 def _ring(
-    fabric: Fabric, group: Group, up: _Crossing, size: Column, trips: float, fraction: float
+    fabric: Fabric,
+    group: Group,
+    up: _Crossing,
+    size: Column,
+    trips: float,
+    fraction: float,
+    whole: bool = False,
 ) -> CollectiveCost:
-    """A ring over all members, `trips` times round (all-reduce 2, all-gather 1)."""
+    """A ring over all members, `trips` times round (all-reduce 2, all-gather 1).
+
+    Every member starts with its share of the tensor; `whole`: one starts with all of it (broadcast), so that
+    each hop further waits for the chunks of a long message, not of a share.
+    """
     link, net = fabric.link, fabric.network
     inside = group.members[0] - 1.0
     if fabric.levels[0].kind == "torus":
@@ -147,12 +157,13 @@ def _ring(
     inner_hops = trips * group.domains[0] * inside
     outer_hops_s = trips * up.ring_hops_s
     share = size / group.ranks
+    piece = size if whole else share
     latency = (
         link.base_s
         + inner_hops * link.step_s
         + net.hop_latencies * outer_hops_s
-        + _saturating(link.fill_base_s + inner_hops * link.fill_step_s, share, link.fill_half_bytes)
-        + _saturating(net.fill_latencies * outer_hops_s, share, net.fill_half_bytes)
+        + _saturating(link.fill_base_s + inner_hops * link.fill_step_s, piece, link.fill_half_bytes)
+        + _saturating(net.fill_latencies * outer_hops_s, piece, net.fill_half_bytes)
     )
     sent = trips * (group.ranks - 1.0) * share
     members = group.members[0]
@@ -230,10 +241,13 @@ def reduce_scatter_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> Co
 
 
 def broadcast_cost(fabric: Fabric, size_bytes: Numbers, group: Group) -> CollectiveCost:
-    """Parts of a broadcast: chunks pipelined round a ring, every rank forwards the tensor."""
+    """Parts of a broadcast: chunks pipelined round a ring, every rank forwards the tensor.
+
+    A reduction to one rank is the same run backwards.
+    """
     size = np.asarray(size_bytes, dtype=np.float64)
     up = _Crossing.of(fabric, group)
-    ring = _ring(fabric, group, up, size, 1.0, fabric.network.gather_fraction)
+    ring = _ring(fabric, group, up, size, 1.0, fabric.network.gather_fraction, whole=True)
     # The ring above moves (n-1)/n of the tensor through each link; a broadcast moves all of it.
     whole = group.ranks / np.maximum(group.ranks - 1.0, 1.0)
     return CollectiveCost(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.costs import pipeline
-from meshwright.costs.collectives import all_gather, all_reduce, reduce_scatter
+from meshwright.costs.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from meshwright.costs.columns import Floats, Ints, LayoutColumns, distinct
 from meshwright.costs.fabric import Fabric, place
 from meshwright.costs.frameworks import Behaviour
@@ -18,6 +18,10 @@ from meshwright.costs.tables import table
 PESSIMISTIC_TRAFFIC = 1.35
 """How much slower data-parallel traffic may be than modelled, for ranking: the 90th percentile of
 the collective model's error between nodes (docs/collectives.md) and a busy network."""
+
+OWNED_MATRICES = 5
+"""Large matrices of a layer that ranks own whole (`zero1_owners`): queries, keys and values in one, the output,
+three of the FFN (InternLM/InternEvo, internlm/model/modeling_internlm.py). Norms go with their neighbours."""
 
 
 def data_parallel_s(
@@ -69,6 +73,9 @@ def data_parallel_s(
             pieces = _pieces(framework, few, parameters[rows], layers.total(role)[rows])
             sizes = (parameters[rows] * framework.gradient_reduce_bytes, gathered[rows])
             traffic = _traffic(fabric, few, sizes, pieces, group, near)
+            if framework.zero1_owners:
+                owners = np.minimum(group, OWNED_MATRICES * layers.total(role)[rows])
+                traffic |= _by_owners(fabric, few, sizes, owners, group, near, traffic)
             here = {name: time[inverse] for name, time in traffic.items()}
             if framework.collectives_checked:
                 calls = _calls(framework, few, pieces, layers.total(role)[rows])
@@ -140,6 +147,30 @@ def _traffic(
         "scatter": pieces * reduce_scatter(fabric, gradient_size / pieces, sharded),
         "gather": pieces * all_gather(fabric, gather_size / pieces, sharded),
         "among_replicas": all_reduce(fabric, gradient_size / shard, replicated),
+    }
+
+
+def _by_owners(
+    fabric: Fabric,
+    few: LayoutColumns,
+    sizes: tuple[Floats, Floats],
+    owners: Floats,
+    group: Ints,
+    stride: Ints,
+    otherwise: dict[str, Floats],
+) -> dict[str, Floats]:
+    """ZeRO-1's traffic where whole tensors have owners: a reduction to each of them, a broadcast from each.
+
+    Unlike one collective over all shards, every message goes round all members before the next one has, so
+    the time grows with owners times members.
+    """
+    shard = np.where(few.zero > 0, np.minimum(few.shard_degree, group), group)
+    several = np.maximum(np.minimum(owners, shard), 1.0)
+    sharded = place(fabric, shard, stride=stride)
+    reduced, gathered = (several * broadcast(fabric, size / several, sharded) for size in sizes)
+    return {
+        "scatter": np.where(few.zero == 1, reduced, otherwise["scatter"]),
+        "gather": np.where(few.zero == 1, gathered, otherwise["gather"]),
     }
 
 

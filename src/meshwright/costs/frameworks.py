@@ -46,9 +46,23 @@ class Behaviour(Spec):
     zero1_all_reduce: bool = Field(
         description="ZeRO-1 all-reduces whole gradients instead of scattering them"
     )
+    zero1_owners: bool = Field(
+        description="ZeRO-1 gives whole tensors to ranks: gradients are reduced to their owner and weights "
+        "broadcast by it, one message an owner round a ring of all members"
+    )
     reduce_overlapped: bool = Field(description="gradient reduction runs beside the last backward")
     gather_overlapped: bool = Field(description="parameter gather runs beside the forward")
     tensor_overlapped: bool = Field(description="tensor-parallel collectives hide behind GEMMs")
+    input_reductions: float = Field(
+        ge=0,
+        description="all-reduces of input gradients in a layer's backward without sequence parallelism: one for "
+        "attention and one for the FFN where products that read one input share it, else one for each",
+    )
+    input_gathers: float = Field(
+        ge=0,
+        description="gathers of inputs in a layer's forward under sequence parallelism, and reduce-scatters of "
+        "their gradients: likewise",
+    )
     expert_overlapped: bool = Field(
         description="the all-to-alls of one micro-batch's experts run beside another's compute"
     )

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.costs.adapters import layer_matrices
 from meshwright.costs.columns import Bools, Floats, LayoutColumns
+from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.processors import check_s
 from meshwright.costs.setting import Setting
@@ -85,11 +86,11 @@ def collectives_s(
     """Host time to issue a stage's tensor-parallel collectives in (forward, backward)."""
     framework = setting.behaviour
     one = framework.host_collective_s * layers.total(role) * (framework.graphs == "none")
-    forward, backward = tensor_collectives(columns)
+    forward, backward = tensor_collectives(framework, columns)
     return forward * one, backward * one
 
 
-def tensor_collectives(columns: LayoutColumns) -> tuple[Floats, Floats]:
+def tensor_collectives(framework: Behaviour, columns: LayoutColumns) -> tuple[Floats, Floats]:
     """Number of a layer's tensor-parallel collectives in (forward, backward).
 
     A layer reduces its two outputs forward and the gradients of its two inputs backward. With sequence
@@ -97,8 +98,9 @@ def tensor_collectives(columns: LayoutColumns) -> tuple[Floats, Floats]:
     their weights' gradients: 4 and 6 (Megatron-LM, core/tensor_parallel/layers.py and mappings.py).
     """
     several, split = columns.tp > 1, columns.sequence_parallel > 0
-    forward = np.where(several, np.where(split, 4.0, 2.0), 0.0)
-    return forward, np.where(several, np.where(split, 6.0, 2.0), 0.0)
+    gathers, reductions = framework.input_gathers, framework.input_reductions
+    forward = np.where(several, np.where(split, 2.0 + gathers, 2.0), 0.0)
+    return forward, np.where(several, np.where(split, 2.0 + 2.0 * gathers, reductions), 0.0)
 
 
 def module_gathers_s(
@@ -134,7 +136,7 @@ def layer_checks_s(
         return np.zeros(columns.rows), np.zeros(columns.rows)
     tensor = layers.total(role) * check_s(columns.tp)
     expert = 2.0 * layers.moe[role] * check_s(columns.ep)
-    forward, backward = tensor_collectives(columns)
+    forward, backward = tensor_collectives(setting.behaviour, columns)
     return forward * tensor + expert, backward * tensor + expert
 
 

@@ -280,7 +280,8 @@ def _tensor_parallel(
     Without sequence parallelism: two all-reduces forward, two backward. With it each becomes an
     all-gather and a reduce-scatter of the same total size (Korthikanti et al. 2022, §4.2.2), and
     backward gathers the two column-parallel inputs once more for the weight gradients; those hide
-    behind the input-gradient product. An MoE layer's FFN pair is needed only by shared experts.
+    behind the input-gradient product. Where products that read one input do not share its collective,
+    there are more of them (`input_reductions`, `input_gathers`). An MoE layer's FFN pair is needed only by shared experts.
     """
     element = setting.job.precision.activation_bytes
     size = tokens * float(setting.model.hidden) * element
@@ -294,11 +295,15 @@ def _tensor_parallel(
     gather, scatter, reduce = gather + messages, scatter + messages, reduce + 2.0 * messages
     pairs = 2.0 if not moe or (setting.model.experts and setting.model.experts.shared_ffn) else 1.0
     sp = keys.sequence_parallel > 0
-    forward = pairs * np.where(sp, gather + scatter, reduce)
-    regather = np.maximum(pairs * gather - matmul[1] / 2.0, 0.0)
-    backward = forward + np.where(sp, regather, 0.0)
+    gathers = pairs / 2.0 * setting.behaviour.input_gathers
+    reductions = pairs / 2.0 * setting.behaviour.input_reductions
+    split = gathers * gather + pairs * scatter
+    forward = np.where(sp, split, pairs * reduce)
+    regather = np.maximum(gathers * gather - matmul[1] / 2.0, 0.0)
+    back = np.where(sp, gathers * scatter + pairs * gather, reductions * reduce)
+    backward = back + np.where(sp, regather, 0.0)
     if setting.behaviour.tensor_overlapped:
-        overlapped = (_pipelined(forward, matmul[0]), _pipelined(forward, matmul[1] / 2.0))
+        overlapped = (_pipelined(forward, matmul[0]), _pipelined(back, matmul[1] / 2.0))
         # User buffers are memory of NVLink peers: a group over hosts has none.
         forward = np.where(spans, forward, overlapped[0])
         backward = np.where(spans, backward, overlapped[1])
