@@ -272,9 +272,9 @@ def _returns(node: ast.FunctionDef) -> bool:
     """Whether a function returns a configuration: anything but a model alone, by what it declares."""
     if node.returns is not None and re.search(r"Provider", ast.unparse(node.returns)):
         return False
-    return any(
-        isinstance(inner, ast.Return) and inner.value is not None for inner in ast.walk(node)
-    )
+    found = [one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value]
+    parts = (re.match(r"(?!ConfigContainer)[A-Z]\w*Config\(", ast.unparse(one)) for one in found)
+    return bool(found) and not all(parts)  # a tokenizer's or a data set's alone is no run's
 
 
 def _fields(made: Made) -> tuple[dict[str, Any], str]:

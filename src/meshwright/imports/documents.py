@@ -15,6 +15,7 @@ from meshwright.imports import (
     automodel,
     axolotl,
     bridge_saved,
+    bridge_tables,
     cloud,
     deepspeed,
     easyr1,
@@ -114,6 +115,8 @@ def read(
             reading.job["loss"] = "liger"
         _left_open(text, name, reading)
         return reading, stamp
+    if bridge_tables.is_config(data):
+        return bridge_tables.read(data, given, folder), stamp
     if bridge_saved.is_config(data):
         return bridge_saved.read(data, given), stamp
     if accelerate.is_config(data) and "model_name_or_path" not in data:

@@ -268,6 +268,9 @@ def _in_name(options: Options, reading: Reading, usual: int) -> int:
             reading.guess(
                 "--model", f"the vocabulary is in {path[-60:]}; {usual}, Llama's, is taken"
             )
+    named = path.rsplit("/", 1)[-1]
+    if not told and usual == _TOKENIZERS["gpt2"] and path and not re.search(r"(?i)gpt-?_?2|^vocab", named if "/" not in path else path):  # fmt: skip
+        reading.guess("--model", f"the vocabulary is in {path[-60:]}; {usual}, GPT-2's, is taken")
     if not told or told == usual:
         return usual
     reading.guess("--model", f"the vocabulary is in {path[-60:]}; {told}, by its name, is taken")
