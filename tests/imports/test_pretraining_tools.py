@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshwright.imports.files import import_text
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.reading import Given, Imported
 from meshwright.specs import load_cluster
+from meshwright.specs.errors import SpecError
 
 ONE = Given(cluster=load_cluster("h100:1x8"))
 
@@ -147,3 +150,95 @@ def test_devices_by_the_names_that_clusters_give_them() -> None:
     assert found.cluster.device.name.startswith("MI250X") and found.cluster.gpus == 16
     npus = import_text("export HCCL_CONNECT_TIMEOUT=1\n" + MEGATRON.format("--bf16"), "a.sh", Given(guess=True))  # fmt: skip
     assert npus.cluster.device.name.startswith("Ascend 910B")
+
+
+def test_constants_of_nanogpt_alone() -> None:
+    """A file of constants is what nanoGPT trains with it: its sizes over nanoGPT's own."""
+    text = "wandb_log = True\nbatch_size = 12\nblock_size = 1024\ngradient_accumulation_steps = 5 * 8\nn_layer = 24\nn_head = 16\nn_embd = 1024\n"
+    found = import_text(text, "train_gpt2.py", ONE)
+    assert (found.model.layers, found.model.hidden, found.job.global_batch) == (24, 1024, 480)
+    assert found.layout.micro_batch == 12 and "all devices together" in _said(found)
+
+
+OLMOE = """
+model: {d_model: 1024, n_heads: 16, n_layers: 4, mlp_ratio: 2, weight_tying: false, rope: true, flash_attention: true, block_type: moe, layer_norm_type: rms,
+  activation_type: swiglu, max_sequence_length: 2048, vocab_size: 50280, embedding_size: 50304, include_bias: false, moe_top_k: 4, moe_num_experts: 16, moe_dropless: true}
+optimizer: {name: adamw, learning_rate: 4.0e-4}
+max_duration: 1ep
+global_train_batch_size: 64
+device_train_microbatch_size: 2
+precision: amp_bf16
+fsdp: {sharding_strategy: FULL_SHARD}
+"""
+
+
+def test_experts_of_olmo_blocks() -> None:
+    """A block of experts is a mixture, each expert half the width that gated activations are given."""
+    found = import_text(OLMOE, "moe.yml", ONE)
+    experts = found.model.experts
+    assert experts is not None and (experts.experts, experts.top_k, experts.ffn) == (16, 4, 1024)
+    assert "moe_num_experts" not in _said(found)
+
+
+HYPERPOD = """
+model: {hf_model_name_or_path: meta-llama/Llama-3.1-8B, train_batch_size: 2, max_context_width: 4096, activation_checkpointing: true, precision: bf16,
+  sharding_strategy: hybrid_shard, shard_degree: 8, optim: {name: adamw, lr: 0.0002}}
+trainer: {devices: 8, num_nodes: 2, max_steps: 50}
+"""
+
+
+def test_a_shard_group_of_a_stated_size() -> None:
+    """Hybrid shards are as large as the table says; hosts and their devices count."""
+    found = import_text(HYPERPOD, "run.yaml", Given(guess=True))
+    assert (found.model.name, found.cluster.gpus) == ("llama3.1-8b", 16)
+    assert (found.layout.zero, found.layout.shard, found.layout.recompute) == (3, 8, "full")
+
+
+def test_ffns_that_nothing_describes_are_a_guess() -> None:
+    """Sizes of a model without its FFNs' are completed, and that is said."""
+    text = "model: {dim: 1024, n_layers: 8, n_heads: 8}\ndata: {seq_len: 2048, batch_size: 4}\noptim: {lr: 3e-3}\ndistributed: {fsdp_type: full_shard}\n"
+    found = import_text(text, "own.yaml", ONE)
+    assert found.layout.zero == 3 and "FFNs are not described" in _said(found)
+
+
+def test_a_recipe_of_torchtitan_whose_file_is_not_here() -> None:
+    """The model by the file's name, the rest by the words over it."""
+    text = (
+        "torchrun --nnodes 1 --nproc_per_node 8 -m torchtitan.train --job.config_file torchtitan/models/llama3/train_configs/llama3_8b.toml "
+        "--training.local_batch_size 2 --training.seq_len 4096 --activation_checkpoint.mode full\n"
+    )
+    found = import_text(text, "run.sh", ONE)
+    assert (found.model.layers, found.job.seq_len, found.layout.micro_batch) == (32, 4096, 2)
+    assert "llama3_8b.toml is not here" in _said(found)
+
+
+BRIDGE = """
+recipe: {_target_: megatron.bridge.recipes.qwen.qwen3.qwen3_8b_pretrain_config, tensor_model_parallel_size: 2, context_parallelism: 2, seq_length: 8192}
+train: {train_iters: 10, global_batch_size: 32, micro_batch_size: 1}
+"""
+
+
+def test_a_table_that_names_a_bridge_recipe() -> None:
+    """The recipe's arguments and the tables beside it are overrides of the recipe."""
+    found = import_text(BRIDGE, "run.yaml", ONE)
+    assert (found.model.name, found.layout.tp, found.layout.cp) == ("qwen3-8b", 2, 2)
+    assert (found.job.seq_len, found.job.global_batch) == (8192, 32)
+
+
+def test_a_part_of_a_configuration_is_no_recipe() -> None:
+    """Functions that make a tokenizer's or a data set's configuration are not offered as runs."""
+    text = (
+        "from megatron.bridge.recipes.qwen.qwen3 import qwen3_8b_pretrain_config\nfrom megatron.bridge.training.config import ConfigContainer\n"
+        "def get_tokenizer_config():\n    return TokenizerConfig(tokenizer_type='x')\n"
+        "def create_config(args):\n    config = qwen3_8b_pretrain_config()\n    return config\n"
+    )
+    with pytest.raises(SpecError, match="takes model and batch from its command line"):
+        import_text(text, "pretrain.py", ONE)
+
+
+def test_other_systems_and_scripts_that_start_others() -> None:
+    """Cerebras' files are refused for what they are; a script whose one program is no training names what it starts."""
+    with pytest.raises(SpecError, match="Cerebras"):
+        import_text("width: 512\ndepth: 4\nbatch_size: 8\nlearning_rate: 1e-4\nbackend: CSX\n", "a.yaml", ONE)  # fmt: skip
+    with pytest.raises(SpecError, match=r"it starts run_pretrain\.sh"):
+        import_text("bash ./examples/run_pretrain.sh --x 1\npython3 evaluate/extract.py --log a\n", "a.sh", ONE)  # fmt: skip

@@ -207,6 +207,8 @@ def _refuse_other(data: Data, text: str, name: str) -> None:
         raise SpecError(
             "file", name, "describes no training run: it asks a service, which chooses how to run"
         )
+    if "num_csx" in str(data.get("runconfig")) or str(data.get("backend")) == "CSX":
+        raise SpecError("file", name, "describes no training run of GPUs or TPUs: it is for Cerebras' systems, which are not modelled")  # fmt: skip
     if "includes" in data and "modules" not in data:
         raise SpecError("file", name, "describes no training run of its own: it is a part that others include; import the experiment that names it")  # fmt: skip
     if any(re.search(r"(?:^|\.)vision_config\.\w", key) for key in flattened(data)):

@@ -76,10 +76,45 @@ def _files(launch: Launch) -> list[str]:
     return [word for word in words if word.endswith(".py") and not word.startswith("-")]
 
 
+def is_constants(tree: ast.Module) -> bool:
+    """Whether a Python file is constants of such a program, or the program with all of them at its top."""
+    found = _assigned(tree)
+    alone = all(isinstance(node, (ast.Assign, ast.Expr)) for node in tree.body)
+    sizes = {"batch_size", "block_size", "n_layer", "n_embd", "gradient_accumulation_steps"} & set(found)  # fmt: skip
+    return (alone and len(sizes) > 1) or (set(found) >= _SHAPE and "batch_size" in found)
+
+
+def read_constants(tree: ast.Module, given: Given, name: str) -> Reading:
+    """Return what nanoGPT runs with such a file.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    found = _assigned(tree)
+    options = Options({**_DEFAULTS, **found}, "")
+    options.assumed = set(_DEFAULTS) - set(found)
+    options.guessing = given.guess
+    reading = Reading(
+        "nanoGPT constants", options={"micro_batch": "batch_size", "accumulation": "gradient_accumulation_steps"}
+    )  # fmt: skip
+    _batches(options, reading, None, "gradient_accumulation_steps //= ddp_world_size")
+    reading.guess("gradient_accumulation_steps", "counts the micro-batches of all devices together, as in current versions; those of each in older ones")  # fmt: skip
+    _model(options, reading, given)
+    _job(options, reading)
+    if "gradient_accumulation_steps" not in found:
+        reading.guess("gradient_accumulation_steps", "40, nanoGPT's own, is taken")
+    return reading
+
+
 def _constants(named: str, folder: Path | None) -> dict[str, Any]:
-    """What a file's top level assigns to plain names: numbers, truths and texts."""
+    """What the file of constants that a command names assigns."""
     path = beside(folder, named) if named.endswith(".py") else None
     tree = parse_python(read_text(path, "file")) if path is not None else None
+    return {} if tree is None else _assigned(tree)
+
+
+def _assigned(tree: ast.Module | None) -> dict[str, Any]:
+    """What a file's top level assigns to plain names: numbers, truths and texts."""
     found: dict[str, Any] = {}
     for node in tree.body if tree is not None else []:
         if (
@@ -106,7 +141,7 @@ def _constant(node: ast.expr) -> Any:
     return None
 
 
-def _batches(options: Options, reading: Reading, launch: Launch, text: str) -> None:
+def _batches(options: Options, reading: Reading, launch: Launch | None, text: str) -> None:
     reading.micro_batch = options.whole("batch_size", default=12, least=1)
     reading.seq_len = options.whole("block_size", default=1024, least=1)
     steps = options.whole("gradient_accumulation_steps", default=1, least=1)
@@ -115,11 +150,13 @@ def _batches(options: Options, reading: Reading, launch: Launch, text: str) -> N
         reading.global_batch = steps * reading.micro_batch
     else:
         reading.accumulation = steps
+    reading.layout["zero"] = 0
+    if launch is None:
+        return
     started = any(word.rsplit("/", 1)[-1] in ("torchrun", "torch.distributed.run", "torch.distributed.launch") for word in launch.launcher)  # fmt: skip
     if not started:
         reading.devices = 1
         reading.note("python alone starts one process: one device is priced", "launcher")
-    reading.layout["zero"] = 0
 
 
 def _model(options: Options, reading: Reading, given: Given) -> None:

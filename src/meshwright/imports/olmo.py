@@ -130,9 +130,26 @@ def _model(options: Options, reading: Reading) -> Model:
             "positions": "alibi" if alibi else "rope" if rope else "learned",
             "max_positions": 0 if alibi or rope else options.whole("model.max_sequence_length", default=2048),
             "parallel_block": options.word("model.block_type") == "parallel",
+            "experts": _mixture(options, reading, stated // 2 if gated else stated),
         },
         "model",
     )  # fmt: skip
+
+
+def _mixture(options: Options, reading: Reading, ffn: int) -> dict[str, Any] | None:
+    """The experts of OLMoE's blocks, each as wide as a dense block's FFN would be."""
+    count = options.whole("model.moe_num_experts")
+    if options.word("model.block_type") != "moe" or count < 2:
+        return None
+    if not options.flag("model.moe_dropless", default=True):
+        reading.unmodelled("model.moe_dropless", "tokens over the capacity are dropped; the estimate drops none")  # fmt: skip
+    shared = options.flag("model.moe_shared_expert")
+    return {
+        "experts": count,
+        "top_k": options.whole("model.moe_top_k", default=2, least=1),
+        "ffn": ffn,
+        "shared_ffn": ffn if shared else 0,
+    }
 
 
 def read_script(module: Module, name: str, given: Given, words: Sequence[str] = ()) -> Reading:

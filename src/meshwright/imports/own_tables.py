@@ -15,7 +15,7 @@ from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
 
 _MODELS = re.compile(
-    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config|cfgs?)|student)\.(?:name|id|path|model_name|model_name_or_path|model_id|name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
+    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config|cfgs?)|student)\.(?:name|id|path|model_name|model_name_or_path|model_id|name_or_path|hf_model_name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
 )
 _RATES = ("lr", "learning_rate", "max_learning_rate", "max_lr")
 _BATCHES = (
@@ -68,7 +68,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
         renamed = _RENAMED.get(tail, _RENAMED.get(last, last))
         if value is not None and not _MODELS.search(name) and not _of_another(name):
             flags.setdefault(renamed, value)
-    for name in ("num_nodes", "gpus_per_node"):
+    for name in ("num_nodes", "nodes", *_PER_HOST):
         flags.pop(name, None)
     if "fsdp_algorithm" in flags and flags.pop(
         "fsdp_algorithm"
@@ -95,9 +95,11 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     if chosen:
         name_task(reading, chosen)
     reading.likely = device_named(" ".join(str(one) for name, one in flat.items() if _DEVICES.search(name))) or reading.likely  # fmt: skip
-    hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), ("gpus_per_node", "num_gpus_per_node", "devices", "gpus", "num_gpus")))  # fmt: skip
+    hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), _PER_HOST))  # fmt: skip
     reading.hosts, reading.per_host = (hosts or 1, per_host) if per_host else (0, 0)
-    reading.shard = _number(flat, "data_parallel_sharding_world_size")
+    reading.shard = _number(flat, "data_parallel_sharding_world_size", "shard_degree")
+    if not reading.shard and any(one.option.startswith(("hybrid", "hsdp")) for one in reading.remarks):  # fmt: skip
+        reading.shard = reading.per_host  # which the remark says
     return reading
 
 
@@ -111,6 +113,7 @@ def _shard(reading: Reading) -> None:
     reading.remarks = [one for one in reading.remarks if one.option not in ("sharding", "deepspeed", "ds_cfgs")]  # fmt: skip
 
 
+_PER_HOST = ("gpus_per_node", "num_gpus_per_node", "devices", "gpus", "num_gpus")
 _DEVICES = re.compile(
     r"(?i)(?:^|[._])(?:hardware|accelerators?|gpus?|device|gpu_(?:type|model|name)|\w*device_name\w*)$"
 )

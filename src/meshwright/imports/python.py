@@ -17,6 +17,7 @@ from meshwright.imports import (
     internevo,
     logs,
     nanochat,
+    nanogpt,
     nemo_recipes,
     olmo,
     programs,
@@ -69,6 +70,8 @@ def read(
         return logs.from_torchtitan(exported_titan.read(tree, world), "torchtitan recipe"), stamp
     if nanochat.is_program(text):
         return nanochat.read_program(text, given), stamp
+    if nanogpt.is_constants(tree):
+        return nanogpt.read_constants(tree, given, name), stamp
     module = parse_module(text, name, folder)
     if internevo.is_config(text):
         return internevo.read(module, given), stamp

@@ -48,6 +48,7 @@ from meshwright.imports.script_devices import (
 )
 from meshwright.imports.script_files import configuration
 from meshwright.imports.script_megatron import read_megatron
+from meshwright.imports.script_refusals import nothing_found, starts_another
 from meshwright.imports.shell import Script
 from meshwright.imports.tasks import name_task
 from meshwright.imports.words import shown, unmarked, unset
@@ -87,13 +88,9 @@ def read(
     if launch is None:
         if starts_arguments(text):
             raise SpecError("--args", None, ASKS_FOR_PROGRAM)
-        raise SpecError("file", name, _nothing(script, text))
+        raise SpecError("file", name, nothing_found(script, text))
     if launch.other:
-        raise SpecError(
-            "file",
-            name,
-            f"{posixpath.basename(launch.other)[:60]} does not train; a training script is expected",
-        )
+        raise SpecError("file", name, f"{posixpath.basename(launch.other)[:60]} does not train; a training script is expected{starts_another(text)}")  # fmt: skip
     reading, stamp = _dispatch(script, launch, name, given, folder, stamp)
     reading.device = reading.device or device_of(script)
     queue = " ".join(script.sbatch.get(one, "") for one in ("partition", "p", "constraint", "C"))
@@ -158,27 +155,6 @@ def _ends_in_arguments(line: str) -> bool:
         if not _OWN_OPTION.fullmatch(word):
             return False
     return False
-
-
-_OF_FILES = re.compile(r"\[\[? !? ?-[defhrsxL] ")
-"""A condition on the machine's files, which no option answers."""
-
-
-def _nothing(script: Script, text: str) -> str:
-    missing = f"; it includes {script.missing[0][:60]}, which is not here" if script.missing else ""
-    unset = [doubt for doubt in script.doubts if "$" in doubt and not _OF_FILES.match(doubt)]
-    started = re.findall(  # a bounded number of options: a line of nothing else costs its square
-        r"(?m)^(?![ \t]*#).*?\b(?:bash|sh)[ \t]+(?:-\w+[ \t]+){0,8}[\"']?([^\s\"'|;]*\.sh)\b", text
-    )
-    if not unset and started:
-        missing += f"; it starts {posixpath.basename(started[-1])[:60]}: import what that starts"
-    elif unset and re.search(
-        r"torchrun|accelerate|deepspeed|srun|sbatch|python|\.py\b|\.sh\b", text
-    ):
-        missing += (
-            f"; it depends on {unset[0]} (--set NAME=value or --args says, --guess takes the first)"
-        )
-    return f"no command that trains was found in this script{missing}"
 
 
 def _doubts(script: Script, reading: Reading) -> None:
@@ -256,6 +232,9 @@ def _dispatch(
     named = configuration(script, launch, folder)
     if named is not None:
         return _configured(script, launch, named, given, folder, stamp)
+    absent = torchtitan_registry.read_absent(program, words, given, folder)
+    if absent is not None:
+        return absent, stamp
     if "per-device-train-batch-size" not in flags_of(words):
         looped = own_loops.read(launch, given, folder)
         if looped is not None:

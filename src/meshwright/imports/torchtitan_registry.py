@@ -103,6 +103,32 @@ def read_constants(
     return reading
 
 
+_ABSENT = re.compile(r"(llama3|llama4|deepseek_v3|qwen3|gpt_oss)_(\w+)\.toml")
+
+
+def read_absent(
+    program: str, words: list[str], given: Given, folder: Path | None
+) -> Reading | None:
+    """What a command runs whose TOML is not here, by the TOML's name and what stands over it; None where that says too little.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    path = unmarked(str(flags_of(words).get("job.config-file", "")))
+    found = _ABSENT.fullmatch(path.rsplit("/", 1)[-1])
+    if found is None or "torchtitan" not in f"{program} {path}" or beside(folder, path) is not None:
+        return None
+    flavor = found.group(2).upper().replace("X", "x")
+    data = {"model": {"name": found.group(1), "flavor": flavor.removesuffix("_A3B").replace("_", ".")}}  # fmt: skip
+    said = overridden(words)
+    reading = read_toml(data, given, words)
+    reading.format = "torchtitan command"
+    left = [one for one in ("training.seq_len", "training.local_batch_size", "activation_checkpoint.mode") if one not in said]  # fmt: skip
+    also = f"; {', '.join(left)} are torchtitan's own" if left else ""
+    reading.guess("--job.config_file", f"{found.group(0)} is not here: its model by its name, and what the command says over it, are taken{also}")  # fmt: skip
+    return reading
+
+
 @cache
 def _recipes() -> dict[str, Any]:
     text = resources.files("meshwright.imports").joinpath("data/torchtitan_recipes.toml").read_text("utf-8")  # fmt: skip

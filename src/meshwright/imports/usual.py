@@ -46,7 +46,7 @@ BATCHES = (
 TOKENS = 65_536
 """From here on a batch is one of tokens."""
 NAMES = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "hf_model",
-         "config_name", "model_path", "model_variant", "init_ckpt", "model_dir", "model")  # fmt: skip
+         "config_name", "model_path", "model_variant", "init_ckpt", "model_dir", "hf_model_name_or_path", "model")  # fmt: skip
 _SHARED_SEQUENCES = (
     "seq_parallel_size", "sequence_parallel_degree", "seq_parallel_degree", "sp_degree", "ulysses_degree", "ulysses_parallel_size",
     "ulysses_sequence_parallel_size", "ulysses_size", "ds_sequence_parallel_size",
@@ -165,6 +165,8 @@ def _shape(options: Options, reading: Reading) -> Model | None:
     if experts > 1 and not (options.whole(*_CHOSEN) and options.whole(*_EXPERT_FFN)):
         raise SpecError("--model", None, f"the file describes a mixture of {experts} experts, but not how many are chosen or how wide they are: give --model")  # fmt: skip
     ffn, vocab = options.whole(*_FFN), options.whole("vocab_size", "padded_vocab_size")
+    if not ffn and not kind:
+        reading.guess("--model", f"its FFNs are not described: two matrices of {4 * hidden} are taken, as GPT-2 has them")  # fmt: skip
     gated = bool(re.search(r"llama|mi[sx]tral|qwen|gemma|yi|deepseek|olmo", kind)) or bool(
         ffn and ffn < 4 * hidden
     )
@@ -242,7 +244,7 @@ def _degrees(options: Options, reading: Reading) -> None:
 
 
 def _sharding(options: Options, reading: Reading) -> None:
-    strategy = options.word("sharding_strategy", "fsdp_sharding_strategy", "dist_strategy")
+    strategy = options.word("sharding_strategy", "fsdp_sharding_strategy", "dist_strategy", "fsdp_type")  # fmt: skip
     strategy = strategy.replace("-", "_").removeprefix("fsdp_") or strategy
     if not strategy and str(options.values.get("strategy")).strip().lower() in (*_SHARDING, "auto"):
         strategy = options.word("strategy")  # of many things a program calls so
@@ -316,7 +318,14 @@ def precision(options: Options, reading: Reading) -> None:
     """
     words = [
         options.word(name)
-        for name in ("mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype")
+        for name in (
+            "mixed_precision",
+            "precision",
+            "dtype",
+            "torch_dtype",
+            "compute_dtype",
+            "model_dtype",
+        )
     ]
     # Switched on, in a width that another option says, or that the file leaves open.
     kind = next((one for one in words if one not in ("", "true", "yes", "1", "auto")), "")

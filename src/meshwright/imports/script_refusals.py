@@ -1,0 +1,38 @@
+"""What is said of a script in which no command trains."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+from meshwright.imports.shell import Script
+
+_OF_FILES = re.compile(r"\[\[? !? ?-[defhrsxL] ")
+"""A condition on the machine's files, which no option answers."""
+
+
+def starts_another(text: str) -> str:
+    """What is said of the last script that a script starts; empty where it starts none."""
+    started = re.findall(  # a bounded number of options: a line of nothing else costs its square
+        r"(?m)^(?![ \t]*#).*?\b(?:bash|sh)[ \t]+(?:-\w+[ \t]+){0,8}[\"']?([^\s\"'|;]*\.sh|\$\{?TRAIN\w*)\b",
+        text,
+    )
+    if not started:
+        return ""
+    return f"; it starts {posixpath.basename(started[-1])[:60]}: import what that starts"
+
+
+def nothing_found(script: Script, text: str) -> str:
+    """The sentence for a script without a training command: what it includes, depends on or starts."""
+    missing = f"; it includes {script.missing[0][:60]}, which is not here" if script.missing else ""
+    unset = [doubt for doubt in script.doubts if "$" in doubt and not _OF_FILES.match(doubt)]
+    started = starts_another(text)
+    if not unset and started:
+        missing += started
+    elif unset and re.search(
+        r"torchrun|accelerate|deepspeed|srun|sbatch|python|\.py\b|\.sh\b", text
+    ):
+        missing += (
+            f"; it depends on {unset[0]} (--set NAME=value or --args says, --guess takes the first)"
+        )
+    return f"no command that trains was found in this script{missing}"
