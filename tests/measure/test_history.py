@@ -169,3 +169,35 @@ def test_a_line_that_is_no_run_is_refused(tmp_path: Path, line: str) -> None:
     )
     with pytest.raises(SpecError):
         list(read_history(path))
+
+
+MEGATRON = """using world size: 16, data-parallel-size: 1, tensor-model-parallel size: 4, pipeline-model-parallel size: 4
+------------------------ arguments ------------------------
+""" + "".join(
+    f"  {name} {'.' * (40 - len(name))} {value}\n"
+    for name, value in {
+        "adam_beta1": 0.9, "adam_beta2": 0.999, "attention_dropout": 0.1, "bf16": False,
+        "clip_grad": 1.0, "ffn_hidden_size": 8192, "fp16": True, "global_batch_size": 4,
+        "hidden_dropout": 0.1, "hidden_size": 2048, "lr": 1e-4, "max_position_embeddings": 1024,
+        "micro_batch_size": 1, "num_attention_heads": 16, "num_layers": 8,
+        "padded_vocab_size": 50304, "pipeline_model_parallel_size": 4, "seq_length": 1024,
+        "tensor_model_parallel_size": 4, "train_iters": 100, "weight_decay": 0.1, "world_size": 16,
+        "data_parallel_size": 1, "use_checkpoint_lr_scheduler": False,
+    }.items()
+)  # fmt: skip
+
+
+def test_a_log_s_own_world_counts_and_not_the_cluster_s_size(tmp_path: Path) -> None:
+    """A run on two hosts of a large cluster: the rest of it is no data parallelism of the run."""
+    log = tmp_path / "train.log"
+    log.write_text(MEGATRON + "".join(
+        f" iteration {n}/ 100 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |\n"
+        for n in range(1, 9)
+    ))  # fmt: skip
+    (seen,) = gather([str(log)], [], load_cluster("v100:32x8")).sightings
+    assert seen.run.layout.world == 16 and seen.run.layout.dp == 1
+    (exact,) = gather([str(log)], [], load_cluster("v100:2x8")).sightings
+    assert exact.run.layout == seen.run.layout
+    log.write_text("nothing of a step\n" * 9)
+    with pytest.raises(SpecError, match="tells no time or speed"):
+        gather([str(log)], [], load_cluster("v100:2x8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import run as run_command
+from meshwright.cli.calibrating import gather
 from meshwright.costs.step import estimate
 from meshwright.measure.looking import constant_bound, crossing
 from meshwright.measure.racing import Race, looks, quantile, trimmed
-from meshwright.measure.settle import Finish, finalists, settled
+from meshwright.measure.settle import HERE, Finish, finalists, settled
 from meshwright.planner.report import markdown_report
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.clusters import load_cluster
@@ -21,6 +23,7 @@ from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Alternative, Plan, load_plan, save_plan
+from meshwright.specs.settled import ADVICE
 
 MODEL = Model(name="tiny", layers=2, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=64, vocab=128)
 JOB = Job(seq_len=16, global_batch=4, precision=RECIPES["fp32"], framework="meshwright")
@@ -199,3 +202,44 @@ def test_a_command_of_the_user_is_read_back_from_its_log(tmp_path: Path) -> None
     assert best.measured_s == pytest.approx(0.10125) and best.layout.dp == 2
     assert other.outcome == "slower" and other.measured_s == pytest.approx(0.15125)
     assert run_command(["settle", str(path), "--launch", "true"]) == 2
+
+
+def test_what_a_race_measured_calibrates_the_plan_s_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, mine = tmp_path / "plan.toml", tmp_path / "mine.toml"
+    plan = plan_of(Layout(dp=2, micro_batch=2), Layout(tp=2, micro_batch=4))
+    plan = plan.but(notes=("a fact", f"too close to call: {ADVICE}"))
+    save_plan(plan, path)
+    assert run_command(["calibrate", "--cluster", "cpu:1x2", "--from", str(path)]) == 2
+    assert "settled" in capsys.readouterr().err
+    racers = finalists(plan)
+    slow = {at: [1.2 * priced.step_time_s] * 8 for at, (_, priced) in enumerate(racers)}
+    finish = Finish(slow, {1: "slower"}, {0: 0.01, 1: 0.01}, 0, False, 8)
+    result = settled(plan, racers, finish, confidence=0.95, seconds=1.0, where=HERE)
+    assert result.notes == ("a fact",)  # what advised to race is done
+    save_plan(result, path)
+    command = ["calibrate", "--cluster", "cpu:1x2", "--from", str(path), "-o", str(mine)]
+    assert run_command(command) == 0
+    assert "median error over 2 measurements" in capsys.readouterr().out
+    seen = gather([str(path)], [], load_cluster("cpu:1x2")).sightings
+    assert [one.step_time_s for one in seen] == [times[0] for times in slow.values()]
+    assert {one.run.layout.label() for one in seen} == {x.label() for x, _ in racers}
+    # Settled once, nothing is left to race; asked for JSON, JSON is what is printed.
+    alone = result.but(alternatives=())
+    save_plan(alone, path)
+    assert run_command(["settle", str(path), "--json"]) == 0
+    told = capsys.readouterr()
+    assert "it was, on" in told.err and json.loads(told.out)["runs"][0]["outcome"] == "fastest"
+
+
+def test_a_race_teaches_the_cluster_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, mine = tmp_path / "plan.toml", tmp_path / "mine.toml"
+    save_plan(plan_of(Layout(dp=2, micro_batch=2), Layout(tp=2, micro_batch=4)), path)
+    script = tmp_path / "run.sh"
+    script.write_text(f'printf "{LOG}"\n')
+    command = ["settle", str(path), "--launch", f"bash {script} {{plan}}", "--learn", str(mine)]
+    assert run_command(command) == 0
+    assert "written to" in capsys.readouterr().out and load_cluster(str(mine)).gpus == 2

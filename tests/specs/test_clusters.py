@@ -178,3 +178,9 @@ def test_a_plan_file_is_a_cluster_file(tmp_path):
     assert load_cluster({"schema_version": 1, "cluster": cluster.plain()}) == cluster
     (tmp_path / "without-suffix").write_text('device = "h100"\nnodes = 3\n')
     assert load_cluster(str(tmp_path / "without-suffix")).gpus == 24
+
+
+@pytest.mark.parametrize("size", ["2x", "x4", "two", ""])
+def test_a_file_with_half_a_size_asks_for_a_size(size):
+    with pytest.raises(SpecError, match=r"a size is expected, such as mine\.toml:1x4"):
+        load_cluster(f"mine.toml:{size}")

@@ -23,7 +23,7 @@ def command(
     sources: list[str] = typer.Option(
         ...,
         "--from",
-        help="Training log, run folder, metrics.jsonl, Kineto trace, nccl-tests output or CSV of runs; "
+        help="Training log, run folder, metrics.jsonl, settled plan, Kineto trace, nccl-tests output or CSV of runs; "
         "may be given several times.",
     ),
     plans: list[str] = typer.Option(
@@ -35,7 +35,7 @@ def command(
     """Fit your own cluster to your own measurements.
 
     Reads training logs of the frameworks that `diagnose` knows, folders of `meshwright train`, the
-    local history of runs, profiler traces (their collectives), nccl-tests output, and tables of runs
+    local history of runs, plans that `meshwright settle` raced, profiler traces (their collectives), nccl-tests output, and tables of runs
     in the evidence schema. Fits only the constants that these data identify, each with an 80 %
     interval, says which it cannot tell apart, what one further run would tell most, and by how much
     the error fell. The result is a cluster file that every command accepts.
@@ -47,6 +47,7 @@ def command(
     from meshwright.cli.output import finite, print_json
     from meshwright.evidence.calibrate import calibrate
     from meshwright.specs.clusters import load_cluster
+    from meshwright.specs.quantities import counted
     from meshwright.specs.writing import write_atomically
 
     base = load_cluster(cluster)
@@ -59,7 +60,8 @@ def command(
     if as_json:
         print_json(finite(_as_data(result, skipped)))
         return
-    _print_constants(result.constants)
+    if result.constants:
+        _print_constants(result.constants)
     for source, measured, before, after in result.rows[:20]:
         print(
             f"{source}: measured {1e3 * measured:.1f} ms, predicted {1e3 * before:.1f} before "
@@ -72,7 +74,7 @@ def command(
     if result.advice:
         print(f"next: {result.advice}")
     print(
-        f"\nmedian error over {result.measurements} measurements: "
+        f"\nmedian error over {counted(result.measurements, 'measurement')}: "
         f"{100 * result.error_before:.1f} % before, {100 * result.error_after:.1f} % after"
     )
     for line in skipped[:MOST_SKIPPED]:
@@ -115,14 +117,19 @@ def _print_constants(constants: Iterable[Constant]) -> None:
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     table.add_column("unit")
     table.add_column("80 % interval")
+    silent = []
     for constant in constants:
-        interval = f"{constant.low:.3g} to {constant.high:.3g}"
+        name = constant.name.removeprefix("levels.").removeprefix("device.")
+        name = name.removesuffix("_bytes_s").removesuffix("_s")
         if not constant.identified:
-            interval = "not in these data"
-        elif math.isnan(constant.low):
-            interval = ""
+            silent.append(name)
+            continue
+        interval = f"{constant.low:.3g} to {constant.high:.3g}"
         table.add_row(
-            constant.name.removeprefix("levels.").removesuffix("_bytes_s").removesuffix("_s"),
-            f"{constant.before:.4g}", f"{constant.after:.4g}", constant.unit, interval,
+            name, f"{constant.before:.4g}", f"{constant.after:.4g}", constant.unit,
+            "" if math.isnan(constant.low) else interval,
         )  # fmt: skip
-    Console().print(table)
+    if table.row_count:
+        Console().print(table)
+    if silent:
+        print(f"not in these data: {', '.join(silent)}")

@@ -20,6 +20,8 @@ from meshwright.evidence.calibrate import Sighting
 from meshwright.evidence.import_rows import Run
 from meshwright.evidence.nccl_tests import is_nccl_tests, parse_nccl_tests
 from meshwright.evidence.rows import Row, read_rows
+from meshwright.measure.racing import FIRST_LOOK
+from meshwright.measure.settle import HERE
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import TABLE_BYTES, read_text
@@ -72,6 +74,8 @@ def gather(sources: Sequence[str], plans: Sequence[str], cluster: Cluster) -> Ma
             found.timings += collectives_of(read_trace(Source(name=source, path=path)), cluster)
         elif path.name.endswith(".jsonl"):
             _own(path, found)
+        elif path.name.endswith(".toml"):
+            _settled(source, found)
         else:
             _text(source, found, waiting, cluster)
     return found
@@ -112,6 +116,28 @@ def _own(file: Path, found: Material) -> None:
     )  # fmt: skip
 
 
+def _settled(source: str, found: Material) -> None:
+    """The finalists of a plan that `meshwright settle` ran."""
+    plan = load_plan(source)
+    if plan.settled is None:
+        raise SpecError("from", source, "a plan that was settled, a log, a trace or a table")
+    found.sightings += sightings_of(plan, source)
+
+
+def sightings_of(plan: Plan, source: str) -> list[Sighting]:
+    """What a settled plan measured; runs of its own engine are priced as such."""
+    if plan.settled is None:
+        return []
+    job = plan.job
+    if plan.settled.where == HERE:
+        job = job.but(framework="meshwright")
+    return [
+        _sighting(f"{source}, {run.layout.label()}", plan.model, job, run.layout, run.measured_s)
+        for run in plan.settled.runs
+        if run.measured_s and run.steps >= FIRST_LOOK
+    ]
+
+
 def _sighting(source: str, model: Model, job: Job, layout: Layout, step_s: float) -> Sighting:
     from meshwright.specs.clusters import load_cluster
 
@@ -133,6 +159,8 @@ def _text(source: str, found: Material, plans: list[Plan], cluster: Cluster) -> 
         return
     reading = read_text_log(text.splitlines(), source)
     part = judge_log(reading)
+    if not any(name in part.figures for name in ("step_time_s", *_RATES)):
+        raise SpecError("from", source, "tells no time or speed of a step that is known here")
     plan = None
     if len(reading.table) < 20:
         if not plans:
@@ -151,6 +179,9 @@ def _text(source: str, found: Material, plans: list[Plan], cluster: Cluster) -> 
     if step is None:
         raise SpecError("from", source, "tells no time or speed of a step")
     found.sightings.append(_sighting(source, plan.model, plan.job, plan.layout, step))
+
+
+_RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s")
 
 
 def _step_s(figures: Mapping[str, object], plan: Plan) -> float | None:

@@ -23,6 +23,9 @@ def command(
     launch: str = typer.Option(
         "", "--launch", help="A command that runs {plan} elsewhere and prints its framework's log."
     ),
+    learn: str = typer.Option(
+        "", "--learn", help="Write the plan's cluster here, calibrated on what was measured."
+    ),
     seed: int = typer.Option(0, help="Draws the order within each round."),
     as_json: options.AsJson = False,
 ) -> None:
@@ -30,20 +33,26 @@ def command(
 
     Finalists are the chosen layout and the alternatives whose ranges overlap with its own. They take
     turns step by step, and one is out as soon as it is slower at the stated confidence. Running out
-    of memory is a result. The plan file keeps the evidence, and `explain` cites it.
+    of memory is a result. The plan file keeps the evidence, and `explain` cites it. With --learn mine.toml
+    the cluster's constants are fitted to the race, for the next plan.
 
     Here they run on the engine's own processes. With --launch 'bash run.sh {plan}' each runs where that
     command takes it, for as long as it lasts, and step times are read from the log that it prints.
     """
     from meshwright.cli.output import print_json
-    from meshwright.measure.settle import cost_s, settled
+    from meshwright.measure.settle import HERE, cost_s, settled
     from meshwright.measure.settle import finalists as choose
     from meshwright.specs.plan import load_plan, save_plan
 
     loaded = load_plan(plan)
     racers = choose(loaded, finalists)
     if len(racers) < 2:
-        print("nothing to settle: no alternative's range overlaps with the chosen layout's")
+        told = "no alternative's range overlaps with the chosen layout's"
+        if loaded.settled is not None:
+            told = f"it was, on {loaded.settled.date}: {loaded.settled.sentence}"
+        print(f"nothing to settle: {told}", file=sys.stderr if as_json else sys.stdout)
+        if as_json:
+            print_json(loaded.settled.plain() if loaded.settled else {})
         return
     expected = min(cost_s(racers, steps), seconds)
     print(
@@ -60,16 +69,37 @@ def command(
         where = launch.split()[0]
     else:
         finish = _race(loaded, racers, steps, seconds, confidence, seed)
-        where = "this machine's processes"
+        where = HERE
     result = settled(
         loaded, racers, finish, confidence=confidence, seconds=time.monotonic() - began, where=where
     )
     save_plan(result, output or plan)
+    learned = _learn(result, output or plan, learn) if learn else ""
     if as_json:
         assert result.settled is not None
         print_json(result.settled.plain())
     else:
         _show(result, output or plan)
+        print(learned or f"next: meshwright calibrate --cluster CLUSTER --from {output or plan} "
+              "fits a cluster's constants to these times")  # fmt: skip
+
+
+def _learn(plan: Any, path: str, learn: str) -> str:
+    """Fit the plan's cluster to the race and write it; returns what became of it, in a sentence."""
+    import tomli_w
+
+    from meshwright.cli.calibrating import sightings_of
+    from meshwright.evidence.calibrate import calibrate
+    from meshwright.specs.writing import write_atomically
+
+    found = calibrate(plan.cluster, sightings=sightings_of(plan, path))
+    write_atomically(learn, tomli_w.dumps(found.cluster.plain()))
+    if found.refused:
+        return f"{found.refused}; {learn} has the cluster as it was"
+    return (
+        f"calibrated on {found.measurements} layouts: predictions of them are off by "
+        f"{100 * found.error_before:.1f} % before, {100 * found.error_after:.1f} % after; written to {learn}"
+    )
 
 
 def _race(plan: Any, racers: Any, steps: int, seconds: float, confidence: float, seed: int) -> Any:

@@ -9,6 +9,7 @@ from meshwright.costs.flops import model_flops_per_token
 from meshwright.diagnose.log_reading import LogReading
 from meshwright.diagnose.records import Evidence, Part, of
 from meshwright.diagnose.text_values import count
+from meshwright.evidence.calibrate import resized
 from meshwright.evidence.machines import SkipRow, device_key
 from meshwright.evidence.rows import Row
 from meshwright.specs.cluster import Cluster
@@ -87,6 +88,8 @@ def setting_of(
 
     world = reading.setting("world") or count(_argument(reading, "world_size")) or 0
     on = cluster or cluster_of(reading, world or 8)
+    if on is not None and 0 < world < on.gpus:
+        on = resized(on, world)
     if on is None:
         part.missing.append("what it ran on (--cluster, as h100:8x8): whether this speed is good")
         return None

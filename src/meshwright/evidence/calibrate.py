@@ -5,7 +5,8 @@ it was, and said to be. Each is fitted towards what it was before, so a few runs
 can tell; its interval says how far that is, and constants that the runs cannot tell apart are named.
 Each has one meaning: the sustained matrix-product rate and the memory
 bandwidth of the device, and the constants of its links: those of `costs/data/links.toml` from timed
-collectives, the bandwidth and latency of each level from whole runs. Runs that a fit to the others does
+collectives, the bandwidth and latency of each level from whole runs; of a machine that measured itself, the
+paces of what it measured (`measured_knobs.py`). Runs that a fit to the others does
 not foretell move nothing.
 """
 
@@ -34,11 +35,16 @@ from meshwright.evidence.calibrate_fit import (
 from meshwright.evidence.import_rows import Run, import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.measured import measured_step_time_s
+from meshwright.evidence.measured_knobs import measured_knobs
 from meshwright.evidence.predict import predict_runs
 from meshwright.evidence.rows import Row
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.quantities import counted
 
+UNMOVED = (
+    "no constant of this cluster moves what is predicted of the {}: nothing was changed for them"
+)
 REFUSED = (
     "the {} runs do not share one cause: left out in turn, each is predicted better by the constants as "
     "they were than by a fit to the others; nothing was changed for them"
@@ -119,12 +125,15 @@ def calibrate(
         precisions = sorted({run.job.precision.compute for run in runs})
         # Timed collectives say more of the links than whole runs do.
         knobs = ([] if timings else link_knobs(cluster)) + device_knobs(cluster, precisions)
+        knobs += measured_knobs(cluster)
 
         def predict(candidate: Cluster) -> Logs:
             return np.asarray(np.log(_run_times(candidate, runs)))
 
         fitted, found, heard = fit_to(cluster, predict, np.log(measured), knobs)
-        if foretells(cluster, predict, np.log(measured), heard.knobs):
+        if not heard.knobs:
+            fitted, refused = cluster, UNMOVED.format(counted(len(runs), "run"))
+        elif foretells(cluster, predict, np.log(measured), heard.knobs):
             constants += found
             alike = tuple(told_apart(heard, fitted, predict))
             advice = _advice(fitted, runs, heard)

@@ -15,9 +15,12 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate, Plan
-from meshwright.specs.settled import Outcome, Settled, SettledRun
+from meshwright.specs.settled import ADVICE, Outcome, Settled, SettledRun
 
 Report = Callable[[Any], None]
+
+HERE = "this machine's processes"
+"""Where a race was run that took no command."""
 
 MEMORY_SIGNS = ("out of memory", "can't allocate", "SIGKILL", "OutOfMemory", "Cannot allocate")
 """In what a rank says, or in how it ends, where memory was what it lacked."""
@@ -255,10 +258,17 @@ def settled(
             "layout": layout.model_dump(exclude_unset=True),
             "estimate": priced.model_dump(exclude_unset=True), "fits": priced.fits,
             "alternatives": (), "flip_points": (),
-            "notes": (*plan.notes, f"{plan.layout.label()} was chosen by prediction; measured, "
-                      f"{layout.label()} is faster"),
+            "notes": (*_still_true(plan.notes), f"{plan.layout.label()} was chosen by prediction; "
+                      f"measured, {layout.label()} is faster"),
         }  # fmt: skip
+    else:
+        changes["notes"] = _still_true(plan.notes)
     return plan.but(**changes)
+
+
+def _still_true(notes: Sequence[str]) -> tuple[str, ...]:
+    """A plan's notes without the advice to settle it."""
+    return tuple(note for note in notes if not note.endswith(ADVICE))
 
 
 def sentence(runs: Sequence[SettledRun], confidence: float) -> str:

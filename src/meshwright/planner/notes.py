@@ -25,6 +25,7 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate
 from meshwright.specs.quantities import format_bytes, format_seconds
+from meshwright.specs.settled import ADVICE
 
 LOSS_WORDS = {
     "chunked": "made in chunks, computed again in backward",
@@ -127,10 +128,7 @@ def _too_close(ranked: Candidates, chosen: Layout, pessimistic_s: float) -> str 
             return None
         layout = ranked.columns.layout(row)
         if (layout.tp, layout.pp, layout.ep) != (chosen.tp, chosen.pp, chosen.ep):
-            return (
-                f"too close to call: {layout.label()} is within {abs(gap):.1%}; a ten-step run of "
-                f"both would settle it"
-            )
+            return f"too close to call: {layout.label()} is within {abs(gap):.1%}; {ADVICE}"
     return None
 
 

@@ -18,6 +18,7 @@ from meshwright.specs.topology import Topology, host_levels, parse_topology
 _SIZE = re.compile(r"(\d{1,7})(?:x(\d{1,4}))?")
 _FILE_SUFFIXES = (".toml", ".json", ".yaml", ".yml")
 _SIZED_FILE = re.compile(r"(.+\.(?:toml|json|yaml|yml)):(\d{1,7})(?:x(\d{1,4}))?", re.IGNORECASE)
+_FILE_AND_MORE = re.compile(r"(.+\.(?:toml|json|yaml|yml)):.*", re.IGNORECASE)
 _TOPOLOGY_SUFFIXES = (".txt", ".topo", ".log")
 
 
@@ -57,6 +58,8 @@ def load_cluster(what: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
         if not nodes or not per_node:
             raise SpecError("cluster", text, f"a size is expected, such as {sized[1]}:1x4")
         return scaled(cluster, nodes, per_node)
+    if halved := _FILE_AND_MORE.fullmatch(text):
+        raise SpecError("cluster", text, f"a size is expected, such as {halved[1]}:1x4")
     name, _, size = text.partition(":")
     if size.lower().endswith(_TOPOLOGY_SUFFIXES):
         return _from_topology(name, size)

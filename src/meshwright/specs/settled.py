@@ -9,6 +9,9 @@ from pydantic import Field
 from meshwright.specs.base import Spec
 from meshwright.specs.layout import Layout
 
+ADVICE = "a ten-step run of both would settle it"
+"""How the note of a plan ends whose finalists are too close to call; a settled plan has none."""
+
 Outcome = Literal["fastest", "slower", "too close to call", "out of memory", "failed"]
 
 
