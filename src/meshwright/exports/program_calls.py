@@ -41,6 +41,8 @@ def given_back(called: str, args: list[Any]) -> Any:
 
 def of_text(text: object, method: str, args: list[Any]) -> Any:
     """What a method of a text returns; None where it is not known."""
+    if method == "join" and isinstance(text, str) and len(args) == 1 and isinstance(args[0], list):
+        return text.join(args[0])[:_LONGEST] if all(isinstance(one, str) for one in args[0]) else None  # fmt: skip
     plain = all(isinstance(one, (str, int)) and len(str(one)) < 100 for one in args)
     if method not in _OF_TEXT or not isinstance(text, str) or not plain or len(text) > _LONGEST:
         return None

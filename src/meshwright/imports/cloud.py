@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.exports.stamp import Stamp
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.script_devices import device_named
+from meshwright.imports.script_devices import device_named, instance
 from meshwright.specs.errors import SpecError
 
 _SIZES = {
@@ -106,6 +106,11 @@ def size(data: dict[str, Any], reading: Reading) -> None:
         reading.likely = device_named(parts[0]) or reading.likely
         if last.isdigit() and not reading.world():
             reading.hosts, reading.per_host = max(found["hosts"], default=1), int(last)
+    asked = next((one for one in map(instance, places) if one[0]), ("", 0))
+    if asked[0]:
+        reading.likely = asked[0]
+        if not reading.world():
+            reading.hosts, reading.per_host = max(found["hosts"], default=1), asked[1]
     gpus = data.get("compute", {}).get("gpus") if isinstance(data.get("compute"), dict) else None
     if isinstance(gpus, int) and not reading.world():
         reading.devices = gpus

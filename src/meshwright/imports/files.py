@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 from meshwright.exports.stamp import Stamp, read_stamp
-from meshwright.imports import documents, logs, python, scripts
+from meshwright.imports import documents, logs, notebooks, python, scripts
 from meshwright.imports.complete import complete
 from meshwright.imports.model_files import describe
-from meshwright.imports.program_settings import notebook_program
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Imported, Reading
 from meshwright.specs.errors import SpecError
@@ -21,10 +20,6 @@ _COMMAND = re.compile(
     r"^[^\S\n]*(?:torchrun|srun|deepspeed|accelerate launch|python3? |uv run|#SBATCH|tune run|llamafactory-cli|export |bash )",
     re.MULTILINE,
 )
-
-
-_STARTS_MORE = re.compile(r"\bnotebook_launcher\(|\btorchrun\b|accelerate launch|\bspawn\(")
-"""What starts more processes out of a notebook."""
 
 
 def import_file(path: str | Path, given: Given | None = None) -> Imported:
@@ -68,12 +63,7 @@ def read_any(text: str, name: str, given: Given, folder: Path | None) -> tuple[R
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".ipynb":
-        program = notebook_program(text, "file", name)
-        found, stamp = python.read(program, name, given, folder, read_stamp(program))
-        if not found.world() and not _STARTS_MORE.search(program):
-            found.devices = 1
-            found.note("a notebook trains in one process, on one device", "file")
-        return found, stamp
+        return notebooks.read(text, name, given, folder)
     stamp = read_stamp(text)
     logged = logs.read(text, given)
     if logged is not None:

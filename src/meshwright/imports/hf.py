@@ -144,8 +144,9 @@ def launcher(
     if path is None and named and script.directory:
         path = beside(folder, f"{script.directory}/{named}")
     data: dict[str, Any] = {}
-    if path is not None or named in script.files:
-        body = read_text(path, "--config_file") if path is not None else script.files[named]
+    written = script.files.get(named) or script.files.get(posixpath.basename(named))
+    if path is not None or written:
+        body = read_text(path, "--config_file") if path is not None else written or ""
         parsed = parse_yaml(body, "--config_file", named, LIMITS)
         data = parsed if isinstance(parsed, dict) else {}
     elif named:

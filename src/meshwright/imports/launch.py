@@ -35,7 +35,7 @@ _TOOLS = (
     "xtuner",
     "open_instruct",
 )
-_ON_ONE_HOST = ("llamafactory-cli", "swift", "megatron")
+_ON_ONE_HOST = ("llamafactory-cli", "swift", "megatron", "xtuner")
 """Tools that start torchrun themselves, on one host unless NNODES says otherwise."""
 _RUNS_NOTEBOOKS = re.compile(
     r"(?:^|[/ ])(?:papermill|jupyter[ -](?:execute|nbconvert .*--execute|run))(?: |$)"

@@ -30,13 +30,14 @@ _BOTH = re.compile(
     re.IGNORECASE,
 )
 _SEEING = re.compile(
-    r"(?:^|[_-])(?:internvl|llava|vlm?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|omni)(?:[_-]|\d|$)",
+    r"(?:^|[_-])(?:internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|omni|vision|molmo|ocr)(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
 _PICTURES = re.compile(
-    r"(?:^|[_-])(?:flux|wan|sdxl|dit|cosmos|stable[_-]diffusion|matrix-?game\S*|hunyuan-?video|ltx-?video|cogvideo\w*)(?:[_-]|\d|$)",
+    r"(?:^|[_-])(?:flux|wan|sdxl|dit|cosmos|stable[_-]diffusion|matrix-?game\S*|hunyuan-?video|ltx-?video|cogvideo\w*)(?:[._-]|\d|$)",
     re.IGNORECASE,
 )
+_HEARING = re.compile(r"(?:^|[_-])(?:audio|tts|asr|speech|musicgen)(?:[_-]|\d|$)", re.IGNORECASE)
 _RECURRENT = re.compile(
     r"(?:^|[_-])(?:falcon-h1|falcon-mamba|mamba\d?|jamba|zamba\d?|bamba|rwkv\d?|nemotron-?h|nemotron[-_]3|granite-4\.0-h|lfm2|"
     r"recurrentgemma|olmo-hybrid)(?:[_-]|\d|$)",
@@ -52,7 +53,8 @@ _SAME_SHAPE = (
     (r"^nemotron_?h-(?=\d)", "nemotron-h-"),
     (r"^alpaca-(?=(?:7|13|30|65)b)", "llama1-"),
     (r"^zephyr-7b-gemma.*$", "gemma-7b"),
-    (r"^zephyr-7b(?:-.*)?$", "mistral-7b"),
+    (r"^zephyr-(?:7b|sft)(?:-.*)?$", "mistral-7b"),
+    (r"^(?:gemma-1\.1|codegemma(?:-1\.1)?)-(?=[27]b)", "gemma-"),
     (r"^(?:magi|mi)stral-small-.*$", "mistral-small-24b"),
     (r"^deepseek-(?:math|coder)-7b(?:-instruct|-base)?(?=-|$)", "deepseek-llm-7b"),
     (r"^(qwen(?:2|2\.5|3))-(?:math|coder)-(?=[\d.]+b)", r"\1-"),
@@ -93,6 +95,8 @@ def refuse_other(name: str) -> None:
         if _SEEING.search(short)
         else "a diffusion model"
         if _PICTURES.search(short)
+        else "a model of speech"
+        if _HEARING.search(short)
         else ""
     )
     if kind:

@@ -58,7 +58,7 @@ _CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_m
           "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset")  # fmt: skip
 _OTHERS = ("basicConfig", "GenerationConfig", "AutoConfig", "okenizer", "Processor", "parse_args", "TrainerState", "Callback",
            "Sampling")  # fmt: skip
-_MAGIC = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.M)
+MAGIC = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.M)
 """A notebook's line for its shell or itself, with the lines that continue it."""
 
 
@@ -264,7 +264,8 @@ def _refuse_parts(text: str, name: str) -> None:
 
 
 def _parsed(text: str) -> ast.Module | None:
-    return parse_python(_MAGIC.sub(r"\1pass", text))
+    plain = parse_python(text)  # a line may begin with % inside an expression
+    return plain if plain is not None else parse_python(MAGIC.sub(r"\1pass", text))
 
 
 def notebook_program(text: str, field: str, name: str) -> str:

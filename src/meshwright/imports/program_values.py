@@ -62,6 +62,8 @@ class Known:
         self.heard: set[str] = set()
         """Names of `said` that some value came from, since this was last emptied."""
         self._said = frozenset(said or ())
+        self._first: dict[str, ast.expr] = {}
+        """The first table that a name is set to."""
         self._whence: dict[str, set[str]] = {}
         """Names of `said` that a name's value came from."""
         self.functions = {
@@ -98,6 +100,15 @@ class Known:
                     self._argument(node)
         for function in self.functions.values():
             self._defaults(function)
+        self._calls(nodes)
+        for name, value in (below or {}).items():  # of classes that it imports
+            self.fields.setdefault(name, value)
+        for node in nodes:  # once more, with what functions are called with
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                self._assign(node.targets[0], node.value)
+
+    def _calls(self, nodes: list[ast.stmt | ast.Call]) -> None:
+        """Take what functions and classes of the program are called with."""
         made: set[str] = set()
         for node in nodes:
             if isinstance(node, ast.Call):
@@ -110,11 +121,6 @@ class Known:
                     if its is not None and key not in made:
                         self.fields[key] = its  # over the class's own default, the first for good
                         made.add(key)
-        for name, value in (below or {}).items():  # of classes that it imports
-            self.fields.setdefault(name, value)
-        for node in nodes:  # once more, with what functions are called with
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                self._assign(node.targets[0], node.value)
 
     def _defaults(self, function: ast.FunctionDef) -> None:
         """Take what a function's parameters are where nobody says them."""
@@ -155,6 +161,9 @@ class Known:
             self._whence.setdefault(name, set()).update(self.heard)
         self.heard |= before
         if isinstance(target, ast.Name) and said is not None:
+            # A table is read again, with what was not known yet when its line was.
+            if isinstance(said, dict) and self._first.setdefault(target.id, value) is value:
+                self.names[target.id] = said
             self.names.setdefault(target.id, said)
         elif isinstance(target, ast.Attribute) and said is not None:
             self.fields.setdefault(target.attr, said)

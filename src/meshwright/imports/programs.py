@@ -53,6 +53,8 @@ def _refuse_other(text: str, name: str) -> None:
     """Refuse a program that trains something else than a decoder of text."""
     if re.search(r"^[^\S\n]+(?:mm_)?vision_tower\w*[^\S\n]*:", text, re.M):
         raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
+    if re.search(r"^[^\S\n]*(?:from|import) diffusers\b", text, re.M):
+        raise SpecError("config", name, f"trains a diffusion model: {PLANNED}")
     if re.search(r"ForSequenceClassification\.", text) and not re.search(
         r"ForCausalLM|FastLanguageModel|Reward", text
     ):
@@ -78,10 +80,10 @@ def read(
         SpecError: not Python, or a value that cannot be.
     """
     text, written = _written(text)
+    _refuse_other(text, name)
     found = program_settings(
         text, name, said, imported_settings(text, folder), tables_beside(folder)
     )
-    _refuse_other(text, name)
     kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open", "_heard")
     made = {key: found.pop(key, None) for key in kinds}
     _told(found, said or {}, made["_heard"] or set(), bool(made["_shape"]), name)

@@ -23,6 +23,7 @@ from meshwright.imports import (
     programs,
     slime_python,
     torchtitan_registry,
+    xtuner,
 )
 from meshwright.imports.pyfile import parse_module
 from meshwright.imports.python_syntax import parse_python
@@ -85,6 +86,8 @@ def read(
         return nemo_recipes.read_recipe(module, name, given), stamp
     if "olmo_core" in text:
         return olmo.read_script(module, name, given), stamp
+    if xtuner.is_config(text):
+        return xtuner.read(text, name, given), stamp
     if programs.is_program(text):
         found = programs.read(text, name, given, folder=folder)
         name_maker(text, found)

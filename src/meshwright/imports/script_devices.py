@@ -102,3 +102,24 @@ def name_maker(text: str, reading: Reading) -> None:
     reading.likely = next((device for device, said in _MAKERS if said.search(text)), "h100")
     if reading.likely == "trainium1":
         reading.unmodelled("device", "its processes are NeuronCores, of which a chip has two or eight; as many whole chips are priced")  # fmt: skip
+
+
+_CHIPS = {
+    "p3": "v100-16g", "p3dn": "v100-32g", "p4d": "a100-40g", "p4de": "a100-80g", "p5": "h100", "p5e": "h200", "p5en": "h200", "p6-b200": "b200",
+    "p6-b300": "b300", "g4dn": "t4", "g5": "a10g", "g6": "l4", "g6e": "l40s", "trn1": "trainium1", "trn1n": "trainium1", "trn2": "trainium2",
+}  # fmt: skip
+"""Devices of Amazon's machines by the family's name (docs.aws.amazon.com/ec2/latest/instancetypes)."""
+_SIZES = {
+    "p3": {"2xlarge": 1, "8xlarge": 4}, "p5": {"4xlarge": 1}, "trn1": {"2xlarge": 1, "32xlarge": 16}, "trn1n": {"32xlarge": 16}, "trn2": {"48xlarge": 16},
+    **{family: {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8, "metal": 8} for family in ("g4dn", "g5", "g6", "g6e")},
+}  # fmt: skip
+
+
+def instance(name: str) -> tuple[str, int]:
+    """The device of one of Amazon's machines and how many it has (`ml.g5.12xlarge`: A10G, 4); empty and 0 for another."""
+    found = re.fullmatch(r"(?:ml\.)?([a-z]\w+(?:-b\d00)?)\.(\w+)", name.strip().lower())
+    if found is None or found.group(1) not in _CHIPS:
+        return "", 0
+    family, size = found.groups()
+    usual = 1 if family.startswith("g") else 8
+    return _CHIPS[family], _SIZES.get(family, {}).get(size, usual)

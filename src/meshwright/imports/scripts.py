@@ -28,6 +28,7 @@ from meshwright.imports import (
     swift,
     torchtitan_registry,
     usual_commands,
+    xtuner,
 )
 from meshwright.imports.bash import read_script
 from meshwright.imports.beside import beside, file_of, program_beside
@@ -199,6 +200,8 @@ def _dispatch(
         return llama_recipes.read_words(launch, given, folder), stamp
     if nanochat.reads(launch):
         return nanochat.read_words(launch, given), stamp
+    if xtuner.reads(launch):
+        return xtuner.read_words(launch, given, folder), stamp
     if nanogpt.reads(launch, folder):
         return nanogpt.read_words(launch, given, folder), stamp
     if skyrl.is_command(program, words):
