@@ -41,6 +41,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Alternative, Estimate, FlipPoint, FrameworkAnswer, Plan, Searched
+from meshwright.specs.sharing import shared_card
 
 OBJECTIVES = ("time", "memory", "cost")
 RUNNER_UP = "another shape"
@@ -251,8 +252,7 @@ def _cheapest(
 
 
 def _unmeasured(cluster: Cluster) -> list[str]:
-    note = unmeasured(cluster.device)
-    return [note] if note else []
+    return [note for note in (unmeasured(cluster.device), shared_card(cluster)) if note]
 
 
 def _used(used: Cluster, offered: Cluster) -> list[str]:

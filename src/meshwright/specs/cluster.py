@@ -40,6 +40,10 @@ class Device(Spec):
     host_link_bytes_s: float = Field(
         0.0, ge=0, description="data sheet of the link to its host, each way; 0: the cluster's PCIe"
     )
+    card_processes: int = Field(
+        1, ge=1, description="processes that share the card of which this is one's part"
+    )
+    card_sharing: str = Field("", description="how they do: time-slicing, mps or mig")
     launch_s: float = Field(4e-6, ge=0, description="host time to launch one kernel")
     price_per_hour: float = Field(0.0, ge=0, description="US dollars per device-hour, typical")
     source: str = ""

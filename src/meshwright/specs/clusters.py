@@ -13,6 +13,7 @@ from meshwright.specs.devices import default_host, load_device
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.foreign import MIB, read_data, read_text
 from meshwright.specs.quantities import parse_bandwidth, parse_bytes, parse_seconds
+from meshwright.specs.sharing import shared_links
 from meshwright.specs.topology import Topology, host_levels, parse_topology
 
 _SIZE = re.compile(r"(\d{1,7})(?:x(\d{1,4}))?")
@@ -229,6 +230,8 @@ def _from_table(data: dict[str, Any], folder: Path) -> Cluster:
     if host and levels is None and given and host[0].nics:
         given = [{**given[0], "nics_per_node": host[0].nics}]
     built = _levels(given, nodes, gpus_per_node, "levels", host[1] if host else ())
+    if levels is None:
+        built = shared_links(built, device)
     for key, parse in (
         ("reserve", parse_bytes),
         ("host_memory", parse_bytes),

@@ -9,6 +9,7 @@ from meshwright.specs import presets
 from meshwright.specs.cluster import Device
 from meshwright.specs.errors import SpecError
 from meshwright.specs.quantities import parse_bandwidth, parse_bytes, parse_seconds
+from meshwright.specs.sharing import part_of
 
 _UNITS: dict[str, tuple[str, Callable[[object, str], float]]] = {
     "memory": ("memory_bytes", parse_bytes),
@@ -30,7 +31,8 @@ def load_device(what: str | Mapping[str, Any] | Device, field: str = "device") -
 
     A table may name a preset as `base` and override some of its numbers. Sizes and rates may be
     given with units under their short names: `memory = "80GiB"`, `memory_bandwidth = "2TB/s"`,
-    `l2`, `launch`, `peak_tflops = { bf16 = 312 }`.
+    `l2`, `launch`, `peak_tflops = { bf16 = 312 }`. `shared = { processes = 4, how = "mps" }` makes it one
+    process' part of the card.
 
     Raises:
         SpecError: unknown preset (with the nearest names), unknown field, impossible number.
@@ -43,6 +45,9 @@ def load_device(what: str | Mapping[str, Any] | Device, field: str = "device") -
     if not isinstance(what, Mapping):
         raise SpecError(field, what, "a preset name or a table of fields is expected")
     given = dict(what)
+    if "shared" in given:
+        shared = given.pop("shared")
+        return part_of(load_device(given, field), shared, f"{field}.shared")
     base = given.pop("base", None)
     if base is None:
         return _device(given, field)
