@@ -124,6 +124,15 @@ def test_copies_on_their_way_are_held_once_beside_a_layers_backward():
     assert expert_parts()["recompute_peak"] == 2 * 2 * WIDTH
 
 
+def test_gradients_that_are_used_at_once_are_whole_where_micro_batches_are_summed():
+    first, summed = (
+        parts({}, micro_batches=count, optimizer_in_backward=True)["gradients"] for count in (1, 4)
+    )
+    whole = parts({}, micro_batches=1)["gradients"]
+    assert summed == whole
+    assert first < whole / 4
+
+
 def test_reducer_buckets_exist_only_between_replicas():
     """nanotron's static memory: 20 bytes a parameter with replicas, 18 without."""
     alone, two = (parts(dict(tp=1, dp=dp), full_width_buffers=0.0) for dp in (1, 2))

@@ -5,8 +5,13 @@ import re
 import pytest
 
 from meshwright.cli import run
+from meshwright.exports.targets import export
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
+from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.plan import plan
 from meshwright.specs.clusters import load_cluster
+from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.frameworks import framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
@@ -41,3 +46,31 @@ def test_full_fine_tuning_shards_what_it_trains():
     assert made.layout.zero >= 2
     assert made.layout.cp == 1
     assert made.estimate.fit_probability >= 0.9
+
+
+IN_BACKWARD = Job(
+    framework="torchtune", finetune=finetune_recipe("full"), precision=RECIPES["pure-bf16"],
+    optimizer=OPTIMIZERS["paged-adam8bit"], seq_len=1024, global_batch=8,
+    framework_options={"optimizer_in_backward": True},
+)  # fmt: skip
+
+
+def test_all_weights_of_8b_train_on_24_gb_where_each_is_updated_in_backward(tmp_path):
+    """torchtune's 8B_full_single_device: no place for 15 GiB of gradients, no accumulation."""
+    model, card = load_model("llama3.1-8b"), load_cluster("rtx4090:1x1")
+    with pytest.raises(DoesNotFitError, match=r"updated in backward .*optimizer_in_backward"):
+        plan(model, card, IN_BACKWARD.but(framework_options={}), defend=False)
+    made = plan(model, card, IN_BACKWARD, defend=False)
+    assert made.layout.micro_batch == 8
+    summed = made.layout.but(micro_batch=1)
+    assert "one micro-batch" in (why_illegal(Question(model, card, IN_BACKWARD), summed) or "")
+    export(made, "torchtune").write(tmp_path)
+    back = import_file(tmp_path / "torchtune.yaml", Given(cluster=card))
+    assert back.job.framework_options == {"optimizer_in_backward": True}
+    assert back.layout == made.layout
+
+
+def test_updates_in_backward_are_refused_where_a_framework_has_none():
+    model, card = load_model("llama3.1-8b"), load_cluster("rtx4090:1x1")
+    with pytest.raises(SpecError, match="after all gradients are there"):
+        plan(model, card, IN_BACKWARD.but(framework="trl"), defend=False)

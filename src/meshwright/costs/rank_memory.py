@@ -124,8 +124,9 @@ def rank_parts(rank: Rank) -> dict[str, Floats]:
     }
     if behaviour.optimizer_in_backward:
         each = parts["gradients"] / np.maximum(rank.held, 1.0)
-        largest = np.maximum(each, rank.local.embedding_matrix)
-        parts["gradients"] = np.minimum(parts["gradients"], largest)
+        largest = np.minimum(np.maximum(each, rank.local.embedding_matrix), parts["gradients"])
+        # Sums over several micro-batches are whole before the first of them is used.
+        parts["gradients"] = np.where(rank.micro_batches > 1, parts["gradients"], largest)
     return parts
 
 

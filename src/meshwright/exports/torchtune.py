@@ -191,6 +191,7 @@ def config(plan: Plan) -> dict[str, Any]:
         "batch_size": layout.micro_batch,
         "gradient_accumulation_steps": layout.micro_batches(job.global_batch),
         "optimizer": optimizer,
+        "optimizer_in_bwd": bool(job.framework_options.get("optimizer_in_backward")),
         "lr_scheduler": {"_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup", "num_warmup_steps": 100},
         "loss": {"_component_": loss},
         "epochs": 1, "max_steps_per_epoch": None, "clip_grad_norm": None, "compile": False,

@@ -118,10 +118,7 @@ def _arithmetic(options: Options, reading: Reading) -> None:
     if "CPUOffload" in optimizer:
         reading.offload.add("optimizer")
     if options.flag("optimizer_in_bwd"):
-        reading.unmodelled(
-            "optimizer_in_bwd",
-            "each gradient is freed once its weight is updated; the estimate holds them all",
-        )
+        reading.job["framework_options"] = {"optimizer_in_backward": True}
     if options.flag("enable_fp8_training"):
         reading.job["precision"] = RECIPES["fp8"].model_dump()
 

@@ -131,6 +131,13 @@ def _captured(question: Question, c: LayoutColumns) -> Bools:
     return wrong if kind != "none" else none(c)
 
 
+def _updated_at_once(question: Question, c: LayoutColumns) -> Bools:
+    """Gradients that go with the first backward cannot be summed."""
+    if not question.job.framework_options.get("optimizer_in_backward"):
+        return none(c)
+    return question.job.global_batch > c.dp * c.micro_batch
+
+
 def _modules(question: Question, c: LayoutColumns) -> Bools:
     has = bits([name for name in MODULES if name in asked(question).recompute_modules], MODULES)
     return (c.recompute_modules & ~has) > 0
@@ -257,6 +264,12 @@ FRAMEWORK_RULES: tuple[Rule, ...] = (
         "CUDA graphs go with no ZeRO-2 or ZeRO-3, and those of layers with no recomputation of whole "
         "layers or of their experts",
         _captured,
+    ),
+    Rule(
+        "updates in backward",
+        "updates in backward (optimizer_in_backward) go with one micro-batch a step: dp · micro-batch is the "
+        "global batch",
+        _updated_at_once,
     ),
     Rule(
         "framework: recomputed modules",

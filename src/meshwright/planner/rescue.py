@@ -17,7 +17,13 @@ from meshwright.planner.space import Constraints
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import framework, job_lacks
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Framework
 from meshwright.specs.quantities import format_bytes, format_seconds
+
+IN_BACKWARD = "optimizer_in_backward"
+UPDATE_IN_BACKWARD: tuple[Framework, ...] = ("torchtune",)
+"""Frameworks that fine-tune and can update weights as soon as their gradients are there."""
 
 
 def ways_out(
@@ -37,6 +43,7 @@ def ways_out(
     options += _more_devices(question, constraints)
     options += _shorter_sequence(question, constraints)
     options += _relaxed(question, constraints)
+    options += _updated_in_backward(question, constraints)
     if over.columns.rows:
         options += _activations_in_host(question, result)
     options.sort(key=lambda option: option[0])
@@ -149,6 +156,33 @@ def _relaxed(question: Question, constraints: Constraints) -> list[tuple[float, 
     label = found.columns.layout(0).label()
     time = format_seconds(float(found.step_time_s[0]))
     return [(0.5, f"without the constraints given: {label}, {time} a step")]
+
+
+def _updated_in_backward(question: Question, constraints: Constraints) -> list[tuple[float, str]]:
+    """Whole weights fine-tuned without a place for their gradients, where a framework updates in backward."""
+    job = question.job
+    if job.finetune is None or job.finetune.adapts or IN_BACKWARD in job.framework_options:
+        return []
+    options = {**job.framework_options, IN_BACKWARD: True}
+    for name in UPDATE_IN_BACKWARD:
+        plain = job.but(framework=name, framework_options=options, precision=RECIPES["pure-bf16"])
+        for optimizer in (plain.optimizer, OPTIMIZERS["paged-adam8bit"]):
+            other = plain.but(optimizer=optimizer)
+            if job_lacks(other, framework(name)):
+                continue
+            try:
+                ranked = search(replace(question, job=other), constraints, keep=10).ranked
+            except ValueError:
+                continue
+            if ranked.columns.rows:
+                seconds = format_seconds(float(ranked.step_time_s[0]))
+                sentence = (
+                    f"{framework(name).title} with {optimizer.name} on 16-bit weights that are updated in backward "
+                    f"(framework_options.{IN_BACKWARD} in a job file): {ranked.columns.layout(0).label()}, "
+                    f"{seconds} a step"
+                )
+                return [(0.9, sentence)]
+    return []
 
 
 def _part(table: EstimateColumns, name: str) -> Floats:

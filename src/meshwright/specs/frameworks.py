@@ -163,6 +163,10 @@ class Framework(Spec):
     capacity_factor: bool = Field(
         description="tokens beyond a multiple of an expert's even share can be dropped"
     )
+    updates_in_backward: bool = Field(
+        description="each weight can be updated as soon as its gradient is there, which then goes; without "
+        "accumulation over micro-batches"
+    )
     dropout: bool
     document_masking: bool
     adapters: bool = Field(description="low-rank adapters on frozen weights")
@@ -244,6 +248,9 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     graphs = str(job.framework_options.get("graphs", "none"))
     if graphs not in can.graphs:
         found.append(("job.framework_options", graphs, "captures no such CUDA graphs here"))
+    if job.framework_options.get("optimizer_in_backward") and not can.updates_in_backward:
+        words = "updates weights after all gradients are there"
+        found.append(("job.framework_options", "optimizer_in_backward", words))
     if job.routing.capacity and not can.capacity_factor:
         found.append(("job.routing", job.routing.capacity, "drops no tokens of experts here"))
     if job.document_masking and not can.document_masking:
