@@ -96,12 +96,13 @@ def test_a_split_goes_through_accelerate_for_trl_and_is_read_back(tmp_path):
         export(plan.but(layout=plan.layout.but(dp=2, tp=2)), "trl")
 
 
-def test_axolotl_splits_by_its_own_words():
+def test_axolotl_splits_sequences_by_its_own_word_and_no_layers_beside_deepspeed():
     plan = planned("lora", "sharded", "axolotl")
-    for axis, word in (("cp", "context_parallel_size"), ("tp", "tensor_parallel_size")):
-        layout = plan.layout.but(dp=2, cp_method="ulysses", **{axis: 2})
-        text = export(plan.but(layout=layout), "axolotl").files["axolotl.yaml"]
-        assert yaml.safe_load(text)[word] == 2
+    layout = plan.layout.but(dp=2, cp=2, cp_method="ulysses")
+    text = export(plan.but(layout=layout), "axolotl").files["axolotl.yaml"]
+    assert yaml.safe_load(text)["context_parallel_size"] == 2
+    with pytest.raises(SpecError, match="no tensor parallelism"):
+        export(plan.but(layout=plan.layout.but(dp=2, tp=2)), "axolotl")
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])

@@ -10,9 +10,8 @@ from meshwright.exports.targets import FRAMEWORKS, STARTED, export
 from meshwright.imports.files import import_file
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
-from meshwright.specs.frameworks import framework, lacks
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
-from meshwright.specs.models import load_model
 
 
 def tuned(tool, method="lora", cluster=None, **layout):
@@ -99,16 +98,6 @@ def test_layers_are_split_for_models_that_have_a_plan_of_it(name):
     export(make_plan("llama3-8b", **split), name)
     with pytest.raises(SpecError, match="rotary positions"):
         export(make_plan("gpt2-xl", **(split | {"tp": 5, "dp": 8}), cluster="h100:5x8"), name)
-    assert lacks(load_model("gpt-j-6b"), framework("axolotl").tensor_needs)
-    assert not lacks(load_model("pythia-1b"), framework("axolotl").tensor_needs)
-
-
-def test_a_plan_in_transformers_is_what_its_configuration_classes_have():
-    auto = pytest.importorskip("transformers").models.auto.configuration_auto
-    for name in ("gpt-j-6b", "gpt-oss-20b", "gpt2", "pythia-1b", "qwen3-8b", "phi-2", "mistral-7b"):
-        model = load_model(name)
-        had = getattr(auto.CONFIG_MAPPING[model.family], "base_model_tp_plan", None)
-        assert bool(had) == (not lacks(model, ("a tensor-parallel plan in transformers",))), name
 
 
 def test_axolotl_splits_sequences_as_deepspeed_does_beside_it(tmp_path):

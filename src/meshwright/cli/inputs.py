@@ -12,7 +12,7 @@ from meshwright.costs.frameworks import behaviour_of
 from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError, nearest, one_line
-from meshwright.specs.finetune import GROUPS, finetune_recipe
+from meshwright.specs.finetune import GROUPS, Finetune, finetune_recipe
 from meshwright.specs.frameworks import find_framework
 from meshwright.specs.job import OPTIMIZERS, Job, PrecisionRecipe
 from meshwright.specs.jobs import precision_recipe
@@ -32,7 +32,7 @@ from meshwright.specs.writing import write_atomically
 def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:
     """Load the model, the cluster and the job that the options describe."""
     model, cluster = read_model(options.model), read_cluster(options.cluster, options.reserve)
-    job = read_job(options, cluster.device)
+    job = read_job(options, cluster.device, cluster.gpus)
     if options.finetune is not None and options.targets is None:
         job = _placed(job, model)
     if options.dispatcher is not None:
@@ -49,8 +49,8 @@ def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:
     return model, cluster, job
 
 
-def read_job(options: QuestionOptions, device: Device | None = None) -> Job:
-    """Build a Job from a file and the options that override it; `device` is what will run it."""
+def read_job(options: QuestionOptions, device: Device | None = None, devices: int = 1) -> Job:
+    """Build a Job from a file and the options that override it; `devices` of `device` will run it."""
     base = load_job(Path(options.job)) if options.job else Job()
     changes: dict[str, Any] = {}
     if options.seq is not None:
@@ -62,7 +62,10 @@ def read_job(options: QuestionOptions, device: Device | None = None) -> Job:
     precision = options.precision
     if precision is None and not options.job and changes.get("finetune"):
         old = device is not None and not device.has_bf16
-        precision = "fp16" if old else TUNED_PRECISION  # T4 and V100 have no units for bf16
+        tool = options.framework or changes.get("framework", base.framework)
+        tool = find_framework(tool, "--framework")
+        usual = "bf16" if _copies(changes["finetune"], tool, devices) else TUNED_PRECISION
+        precision = "fp16" if old else usual  # T4 and V100 have no units for bf16
     if options.framework is not None:
         changes["framework"] = find_framework(options.framework, "--framework")
         changes["attention_kernel"] = behaviour_of(changes["framework"]).attention_kernel
@@ -87,6 +90,17 @@ def read_job(options: QuestionOptions, device: Device | None = None) -> Job:
 
 TUNED_PRECISION = "pure-bf16"
 """Weights as published, in 16 bits, without an fp32 copy: what fine-tuning tools load."""
+_BY_DEEPSPEED = ("trl", "axolotl", "llama-factory")
+"""Tools whose exported files shard by DeepSpeed, which keeps 32-bit weights and moments beside those of 16."""
+
+
+def _copies(tune: Finetune, tool: str, devices: int) -> bool:
+    """Whether a tool keeps 32-bit weights where all of a model's weights train further and nobody names a precision.
+
+    LLaMA-Factory does on one device, too: it casts 32-bit weights (exports/finetuning.py says where each is read).
+    """
+    sharded = devices > 1 and tool in _BY_DEEPSPEED
+    return not tune.adapts and (sharded or tool == "llama-factory")
 
 
 def _fine_tuning(base: Job, options: QuestionOptions) -> dict[str, Any]:

@@ -5,11 +5,12 @@ Schemas: SkyPilot 0.14 task YAML, Ray 2.x `TorchTrainer`.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from meshwright.exports.cluster_files import host_command, job_name, variables, yaml_text
+from meshwright.exports.cluster_files import HUB, host_command, job_name, variables, yaml_text
 from meshwright.exports.fabric import check_hosts
-from meshwright.exports.images import machine_image, setup
+from meshwright.exports.images import machine_image, needs, setup
 from meshwright.exports.launch import Command
 from meshwright.specs.plan import Plan
 
@@ -51,7 +52,8 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
         "name": job_name(plan),
         "num_nodes": hosts,
         "resources": resources,
-        "envs": variables(plan, command),
+        # An empty token is none; `sky launch --env HF_TOKEN` hands on one's own.
+        "envs": variables(plan, command) | ({"HF_TOKEN": ""} if command.framework in HUB else {}),
         "workdir": ".",
         "setup": "\n".join(["set -e", *brought]) + "\n",
         "run": "".join(f"{line}\n" for line in found) + head + shell,
@@ -104,7 +106,9 @@ def run():
 
 # RUN_FOLDER is where every host finds these files: a shared disk, or the same path on each.
 folder = os.environ.get("RUN_FOLDER", str(Path(__file__).resolve().parent))
-ray.init(runtime_env={{"env_vars": {{"RUN_FOLDER": folder}}}})
+# Workers have the environment of Ray's own processes: what this shell says of these is told them.
+told = {{name: os.environ[name] for name in {told} if name in os.environ}}
+ray.init(runtime_env={{"env_vars": told | {{"RUN_FOLDER": folder}}}})
 TorchTrainer(
     run,
     torch_config=TorchConfig(backend="{backend}"),
@@ -120,8 +124,10 @@ def ray_script(plan: Plan, command: Command, stamp: str) -> str:
     import pprint
 
     gpu = plan.cluster.device.vendor != "cpu"
+    asked = re.findall(r"\$\{(\w+)", " ".join(command.words))
     return _RAY.format(
-        stamp=stamp.rstrip(),
+        stamp=(stamp + needs(plan, command.framework)).rstrip(),
+        told=tuple(dict.fromkeys((*asked, "HF_TOKEN", "HF_HOME", "HF_ASSETS_PATH"))),
         words=pprint.pformat(list(command.words), width=96, compact=True),
         environment=pprint.pformat(variables(plan, command), sort_dicts=False, width=96),
         backend="nccl" if gpu else "gloo",

@@ -19,6 +19,25 @@ def job_name(plan: Plan) -> str:
     return (name or "training")[:50].strip("-")
 
 
+HUB = ("trl", "axolotl", "llama-factory", "torchtune", "verl", "torchtitan")
+"""Frameworks whose runs fetch weights or a tokenizer from a hub, which may ask who they are."""
+CODE_MAP = "training-code"
+"""The ConfigMap that holds the exported files."""
+SECRET = "hf-token"
+"""The Kubernetes secret that holds a token of the hub, where there is one."""
+
+
+def container_variables(plan: Plan, command: Command) -> list[dict[str, Any]]:
+    """The run's environment as a container has it; a token of the hub from a secret that need not exist."""
+    found: list[dict[str, Any]] = [
+        {"name": k, "value": v} for k, v in variables(plan, command).items()
+    ]
+    if command.framework in HUB:
+        key = {"name": SECRET, "key": "HF_TOKEN", "optional": True}
+        found.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    return found
+
+
 def variables(plan: Plan, command: Command) -> dict[str, str]:
     """The run's environment, without its reasons."""
     return {name: value for name, (value, _) in environment(plan, command.framework).items()}

@@ -38,6 +38,11 @@ def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
             "1",
             "keeps tensor-parallel communication ahead of the matrix product it feeds",
         )
+    if framework in ("megatron", "primus") and "activations" in layout.offload:
+        found["NVTE_CPU_OFFLOAD_V1"] = (
+            "1",
+            "Transformer Engine from 2.10 on: activations leave for host memory, weights do not",
+        )
     found["PYTORCH_CUDA_ALLOC_CONF"] = (
         "expandable_segments:True",
         "less fragmentation near the predicted peak",

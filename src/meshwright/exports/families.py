@@ -18,6 +18,7 @@ _OTHERWISE = {
     "llama4_text": "leaves positions out of every fourth layer and sees chunks in the others",
     "ministral3": "scales queries by their position",
     "olmo": "normalises without weights",
+    "phimoe": "routes by SparseMixer",
     "smollm3": "leaves positions out of every fourth layer",
 }
 

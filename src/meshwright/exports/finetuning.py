@@ -145,8 +145,6 @@ def axolotl(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
     if layout.cp > 1:
         data["context_parallel_size"] = layout.cp
-    if layout.tp > 1:
-        data["tensor_parallel_size"] = layout.tp
     if job.loss in ("liger", "cut"):
         data["plugins"] = [f"axolotl.integrations.{_PLUGINS[job.loss]}"]
         data["liger_fused_linear_cross_entropy" if job.loss == "liger" else "cut_cross_entropy"] = (
@@ -219,6 +217,10 @@ def notes(plan: Plan, tool: str) -> tuple[str, ...]:
         told += (
             (f"run.sh and SLURM bring no weights; once on every host: {where}",) if where else ()
         )
+    if tool == "verl":
+        # verl/utils/dataset/multiturn_sft_dataset.py: one row, one sequence; each message goes through the template.
+        return (*told, "verl packs nothing: rows shorter than data.max_length train less than the plan priced; TRAIN_FILES "
+                "names a parquet file of conversations under `messages`, which needs a tokenizer with a chat template")  # fmt: skip
     if tool == "trl" and plan.layout.cp > 1:
         return (*told, "TRL packs nothing beside context parallelism: rows shorter than max_length train less "
                 "than the plan priced")  # fmt: skip

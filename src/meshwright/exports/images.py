@@ -9,6 +9,7 @@ from meshwright.exports.finetuning import deepspeed_stage
 from meshwright.specs.frameworks import framework
 from meshwright.specs.plan import Plan
 
+_RELEASE = "2.13.0"
 _TORCH = "pytorch/pytorch:2.13.0-cuda{cuda}-cudnn9-runtime"
 _COMPILER = "pytorch/pytorch:2.13.0-cuda{cuda}-cudnn9-devel"
 """The same with nvcc, by which flash-attn and DeepSpeed's operators are built."""
@@ -20,9 +21,9 @@ _CUDA_OF_VOLTA = "12.6"
 _BUILDS = ("deepspeed", "nanotron", "trl", "axolotl", "llama-factory", "verl")
 _NVIDIA = {
     # NVIDIA's container of Megatron-Bridge brings Transformer Engine, Megatron-Core and its sources.
-    "megatron": "nvcr.io/nvidia/nemo:25.11",
-    "megatron-bridge": "nvcr.io/nvidia/nemo:25.11",
-    "primus": "nvcr.io/nvidia/nemo:25.11",  # AMD's own is ROCm's
+    "megatron": "nvcr.io/nvidia/nemo:26.04",
+    "megatron-bridge": "nvcr.io/nvidia/nemo:26.04",
+    "primus": "nvcr.io/nvidia/nemo:26.04",  # AMD's own is ROCm's
 }
 _ARM = "nvidia/cuda:13.0.2-cudnn-devel-ubuntu24.04"
 """PyTorch publishes no container for Arm (pytorch/pytorch issues 145716 and 157139); `setup` brings it into this one."""
@@ -32,6 +33,7 @@ _AMD = "rocm/primus:v26.5"
 
 _BITSANDBYTES = re.compile("8bit|paged|lion")
 """Optimizers that transformers and torchtune take from bitsandbytes."""
+_HUGGING = "transformers==5.23.0"
 MAXTEXT = "0.2.5"
 """The release of MaxText whose own configuration reads our files (its page "Install MaxText")."""
 
@@ -69,10 +71,9 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
     version = framework(name).checked
     has = plan.cluster.device.vendor == "amd" or (container and image(plan, name) != _ARM)
     torch = [] if has else [_torch(plan)]
-    hugging = "transformers==5.23.0"
     lines = {
-        "deepspeed": [*torch, f"pip install -q deepspeed=={version} {hugging}"],
-        "accelerate": [*torch, f"pip install -q accelerate=={version} {hugging}"],
+        "deepspeed": [*torch, f"pip install -q deepspeed=={version} {_HUGGING}"],
+        "accelerate": [*torch, f"pip install -q accelerate=={version} {_HUGGING}"],
         "trainer": [*torch, f"pip install -q transformers=={version} accelerate=={framework('accelerate').checked}"],
         "lightning": [*torch, f"pip install -q lightning=={version}"],
         "torchtitan": [*torch, f"pip install -q torchtitan=={version}"],
@@ -93,9 +94,26 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
     return [*(_allowed(plan, name) if container else []), *lines.get(name, torch), *extra]
 
 
+def needs(plan: Plan, name: str) -> str:
+    """Comment lines of a script that brings nothing itself: the image it is for, or what to run before it."""
+    lines = "".join(f"#   {line}\n" for line in setup(plan, name) or ("nothing more",))
+    where = (
+        ""
+        if name == "maxtext"
+        else f" (in the image {image(plan, name)}, or where that is installed)"
+    )
+    return f"# What every host needs first{where}:\n{lines}"
+
+
 def _allowed(plan: Plan, name: str) -> list[str]:
     """What lets pip install into a container's own Python, which Ubuntu 24.04 marks as managed (PEP 668)."""
     allowed = ["export PIP_BREAK_SYSTEM_PACKAGES=1"]
+    if plan.cluster.device.vendor == "amd":
+        # A package that wants another PyTorch must fail here, not replace ROCm's build by one for CUDA.
+        allowed += [
+            "python -c 'import torch; print(\"torch==\" + torch.__version__)' > torch.txt",
+            'export PIP_CONSTRAINT="$PWD/torch.txt"',
+        ]
     if image(plan, name) == _ARM:
         python = "git python3-dev python3-pip python-is-python3"
         allowed.append(f"apt-get -qq update && apt-get -qq install -y {python}")
@@ -105,9 +123,9 @@ def _allowed(plan: Plan, name: str) -> list[str]:
 def _torch(plan: Plan) -> str:
     """PyTorch as its package index serves it, or built for devices that this build has left."""
     if not (_is_volta(plan) or _is_grace(plan)):
-        return "pip install -q torch"
+        return f"pip install -q torch=={_RELEASE}"
     cuda = (_CUDA_OF_VOLTA if _is_volta(plan) else _CUDA).replace(".", "")
-    return f"pip install -q torch==2.13.0 --index-url https://download.pytorch.org/whl/cu{cuda}"
+    return f"pip install -q torch=={_RELEASE} --index-url https://download.pytorch.org/whl/cu{cuda}"
 
 
 def _beside_primus(plan: Plan) -> list[str]:
@@ -126,7 +144,7 @@ def _tuning_tools(plan: Plan) -> dict[str, list[str]]:
     beside += quantiser
     packages = {
         # TRL's file asks for FlashAttention to keep packed documents apart, and else not.
-        "trl": [f"'trl[peft]=={framework('trl').checked}'", *beside, *([flash] if plan.job.document_masking else [])],
+        "trl": [f"'trl[peft]=={framework('trl').checked}' {_HUGGING}", *beside, *([flash] if plan.job.document_masking else [])],
         "axolotl": [f"--no-build-isolation axolotl=={framework('axolotl').checked}", *beside, flash],
         "llama-factory": [f"llamafactory=={framework('llama-factory').checked}", *beside, flash],
         # Its newest release imports what torchao 0.15 and later no longer hold.

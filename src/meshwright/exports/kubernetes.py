@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.exports.cluster_files import host_command, job_name, variables, yaml_text
+from meshwright.exports.cluster_files import (
+    CODE_MAP,
+    SECRET,
+    container_variables,
+    host_command,
+    job_name,
+    yaml_text,
+)
 from meshwright.exports.fabric import check_hosts, network_kind
 from meshwright.exports.images import image, setup
 from meshwright.exports.launch import Command
@@ -29,8 +36,8 @@ _CHANNEL = "nvlink-channel"
 """What a pod calls its channel of the ComputeDomain."""
 _CLIQUE = "nvidia.com/gpu.clique"
 """The label that hosts of one NVLink network share."""
-CODE, CODE_MAP = "/code", "training-code"
-"""Where the exported files are mounted, and the ConfigMap that holds them."""
+CODE = "/code"
+"""Where the exported files are mounted."""
 
 
 def shares_nvlink(plan: Plan) -> int:
@@ -76,8 +83,14 @@ def _resources(plan: Plan) -> dict[str, Any]:
 
 
 def start_with(file: str) -> str:
-    """The command that hands the exported files to the cluster and starts the job."""
-    return f"kubectl create configmap {CODE_MAP} --from-file=. && kubectl apply -f {file}"
+    """The command that hands the exported files to the cluster, in place of older ones, and starts the job."""
+    made = f"kubectl create configmap {CODE_MAP} --from-file=. --dry-run=client -o yaml"
+    return f"{made} | kubectl apply -f - && kubectl apply -f {file}"
+
+
+def token_note() -> str:
+    """How pods are told a token of the hub."""
+    return f"a token of the hub for the pods: kubectl create secret generic {SECRET} --from-literal=HF_TOKEN=…"
 
 
 def _prepared(plan: Plan, command: Command) -> str:
@@ -136,7 +149,7 @@ def _container(plan: Plan, command: Command, rank: str, address: str, port: str)
     return {
         "image": image(plan, command.framework),
         "command": ["bash", "-c", shell],
-        "env": [{"name": k, "value": v} for k, v in variables(plan, command).items()],
+        "env": container_variables(plan, command),
         "resources": _resources(plan),
     }
 
@@ -188,7 +201,7 @@ def trainjob(plan: Plan, command: Command, stamp: str) -> str:
                 "image": image(plan, command.framework),
                 "numNodes": hosts,
                 "command": ["bash", "-c", shell],
-                "env": [{"name": k, "value": v} for k, v in variables(plan, command).items()],
+                "env": container_variables(plan, command),
                 **resources,
             },
         },

@@ -11,6 +11,7 @@ import shlex
 from dataclasses import dataclass
 
 from meshwright.exports.fabric import check_hosts, environment
+from meshwright.exports.images import needs
 from meshwright.specs.plan import Plan
 
 
@@ -78,7 +79,7 @@ def torchrun_script(plan: Plan, command: Command, stamp: str) -> str:
     )
     head = " \\\n  ".join(" ".join(part) for part in (launcher[:5], launcher[5:]) if part)
     return (
-        f"#!/usr/bin/env bash\n{stamp}"
+        f"#!/usr/bin/env bash\n{stamp}{needs(plan, command.framework)}"
         "# Start it on every host; NODE_RANK counts hosts in network order from 0. What follows the\n"
         "# script's name goes on to the program.\n"
         f"set -euo pipefail\n{_meeting_point(plan, command)}\n{exports(plan, command.framework)}\n"
@@ -131,7 +132,7 @@ def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
         "#SBATCH --mem=0\n"
         "#SBATCH --distribution=block\n"
         "#SBATCH --output=%x-%j.log\n"
-        f"{stamp}"
+        f"{stamp}{needs(plan, command.framework)}"
         "# Host order is SLURM's topology order; tensor parallelism stays inside a host. All of a host's\n"
         "# memory is asked for (0): an exclusive host's default share can be far less. What a site wants\n"
         "# more goes before the file: sbatch --time=24:00:00 --partition=NAME --account=NAME train.sbatch\n"

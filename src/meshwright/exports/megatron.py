@@ -10,7 +10,7 @@ from math import gcd
 from meshwright.exports.bundle import steps
 from meshwright.exports.canonical import TP_PP_DP_ORDER, canonical, even_split
 from meshwright.exports.limits import Limits
-from meshwright.exports.megatron_model import Flags, model_flags, model_problems
+from meshwright.exports.megatron_model import Flags, model_flags, model_problems, unsaid
 from meshwright.planner.dispatchers import backend, deduplicates
 from meshwright.planner.graphs import graphs_of
 from meshwright.specs.errors import SpecError
@@ -27,6 +27,11 @@ _ATTENTION = {"flash": "flash", "unfused": "unfused", "memory-efficient": "fused
 
 LIMITS = Limits("Megatron-LM", "megatron", model_problems)
 VERSION = LIMITS.can.checked
+
+
+def notes(plan: Plan) -> tuple[str, ...]:
+    """What no flag says of a plan's model."""
+    return unsaid(plan.model)
 
 
 def dispatch_flags(plan: Plan) -> Flags:
@@ -176,7 +181,8 @@ def _offload(layout: Layout, model: Model) -> Flags:
         }
     if "activations" in layout.offload:
         names = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"]
-        names += ["expert_fc1", "moe_act"] if model.experts else []
+        if model.experts and "moe" not in layout.recompute_modules:
+            names += ["expert_fc1", "moe_act"]  # inside what runs again nothing can leave
         flags |= {"fine-grained-activation-offloading": True, "offload-modules": " ".join(names)}
     return flags
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from meshwright.exports import megatron
 from meshwright.exports.canonical import canonical
-from meshwright.exports.megatron_model import read_pattern
+from meshwright.exports.megatron_model import band_fields, read_pattern
+from meshwright.specs.numerics import numerics_of
 from meshwright.specs.plan import Plan
 
 RECIPES = {False: "vanilla_gpt_pretrain_config", True: "deepseek_v3_pretrain_config"}
@@ -31,7 +32,7 @@ _SAME = {
         "cuda-graph-impl",
         "moe-token-dispatcher-type", "moe-flex-dispatcher-backend", "moe-grouped-gemm", "moe-router-load-balancing-type",
         "moe-aux-loss-coeff", "moe-shared-expert-intermediate-size", "moe-shared-expert-gate",
-        "moe-router-enable-expert-bias", "moe-router-score-function", "moe-layer-freq",
+        "moe-router-enable-expert-bias", "moe-router-score-function", "moe-router-pre-softmax", "moe-layer-freq",
         "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
         "expert-model-parallel-size", "expert-tensor-parallel-size", "sequence-parallel",
         "pipeline-model-parallel-layout", "recompute-granularity", "recompute-method",
@@ -68,6 +69,19 @@ _FIELD = {
     flag: f"{table}.{flag.replace('-', '_')}" for table, flags in _SAME.items() for flag in flags
 }
 _FIELD |= _RENAMED
+_LATENT_NEUTRAL = {
+    # What the DeepSeek-V3 recipe sets otherwise than the flags of Megatron-LM do where they are silent.
+    "model.q_lora_rank": "null", "model.moe_router_score_function": "softmax", "model.moe_router_pre_softmax": "false",
+    "model.moe_router_num_groups": "null", "model.moe_router_group_topk": "null",
+    "model.moe_router_topk_scaling_factor": "null", "model.moe_router_enable_expert_bias": "false",
+    "model.moe_layer_freq": "1", "model.moe_shared_expert_intermediate_size": "null",
+    "model.moe_shared_expert_overlap": "false", "model.moe_flex_dispatcher_backend": "null",
+    "model.mtp_num_layers": "null", "model.pipeline_model_parallel_layout": "null",
+    "model.sequence_parallel": "false", "model.recompute_granularity": "null",
+    "model.recompute_modules": "null", "model.recompute_method": "null", "model.recompute_num_layers": "null",
+    "ddp.overlap_grad_reduce": "false", "ddp.overlap_param_gather": "false",
+    **{f"optimizer.{state}": "torch.float32" for state in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")},
+}  # fmt: skip
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed",
           "fp4": "bf16_with_nvfp4_mixed"}  # fmt: skip
 
@@ -103,12 +117,18 @@ def overrides(plan: Plan) -> dict[str, str]:
     found["ddp.use_distributed_optimizer"] = _bool(sharded)
     found["ddp.grad_reduce_in_fp32"] = _bool(job.precision.gradient_reduce_bytes >= 4)
     found["mixed_precision"] = _MIXED.get(job.precision.compute, "null")
+    # Recipes warm up over 500 or 2,000 steps, which a short run does not have: Megatron-Core refuses it.
+    found |= {
+        "scheduler.lr_warmup_iters": "0",
+        "scheduler.lr_warmup_fraction": str(flags["lr-warmup-fraction"]),
+    }
+    if job.precision.compute == "fp32" and plan.layout.pp > 1:
+        found["model.pipeline_dtype"] = "torch.float32"  # else the recipe of the precision says it
     if model.latent_attention is not None:
-        # The DeepSeek recipe brings a multi-token-prediction layer and a split of its own.
-        found["model.mtp_num_layers"] = "null"
-        found.setdefault("model.pipeline_model_parallel_layout", "null")
-        for state in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
-            found[f"optimizer.{state}"] = "torch.float32"
+        found |= {name: value for name, value in _LATENT_NEUTRAL.items() if name not in found}
+        scaling = numerics_of(model).rope_scaling
+        band = band_fields(scaling) if scaling is not None else {}
+        found |= {f"model.{name}": value for name, value in band.items()}
     if flags.get("te-rng-tracker"):
         found["rng.te_rng_tracker"] = "true"
     if flags.get("no-check-for-nan-in-loss-and-grad"):

@@ -1,17 +1,16 @@
-"""A model as Megatron-LM's architecture flags, and back."""
+"""A model as Megatron-LM's architecture flags."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
 
 from meshwright.exports.families import computes_otherwise
 from meshwright.exports.limit_rules import Problem
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
-from meshwright.specs.numerics import numerics_of
+from meshwright.specs.numerics import RopeScaling, numerics_of, renormalizes_routing
 
 Flags = dict[str, str | bool]
 """Flag (without dashes) → its value; True for a flag that takes none."""
@@ -47,10 +46,42 @@ def model_problems(model: Model) -> Iterator[Problem]:
          "trains a bias in the router only with biases in all linear layers"),
         ("extra_parameters", model.extra_parameters, bool(model.extra_parameters),
          "has no flag for extra parameters"),
+        ("numerics.router_renormalizes", False, _sigmoid_shares(model), "scales the weights that a sigmoid gives to add up to one"),
     ]  # fmt: skip
     for name, value, wrong, lacks in checks:
         if wrong:
             yield Problem(f"model.{name}", value, lacks)
+
+
+def _sigmoid_shares(model: Model) -> bool:
+    """Whether several experts' weights are a sigmoid's as they are."""
+    several = model.experts is not None and model.experts.top_k > 1
+    return several and numerics_of(model).router == "sigmoid" and not renormalizes_routing(model)
+
+
+def unsaid(model: Model) -> tuple[str, ...]:
+    """What Megatron-Core's configuration has a field for, and the command line no flag."""
+    scaling = numerics_of(model).rope_scaling
+    band = band_fields(scaling) if model.latent_attention and scaling is not None else {}
+    if not band:
+        return ()
+    given = ", ".join(f"{name} {value}" for name, value in band.items())
+    return (
+        f"Megatron-LM has no flag for {given} of the model's YaRN: positions are stretched by the usual band, 32 to 1 "
+        "turns of 4,096 positions (--to megatron-bridge says the model's own)",
+    )
+
+
+def band_fields(scaling: RopeScaling) -> dict[str, str]:
+    """Fields of `MLATransformerConfig` where YaRN's band is not as by default: 32 to 1 turns of 4,096 positions."""
+    if scaling.kind != "yarn":
+        return {}
+    given = {
+        "original_max_position_embeddings": (scaling.original_positions, 4096),
+        "beta_fast": (scaling.beta_fast, 32),
+        "beta_slow": (scaling.beta_slow, 1),
+    }
+    return {name: f"{value:g}" for name, (value, usual) in given.items() if value not in (0, usual)}
 
 
 def model_flags(model: Model, seq_len: int) -> Flags:
@@ -175,6 +206,9 @@ def _router(model: Model) -> Flags:
     flags: Flags = {"moe-router-dtype": "fp32"}
     if numerics.router == "sigmoid":
         flags["moe-router-score-function"] = "sigmoid"
+    elif not renormalizes_routing(model) or (model.experts and model.experts.top_k == 1):
+        # Shares of all experts; else the softmax is over the chosen ones, whose weights add up to one.
+        flags["moe-router-pre-softmax"] = True
     if numerics.router_groups > 1:
         flags |= {
             "moe-router-num-groups": str(numerics.router_groups),
@@ -196,132 +230,6 @@ def _router(model: Model) -> Flags:
 
 def _pattern(kinds: list[bool]) -> str:
     return "+".join(f"[{int(kind)}]*{len(list(run))}" for kind, run in groupby(kinds))
-
-
-def read_model(flags: Flags, name: str = "imported") -> Model:
-    """Return the architecture that Megatron-LM flags describe, with its defaults for the rest.
-
-    Raises:
-        SpecError: a needed flag is missing or has an impossible value.
-    """
-    hidden, heads = _needed(flags, "hidden-size"), _needed(flags, "num-attention-heads")
-    biased = not flags.get("disable-bias-linear")
-    positions = str(flags.get("position-embedding-type", "learned_absolute"))
-    if flags.get("use-rotary-position-embeddings"):
-        positions = "rope"
-    if positions not in ("rope", "yarn", "mrope", "learned_absolute", "none"):
-        raise SpecError("--position-embedding-type", positions, "rope, learned_absolute or none")
-    latent = _read_latent(flags)
-    gated = bool(flags.get("swiglu") or flags.get("quick-geglu"))
-    ffn = number(flags, "ffn-hidden-size", int(hidden * 8 / 3) // 64 * 64 if gated else 4 * hidden)
-    rms = flags.get("normalization", "LayerNorm") == "RMSNorm"
-    window = str(flags.get("window-size", ""))
-    return Model.parse(
-        {
-            "name": name,
-            "family": "gpt" if positions == "learned_absolute" else "llama",
-            "layers": _needed(flags, "num-layers"),
-            "hidden": hidden,
-            "heads": heads,
-            "kv_heads": number(flags, "num-query-groups", heads)
-            if flags.get("group-query-attention")
-            else heads,
-            "head_dim": (latent["nope_head_dim"] + latent["rope_head_dim"])
-            if latent
-            else number(flags, "kv-channels", hidden // heads),
-            "ffn": ffn,
-            "vocab": vocabulary(flags),
-            "gated": gated,
-            "tied_embeddings": not flags.get("untie-embeddings-and-output-weights"),
-            "norm": "rmsnorm" if rms else "layernorm",
-            "norm_bias": not rms,
-            "qk_norm": "head" if flags.get("qk-layernorm") and not latent else "none",
-            "qkv_bias": biased or bool(flags.get("add-qkv-bias")),
-            "attention_out_bias": biased,
-            "ffn_bias": biased,
-            "attention_sinks": flags.get("softmax-type") == "learnable",
-            "positions": {"learned_absolute": "learned", "none": "none"}.get(positions, "rope"),
-            "max_positions": number(
-                flags, "max-position-embeddings", number(flags, "seq-length", 0)
-            )
-            if positions == "learned_absolute"
-            else 0,
-            "window": int(window.strip("()").split(",")[0]) + 1 if window else 0,
-            "window_period": number(flags, "window-attn-skip-freq", 1),
-            "latent_attention": latent,
-            "experts": _read_experts(flags, ffn),
-        },
-        "model",
-    )
-
-
-def vocabulary(flags: Flags) -> int:
-    """Rows of the embedding before padding; 128,000 where only a tokenizer file would tell."""
-    for name in ("padded-vocab-size", "vocab-size"):
-        if name in flags:
-            return number(flags, name, 1)
-    tokenizer = str(
-        flags.get("tokenizer-type", "GPT2BPETokenizer" if "merge-file" in flags else "")
-    )
-    return {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}.get(tokenizer, 128_000)
-
-
-def number(flags: Flags, name: str, default: int) -> int:
-    """A whole-number flag.
-
-    Raises:
-        SpecError: its value is not a whole number.
-    """
-    value = flags.get(name)
-    if value is None:
-        return default
-    try:
-        return int(str(value).replace("_", ""))
-    except ValueError:
-        raise SpecError(f"--{name}", value, "a whole number is expected") from None
-
-
-def _needed(flags: Flags, name: str) -> int:
-    if name not in flags:
-        raise SpecError(f"--{name}", None, "Megatron-LM needs this flag to describe the model")
-    return number(flags, name, 0)
-
-
-def _read_latent(flags: Flags) -> dict[str, int] | None:
-    if not flags.get("multi-latent-attention"):
-        return None
-    return {
-        "q_rank": number(flags, "q-lora-rank", 0),
-        "kv_rank": number(flags, "kv-lora-rank", 32),
-        "nope_head_dim": number(flags, "qk-head-dim", 128),
-        "rope_head_dim": number(flags, "qk-pos-emb-head-dim", 64),
-        "v_head_dim": number(flags, "v-head-dim", 128),
-    }
-
-
-def _read_experts(flags: Flags, ffn: int) -> dict[str, Any] | None:
-    if "num-experts" not in flags:
-        return None
-    layers = _needed(flags, "num-layers")
-    if not 1 <= layers <= 10_000:
-        raise SpecError("--num-layers", layers, "between 1 and 10000 layers are expected")
-    kinds = read_pattern(str(flags.get("moe-layer-freq", "1")), layers)
-    dense = kinds.index(1) if 1 in kinds else len(kinds)
-    later = [i for i, kind in enumerate(kinds) if kind]
-    period = later[1] - later[0] if len(later) > 1 else 1
-    return {
-        "experts": number(flags, "num-experts", 1),
-        "top_k": number(flags, "moe-router-topk", 2),
-        "ffn": number(flags, "moe-ffn-hidden-size", ffn),
-        "shared_ffn": number(flags, "moe-shared-expert-intermediate-size", 0),
-        "shared_gate": bool(flags.get("moe-shared-expert-gate")),
-        "dense_layers": dense,
-        "period": period,
-        # A trained bias comes with those of all linear layers (core/transformer/moe/router.py);
-        # --moe-router-enable-expert-bias is moved by a rule and no parameter of the model.
-        "router_bias": not flags.get("disable-bias-linear"),
-        "expert_bias": not flags.get("disable-bias-linear"),
-    }
 
 
 def read_pattern(text: str, layers: int) -> list[int]:

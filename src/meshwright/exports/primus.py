@@ -45,8 +45,9 @@ _DEFAULTS = {
 def notes(plan: Plan) -> tuple[str, ...]:
     """Where Primus is not at home."""
     if plan.cluster.device.vendor == "amd":
-        return ()
+        return megatron.notes(plan)
     return (
+        *megatron.notes(plan),
         "Primus is AMD's and its containers are ROCm's: on other devices its Megatron backend is started in NVIDIA's "
         "container of NeMo, which AMD does not test",
     )

@@ -24,6 +24,7 @@ from meshwright.exports import (
     verl,
 )
 from meshwright.exports.bundle import Bundle, comment
+from meshwright.exports.cluster_files import HUB
 from meshwright.exports.families import unknown_numbers
 from meshwright.exports.launch import Command, slurm_script, torchrun_script
 from meshwright.exports.limit_rules import Problem
@@ -69,7 +70,8 @@ def _megatron_words(plan: Plan) -> tuple[str, ...]:
 
 FRAMEWORKS: dict[str, Framework] = {
     "megatron": Framework(
-        "Megatron-LM", megatron.VERSION, megatron.LIMITS, _no_files, _megatron_words
+        "Megatron-LM", megatron.VERSION, megatron.LIMITS, _no_files, _megatron_words,
+        megatron.notes,
     ),
     "deepspeed": Framework(
         "DeepSpeed", deepspeed.VERSION, deepspeed.LIMITS, deepspeed.files,
@@ -293,9 +295,11 @@ def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundl
     stamp = comment(plan, command, f"{launcher.title}, {framework.title} {framework.version}")
     files = {launcher.file: launcher.text(plan, run, stamp)} | files
     start = launcher.start
-    if name in ("kubernetes", "jobset", "pytorchjob") and len(files) > 1:
-        start = kubernetes.start_with(launcher.file)
-    return Bundle(name, files, start, _notes(plan, framework_name))
+    notes = _notes(plan, framework_name)
+    if name in ("kubernetes", "jobset", "pytorchjob"):
+        start = kubernetes.start_with(launcher.file) if len(files) > 1 else start
+        notes += (kubernetes.token_note(),) if framework_name in HUB else ()
+    return Bundle(name, files, start, notes)
 
 
 def export_all(plan: Plan, *, command: str = "") -> tuple[dict[str, Bundle], dict[str, str]]:

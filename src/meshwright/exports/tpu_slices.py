@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.exports.cluster_files import host_command, job_name, variables, yaml_text
+from meshwright.exports.cluster_files import CODE_MAP, host_command, job_name, variables, yaml_text
 from meshwright.exports.images import setup
 from meshwright.exports.launch import Command
 from meshwright.specs.errors import SpecError
@@ -90,7 +90,7 @@ def slice_jobset(plan: Plan, command: Command, stamp: str) -> str:
         },
         "containers": [container],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}},
-                    {"name": "code", "configMap": {"name": "training-code", "optional": True}}],
+                    {"name": "code", "configMap": {"name": CODE_MAP, "optional": True}}],
     }  # fmt: skip
     job = {
         "parallelism": hosts, "completions": hosts, "completionMode": "Indexed", "backoffLimit": 0,

@@ -24,11 +24,7 @@ AXIS_TITLES: dict[Axis, str] = {
 }  # fmt: skip
 
 
-Need = Literal[
-    "untied embeddings", "no experts", "rotary positions", "Llama 3 layers", "a tensor-parallel plan in transformers"
-]  # fmt: skip
-_NO_PLAN = ("gptj", "gpt_oss", "grok")
-"""Families of rotary positions whose class in transformers 5 has no `base_model_tp_plan`."""
+Need = Literal["untied embeddings", "no experts", "rotary positions", "Llama 3 layers"]
 
 
 def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
@@ -38,8 +34,6 @@ def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
         "no experts": model.experts is None,
         "rotary positions": model.positions == "rope",
         "Llama 3 layers": model.name.startswith("llama3"),
-        "a tensor-parallel plan in transformers": model.positions == "rope"
-        and model.family not in _NO_PLAN,
     }
     return [need for need in needs if not met[need]]
 

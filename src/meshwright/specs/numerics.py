@@ -105,8 +105,13 @@ _UNSTATED: dict[str, dict[str, Any]] = {
     "mistral": {"norm_epsilon": 1e-6}, "qwen2": {"norm_epsilon": 1e-6},
     "qwen3": {"norm_epsilon": 1e-6}, "qwen2_moe": {"norm_epsilon": 1e-6},
     "qwen3_moe": {"norm_epsilon": 1e-6}, "mixtral": {"rope_theta": 1e6},
+    **{family: {"router": "sigmoid", "router_balances": True}
+       for family in ("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")},
 }  # fmt: skip
 """What a config.json that is silent means, by transformers' own defaults, where not as above."""
+
+SHARES_AS_THEY_ARE = ("qwen2_moe", "deepseek_v2", "llama4_text", "olmoe", "grok", "jamba")
+"""Families whose chosen experts keep their shares of all experts, where a model does not say."""
 
 
 def unstated(model_type: str, name: str, usual: float) -> float:
@@ -119,6 +124,12 @@ def numerics_of(model: Model) -> Numerics:
     if model.numerics is not None:
         return model.numerics
     return Numerics(activation="silu" if model.gated else "gelu-tanh")
+
+
+def renormalizes_routing(model: Model) -> bool:
+    """Whether the weights of the experts that a token goes to add up to one."""
+    own = model.numerics.router_renormalizes if model.numerics is not None else None
+    return model.family not in SHARES_AS_THEY_ARE if own is None else own
 
 
 def published(name: str) -> Numerics | None:

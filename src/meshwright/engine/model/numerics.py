@@ -199,7 +199,7 @@ def _usual(model: Model) -> Numerics:
         temperature_scale=0.1 if model.family == "llama4_text" else 0.0,
         norm_eps=eps,
         rope_theta=theta.get(model.family, 10_000.0),
-        renormalize_routing=model.family not in _SHARES_AS_THEY_ARE,
+        renormalize_routing=model.family not in specs.SHARES_AS_THEY_ARE,
     )
 
 
@@ -241,7 +241,7 @@ def numerics_of_config(config: dict[str, Any]) -> Numerics:
         attention_softcap=config.get("attn_logit_softcapping", 50.0 if capped else 0.0) or 0.0,
         logits_softcap=config.get("final_logit_softcapping", 30.0 if capped else 0.0) or 0.0,
         init_std=config.get("initializer_range", 0.02),
-        renormalize_routing=config.get("norm_topk_prob", family not in _SHARES_AS_THEY_ARE),
+        renormalize_routing=config.get("norm_topk_prob", family not in specs.SHARES_AS_THEY_ARE),
         **(_deepseek_router(config) if family in ("deepseek_v2", "deepseek_v3") else {}),
         **(_llama4(config) if family == "llama4_text" else {}),
     )
@@ -275,8 +275,6 @@ _GPT_OSS_ROPE = {
 """What a silent config of gpt-oss means (transformers, configuration_gpt_oss.py)."""
 _SIGMOID = ("deepseek_v3", "llama4_text")
 """Families whose routers score by sigmoid."""
-_SHARES_AS_THEY_ARE = ("qwen2_moe", "deepseek_v2", "llama4_text")
-"""Families whose chosen experts keep their shares of all, where a config is silent."""
 _ROTARY_SHARES = {"glm4": 0.5, "qwen3_next": 0.25}
 """Of each head that turns where a config is silent."""
 _SCALED = ("gemma2", "gemma3_text")

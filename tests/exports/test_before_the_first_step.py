@@ -1,0 +1,117 @@
+"""What would have died before its first step, or trained another model, on plans read as whoever launches them."""
+
+import pytest
+import yaml
+from plans import make_plan
+
+from meshwright.exports import fabric, megatron, megatron_bridge
+from meshwright.exports.images import image, setup
+from meshwright.exports.targets import export
+from meshwright.specs.errors import SpecError
+from meshwright.specs.frameworks import framework
+from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.models import load_model
+from meshwright.specs.numerics import numerics_of, renormalizes_routing
+
+
+def words(model, **layout):
+    return megatron.all_flags(make_plan(model, **layout))
+
+
+def test_experts_keep_their_shares_of_all_where_the_model_does_not_scale_them():
+    for name in ("deepseek-v2", "qwen2-57b-a14b", "olmoe-1b-7b"):
+        assert not renormalizes_routing(load_model(name))
+        assert words(name, dp=8)["moe-router-pre-softmax"] is True
+    for name in ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b"):
+        assert "moe-router-pre-softmax" not in words(name, dp=8)
+
+
+def test_routers_of_glm_and_minimax_score_by_sigmoid_with_a_moving_bias():
+    for name, scaling in (("glm-4.5", 2.5), ("glm-4.5-air", 1.0), ("minimax-m2", 1.0)):
+        numbers = numerics_of(load_model(name))
+        assert (numbers.router, numbers.router_balances) == ("sigmoid", True)
+        assert numbers.router_scaling == scaling
+    assert words("glm-4.5-air", dp=8)["moe-router-score-function"] == "sigmoid"
+
+
+def test_bridge_leaves_nothing_of_the_recipe_that_latent_attention_comes_with():
+    said = megatron_bridge.overrides(make_plan("deepseek-v2-lite", dp=8))
+    for field in ("q_lora_rank", "moe_router_num_groups", "moe_router_topk_scaling_factor"):
+        assert said[f"model.{field}"] == "null"
+    assert said["model.moe_router_score_function"] == "softmax"
+    assert said["model.moe_router_enable_expert_bias"] == "false"
+    assert said["model.sequence_parallel"] == "false"
+    assert said["ddp.overlap_param_gather"] == "false"
+    kimi = megatron_bridge.overrides(make_plan("kimi-k2", dp=8, pp=8, zero=1))
+    assert (kimi["model.beta_fast"], kimi["model.moe_router_num_groups"]) == ("1", "null")
+    assert kimi["ddp.overlap_param_gather"] == "true"
+
+
+def test_a_band_of_yarn_without_a_flag_is_said():
+    notes = export(make_plan("kimi-k2", dp=8, pp=8), "megatron").notes
+    assert any("beta_fast 1" in note for note in notes)
+    assert export(make_plan("deepseek-v3", dp=8, pp=8), "megatron").notes == ()
+
+
+def test_bridge_warms_up_by_a_share_of_the_run():
+    short = make_plan("llama3-8b", dp=8)
+    said = megatron_bridge.overrides(short)
+    assert (said["scheduler.lr_warmup_iters"], said["scheduler.lr_warmup_fraction"]) == (
+        "0",
+        "0.01",
+    )
+    wide = Job(seq_len=2048, global_batch=64, precision=RECIPES["fp32"])
+    piped = megatron_bridge.overrides(make_plan("llama3-8b", job=wide, dp=4, pp=2))
+    assert piped["model.pipeline_dtype"] == "torch.float32"
+
+
+def test_what_leaves_for_host_memory_is_what_megatron_lets_go():
+    plan = make_plan("mixtral-8x7b", dp=8, zero=1, offload=("activations",))
+    assert fabric.environment(plan, "megatron")["NVTE_CPU_OFFLOAD_V1"][0] == "1"
+    assert "NVTE_CPU_OFFLOAD_V1" not in fabric.environment(make_plan(dp=8), "megatron")
+    assert "expert_fc1" in megatron.all_flags(plan)["offload-modules"]
+    again = {"recompute": "selective", "recompute_modules": ("moe",)}
+    inside = make_plan("mixtral-8x7b", dp=8, zero=1, offload=("activations",), **again)
+    assert "expert_fc1" not in megatron.all_flags(inside)["offload-modules"]
+
+
+def test_megatron_fsdp_keeps_its_optimizer_on_the_device():
+    assert framework("megatron-fsdp").offload_optimizer_zero == (1,)
+    export(make_plan(dp=8, zero=1, offload=("optimizer",)), "megatron")
+    with pytest.raises(SpecError, match="under ZeRO stage 1"):
+        export(make_plan(dp=8, zero=3, offload=("optimizer",)), "megatron")
+
+
+def test_a_package_for_cuda_cannot_replace_rocms_pytorch():
+    plan = make_plan(cluster="mi300x:1x8", dp=8, zero=2)
+    lines = setup(plan, "deepspeed", container=True)
+    assert any("PIP_CONSTRAINT" in line for line in lines)
+    assert not any("PIP_CONSTRAINT" in line for line in setup(make_plan(dp=8), "deepspeed"))
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm", "ray"])
+def test_a_script_that_brings_nothing_says_what_it_needs(launcher):
+    plan = make_plan(dp=8, zero=2)
+    text = next(iter(export(plan, launcher, launches="deepspeed").files.values()))
+    assert f"deepspeed=={framework('deepspeed').checked}" in text
+    assert image(plan, "deepspeed") in text
+
+
+def test_a_token_of_the_hub_reaches_pods_machines_and_workers():
+    plan = make_plan("llama3.1-8b", dp=8, zero=2)
+    made = export(plan, "jobset", launches="torchtitan")
+    job = list(yaml.safe_load_all(made.files["jobset.yaml"]))[-1]
+    pod = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    token = next(one for one in pod["containers"][0]["env"] if one["name"] == "HF_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"]["optional"] is True
+    assert any(token["valueFrom"]["secretKeyRef"]["name"] in note for note in made.notes)
+    sky = yaml.safe_load(export(plan, "skypilot", launches="torchtitan").files["sky.yaml"])
+    assert sky["envs"]["HF_TOKEN"] == ""
+    assert "'HF_TOKEN'" in export(plan, "ray", launches="torchtitan").files["ray_train.py"]
+    clone = export(make_plan(dp=8), "ray", launches="megatron").files["ray_train.py"]
+    assert "'MEGATRON'" in clone
+
+
+def test_files_that_lie_on_the_cluster_are_replaced():
+    start = export(make_plan(dp=8, zero=2), "jobset", launches="fsdp").start
+    assert "--dry-run=client -o yaml | kubectl apply -f -" in start
