@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.frameworks import behaviour, framework
 from meshwright.costs.memory import memory
+from meshwright.costs.rank_memory import cached_bytes
 from meshwright.costs.stages import stage_layers
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import RECIPES, Job
@@ -235,6 +236,14 @@ def test_frozen_weights_that_fsdp_keeps_in_fp32_are_gathered_in_16_bits():
     plain = parts(layout, framework="torchtitan", tune=stored, frozen_bytes=4.0)["parameters"]
     outside = 2 * MODEL.vocab * MODEL.hidden  # embedding and head, which are not quantised
     assert plain - packed == pytest.approx(2.0 * outside / 8, rel=0.01)
+
+
+def test_blocks_of_shorter_sequences_stay_beside_those_of_the_longest():
+    moving = {"activations": 2.0, "recompute_peak": 1.0, "logits": 5.0, "gathered_parameters": 0.0}
+    columns = {name: np.array([size]) for name, size in moving.items()}
+    same, varying = (framework("huggingface").but(lengths_vary=vary) for vary in (False, True))
+    assert cached_bytes(columns, varying)[0] == pytest.approx(1.45 * 8.0)
+    assert 0.0 < cached_bytes(columns, same)[0] < 0.4 * 8.0
 
 
 def test_copies_of_the_update_count_only_where_activations_were_less():

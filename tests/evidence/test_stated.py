@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshwright.costs.frameworks import behaviour
 from meshwright.costs.parameters import count_parameters
 from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
@@ -60,7 +61,8 @@ def test_what_lives_in_the_host_is_read(setup, offload):
 def test_compiled_and_fused_kernels_are_read_and_taken_back():
     options = import_row(row(setup="transformers, torch.compile")).job.framework_options
     assert options["fused_norm"] and options["fused_rotary"] and options["kernels_per_layer"] == 14
-    assert not import_row(row(setup="transformers, torch.compile=False")).job.framework_options
+    taken = import_row(row(setup="transformers, torch.compile=False")).job.framework_options
+    assert set(taken) == {"optimizer_fused"}
     fused = import_row(row(setup="lit-gpt, fused cross entropy loss, fused swiglu"))
     assert fused.job.framework_options["logits_bytes"] == 4.0
     assert fused.job.framework_options["fused_activation"]
@@ -274,6 +276,39 @@ def test_a_training_loop_of_its_own_on_fsdp2_is_no_torchtitan():
 def test_accelerates_fsdp_sums_whole_gradients_while_it_accumulates(zero, setup, whole):
     options = import_row(row(zero_or_fsdp=zero, setup=setup)).job.framework_options
     assert options.get("accumulates_whole", False) is whole
+
+
+@pytest.mark.parametrize(
+    ("setup", "fused"),
+    [
+        ("TRL full fine-tuning, torch 2.1", False),
+        ("TRL full fine-tuning, optim adamw_torch", False),
+        ("TRL full fine-tuning", False),
+        ("TRL full fine-tuning, adamw_torch_fused", True),
+        ("TRL full fine-tuning, torch 2.9", True),
+        ("TRL full fine-tuning, transformers 5.1", True),
+        ("TRL full fine-tuning, DeepSpeed ZeRO-2", True),
+        ("torchtune full finetune", True),
+    ],
+)
+def test_transformers_asks_for_a_fused_adam_from_torch_2_8_on(setup, fused):
+    run = import_row(row(setup=setup, gpus=1))
+    assert behaviour(run.job).optimizer_fused is fused
+
+
+@pytest.mark.parametrize(
+    ("setup", "vary"),
+    [
+        ("ms-swift, LoRA r=8; samples of many lengths up to the maximum", True),
+        ("TRL, LoRA r=8, dynamic padding", True),
+        ("axolotl, LoRA r=8, sample packing", False),
+        ("TRL, LoRA r=8, padded to 2048", False),
+        ("TRL, LoRA r=8", False),
+    ],
+)
+def test_samples_with_lengths_of_their_own(setup, vary):
+    run = import_row(row(setup=setup, gpus=1))
+    assert behaviour(run.job).lengths_vary is vary
 
 
 def test_mixed_layers_are_refused_where_nobody_knows_them_and_priced_where_a_preset_does():

@@ -188,6 +188,10 @@ class Behaviour(Spec):
         description="of a frozen weight that is not quantised: 4 where FSDP2 keeps every parameter in fp32 "
         "and casts what it gathers; 0: as the precision recipe has its weights",
     )
+    lengths_vary: bool = Field(
+        description="micro-batches have lengths of their own: the caching allocator keeps the blocks of "
+        "shorter ones beside those of the longest"
+    )
     optimizer_in_backward: bool = Field(
         description="each layer is updated as soon as its gradient is there, which then goes"
     )

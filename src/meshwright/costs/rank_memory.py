@@ -247,14 +247,20 @@ def in_phases(
         phase["fragmentation"] = gaps * sum(
             (phase[name] for name in MOVING), np.zeros_like(one_layer)
         )
-        most = np.maximum(most, cached_bytes(phase))
+        most = np.maximum(most, cached_bytes(phase, behaviour))
     return heaviest(known), {name: total(phase) for name, phase in known.items()}, most
 
 
-def cached_bytes(parts: dict[str, Floats]) -> Floats:
-    """What the allocator of an eager program keeps cached of parts that come and go together."""
+def cached_bytes(parts: dict[str, Floats], behaviour: Behaviour) -> Floats:
+    """What the allocator of an eager program keeps cached of parts that come and go together.
+
+    Where lengths vary, a sequence longer than all before it needs blocks of its own, and those of the shorter
+    ones stay: segments are never joined. A simulation of the allocator gives the share (benchmarks/allocator.py).
+    """
+    known = constants()["allocator"]
+    share = float(known["varying_cached" if behaviour.lengths_vary else "eager_cached"])
     moved = sum((parts[name] for name in MOVING), np.zeros_like(parts["logits"]))
-    return np.asarray(moved * float(constants()["allocator"]["eager_cached"]))
+    return np.asarray(moved * share)
 
 
 def _gradients(rank: Rank) -> Floats:

@@ -16,6 +16,7 @@ from meshwright.evidence.rows import Row
 from meshwright.evidence.stated import (
     EAGER,
     accumulates_whole,
+    adam_fused,
     own_loop_options,
     stated_options,
     uncompiled,
@@ -174,8 +175,12 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     eager = framework(rule.framework).modules == "transformers"
     if eager and re.search(r"deep ?speed|zero[-_ ]?(?:stage)?[-_ ]?3", sharding, re.IGNORECASE):
         options["zero3_gathers"] = "modules"
-    if eager and rule.framework != "litgpt" and accumulates_whole(row):
-        options["accumulates_whole"] = True
+    if eager and rule.framework not in ("litgpt", "torchtune"):
+        if accumulates_whole(row):
+            options["accumulates_whole"] = True
+        deepspeed = re.search(r"deep ?speed|zero[-_ ]?(?:stage)?[-_ ]?\d", sharding, re.IGNORECASE)
+        if not (rule.documented or deepspeed or adam_fused(row["setup"])):
+            options["optimizer_fused"] = False
     stated = f"{row['setup']}; pp={row['pp']}; {row['schedule']}; {row['interconnect']}"
     options |= stated_options(stated)
     return options

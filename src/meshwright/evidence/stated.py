@@ -47,6 +47,11 @@ STATED: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
     (r"fused[-_ ]cross[-_ ]?entropy", {"logits_bytes": 4.0, "loss_bytes": 8.0}),
+    (
+        r"(?:many|various|varying|variable|different|(?:their|its) own) (?:sequence |sample )?lengths?|"
+        r"\bunpadded|dynamic(?:ally)?[- ]padd|variable[- ]length|no packing|without packing|packing ?[=:] ?false",
+        {"lengths_vary": True},
+    ),
 )
 """What a row says of its experts' dispatch, kernels, graphs and checks, in the words that frameworks print.
 
@@ -72,6 +77,22 @@ OWN_LOOP: dict[str, Any] = {
     "accumulates_whole": True,
 }
 """What a training loop on torch's composable FSDP does that is no torchtitan, unless it says otherwise."""
+
+_FUSED = r"adamw?_torch_fused|fused[-_ ]adam|adamw? ?\(fused\)|fused=true"
+_OLD_TORCH = r"\b(?:py)?torch[-= ]*(?:v ?)?(?:1\.\d+|2\.[0-7])\b"
+_NEW_TORCH = (
+    r"\b(?:py)?torch[-= ]*(?:v ?)?(?:2\.(?:[89]|[1-9]\d)|3\.\d)|transformers[-= ]*(?:v ?)?5\b"
+)
+
+
+def adam_fused(text: str) -> bool:
+    """Whether a run of transformers' Trainer updates by torch's fused Adam.
+
+    training_args.py asks for it by default where torch is 2.8 or later (transformers from mid-2025 on); before, and
+    in all published tables of fine-tuning that say nothing, `adamw_torch` is torch's foreach kernels.
+    """
+    return says(_FUSED, text) or (says(_NEW_TORCH, text) and not says(_OLD_TORCH, text))
+
 
 _REDUCED_EACH = r"prime-?rl|sync_each_batch|(?:reduc|sync)\w* (?:at |in |after )?e(?:ach|very) (?:micro|batch|backward)"
 _LIBRARY_LAYERS = (
