@@ -14,7 +14,7 @@ from meshwright.costs.layer import mean_keys
 from meshwright.costs.mixers import window_share
 from meshwright.costs.parameters import count_parameters
 from meshwright.costs.step import estimate
-from meshwright.engine.model.traced import tally
+from meshwright.engine.model.traced import stated, tally
 from meshwright.engine.parallel.guards import check_model
 from meshwright.specs import load_cluster, load_model, presets
 from meshwright.specs.errors import SpecError
@@ -203,6 +203,21 @@ def test_a_family_without_a_reader_is_built_and_counted() -> None:
     assert "no reader for lfm2" in model.source
     assert count_parameters(model).total == built(config)
     assert sum(count_parameters(model).parts().values()) == count_parameters(model).total
+
+
+class Uneven:
+    """As transformers' configurations whose layers differ in a number: reading one number of all is an error."""
+
+    hidden_size = 64
+
+    @property
+    def num_attention_heads(self) -> int:
+        raise RuntimeError("may vary across layers")
+
+
+def test_a_number_in_which_layers_differ_is_left_to_the_file() -> None:
+    assert stated(Uneven(), "num_attention_heads") is None
+    assert stated(Uneven(), "hidden_size") == 64
 
 
 DELTA = {"linear_num_value_heads": 6, "linear_value_head_dim": 32, "linear_num_key_heads": 6,

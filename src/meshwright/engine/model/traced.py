@@ -70,13 +70,21 @@ def tally(config: dict[str, Any]) -> dict[str, Any]:
         or (isinstance(value, list) and len(value) < 2000)
     }
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        if isinstance(value := getattr(text, name, None), int):
+        if isinstance(value := stated(text, name), int):
             plain[name] = value  # a family's own spelling, under the usual name
     return {
         "total": sum(weight.numel() for weight in model.parameters()),
         "tables": _tables(model), "encoder": encoder, "layers": layers, "outside": outside, "config": plain,
         "class": type(model).__name__, "transformers": transformers.__version__,
     }  # fmt: skip
+
+
+def stated(config: Any, name: str) -> Any:
+    """A config's attribute; None where its layers differ in it, which transformers then refuses to read."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
 
 
 def _tables(model: Any) -> int:
