@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from meshwright.imports.files import import_text
@@ -242,3 +244,57 @@ def test_other_systems_and_scripts_that_start_others() -> None:
         import_text("width: 512\ndepth: 4\nbatch_size: 8\nlearning_rate: 1e-4\nbackend: CSX\n", "a.yaml", ONE)  # fmt: skip
     with pytest.raises(SpecError, match=r"it starts run_pretrain\.sh"):
         import_text("bash ./examples/run_pretrain.sh --x 1\npython3 evaluate/extract.py --log a\n", "a.sh", ONE)  # fmt: skip
+
+
+def test_embedding_and_head_that_count_as_layers() -> None:
+    """The first stage and the last hold a layer less each, down to none."""
+    text = MEGATRON.replace("--num-layers 12", "--num-layers 6").format(
+        "--bf16 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+        "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    )
+    found = import_text(text, "a.sh", ONE)
+    assert found.layout.stage_layers == (0, 1, 1, 1, 1, 1, 1, 0)
+
+
+NEMO = """
+run: {name: gpt3_small}
+trainer: {num_nodes: 2, devices: 8, precision: bf16}
+model: {micro_batch_size: 2, global_batch_size: 64, tensor_model_parallel_size: 2, pipeline_model_parallel_size: 1, encoder_seq_length: 2048,
+  max_position_embeddings: 2048, num_layers: 12, hidden_size: 768, num_attention_heads: 12, ffn_hidden_size: '${multiply:4, ${training.model.hidden_size}}',
+  hidden_dropout: 0.0, attention_dropout: 0.0, optim: {name: distributed_fused_adam, lr: 1e-4}}
+"""
+
+
+def test_a_launcher_and_the_configuration_that_it_reads(tmp_path: Path) -> None:
+    """`training=gpt3/small` is a file of the launcher's; what the command says counts over it."""
+    place = tmp_path / "conf" / "training" / "gpt3"
+    place.mkdir(parents=True)
+    (place / "small.yaml").write_text(NEMO)
+    text = "HYDRA_FULL_ERROR=1 python3 main.py training=gpt3/small stages=[training] training.model.micro_batch_size=4 training.trainer.num_nodes=1\n"
+    found = import_text(text, "run.sh", Given(guess=True), tmp_path)
+    assert (found.model.ffn, found.layout.tp, found.layout.micro_batch) == (3072, 2, 4)
+    assert found.cluster.gpus == 8 and found.layout.zero == 1
+    with pytest.raises(SpecError, match="which is not here"):
+        import_text(text.replace("gpt3/small", "gpt3/other"), "run.sh", ONE, tmp_path)
+
+
+def test_what_only_looks_like_a_known_format() -> None:
+    """A formula reader's table is no GPT-NeoX; a reranker and prompts are refused for what they are; so is an evaluation."""
+    with pytest.raises(SpecError, match="no known framework"):
+        import_text("num_layers: 4\nheads: 8\nlr: 0.001\noptimizer: Adam\nepochs: 10\nmax_seq_len: 512\n", "a.yaml", ONE)  # fmt: skip
+    with pytest.raises(SpecError, match="retrieval model"):
+        import_text("base_model: org/llama-rerank-1b\nlearning_rate: 3e-6\nmicro_batch_size: 4\nnum_epochs: 1\n", "a.yaml", ONE)  # fmt: skip
+    with pytest.raises(SpecError, match="prompts beside a frozen model"):
+        import_text(NEMO.replace("micro_batch_size: 2,", "micro_batch_size: 2, virtual_prompt_style: p-tuning,"), "a.yaml", ONE)  # fmt: skip
+    with pytest.raises(SpecError, match="an evaluation"):
+        import_text("trainer: {devices: 8}\nmodel: {tensor_model_parallel_size: 1, data: {validation_ds: {micro_batch_size: 16}}}\n", "a.yaml", ONE)  # fmt: skip
+
+
+def test_a_device_that_is_no_preset_is_said() -> None:
+    """A recipe's name may speak of a device that nothing is known of: another is offered, and that is said."""
+    text = (
+        "from megatron.bridge.recipes.qwen.qwen3 import qwen3_8b_pretrain_config\nfrom megatron.bridge.training.config import ConfigContainer\n"
+        "def qwen3_8b_pretrain_8gpu_vr900_bf16_config():\n    cfg = ConfigContainer(model=dict(num_layers=4, hidden_size=512, num_attention_heads=8, ffn_hidden_size=1024, vocab_size=1000, seq_length=1024), train=dict(global_batch_size=8, micro_batch_size=1))\n    return cfg\n"
+    )
+    found = import_text(text, "perf.py", Given(guess=True))
+    assert "speaks of vr900" in _said(found)

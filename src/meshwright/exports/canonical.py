@@ -42,7 +42,9 @@ def canonical(layout: Layout, model: Model | None = None) -> Layout:
     explicit = layout.stage_layers if model is not None else None
     if explicit is not None and model is not None:
         even = even_split(model.layers, layout.pp, layout.virtual_stages)
-        change["stage_layers"] = None if explicit == even or layout.pp == 1 else explicit
+        # A stage without layers must be named, be it what an even split comes to.
+        same = explicit == even and 0 not in explicit
+        change["stage_layers"] = None if same or layout.pp == 1 else explicit
     if layout.dp * layout.cp == 1:
         change |= {"zero": 0, "shard": 0}
     if layout.zero == 0 or layout.shard == layout.dp * layout.cp:

@@ -251,6 +251,9 @@ def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cl
     if not world and not reading.hosts:
         per_host = _divides(reading, per_host)
     offer = f"{reading.device or reading.likely}:{hosts}x{per_host}"
+    if not reading.device and not _is_known(reading.likely):
+        reading.note(f"it speaks of {reading.likely}, which is no preset", "--cluster")
+        offer = f"h100:{hosts}x{per_host}"
     if reading.device:
         try:
             known = load_cluster(offer)
@@ -268,6 +271,14 @@ def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cl
         "--cluster", None, f"say what it runs on{hint}, as {offer} (a guess, taken with --guess)"
     ))  # fmt: skip
     return None
+
+
+def _is_known(device: str) -> bool:
+    try:
+        load_cluster(f"{device}:1x1")
+    except SpecError:
+        return False
+    return True
 
 
 def _most(reading: Reading) -> int:

@@ -213,6 +213,8 @@ def _refuse_other(data: Data, text: str, name: str) -> None:
         raise SpecError("file", name, "describes no training run of its own: it is a part that others include; import the experiment that names it")  # fmt: skip
     if any(re.search(r"(?:^|\.)vision_config\.\w", key) for key in flattened(data)):
         raise SpecError("model", name, f"trains a vision-language model: {PLANNED}")
+    if re.search(r"(?i)rerank|embedqa|[-_]embed(?:ding)?[-_]|cross-?encoder|biencoder", str(data.get("base_model", ""))):  # fmt: skip
+        raise SpecError("model", data["base_model"], f"trains a retrieval model: {PLANNED}")
     recipe = str(data.get("recipe", ""))
     if re.search(r"(?i)eagle|dflash|drafter|speculat", recipe):
         raise SpecError("recipe", recipe, f"trains a draft model beside a frozen one: {PLANNED}")  # fmt: skip

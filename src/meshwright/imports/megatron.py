@@ -144,9 +144,7 @@ def split_stages(options: Options, model: Model, pp: int) -> tuple[int, tuple[in
     stages = options.whole(
         "num-virtual-stages-per-pipeline-rank", "virtual-pipeline-model-parallel-size"
     )
-    ends = sum(
-        options.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")
-    )
+    ends = [options.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
     first = options.whole("decoder-first-pipeline-num-layers")
     last = options.whole("decoder-last-pipeline-num-layers")
     if text:
@@ -158,18 +156,22 @@ def split_stages(options: Options, model: Model, pp: int) -> tuple[int, tuple[in
                 f"{model.layers} layers in a multiple of {pp} stages are expected",
             )
         return len(split) // pp, split
-    if stages:
-        return stages, None
-    if per_stage:
-        layers = model.layers + ends
+    layers = model.layers + sum(ends)
+    if per_stage and not stages:
         if layers % (pp * per_stage):
             raise SpecError(
                 "--num-layers-per-virtual-pipeline-stage",
                 per_stage,
                 f"a divisor of the {layers // pp} layers per pipeline rank is expected",
             )
-        return layers // (pp * per_stage), None
-    return 1, _first_last(model, pp, first, last)
+        stages = layers // (pp * per_stage)
+    if any(ends) and layers % (pp * max(stages, 1)) == 0 and not (first or last):
+        # Embedding and head count as a layer of the first and of the last stage.
+        held = [layers // (pp * max(stages, 1))] * (pp * max(stages, 1))
+        held[0] -= ends[0]
+        held[-1] -= ends[1]
+        return max(stages, 1), tuple(held)
+    return (stages, None) if stages else (1, _first_last(model, pp, first, last))
 
 
 def _first_last(model: Model, pp: int, first: int, last: int) -> tuple[int, ...] | None:

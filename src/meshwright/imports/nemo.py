@@ -135,6 +135,11 @@ def _refuse_other(model: dict[str, Any], data: dict[str, Any]) -> None:
         r"(?<![a-z])(t5|mt5|ul2|bart|bert|retro|clip|siglip|vit|neva|llava|sd|asr|whisper)(?![a-z0-9])",
         named.lower(),
     )
+    if "virtual_prompt_style" in model or "task_templates" in model:
+        raise SpecError("model", "virtual_prompt_style", f"trains prompts beside a frozen model: {PLANNED}")  # fmt: skip
+    tables = model.get("data")
+    if isinstance(tables, dict) and "validation_ds" in tables and "train_ds" not in tables and not {"optim", "micro_batch_size"} & set(model):  # fmt: skip
+        raise SpecError("model.data", "validation_ds", "an evaluation: there is no training data and no optimizer")  # fmt: skip
     if two or found or "vision" in model:
         raise SpecError(
             "model",

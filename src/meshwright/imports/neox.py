@@ -35,9 +35,9 @@ def is_config(data: dict[str, Any]) -> bool:
     if is_part(data):
         return True
     return (
-        bool(keys & {"num_layers", "pipe_parallel_size", "model_parallel_size"})
-        and not {"model", "modules"} & keys
-    )
+        bool(keys & {"pipe_parallel_size", "model_parallel_size"})
+        or {"num_layers", "hidden_size"} <= keys
+    ) and not {"model", "modules"} & keys
 
 
 _OF_RUNS = {"checkpoint_activations", "partition_activations", "synchronize_each_layer", "data_impl", "train_iters", "lr_decay_iters",

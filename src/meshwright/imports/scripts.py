@@ -18,6 +18,7 @@ from meshwright.imports import (
     maxtext,
     nanochat,
     nanogpt,
+    nemo_launcher,
     neox,
     olmo,
     olmo_overrides,
@@ -194,6 +195,8 @@ def _dispatch(
         or (own_verl and "data.train_files" in joined)
     ):
         return hydra.read_verl(program, words, given, folder), stamp
+    if nemo_launcher.named(program, words)[0]:
+        return nemo_launcher.read(program, words, given, folder), stamp
     if torchtitan_registry.is_command(program, words):
         return torchtitan_registry.read_command(words, given, folder), stamp
     if llama_recipes.reads(launch, folder):
