@@ -255,6 +255,12 @@ def test_more_than_anyone_measured_is_said():
     question = Question(made.model, made.cluster, made.job)
     assert "expect less" in _above_measured(question, boast)[0]
     assert _above_measured(question, made.estimate.model_copy(update={"mfu": 0.3})) == []
+    assert "causal mask" not in _above_measured(question, boast)[0]
+    long = replace(question, job=made.job.but(seq_len=2**20))
+    assert (
+        "attention, by convention twice what a causal mask leaves"
+        in _above_measured(long, boast)[0]
+    )
 
 
 def test_where_nothing_fits_what_comes_nearest_has_all_that_helps():

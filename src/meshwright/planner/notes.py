@@ -9,6 +9,7 @@ from importlib import resources
 
 import numpy as np
 
+from meshwright.costs.flops import attention_flops_per_token, model_flops_per_token
 from meshwright.costs.frameworks import behaviour
 from meshwright.costs.step import estimate
 from meshwright.planner.dispatchers import OPTION, backend, deduplicates
@@ -32,6 +33,8 @@ LOSS_WORDS = {
     "liger": "Liger's fused linear cross-entropy",
     "cut": "Cut cross-entropy",
 }
+LONG_CONTEXT = 0.4
+"""Share of attention in a model's FLOPs from which an MFU says more of the convention than of a device."""
 WORTH_ANOTHER_BATCH = 0.05
 """Share of the time per sequence that another batch must save to be named."""
 
@@ -153,9 +156,16 @@ def _above_measured(question: Question, best: Estimate) -> list[str]:
     known = measured_mfu().get((_device(question), question.job.precision.compute))
     if known is None or best.mfu <= known[0]:
         return []
+    counted = 3.0 * attention_flops_per_token(question.model, question.job.seq_len)
+    share = counted / model_flops_per_token(question.model, question.job.seq_len)
+    long = (
+        f"; {share:.0%} of what it counts is attention, by convention twice what a causal mask leaves"
+        if share > LONG_CONTEXT
+        else ""
+    )
     return [
         f"an MFU of {best.mfu:.1%} is above the highest that was published for this device "
-        f"({known[0]:.1%}: {known[1]}): expect less"
+        f"({known[0]:.1%}: {known[1]}): expect less{long}"
     ]
 
 
