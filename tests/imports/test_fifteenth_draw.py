@@ -66,13 +66,15 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--quantise", type=int, default=1)
 parser.add_argument("--method", default="lora")
 args = parser.parse_args()
+bits = None
 if args.quantise > 0:
     bits = BitsAndBytesConfig(load_in_4bit=True)
-model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B")
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B", quantization_config=bits)
 if args.method != "ada":
     adapters = LoraConfig(r=8, target_modules=["q_proj"])
 elif args.method in ("ada", "adalora"):
     adapters = LoraConfig(r=64, target_modules=["q_proj", "v_proj"])
+model.add_adapter(adapters)
 Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=1, bf16=True, max_length=512)).train()
 """
 

@@ -71,7 +71,7 @@ def main():
     lora = LoraConfig(r=config.lora_rank)
     tok = tokenizer("x", max_length=config.max_length)
     args = TrainingArguments(per_device_train_batch_size=config.batch_size, bf16=True)
-    Trainer(model=model, args=args).train()
+    Trainer(model=get_peft_model(model, lora), args=args).train()
 """)
     found = import_file(program, GUESS)
     assert (found.model.name, found.job.seq_len) == ("qwen3-0.6b", 1024)

@@ -33,7 +33,8 @@ def is_config(data: dict[str, Any]) -> bool:
         "num_epochs",
         "rl",
     }
-    return isinstance(data.get("base_model"), str) and bool(others & set(data))
+    plain = not isinstance(data.get("adapter"), dict) and "input_features" not in data  # Ludwig's
+    return plain and isinstance(data.get("base_model"), str) and bool(others & set(data))
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:

@@ -36,6 +36,7 @@ from meshwright.imports import (
     neuron,
     olmo,
     openrlhf,
+    oumi,
     own_tables,
     picotron,
     prime_rl,
@@ -132,6 +133,8 @@ def read(
     for one in (arctic, areal, automodel, easyr1, levanter, roll, picotron, fast_llm, veomni):
         if one.is_config(data):
             return one.read(data, given), stamp
+    if oumi.is_config(data):
+        return oumi.read(data, given, folder), stamp
     if axolotl.is_config(data):
         return axolotl.read(data, given, folder), stamp
     if llama_factory.is_config(data):

@@ -34,6 +34,7 @@ _TOOLS = (
     "composer",
     "xtuner",
     "open_instruct",
+    "oumi",
 )
 _ON_ONE_HOST = ("llamafactory-cli", "swift", "megatron", "xtuner")
 """Tools that start torchrun themselves, on one host unless NNODES says otherwise."""
@@ -131,12 +132,9 @@ def _run_of(launch: Launch) -> tuple[str, ...]:
 
 def _trains(program: str) -> bool:
     first = program.split()[0] if program else ""
-    return (
-        first.endswith(".ipynb")
-        or bool(_TRAINERS.search(first))
-        or first.startswith(_MODULES)
-        or posixpath.basename(first) in _TOOLS
-    )
+    if posixpath.basename(first) in _TOOLS:
+        return not _OTHER.search(program)  # `trl vllm-serve`
+    return first.endswith(".ipynb") or bool(_TRAINERS.search(first)) or first.startswith(_MODULES)
 
 
 def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:

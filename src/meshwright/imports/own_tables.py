@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import deepspeed, usual
+from meshwright.imports.cloud import tables
 from meshwright.imports.hf_sharding import deepspeed_named
 from meshwright.imports.options import flattened
 from meshwright.imports.reading import Given, Reading
@@ -16,6 +17,15 @@ from meshwright.specs.errors import SpecError
 
 _MODELS = re.compile(
     r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config|cfgs?)|student)\.(?:name|id|path|model_name|model_name_or_path|model_id|name_or_path|hf_model_name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
+)
+_NAMED = (
+    "model_name_or_path",
+    "model_name",
+    "base_model",
+    "model_id",
+    "model",
+    "llm_backbone",
+    "model_id_or_path",
 )
 _RATES = ("lr", "learning_rate", "max_learning_rate", "max_lr")
 _BATCHES = (
@@ -27,7 +37,8 @@ _RENAMED = {
     "lora.rank": "lora_rank", "lora.r": "lora_r", "lora.alpha": "lora_alpha", "lora.target_modules": "lora_target_modules",
     "lora.dropout": "lora_dropout", "distributed_args.stage": "zero_stage", "optimizer_args.class_name": "optimizer", "full_shard": "use_fsdp",
     "activation_checkpointing.enabled": "activation_checkpointing", "gradient_checkpointing.enabled": "gradient_checkpointing",
-    "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
+    "adapter.type": "peft_method", "adapter.r": "lora_r", "adapter.alpha": "lora_alpha", "adapter.target_modules": "lora_target_modules",
+    "adapter.dropout": "lora_dropout", "quantization.bits": "bits", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
 }  # fmt: skip
 """Names whose last part alone says too little."""
 _INERT = re.compile(
@@ -46,7 +57,7 @@ def is_config(data: dict[str, Any]) -> bool:
     )
     lasts = {name.rsplit(".", 1)[-1] for name in flat}
     shape = bool(lasts & set(usual.LAYERS)) and bool(lasts & set(usual.HIDDEN))
-    left = any(_MODELS.search(name) and value is None for name, value in flat.items())
+    left = any((_MODELS.search(name) or name in _NAMED) and value in (None, "") for name, value in flat.items())  # fmt: skip
     return rate and batch and (bool(_model(flat)) or shape or left or "path_to_model_config" in flat)  # fmt: skip
 
 
@@ -61,6 +72,10 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     """
     data, chosen = _one_training(data, given)
     flat = _flat(data)
+    table = next((one for one in tables(data) if "zero_optimization" in one), None)
+    if table is not None:  # DeepSpeed's own, whose names are read by its reader
+        place = next(name for name in flat if "zero_optimization" in name).partition("zero_optimization")[0]  # fmt: skip
+        flat = {name: one for name, one in flat.items() if not name.startswith(place or "zero_optimization")}  # fmt: skip
     flags: dict[str, Any] = {"model_name_or_path": _model(flat)}
     for name, value in flat.items():
         last = name.rsplit(".", 1)[-1]
@@ -77,14 +92,17 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     sharded = (
         flags.pop("ds_cfgs", None) or flags.pop("deepspeed_config", None) or flags.get("deepspeed")
     )
-    table = data.get("deepspeed", data.get("deepspeed_config"))
-    if isinstance(table, dict) and "zero_optimization" in table:
-        flags = {name: value for name, value in flags.items() if not _last_of(table, name)}
-    teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher", name)), "")
+    stored = str(
+        flags.pop("backbone_dtype", flags.pop("bits", ""))
+    )  # H2O LLM Studio's, and Ludwig's
+    if stored in ("int4", "4", "int8", "8"):
+        flags[f"load_in_{stored[-1]}bit"] = True
+    teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher(?!_forcing)", name)), "")
     reading = usual.read_table(flags, given, "configuration of a program of its own", inert)
-    if isinstance(table, dict) and "zero_optimization" in table:
+    if table is not None:
         _shard(reading)
         deepspeed.apply(table, reading, given, prefix="deepspeed.")
+        reading.job["framework"] = "deepspeed"
     elif isinstance(sharded, str) and sharded.endswith(".json"):
         _shard(reading)
         deepspeed_named(sharded, reading, given, folder, None)
@@ -92,20 +110,20 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
         reading.unmodelled(
             teacher.split(".")[0], "a frozen teacher is held and run, too; not priced"
         )
-    if chosen:
-        name_task(reading, chosen)
+    kinds = (str(value) for name, value in flat.items() if _KIND.search(name))
+    for kind in (chosen, *kinds):
+        name_task(reading, kind)
+    listed = [
+        value for name, value in flat.items() if name.endswith("gpus") and isinstance(value, list)
+    ]
     reading.likely = device_named(" ".join(str(one) for name, one in flat.items() if _DEVICES.search(name))) or reading.likely  # fmt: skip
     hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), _PER_HOST))  # fmt: skip
+    per_host = per_host or (len(listed[0]) if listed else 0)
     reading.hosts, reading.per_host = (hosts or 1, per_host) if per_host else (0, 0)
     reading.shard = _number(flat, "data_parallel_sharding_world_size", "shard_degree")
     if not reading.shard and any(one.option.startswith(("hybrid", "hsdp")) for one in reading.remarks):  # fmt: skip
         reading.shard = reading.per_host  # which the remark says
     return reading
-
-
-def _last_of(table: dict[str, Any], name: str) -> bool:
-    """Whether a field's last name is of a table that another reader takes."""
-    return any(one.rsplit(".", 1)[-1] == name for one in flattened(table))
 
 
 def _shard(reading: Reading) -> None:
@@ -114,6 +132,10 @@ def _shard(reading: Reading) -> None:
 
 
 _PER_HOST = ("gpus_per_node", "num_gpus_per_node", "devices", "gpus", "num_gpus")
+_KIND = re.compile(
+    r"(?:^|\.)(?:trainer|training|train|method|rl|alignment)\.(?:type|method|trainer_type|algorithm|stage)$|^(?:method|stage|rl)$"
+)
+"""Names under which a table says what it trains for."""
 _DEVICES = re.compile(
     r"(?i)(?:^|[._])(?:hardware|accelerators?|gpus?|device|gpu_(?:type|model|name)|\w*device_name\w*)$"
 )
@@ -130,8 +152,8 @@ def _one_training(data: dict[str, Any], given: Given) -> tuple[dict[str, Any], s
         ((), data),
         *(((str(name),), one) for name, one in data.items() if isinstance(one, dict)),
     ]
-    for place, tables in places:
-        stages = [str(name) for name, table in tables.items() if _is_training(str(name), table)]
+    for place, inner in places:
+        stages = [str(name) for name, table in inner.items() if _is_training(str(name), table)]
         if len(stages) < 2:
             continue
         if given.config not in stages:
@@ -141,8 +163,8 @@ def _one_training(data: dict[str, Any], given: Given) -> tuple[dict[str, Any], s
                 f"the file configures several trainings: one of {', '.join(stages)} is expected",
             )
         # What the training says counts over what stands beside it.
-        chosen = {given.config: tables[given.config]}
-        beside = {name: one for name, one in tables.items() if name not in stages}
+        chosen = {given.config: inner[given.config]}
+        beside = {name: one for name, one in inner.items() if name not in stages}
         rest = {name: one for name, one in data.items() if name not in place} if place else {}
         return {**chosen, **beside, **rest}, given.config
     return data, ""
@@ -179,7 +201,7 @@ def _flat(data: dict[str, Any]) -> dict[str, Any]:
 
 def _model(flat: dict[str, Any]) -> str:
     found = [str(value) for name, value in flat.items() if _MODELS.search(name) and isinstance(value, str) and not _of_another(name)]  # fmt: skip
-    found += [str(flat[name]) for name in ("model_name_or_path", "model_name", "base_model", "model_id", "model") if isinstance(flat.get(name), str)]  # fmt: skip
+    found += [str(flat[name]) for name in _NAMED if isinstance(flat.get(name), str)]  # fmt: skip
     return next((one for one in found if one), "")
 
 

@@ -305,13 +305,30 @@ def recomputes(tree: ast.AST, known: Known) -> bool:
 
 def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls that make what a training is configured with, by line; what never runs is left out."""
+    idle = _idle(tree)
     for call in _reached(tree, known):
+        if call in idle:
+            continue
         called = ast.unparse(call.func)
         cuts = re.search(r"[tT]okenizer$", called) is not None
         made = any(word in called for word in _CALLS) and not any(w in called for w in _OTHERS)
         made = made or _hands_on(known.functions.get(called))
         if made or cuts:
             yield call
+
+
+def _idle(tree: ast.AST) -> set[ast.expr]:
+    """What a program makes under a name that nothing reads: a configuration that changes nothing."""
+    read = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}  # fmt: skip
+    return {
+        one.value
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Assign)
+        and isinstance(one.value, ast.Call)
+        and isinstance(one.targets[0], ast.Name)
+        and one.targets[0].id not in read
+        and ast.unparse(one.value.func).endswith("Config")
+    }
 
 
 def _hands_on(function: ast.FunctionDef | None) -> bool:

@@ -112,9 +112,9 @@ def read(
         reading.devices = launch.devices or (
             0 if launch.hosts and launch.per_host else reading.devices
         )
-    elif launch.hosts > 1 and launch.leaves_open("num-processes"):
+    elif (launch.hosts > 1 or launch.per_host) and launch.leaves_open("num-processes"):
         # What the command says on the machine replaces its configuration's count.
-        reading.hosts, reading.devices, reading.per_host = launch.hosts, 0, 0
+        reading.hosts, reading.devices, reading.per_host = launch.hosts, 0, launch.per_host
     elif launch.devices:
         # The launcher's own word counts over its configuration's.
         reading.devices = launch.devices

@@ -117,6 +117,12 @@ def check_errors(script: Script, root: Node) -> None:
                 script.doubts.append(f"line {node.start_point[0] + 1} is not plain bash")
 
 
+_ASSIGNED = re.compile(
+    r"""(?m)^([^\S\n]*(?:(?:export|local|readonly|declare)[^\S\n]+)?[A-Za-z_]\w*\+?=)((?:[^\s"'`;|&()<>#\\$]|\$\([^()"'`\n]*\)|\$(?!\()|"(?:[^"\\`\n]|\\.)*")+)"""
+)
+_PLAIN = re.compile(r"\$([A-Za-z_]\w*|\d)")
+
+
 def repaired(text: str) -> str:
     """A text without what people leave in scripts and bash forgives or the grammar does not know."""
     text = text.replace("\r\n", "\n")
@@ -129,6 +135,8 @@ def repaired(text: str) -> str:
         text,
         flags=re.M,
     )
+    # `A=$B/$C/d` without braces is split after its second variable by the grammar.
+    text = _ASSIGNED.sub(lambda m: m[1] + (_PLAIN.sub(r"${\1}", m[2]) if m[2].count("$") > 1 else m[2]), text)  # fmt: skip
     lines, kept = text.split("\n"), list[str]()
     for line in lines:
         bare = line.strip()

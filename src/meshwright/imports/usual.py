@@ -25,6 +25,7 @@ _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
 _KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kvheads")
 _FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim")
 LENGTHS = (
+    "global_max_sequence_length",
     "max_context_width", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
     "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
 )  # fmt: skip
@@ -324,6 +325,7 @@ def precision(options: Options, reading: Reading) -> None:
             "dtype",
             "torch_dtype",
             "compute_dtype",
+            "mixed_precision_dtype",
             "model_dtype",
         )
     ]
@@ -367,7 +369,7 @@ def _adapters(options: Options, reading: Reading) -> None:
     )
     method: dict[str, Any] = {
         "method": "dora" if "dora" in kind else "lora",
-        "bits": 4 if four else 0,
+        "bits": 4 if four else 8 if options.flag("load_in_8bit", "use_8bit") else 0,
     }
     storage = options.word("bnb_4bit_quant_type", default="" if "hqq" in kind else "nf4")
     method["storage"] = storage if four and storage in ("nf4", "fp4") else ""
