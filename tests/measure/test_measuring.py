@@ -268,3 +268,27 @@ def members_of(session: int) -> list[int]:
         if after_name[3] == str(session) and after_name[0] != "Z":
             found.append(int(status.parent.name))
     return found
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGTERM, 143, "as it does when a rank is lost"), (signal.SIGINT, 130, "stopped")],
+)
+def test_a_rank_that_is_ended_says_so_in_a_sentence(
+    number: int, code: int, words: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    from meshwright.measure import __main__ as program
+
+    def ended(_options: object) -> int:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+        raise AssertionError("the signal was not heard")
+
+    monkeypatch.setattr(program, "_measure", ended)
+    monkeypatch.delenv("RANK", raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+    assert program.main(["-o", str(tmp_path / "mine.toml")]) == code
+    told = capsys.readouterr().err.strip()
+    assert words in told and told.count("\n") == 0 and "nothing was written" in told
+    assert signal.getsignal(signal.SIGTERM) == before and not list(tmp_path.iterdir())

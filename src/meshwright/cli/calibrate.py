@@ -21,13 +21,20 @@ def command(
         ..., "--cluster", help="The cluster to start from: a preset such as h100:4x8, or a file."
     ),
     sources: list[str] = typer.Option(
-        ...,
+        [],
         "--from",
         help="Training log, run folder, metrics.jsonl, settled plan, Kineto trace, nccl-tests output or CSV of runs; "
         "may be given several times.",
     ),
     plans: list[str] = typer.Option(
         [], "--plan", help="The plan of a log that does not print its configuration; one a log."
+    ),
+    advise: int = typer.Option(
+        0,
+        "--advise",
+        min=0,
+        max=20,
+        help="Only say which so many runs of the --plan to measure first.",
     ),
     output: str = typer.Option("", "-o", "--output", help="Write the calibrated cluster here."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
@@ -38,7 +45,8 @@ def command(
     local history of runs, plans that `meshwright settle` raced, profiler traces (their collectives), nccl-tests output, and tables of runs
     in the evidence schema. Fits only the constants that these data identify, each with an 80 %
     interval, says which it cannot tell apart, what one further run would tell most, and by how much
-    the error fell. The result is a cluster file that every command accepts.
+    the error fell. The result is a cluster file that every command accepts. With --plan and --advise 3, and
+    nothing measured yet, it says which three of the plan's layouts to run first.
     """
     import tomli_w
     from rich.console import Console
@@ -47,10 +55,16 @@ def command(
     from meshwright.cli.output import finite, print_json
     from meshwright.evidence.calibrate import calibrate
     from meshwright.specs.clusters import load_cluster
+    from meshwright.specs.errors import SpecError
     from meshwright.specs.quantities import counted
     from meshwright.specs.writing import write_atomically
 
     base = load_cluster(cluster)
+    if advise:
+        _advise(base, plans, advise, as_json)
+        return
+    if not sources:
+        raise SpecError("--from", None, "a log, trace, table or run to calibrate on is expected")
     material = gather(sources, plans, base)
     with Console(stderr=True).status("fitting"):
         result = calibrate(base, material.timings, material.rows, material.sightings)
@@ -83,6 +97,26 @@ def command(
         print(f"… and {len(skipped) - MOST_SKIPPED} more")
     if output:
         print(f"written to {output}")
+
+
+def _advise(cluster: Any, plans: list[str], count: int, as_json: bool) -> None:
+    """Print the layouts of plans, chosen and alternative, whose times would tell most of the others'."""
+    from meshwright.cli.calibrating import runs_of
+    from meshwright.cli.output import print_json
+    from meshwright.evidence.telling import most_telling
+    from meshwright.specs.errors import SpecError
+    from meshwright.specs.plan import load_plan
+
+    if not plans:
+        raise SpecError("--plan", None, "the plan whose layouts may be measured is expected")
+    runs = [run for path in plans for run in runs_of(load_plan(path), path)]
+    chosen = [runs[at] for at in most_telling(cluster, runs, count)]
+    if as_json:
+        print_json([{"source": run.id, "layout": run.layout.plain()} for run in chosen])
+        return
+    print(f"of {len(runs)} layouts, measure first (their times would narrow the others' most):")
+    for run in chosen:
+        print(f"  {run.layout.label()}  ({run.model.name}, {run.gpus} devices)")
 
 
 def _as_data(result: Calibration, skipped: list[str]) -> dict[str, Any]:

@@ -138,16 +138,29 @@ def sightings_of(plan: Plan, source: str) -> list[Sighting]:
     ]
 
 
+def runs_of(plan: Plan, source: str) -> list[Run]:
+    """A plan's layouts, chosen and alternative, that run on as many devices."""
+    others = [
+        one.layout
+        for one in plan.alternatives
+        if one.estimate is not None and one.estimate.fits and one.layout.world == plan.layout.world
+    ]
+    return [_run(source, plan.model, plan.job, layout) for layout in (plan.layout, *others)]
+
+
 def _sighting(source: str, model: Model, job: Job, layout: Layout, step_s: float) -> Sighting:
+    return Sighting(_run(source, model, job, layout), step_s, source)
+
+
+def _run(source: str, model: Model, job: Job, layout: Layout) -> Run:
     from meshwright.specs.clusters import load_cluster
 
     # Whatever cluster it names is replaced by the one that is calibrated.
     nominal = load_cluster("h100:8x8")
-    run = Run(
+    return Run(
         id=source, model=model, cluster=nominal, job=job, layout=layout,
         memory_convention="allocated", memory_rank="heaviest", assumed=(),
     )  # fmt: skip
-    return Sighting(run, step_s, source)
 
 
 def _text(source: str, found: Material, plans: list[Plan], cluster: Cluster) -> None:

@@ -128,7 +128,7 @@ def calibrate(
         knobs += measured_knobs(cluster)
 
         def predict(candidate: Cluster) -> Logs:
-            return np.asarray(np.log(_run_times(candidate, runs)))
+            return np.asarray(np.log(run_times(candidate, runs)))
 
         fitted, found, heard = fit_to(cluster, predict, np.log(measured), knobs)
         if not heard.knobs:
@@ -139,7 +139,7 @@ def calibrate(
             advice = _advice(fitted, runs, heard)
         else:
             fitted, refused = cluster, REFUSED.format(len(runs))
-    before, after = np.exp(start[len(timings) :]), _run_times(fitted, runs)
+    before, after = np.exp(start[len(timings) :]), run_times(fitted, runs)
     return Calibration(
         cluster=fitted.but(source=f"calibrated on {len(target)} measurements; {cluster.source}"),
         constants=tuple(constants),
@@ -161,7 +161,7 @@ def _predicted(
     cluster: Cluster, timings: Sequence[MeasuredCollective], runs: Sequence[Run]
 ) -> Logs:
     times = predicted_times(Fabric.of(cluster), timings).tolist() if timings else []
-    return np.log([*times, *_run_times(cluster, runs)])
+    return np.log([*times, *run_times(cluster, runs)])
 
 
 def _fit_timings(
@@ -189,7 +189,7 @@ def _advice(cluster: Cluster, runs: Sequence[Run], heard: Heard) -> str:
     for name, run in _variations(runs):
 
         def predict(candidate: Cluster, run: Run = run) -> Logs:
-            return np.log(_run_times(candidate, [run]))
+            return np.log(run_times(candidate, [run]))
 
         try:
             base = predict(cluster)
@@ -261,12 +261,19 @@ def _measured_runs(rows: Sequence[Row]) -> tuple[list[Sighting], list[str]]:
     return seen, skipped
 
 
-def _run_times(cluster: Cluster, runs: Sequence[Run]) -> list[float]:
-    """Step times of runs, each on as many devices of the cluster as it used."""
-    return [
-        predict_runs([replace(run, cluster=resized(cluster, run.gpus))])[0].iter_time_s
-        for run in runs
-    ]
+def run_times(cluster: Cluster, runs: Sequence[Run]) -> list[float]:
+    """Step times of runs, each on as many devices of the cluster as it used, alike ones together."""
+    alike: dict[tuple[int, str, str], list[int]] = {}
+    for at, run in enumerate(runs):
+        key = run.gpus, run.model.model_dump_json(), run.job.model_dump_json()
+        alike.setdefault(key, []).append(at)
+    parts = {gpus: resized(cluster, gpus) for gpus in {run.gpus for run in runs}}
+    times = [0.0] * len(runs)
+    for (gpus, _, _), members in alike.items():
+        priced = predict_runs([replace(runs[at], cluster=parts[gpus]) for at in members])
+        for at, one in zip(members, priced, strict=True):
+            times[at] = one.iter_time_s
+    return times
 
 
 def resized(cluster: Cluster, gpus: int) -> Cluster:

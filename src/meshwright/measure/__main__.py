@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 import warnings
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--precision", action="append", default=[], choices=("fp32", "bf16"))
     parser.add_argument("--join-timeout", type=float, default=300.0)
     options = parser.parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         return _measure(options)
     except SpecError as error:
@@ -41,6 +43,23 @@ def main(arguments: list[str] | None = None) -> int:
         rank = os.environ.get("RANK", "?")
         print(f"error: rank {rank}: {' '.join(str(error).split())[:200]}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt as stop:  # the ranks that this one started were ended on the way here
+        asked = isinstance(stop, Ended)
+        if os.environ.get("RANK", "0") == "0":
+            why = "the launcher ended it, as it does when a rank is lost" if asked else "stopped"
+            print(f"\nerror: rank 0: {why}; nothing was written", file=sys.stderr)
+        return 143 if asked else 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Ended(KeyboardInterrupt):
+    """SIGTERM: what Ctrl-C does, with its own words."""
+
+
+def _end(_number: int, _frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the first one is being obeyed
+    raise Ended
 
 
 def _measure(options: Any) -> int:
