@@ -9,9 +9,10 @@ from meshwright.specs.frameworks import (
     find_framework,
     framework,
     framework_names,
+    job_lacks,
     source_of,
 )
-from meshwright.specs.job import OPTIMIZERS, Job
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import AXES, SCHEDULES
 from meshwright.specs.presets import table
 
@@ -56,3 +57,10 @@ def test_a_job_knows_a_framework_by_any_of_its_names():
     assert Job(framework="megatron-bridge").framework == "nemo"
     with pytest.raises(SpecError, match="megatron"):
         find_framework("megatrn")
+
+
+def test_moments_of_16_bits_beside_fp32_masters_where_a_stack_has_them():
+    """DeepSeek-V3's (arXiv 2412.19437, section 3.3); whoever updates 16-bit weights has them in any case."""
+    job = Job(framework="hai-llm", optimizer=OPTIMIZERS["adamw-bf16"], precision=RECIPES["fp8"])
+    assert job_lacks(job, framework("hai-llm")) == []
+    assert any(field == "job.optimizer" for field, _, _ in job_lacks(job, framework("trl")))

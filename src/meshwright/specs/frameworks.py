@@ -122,6 +122,9 @@ class Framework(Spec):
     moments_like_master: bool = Field(
         description="without 32-bit weights the optimizer's moments have 16 bits, too"
     )
+    narrow_moments: bool = Field(
+        description="moments of 16 bits may stand beside wider weights that are updated"
+    )
     optimizers: tuple[str, ...]
     optimizers_sharded: tuple[str, ...] = Field(description="optimizers with ZeRO-2 and ZeRO-3")
     offload: tuple[Literal["optimizer", "parameters", "activations"], ...] = Field(
@@ -229,7 +232,8 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     elif can.moments_like_master and _narrow(job) and job.optimizer.state_bytes > 4:
         words = "keeps moments of 16 bits where weights have no copy of 32 (adamw-bf16)"
         found.append(("job.optimizer", job.optimizer.name, words))
-    if job.optimizer.name == "adamw-bf16" and not _updates_16_bits(job):
+    narrow = job.optimizer.name == "adamw-bf16" and not can.narrow_moments
+    if narrow and not _updates_16_bits(job):
         words = "keeps moments as wide as the weights that it updates, 4 bytes here (adamw)"
         found.append(("job.optimizer", job.optimizer.name, words))
     if job.optimizer.name not in can.optimizers:
