@@ -82,11 +82,11 @@ def test_layers_are_dealt_by_cost_as_nanotron_deals_them():
     assert cost_balanced_layers(large, 8) == (5, 4, 4, 5, 4, 4, 4, 2)
 
 
-def test_a_table_without_ids_is_a_sentence(tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_text("gpu,gpus\nH100,8\n")
-    with pytest.raises(SpecError, match="`id` column"):
-        read_rows(file)
+def test_a_table_that_names_no_model_is_a_sentence(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("foo,tp\nmine,8\n")
+    with pytest.raises(SpecError, match="model"):
+        read_rows(path)
 
 
 def test_a_row_without_anything_is_skipped_with_a_reason():

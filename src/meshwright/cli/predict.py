@@ -6,14 +6,16 @@ import typer
 
 
 def command(
-    rows: str = typer.Argument(..., help="CSV table of runs in the evidence schema."),
+    rows: str = typer.Argument(..., help="CSV table of runs, one column of it `model`."),
     output: str = typer.Option("", "-o", "--output", help="Write the predictions as CSV here."),
     as_json: bool = typer.Option(False, "--json", help="Print a summary as JSON."),
 ) -> None:
     """Price every run of a table: step time, throughput, peak memory, whether it fits.
 
-    Reads only the columns that describe a run; anything measured may be blank. Every row gets a
-    price or a reason, and what the row left open is listed under `assumed`.
+    Reads only the columns that describe a run; anything measured may be blank. Heads and cells may
+    be as people write them (`GPUs: 4x8`, `seq len: 2k`, `TP8`, `bs 4 ga 8`). Every row gets a price or a
+    reason, what the row left open is listed under `assumed`, and what is measured should lie between
+    `low` and `high` in four rows of five.
     """
     from collections import Counter
 

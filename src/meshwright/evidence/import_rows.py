@@ -71,11 +71,11 @@ def import_row(row: Row, as_user: bool = False) -> Run:
     Raises:
         SkipRow: the row cannot be priced; the message says why.
     """
+    assumed = [one for one in (row["read_as"], *row.unread()) if one]
     row = row.described()
     if impossible := row.impossible():
         raise SkipRow(f"{impossible} is no number that a run can have")
     rule = rule_for(row, as_user)
-    assumed: list[str] = []
     try:
         return _import(row, rule, assumed)
     except SpecError as error:
@@ -179,7 +179,8 @@ def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> Degrees:
             # Experts share the ranks of tp · cp · dp.
             held = ep * _expert_tensor_parallel(row, tp)
             experts_need = -(-held // (tp * (cp or 1)))
-            dp = max(experts_need, 8 // (tp * pp * (cp or 1)), 1)
+            host = 1 if _WORKSTATION.search(row["gpu"]) or _ALONE.search(setup) else 8
+            dp = max(experts_need, host // (tp * pp * (cp or 1)), 1)
             world = tp * pp * (cp or 1) * dp
             assumed.append(f"gpus={world}")
         gpus = tp * pp * (cp or 1) * dp
@@ -194,6 +195,11 @@ def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> Degrees:
         ep = math.gcd(tp * cp * dp, row.count("gpus_per_node") or 8)
         assumed.append(f"ep={ep}")
     return Degrees(gpus, dp, tp, pp, cp, ep)
+
+
+_WORKSTATION = re.compile(r"RTX|GeForce|[345]090|\bTitan\b|\bA[456]000\b", re.IGNORECASE)
+"""Cards of which a machine has one unless its row says more; of others, eight."""
+_ALONE = re.compile(r"\b(?:single|one|1)[- ](?:GPU|device|card)\b", re.IGNORECASE)
 
 
 def _named(setup: str, axis: str, assumed: list[str]) -> int | None:

@@ -36,6 +36,8 @@ _DEVICES: tuple[tuple[str, str], ...] = (
     (r"A100.*PCI-?e", "a100-pcie-80g"),
     (r"A100.*40 ?G|40 ?G(?:i?B)?[ -]A100|p4d\b", "a100-40g"),
     (r"A100|p4de\b", "a100-80g"),
+    (r"\bp5en?\b(?<=e|n)|\bp5e\b", "h200"),
+    (r"\bp5\b", "h100"),
     (r"V100.*16 ?G", "v100-16g"),
     (r"V100", "v100-32g"),
     (r"MI300 ?A\b", "mi300a"),
@@ -70,6 +72,8 @@ _DEVICES: tuple[tuple[str, str], ...] = (
 _HOST_GPUS = {"gb200": 4, "gb300": 4, "gh200": 4, "tpu-v4": 4, "tpu-v5p": 4, "tpu-v7": 4}
 """Devices of one host where it is not 8; used where a row does not say."""
 
+HOSTS_MEMORY = 2.5
+"""Times its preset's memory from which on a printed size cannot be a device's own."""
 OTHER_MEMORY = 0.08
 """Share by which a printed memory size differs from a preset's before it counts as another variant."""
 
@@ -121,7 +125,9 @@ def _variant(cluster: Cluster, text: str) -> Cluster:
     rate = re.search(r"(\d\.\d+) ?TB/s", text)
     bytes_s = float(rate[1]) * 1e12 if rate else _OLDER_MEMORY if _HBM2E.search(text) else None
     changes: dict[str, object] = {}
-    if size and abs(float(size[1]) * 2**30 / device.memory_bytes - 1.0) > OTHER_MEMORY:
+    printed = float(size[1]) * 2**30 / device.memory_bytes if size else 1.0
+    # "GH200 480GB" is what its host has.
+    if size and abs(printed - 1.0) > OTHER_MEMORY and printed < HOSTS_MEMORY:
         changes["memory_bytes"] = float(size[1]) * 2**30
     if bytes_s and abs(bytes_s / device.memory_bandwidth_bytes_s - 1.0) > OTHER_MEMORY:
         changes["memory_bandwidth_bytes_s"] = bytes_s

@@ -35,6 +35,7 @@ _SHARED_NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"FSDP2|fully_shard|prime-?rl|\bDTensor\b", ("torchtitan",)),
     (r"\bFSDP\b", ("fsdp",)),
     (r"py-?torch|nano-?gpt|\bDDP\b|torch\.compile", ("pytorch", "torchtitan")),
+    (r"\bSFT\b|fine-?tun|\b(?:Q|Do)?-?LoRA\b|\bPEFT\b", ("huggingface", "deepspeed")),
 )
 """The same, for what is a part of many programs."""
 
@@ -50,6 +51,8 @@ def named_framework(row: Row) -> str | None:
                 if re.search(pattern, text, re.IGNORECASE):
                     known = framework_names()
                     found = next((name for name in behaviours if name in known), None)
+                    if names is _SHARED_NAMES and re.search("TPU", row["gpu"]):
+                        return "maxtext"
                     # FSDP beside other axes is torch's composable kind, as in torchtitan.
                     shared = names is _SHARED_NAMES and found == "fsdp" and _split(row)
                     return "torchtitan" if shared else found

@@ -9,20 +9,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from meshwright.costs.columns import from_layouts
+from meshwright.costs.confidence import memory_range, time_range
 from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.evidence.import_rows import Run, import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import Row
 from meshwright.planner.odds import MEMORY_MARGIN
 from meshwright.specs.errors import SpecError, shorten
+from meshwright.specs.plan import Range
 
 GIB = 2.0**30
 
 COLUMNS = (
     "id", "status", "reason", "predicted_iter_time_s", "predicted_tokens_per_s_per_gpu",
-    "predicted_peak_mem_gib", "predicted_fits", "assumed",
+    "predicted_peak_mem_gib", "predicted_fits", "assumed", "iter_time_low_s", "iter_time_high_s",
+    "peak_mem_low_gib", "peak_mem_high_gib",
 )  # fmt: skip
-"""Columns of a table of predictions."""
+"""Columns of a table of predictions; what was measured should lie between `low` and `high` in four rows of five."""
 
 NOT_IN_CONVENTION: dict[str, tuple[str, ...]] = {
     "allocated": ("context", "communicators", "fragmentation"),
@@ -46,6 +49,15 @@ class Prediction:
     device_memory_bytes: float = math.nan
     fits: bool = True
     """The planner's verdict, with the margin that it keeps."""
+
+    def ranges(self) -> tuple[Range, Range]:
+        """Where its step time (s) and its peak memory (bytes) should lie; only of a row with a price."""
+        assert self.run is not None
+        run = self.run
+        return (
+            time_range(run.model, run.cluster, run.job, run.gpus, self.iter_time_s),
+            memory_range(run.model, run.cluster, run.job, run.gpus, self.peak_memory_bytes),
+        )
 
     @property
     def priced(self) -> bool:
@@ -162,14 +174,16 @@ def predictions_csv(predictions: Iterable[Prediction]) -> str:
     writer.writerow(COLUMNS)
     for one in predictions:
         if not one.priced:
-            writer.writerow([one.id, "skipped", one.reason, "", "", "", "", ""])
+            writer.writerow([one.id, "skipped", one.reason, *[""] * (len(COLUMNS) - 3)])
             continue
         assert one.run is not None
+        time, memory = one.ranges()
         writer.writerow(
             [
                 one.id, "priced", "", f"{one.iter_time_s:.6g}", f"{one.tokens_per_s_per_gpu:.6g}",
                 f"{one.peak_memory_bytes / GIB:.6g}", "true" if one.fits else "false",
-                "; ".join(one.run.assumed),
+                "; ".join(one.run.assumed), f"{time.low:.6g}", f"{time.high:.6g}",
+                f"{memory.low / GIB:.6g}", f"{memory.high / GIB:.6g}",
             ]
         )  # fmt: skip
     return out.getvalue()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from meshwright.evidence.spellings import in_the_schema
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError, shorten
 
@@ -84,6 +85,14 @@ class Row:
                 return f"{column} = {shorten(self[column])}"
         return ""
 
+    def unread(self) -> list[str]:
+        """Describing columns of numbers that hold words, as `tp='two' is no number`."""
+        return [
+            f"{column}={shorten(self[column])} is no number"
+            for column in COUNTS
+            if self[column] and self.number(column) is None
+        ]
+
     def described(self) -> Row:
         """Return the row with only its describing columns: what a predictor may see."""
         return Row(self.table, {name: self[name] for name in DESCRIBING})
@@ -95,20 +104,22 @@ class Row:
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """Read a CSV table in the evidence schema; unknown columns are kept, missing ones are blank.
+    """Read a CSV table in the evidence schema, or headed and filled as people do (`evidence.spellings`).
 
     Raises:
-        SpecError: the file cannot be read, is not UTF-8, or has no `id` column.
+        SpecError: the file cannot be read, is not UTF-8, or no column says which model ran.
     """
     text = foreign.read_text(path, "rows", foreign.TABLE_BYTES)
-    return _parse(text, Path(path).stem, str(path))
+    rows = in_the_schema(foreign.parse_csv(text, "rows", str(path)))
+    if rows and not {"model", "layers", "params_b"} & rows[0].keys():
+        raise SpecError(
+            "rows", str(path), "a CSV table with a header is expected, one column of it `model`"
+        )
+    return [Row(Path(path).stem, cells) for cells in rows]
 
 
 def _parse(text: str, table: str, where: str) -> list[Row]:
-    rows = foreign.parse_csv(text, "rows", where)
-    if rows and "id" not in rows[0]:
-        raise SpecError("rows", where, "a CSV table with a header and an `id` column is expected")
-    return [Row(table, cells) for cells in rows]
+    return [Row(table, cells) for cells in foreign.parse_csv(text, "rows", where)]
 
 
 def table_names() -> list[str]:

@@ -187,7 +187,7 @@ OFFLOADED: tuple[tuple[str, Offload], ...] = (
     ),
     (
         r"optimi[sz]er[-_ ](?:states? )?(?:to )?(?:cpu[-_ ])?offload|offload\w*[-_ ](?:of )?(?:the )?optim|"
-        r"cpu[-_ ]?adam|zero-?offload|zero-?infinity|adamw? (?:on|in) (?:the )?(?:cpu|host)",
+        r"cpu[-_ ]?adam|zero-?(?:[123] ?[+,]? ?(?:cpu[-_ ])?)?offload|zero-?infinity|adamw? (?:on|in) (?:the )?(?:cpu|host)",
         "optimizer",
     ),
     (
@@ -201,4 +201,5 @@ OFFLOADED: tuple[tuple[str, Offload], ...] = (
 
 def stated_offloads(row: Row) -> tuple[Offload, ...]:
     """Return what a row says that its run keeps in the host's memory."""
-    return tuple(kind for pattern, kind in OFFLOADED if says(pattern, row["setup"]))
+    text = f"{row['setup']}; {row['zero_or_fsdp']}"
+    return tuple(kind for pattern, kind in OFFLOADED if says(pattern, text))

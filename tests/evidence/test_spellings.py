@@ -1,0 +1,169 @@
+"""Tables as people head and fill them are read as they mean them, and what they left open is said."""
+
+import csv
+import io
+import math
+
+import pytest
+
+from meshwright.evidence.import_rows import import_row
+from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.predict import COLUMNS, predict, predictions_csv
+from meshwright.evidence.rows import Row, published_rows, read_rows
+from meshwright.evidence.spellings import in_the_schema
+
+
+def one(**cells):
+    """The row that a table of one line is read as; underscores of names are blanks of its heads."""
+    return in_the_schema([{head.replace("_", " "): cell for head, cell in cells.items()}])[0]
+
+
+def run(**cells):
+    base = {
+        "model": "Llama 3 8B",
+        "gpu": "H100",
+        "gpus": "8",
+        "seq_len": "4096",
+        "micro_batch": "1",
+    }
+    table = in_the_schema([{**base, **cells}])
+    return import_row(Row("mine", table[0]))
+
+
+@pytest.mark.parametrize(
+    ("cells", "column", "value"),
+    [
+        ({"GPUs": "4x8"}, "gpus", "32"),
+        ({"GPUs": "4 × 8"}, "gpus", "32"),
+        ({"GPUs": "2x"}, "gpus", "2"),
+        ({"GPUs": "2 nodes x 8"}, "gpus", "16"),
+        ({"GPUs": "4 nodes (8 GPUs each)"}, "gpus", "32"),
+        ({"GPUs": "8xH100"}, "gpu", "H100"),
+        ({"GPUs": "1x RTX 4090"}, "gpu", "RTX 4090"),
+        ({"Hardware": "8 x A100-80GB"}, "gpus", "8"),
+        ({"nodes": "4", "gpus per node": "4"}, "gpus", "16"),
+        ({"# GPUs": "64"}, "gpus", "64"),
+        ({"Sequence length": "2k"}, "seq_len", "2048"),
+        ({"context": "128K"}, "seq_len", "131072"),
+        ({"Seq len": "8192 tokens"}, "seq_len", "8192 tokens"),
+        ({"Model size": "7B"}, "params_b", "7"),
+        ({"Model size": "350M"}, "params_b", "0.35"),
+        ({"TP": "TP4"}, "tp", "4"),
+        ({"PP": "8-way"}, "pp", "8"),
+        ({"EP": "EP8"}, "ep", "8"),
+        ({"parallelism": "TP8 PP16 CP1 DP2"}, "pp", "16"),
+        ({"parallelism": "zero1(dp2)+tp2+pp4"}, "tp", "2"),
+        ({"MBS": "2"}, "micro_batch", "2"),
+        ({"GBS": "1,536"}, "global_batch", "1,536"),
+        ({"Batch size": "4", "GPUs": "8"}, "micro_batch", "4"),
+        ({"Batch size": "512", "GPUs": "64", "TP": "8"}, "global_batch", "512"),
+        ({"Batch size": "512 (global)", "GPUs": "512"}, "global_batch", "512"),
+        ({"Batch size": "64 per GPU", "GPUs": "8"}, "micro_batch", "64"),
+        ({"micro_batch": "bs 4 ga 8"}, "micro_batch", "4"),
+    ],
+)  # fmt: skip
+def test_numbers_among_words(cells, column, value):
+    assert in_the_schema([{"model": "x", **cells}])[0][column] == value
+
+
+def test_a_batch_with_its_accumulation_is_a_steps():
+    for cells in (
+        {"micro_batch": "bs 4 ga 8"},
+        {"Batch size": "4 (ga 8)"},
+        {"batch": "4", "grad accum": "8"},
+    ):
+        found = in_the_schema(
+            [{"model": "Llama 3 8B", "gpu": "H100", "gpus": "8", "seq": "4k", **cells}]
+        )
+        read = import_row(Row("mine", found[0]))
+        assert (read.layout.micro_batch, read.job.global_batch) == (4, 4 * 8 * 8)
+
+
+def test_columns_of_no_schema_say_something_of_the_run():
+    found = one(
+        Model="7B",
+        Method="QLoRA",
+        LoRA_rank="64",
+        Optimizer="paged_adamw_8bit",
+        Throughput="12",
+        Notes="OOM",
+    )
+    assert "Method: QLoRA" in found["setup"] and "LoRA rank: 64" in found["setup"]
+    assert "12" not in found["setup"] and "OOM" not in found["setup"]
+    told = run(Method="QLoRA", **{"LoRA rank": "64"}, Optimizer="paged_adamw_8bit", gpus="1")
+    assert (told.job.finetune.rank, told.job.finetune.storage) == (64, "nf4")
+    assert told.job.optimizer.name == "paged-adam8bit"
+
+
+def test_what_was_measured_is_never_read_from_any_column():
+    plain = one(model="x", seq_len="2048")
+    seen = one(
+        model="x",
+        seq_len="2048",
+        **{
+            "tokens/s/GPU": "1",
+            "Peak memory (GB)": "2",
+            "samples/s": "3",
+            "MFU": "4",
+            "step_time": "5",
+        },
+    )
+    assert seen["setup"] == plain["setup"] == ""
+
+
+def test_words_in_the_place_of_numbers_are_told():
+    assert any("tp='two'" in said for said in run(tp="two").assumed)
+    assert any("batch 64 is a step's" in said for said in run(micro_batch="", batch="64").assumed)
+
+
+def test_a_workstations_card_is_one():
+    assert run(gpus="", gpu="RTX 4090", setup="QLoRA r=8").gpus == 1
+    assert run(gpus="", gpu="A100", setup="LoRA r=8 on a single GPU").gpus == 1
+    assert run(gpus="", gpu="A100", setup="DeepSpeed").gpus == 8
+
+
+def test_a_hosts_memory_is_not_its_devices():
+    device = run(gpu="NVIDIA GH200 480GB", gpus="1").cluster.device
+    assert device.memory_bytes < 110e9
+    assert run(gpu="A100 40GB").cluster.device.memory_bytes < 45e9
+
+
+def test_fine_tuning_without_a_programs_name_is_transformers():
+    assert run(setup="full fine-tune").job.framework == "trl"
+    assert run(setup="").job.framework != "trl"
+    assert run(setup="FSDP", gpu="TPU v5p", tp="8").job.framework == "maxtext"
+
+
+def test_every_row_keeps_its_place_and_a_name(tmp_path):
+    path = tmp_path / "blog.csv"
+    path.write_text("Model,GPUs,Batch size,Seq len\nLlama 3 8B,8xH100,1,8k\n,,,\n")
+    rows = read_rows(path)
+    assert [row.id for row in rows] == ["row 1", "row 2"]
+    assert [one.priced for one in predict(rows)] == [True, False]
+
+
+def test_a_table_in_the_schema_is_left_as_it_is():
+    rows = published_rows()[::61]
+    columns = sorted({name for row in rows for name in row.cells})
+    table = [{name: row.cells.get(name, "") for name in columns} for row in rows]
+    for before, after in zip(rows, in_the_schema(table), strict=True):
+        try:
+            expected = import_row(before)
+        except SkipRow:
+            continue
+        assert import_row(Row(before.table, after)).layout == expected.layout
+
+
+def test_ranges_contain_their_estimate():
+    rows = published_rows()[::23]
+    lines = list(csv.DictReader(io.StringIO(predictions_csv(predict(rows)))))
+    assert tuple(lines[0]) == COLUMNS
+    for line in lines:
+        if line["status"] == "priced":
+            time, memory = (
+                float(line["predicted_iter_time_s"]),
+                float(line["predicted_peak_mem_gib"]),
+            )
+            assert float(line["iter_time_low_s"]) <= time <= float(line["iter_time_high_s"])
+            assert float(line["peak_mem_low_gib"]) <= memory <= float(line["peak_mem_high_gib"])
+            assert math.isfinite(float(line["iter_time_high_s"]))
