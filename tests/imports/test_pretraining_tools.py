@@ -298,3 +298,79 @@ def test_a_device_that_is_no_preset_is_said() -> None:
     )
     found = import_text(text, "perf.py", Given(guess=True))
     assert "speaks of vr900" in _said(found)
+
+
+ARGUMENTS = """
+num_layers: 8
+hidden_size: 1024
+num_attention_heads: 16
+num_query_groups: 4
+group_query_attention: true
+ffn_hidden_size: 2816
+swiglu: true
+add_bias_linear: false
+normalization: RMSNorm
+position_embedding_type: rope
+vocab_size: 32000
+seq_length: 2048
+micro_batch_size: 2
+global_batch_size: 64
+tensor_model_parallel_size: 2
+sequence_parallel: true
+use_distributed_optimizer: true
+recompute_granularity: full
+recompute_method: uniform
+bf16: true
+attention_dropout: 0.0
+hidden_dropout: 0.0
+mamba_state_dim: 128
+fp8_wgrad: true
+mmap_bin_files: true
+"""
+
+
+def test_megatrons_arguments_by_their_names_in_the_code(tmp_path: Path) -> None:
+    """A flat table of them is no GPT-NeoX; below `backend.megatron` the files of `defaults` count."""
+    found = import_text(ARGUMENTS, "a.yaml", ONE)
+    assert (found.model.kv_heads, found.model.ffn, found.model.qkv_bias) == (4, 2816, False)
+    layout = found.layout
+    assert (layout.tp, layout.zero, layout.recompute) == (2, 1, "full")
+    assert "mamba" not in _said(found) and "mmap" not in _said(found)
+    (tmp_path / "backend" / "megatron").mkdir(parents=True)
+    (tmp_path / "backend" / "megatron" / "small.yaml").write_text(ARGUMENTS)
+    text = (
+        "defaults:\n  - /backend: torchrun\n  - /backend/megatron: [small, absent]\n  - _self_\nbackend:\n  megatron:\n    num_layers: 4\n"
+        "    micro_batch_size: 1\n    tensor_model_parallel_size: 1\n    num_query_groups: 8\n    use_distributed_optimizer: false\nslurm: {sbatch: {nodes: 2, gpus_per_node: 4}}\n"
+    )
+    other = import_text(text, "exp.yaml", Given(guess=True), tmp_path)
+    assert (other.model.layers, other.model.kv_heads, other.layout.micro_batch) == (4, 8, 1)
+    assert other.cluster.gpus == 8 and "backend/megatron/absent" in _said(other)
+
+
+MINDFORMERS = """
+run_mode: train
+trainer: {type: CausalLanguageModelingTrainer, model_name: own}
+runner_config: {epochs: 1, batch_size: 1}
+optimizer: {type: AdamW}
+lr_schedule: {learning_rate: 5.e-6}
+moe_config: {expert_num: 8, num_experts_chosen: 2, capacity_factor: 1.1}
+parallel: {enable_parallel_optimizer: true}
+parallel_config: {data_parallel: 2, model_parallel: 4, expert_parallel: 2, pipeline_stage: 2, use_seq_parallel: true, micro_batch_num: 16}
+recompute_config: {recompute: true}
+model:
+  model_config: {type: LlamaConfig, seq_length: 4096, hidden_size: 1024, intermediate_size: 2816, num_layers: 8, num_heads: 16, n_kv_heads: 4, vocab_size: 32000,
+    compute_dtype: bfloat16, param_init_type: float32}
+"""
+
+
+def test_mindformers_tables() -> None:
+    """Degrees, the pipeline's micro-batches, experts, 32-bit weights that are cast where they are used."""
+    found = import_text(MINDFORMERS, "train.yaml", Given(guess=True))
+    layout = found.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.ep, layout.zero) == (4, 2, 2, 2, 1)
+    assert found.job.global_batch == 32 and layout.recompute == "full"
+    assert found.model.experts is not None and found.model.experts.top_k == 2
+    assert (found.job.precision.compute, found.job.precision.parameter_bytes) == ("bf16", 4)
+    assert found.cluster.device.name.startswith("Ascend") and found.cluster.gpus == 16
+    with pytest.raises(SpecError, match="an inference run"):
+        import_text(MINDFORMERS.replace("run_mode: train", "run_mode: predict"), "p.yaml", ONE)

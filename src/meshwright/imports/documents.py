@@ -29,7 +29,9 @@ from meshwright.imports import (
     llama_factory,
     llm_foundry,
     maxtext,
+    megatron_tables,
     megatron_yaml,
+    mindformers,
     nanotron,
     nemo,
     neox,
@@ -126,6 +128,10 @@ def read(
         return nanotron.read(data, given), stamp
     if megatron_yaml.is_config(data):
         return megatron_yaml.read(data, given), stamp
+    if megatron_tables.is_config(data):
+        return megatron_tables.read(data, given, folder), stamp
+    if mindformers.is_config(data):
+        return mindformers.read(data, given), stamp
     if primus.is_config(data):
         return primus.read(data, given, folder), stamp
     if flagscale.is_config(data):
