@@ -10,6 +10,7 @@ from meshwright.costs.frameworks import behaviour, framework
 from meshwright.costs.memory import memory
 from meshwright.costs.rank_memory import cached_bytes
 from meshwright.costs.stages import stage_layers
+from meshwright.costs.transformers_layer import layer_kept
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
@@ -244,6 +245,20 @@ def test_blocks_of_shorter_sequences_stay_beside_those_of_the_longest():
     same, varying = (framework("huggingface").but(lengths_vary=vary) for vary in (False, True))
     assert cached_bytes(columns, varying)[0] == pytest.approx(1.45 * 8.0)
     assert 0.0 < cached_bytes(columns, same)[0] < 0.4 * 8.0
+
+
+def test_gradients_that_are_written_over_what_was_kept_take_no_room():
+    """Liger's and Unsloth's SwiGLU: of three gradients in a layer's backward, one is a tensor of its own."""
+    columns = from_layouts([Layout(micro_batch=2)])
+
+    def backward(**options):
+        job = Job(seq_len=2048, global_batch=2, framework="trl", framework_options=options)
+        return layer_kept(MODEL, job, behaviour(job), columns, moe=False).backward[0]
+
+    one = 2 * 2048 * MODEL.ffn * 2.0  # of the FFN's width in 16 bits
+    assert MODEL.gated and backward() == backward(activation_in_place=True) == 3 * one
+    assert backward(fused_activation=True) == 3 * one
+    assert backward(fused_activation=True, activation_in_place=True) == one
 
 
 def test_copies_of_the_update_count_only_where_activations_were_less():

@@ -68,6 +68,14 @@ def test_compiled_and_fused_kernels_are_read_and_taken_back():
     assert fused.job.framework_options["fused_activation"]
 
 
+def test_ligers_and_unsloths_kernels_write_over_what_they_kept():
+    for text in ("TRL, Liger kernels", "Unsloth, QLoRA 4-bit r=16"):
+        told = behaviour(import_row(row(setup=text, gpus=1)).job)
+        assert told.fused_norm and told.fused_activation and told.activation_in_place
+    compiled = behaviour(import_row(row(setup="transformers, torch.compile", gpus=1)).job)
+    assert compiled.fused_activation and not compiled.activation_in_place
+
+
 def test_words_taken_back_are_not_said():
     assert says("liger", "with Liger kernels")
     assert not says("liger", "no Liger")

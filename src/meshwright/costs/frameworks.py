@@ -192,6 +192,9 @@ class Behaviour(Spec):
         description="micro-batches have lengths of their own: the caching allocator keeps the blocks of "
         "shorter ones beside those of the longest"
     )
+    activation_in_place: bool = Field(
+        description="the fused activation's backward writes its gradients over the inputs that were kept"
+    )
     optimizer_in_backward: bool = Field(
         description="each layer is updated as soon as its gradient is there, which then goes"
     )

@@ -61,7 +61,10 @@ def layer_kept(
     widest = max(
         width, float(model.experts.ffn * model.experts.top_k) if moe and model.experts else 0
     )
-    backward = tokens * element * (3.0 if model.gated else 2.0) * widest / tp
+    fresh = 3.0 if model.gated else 2.0
+    if behaviour.fused_activation and behaviour.activation_in_place:
+        fresh = 1.0  # the product's gradient; the kernel writes the others over what it was given
+    backward = tokens * element * fresh * widest / tp
     return Kept(tokens * per_token + fixed, boundary, backward)
 
 

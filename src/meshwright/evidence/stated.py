@@ -34,9 +34,10 @@ STATED: tuple[tuple[str, dict[str, Any]], ...] = (
     *NANOTRON_PIPELINES,
     # arXiv 2412.19437 section 3.2.1: what the schedule is for.
     (r"dual-?pipe", {"expert_overlapped": True}),
-    (r"fused[-_ ](?:layer|rms)_?-?norm|\bliger\b", {"fused_norm": True}),
-    (r"fused[-_ ](?:swiglu|silu|mlp|bias)|\bliger\b", {"fused_activation": True}),
-    (r"fused[-_ ](?:rotary|rope)|\bliger\b", {"fused_rotary": True}),
+    (r"fused[-_ ](?:layer|rms)_?-?norm|\bliger\b|\bunsloth\b", {"fused_norm": True}),
+    (r"fused[-_ ](?:swiglu|silu|mlp|bias)", {"fused_activation": True}),
+    (r"\bliger\b|\bunsloth\b", {"fused_activation": True, "activation_in_place": True}),
+    (r"fused[-_ ](?:rotary|rope)|\bliger\b|\bunsloth\b", {"fused_rotary": True}),
     (
         r"torch[._]compile|\binductor\b",
         {
