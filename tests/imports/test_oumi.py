@@ -149,3 +149,31 @@ def test_the_server_of_answers_is_not_what_trains(tmp_path: Path):
     )
     found = import_file(tmp_path / "run.sh", Given(guess=True, arguments=("sft",)))
     assert (found.model.name, found.layout.world) == ("qwen3-4b", 4)
+
+
+def test_accelerates_own_parallelism_is_no_recipe_of_torchtitan():
+    text = (
+        "from accelerate import Accelerator\nfrom accelerate.utils import ParallelismConfig\n"
+        "from transformers import AutoModelForCausalLM\n"
+        'config = ParallelismConfig(sp_backend="deepspeed", sp_size=4)\naccelerator = Accelerator(parallelism_config=config)\n'
+        'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B")\nloader = DataLoader(data, batch_size=1)\n'
+    )
+    found = import_text(text, "sp.py", GUESS)
+    assert (found.layout.cp, found.layout.cp_method, found.layout.micro_batch) == (4, "ulysses", 1)
+
+
+@pytest.mark.parametrize("word", ["true", "legacy", "disk", "hidden_states"])
+def test_axolotl_names_several_ways_to_move_activations(word: str):
+    text = f"base_model: Qwen/Qwen3-4B\ndatasets: []\nsequence_len: 2048\nmicro_batch_size: 1\nbf16: true\ngradient_checkpointing: true\nactivation_offloading: {word}\n"
+    found = import_text(text, "a.yaml", GUESS)
+    assert (found.layout.recompute, found.offload) == ("full", {"activations"})
+    assert ("a disk" in notes(found)) == (word == "disk")
+
+
+def test_what_the_environment_fills_in_is_asked_for_and_given():
+    text = "base_model: Qwen/Qwen3-4B\ndatasets: []\nsequence_len: 2048\nmicro_batch_size: ${MICRO_BATCH_SIZE}\nbf16: true\n"
+    with pytest.raises(SpecError, match="--set MICRO_BATCH_SIZE="):
+        import_text(text, "a.yaml", Given())
+    told = Given(guess=True, variables=(("MICRO_BATCH_SIZE", "6"),))
+    assert import_text(text, "a.yaml", told).layout.micro_batch == 6
+    assert "MICRO_BATCH_SIZE is not stated" in notes(import_text(text, "a.yaml", GUESS))

@@ -46,6 +46,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     from meshwright.imports.hf_sharding import deepspeed_named
 
     options = Options(flattened(data))
+    options.guessing = given.guess
     reading = Reading("axolotl YAML", options=dict(EDITS))
     reading.model, reading.model_name = given.model, options.loose("base_model")
     reading.micro_batch = options.whole("micro_batch_size", default=1) or 1
@@ -67,9 +68,12 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     _fsdp(options, reading)
     _degrees(options, reading)
     again = options.text("gradient_checkpointing", "activation_checkpointing").lower()
-    if again == "offload" or options.flag("activation_offloading"):
+    moved = options.word("activation_offloading")
+    if again.startswith("offload") or moved in ("true", "legacy", "disk", "hidden_states"):
         reading.offload.add("activations")
-        again = "true" if again == "offload" else again
+        again = "true" if again.startswith("offload") else again
+        if "disk" in (moved, again.rpartition("_")[2]):
+            reading.unmodelled("activation_offloading", "activations go to a disk; host memory is priced")  # fmt: skip
     if again in ("true", "unsloth") or "recompute" not in reading.layout:
         reading.layout["recompute"] = "full" if again in ("true", "unsloth") else "none"
     _optimizer(options, reading)

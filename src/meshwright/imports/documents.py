@@ -51,7 +51,9 @@ from meshwright.imports import (
 from meshwright.imports.beside import switched_on
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import flattened
+from meshwright.imports.own_arguments import typed
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.words import mark
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import Limits, parse_json, parse_toml, parse_yaml
 
@@ -103,6 +105,8 @@ def read(
         SpecError: it cannot be parsed, or is of no known framework.
     """
     data = _parsed(text, name)
+    if _FILLED_IN.search(text):
+        data = filled_in(data, dict(given.variables))
     if isinstance(stamped := data.get(STAMP_KEY), dict):
         stamp = read_stamp("\n".join(str(value) for value in stamped.values()))
     started = any(isinstance(data.get(key), str) for key in ("run", "command"))
@@ -278,6 +282,23 @@ def _one_document(text: str, name: str) -> str:
         for p in parts
     ]
     return parts[starts.index(max(starts))] if any(starts) else text
+
+
+_FILLED_IN = re.compile(r":\s*[\"']?\$\{[A-Z][A-Z0-9_]*\}[\"']?\s*$", re.M)
+"""A value that the environment is to fill in (`micro_batch_size: ${MICRO_BATCH_SIZE}`)."""
+
+
+def filled_in(value: Any, variables: dict[str, str]) -> Any:
+    """A table whose values that the environment fills in are what is given for them, or marks."""
+    if isinstance(value, dict):
+        return {key: filled_in(one, variables) for key, one in value.items()}
+    if isinstance(value, list):
+        return [filled_in(one, variables) for one in value]
+    found = re.fullmatch(r"\$\{([A-Z][A-Z0-9_]*)\}", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    name = found.group(1)
+    return typed(variables[name]) if name in variables else mark(name)
 
 
 def _parsed(text: str, name: str) -> Data:

@@ -98,7 +98,7 @@ def _strategy_of(script: Script | None) -> int:
 
 
 _SEQUENCE = (
-    "sequence_parallel_size", "sp_size", "context_parallel_size", "sequence_parallel_degree",
+    "sequence_parallel_size", "sp_size", "context_parallel_size", "sequence_parallel_degree", "cp_size",
 )  # fmt: skip
 
 
@@ -124,7 +124,10 @@ def _degrees(options: Options, reading: Reading) -> None:
         _rollouts(options, reading)
     if sp > 1:
         reading.layout["cp"] = sp
-        ring = options.has("context_parallel_size") or reading.layout.get("cp_method") == "ring"
+        ring = (
+            options.has("context_parallel_size", "cp_size")
+            or reading.layout.get("cp_method") == "ring"
+        )
         reading.layout["cp_method"] = "ring" if ring else "ulysses"
     if tp > 1 and not options.has("vllm_num_engines"):
         reading.layout["tp"] = tp

@@ -78,7 +78,10 @@ def read(
         return internevo.read(module, given), stamp
     if "execute_train(" in text and "train_args" in text:
         return slime_python.read(module, name, given, folder, stamp)
-    if "ParallelismConfig" in text or "Trainer.Config" in text:
+    accelerated = (
+        re.search(r"^[^\S\n]*from accelerate\b", text, re.M) is not None
+    )  # has one of its own
+    if ("ParallelismConfig" in text and not accelerated) or "Trainer.Config" in text:
         return torchtitan_registry.read_registry(module, name, given), stamp
     if "ConfigContainer" in text or "megatron.bridge" in text:
         return bridge.read_recipe(module, name, given), stamp
