@@ -90,6 +90,9 @@ CASES = [
         fused_norm=True, fused_rotary=True, fused_softmax=True, fused_activation=True,
         moved_widths=0.0)),
     ("buckets (one message each)", lambda: options(bucket_parameters=1e15, zero1_bucketed=True)),
+    ("owners of whole tensors (as if shards)", lambda: options(zero1_owners=False)),
+    ("linears that gather their input by themselves",
+     lambda: options(input_reductions=2.0, input_gathers=2.0)),
     ("what is not overlapped (all overlapped)", lambda: options(
         reduce_overlapped=True, gather_overlapped=True, tensor_overlapped=True,
         p2p_overlapped=True, overlapped_in_pipeline=True)),
