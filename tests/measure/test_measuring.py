@@ -20,7 +20,7 @@ from meshwright.costs.measured_step import SPLIT_BACKWARD  # noqa: E402
 from meshwright.engine.ranks.processes import RankError, run_ranks  # noqa: E402
 from meshwright.measure import modules as modules_file  # noqa: E402
 from meshwright.measure.assemble import assemble  # noqa: E402
-from meshwright.measure.links import COLLECTIVES, Task, measure_ranks  # noqa: E402
+from meshwright.measure.links import COLLECTIVES, Task, disturbance, measure_ranks  # noqa: E402
 from meshwright.measure.links import _cases as every_case  # noqa: E402
 from meshwright.measure.local import Found, Wanted  # noqa: E402
 from meshwright.measure.machine import machine_hash  # noqa: E402
@@ -292,3 +292,53 @@ def test_a_rank_that_is_ended_says_so_in_a_sentence(
     told = capsys.readouterr().err.strip()
     assert words in told and told.count("\n") == 0 and "nothing was written" in told
     assert signal.getsignal(signal.SIGTERM) == before and not list(tmp_path.iterdir())
+
+
+def test_other_programs_are_told_from_ranks_that_take_turns() -> None:
+    # Four ranks on two cores take turns; a memory that is shared costs processor time and is no disturbance.
+    assert disturbance({1: 1.0, 2: 1.0, 4: 2.0}, 2) == pytest.approx(1.0)
+    assert disturbance({1: 1.5, 2: 1.5, 4: 3.0}, 2) == pytest.approx(1.5)
+    assert disturbance({1: 0.99, 2: 1.0}, 4) == 1.0 and disturbance({}, 2) == 1.0
+
+
+def test_a_disturbed_measurement_says_so_and_gives_wider_ranges() -> None:
+    found = recorded()
+    idle = cluster_of(found)
+    found.disturbed = 1.5
+    busy = cluster_of(found)
+    assert "1.5 times as long" in busy.source and "times as long" not in idle.source
+    job = Job(seq_len=16, global_batch=8, precision=RECIPES["fp32"], framework="meshwright")
+    model = load_model("llama3-8b").but(
+        layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=64
+    )
+    narrow, wide = (time_range(model, one, job, 4, 1.0) for one in (idle, busy))
+    assert wide.low == pytest.approx(narrow.low / 1.5)
+    assert wide.high == pytest.approx(narrow.high * 1.5) and "1.50 times" in wide.basis
+
+
+def test_what_was_measured_in_part_is_not_called_unmeasured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ends:
+        """A deadline after three cases."""
+
+        asked = 0
+
+        @property
+        def over(self) -> bool:
+            self.asked += 1
+            return self.asked > 3
+
+        def share(self, _count: int) -> float:
+            return 0.005
+
+    few = [
+        modules_file.norm(kind, rows, 16, torch.float32)
+        for kind, rows in (("rmsnorm", 4), ("rmsnorm", 8), ("layernorm", 4), ("layernorm", 8), ("rmsnorm", 16))
+    ]  # fmt: skip
+    monkeypatch.setattr(modules_file, "cases", lambda _precision, quick: iter(few))
+    fitted, _, skipped = modules_file.measure_modules(
+        ["fp32"], Ends(), quick=True, progress=lambda _what, _share: None,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert set(fitted["fp32"]) == {"rmsnorm"}
+    assert skipped == ["fp32 layernorm", "larger shapes of fp32 rmsnorm"]

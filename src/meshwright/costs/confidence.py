@@ -132,7 +132,9 @@ def time_range(model: Model, cluster: Cluster, job: Job, gpus: int, step_time_s:
     """Return the range that should hold the measured step time about 80 % of the time."""
     if measured_modules(cluster, job, model) is not None:
         runs = "closed_loop" if cluster.nodes == 1 else "between_hosts"
-        return _measured(runs, "time", "step times", step_time_s)
+        shared = cluster.shared_cores
+        disturbed = shared.disturbed if shared is not None else 1.0
+        return _measured(runs, "time", "step times", step_time_s, disturbed)
     return _range("time", "step times", facets_of(model, cluster, job, gpus), step_time_s)
 
 
@@ -143,8 +145,12 @@ def memory_range(model: Model, cluster: Cluster, job: Job, gpus: int, peak_bytes
     return _range("memory", "memory peaks", facets_of(model, cluster, job, gpus), peak_bytes)
 
 
-def _measured(runs: str, quantity: str, name: str, value: float) -> Range:
-    """By the runs that were predicted from a machine's own measurements, and then made there."""
+def _measured(runs: str, quantity: str, name: str, value: float, disturbed: float = 1.0) -> Range:
+    """By the runs that were predicted from a machine's own measurements, and then made there.
+
+    Those machines were idle. One that other programs made `disturbed` times as slow while it was measured may be
+    free of them when it trains, or have as many more.
+    """
     known = table(runs)[quantity]
     low, high = min(known["low"], 1.0 - LEAST), max(known["high"], 1.0 + LEAST)
     where = " between emulated hosts" if runs == "between_hosts" else ""
@@ -152,6 +158,9 @@ def _measured(runs: str, quantity: str, name: str, value: float) -> Range:
         f"{100 * COVERAGE:.0f} % of {known['runs']} {name} of the engine{where}, each predicted from a "
         "measurement of the machine that it then ran on"
     )
+    if disturbed > 1.0:
+        low, high = low / disturbed, high * disturbed
+        told += f"; other programs made the measurement take {disturbed:.2f} times as long"
     return Range(low=value * low, high=value * high, basis=told)
 
 

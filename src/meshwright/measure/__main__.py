@@ -107,6 +107,7 @@ def _measure(options: Any) -> int:
     )
     links = measure_ranks(task, lambda message: tell(message["what"]))
     found.collectives, found.slowdown = links["rows"], links["slowdown"]
+    found.disturbed = links["disturbed"]
     found.hosts = links["hosts"]
     found.process_bytes = max(found.process_bytes, links["process_bytes"])
     found.took_s = time.perf_counter() - began

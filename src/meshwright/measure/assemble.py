@@ -12,6 +12,9 @@ from meshwright.specs.cluster import Cluster, Device, LinkLevel
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.measured import MeasuredCollective, MeasuredDevice, SharedCores
 
+DISTURBED = 1.1
+"""From this on a source says that other programs were at work."""
+
 STREAMS = 3.0
 """Passes over memory of an addition: two tensors read, one written."""
 
@@ -29,7 +32,9 @@ def assemble(
     cluster = preset.but(
         name="measured", device=device.model_dump(exclude_unset=True),
         levels=_levels(found, preset, missing), host_memory_bytes=host_memory,
-        shared_cores=shared_cores(found.slowdown, float(facts["cores"]), found.hosts),
+        shared_cores=shared_cores(
+            found.slowdown, float(facts["cores"]), found.hosts, found.disturbed
+        ),
         collectives=curves(found.collectives, preset.levels[-1].name), source=_source(found, facts, missing),
     )  # fmt: skip
     if not found.probed:
@@ -160,15 +165,16 @@ def curves(rows: Sequence[Mapping[str, Any]], network: str) -> list[dict[str, An
 
 
 def shared_cores(
-    slowdown: Mapping[int, float], cores: float, hosts: int = 1
+    slowdown: Mapping[int, float], cores: float, hosts: int = 1, disturbed: float = 1.0
 ) -> dict[str, Any] | None:
     """The stated resource: how many cores, and what more ranks at once cost each."""
     if not slowdown:
         return None
     ranks = sorted(slowdown)
     return SharedCores(
-        cores=cores, hosts=hosts, ranks=tuple(ranks), slowdown=tuple(slowdown[n] for n in ranks)
-    ).plain()
+        cores=cores, hosts=hosts, ranks=tuple(ranks), slowdown=tuple(slowdown[n] for n in ranks),
+        disturbed=disturbed,
+    ).plain()  # fmt: skip
 
 
 def _source(found: Found, facts: Mapping[str, Any], missing: Sequence[str]) -> str:
@@ -176,9 +182,11 @@ def _source(found: Found, facts: Mapping[str, Any], missing: Sequence[str]) -> s
         f"measured {facts['date']} on host {facts['host']} ({facts['processor']}, {facts['cores']} "
         f"cores) in {found.took_s:.0f} s, torch {facts['torch']}, Python {facts['python']}"
     )
-    busy = found.slowdown.get(1, 1.0)
-    if busy > 1.15:
-        text += f"; other programs made one rank {busy:.1f} times as slow as its processor time"
+    if found.disturbed > DISTURBED:
+        text += (
+            f"; other programs made work take {found.disturbed:.1f} times as long while it was measured: "
+            "ranges are wider by that; measure again when the machine is idle"
+        )
     shaky = [r for r in found.timings if r["disturbed"] > 0.2 * r["repeats"]]
     if shaky:
         text += f"; {len(shaky)} of {len(found.timings)} kernel timings were disturbed"

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from meshwright.engine.parallel.backend import on_gpu, own_device
 from meshwright.engine.watch.meter import peak_memory_bytes
 from meshwright.measure.fitting import of_shared_resource
+from meshwright.measure.machine import cores
 from meshwright.measure.sampling import Sample
 
 BURST = 4
@@ -102,6 +103,7 @@ def measure_ranks(task: Task, report: Report) -> dict[str, Any]:
             if times
         ],
         "slowdown": crowds.slowdown(),
+        "disturbed": crowds.disturbed(),
         "hosts": shared,
         "process_bytes": process,
         "skipped": list(dict.fromkeys(names[case] for case in cases if not found[case])),
@@ -315,6 +317,16 @@ class _Crowds:
         wall_s, cpu_s = (both / (active * self._machines)).tolist()
         return wall_s, cpu_s
 
+    def disturbed(self) -> float:
+        """How much longer other programs made the work take: the clock's time over the processor's, beyond turns."""
+        return disturbance(
+            {
+                active: statistics.median(wall / cpu for wall, cpu in samples if cpu > 0)
+                for active, samples in self._samples.items()
+            },
+            cores(),
+        )
+
     def slowdown(self) -> dict[int, float]:
         """Median times over the median processor time of one rank, as a shared resource can have them."""
         if self._piece is None:
@@ -326,6 +338,19 @@ class _Crowds:
                 for active, samples in self._samples.items()
             }
         )
+
+
+def disturbance(waiting: Mapping[int, float], cores_here: int) -> float:
+    """Mean factor by which other programs lengthen work, 1 or more.
+
+    `waiting` has the clock's time over the processor's by the number of ranks that work at once. Ranks that take
+    turns on fewer cores wait for each other, which is no disturbance; what is slower because memory is
+    shared is processor time.
+    """
+    if not waiting:
+        return 1.0
+    beyond = [ratio / max(1.0, count / cores_here) for count, ratio in waiting.items()]
+    return max(statistics.geometric_mean(beyond), 1.0)
 
 
 def _piece() -> Callable[[], None]:

@@ -42,6 +42,7 @@ class Found:
     timings: list[dict[str, Any]] = field(default_factory=list)
     collectives: list[dict[str, Any]] = field(default_factory=list)
     slowdown: dict[int, float] = field(default_factory=dict)
+    disturbed: float = 1.0
     hosts: int = 1
     """That share the cores of one machine."""
     probed: list[Any] = field(default_factory=list)
@@ -147,6 +148,7 @@ def measure(wanted: Wanted, progress: Progress, *, links: bool = True) -> Found:
         part = f"links among {wanted.ranks} ranks"
         for result in run(measure_ranks, wanted.ranks, task, seconds=task.seconds, part=part)[:1]:
             found.collectives, found.slowdown = result["rows"], result["slowdown"]
+            found.disturbed = result["disturbed"]
             found.skipped += result["skipped"]
     progress("disk", 0.9)
     found.disk = disk_bytes_s()

@@ -356,4 +356,8 @@ def measure_modules(
     # A unit's seconds need shapes that differ; a module with one alone counts as not measured.
     fitted = {precision: fit(_with_two(timed)) for precision, timed in done.items() if timed}
     every = [one for timed in done.values() for one in timed]
-    return fitted, every, list(dict.fromkeys(skipped))
+    partly = {f"{precision} {name}" for precision, held in fitted.items() for name in held}
+    told = [
+        f"larger shapes of {name}" if name in partly else name for name in dict.fromkeys(skipped)
+    ]
+    return fitted, every, told

@@ -68,6 +68,9 @@ class SharedCores(Spec):
     )
     ranks: tuple[int, ...] = Field((1,), description="ranks computing at once on these cores")
     slowdown: tuple[float, ...] = Field((1.0,), description="their time over that of one alone")
+    disturbed: float = Field(
+        1.0, ge=1, description="how much longer other programs made it take while it was measured"
+    )
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:
