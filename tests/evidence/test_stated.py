@@ -267,6 +267,7 @@ def test_a_training_loop_of_its_own_on_fsdp2_is_no_torchtitan():
     assert each.job.framework_options["accumulates_whole"] is False
     adapters = import_row(row(setup="PyTorch FSDP2, LoRA r=16 on all linear layers"))
     assert adapters.job.framework_options["frozen_bytes"] == 4.0
+    assert {"frozen weights in fp32", "layers not compiled"} <= set(adapters.assumed)
     titan = import_row(row(setup="torchtitan, FSDP2, torch.compile")).job.framework_options
     assert "accumulates_whole" not in titan and "logits_sharded" not in titan
 
@@ -317,6 +318,13 @@ def test_transformers_asks_for_a_fused_adam_from_torch_2_8_on(setup, fused):
 def test_samples_with_lengths_of_their_own(setup, vary):
     run = import_row(row(setup=setup, gpus=1))
     assert behaviour(run.job).lengths_vary is vary
+
+
+@pytest.mark.parametrize(
+    "text", ["transformers, eager attention", "trl, attn_implementation: eager"]
+)
+def test_eager_attention_makes_its_scores(text):
+    assert behaviour(import_row(row(setup=text)).job).attention_kernel == "unfused"
 
 
 def test_mixed_layers_are_refused_where_nobody_knows_them_and_priced_where_a_preset_does():

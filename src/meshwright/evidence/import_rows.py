@@ -32,7 +32,7 @@ from meshwright.evidence.software import (
     whole_in_16_bits,
     zero_of,
 )
-from meshwright.evidence.stated import loss_of, says, stated_offloads
+from meshwright.evidence.stated import assumed_of, loss_of, says, stated_offloads
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError, shorten
 from meshwright.specs.frameworks import framework as capabilities
@@ -89,6 +89,7 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
     options = framework_options(row, rule)
     known = framework(rule.framework)
     known = known.but(**options) if options else known
+    assumed += [] if rule.documented else assumed_of(options)
     seq_len = _count(row, rule, "seq_len", assumed)
     if seq_len is None:
         raise SkipRow("no sequence length")

@@ -122,6 +122,10 @@ _KERNELS = (
     (r"kernel=fused", {"attention_kernel": "unfused", "fused_norm": False}),
     (r"kernel=flash_attentionv1", {"flash_generation": 1, "fused_norm": False}),
     (r"kernel=flash", {"flash_generation": 2, "fused_norm": False}),
+    (
+        r"eager attention|attn_implementation\W{0,4}eager|attention \(unfused",
+        {"attention_kernel": "unfused", "fused_softmax": False},
+    ),
     (r"no[- ]?flash|attention=unfused", {"attention_kernel": "unfused"}),
 )
 

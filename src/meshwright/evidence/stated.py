@@ -132,6 +132,24 @@ def accumulates_whole(row: Row) -> bool:
     return bool(sharded) and not other and not says(_REDUCED_EACH, text)
 
 
+_ASSUMED: tuple[tuple[str, object, str], ...] = (
+    (
+        "logits_sharded",
+        False,
+        "a training loop of its own on torch's FSDP (whole logits, eager loss)",
+    ),
+    ("accumulates_whole", True, "gradients summed whole until the last micro-batch"),
+    ("frozen_bytes", 4.0, "frozen weights in fp32"),
+    ("kernels_per_layer", EAGER["kernels_per_layer"], "layers not compiled"),
+    ("optimizer_fused", False, "an Adam that is not fused"),
+)
+
+
+def assumed_of(options: dict[str, Any]) -> list[str]:
+    """Return in words what behaviour was assumed of a program that no source documents."""
+    return [words for name, value, words in _ASSUMED if options.get(name) == value]
+
+
 LOSSES: tuple[tuple[str, Loss], ...] = (
     (
         r"\bliger\b|fused[-_ ]linear[-_ ]cross[-_ ]?entropy|\bFLCE\b|prime-?rl[^;,]{0,12}\bRL trainer",
