@@ -143,12 +143,9 @@ def read(
     for one in (arctic, areal, automodel, easyr1, levanter, roll, picotron, fast_llm, veomni):
         if one.is_config(data):
             return one.read(data, given), stamp
-    if oumi.is_config(data):
-        return oumi.read(data, given, folder), stamp
-    if axolotl.is_config(data):
-        return axolotl.read(data, given, folder), stamp
-    if llama_factory.is_config(data):
-        return llama_factory.read(data, given, folder), stamp
+    for tuner in (oumi, axolotl, llama_factory):
+        if tuner.is_config(data):
+            return tuner.read(data, given, folder), stamp
     if "_component_" in text and torchtune.is_config(data):
         return torchtune.read(data, given, overrides, text), stamp
     if neuron.is_config(data):
