@@ -71,7 +71,7 @@ def store(
     write_atomically(data / "validation.json", checked.validation.text())
     left_out = checked.scored["left out"]
     ranges = Path(costs.__file__).parent / "data" / "confidence.toml"
-    write_atomically(ranges, confidence_toml(left_out))
+    write_atomically(ranges, confidence_toml(left_out, checked.scored["as a user"]))
     page = Path(__file__).parent.parent / "docs" / "accuracy.md"
     write_atomically(page, accuracy_page(checked.fitted, checked.scored["fitted"]))
     for quantity in ("time", "memory"):

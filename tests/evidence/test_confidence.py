@@ -4,10 +4,11 @@ import tomllib
 
 import pytest
 
-from meshwright.costs.confidence import Facets, facets_of, residuals, time_range
+from meshwright.costs.confidence import Facets, facets_of, residuals, residuals_from, time_range
 from meshwright.costs.step import estimate
 from meshwright.evidence.confidence import (
     Residual,
+    _as_read,
     _coverage,
     _judged,
     _promise_kept,
@@ -111,3 +112,19 @@ def test_the_nearest_runs_are_of_the_same_size_and_device(plan):
     assert [n.distance for n in found] == sorted(n.distance for n in found)
     ids = {row.id for row in published_rows()}
     assert all(n.id in ids and n.measured_s > 0 and n.source in n.sentence() for n in found)
+
+
+def test_rows_of_which_less_is_known_are_given_wider_ranges():
+    known = [one for name in "abcde" for one in made(name, [0.9, 1.0, 1.1])]
+    same = tomllib.loads(confidence_text(known, known))
+    wide = tomllib.loads(confidence_text(known, made("abc"[0], [0.5, 0.7, 1.0, 1.5, 2.0])))
+    assert same["as_read"] <= 1.2 < 2.0 < wide["as_read"]
+    facets = known[0].facets
+    told = residuals_from({**_table(known), "as_read": 2.0})
+    low, high, _ = told.ends(facets)
+    assert told.ends(facets, as_read=True)[:2] == pytest.approx((low**2, high**2))
+    assert residuals_from(_table(known)).as_read == 1.0
+
+
+def confidence_text(known, read):
+    return f"as_read = {_as_read(known, read, (1.0, 1.1), 0.0)}"

@@ -89,18 +89,20 @@ class Residuals:
     """Factor on the logarithm of both ends: a source not seen yet, over those that the ends rest on."""
     widening: float
     """The same, once more for each facet that too few sources measured."""
+    as_read: float = 1.0
+    """The same for a run that a published row describes: what it leaves open was assumed."""
 
     def lacking(self, facets: Facets) -> list[str]:
         """Facets that fewer than `SOURCES` sources have measured, as `facet: value`."""
         named = [f"{facet}: {value}" for facet, value in facets.named()]
         return [name for name in named if self.sources.get(name, 0) < SOURCES]
 
-    def ends(self, facets: Facets) -> tuple[float, float, str]:
-        """Lower and upper end over the prediction, and what they rest on."""
+    def ends(self, facets: Facets, as_read: bool = False) -> tuple[float, float, str]:
+        """Lower and upper end over the prediction, and what they rest on; `as_read`: of a published row."""
         key = next(key for key in candidates(facets) if key in self.ranges)
         found = self.ranges[key]
         lacking = self.lacking(facets)
-        wider = self.newcomer * self.widening ** len(lacking)
+        wider = self.newcomer * self.widening ** len(lacking) * (self.as_read if as_read else 1.0)
         # The estimate is always inside, also where most sources err to one side.
         low = min(float(found["low"]) ** wider, 1.0 - LEAST)
         high = max(float(found["high"]) ** wider, 1.0 + LEAST)
@@ -125,24 +127,37 @@ def residuals_from(entry: dict[str, Any]) -> Residuals:
     """Read one table of data/confidence.toml."""
     ranges = {(one["generation"], one["kind"]): one for one in entry["range"]}
     newcomer, widening = float(entry["newcomer"]), float(entry["widening"])
-    return Residuals(ranges, dict(entry["sources"]), newcomer, widening)
+    as_read = float(entry.get("as_read", 1.0))
+    return Residuals(ranges, dict(entry["sources"]), newcomer, widening, as_read)
 
 
-def time_range(model: Model, cluster: Cluster, job: Job, gpus: int, step_time_s: float) -> Range:
-    """Return the range that should hold the measured step time about 80 % of the time."""
+def time_range(
+    model: Model, cluster: Cluster, job: Job, gpus: int, step_time_s: float, as_read: bool = False
+) -> Range:
+    """Return the range that should hold the measured step time about 80 % of the time.
+
+    `as_read`: of a run as a published row describes it.
+    """
     if measured_modules(cluster, job, model) is not None:
         runs = "closed_loop" if cluster.nodes == 1 else "between_hosts"
         shared = cluster.shared_cores
         disturbed = shared.disturbed if shared is not None else 1.0
         return _measured(runs, "time", "step times", step_time_s, disturbed)
-    return _range("time", "step times", facets_of(model, cluster, job, gpus), step_time_s)
+    facets = facets_of(model, cluster, job, gpus)
+    return _range("time", "step times", facets, step_time_s, as_read)
 
 
-def memory_range(model: Model, cluster: Cluster, job: Job, gpus: int, peak_bytes: float) -> Range:
-    """Return the range that should hold the measured peak memory about 80 % of the time."""
+def memory_range(
+    model: Model, cluster: Cluster, job: Job, gpus: int, peak_bytes: float, as_read: bool = False
+) -> Range:
+    """Return the range that should hold the measured peak memory about 80 % of the time.
+
+    `as_read`: of a run as a published row describes it.
+    """
     if cluster.nodes == 1 and measured_modules(cluster, job, model) is not None:
         return _measured("closed_loop", "memory", "memory peaks", peak_bytes)
-    return _range("memory", "memory peaks", facets_of(model, cluster, job, gpus), peak_bytes)
+    facets = facets_of(model, cluster, job, gpus)
+    return _range("memory", "memory peaks", facets, peak_bytes, as_read)
 
 
 def _measured(runs: str, quantity: str, name: str, value: float, disturbed: float = 1.0) -> Range:
@@ -164,7 +179,7 @@ def _measured(runs: str, quantity: str, name: str, value: float, disturbed: floa
     return Range(low=value * low, high=value * high, basis=told)
 
 
-def _range(quantity: str, name: str, facets: Facets, value: float) -> Range:
-    low, high, basis = residuals(quantity).ends(facets)
+def _range(quantity: str, name: str, facets: Facets, value: float, as_read: bool) -> Range:
+    low, high, basis = residuals(quantity).ends(facets, as_read)
     told = f"{100 * COVERAGE:.0f} % of {basis.format(quantity=name)}, each left out of the fit"
     return Range(low=value * low, high=value * high, basis=told)

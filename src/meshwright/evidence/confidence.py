@@ -36,6 +36,9 @@ sources that weigh alike. Memory was measured by one source in nearly nine hundr
 one to a few hundred: neither may it speak for all, nor one row as much as a hundred. `promise_kept` says what that is
 worth."""
 
+READ = tuple(round(1.0 + 0.05 * step, 2) for step in range(61))
+"""Widenings that are tried for rows of which no more is known than what they say ("as a user")."""
+
 Widening = tuple[float, float]
 """(`newcomer`, `widening`) of `costs.confidence.Residuals`."""
 
@@ -66,8 +69,11 @@ def residuals_of(scored: Sequence[Scored], quantity: str) -> list[Residual]:
     return found
 
 
-def confidence_toml(scored: Sequence[Scored]) -> str:
-    """Return the text of costs/data/confidence.toml for rows predicted with their source left out."""
+def confidence_toml(scored: Sequence[Scored], as_user: Sequence[Scored] = ()) -> str:
+    """Return the text of costs/data/confidence.toml for rows predicted with their source left out.
+
+    `as_user`: the same rows, of whose source no more was known than its framework's name.
+    """
     head = (
         f"# Ranges that hold {100 * COVERAGE:.0f} % of measured over predicted, each source left out of "
         "the fit;\n# `sources` counts who measured such a run. Written by\n"
@@ -77,7 +83,11 @@ def confidence_toml(scored: Sequence[Scored]) -> str:
     times, memory = (residuals_of(scored, quantity) for quantity in ("time", "memory"))
     for quantity, known in (("time", times), ("memory", memory)):
         few = FEW[quantity]
-        tables[quantity] = _table(known, _best_widening(known, few), few)
+        widening = _best_widening(known, few)
+        tables[quantity] = _table(known, widening, few)
+        tables[quantity]["as_read"] = _as_read(
+            known, residuals_of(as_user, quantity), widening, few
+        )
     return head + tomli_w.dumps(tables)
 
 
@@ -132,6 +142,18 @@ def _best_widening(known: Sequence[Residual], few: float = 0.0) -> Widening:
     )
 
 
+def _as_read(
+    known: Sequence[Residual], read: Sequence[Residual], widening: Widening, few: float
+) -> float:
+    """The widening of rows as a user has them whose coverage by the others' ranges is nearest to 80 %."""
+    if not read or len({one.source for one in known}) < 2:
+        return READ[0]
+    judged = _judged(known, few, read)
+    return min(
+        READ, key=lambda more: (round(abs(_coverage(judged, widening, more) - COVERAGE), 3), more)
+    )
+
+
 @dataclass(frozen=True)
 class _Judged:
     """Residuals beside the ends, as they are, of the range that the other sources give; arrays."""
@@ -143,15 +165,17 @@ class _Judged:
     lacking: NDArray[np.int64]
 
 
-def _judged(known: Sequence[Residual], few: float) -> _Judged:
-    names = sorted({one.source for one in known})
+def _judged(known: Sequence[Residual], few: float, asked: Sequence[Residual] = ()) -> _Judged:
+    """`asked` (or else `known` themselves) beside the ranges that the other sources of `known` give."""
+    asked = asked or known
+    names = sorted({one.source for one in (*known, *asked)})
     others = {
         name: residuals_from(_table([one for one in known if one.source != name], few=few))
         for name in names
     }
     told: dict[tuple[str, Facets], tuple[float, float, int]] = {}
     rows = []
-    for one in known:
+    for one in asked:
         key = (one.source, one.facets)
         if key not in told:
             range_ = others[one.source]
@@ -161,13 +185,14 @@ def _judged(known: Sequence[Residual], few: float) -> _Judged:
     return _Judged(source, ratio, low, high, lacking)
 
 
-def _coverage(judged: _Judged, widening: Widening) -> float:
+def _coverage(judged: _Judged, widening: Widening, more: float = 1.0) -> float:
     """Share of residuals inside, the mean over sources."""
     newcomer, each = widening
-    wider = newcomer * each**judged.lacking
+    wider = newcomer * each**judged.lacking * more
     inside = (judged.low**wider <= judged.ratio) & (judged.ratio <= judged.high**wider)
     count = np.bincount(judged.source)
-    return float(np.mean(np.bincount(judged.source, weights=inside) / count))
+    share = np.bincount(judged.source, weights=inside)[count > 0] / count[count > 0]
+    return float(np.mean(share))
 
 
 def promise_kept(scored: Sequence[Scored], probability: float) -> tuple[float, float]:

@@ -55,8 +55,10 @@ class Prediction:
         assert self.run is not None
         run = self.run
         return (
-            time_range(run.model, run.cluster, run.job, run.gpus, self.iter_time_s),
-            memory_range(run.model, run.cluster, run.job, run.gpus, self.peak_memory_bytes),
+            time_range(run.model, run.cluster, run.job, run.gpus, self.iter_time_s, as_read=True),
+            memory_range(
+                run.model, run.cluster, run.job, run.gpus, self.peak_memory_bytes, as_read=True
+            ),
         )
 
     @property
