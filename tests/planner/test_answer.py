@@ -21,6 +21,7 @@ from meshwright.planner.stacks import STACKS, under
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.job import Job
+from meshwright.specs.jobs import load_job
 from meshwright.specs.model import Experts, Model
 from meshwright.specs.models import load_model
 from meshwright.specs.plan import Range
@@ -170,11 +171,31 @@ def test_bounds_never_lose_the_best(case, framework):
 def test_flip_points_flip(case, framework):
     """Plan again at every one: another layout is chosen, the one that was named (`benchmarks/flips.py`)."""
     model, cluster, seq, batch = case
-    place, job = load_cluster(cluster), Job(seq_len=seq, global_batch=batch, framework=framework)
+    job = Job(seq_len=seq, global_batch=batch, framework=framework)
+    _flips_hold(model, load_cluster(cluster), job)
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "more"),
+    [
+        ("olmoe-1b-7b", "h100:1x8", {"framework": "megatron", "routing": {"power": 0.5}}),
+        ("qwen3-30b-a3b", "gb200:2x4", {"framework": "torchtitan"}),
+        ("llama3-8b", "rtx4090:1x4", {"finetune": "qlora"}),
+        ("qwen3-30b-a3b", "a100-80g:1x8", {"finetune": "lora"}),
+        ("qwen3-4b", "h100:1x8", {"finetune": "full"}),
+    ],
+)
+def test_flip_points_of_mixtures_and_fine_tuning_flip(name, cluster, more):
+    job = load_job({"seq_len": 4096, "global_batch": 128, **more})
+    assert _flips_hold(load_model(name), load_cluster(cluster), job) >= 1
+
+
+def _flips_hold(model, place, job):
+    """How many flip points a plan has, all of which hold."""
     try:
         first = plan(model, place, job)
     except (DoesNotFitError, SpecError):
-        return
+        return 0
     for flip in first.flip_points:
         assert flip.becomes != first.layout.label() or flip.framework != first.job.framework
         changed, asked = circumstances(flip, place, job)
@@ -185,6 +206,7 @@ def test_flip_points_flip(case, framework):
             continue
         assert then.layout.label() == flip.becomes, flip.sentence
         assert then.job.framework == flip.framework
+    return len(first.flip_points)
 
 
 def test_odds_are_calibrated_where_they_were_measured():

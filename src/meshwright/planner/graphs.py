@@ -24,7 +24,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate
-from meshwright.specs.routing import Routing
+from meshwright.specs.routing import MOST_CAPACITY, Routing
 
 OPTION = "graphs"
 """The option of a job's framework that names what CUDA graphs capture."""
@@ -59,6 +59,10 @@ def asked_capacity(job: Job, model: Model, factor: float) -> Job:
     if model.experts is None:
         raise SpecError(
             "--capacity-factor", factor, f"a model with experts is expected; {model.name} has none"
+        )
+    if not (factor == 0 or 1 <= factor <= MOST_CAPACITY):
+        raise SpecError(
+            "--capacity-factor", factor, f"1 to {MOST_CAPACITY} is expected, or 0: drop nothing"
         )
     fields = {**job.routing.plain(), "capacity": factor}
     return job.but(routing=Routing.parse(fields, "--capacity-factor"))

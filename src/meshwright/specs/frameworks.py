@@ -245,7 +245,8 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
         found.append(("job.dropout", job.dropout, "leaves dropout to the model's own code"))
     graphs = str(job.framework_options.get("graphs", "none"))
     if graphs not in can.graphs:
-        found.append(("job.framework_options", graphs, "captures no such CUDA graphs here"))
+        words = "captures no such CUDA graphs here (`--cuda-graphs`)"
+        found.append(("job.framework_options.graphs", graphs, words))
     if job.framework_options.get("optimizer_in_backward") and not can.updates_in_backward:
         words = "updates weights after all gradients are there"
         found.append(("job.framework_options", "optimizer_in_backward", words))

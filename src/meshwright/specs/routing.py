@@ -29,6 +29,10 @@ class HotGroup(Spec):
     peak: float = Field(ge=1, description="95th percentile of them: what memory must hold")
 
 
+MOST_CAPACITY = 64
+"""Largest capacity factor: beyond it no expert is full."""
+
+
 class Routing(Spec):
     """Where tokens go: evenly, by a power law of the experts' popularity, or as counted."""
 
@@ -40,7 +44,7 @@ class Routing(Spec):
     capacity: float = Field(
         0.0,
         ge=0,
-        le=64,
+        le=MOST_CAPACITY,
         description="tokens beyond this many times an expert's even share are dropped; 0: none are",
     )
 
@@ -49,9 +53,7 @@ class Routing(Spec):
         if self.power and self.counted:
             raise SpecError("routing", self.name, "a power law or counts, not both")
         if 0 < self.capacity < 1:
-            raise SpecError(
-                "capacity factor", self.capacity, "1 or more (0 drops nothing) is expected"
-            )
+            raise SpecError("capacity", self.capacity, "1 or more (0 drops nothing) is expected")
         return self
 
     @property
