@@ -6,6 +6,7 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from meshwright.imports.shell import Script
 from meshwright.imports.words import text_of, unmarked, unset
@@ -197,6 +198,14 @@ HOUSEKEEPING = (
 """Python's own modules that prepare something and train nothing."""
 
 
+def _is_module(name: str, before: list[str]) -> bool:
+    """Whether the word after `--module` names what a launcher starts."""
+    starts = any(posixpath.basename(word) in _LAUNCHERS for word in before)
+    return name.startswith(_MODULES) or (
+        starts and re.fullmatch(r"\w+(?:\.\w+)+", name) is not None
+    )
+
+
 def _at_program(words: list[str]) -> Launch | None:
     """Split a command at the program that it runs."""
     places: list[tuple[int, int, str]] = []
@@ -222,7 +231,7 @@ def _at_program(words: list[str]) -> Launch | None:
                 places.append((index + 1, index + 2, after))
         elif word in ("--module", "--") or not base:
             continue
-        elif (index and words[index - 1] == "--module" and bare.startswith(_MODULES)) or (
+        elif (index and words[index - 1] == "--module" and _is_module(bare, words[:index])) or (
             base.endswith(".py")
             and not re.match(r"[\w.+]+=", bare)
             and not (
@@ -307,6 +316,10 @@ def _per_host(script: Script, launch: Launch) -> int:
     return per_host
 
 
+_PLACES = re.compile(r"--(?:master|rdzv|main[-_]process|node[-_]rank|machine[-_]rank)")
+"""Options of a launcher that say where and which a host is, not how many there are."""
+
+
 def _count(script: Script, launch: Launch) -> None:
     """Hosts and devices of a host, from the launcher's words, the batch system's, and variables."""
     option = launch.option
@@ -331,7 +344,12 @@ def _count(script: Script, launch: Launch) -> None:
     per_host = per_host or _per_host(script, launch)
     hosts = hosts or whole(launch.environment.get("NNODES", ""))
     hosts = hosts or _variable(script, ("NNODES", "NUM_NODES", "SLURM_NNODES", "NODES", "NUM_NODE"))
-    if not hosts and per_host and not unset(" ".join(launch.launcher)):
+    told = [
+        w
+        for before, w in pairwise(["", *launch.launcher])
+        if not _PLACES.match(f"{before} {w}" if before.startswith("--") else w)
+    ]
+    if not hosts and per_host and not unset(" ".join(told)):
         bare = {posixpath.basename(word) for word in launch.launcher}
         # accelerate's own configuration may say more hosts.
         alone = "accelerate" in bare and not option("config-file", "num-machines")

@@ -210,7 +210,11 @@ def guess_model(name: str) -> Model | None:
     longest = max((one for one in model_names() if short.lower().startswith((f"{one}-", f"{one}_"))), key=len, default="")  # fmt: skip
     if longest and re.search(r"\d[bm]", longest):
         return load_model(longest)  # quantised, pruned or trained further: of that model's shape
-    if size is None or _EXPERTS.search(short):
+    if size is None:
+        # A run's folder inside one that is named after the model (`outputs/Llama-3.1-8B/lr1e-5`).
+        above = name.split("/")[-2:0:-1]
+        return next((found for part in above if (found := model_named(part)) is not None), None)
+    if _EXPERTS.search(short):
         return None
     family = _FAMILY.search(short)
     if family is not None:

@@ -103,6 +103,7 @@ def read(
         reading.note("the program chooses between two values; the larger is taken", key)
     if made["_unsloth"]:
         found = UNSLOTH | found
+        found.setdefault("target_modules", "all-linear")  # of `get_peft_model`, where none are said
         _unsloth(found, reading)
     if found.pop("full_finetuning", False):
         # Unsloth turns its own 4 bits off, and its `get_peft_model` gives the model back as it is.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import deepspeed, usual
-from meshwright.imports.hf import one_process
+from meshwright.imports.hf import launcher, one_process
 from meshwright.imports.hf_sharding import agrees, deepspeed_named
 from meshwright.imports.launch import Launch, whole
 from meshwright.imports.options import Options, flags_of
@@ -66,6 +66,29 @@ def _without_settings(value: Any) -> Any:
 _DEEPSPEED = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file", "deepspeed_config_path")  # fmt: skip
 
 
+def _launched(
+    script: Script, launch: Launch, reading: Reading, given: Given, folder: Path | None
+) -> None:
+    """Take what the launcher's configuration says, in place of what was taken where the words say nothing."""
+    said = Reading("")
+    launcher(script, launch, said, given, folder)
+    reading.remarks += said.remarks
+    guessed = {one.option for one in reading.remarks if one.kind == "guess"}
+    if said.job.get("framework") and "sharding" in guessed:
+        reading.layout["zero"] = said.layout.get("zero", 0)
+        reading.job["framework"], reading.replicate = said.job["framework"], said.replicate
+        reading.offload |= said.offload
+        reading.remarks = [one for one in reading.remarks if one.option != "sharding"]
+    if "precision" in said.job and "precision" in guessed:
+        reading.job["precision"] = said.job["precision"]
+        reading.remarks = [one for one in reading.remarks if one.option != "precision"]
+    if said.world():
+        reading.hosts, reading.per_host, reading.devices = said.hosts, said.per_host, said.devices
+        launch.per_host = launch.hosts = (
+            0  # devices that are seen, of which so many processes take one each
+        )
+
+
 def read_words(
     launch: Launch, given: Given, folder: Path | None = None, script: Script | None = None
 ) -> Reading:
@@ -95,6 +118,8 @@ def read_words(
         reading.remarks = [one for one in reading.remarks if one.option not in told]
         reading.job.pop("precision", None)
         reading.job["framework"] = "deepspeed"
+    if script is not None and launch.option("config-file", "config_file"):
+        _launched(script, launch, reading, given, folder)
     if named:
         micro = reading.micro_batch
         deepspeed_named(named, reading, given, folder, script)
