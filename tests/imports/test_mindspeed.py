@@ -87,7 +87,7 @@ def test_experts_over_tensor_ranks_too() -> None:
     """`--moe-tp-extend-ep` deals whole experts out over tensor ranks."""
     more = EXPERTS.replace("parallel-size 8", "parallel-size 2")
     found = _read(
-        f"--num-layers 4 {more} --tensor-model-parallel-size 2 --sequence-parallel --moe-tp-extend-ep"
+        f"--num-layers 4 {more} --tensor-model-parallel-size 2 --sequence-parallel --moe-tp-extend-ep --moe-token-dispatcher-type alltoall_seq"
     )
     assert (found.layout.ep, found.layout.etp) == (4, 1)
 

@@ -374,3 +374,11 @@ def test_mindformers_tables() -> None:
     assert found.cluster.device.name.startswith("Ascend") and found.cluster.gpus == 16
     with pytest.raises(SpecError, match="an inference run"):
         import_text(MINDFORMERS.replace("run_mode: train", "run_mode: predict"), "p.yaml", ONE)
+
+
+def test_a_switch_before_options_that_nothing_sets_is_on() -> None:
+    """`--fp16 $EXTRA_OPTIONS` is the switch, and more options or none; `--seq-length $SEQ` asks for its value."""
+    found = import_text(MEGATRON.format("--fp16 $EXTRA_OPTIONS"), "a.sh", Given(guess=True))
+    assert found.job.precision.name == "fp16"
+    with pytest.raises(SpecError, match="SEQ"):
+        import_text(MEGATRON.replace("--seq-length 1024", "--seq-length $SEQ").format("--bf16"), "a.sh", ONE)  # fmt: skip

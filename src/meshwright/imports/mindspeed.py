@@ -122,7 +122,8 @@ def refine(options: Options, reading: Reading, fields: dict[str, Any]) -> None:
     """What MindSpeed's options change of a layout and a job that Megatron-LM's are read into."""
     if options.word("schedules-method") == "dualpipev" and fields["pp"] > 1:
         fields["schedule"] = "dualpipe-v"
-    if options.flag("moe-tp-extend-ep"):
+    sequential = options.word("moe-token-dispatcher-type") == "alltoall_seq"  # the others ignore it
+    if options.flag("moe-tp-extend-ep") and sequential:
         fields |= {"ep": fields["ep"] * fields["etp"], "etp": 1}
     if options.flag("enable-recompute-layers-per-pp-rank") and fields.get("recompute_layers"):
         fields["recompute_layers"] = max(fields["recompute_layers"] // fields["virtual_stages"], 1)

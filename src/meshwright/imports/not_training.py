@@ -58,6 +58,10 @@ def refuse_other_tasks(launch: Launch, flags: dict[str, Any]) -> None:
     if _ANSWERS & set(flags) or str(flags.get("task", "")).upper() in _TASKS_WITHOUT_TRAINING:
         raise SpecError("file", base, "answers prompts or evaluates; it does not train")
     tokenizer = str(flags.get("tokenizer-type", ""))
+    if re.search(
+        r"(?:^|/)(?:train|finetune|infer)_(?:esm|geneformer|amplify)\w*\.py$", launch.program
+    ):
+        raise SpecError("file", posixpath.basename(launch.program), f"trains an encoder: {PLANNED}")
     if "Bert" in tokenizer:
         raise SpecError("--tokenizer-type", tokenizer, f"trains an encoder: {PLANNED}")
 

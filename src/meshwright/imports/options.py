@@ -164,11 +164,7 @@ class Options:
             text,
             re.IGNORECASE,
         ):
-            raise SpecError(
-                self._name(names),
-                value,
-                "is a place left for its reader: fill it in, or give --model",
-            )
+            raise SpecError(self._name(names), value, "is a place left for its reader: fill it in, or give --model")  # fmt: skip
         if isinstance(value, list) and len(value) > 1:
             raise SpecError(self._name(names), value, "are tried one after another by a search or an autotuner: one number is expected")  # fmt: skip
         if len(text) > 40 or not math.isfinite(made):
@@ -382,9 +378,20 @@ def flags_of(words: list[str]) -> dict[str, Any]:
             index += 1
         # A variable that nothing sets expands to no word at all, beside a value.
         values = [value for value in values if unmarked(value)] or values
+        if values and not equals and all(_of_options(value) for value in values):
+            values = []  # `--fp16 $EXTRA_ARGS`: more options or none, no value of this one
         name = name.replace("_", "-")
         found[name] = True if not values else values[0] if len(values) == 1 else values
     return found
+
+
+_MORE = re.compile(r"(?i)(?:^|_)(?:args?|arguments|options?|opts?|flags|extras?|params|parameters|overrides|switch(?:es)?)$|^extra_|[@*]")  # fmt: skip
+
+
+def _of_options(value: str) -> bool:
+    """Whether a word is nothing but a variable that nothing sets and that is named after options."""
+    names = unset(value)
+    return not unmarked(value) and bool(names) and all(_MORE.search(one) for one in names)
 
 
 def _is_flag(word: str) -> bool:
