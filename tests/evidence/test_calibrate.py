@@ -145,3 +145,13 @@ def test_two_runs_cannot_be_asked(own_runs):
     preset = load_cluster("a100:1x8")
     result = calibrate(preset, sightings=sightings_on(preset, preset, own_runs[:2], (1.2, 1.2)))
     assert not result.refused
+
+
+def test_a_test_of_one_rank_is_told_from_one_that_does_not_name_its_ranks():
+    head = "# nThread 1 nGpus 1 minBytes 8 maxBytes 16777216 step: 2(factor)\nall_reduce_perf\n"
+    alone = head + " 16777216 4194304 float sum -1 62.10 270.16 0.00 0 0.30 55924.05 0.00 0\n"
+    with pytest.raises(SpecError, match="every process was alone"):
+        parse_nccl_tests(alone)
+    unnamed = head + " 16777216 4194304 float sum -1 62.10 270.16 900.0 0 0.30 55924.05 900.0 0\n"
+    with pytest.raises(SpecError, match="Rank 0"):
+        parse_nccl_tests(unnamed)

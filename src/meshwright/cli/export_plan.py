@@ -17,7 +17,9 @@ def command(
     plan: str = typer.Argument(..., help="A plan file (TOML or JSON), or - for standard input."),
     to: str = typer.Option("", "--to", help="Target; `--to list` shows them all."),
     launches: str | None = typer.Option(
-        None, "--for", help="The framework that a launcher starts (default: the plan's)."
+        None,
+        "--for",
+        help="The framework that a launcher starts (default: the plan's); measure: a measurement of its cluster.",
     ),
     output: str | None = typer.Option(
         None, "-o", "--output", help="Write the files to this folder."

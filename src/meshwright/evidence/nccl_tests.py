@@ -212,6 +212,12 @@ def _ranks(named: str, factor: float, error: float, where: str) -> int:
     share = factor / (2.0 if named == "all_reduce" else 1.0)
     error /= 2.0 if named == "all_reduce" else 1.0
     scattered = named in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    if scattered and factor == 0.0:
+        raise SpecError(
+            "from",
+            where,
+            "bus bandwidths are expected: of 0, every process was alone (a build without MPI=1 runs a test in each)",
+        )
     if not (scattered and 0.4 < share < 1 - error):
         raise SpecError("from", where, "its lines '# Rank 0 … on HOST device' are expected")
     least, most = (

@@ -31,6 +31,8 @@ def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
     layout, cluster = plan.layout, plan.cluster
     found: dict[str, tuple[str, str]] = {"OMP_NUM_THREADS": ("8", "host threads per rank")}
     if cluster.device.vendor not in _GPU_VENDORS:
+        if framework == "meshwright":
+            found["OMP_NUM_THREADS"] = ("1", "a rank is one core, as the engine trains")
         return found
     fsdp = layout.zero >= 2 and layout.dp * layout.cp > 1
     if framework.startswith("megatron") and (layout.tp > 1 or layout.cp > 1) and not fsdp:

@@ -78,6 +78,7 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
         "lightning": [*torch, f"pip install -q lightning=={version}"],
         "torchtitan": [*torch, f"pip install -q torchtitan=={version}"],
         "fsdp": torch,
+        "meshwright": [*torch, "pip install -q 'meshwright[engine]'"],
         "maxtext": [f"pip install -q 'maxtext[tpu]=={MAXTEXT}'", "install_tpu_pre_train_extra_deps"],
         "megatron": _cloned("MEGATRON", "NVIDIA/Megatron-LM", f"core_v{version}"),
         "megatron-bridge": [

@@ -177,6 +177,10 @@ LAUNCHERS: dict[str, Launcher] = {
     "ray": Launcher("Ray Train", "ray_train.py", clouds.ray_script, "python ray_train.py"),
 }
 
+MEASURE = "measure"
+"""What `--for` names so that a launcher measures the plan's cluster instead of training on it."""
+PODS = ("kubernetes", "jobset", "pytorchjob")
+
 TARGETS = (*FRAMEWORKS, *FINETUNERS, *LAUNCHERS)
 
 
@@ -187,7 +191,7 @@ def export(plan: Plan, target: str, *, launches: str | None = None, command: str
         plan: what to run.
         target: a framework or a launcher of `TARGETS`.
         launches: for a launcher, the framework or tool that it starts; default: the plan's own if it is
-            a target, else Megatron-LM.
+            a target, else Megatron-LM; "measure": no training, but a measurement of the plan's cluster.
         command: the command line to stamp the files with.
 
     Raises:
@@ -201,9 +205,11 @@ def export(plan: Plan, target: str, *, launches: str | None = None, command: str
         return _framework(plan, target, command)
     if target not in LAUNCHERS:
         raise SpecError("--to", target, nearest(target, TARGETS))
+    if launches == MEASURE:
+        return _measuring(plan, target, command)
     name = launches or default_framework(plan)
     if name not in STARTED:
-        raise SpecError("--for", name, nearest(name, STARTED))
+        raise SpecError("--for", name, nearest(name, (*STARTED, MEASURE)))
     return _launcher(plan, target, name, command)
 
 
@@ -296,10 +302,28 @@ def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundl
     files = {launcher.file: launcher.text(plan, run, stamp)} | files
     start = launcher.start
     notes = _notes(plan, framework_name)
-    if name in ("kubernetes", "jobset", "pytorchjob"):
+    if name in PODS:
         start = kubernetes.start_with(launcher.file) if len(files) > 1 else start
         notes += (kubernetes.token_note(),) if framework_name in HUB else ()
     return Bundle(name, files, start, notes)
+
+
+def _measuring(plan: Plan, name: str, command: str) -> Bundle:
+    """The files by which a launcher runs `meshwright.measure` on all ranks of a plan's cluster."""
+    launcher, where = LAUNCHERS[name], "-" if name in PODS else "mine.toml"
+    if name == "ray":
+        raise SpecError("--for", MEASURE, "ranks that torchrun starts measure: not --to ray")
+    run = Command(("-m", "meshwright.measure", "-o", where), "meshwright")
+    stamp = comment(plan, command, f"{launcher.title}, a measurement of its cluster")
+    file = launcher.file.replace("train.", "measure.")
+    text = launcher.text(plan, run, stamp).replace(launcher.file, file)
+    told = "rank 0 writes mine.toml: --cluster mine.toml plans with it"
+    if name in PODS:
+        told = (
+            "rank 0 prints the cluster file last: "
+            "kubectl logs POD | sed -n '/^name = /,$p' > mine.toml"
+        )
+    return Bundle(name, {file: text}, launcher.start.replace(launcher.file, file), (told,))
 
 
 def export_all(plan: Plan, *, command: str = "") -> tuple[dict[str, Bundle], dict[str, str]]:

@@ -26,7 +26,9 @@ HOST_SHARE = 0.5
 def main(arguments: list[str] | None = None) -> int:
     """Measure as one rank of an existing job; returns the exit code."""
     parser = argparse.ArgumentParser(prog="meshwright.measure", description=__doc__)
-    parser.add_argument("-o", "--output", required=True, help="write the cluster file here")
+    parser.add_argument(
+        "-o", "--output", required=True, help="write the cluster file here; - prints it"
+    )
     parser.add_argument("--quick", action="store_true", help="30 seconds instead of two minutes")
     parser.add_argument("--seconds", type=float, default=0.0, help="deadline")
     parser.add_argument("--precision", action="append", default=[], choices=("fp32", "bf16"))
@@ -120,19 +122,31 @@ def _measure(options: Any) -> int:
 
 
 def _write(found: Any, output: str, per_host: int) -> None:
-    import tomli_w
     import torch.distributed as dist
 
     from meshwright.measure.assemble import assemble
     from meshwright.measure.machine import disk_bytes_s, memory_bytes, provenance
-    from meshwright.specs.writing import write_atomically
 
     found.disk = found.disk or disk_bytes_s()
     cluster = assemble(
         found, provenance(), ranks=per_host, host_memory=memory_bytes() / found.hosts,
         nodes=dist.get_world_size() // per_host,
     )  # fmt: skip
-    write_atomically(output, tomli_w.dumps(cluster.plain()))
+    deliver(cluster, output)
+
+
+def deliver(cluster: Any, output: str) -> None:
+    """Write a cluster file, or print it (`-`): a pod's own files are gone when it ends."""
+    import tomli_w
+
+    from meshwright.specs.writing import write_atomically
+
+    text = tomli_w.dumps(cluster.plain())
+    if output == "-":
+        print(f"\n{cluster.source}", file=sys.stderr, flush=True)
+        print(text)
+        return
+    write_atomically(output, text)
     print(f"\n{cluster.source}\nwritten to {output}")
 
 
