@@ -13,6 +13,7 @@ from typing import Any
 from meshwright.exports import limit_rules as rules
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
+from meshwright.planner.dispatchers import not_written
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import Framework, framework, job_lacks, without_master
@@ -58,12 +59,10 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
     ]
     found += [*_devices(plan.cluster, can), *_units(plan.job, plan.cluster, can)]
     found += [] if limits.together is None else limits.together(layout)
-    found += [Problem(*asked) for asked in job_lacks(plan.job, can)]
-    found += rules.loss(plan.job, can)
-    if layout.pp > 1 and can.name == "deepspeed" and plan.job.loss == "liger":
-        # Liger patches a model of transformers; the pipeline's script builds layers of its own.
-        says = "makes whole logits in its pipeline"
-        found.append(Problem("job.loss", "liger", says, rules.FLAT | {"pp": 1, "schedule": "1f1b"}))
+    found += _unwritten(plan.job, can)
+    if layout.pp > 1 and can.makes_whole_logits(plan.job):
+        says, flat = "makes whole logits in its pipeline", {"pp": 1, "schedule": "1f1b"}
+        found.append(Problem("job.loss", plan.job.loss, says, rules.FLAT | flat))
     found += _unusual(plan.model)
     if plan.job.global_batch % (layout.dp * layout.micro_batch):
         found.append(Problem("micro_batch", layout.micro_batch, "needs whole micro-batches a rank"))
@@ -72,6 +71,13 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
     if limits.asked is not None:
         found += limits.asked(plan.model, plan.job, plan.cluster)
     return found
+
+
+def _unwritten(job: Job, can: Framework) -> Iterator[Problem]:
+    """What a job asks that the framework lacks, or that its exported files leave out."""
+    for asked in (*job_lacks(job, can), *not_written(job, can.name)):
+        yield Problem(*asked)
+    yield from rules.loss(job, can)
 
 
 def _unusual(model: Model) -> Iterator[Problem]:
@@ -123,9 +129,7 @@ def gradient_notes(plan: Plan, limits: Limits) -> tuple[str, ...]:
 
 def unplannable(model: Model, job: Job, cluster: Cluster, limits: Limits) -> Problem | None:
     """The first thing about a model, a job or devices that no layout makes a target able to express."""
-    found = [Problem(*asked) for asked in job_lacks(job, limits.can)]
-    found += rules.loss(job, limits.can)
-    found += _unusual(model)
+    found = [*_unwritten(job, limits.can), *_unusual(model)]
     found += limits.extra(model) if limits.extra is not None else ()
     found += limits.asked(model, job, cluster) if limits.asked is not None else ()
     found += [*_devices(cluster, limits.can), *_units(job, cluster, limits.can)]

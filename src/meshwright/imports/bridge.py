@@ -148,7 +148,9 @@ def _special(flags: dict[str, Any], field: str, value: str) -> bool:
     elif field == "ddp.grad_reduce_in_fp32":
         _set(flags, "grad-reduce-in-bf16", str(not on))
     elif field in ("model.gradient_accumulation_fusion", "model.activation_func", "optimizer.use_distributed_optimizer",
-                   "tokenizer.vocab_size", "model.pipeline_dtype", "model.cuda_graph_warmup_steps"):  # fmt: skip
+                   "tokenizer.vocab_size", "model.pipeline_dtype", "model.cuda_graph_warmup_steps",
+                   # YaRN's band in latent attention: numbers without a cost.
+                   "model.beta_fast", "model.beta_slow", "model.original_max_position_embeddings"):  # fmt: skip
         pass
     elif field.startswith("mixed_precision."):
         name = field.partition(".")[2].replace("_", "-")

@@ -9,7 +9,7 @@ from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import RECIPES, OptimizerRecipe, PrecisionRecipe
+from meshwright.specs.job import OPTIMIZERS, RECIPES, OptimizerRecipe, PrecisionRecipe
 
 EDITS = {
     "micro_batch": "train_micro_batch_size_per_gpu",
@@ -236,13 +236,16 @@ def _low_master(options: Options, reading: Reading) -> None:
     recipe = PrecisionRecipe.model_validate(
         reading.job.get("precision", RECIPES["bf16"].model_dump())
     )
+    alone = stage == 3 and there
+    if alone and recipe == RECIPES["bf16"]:
+        recipe = RECIPES["pure-bf16"]
     reading.job["precision"] = recipe.but(
-        master_bytes=0 if stage == 3 and there else 2, gradient_bytes=2
+        master_bytes=0 if alone else 2, gradient_bytes=2
     ).model_dump()
     if options.flag("bf16.bf16_optimizer_states"):
         optimizer = OptimizerRecipe.model_validate(reading.job.get("optimizer", {}))
         if optimizer.name == "adamw":
-            reading.job["optimizer"] = optimizer.but(state_bytes=4.0).model_dump()
+            reading.job["optimizer"] = OPTIMIZERS["adamw-bf16"].model_dump()
 
 
 def _checkpointing(options: Options, reading: Reading, exported: bool) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import documents, logs, notebooks, python, scripts
+from meshwright.imports.beside import beside
 from meshwright.imports.complete import complete
 from meshwright.imports.model_files import describe
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Imported, Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
+from meshwright.specs.models import model_names
 
 _TEXT_BYTES = 4_000_000
 _SHELL = (".sh", ".bash", ".sbatch", ".slurm", ".sub", ".job")
@@ -51,6 +53,9 @@ def import_text(text: str, name: str, given: Given, folder: Path | None = None) 
     if not text.strip():
         raise SpecError("file", name, "is empty")
     found, stamp = read_any(text, name, given, folder)
+    own = stamp.target and not found.model_name and stamp.model not in model_names()
+    if own and beside(folder, "config.json"):
+        found.model_name = "config.json"  # an export of a model that has no name here
     describe(found, given, folder)
     return complete(found, given, stamp)
 

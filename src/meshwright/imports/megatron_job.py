@@ -135,7 +135,8 @@ def optimizer_of(options: Options, reading: Reading) -> OptimizerRecipe:
         name, "--optimizer", momentum=options.number("sgd-momentum", default=0.9)
     )
     aware = options.flag("use-precision-aware-optimizer")
-    if aware or options.has("exp-avg-dtype", "exp-avg-sq-dtype"):
+    named = aware or options.has("exp-avg-dtype", "exp-avg-sq-dtype")
+    if named and optimizer.name.startswith("adam"):  # no other has these moments
         moments = sum(
             width_bytes(options, field) for field in ("exp-avg-dtype", "exp-avg-sq-dtype")
         )

@@ -312,8 +312,9 @@ def _experts(
         "shared_ffn": options.whole("moe-shared-expert-intermediate-size", "shared-moe-ffn-hidden-size",
                                     default=ffn if residual else 0),
         "shared_gate": options.flag("moe-shared-expert-gate") or residual,
-        # The balancing bias per expert is adjusted by a rule, not trained.
-        "router_bias": False,
+        # A trained bias comes with those of all linear layers (core/transformer/moe/router.py); the one that
+        # balances experts is adjusted by a rule.
+        "router_bias": biased and dialect == "megatron",
         "expert_bias": biased,
     }  # fmt: skip
     if dialect != "megatron":

@@ -74,7 +74,7 @@ def _tensor(question: Question, c: LayoutColumns) -> Bools:
     unsplit = bool(alone) and question.job.optimizer.name not in alone
     if lacks(model, can.tensor_needs) or adapts or unsplit:
         wrong |= c.tp > 1
-    if lacks(model, can.pipeline_needs):
+    if lacks(model, can.pipeline_needs) or can.makes_whole_logits(question.job):
         wrong |= c.pp > 1
     if not can.replicated_kv_heads and not model.latent_attention:
         wrong |= model.kv_heads % c.tp != 0

@@ -95,6 +95,9 @@ class Framework(Spec):
     tensor_with_adapters: bool = Field(description="tp > 1 beside low-rank adapters")
     tensor_needs: tuple[Need, ...] = Field(description="what a model must be where tp > 1")
     pipeline_needs: tuple[Need, ...] = Field(description="what a model must be where pp > 1")
+    losses_with_pipeline: tuple[str, ...] = Field(
+        (), description="losses that its pipeline makes; empty: any that it has"
+    )
     context_needs: tuple[Need, ...] = Field(description="what a model must be where cp > 1")
     replicated_kv_heads: bool = Field(description="tp may exceed the key-value heads")
     context_methods: tuple[str, ...] = Field(description="how keys and values reach other ranks")
@@ -184,6 +187,11 @@ class Framework(Spec):
         if model.attention_sinks:
             methods = tuple(one for one in methods if one in self.context_methods_sinks)
         return methods
+
+    def makes_whole_logits(self, job: Job) -> bool:
+        """Whether a pipeline makes another loss than a job names."""
+        made = self.losses_with_pipeline
+        return bool(made) and job.loss not in ("framework", *made)
 
     def zero_stages(self, *, tp: int, pp: int) -> tuple[int, ...]:
         """ZeRO stages that run beside these degrees."""
