@@ -382,3 +382,43 @@ def test_a_switch_before_options_that_nothing_sets_is_on() -> None:
     assert found.job.precision.name == "fp16"
     with pytest.raises(SpecError, match="SEQ"):
         import_text(MEGATRON.replace("--seq-length 1024", "--seq-length $SEQ").format("--bf16"), "a.sh", ONE)  # fmt: skip
+
+
+SHARED = """
+from olmo_core.data import NumpyDatasetConfig
+from olmo_core.optim import AdamWConfig
+from olmo_core.train.train_module import TransformerDataParallelConfig, TransformerTrainModuleConfig
+
+def build_common_components(run_name, *, root_dir, global_batch_size, sequence_length=4096):
+    data = NumpyDatasetConfig(sequence_length=sequence_length, max_sequence_length=max(8192, sequence_length))
+    loader = NumpyDataLoaderConfig(global_batch_size=global_batch_size)
+    module = TransformerTrainModuleConfig(rank_microbatch_size=sequence_length, max_sequence_length=data.effective_sequence_length,
+        optim=AdamWConfig(lr=1e-4), dp_config=TransformerDataParallelConfig(name=DataParallelType.fsdp, param_dtype=DType.bfloat16))
+    return CommonComponents(dataset=data, data_loader=loader, train_module=module)
+"""
+SCRIPT = """
+from olmo_core.nn.transformer import TransformerConfig
+from ours.common import CommonComponents, build_experiment_config
+
+SEQUENCE_LENGTH = 2048
+
+def build_model_config(common):
+    return TransformerConfig.olmo2_7B(vocab_size=100352)
+
+def build_train_module_config(common):
+    config = common.train_module
+    config.rank_microbatch_size = 2 * SEQUENCE_LENGTH
+    return config
+
+if __name__ == "__main__":
+    config = build_experiment_config("run", [], sequence_length=SEQUENCE_LENGTH, global_batch_size=64 * SEQUENCE_LENGTH)
+"""
+
+
+def test_parts_that_scripts_around_olmo_core_share(tmp_path: Path) -> None:
+    """The shared module makes the train module by the script's own numbers; the script then changes it."""
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "common.py").write_text(SHARED)
+    found = import_text(SCRIPT, "train.py", ONE, tmp_path)
+    assert (found.model.name, found.job.seq_len, found.job.global_batch) == ("olmo2-7b", 2048, 64)
+    assert (found.layout.micro_batch, found.layout.zero) == (2, 3)

@@ -11,6 +11,7 @@ from meshwright.imports.accelerate import STRATEGY_ZERO
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.olmo_overrides import left_over, overridden
+from meshwright.imports.olmo_shared import shared_parts
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.pyexpressions import evaluate
 from meshwright.imports.pyfile import call_function, functions
@@ -170,6 +171,12 @@ def read_script(module: Module, name: str, given: Given, words: Sequence[str] = 
     assert module.run is not None
     made = module.run.made
     train = _last(made, r"TrainModuleConfig$|configure_train_module$")
+    common = shared_parts(module) if train is None else None
+    if common is not None:  # which the script's own functions then change
+        for node in functions(module):
+            if node.name.startswith("build"):
+                call_function(module, node, [common], {})
+        train = _last(made, r"TrainModuleConfig$")
     if train is None:
         raise SpecError("file", name, "no train module's configuration was found in this script")
     recurrent = _last(made, r"(?:GatedDelta|Mamba|Recurrent|FLA)\w*Config$")
@@ -310,8 +317,11 @@ def _lengths(
     reading: Reading, module: Module, made: list[Made], train: Made, loader: Made | None
 ) -> None:
     data = [one for one in made if "Dataset" in one.name or "TokenizerConfig" not in one.name]
+    keys = ("max_sequence_length", "sequence_length", "max_target_sequence_length")
     for one in [train, *data]:
-        for key in ("max_sequence_length", "sequence_length", "max_target_sequence_length"):
+        # Data of one length has it under this name, beside the most that another kind would have.
+        first = ("sequence_length",) if one is not train and "vsl" not in str(one.fields.get("name")) else ()  # fmt: skip
+        for key in (*first, *keys):
             reading.seq_len = reading.seq_len or _whole(one.fields.get(key))
     tokens = _whole(loader.fields.get("global_batch_size")) if loader is not None else 0
     reading.seq_len = reading.seq_len or _stated(module, "max_sequence_length", "sequence_length")
