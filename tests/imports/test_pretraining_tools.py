@@ -422,3 +422,17 @@ def test_parts_that_scripts_around_olmo_core_share(tmp_path: Path) -> None:
     found = import_text(SCRIPT, "train.py", ONE, tmp_path)
     assert (found.model.name, found.job.seq_len, found.job.global_batch) == ("olmo2-7b", 2048, 64)
     assert (found.layout.micro_batch, found.layout.zero) == (2, 3)
+
+
+def test_easylms_mesh() -> None:
+    """Shards of a mesh, the batch at once on every rank, 32-bit weights that are cast where they are used."""
+    text = (
+        "python -m EasyLM.models.llama.llama_train --mesh_dim='-1,16,1' --dtype='bf16' --load_llama_config='7b' --train_dataset.type='json' "
+        "--train_dataset.json_dataset.seq_length=2048 --train_dataset.json_dataset.batch_size=256\n"
+    )
+    found = import_text(text, "run.sh", Given(guess=True))
+    assert (found.model.name, found.cluster.gpus, found.job.global_batch) == ("llama1-7b", 16, 256)
+    assert (found.layout.zero, found.layout.micro_batch) == (3, 16)
+    assert found.job.precision.parameter_bytes == 4
+    with pytest.raises(SpecError, match="mesh_dim"):
+        import_text(text.replace("-1,16,1", "-1,-1,1"), "run.sh", ONE)

@@ -11,6 +11,7 @@ from meshwright.imports import (
     bridge,
     bridge_perf,
     documents,
+    easylm,
     hf,
     hf_programs,
     hydra,
@@ -201,8 +202,9 @@ def _dispatch(
         return torchtitan_registry.read_command(words, given, folder), stamp
     if llama_recipes.reads(launch, folder):
         return llama_recipes.read_words(launch, given, folder), stamp
-    if nanochat.reads(launch):
-        return nanochat.read_words(launch, given), stamp
+    for one in (easylm, nanochat):
+        if one.reads(launch):
+            return one.read_words(launch, given), stamp
     if xtuner.reads(launch):
         return xtuner.read_words(launch, given, folder), stamp
     if nanogpt.reads(launch, folder):

@@ -1,0 +1,87 @@
+"""EasyLM: LLaMA on a mesh of data, sharded and tensor-parallel ranks, by the options of its JAX trainer."""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.imports.launch import Launch
+from meshwright.imports.names import model_named
+from meshwright.imports.options import Options, flags_of
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import cast_where_used
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+
+EDITS = {"batch": "--train_dataset.json_dataset.batch_size"}
+_OFFERED = 8
+"""Devices that are taken where neither the mesh nor the user says any."""
+_PROGRAM = re.compile(r"(?:^|[./])EasyLM[./]models[./](?:llama|gptj|opt)[./]\w+_train(?:\.py)?$")
+
+
+def reads(launch: Launch) -> bool:
+    """Whether a command starts EasyLM's trainer."""
+    return _PROGRAM.search(launch.program) is not None
+
+
+def read_words(launch: Launch, given: Given) -> Reading:
+    """Return what such a command trains.
+
+    Raises:
+        SpecError: a mesh or another value that cannot be.
+    """
+    options = Options(
+        {name.replace("-", "_"): value for name, value in flags_of(launch.words).items()}, "--"
+    )
+    options.guessing = given.guess
+    reading = Reading("EasyLM command", options=dict(EDITS))
+    reading.jax, reading.likely = True, "tpu-v4"
+    reading.model = given.model
+    size = options.word("load_llama_config", default="")
+    named = f"llama1-{size}" if re.fullmatch(r"\d+b", size) else size
+    if reading.model is None and model_named(named) is not None:
+        reading.model = model_named(named)
+    elif reading.model is None:
+        reading.model_name = named
+    if options.loose("update_llama_config"):
+        reading.unmodelled("--update_llama_config", "changes the model's sizes; the named one is priced")  # fmt: skip
+    kind = options.word("train_dataset.type", default="huggingface")
+    get = f"train_dataset.{kind}_dataset."
+    reading.seq_len = options.whole(f"{get}seq_length", default=1024, least=2)
+    batch = options.whole(f"{get}batch_size", default=8, least=1)
+    steps = options.whole("optimizer.accumulate_gradient_steps", default=1, least=1)
+    reading.global_batch = batch * steps
+    reading.note("one process's batch; hosts that read their own data multiply it", "--train_dataset")  # fmt: skip
+    _mesh(options, reading, given, steps)
+    wide = options.word("dtype", default="fp32")
+    recipe = RECIPES["bf16" if wide.startswith("bf") else "fp16" if "16" in wide else "fp32"]
+    kept = options.word("param_dtype", default="fp32")
+    if recipe.name != "fp32" and "32" in kept:
+        recipe = cast_where_used(wide=True)
+    reading.job = {"precision": recipe.model_dump(), "framework": "maxtext"}
+    reading.note("EasyLM is priced as MaxText, the JAX trainer that has been measured", "framework")
+    policy = options.word("llama.remat_policy", default="nothing_saveable")
+    reading.layout["recompute"] = "none" if policy in ("everything_saveable", "none") else "full"
+    options.finish(reading, "easylm", "common", strict=given.strict)
+    return reading
+
+
+def _mesh(options: Options, reading: Reading, given: Given, steps: int) -> None:
+    """Data, sharded and tensor-parallel ranks (`-1,64,1`, `dp:1,fsdp:-1,mp:8`); -1 is what the devices leave."""
+    text = options.word("mesh_dim", default="1,-1,1").lstrip("!")
+    sizes = [int(one) for one in re.findall(r"-?\d+", re.sub(r"[a-z]+:", "", text))]
+    if len(sizes) == 4:  # newer versions split sequences, too
+        reading.layout["cp"] = max(sizes.pop(2), 1)
+    if len(sizes) != 3 or sum(one < 0 for one in sizes) > 1:
+        raise SpecError("--mesh_dim", text, "three sizes, one of them -1 at most, are expected")
+    copies, shards, tp = sizes
+    reading.layout |= {"tp": max(tp, 1), "zero": 3 if shards != 1 else 0}
+    inner = max(tp, 1) * reading.layout.get("cp", 1)
+    if shards > 0 and tp > 0:
+        reading.devices = max(copies, 1) * shards * inner
+    if copies < 0:
+        reading.guess("--mesh_dim", f"the devices are a multiple of {shards * inner}; so many are taken")  # fmt: skip
+    if copies != 1 and shards > 1:
+        reading.shard = shards
+    devices = reading.devices or (given.cluster.gpus if given.cluster is not None else _OFFERED)
+    # Without accumulation every rank takes its share of the batch at once.
+    reading.each = reading.micro_batch = max(reading.global_batch // steps // max(devices // inner, 1), 1)  # fmt: skip
