@@ -48,6 +48,28 @@ def test_full_fine_tuning_shards_what_it_trains():
     assert made.estimate.fit_probability >= 0.9
 
 
+def test_a_model_that_no_file_can_be_written_for_is_planned_and_the_plan_says_so(capsys):
+    """Layers without attention: TRL's files are for plain decoders, and nobody asked for TRL."""
+    words = [
+        "plan",
+        "nemotron-h-8b",
+        "-c",
+        "h100:1x1",
+        "--finetune",
+        "lora",
+        "--seq",
+        "1024",
+        "--brief",
+    ]
+    assert run(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no files can be written for this plan: TRL" in said
+    assert run([*words, "--framework", "trl"]) == 2
+    assert "TRL is exported for plain decoders" in capsys.readouterr().err
+    assert run(["plan", "llama3.2-1b", *words[2:]]) == 0
+    assert "no files can" not in capsys.readouterr().out
+
+
 IN_BACKWARD = Job(
     framework="torchtune", finetune=finetune_recipe("full"), precision=RECIPES["pure-bf16"],
     optimizer=OPTIMIZERS["paged-adam8bit"], seq_len=1024, global_batch=8,

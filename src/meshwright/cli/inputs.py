@@ -49,6 +49,13 @@ def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:
     return model, cluster, job
 
 
+def names_framework(options: QuestionOptions) -> bool:
+    """Whether the options, or the job file among them, say for which framework to plan."""
+    if options.framework is not None:
+        return True
+    return bool(options.job) and "framework" in load_job(Path(options.job)).model_fields_set
+
+
 def read_job(options: QuestionOptions, device: Device | None = None, devices: int = 1) -> Job:
     """Build a Job from a file and the options that override it; `devices` of `device` will run it."""
     base = load_job(Path(options.job)) if options.job else Job()

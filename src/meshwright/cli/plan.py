@@ -43,7 +43,7 @@ def command(
     """
     from meshwright.cli.output import print_json
     from meshwright.cli.progress import counting
-    from meshwright.exports.targets import require_expressible
+    from meshwright.exports.targets import require_expressible, unwritten
     from meshwright.planner.data_choice import longest, padded_plan
     from meshwright.planner.data_notes import length_notes
     from meshwright.planner.legality import Question
@@ -55,7 +55,9 @@ def command(
 
     constraints = Constraints.parse(options.chosen(constraint))
     model, cluster, job = inputs.read_question(question)
-    require_expressible(model, job, cluster)
+    named = inputs.names_framework(question)
+    if named:
+        require_expressible(model, job, cluster)
     data = load_lengths(lengths) if lengths else None
     if padded:
         if data is None:
@@ -70,6 +72,8 @@ def command(
         made = padded_plan(made, constraints, data, defend=not brief)
     elif data is not None:
         made = made.but(notes=(*made.notes, *length_notes(made, data)))
+    if not named:
+        made = made.but(notes=(*made.notes, *unwritten(made)))
     if output:
         save_plan(made, output)
     front = _front(made, constraints) if pareto else []

@@ -233,21 +233,38 @@ def require_expressible(model: Model, job: Job, cluster: Cluster) -> None:
     Raises:
         SpecError: every target of that framework lacks something that no layout changes.
     """
+    found = _inexpressible(model, job, cluster)
+    if found is not None:
+        target, stuck = found
+        raise SpecError(
+            stuck.field,
+            stuck.value,
+            f"{target.limits.title} {stuck.lacks}; without --framework the layout is planned for any",
+        )
+
+
+def unwritten(plan: Plan) -> tuple[str, ...]:
+    """A sentence where no files can be written for a plan, whatever its layout, whose framework nobody named."""
+    found = _inexpressible(plan.model, plan.job, plan.cluster)
+    if found is None:
+        return ()
+    target, stuck = found
+    return (
+        f"no files can be written for this plan: {target.limits.title} {stuck.lacks} ({stuck.field} = {stuck.value})",
+    )
+
+
+def _inexpressible(model: Model, job: Job, cluster: Cluster) -> tuple[Framework, Problem] | None:
+    """The first target of a job's framework, and what it lacks, where every one of them lacks something."""
     first: tuple[Framework, Problem] | None = None
     for target in STARTED.values():
         if target.limits.framework != job.framework:
             continue
         stuck = unplannable(model, job, cluster, target.limits)
         if stuck is None:
-            return
+            return None
         first = first or (target, stuck)
-    if first is not None:
-        target, stuck = first
-        raise SpecError(
-            stuck.field,
-            stuck.value,
-            f"{target.limits.title} {stuck.lacks}; without --framework the layout is planned for any",
-        )
+    return first
 
 
 def default_framework(plan: Plan) -> str:
