@@ -53,7 +53,9 @@ def names_framework(options: QuestionOptions) -> bool:
     """Whether the options, or the job file among them, say for which framework to plan."""
     if options.framework is not None:
         return True
-    return bool(options.job) and "framework" in load_job(Path(options.job)).model_fields_set
+    if not options.job:
+        return False
+    return "framework" in load_job(Path(options.job)).model_fields_set
 
 
 def read_job(options: QuestionOptions, device: Device | None = None, devices: int = 1) -> Job:
