@@ -79,6 +79,35 @@ def test_a_batch_with_its_accumulation_is_a_steps():
         assert (read.layout.micro_batch, read.job.global_batch) == (4, 4 * 8 * 8)
 
 
+@pytest.mark.parametrize(
+    ("remark", "expected"),
+    [
+        ("QLoRA r=64 7B 4090 bs1 seq 2048", {"micro_batch": "1", "seq_len": "2048"}),
+        ("Megatron-Core TP2 PP4 EP8 MBS1 GBS256", {"tp": "2", "pp": "4", "ep": "8", "micro_batch": "1", "global_batch": "256"}),
+        ("FSDP2 torch.compile bs 2/GPU", {"zero_or_fsdp": "FSDP2", "micro_batch": "2"}),
+        ("LLaMA-Factory, ds z3, per_device_train_batch_size 2", {"zero_or_fsdp": "ZeRO-3", "micro_batch": "2"}),
+        ("DeepSpeed ZeRO-2, no gradient checkpointing", {"zero_or_fsdp": "ZeRO-2", "recompute": "none"}),
+        ("torchtune, activation checkpointing off", {"recompute": "none"}),
+        ("torchtitan, selective AC", {"recompute": "selective"}),
+        ("full recompute, packed to 4k", {"recompute": "full", "seq_len": "4096"}),
+        ("verl FSDP sp=4", {"cp": "4", "zero_or_fsdp": "FSDP"}),
+        ("NeMo (TP=1, PP=41)", {"pp": "", "tp": ""}),  # 8 devices are no 41 stages
+    ],
+)  # fmt: skip
+def test_what_only_a_remark_says(remark, expected):
+    found = in_the_schema([{"model": "x", "gpus": "8", "config": remark}])[0]
+    if "PP4" in remark:
+        found = in_the_schema([{"model": "x", "gpus": "64", "config": remark}])[0]
+    assert {column: found.get(column, "") for column in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "chips"), [("TPU v5p-512", "256"), ("TPU v5e-256", "256"), ("v4-128", "64"), ("TPU v6e-64", "64")]
+)  # fmt: skip
+def test_slices_of_tpus_count_cores_or_chips(gpu, chips):
+    assert one(gpu=gpu, model="x")["gpus"] == chips
+
+
 def test_columns_of_no_schema_say_something_of_the_run():
     found = one(
         Model="7B",
@@ -132,6 +161,22 @@ def test_fine_tuning_without_a_programs_name_is_transformers():
     assert run(setup="full fine-tune").job.framework == "trl"
     assert run(setup="").job.framework != "trl"
     assert run(setup="FSDP", gpu="TPU v5p", tp="8").job.framework == "maxtext"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Model;GPUs;Batch size;Seq len\nLlama 3 8B;8xH100;1;8k\n",
+        "Model\tGPUs\tBatch size\tSeq len\nLlama 3 8B\t8xH100\t1\t8k\n",
+        "| Model | GPUs | Batch size | Seq len |\n|---|:--|--:|:-:|\n| Llama 3 8B | 8xH100 | 1 | 8k |\n",
+    ],
+)  # fmt: skip
+def test_tables_with_other_separators(tmp_path, text):
+    path = tmp_path / "blog.txt"
+    path.write_text(text)
+    (row,) = read_rows(path)
+    run_ = import_row(row)
+    assert (run_.gpus, run_.job.seq_len, run_.layout.micro_batch) == (8, 8192, 1)
 
 
 def test_every_row_keeps_its_place_and_a_name(tmp_path):

@@ -23,7 +23,7 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         r"axolotl|llama-?factory|\bpeft\b|transformers|unsloth|\btrl\b|hugging ?face|accelerate|"
-        r"xtuner|swift|qlora|fastchat|alpaca",
+        r"xtuner|swift|qlora|fastchat|alpaca|\bverl\b|openrlhf|lmflow",
         ("huggingface", "deepspeed"),
     ),
     (r"deep-?speed|ZeRO-?(?:infinity|offload)", ("deepspeed",)),

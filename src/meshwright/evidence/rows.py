@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from meshwright.evidence.spellings import in_the_schema
+from meshwright.evidence.spellings import in_the_schema, with_commas
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError, shorten
 
@@ -110,7 +110,7 @@ def read_rows(path: str | Path) -> list[Row]:
         SpecError: the file cannot be read, is not UTF-8, or no column says which model ran.
     """
     text = foreign.read_text(path, "rows", foreign.TABLE_BYTES)
-    rows = in_the_schema(foreign.parse_csv(text, "rows", str(path)))
+    rows = in_the_schema(foreign.parse_csv(with_commas(text), "rows", str(path)))
     if rows and not {"model", "layers", "params_b"} & rows[0].keys():
         raise SpecError(
             "rows", str(path), "a CSV table with a header is expected, one column of it `model`"

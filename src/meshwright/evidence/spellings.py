@@ -6,12 +6,14 @@ the schema says something of the run (`LoRA rank`, `optimizer`) unless its name 
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections.abc import Mapping
 
 _NAMES: dict[str, str] = {
-    "id": "id run name row experiment config",
+    "id": "id run name row experiment",
     "source": "source url link reference",
     "gpu": "gpu device accelerator hardware gputype gpumodel gpuname devicetype card chip instance machine",
     "gpus": "gpus numgpus ngpus ngpu gpucount numberofgpus worldsize devices numdevices chips ofgpus",
@@ -37,7 +39,7 @@ _NAMES: dict[str, str] = {
     "global_batch": "globalbatch gbs globalbatchsize totalbatchsize effectivebatchsize totalbatch",
     "recompute": "recompute recomputation activationcheckpointing gradientcheckpointing checkpointing ac gradckpt",
     "schedule": "schedule pipelineschedule ppschedule",
-    "setup": "setup framework software library remarks details configuration",
+    "setup": "setup framework software library remarks details configuration config settings",
 }  # fmt: skip
 _COLUMNS = {name: column for column, names in _NAMES.items() for name in names.split()}
 """Columns by how people head them, in small letters and figures alone."""
@@ -61,7 +63,31 @@ _BATCH = re.compile(
     re.IGNORECASE,
 )
 _TIMES = re.compile(r"^\s*(\d[\d,]*)\s*(?:nodes?|hosts?)?\s*[x×*]\s*(\d[\d,]*)?\b", re.IGNORECASE)
+_SLICE = re.compile(r"\bv(\d(?:p|e|[- ]?lite(?:pod)?)?)-(\d{1,5})\b", re.IGNORECASE)
+"""A TPU slice by its name, which counts cores of the versions that have two a chip: `v5p-512`, `v5e-256`."""
 _NODES_OF = re.compile(r"^\s*(\d+)\s*(?:nodes?|hosts?)\D{1,20}(\d+)", re.IGNORECASE)
+
+
+def with_commas(text: str) -> str:
+    """Return a table that tabs, semicolons or bars separate (Markdown's, too) as CSV; any other as it is."""
+    head = text.lstrip("\ufeff\r\n ").split("\n", 1)[0]
+    separator = next((one for one in ("|", "\t", ";") if one in head), "")
+    if not separator or (separator != "|" and "," in head):
+        return text
+    lines = text.strip().splitlines()
+    try:
+        if separator == "|":
+            table = [line.strip().strip("|").split("|") for line in lines]
+        else:
+            table = list(csv.reader(lines, delimiter=separator))
+    except csv.Error:
+        return text
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for cells in ([cell.strip() for cell in line] for line in table):
+        if any(cells) and not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
+            writer.writerow(cells)
+    return out.getvalue()
 
 
 def in_the_schema(table: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -125,14 +151,17 @@ def _counted(found: dict[str, str]) -> None:
             gpus = str(int(nodes[1]) * (int(each[1]) if each else 8))
         elif each is None and (whole := re.match(r"\s*(\d+)\s*$", gpus)):
             found["gpus_per_node"] = str(max(1, int(whole[1]) // max(1, int(nodes[1]))))
+    if not gpus.strip() and (slice_ := _SLICE.search(found.get("gpu", ""))):
+        two_cores = slice_[1].lower() in ("2", "3", "4", "5p")
+        gpus = str(int(slice_[2]) // (2 if two_cores else 1))
     if gpus or "gpus" in found:
         found["gpus"] = gpus
 
 
 def _cut(found: dict[str, str]) -> None:
     """Lengths, sizes, degrees and batches as numbers."""
-    if long := re.match(r"\s*~?(\d+(?:\.\d+)?) ?([KM])\b", found.get("seq_len", ""), re.IGNORECASE):
-        found["seq_len"] = str(round(float(long[1]) * 2 ** (10 if long[2] in "kK" else 20)))
+    if found.get("seq_len", "").strip():
+        found["seq_len"] = _length(found["seq_len"])
     if size := re.match(
         r"\s*~?(\d+(?:\.\d+)?) ?([MBT])\b", found.get("params_b", ""), re.IGNORECASE
     ):
@@ -154,12 +183,70 @@ def _cut(found: dict[str, str]) -> None:
     if not found.get("model", "").strip() and not found.get("hidden", "").strip() and size:
         found["model"] = size[0].strip()
     words = f"{found.get('zero_or_fsdp', '')}; {found['setup']}"
-    for axis in _DEGREES:
-        if not found.get(axis, "").strip() and (
-            told := re.search(rf"\b{axis}[ =:_-]{{0,2}}(\d{{1,4}})\b", words, re.IGNORECASE)
-        ):
-            found[axis] = told[1]
+    _said_degrees(found, words)
+    _said(found, words)
     _whose_batch(found)
+
+
+def _said_degrees(found: dict[str, str], words: str) -> None:
+    """Degrees that only a remark says, where the devices can be cut so."""
+    told = {}
+    for axis in _DEGREES:
+        pattern = rf"(?<![\w.]){axis}(?: ?[=:] ?| |-)?(\d{{1,4}})\b(?!\.)"
+        if not found.get(axis, "").strip() and (one := re.search(pattern, words, re.IGNORECASE)):
+            told[axis] = one[1]
+    if not found.get("cp", "").strip() and (one := _SEQUENCES.search(words)):
+        told.setdefault("cp", one[1])
+    split = math.prod(_whole(told.get(axis) or found.get(axis, "")) for axis in ("tp", "pp", "cp"))
+    if not found.get("gpus", "").strip() or _whole(found["gpus"]) % split == 0:
+        found.update(told)
+
+
+_SEQUENCES = re.compile(
+    r"(?:\bulysses[-_ ]?(?:sp|size|degree)?|(?<![\w.])sp|sequence[-_ ]parallel[-_ ](?:size|degree))(?: ?[=:] ?|[- ])(\d{1,3})\b",
+    re.IGNORECASE,
+)
+"""Ranks that share a sequence: `sp=4`, `ulysses 8`."""
+_SHARDED = (
+    (r"\b(?:ds|deep ?speed)[-_ ]?z(?:ero)?[-_ ]?([0-3])\b", r"ZeRO-\1"),
+    (r"\bZeRO[-_ ]?(?:stage)?[-_ ]?([0-3])\b(?! ?\+\+)|\bstage[-_ ]([0-3])\b", ""),
+    (r"\bHSDP\b|\bSHARD_GRAD_OP\b|\bFSDP-?v?2\b|\bFSDP ?= ?\d+|\bFSDP1?\b|\bDDP\b", ""),
+)
+_CHECKPOINTS = r"(?:gradient|activation)[-_ ](?:check ?point\w*|recompute\w*)|\bgrad[-_ ]ckpt\b"
+_KEEPS = (
+    ("none", rf"(?:\bno|\bwithout|\bw/o) (?:{_CHECKPOINTS})|(?:{_CHECKPOINTS})(?: ?[=:] ?| )(?:off|false|disabled|none|no)\b"),
+    ("selective", r"selective[-_ ](?:recomp\w+|activation|AC\b|check\w+)|\bSAC\b"),
+    ("full", rf"{_CHECKPOINTS}|\bfull[-_ ](?:recomp\w+|AC\b|activation)|recompute[-_ ]full"),
+)  # fmt: skip
+"""How states are sharded and what is computed again, where only a remark says so."""
+
+_SAID = (
+    ("global_batch", r"\b(?:gbs|global[-_ ]?batch(?:[-_ ]?size)?)[=: ]{0,2}(\d[\d,]*)\b(?! ?[kM]?\w* tok)"),
+    ("micro_batch", r"\b(?:mbs|micro[-_ ]?batch(?:[-_ ]?size)?|per[-_ ]device[-_ ](?:train[-_ ])?batch[-_ ]size)[=: ]{0,2}(\d+)\b"),
+    ("micro_batch", r"\b(?:bs|batch(?:[-_ ]?size)?)[=: ]{0,2}(\d+) ?(?:/|per)[- ]?(?:gpu|device)"),
+    ("_batch", r"\b(?:bs|batch(?:[-_ ]?size)?)[=: ]{0,2}(\d+)\b"),
+    ("seq_len", r"\b(?:seq(?:uence)?(?:[-_ ]?len(?:gth)?)?|ctx|context(?:[-_ ]length)?|(?:max|packed) (?:length|to))[=: ]{0,2}(\d[\d.,]*[kK]?)\b"),
+)  # fmt: skip
+"""Batches and lengths as a remark has them: `MBS1 GBS256`, `bs 2/GPU`, `seq 2048`."""
+
+
+def _said(found: dict[str, str], words: str) -> None:
+    """Batches, lengths, sharding and recomputation that only a remark says."""
+    if not found.get("zero_or_fsdp", "").strip():
+        for pattern, written in _SHARDED:
+            if one := re.search(pattern, words, re.IGNORECASE):
+                found["zero_or_fsdp"] = one.expand(written) if written else one[0]
+                break
+    if not found.get("recompute", "").strip():
+        kept = (kind for kind, pattern in _KEEPS if re.search(pattern, words, re.IGNORECASE))
+        found["recompute"] = next(kept, "")
+    for column, pattern in _SAID:
+        batch = column == "_batch" and (
+            found.get("micro_batch", "").strip() or found.get("global_batch", "").strip()
+        )
+        told = re.search(pattern, words, re.IGNORECASE)
+        if told is not None and not batch and not found.get(column, "").strip():
+            found[column] = told[1].replace(",", "") if column != "seq_len" else _length(told[1])
 
 
 def _whose_batch(found: dict[str, str]) -> None:
@@ -188,6 +275,14 @@ def _whose_batch(found: dict[str, str]) -> None:
         found["read_as"] = (
             f"batch {number} is {'a step' if column == 'global_batch' else 'a device'}'s"
         )
+
+
+def _length(text: str) -> str:
+    """`2k` and `1M` tokens as numbers."""
+    found = re.match(r"\s*~?(\d+(?:\.\d+)?) ?([KM])\b", text, re.IGNORECASE)
+    if found is None:
+        return text
+    return str(round(float(found[1]) * 2 ** (10 if found[2] in "kK" else 20)))
 
 
 def _whole(text: str) -> int:
