@@ -52,3 +52,50 @@ def test_unsloth_adapts_all_linear_layers_where_none_are_said():
     text = 'from unsloth import FastModel\nfrom trl import SFTConfig, SFTTrainer\nmodel, t = FastModel.from_pretrained("Qwen/Qwen3-4B")\nmodel = FastModel.get_peft_model(model, r=8)\nSFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2))\n'
     tuned = import_text(text, "a.py", GUESS).job.finetune
     assert tuned is not None and (tuned.rank, len(tuned.targets)) == (8, 7)
+
+
+def _program(lines: str, arguments: str) -> str:
+    return (
+        "import json, click\nfrom transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        f'{lines}model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B")\n'
+        f"args = TrainingArguments(per_device_train_batch_size=2, {arguments})\nTrainer(model=model, args=args).train()\n"
+    )
+
+
+def test_deepspeeds_table_in_a_program_counts(tmp_path: Path):
+    table = '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "optimizer": {"type": "Strange"}}'
+    found = import_text(_program(f"ds = {table}\n", "bf16=True, deepspeed=ds"), "a.py", GUESS)
+    assert (found.layout.zero, found.layout.offload) == (3, ("optimizer",))
+    assert any("Strange" in one.text for one in found.remarks if one.kind == "unmodelled")
+    path = tmp_path / "a.py"
+    path.write_text(
+        _program('with open("own_stage.json") as f:\n    ds = json.load(f)\n', "deepspeed=ds")
+    )
+    away = import_file(path, GUESS)
+    assert away.layout.zero == 2  # what a name without a stage is taken for
+    assert any(one.option == "deepspeed" for one in away.remarks if one.kind == "guess")
+    (tmp_path / "own_stage.json").write_text(table)
+    assert import_file(path, GUESS).layout.zero == 3
+
+
+def test_the_defaults_of_a_click_command_count():
+    lines = '@click.command()\n@click.option("--steps", default=8)\n@click.option("--again/--no-again", default=True)\ndef main(steps, again): ...\n'
+    text = _program(lines, "gradient_accumulation_steps=steps, gradient_checkpointing=again")
+    found = import_text(text, "a.py", GUESS)
+    assert (found.job.global_batch, found.layout.recompute) == (128, "full")
+
+
+def test_what_a_host_compares_with_itself_is_the_same():
+    text = (
+        'HERE=$(python ip.py)\nif [ "$RANK" == "0" ]; then\n  FIRST=$HERE\nelse\n  FIRST=$(python ip.py first)\nfi\n'
+        f'if [ "$FIRST" = "$HERE" ]; then\n  torchrun --nproc_per_node 4 own.py {WORDS}\nelse\n  echo waiting\nfi\n'
+    )
+    assert import_text(text, "run.sh", GUESS).cluster.name == "h100:1x4"
+
+
+def test_parts_of_a_devices_batch_and_a_length_of_all():
+    words = WORDS.replace("--max_length 2048", "--total_max_len 3072 --max_seq_length 512")
+    found = import_text(
+        f"torchrun --nproc_per_node 2 own.py {words} --micro_train_batch_size 2\n", "run.sh", GUESS
+    )
+    assert (found.layout.micro_batch, found.job.global_batch, found.job.seq_len) == (2, 8, 3072)

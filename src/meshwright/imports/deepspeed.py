@@ -106,7 +106,12 @@ def apply(
     _checkpointing(options, reading, exported)
     kind = options.text("optimizer.type")
     if kind:
-        reading.job["optimizer"] = optimizer_named(kind, f"{prefix}optimizer.type").model_dump()
+        try:
+            found = optimizer_named(kind, f"{prefix}optimizer.type")
+        except SpecError:
+            found = OPTIMIZERS["adamw"]
+            reading.unmodelled(f"{prefix}optimizer.type", f"the state of {kind} is not known; AdamW's is priced")  # fmt: skip
+        reading.job["optimizer"] = found.model_dump()
     _low_master(options, reading)
     reading.job.setdefault("framework", "deepspeed")
     options.finish(reading, "deepspeed", strict=given.strict)

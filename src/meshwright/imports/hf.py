@@ -198,6 +198,9 @@ def fill(
         "train_micro_batch_size_per_gpu",
     )
     steps = options.whole("gradient_accumulation_steps")
+    part = options.whole("micro_train_batch_size", "micro_batch_size")
+    if options.has("per_device_train_batch_size") and 0 < part < micro and micro % part == 0:
+        steps, micro = max(steps, 1) * micro // part, part  # a device's batch is taken in parts
     total = options.whole("total_train_batch_size", "global_batch_size", "global_train_batch_size", "total_batch_size")  # fmt: skip
     reading.micro_batch = micro or reading.micro_batch or 8
     if not micro:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from meshwright.imports.options import Options
@@ -31,13 +32,13 @@ def read_adapters(options: Options, reading: Reading) -> None:
         # The two together are of adapters, in a program whose words these are.
         for ours, said in (("lora_r", options.raw("rank")), ("lora_alpha", options.raw("alpha"))):
             options.values.setdefault(ours, said)
+    ranks = ("lora_r", "lora_rank", "peft_lora_r")
+    off = any(
+        re.search("lora|peft", name) and options.values[name] is False for name in options.assumed
+    )
+    said = any(name in options and not (off and name in options.assumed) for name in ranks)
     asked = options.flag(
-        "use_peft",
-        "use_lora",
-        "lora",
-        "lora_enable",
-        "use_peft_lora",
-        default=options.has("lora_r", "lora_rank", "peft_lora_r"),
+        "is_lora", "use_peft", "use_lora", "lora", "lora_enable", "use_peft_lora", default=said
     )
     if "trainable" in options and options.has("lora_rank"):
         options.values.setdefault("target_modules", options.loose("trainable"))

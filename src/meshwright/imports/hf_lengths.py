@@ -18,7 +18,11 @@ def sequences(options: Options, reading: Reading) -> None:
     lengths = [options.whole(name) for name in stated]
     reading.seq_len = next((length for length in lengths if length), 0)
     both = next((names for names in _PARTS if all(name in options for name in names)), None)
-    if options.has("pack_length"):
+    if options.has("total_max_len"):
+        reading.seq_len = options.whole("total_max_len")
+        both = None
+        options.read |= {*_PARTS[0], *_PARTS[1]}
+    elif options.has("pack_length"):
         reading.seq_len = options.whole("pack_length")
     elif both and (both == _PARTS[0] or not reading.seq_len):
         reading.seq_len = sum(options.whole(name) for name in both)

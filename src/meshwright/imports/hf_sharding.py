@@ -54,6 +54,9 @@ def _deepspeed(
     )
     if isinstance(named, str) and named not in ("", "none", "null"):
         deepspeed_named(named, reading, given, folder, script)
+    elif isinstance(named, dict) and named:  # a program's own table
+        reading.job["framework"] = "deepspeed"
+        deepspeed.apply(named, reading, given)
     stage = options.whole("deepspeed_stage", default=-1, least=-1)
     if stage < 0 and options.has("zero_stage"):
         stage = options.whole("zero_stage")
@@ -240,5 +243,5 @@ def deepspeed_named(
         )
     reading.guess(
         "deepspeed",
-        f"{base[-60:]} is not here; ZeRO-{reading.layout['zero']}, by its name, is taken",
+        f"{base[-60:]} is not here; ZeRO-{reading.layout['zero']}{', by its name,' if stage else ''} is taken",
     )

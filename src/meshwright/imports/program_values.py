@@ -96,7 +96,7 @@ class Known:
             elif isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 self.is_parsed |= called.endswith(("HfArgumentParser", "TrlParser"))
-                if called.endswith(".add_argument"):
+                if called.endswith(".add_argument") or called in ("click.option", "typer.Option"):
                     self._argument(node)
         for function in self.functions.values():
             self._defaults(function)
@@ -195,7 +195,7 @@ class Known:
         words = [word for word in map(self.value, node.args) if isinstance(word, str)]
         given = {key.arg: self.value(key.value) for key in node.keywords}
         long = next((word for word in words if word.startswith("--")), words[0] if words else "")
-        name = given.get("dest") or long.lstrip("-").replace("-", "_")
+        name = given.get("dest") or long.partition("/")[0].lstrip("-").replace("-", "_")
         default = given.get("default")
         if default is None:
             default = {"store_true": False, "store_false": True}.get(str(given.get("action")))
@@ -205,6 +205,8 @@ class Known:
             self.fields.setdefault(str(name), default)
         if name and str(name) in self.fields:
             self.arguments[str(name)] = self.fields[str(name)]
+            if ast.unparse(node.func) == "click.option":  # handed on as a parameter of that name
+                self.parameters.setdefault(str(name), self.fields[str(name)])
 
     def is_own(self, call: ast.Call) -> bool:
         """Whether a call makes an object of a class of the program's own, built on nothing of a library's."""
@@ -270,7 +272,8 @@ class Known:
             return args[0]  # where a file lies stands for the file
         if self._tables is not None and args and _LOADS.search(called):
             named = args[0] if isinstance(args[0], str) else ""
-            return self._tables(named) if named.endswith(_OF_TABLES) else None
+            found = self._tables(named) if named.endswith(_OF_TABLES) else None
+            return named if found is None and called == "json.load" and named else found
         if called.endswith(".get") and isinstance(node.func, ast.Attribute) and args:
             table = self.value(node.func.value)
             if isinstance(table, dict) and isinstance(args[0], str) and args[0] in table:

@@ -148,6 +148,8 @@ def read(
     return reading
 
 
+_STORES = re.compile(r"quant|offload|compile|fp8|int8|int4")
+"""Options whose branch changes memory in ways that no configuration object shows."""
 _CHOOSES = {"dtype", "torch_dtype", "precision", "mixed_precision", "optimizer", "optim", "optimizer_name", "total_batch_size", "global_batch_size"}  # fmt: skip
 """Options that a program compares with words and numbers: it heard them, and nothing that it makes shows them."""
 
@@ -156,7 +158,7 @@ def _told(
     found: dict[str, Any], said: dict[str, Any], heard: set[str], shaped: bool, name: str
 ) -> None:
     """Add what a command line says that nobody followed through the program: it is read by its usual meaning, or named."""
-    followed = (heard - _CHOOSES) | {"config"}
+    followed = {name for name in heard - _CHOOSES if not _STORES.search(name)} | {"config"}
     for key, value in said.items():  # in the command's order, so that two readings say the same
         if not (key in followed or inert(key) or name.endswith(".ipynb")):
             found.setdefault(key, value)

@@ -91,6 +91,8 @@ def test(script: Script, words: list[str]) -> bool | None:
         if left.lstrip("-").isdigit() and right.lstrip("-").isdigit() and len(left + right) < 40:
             return _NUMERIC[operator](int(left), int(right))
         return (operator == "-eq" and script.guessing and take(script, left, right)) or None
+    if left == right and unset(left) and operator in ("=", "==", "!="):
+        return operator != "!="  # whatever it is, it is the same on both sides
     if script.guessing and operator in ("=", "==") and take(script, left, right):
         return True
     if (unset(left) and not unmarked(left)) or (unset(right) and not unmarked(right)):
