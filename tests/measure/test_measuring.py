@@ -176,7 +176,7 @@ def test_ranks_of_two_hosts_measure_what_lies_between_them() -> None:
 
 
 def test_hosts_of_one_machine_lose_to_each_other() -> None:
-    task = Task(seconds=0.5, sizes=(4096.0,), work_s=0.01, per_host=1, machine=machine_hash())
+    task = Task(seconds=3.0, sizes=(4096.0,), work_s=0.01, per_host=1, machine=machine_hash())
     found = run_ranks(measure_ranks, 2, task, on_message=lambda _r, _m: None)[0]
     assert set(found["slowdown"]) == {1, 2} and found["hosts"] == 2
 

@@ -76,6 +76,7 @@ def _measure(options: Any) -> int:
     import torch.distributed as dist
 
     from meshwright.engine.ranks.rendezvous import join
+    from meshwright.measure.gpus import gpu_facts
     from meshwright.measure.links import QUICK_SIZES, SIZES, Task, measure_ranks
     from meshwright.measure.local import Found, Wanted, measure
     from meshwright.measure.machine import machine_hash
@@ -84,7 +85,7 @@ def _measure(options: Any) -> int:
     join(options.join_timeout, 2.0 * seconds + 300.0)
     began, first = time.perf_counter(), dist.get_rank() == 0
     world, per_host = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    found = Found()
+    found, facts = Found(), {} if dist.get_backend() == "gloo" else gpu_facts()
 
     def tell(what: str) -> None:
         if sys.stderr.isatty():
@@ -115,23 +116,23 @@ def _measure(options: Any) -> int:
     found.took_s = time.perf_counter() - began
     found.skipped += links["skipped"]
     if first:
-        _write(found, options.output, per_host)
+        _write(found, facts, options.output, per_host)
     dist.barrier()
     dist.destroy_process_group()
     return 0
 
 
-def _write(found: Any, output: str, per_host: int) -> None:
+def _write(found: Any, gpu: dict[str, Any], output: str, per_host: int) -> None:
     import torch.distributed as dist
 
     from meshwright.measure.assemble import assemble
+    from meshwright.measure.gpus import gpu_cluster
     from meshwright.measure.machine import disk_bytes_s, memory_bytes, provenance
 
     found.disk = found.disk or disk_bytes_s()
-    cluster = assemble(
-        found, provenance(), ranks=per_host, host_memory=memory_bytes() / found.hosts,
-        nodes=dist.get_world_size() // per_host,
-    )  # fmt: skip
+    facts, memory = provenance() | gpu, memory_bytes() / found.hosts
+    make, nodes = gpu_cluster if gpu else assemble, dist.get_world_size() // per_host
+    cluster = make(found, facts, ranks=per_host, host_memory=memory, nodes=nodes)
     deliver(cluster, output)
 
 
