@@ -222,6 +222,21 @@ def test_bits_of_weights_are_not_those_of_an_optimizer(setup, storage):
 
 
 @pytest.mark.parametrize(
+    ("setup", "twice"),
+    [
+        ("axolotl QLoRA r=16", True),
+        ("axolotl QLoRA r=16, quantize_moe_experts", True),
+        ("Unsloth, QLoRA 4-bit r=32", True),
+        ("LLaMA-Factory QLoRA r=8, double_quantization=false", False),
+        ("TRL QLoRA r=16", False),
+        ("TRL QLoRA r=16, bnb_4bit_use_double_quant", True),
+    ],
+)
+def test_scales_of_4_bit_weights_are_quantised_where_a_program_does_so(setup, twice):
+    assert import_row(row(setup=setup, gpus=1)).job.finetune.double_quantization is twice
+
+
+@pytest.mark.parametrize(
     ("setup", "optimizer"),
     [
         ("trl, paged_adamw_32bit", "paged-adamw"),

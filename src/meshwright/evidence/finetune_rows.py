@@ -65,7 +65,9 @@ def finetune_of(row: Row, rule: SourceRule, assumed: list[str]) -> Finetune | No
     assumed.append(f"adapters={fields}")
     if quantised:
         fields["storage"] = "int4" if re.search(r"int4|gptq|awq", text, re.IGNORECASE) else "nf4"
-        double = re.search(r"nf4-dq|double[_ ]quant", text, re.IGNORECASE)
+        double = says(r"nf4-dq|double[_ ]quant", text)
+        if known is None and not re.search(r"double[_ ]quant|bnb\.nf4", text):
+            double = double or bool(_QUANTISED_TWICE.search(text))
         fields["double_quantization"] = bool(double or (known or {}).get("double_quantization"))
         if known is None and fields["storage"] == "nf4" and _prepared_by_peft(row, rule, text):
             fields["upcast"] = True
@@ -96,6 +98,9 @@ def _prepared_by_peft(row: Row, rule: SourceRule, text: str) -> bool:
     return not re.search(others, f"{text}; {row['zero_or_fsdp']}", re.IGNORECASE)
 
 
+_QUANTISED_TWICE = re.compile(r"axolotl|llama-?factory|unsloth|torchtune", re.IGNORECASE)
+"""Programs whose 4-bit weights have quantised scales unless they are told otherwise: axolotl's loaders/model.py and
+LLaMA-Factory's quantization arguments set bnb_4bit_use_double_quant, Unsloth's models and torchtune's NF4 come so."""
 _OPTIMIZER_BITS = re.compile(
     r"(?:adam|lion|adagrad|sgd|optim\w*)[\w:=. ]{0,12}?[-_ ]?[48]-?bit|\b(?:bnb|paged|ao)?[-_ ]?[48]-?bit[-_ ](?:paged[-_ ])?(?:adam|lion|optim)\w*",
     re.IGNORECASE,
