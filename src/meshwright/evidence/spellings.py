@@ -139,6 +139,10 @@ def _counted(found: dict[str, str]) -> None:
     if named is not None:
         gpus = named[1]
         found["gpu"] = found.get("gpu", "").strip() or named[2]
+    if (rest := re.match(r"\s*\d+\s*[x×*]\s*\d+\s+([A-Za-z].*)", gpus)) and not re.match(
+        r"GPU|node|device|card|chip", rest[1], re.IGNORECASE
+    ):
+        found["gpu"] = found.get("gpu", "").strip() or rest[1]
     if times := (_NODES_OF.match(gpus) or _TIMES.match(gpus)):
         first, second = (int(one.replace(",", "")) if one else 1 for one in times.groups())
         gpus = str(first * second)
