@@ -436,3 +436,11 @@ def test_easylms_mesh() -> None:
     assert found.job.precision.parameter_bytes == 4
     with pytest.raises(SpecError, match="mesh_dim"):
         import_text(text.replace("-1,16,1", "-1,-1,1"), "run.sh", ONE)
+
+
+def test_flames_tables_name_a_configuration_of_transformers() -> None:
+    """torchtitan's tables with `model.config`: the model by that name."""
+    text = '[job]\ndump_folder = "exp"\n[model]\nconfig = "meta-llama/Llama-3.1-8B"\n[training]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 1\nbatch_size = 4\nseq_len = 2048\nsteps = 100\n[optimizer]\nname = "AdamW"\nlr = 3e-4\n[experimental]\npipeline_parallel_degree = 1\n[activation_checkpoint]\nmode = "none"\n'
+    found = import_text(text, "run.toml", ONE)
+    assert (found.model.name, found.layout.micro_batch, found.layout.zero) == ("llama3.1-8b", 4, 3)
+    assert "model.config" not in _said(found)

@@ -55,7 +55,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading = megatron.read(
         options, given, "Megatron-LM arguments in YAML", more=("megatron_print",)
     )
-    reading.options = {}
+    reading.options = {axis: name.lstrip("-").replace("-", "_") for axis, name in reading.options.items()}  # fmt: skip
     if missing:
         reading.note(f"{', '.join(missing[:4])} of its defaults are not here", "defaults")
     batch = whole.get("slurm", {}).get("sbatch", {}) if isinstance(whole.get("slurm"), dict) else {}

@@ -44,6 +44,9 @@ def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Readi
     reading.options["recompute"] = "activation_checkpoint.mode"
     name, flavor = options.text("model.name"), options.text("model.flavor")
     named(reading, given, name, flavor)
+    if not (name or flavor or given.model):  # flame's: transformers' configuration by its name
+        reading.model_name = options.loose("model.config")
+        refuse_other(reading.model_name)
     fill(options, reading, "parallelism.", "training.", given)
     kind = options.word("activation_checkpoint.mode", default="selective")
     _checkpointing(options, reading, kind)
@@ -58,7 +61,7 @@ def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Readi
     eight = "float8" in converters or converters == "true" or "mx" in converters
     if eight:
         reading.job["precision"] = RECIPES["fp8"].model_dump()
-    options.finish(reading, "torchtitan", "common", strict=given.strict)
+    options.finish(reading, "torchtitan", "flame", "common", strict=given.strict)
     return reading
 
 
