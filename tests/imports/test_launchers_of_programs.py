@@ -99,3 +99,33 @@ def test_parts_of_a_devices_batch_and_a_length_of_all():
         f"torchrun --nproc_per_node 2 own.py {words} --micro_train_batch_size 2\n", "run.sh", GUESS
     )
     assert (found.layout.micro_batch, found.job.global_batch, found.job.seq_len) == (2, 8, 3072)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "layout"),
+    [
+        ("fsdp='full_shard', fsdp_config={'activation_checkpointing': True}", (3, "full", ())),
+        ("fsdp=True, fsdp_config={'reshard_after_forward': False}", (2, "none", ())),
+        ("fsdp=True, fsdp_config={'offload_params': True}", (3, "none", ("optimizer", "parameters"))),
+    ],
+)  # fmt: skip
+def test_fsdps_table_in_a_program_counts(arguments: str, layout: tuple[int, str, tuple[str, ...]]):
+    found = import_text(_program("", f"bf16=True, {arguments}"), "a.py", GUESS).layout
+    assert (found.zero, found.recompute, found.offload) == layout
+
+
+def test_the_optimizer_that_a_trainer_is_handed_counts_and_what_is_computed_is_named():
+    text = _program("", "bf16=True, deepspeed=make()").replace(
+        "args=args", "args=args, optimizers=(bnb.optim.AdamW8bit(p), None)"
+    )
+    found = import_text(text, "a.py", GUESS)
+    assert found.job.optimizer.name == "adam8bit"
+    assert any("deepspeed from make()" in one.text for one in found.remarks if one.kind == "guess")
+    named = import_text(text.replace("bnb.optim.AdamW8bit(p)", "own(p)"), "a.py", GUESS)
+    assert any(one.option == "optim" for one in named.remarks if one.kind == "unmodelled")
+
+
+def test_accelerates_own_parallelism_counts_in_a_program():
+    lines = "import accelerate\nc = accelerate.ParallelismConfig(tp_size=2, cp_size=2, dp_shard_size=2)\n"
+    found = import_text(_program(lines, "bf16=True, parallelism_config=c"), "a.py", GUESS).layout
+    assert (found.tp, found.cp, found.zero) == (2, 2, 3)

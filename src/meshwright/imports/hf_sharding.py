@@ -29,7 +29,7 @@ def sharding(
     """
     _deepspeed(options, reading, given, folder, script)
     _fsdp_words(options, reading, folder, script)
-    if isinstance(options.values.get("fsdp_config"), str):
+    if isinstance(options.values.get("fsdp_config"), (str, dict)):
         _fsdp_file(options, reading, folder)
     if options.flag("fsdp_config.activation_checkpointing"):
         reading.layout["recompute"] = "full"
@@ -132,6 +132,8 @@ def _degrees(options: Options, reading: Reading) -> None:
             or reading.layout.get("cp_method") == "ring"
         )
         reading.layout["cp_method"] = "ring" if ring else "ulysses"
+    if options.whole("dp_shard_size", default=1) > 1:  # accelerate's ParallelismConfig
+        reading.layout["zero"] = reading.layout.get("zero") or 3
     if tp > 1 and not options.has("vllm_num_engines"):
         reading.layout["tp"] = tp
 
@@ -174,18 +176,20 @@ def _fsdp_named(
 
 
 def _fsdp_file(options: Options, reading: Reading, folder: Path | None) -> None:
-    """The JSON that `--fsdp_config` names, or is."""
+    """The JSON that `--fsdp_config` names, or is; a program's own table."""
     from meshwright.specs.foreign import parse_json
 
-    named = options.loose("fsdp_config")
-    text = named
-    if not named.lstrip().startswith("{"):
-        path = beside(folder, named)
-        if path is None:
-            reading.guess("fsdp_config", f"{named[-60:]} is not here; what it says is left out")
-            return
-        text = read_text(path, "fsdp_config")
-    data = parse_json(text, "fsdp_config", named)
+    data = options.raw("fsdp_config")
+    if not isinstance(data, dict):
+        named = options.loose("fsdp_config")
+        text = named
+        if not named.lstrip().startswith("{"):
+            path = beside(folder, named)
+            if path is None:
+                reading.guess("fsdp_config", f"{named[-60:]} is not here; what it says is left out")
+                return
+            text = read_text(path, "fsdp_config")
+        data = parse_json(text, "fsdp_config", named)
     if isinstance(data, dict):
         fields = Options({str(key).removeprefix("fsdp_"): value for key, value in data.items()})
         options.values |= {

@@ -191,13 +191,34 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
                 found.setdefault(
                     "_tabled", bool(_OF_A_TABLE.search(ast.unparse(keyword.value)[:400]))
                 )
-            if keyword.arg in _TOLD_BY_OTHERS and keyword.arg not in found and not plain:
+            if keyword.arg in ("optimizers", "optimizer_cls_and_kwargs"):
+                found |= _optimizer(keyword.value, tree)
+            told = keyword.arg in _TOLD_BY_OTHERS or (
+                keyword.arg == "deepspeed" and isinstance(keyword.value, (ast.Call, ast.IfExp))
+            )
+            if told and keyword.arg not in found and not plain:
                 found.setdefault("_open", {}).setdefault(
-                    keyword.arg, ast.unparse(keyword.value)[:60]
+                    str(keyword.arg), ast.unparse(keyword.value)[:60]
                 )
         if called.endswith(("LoraConfig", "get_peft_model")):
             found["use_peft"] = True
     return lengths
+
+
+def _optimizer(pair: ast.expr, tree: ast.Module) -> dict[str, str]:
+    """The optimizer that a trainer is handed, by its class, in place of what its settings say."""
+    first = pair.elts[0] if isinstance(pair, ast.Tuple) and pair.elts else pair
+    if isinstance(first, ast.Name):
+        made = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == first.id
+        ]
+        first = made[-1] if made else first
+    named = first.func if isinstance(first, ast.Call) else first
+    if isinstance(named, ast.Constant):
+        return {}
+    return {"optim": ast.unparse(named).rpartition(".")[2][:40]}
 
 
 def _shape_file(tree: ast.Module, known: Known) -> str:

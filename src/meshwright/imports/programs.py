@@ -141,7 +141,8 @@ def read(
     reading = hf.fill(Options(found), reading, given, folder)
     if computed:
         told = ", ".join(f"{key} from {text}" for key, text in computed.items())
-        reading.remarks = [one for one in reading.remarks if one.option != "--micro-batch"]
+        if set(computed) != {"deepspeed"}:
+            reading.remarks = [one for one in reading.remarks if one.option != "--micro-batch"]
         reading.guess("program", f"computes {told}: what is usual where nothing is said is taken")
     if made["_trainer"] not in (None, "", "sft"):
         name_task(reading, str(made["_trainer"]))

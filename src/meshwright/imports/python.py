@@ -79,7 +79,7 @@ def read(
     if "execute_train(" in text and "train_args" in text:
         return slime_python.read(module, name, given, folder, stamp)
     accelerated = (
-        re.search(r"^[^\S\n]*from accelerate\b", text, re.M) is not None
+        re.search(r"^[^\S\n]*(?:from|import) (?:\w+, ){0,8}accelerate\b", text, re.M) is not None
     )  # has one of its own
     if ("ParallelismConfig" in text and not accelerated) or "Trainer.Config" in text:
         return torchtitan_registry.read_registry(module, name, given), stamp
