@@ -243,3 +243,23 @@ def test_a_race_teaches_the_cluster_where_asked(
     command = ["settle", str(path), "--launch", f"bash {script} {{plan}}", "--learn", str(mine)]
     assert run_command(command) == 0
     assert "written to" in capsys.readouterr().out and load_cluster(str(mine)).gpus == 2
+
+
+def test_one_step_tells_no_spread() -> None:
+    plan = plan_of(Layout(dp=2, micro_batch=2), Layout(tp=2, micro_batch=4))
+    once = Finish({0: [0.2], 1: [0.3]}, {}, {0: 0.0, 1: 0.0}, 0, False, 1)
+    result = settled(plan, finalists(plan), once, confidence=0.95, seconds=1.0, where=HERE)
+    assert result.settled is not None
+    assert result.settled.sentence.startswith("measured here, 1 step each way")
+    assert "±" not in result.settled.sentence
+
+
+def test_a_plan_says_what_its_measured_cluster_lacks() -> None:
+    from meshwright.planner.plan import price_layout
+
+    cluster = load_cluster("cpu:1x2")
+    whole = cluster.but(source="measured 2026-01-01 on host 0")
+    part = cluster.but(source="measured 2026-01-01 on host 0; not measured: bf16 loss; more")
+    told = [price_layout(MODEL, one, JOB, Layout(dp=2, micro_batch=2)).notes for one in (whole, part)]  # fmt: skip
+    assert not any("measured without" in note for note in told[0])
+    assert "the cluster's file was measured without: bf16 loss" in told[1]

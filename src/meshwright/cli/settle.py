@@ -134,11 +134,12 @@ def _race(plan: Any, racers: Any, steps: int, seconds: float, confidence: float,
 
 def _show(plan: Any, path: str) -> None:
     from meshwright.cli.output import print_lines, print_table
+    from meshwright.measure.settle import spread
     from meshwright.specs.quantities import format_seconds
 
     rows = [
         (run.layout.label(), run.outcome, format_seconds(run.predicted_s),
-         "–" if run.measured_s is None else f"{format_seconds(run.measured_s)} ± {100 * run.error:.1f} %",
+         "–" if run.measured_s is None else f"{format_seconds(run.measured_s)}{spread(run)}",
          str(run.steps))
         for run in plan.settled.runs
     ]  # fmt: skip

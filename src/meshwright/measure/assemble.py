@@ -9,7 +9,7 @@ from meshwright.costs.step import estimate
 from meshwright.measure.local import Found
 from meshwright.measure.runs import tensor_bytes
 from meshwright.specs.cluster import Cluster, Device, LinkLevel
-from meshwright.specs.clusters import load_cluster
+from meshwright.specs.clusters import NOT_MEASURED, load_cluster
 from meshwright.specs.measured import MeasuredCollective, MeasuredDevice, SharedCores
 
 DISTURBED = 1.1
@@ -191,5 +191,5 @@ def _source(found: Found, facts: Mapping[str, Any], missing: Sequence[str]) -> s
     if shaky:
         text += f"; {len(shaky)} of {len(found.timings)} kernel timings were disturbed"
     if missing:
-        text += "; not measured: " + ", ".join(dict.fromkeys(missing))
+        text += NOT_MEASURED + ", ".join(dict.fromkeys(missing))
     return text

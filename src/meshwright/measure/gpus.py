@@ -14,7 +14,7 @@ from meshwright.costs.link_fit import MeasuredCollective, fit_links
 from meshwright.measure.assemble import curves
 from meshwright.measure.local import Found
 from meshwright.specs.cluster import Cluster
-from meshwright.specs.clusters import load_cluster
+from meshwright.specs.clusters import NOT_MEASURED, load_cluster
 from meshwright.specs.devices import load_device
 from meshwright.specs.errors import SpecError
 from meshwright.specs.quantities import format_bytes
@@ -71,7 +71,7 @@ def gpu_cluster(
         collectives=curves(found.collectives, preset.levels[-1].name),
         source=f"measured {facts['date']} on host {facts['host']} ({ranks} × {facts['gpu']} a host, {nodes} of them) "
         f"in {found.took_s:.0f} s, torch {facts['torch']}, CUDA {facts['cuda']}; {told}; before any tensor "
-        f"{format_bytes(facts['gpu_taken_bytes'])} of a device are taken; not measured: {', '.join(missing)}",
+        f"{format_bytes(facts['gpu_taken_bytes'])} of a device are taken{NOT_MEASURED}{', '.join(missing)}",
     )  # fmt: skip
 
 

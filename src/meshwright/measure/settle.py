@@ -15,6 +15,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate, Plan
+from meshwright.specs.quantities import counted
 from meshwright.specs.settled import ADVICE, Outcome, Settled, SettledRun
 
 Report = Callable[[Any], None]
@@ -271,13 +272,18 @@ def _still_true(notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(note for note in notes if not note.endswith(ADVICE))
 
 
+def spread(run: SettledRun) -> str:
+    """How sure a time is, as text; of one step nothing is known."""
+    return f" ± {100 * run.error:.1f} %" if run.steps > 1 else ""
+
+
 def sentence(runs: Sequence[SettledRun], confidence: float) -> str:
     """What a person wants to know of a race."""
     best = runs[0]
     assert best.measured_s is not None
     text = (
-        f"measured here, {best.steps} steps each way: {best.layout.label()} takes "
-        f"{1e3 * best.measured_s:.1f} ms ± {100 * best.error:.1f} %"
+        f"measured here, {counted(best.steps, 'step')} each way: {best.layout.label()} takes "
+        f"{1e3 * best.measured_s:.1f} ms{spread(best)}"
     )
     others = [run for run in runs[1:] if run.measured_s]
     if others:

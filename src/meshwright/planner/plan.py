@@ -34,6 +34,7 @@ from meshwright.planner.stacks import (
     under,
 )
 from meshwright.specs.cluster import Cluster
+from meshwright.specs.clusters import not_measured
 from meshwright.specs.devices import unmeasured
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.frameworks import framework, job_lacks
@@ -252,7 +253,8 @@ def _cheapest(
 
 
 def _unmeasured(cluster: Cluster) -> list[str]:
-    return [note for note in (unmeasured(cluster.device), shared_card(cluster)) if note]
+    found = (unmeasured(cluster.device), shared_card(cluster), not_measured(cluster))
+    return [note for note in found if note]
 
 
 def _used(used: Cluster, offered: Cluster) -> list[str]:

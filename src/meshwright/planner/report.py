@@ -15,7 +15,7 @@ def settled_lines(settled: Settled) -> list[str]:
     found = []
     for run in settled.runs:
         measured = "no step" if run.measured_s is None else f"{format_seconds(run.measured_s)}"
-        if run.measured_s is not None:
+        if run.measured_s is not None and run.steps > 1:
             measured += f" ± {100 * run.error:.1f} % over {run.steps} steps"
         predicted = format_seconds(run.predicted_s)
         found.append(f"{run.layout.label()}: {run.outcome}, {measured} (predicted {predicted})")

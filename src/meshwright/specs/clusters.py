@@ -23,6 +23,16 @@ _FILE_AND_MORE = re.compile(r"(.+\.(?:toml|json|yaml|yml)):.*", re.IGNORECASE)
 _TOPOLOGY_SUFFIXES = (".txt", ".topo", ".log")
 
 
+NOT_MEASURED = "; not measured: "
+"""In the source of a cluster that was measured: what follows, the preset stands in for."""
+
+
+def not_measured(cluster: Cluster) -> str | None:
+    """A sentence of what a measured cluster's file lacks; None where nothing is lacking, or nothing was measured."""
+    lacking = [part.split(";")[0] for part in cluster.source.split(NOT_MEASURED)[1:]]
+    return f"the cluster's file was measured without: {', '.join(lacking)}" if lacking else None
+
+
 def cluster_names() -> list[str]:
     """Names of the cluster presets, in the order of the data file."""
     return list(presets.table("clusters"))
@@ -94,7 +104,7 @@ def scaled(cluster: Cluster, nodes: int, gpus_per_node: int) -> Cluster:
         template = presets.table("clusters")[default_host(cluster.device.preset or "cpu")]
         outer = _level(template["levels"][-1], gpus, gpus_per_node, "levels")
         levels.append(outer.but(domain=gpus))
-        source += f"; not measured: {outer.name} between hosts (the preset's {outer.source})"
+        source += f"{NOT_MEASURED}{outer.name} between hosts (the preset's {outer.source})"
     device = cluster.device
     if cluster.shared_cores is not None and cluster.host_memory_bytes:
         device = device.but(memory_bytes=cluster.host_memory_bytes / gpus_per_node)
