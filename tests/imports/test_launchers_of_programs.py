@@ -106,12 +106,18 @@ def test_parts_of_a_devices_batch_and_a_length_of_all():
     [
         ("fsdp='full_shard', fsdp_config={'activation_checkpointing': True}", (3, "full", ())),
         ("fsdp=True, fsdp_config={'reshard_after_forward': False}", (2, "none", ())),
-        ("fsdp=True, fsdp_config={'offload_params': True}", (3, "none", ("optimizer", "parameters"))),
+        ("fsdp=True, fsdp_config={'cpu_offload': True}", (3, "none", ("optimizer", "parameters"))),
     ],
 )  # fmt: skip
 def test_fsdps_table_in_a_program_counts(arguments: str, layout: tuple[int, str, tuple[str, ...]]):
     found = import_text(_program("", f"bf16=True, {arguments}"), "a.py", GUESS).layout
     assert (found.zero, found.recompute, found.offload) == layout
+
+
+def test_an_offload_that_the_trainer_does_not_hear_is_named():
+    found = import_text(_program("", "fsdp=True, fsdp_config={'offload_params': True}"), "a.py", GUESS)  # fmt: skip
+    assert not found.layout.offload
+    assert any("does not hear" in one.text for one in found.remarks if one.kind == "unmodelled")
 
 
 def test_the_optimizer_that_a_trainer_is_handed_counts_and_what_is_computed_is_named():

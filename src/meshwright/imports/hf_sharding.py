@@ -151,6 +151,9 @@ def _second_version(options: Options, reading: Reading) -> None:
         )
     if options.flag("fsdp_config.cpu_offload", "fsdp_config.fsdp_cpu_offload"):
         reading.offload |= {"optimizer", "parameters"}
+    unheard = options.flag("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
+    if unheard and "parameters" not in reading.offload:
+        reading.unmodelled("fsdp_config.offload_params", "transformers' Trainer does not hear it (`offload` in fsdp or cpu_offload would count); nothing is offloaded")  # fmt: skip
 
 
 def _fsdp_named(
@@ -195,7 +198,7 @@ def _fsdp_file(options: Options, reading: Reading, folder: Path | None) -> None:
         options.values |= {
             f"fsdp_config.{key}": value for key, value in fields.values.items() if key != "version"
         }
-        if fields.flag("offload_params", "cpu_offload"):
+        if fields.flag("cpu_offload"):
             reading.offload |= {"optimizer", "parameters"}
 
 

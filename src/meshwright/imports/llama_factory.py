@@ -84,6 +84,7 @@ def fill(
     beside = options.raw("additional_target")
     if reading.job.get("framework") != "deepspeed":
         reading.job["framework"] = "llama-factory"
+    dora = options.flag("use_dora")
     reading = hf.fill(options, reading, given, folder, script)
     if kind == "oft":
         reading.unmodelled(
@@ -95,7 +96,7 @@ def fill(
         adapters(
             reading, rank=rank, alpha=options.number("lora_alpha", default=2.0 * rank),
             targets=options.raw("lora_target", "lora_target_modules"), bits=bits if bits in (4, 8) else 0,
-            method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"), option="lora_target",
+            method="dora" if dora else "lora", dropout=options.number("lora_dropout"), option="lora_target",
             twice=twice, storage=storage if bits == 4 and storage in ("nf4", "fp4") else "",
             whole=beside,
         )  # fmt: skip
