@@ -135,3 +135,22 @@ def test_accelerates_own_parallelism_counts_in_a_program():
     lines = "import accelerate\nc = accelerate.ParallelismConfig(tp_size=2, cp_size=2, dp_shard_size=2)\n"
     found = import_text(_program(lines, "bf16=True, parallelism_config=c"), "a.py", GUESS).layout
     assert (found.tp, found.cp, found.zero) == (2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "layout"),
+    [
+        ("--accelerate_config zero3 --num_processes 4", (4, 3)),
+        ("--accelerate_config=fsdp2", (8, 3)),
+        ("--accelerate_config single_gpu", (1, 0)),
+        ("--num-machines 2 --num-processes 16", (16, 0)),
+    ],
+)
+def test_trls_command_starts_accelerate(words: str, layout: tuple[int, int]):
+    text = f"#!/bin/bash\ntrl sft {words} {WORDS.replace(' --zero_stage 2', '')}\n"
+    found = import_text(text, "run.sh", GUESS)
+    assert (found.layout.world, found.layout.zero, found.job.global_batch) == (
+        *layout,
+        layout[0] * 4,
+    )
+    assert not [one for one in found.remarks if one.kind == "unread"]

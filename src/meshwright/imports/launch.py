@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from meshwright.imports.shell import Script
+from meshwright.imports.trl_command import as_launched
 from meshwright.imports.words import text_of, unmarked, unset
 
 _TRAINERS = re.compile(
@@ -265,7 +266,11 @@ def _at_program(words: list[str]) -> Launch | None:
     written = next(
         (word for word in words[start:after_program] if unset(word.rsplit("/", 1)[-1])), ""
     )
-    return Launch(program, list(rest[:end]), words[:start], left_open=written)
+    rest, before = list(rest[:end]), words[:start]
+    if program.startswith("trl "):
+        around, rest = as_launched(rest)
+        before = [*before, *around]
+    return Launch(program, rest, before, left_open=written)
 
 
 def launch_option(words: list[str], names: tuple[str, ...]) -> str:
