@@ -7,7 +7,10 @@ from plans import make_plan
 from meshwright.exports import fabric, megatron, megatron_bridge
 from meshwright.exports.images import image, setup
 from meshwright.exports.targets import export
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
 from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.frameworks import framework
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.models import load_model
@@ -115,3 +118,16 @@ def test_a_token_of_the_hub_reaches_pods_machines_and_workers():
 def test_files_that_lie_on_the_cluster_are_replaced():
     start = export(make_plan(dp=8, zero=2), "jobset", launches="fsdp").start
     assert "--dry-run=client -o yaml | kubectl apply -f -" in start
+
+
+def test_scores_that_pytorch_cannot_bend_are_given_to_flash_attention(tmp_path):
+    job = Job(seq_len=4096, global_batch=64, framework="trl", precision=RECIPES["bf16"],
+              finetune=finetune_recipe({"method": "full"}))  # fmt: skip
+    for name, kernel in (("gemma2-9b", "flash_attention_2"), ("qwen3-8b", None)):
+        plan = make_plan(name, job=job, dp=8, zero=3, micro_batch=2)
+        made = export(plan, "trl")
+        assert yaml.safe_load(made.files["trl.yaml"]).get("attn_implementation") == kernel
+        assert ("flash-attn" in made.files["run.sh"]) == (kernel is not None)
+        made.write(tmp_path)
+        back = import_file(tmp_path / "trl.yaml", Given(cluster=plan.cluster))
+        assert not back.job.document_masking

@@ -167,7 +167,8 @@ def test_megatron_bridge_reads_our_overrides_as_we_mean_them(tmp_path):
         make_plan("llama3-8b", tp=2, dp=2, recompute="selective", sequence_parallel=True),
         make_plan("mixtral-8x7b", pp=2, dp=8, ep=8), make_plan("gpt3-175b", tp=8, pp=8, dp=2),
         make_plan("qwen3-30b-a3b", dp=8, ep=8, zero=1), make_plan("llama3-8b", dp=4, cp=2),
-        make_plan("deepseek-v3", dp=8, pp=4, ep=8),
+        make_plan("deepseek-v3", dp=8, pp=4, ep=8), make_plan("deepseek-v2-lite", dp=8, ep=8),
+        make_plan("kimi-k2", dp=8, pp=8, ep=8, zero=1),
     ]  # fmt: skip
     given = [
         [f"{field}={value}" for field, value in megatron_bridge.overrides(plan).items()]

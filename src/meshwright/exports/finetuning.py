@@ -312,7 +312,22 @@ def _packed(plan: Plan) -> dict[str, Any]:
         return {"packing": False, "attn_implementation": "sdpa"}
     if plan.job.document_masking:
         return {"packing": True, "padding_free": True, "attn_implementation": "flash_attention_2"}
-    return {"packing": True, "packing_strategy": "wrapped"}
+    kernel = {"attn_implementation": "flash_attention_2"} if bends_scores(plan) else {}
+    return {"packing": True, "packing_strategy": "wrapped", **kernel}
+
+
+def bends_scores(plan: Plan) -> bool:
+    """Whether scores are bent towards a limit, which PyTorch's own attention cannot do: whole scores would be kept.
+
+    FlashAttention can, on Ampere and newer.
+
+    Source: transformers 5.23, models/gemma2/modeling_gemma2.py, `_supports_sdpa`.
+    """
+    if not plan.cluster.device.has_bf16:
+        return False
+    model = plan.model
+    own = model.numerics.attention_softcap if model.numerics is not None else None
+    return model.family == "gemma2" if own is None else own > 0
 
 
 def splits_layers(plan: Plan) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from meshwright.exports import torchtune
-from meshwright.exports.finetuning import deepspeed_stage
+from meshwright.exports.finetuning import bends_scores, deepspeed_stage
 from meshwright.specs.frameworks import framework
 from meshwright.specs.plan import Plan
 
@@ -145,7 +145,7 @@ def _tuning_tools(plan: Plan) -> dict[str, list[str]]:
     beside += quantiser
     packages = {
         # TRL's file asks for FlashAttention to keep packed documents apart, and else not.
-        "trl": [f"'trl[peft]=={framework('trl').checked}' {_HUGGING}", *beside, *([flash] if plan.job.document_masking else [])],
+        "trl": [f"'trl[peft]=={framework('trl').checked}' {_HUGGING}", *beside, *([flash] if plan.job.document_masking or bends_scores(plan) else [])],
         "axolotl": [f"--no-build-isolation axolotl=={framework('axolotl').checked}", *beside, flash],
         "llama-factory": [f"llamafactory=={framework('llama-factory').checked}", *beside, flash],
         # Its newest release imports what torchao 0.15 and later no longer hold.
