@@ -154,3 +154,12 @@ def test_trls_command_starts_accelerate(words: str, layout: tuple[int, int]):
         layout[0] * 4,
     )
     assert not [one for one in found.remarks if one.kind == "unread"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_posix_classes_in_a_test_are_what_they_are_to_the_shell():
+    text = (
+        "N=4\nif [[ $N =~ ^[[:digit:]]+$ ]]; then\n  C=$N\nelse\n  C=2\nfi\n"
+        f"torchrun --nproc_per_node $C own.py {WORDS}\n"
+    )
+    assert import_text(text, "run.sh", GUESS).cluster.name == "h100:1x4"

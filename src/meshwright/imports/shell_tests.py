@@ -104,6 +104,10 @@ def test(script: Script, words: list[str]) -> bool | None:
     if operator == "=~" and not re.search(r"[\\^$.|?*+()\[\]{}]", right):
         return right in left
     if operator == "=~":
+        for name, its in _CLASSES.items():
+            right = right.replace(f"[:{name}:]", its)
+        if "[[" in right or "[:" in right:
+            return None  # a set inside a set means something else to Python
         try:
             return (
                 re.search(right, left) is not None if len(right) < 60 and len(left) < 200 else None
@@ -111,6 +115,10 @@ def test(script: Script, words: list[str]) -> bool | None:
         except re.error:
             return None
     return None
+
+
+_CLASSES = {"digit": "0-9", "alpha": "A-Za-z", "alnum": "A-Za-z0-9", "space": r"\s", "upper": "A-Z", "lower": "a-z"}  # fmt: skip
+"""POSIX's names of characters within brackets, as Python writes them."""
 
 
 def _plain_names(text: str) -> bool:
