@@ -15,7 +15,8 @@ _UP = 4
 def beside(folder: Path | None, named: str) -> Path | None:
     """The file that a script names: in its folder or a few above, by as much of the path as fits.
 
-    Only files below the fourth folder above the script are looked at, never an absolute path.
+    Only files below the fourth folder above the script, and of the script's own checkout where it lies in
+    one, are looked at; never an absolute path.
     """
     if folder is None:
         return None
@@ -27,6 +28,8 @@ def beside(folder: Path | None, named: str) -> Path | None:
         return None
     roots = [folder.resolve()]
     while len(roots) <= _UP and len(roots[-1].parent.parts) > 1:
+        if (roots[-1] / ".git").exists():  # what lies above a checkout belongs to somebody else
+            break
         roots.append(roots[-1].parent)
     for start in range(len(parts)):
         for root in roots:
