@@ -8,11 +8,6 @@ as `meshwright calibrate` does, and all other rows are predicted; error is the m
 mean of several draws (fixed seeds). *Advised* are the rows that the tool itself would measure first
 (`evidence/telling.py`), which looks at no time. The evidence tables are the shipped ones (`evidence/tables/`).
 
-nanotron's runs log the bandwidth inside a host before they train. It tells what their columns do not say: 440 GB/s
-or more only where collectives were not checked first (TORCH_DISTRIBUTED_DEBUG), some 425 where they were, 45 where NVLink was
-not used. Each row is taken as its own log has it, and hosts without NVLink are another cluster and left out;
-`--as-stated` goes by the columns alone.
-
 `fitted to all` is what the calibrated constants can reach at best: fitted to every row of the sweep and
 judged on the same rows. `all others` tells how much the residuals of a sweep say of one another: every row is
 predicted from the model and from what the model misses of *all other* rows of its sweep, by a Gaussian process over
@@ -25,9 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +34,7 @@ from meshwright.evidence.constants import constants_set
 from meshwright.evidence.import_rows import Run, import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.measured import measured_step_time_s
-from meshwright.evidence.rows import Row, published_rows, table_names
+from meshwright.evidence.rows import published_rows, table_names
 from meshwright.evidence.telling import most_telling
 from meshwright.evidence.validation import stored
 from meshwright.specs.cluster import Cluster
@@ -52,31 +45,8 @@ FEWEST, MOST = 8, 60
 """Rows of a sweep: fewer leave too little out; of more, so many are drawn."""
 
 
-LOGGED = re.compile(r"intra-node AR/AG/RS=([\d.]+).*after_pp_fix=(\w+); job (\d+)")
-UNCHECKED_GB_S, NVLINK_GB_S = 440.0, 300.0
-FIRST_MENDED_JOB = 14097145
-"""The first job of the submissions in which nanotron's pipeline was mended; three of them state otherwise."""
-
-
-def as_logged(row: Row, run: Run) -> Run | None:
-    """A run of nanotron in the state that its own log tells; None: its host did not use NVLink."""
-    told = LOGGED.search(row["notes"])
-    if told is None:
-        return run
-    bandwidth, options = float(told[1]), dict(run.job.framework_options)
-    if bandwidth < NVLINK_GB_S:
-        return None
-    options.pop("collectives_checked", None)
-    if bandwidth < UNCHECKED_GB_S:
-        options["collectives_checked"] = True
-    if int(told[3]) >= FIRST_MENDED_JOB:
-        options.pop("message_poll_s", None)
-        options.pop("messages_wait", None)
-    return replace(run, job=run.job.but(framework_options=options))
-
-
-def sweeps(only: str, stated: bool) -> dict[str, list[tuple[Run, float]]]:
-    """(run, measured seconds) by sweep; `stated`: by the columns alone."""
+def sweeps(only: str) -> dict[str, list[tuple[Run, float]]]:
+    """(run, measured seconds) by sweep."""
     found: dict[str, list[tuple[Run, float]]] = {}
     for table in table_names():
         if not any(name in table for name in SWEEPS) or only not in table:
@@ -87,10 +57,9 @@ def sweeps(only: str, stated: bool) -> dict[str, list[tuple[Run, float]]]:
             except SkipRow:
                 continue
             time = measured_step_time_s(row, run)
-            seen = run if stated else as_logged(row, run)
-            if time > 0 and seen is not None:
+            if time > 0:
                 name = f"{table}: {run.model.name} on {run.gpus}"
-                found.setdefault(name, []).append((seen, time))
+                found.setdefault(name, []).append((run, time))
     drawn = random.Random(1)
     return {
         name: drawn.sample(rows, MOST) if len(rows) > MOST else rows
@@ -226,12 +195,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=3)
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--only", default="")
-    parser.add_argument("--as-stated", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     figures, constants = {}, stored().constants
-    for name, rows in sweeps(options.only, options.as_stated).items():
+    for name, rows in sweeps(options.only).items():
         try:
             with constants_set(constants.get(name.partition(":")[0], {})):
                 figures[name] = figures_of(rows, options.rows, options.draws)
