@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,16 +31,9 @@ def tiny_plan(model, **layout):
     return plan.but(model=model.model_dump())
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def run(folder, words, world=0, **environment):
     """The losses that a script writes; `world` ranks under torchrun, or one plain process."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-addr",
-                "127.0.0.1", "--master-port", str(free_port())]  # fmt: skip
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     losses = folder / f"losses-{world}.json"
     done = subprocess.run(
         [sys.executable, *(launcher if world else []), *words, "--steps", "3", "--losses", losses],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from plans import TITAN, make_plan, plans
-from test_execution import LLAMA, free_port, tiny_plan
+from test_execution import LLAMA, tiny_plan
 from test_real_parsers import sample
 
 from meshwright.exports import maxtext, megatron_bridge, nanotron, torchtitan
@@ -59,8 +59,8 @@ def test_torchtitan_accepts_our_fields():
 def test_the_lightning_export_runs(layout, tmp_path):
     export(tiny_plan(LLAMA, **layout), "lightning").write(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
-         str(free_port()), "train_lightning.py", "--steps", "3"],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "train_lightning.py", "--steps", "3"],
         cwd=tmp_path, capture_output=True, text=True, timeout=200,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "lightning-2.6.6")},
     )  # fmt: skip
