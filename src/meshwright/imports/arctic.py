@@ -47,11 +47,10 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     width = options.word("model.dtype", default="bf16")
     kind = "fp16" if width in ("fp16", "float16") else "fp32" if "32" in width else "bf16"
     reading.job = {"framework": "deepspeed", "precision": RECIPES[kind].model_dump()}
-    reading.layout["zero"] = 2  # the trainer's own, where no table says one
     if isinstance(table, dict) and table:
         deepspeed.apply(table, reading, given, prefix="deepspeed.")
     if not isinstance(table, dict) or "zero_optimization" not in table:
-        reading.layout["zero"] = 2
+        reading.layout["zero"] = 2  # the trainer's own, where no table says one
     reading.micro_batch = options.whole("micro_batch_size", default=1)
     reading.accumulation = options.whole("gradient_accumulation_steps", default=1)
     reading.seq_len = options.whole("data.max_length", default=8192)
