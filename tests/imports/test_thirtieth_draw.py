@@ -3,24 +3,14 @@
 from pathlib import Path
 
 import pytest
+from folders import GUESS, put
 
-from meshwright.imports.files import import_file, import_text
+from meshwright.imports.files import import_text
 from meshwright.imports.reading import Given, Imported
 from meshwright.specs import load_cluster, load_model
 
-GUESS = Given(guess=True)
 MODEL = Given(guess=True, model=load_model("qwen3-4b"))
 WORDS = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --bf16 True --model_max_length 2048"
-
-
-def put(folder: Path, command: str, **files: str) -> Imported:
-    """Write a script and the files beside it (`__` a point, `___` a folder), and import the script."""
-    for name, text in files.items():
-        path = folder / name.replace("___", "/").replace("__", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
-    return import_file(folder / "run.sh", GUESS)
 
 
 def notes(found: Imported) -> str:

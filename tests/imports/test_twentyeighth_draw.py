@@ -4,23 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from folders import GUESS, put
 
-from meshwright.imports.files import import_file, import_text
+from meshwright.imports.files import import_text
 from meshwright.imports.names import _spellings
-from meshwright.imports.reading import Given, Imported
+from meshwright.imports.reading import Imported
 from meshwright.specs.errors import SpecError
-
-GUESS = Given(guess=True)
-
-
-def put(folder: Path, command: str, **files: str) -> Imported:
-    """Write a script and the files beside it (`__` a point, `___` a folder), and import the script."""
-    for name, text in files.items():
-        path = folder / name.replace("___", "/").replace("__", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
-    return import_file(folder / "run.sh", GUESS)
 
 
 def notes(found: Imported) -> str:

@@ -9,11 +9,11 @@ from meshwright.imports import deepspeed
 from meshwright.imports.accelerate import STRATEGY_ZERO
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named, weights_alone
+from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters, frozen_part
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.job import RECIPES
 
 EDITS = {
     "micro_batch": "micro_batch_size",
@@ -186,11 +186,7 @@ def _degrees(options: Options, reading: Reading) -> None:
 
 def _optimizer(options: Options, reading: Reading) -> None:
     name = options.text("optimizer", default="adamw_torch_fused")
-    try:
-        reading.job["optimizer"] = optimizer_named(name, "optimizer").model_dump()
-    except SpecError:
-        reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
-        reading.unmodelled("optimizer", f"the state of {name} is not known; AdamW's is priced")
+    reading.job["optimizer"] = optimizer_or_adamw(reading, name, "optimizer").model_dump()
 
 
 def _adapters(options: Options, reading: Reading) -> None:

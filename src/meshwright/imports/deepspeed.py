@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.exports.bundle import STAMP_KEY
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import OPTIMIZERS, RECIPES, OptimizerRecipe, PrecisionRecipe
 
@@ -106,11 +106,7 @@ def apply(
     _checkpointing(options, reading, exported)
     kind = options.text("optimizer.type")
     if kind:
-        try:
-            found = optimizer_named(kind, f"{prefix}optimizer.type")
-        except SpecError:
-            found = OPTIMIZERS["adamw"]
-            reading.unmodelled(f"{prefix}optimizer.type", f"the state of {kind} is not known; AdamW's is priced")  # fmt: skip
+        found = optimizer_or_adamw(reading, kind, f"{prefix}optimizer.type")
         reading.job["optimizer"] = found.model_dump()
     _low_master(options, reading)
     reading.job.setdefault("framework", "deepspeed")

@@ -35,12 +35,10 @@ def read_words(launch: Launch, given: Given) -> Reading:
     options.guessing = given.guess
     reading = Reading("EasyLM command", options=dict(EDITS))
     reading.jax, reading.likely = True, "tpu-v4"
-    reading.model = given.model
     size = options.word("load_llama_config", default="")
     named = f"llama1-{size}" if re.fullmatch(r"\d+b", size) else size
-    if reading.model is None and model_named(named) is not None:
-        reading.model = model_named(named)
-    elif reading.model is None:
+    reading.model = given.model or model_named(named)
+    if reading.model is None:
         reading.model_name = named
     if options.loose("update_llama_config"):
         reading.unmodelled("--update_llama_config", "changes the model's sizes; the named one is priced")  # fmt: skip

@@ -21,12 +21,12 @@ from meshwright.imports.options import Options, flattened
 from meshwright.imports.own_arguments import folder_of, own_defaults
 from meshwright.imports.own_layers import fuses_loss, own_adapters
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named, weights_alone
+from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
 from meshwright.imports.tasks import name_generation, name_task
 from meshwright.imports.tuning import recomputes_as_unsloth
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
-from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.job import RECIPES
 
 if TYPE_CHECKING:
     from meshwright.imports.launch import Launch
@@ -318,11 +318,9 @@ def _memory(options: Options, reading: Reading) -> None:
     reading.layout["recompute"] = "full" if again else "none"
     name = options.word("optim", "optimizer", "optimizer_name", default="adamw_torch")
     if "optimizer" not in reading.job or options.has("optim"):
-        try:
-            reading.job["optimizer"] = optimizer_named(name, "optim", momentum=0.0).model_dump()
-        except SpecError:
-            reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
-            reading.unmodelled("optim", f"the state of {name} is not known; AdamW's is priced")
+        reading.job["optimizer"] = optimizer_or_adamw(
+            reading, name, "optim", momentum=0.0
+        ).model_dump()
     kernel = options.word("attn_implementation", "attn_impl", "_attn_implementation", "flash_attn")
     if kernel in ("eager", "disabled"):
         reading.job["attention_kernel"] = "unfused"

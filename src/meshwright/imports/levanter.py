@@ -7,11 +7,11 @@ from typing import Any
 
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import cast_where_used, optimizer_named
+from meshwright.imports.recipes import cast_where_used, optimizer_or_adamw
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.huggingface import model_from_config
-from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
 
 EDITS = {"micro_batch": "trainer.per_device_parallelism", "tp": "trainer.model_axis_size"}
@@ -160,11 +160,7 @@ def _job(options: Options, reading: Reading) -> None:
     if compute in ("bf16", "bfloat16", "half", "f16", "float16"):
         recipe = cast_where_used(wide=weights in ("f32", "float32", "full"))
     name = options.word("optimizer.type", default="adamw")
-    try:
-        optimizer = optimizer_named(name, "optimizer.type")
-    except SpecError:
-        optimizer = OPTIMIZERS["adamw"]
-        reading.unmodelled("optimizer.type", f"the state of {name} is not known; AdamW's is priced")
+    optimizer = optimizer_or_adamw(reading, name, "optimizer.type")
     reading.job = {"framework": "maxtext", "precision": recipe.model_dump(), "optimizer": optimizer.model_dump()}  # fmt: skip
     reading.note("Levanter is priced as MaxText, the JAX trainer that has been measured", "framework")  # fmt: skip
     if options.whole("lora.r"):

@@ -8,10 +8,10 @@ from meshwright.imports.interpolate import resolved
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
 
 _GET = "parallel_config."
@@ -146,11 +146,12 @@ def _job(options: Options, reading: Reading) -> None:
     }
     reading.note("MindFormers is priced as Megatron-LM, whose parallelism it has", "framework")
     name = options.loose("optimizer.type") or "adamw"
-    try:
-        found = optimizer_named(name.lower().removeprefix("fusedcast").removeprefix("pm"), "optimizer.type")  # fmt: skip
-    except SpecError:
-        found = OPTIMIZERS["adamw"]
-        reading.unmodelled("optimizer.type", f"the state of {name} is not known; AdamW's is priced")
+    found = optimizer_or_adamw(
+        reading,
+        name.lower().removeprefix("fusedcast").removeprefix("pm"),
+        "optimizer.type",
+        shown=name,
+    )
     reading.job["optimizer"] = found.model_dump()
     rank = options.whole("model.model_config.pet_config.lora_rank")
     if rank:

@@ -12,11 +12,11 @@ from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.imports.words import unmarked
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
-from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
 
 _SHAPE = {"n_layer", "n_head", "n_embd", "block_size"}
@@ -197,11 +197,7 @@ def _job(options: Options, reading: Reading) -> None:
         reading.job["dropout"] = dropout
     reading.layout["recompute"] = "none"
     name = options.word("optimizer_name", "optimizer", "optim", default="adamw")
-    try:
-        reading.job["optimizer"] = optimizer_named(name, "--optimizer").model_dump()
-    except SpecError:
-        reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
-        reading.unmodelled("optimizer_name", f"the state of {name} is not known; AdamW's is priced")
+    reading.job["optimizer"] = optimizer_or_adamw(reading, name, "optimizer_name").model_dump()
     if options.flag("compile"):
         reading.unmodelled(
             "compile", "torch.compile fuses kernels; the estimate runs PyTorch's own"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import (
@@ -13,6 +13,9 @@ from meshwright.specs.job import (
     OptimizerRecipe,
     PrecisionRecipe,
 )
+
+if TYPE_CHECKING:
+    from meshwright.imports.reading import Reading
 
 _NAMES = {
     "adam": "adamw", "adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw",
@@ -60,6 +63,17 @@ def optimizer_named(name: str, option: str, momentum: float = 0.9) -> OptimizerR
             f"the state of this optimizer is not known; one of {', '.join([*OPTIMIZERS, *OTHER_OPTIMIZERS])}",
         )
     return recipe
+
+
+def optimizer_or_adamw(
+    reading: Reading, name: str, option: str, momentum: float = 0.9, shown: str = ""
+) -> OptimizerRecipe:
+    """A reader's optimizer by its name; one whose state nobody knows is named (`shown`: as the file has it) and priced as AdamW."""
+    try:
+        return optimizer_named(name, option, momentum)
+    except SpecError:
+        reading.unmodelled(option, f"the state of {shown or name} is not known; AdamW's is priced")
+        return OPTIMIZERS["adamw"]
 
 
 def torch_moments(optimizer: OptimizerRecipe, precision: PrecisionRecipe) -> OptimizerRecipe:

@@ -13,10 +13,10 @@ from typing import Any
 from meshwright.imports.names import model_named, refuse_other, shape_named
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.imports.tuning import adapters, recomputes_as_unsloth
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
 
 LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "depth")
@@ -299,11 +299,7 @@ def _job(options: Options, reading: Reading) -> None:
     name = options.word(
         "optimizer", "optim", default="muon" if options.flag("use_muon") else "adamw"
     )
-    try:
-        reading.job["optimizer"] = optimizer_named(name, "--optimizer").model_dump()
-    except SpecError:
-        reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
-        reading.unmodelled("--optimizer", f"the state of {name} is not known; AdamW's is priced")
+    reading.job["optimizer"] = optimizer_or_adamw(reading, name, "--optimizer").model_dump()
     if options.has("use_flash_attn", "use_flash_attention") and not options.flag(
         "use_flash_attn", "use_flash_attention"
     ):

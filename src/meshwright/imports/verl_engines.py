@@ -11,9 +11,8 @@ from meshwright.imports.megatron import recomputation, split_stages
 from meshwright.imports.megatron_job import optimizer_of
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
-from meshwright.imports.recipes import optimizer_named, weights_alone
-from meshwright.specs.errors import SpecError
-from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
+from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
 
 _RENAMED = {
@@ -206,11 +205,7 @@ def optimizer(options: Options, reading: Reading, optim: str) -> None:
     """The optimizer of FSDP's engine by its name and its library."""
     name = options.word(f"{optim}optimizer", f"{optim}name", default="adamw")
     library = options.word(f"{optim}optimizer_impl", default="torch.optim")
-    try:
-        found = optimizer_named(name, f"{optim}optimizer")
-    except SpecError:
-        found = OPTIMIZERS["adamw"]
-        reading.unmodelled(f"{optim}optimizer", f"the state of {name} is not known; AdamW's is priced")  # fmt: skip
+    found = optimizer_or_adamw(reading, name, f"{optim}optimizer")
     if library not in ("torch.optim", "torch.optim.adamw") and found.name == "adamw":
         reading.unmodelled(f"{optim}optimizer_impl", f"{library}'s states may be narrower than AdamW's")  # fmt: skip
     reading.job["optimizer"] = found.model_dump()

@@ -20,12 +20,12 @@ from meshwright.imports.options import flags_of
 from meshwright.imports.program_values import Known
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
-from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.job import RECIPES
 
 _OLD = re.compile(r"^optim_wrapper\s*=\s*dict\(", re.M)
 _NEW = re.compile(r"^from xtuner\.v1\b", re.M)
@@ -185,11 +185,7 @@ def _whole(value: Any) -> int:
 
 
 def _optimizer(name: str, reading: Reading) -> None:
-    try:
-        found = optimizer_named(name, "optim_type")
-    except SpecError:
-        found = OPTIMIZERS["adamw"]
-        reading.unmodelled("optim_type", f"the state of {name} is not known; AdamW's is priced")
+    found = optimizer_or_adamw(reading, name, "optim_type")
     reading.job["optimizer"] = found.model_dump()
 
 
