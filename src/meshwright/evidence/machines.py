@@ -36,7 +36,7 @@ _DEVICES: tuple[tuple[str, str], ...] = (
     (r"A100.*PCI-?e", "a100-pcie-80g"),
     (r"A100.*40 ?G|40 ?G(?:i?B)?[ -]A100|p4d\b", "a100-40g"),
     (r"A100|p4de\b", "a100-80g"),
-    (r"\bp5en?\b(?<=e|n)|\bp5e\b", "h200"),
+    (r"\bp5en?\b", "h200"),
     (r"\bp5\b", "h100"),
     (r"V100.*16 ?G", "v100-16g"),
     (r"V100", "v100-32g"),
