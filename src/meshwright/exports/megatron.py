@@ -129,8 +129,8 @@ def layout_string(split: tuple[int, ...]) -> str:
 
 
 def _shard_flags(layout: Layout) -> Flags:
-    if layout.zero == 0:
-        return {}
+    if layout.zero == 0:  # the plan prices gradients that are reduced beside the backward here, too
+        return {"overlap-grad-reduce": True}
     flags: Flags = {"use-distributed-optimizer": True, "overlap-grad-reduce": True}
     if layout.zero == 1:
         flags["overlap-param-gather"] = True

@@ -392,7 +392,7 @@ def megatron(
 
         given = replace(given, model=model)
     options = Options(flags, "--")
-    reading = read_flags(options, given, title)
+    reading = read_flags(options, given, title, recipe=True)
     if guessed is not None:
         reading.guess("--model", f"{named} is no preset; a typical shape of its size is taken")
     reading.options = {

@@ -11,6 +11,7 @@ from meshwright.costs.step import estimates
 from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import resize
 from meshwright.imports.edits import candidates_for
+from meshwright.imports.overlaps import RISK, WHAT, overlap_edits, overlapped, same_run
 from meshwright.imports.patch import Edit, apply_edits
 from meshwright.imports.reading import Imported
 from meshwright.planner.legality import Question, why_illegal
@@ -158,6 +159,12 @@ def criticise(
         rescued = estimate.fits and not plan.estimate.fits
         if rescued or (estimate.fits and gain > _LEAST_GAIN):
             found.append(Change(what, layout, gain, estimate.peak_memory_bytes, risk))
+    hidden = overlapped(imported, plan)
+    if hidden is not None:
+        estimate = without_offloaded(hidden[1], unpriced_offload(imported))
+        gain = plan.estimate.step_time_s / estimate.step_time_s - 1
+        if estimate.fits and gain > _LEAST_GAIN:
+            found.append(Change(WHAT, plan.layout, gain, estimate.peak_memory_bytes, RISK))
     found.sort(key=lambda one: -one.gain)
     found = found[:_MOST]
     if text and reread is not None:
@@ -169,13 +176,20 @@ def _with_lines(
     change: Change, imported: Imported, plan: Plan, text: str, reread: Callable[[str], Imported]
 ) -> Change:
     """A change with the first lines that, read again, give its layout and its job."""
-    for edits in candidates_for(text, imported, plan.layout, change.layout):
+    hidden = overlapped(imported, plan) if change.what == WHAT else None
+    job = imported.job if hidden is None else hidden[0]
+    places = (
+        candidates_for(text, imported, plan.layout, change.layout)
+        if hidden is None
+        else overlap_edits(text, imported)
+    )
+    for edits in places:
         try:
             back = reread(apply_edits(text, list(edits)))
         except SpecError:
             continue
         same = canonical(back.layout, back.model) == canonical(change.layout, back.model)
-        if same and (back.model, back.job) == (imported.model, imported.job):
+        if same and back.model == imported.model and same_run(back.job, job):
             return replace(change, edits=edits)
     return change
 

@@ -16,6 +16,7 @@ from meshwright.imports.megatron_job import (
     precision_recipe,
 )
 from meshwright.imports.megatron_shape import read_shape, skip_shape
+from meshwright.imports.megatron_switches import behaviour, name_others
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.planner.dispatchers import DEDUPLICATED, OPTION
@@ -29,6 +30,7 @@ _METHODS = {
 }  # fmt: skip
 _OLD = ("checkpoint-activations", "activations-checkpoint-method", "activations-checkpoint-granularity",
         "checkpoint-num-layers", "deepspeed-activation-checkpointing")  # fmt: skip
+_OF_ITS_LOADER = ("Megatron-LM script", "Megatron-LM YAML")
 EDITS = {
     "tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size",
     "cp": "--context-parallel-size", "ep": "--expert-model-parallel-size",
@@ -36,18 +38,19 @@ EDITS = {
     "virtual_stages": "--num-virtual-stages-per-pipeline-rank",
     "sequence_parallel": "--sequence-parallel", "zero1": "--use-distributed-optimizer",
     "recompute": "--recompute-granularity", "recompute_method": "--recompute-method",
-    "recompute_num": "--recompute-num-layers",
+    "recompute_num": "--recompute-num-layers", "overlap": "--overlap-grad-reduce",
 }  # fmt: skip
 
 
 def read(
     options: Options, given: Given, title: str = "Megatron-LM", dialect: str = "megatron",
-    config: dict[str, Any] | None = None, more: tuple[str, ...] = (),
+    config: dict[str, Any] | None = None, more: tuple[str, ...] = (), recipe: bool = False,
 ) -> Reading:  # fmt: skip
     """Return what a set of flags runs.
 
     Args:
         dialect: `megatron`, `megatron-deepspeed` or `bloom`.
+        recipe: of a tool whose recipes overlap and group what Megatron-LM's own scripts ask for by switches.
         config: of DeepSpeed, where the command names one.
         more: tables of the options that a tool around Megatron-LM adds.
 
@@ -79,6 +82,12 @@ def read(
         "seq-length", "max-seq-length", "max-length", "encoder-seq-length"
     )
     reading.job = _job(options, reading, dialect, fields["zero"])
+    if dialect == "megatron":
+        own = behaviour(options, fields["zero"], overlaps=recipe)
+        if own:
+            reading.job["framework_options"] = own | reading.job.get("framework_options", {})
+        if not recipe:
+            name_others(options, reading, reading.model.experts, mask=title in _OF_ITS_LOADER and mindspeed.TABLE not in more)  # fmt: skip
     add_budget(options, reading)
     if mindspeed.TABLE in more:
         mindspeed.refine(options, reading, fields)

@@ -9,6 +9,7 @@ from meshwright.imports import megatron
 from meshwright.imports.beside import beside
 from meshwright.imports.hydra_defaults import with_defaults
 from meshwright.imports.interpolate import merged, resolved
+from meshwright.imports.megatron_switches import NEGATED
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.words import unset
@@ -24,7 +25,6 @@ _OF_OTHERS = ("mamba_", "hybrid_", "retro_", "vision_", "dino_", "ict_", "bienco
 _PARTS = (("fp8_", "fp8"), ("tp_comm_", "tp_comm_overlap"), ("mtp_", "mtp_num_layers"), ("num_layers_at_", "fp8"), ("moe_", "num_experts"),
           ("cuda_graph_", "enable_cuda_graph"), ("tp_comm_bootstrap", "tp_comm_overlap"))  # fmt: skip
 """Details of parts, and what switches the part on."""
-_NEGATED = {"add_bias_linear": "disable-bias-linear", "gradient_accumulation_fusion": "no-gradient-accumulation-fusion"}  # fmt: skip
 
 
 def is_config(data: dict[str, Any]) -> bool:
@@ -98,12 +98,12 @@ def _flags(table: dict[str, Any]) -> dict[str, Any]:
         absent = any(field.startswith(part) and not table.get(switch) for part, switch in _PARTS)
         if field == "defaults" or absent or (not hybrid and field.startswith(_OF_OTHERS)):
             continue  # what a print of all arguments says of parts that are not there
-        if field in _NEGATED and value is False:
-            flags[_NEGATED[field]] = True
+        if field in NEGATED and value is False:
+            flags[NEGATED[field]] = True
         if value is None or value is False or isinstance(value, dict) or value == "":
             continue
         if isinstance(value, str) and unset(value) and value.strip().startswith("/"):
             continue
-        if field not in _NEGATED:
+        if field not in NEGATED:
             flags[field.replace("_", "-")] = value
     return flags

@@ -7,6 +7,7 @@ from typing import Any
 from meshwright.imports import megatron
 from meshwright.imports.bridge import RENAMED
 from meshwright.imports.interpolate import resolved
+from meshwright.imports.megatron_switches import NEGATED
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.words import unset
@@ -44,9 +45,10 @@ def _core_flags(data: dict[str, Any]) -> dict[str, Any]:
     }
     if flags.pop("activation-func", "") == "swiglu" or flags.pop("gated-linear-unit", False):
         flags["swiglu"] = True
-    flags.pop("add-bias-linear", None)  # Megatron-LM's own way unless it is switched off
-    if fields.get("add_bias_linear") is False:
-        flags["disable-bias-linear"] = True
+    for field, flag in NEGATED.items():
+        flags.pop(field.replace("_", "-"), None)  # Megatron-LM's own way unless it is switched off
+        if fields.get(field) is False:
+            flags[flag] = True
     if not flags.get("fp8"):
         flags = {name: value for name, value in flags.items() if not name.startswith("fp8")}
     if not flags.get("num-experts"):
@@ -110,7 +112,7 @@ def _nemo(arguments: dict[str, Any], given: Given) -> Reading:
         raise SpecError(
             "--model", None, "this format does not describe the model: name it, as llama3-8b"
         )
-    reading = megatron.read(Options(flags, "--"), given, "NeMo 2 overrides")
+    reading = megatron.read(Options(flags, "--"), given, "NeMo 2 overrides", recipe=True)
     for name, size in (("trainer.num_nodes", "hosts"), ("trainer.devices", "per_host")):
         count = arguments.get(name)
         if isinstance(count, int) and count > 0:

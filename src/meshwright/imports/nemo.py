@@ -108,7 +108,7 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
         "share-embeddings-and-output-weights",
         "optim",
     }
-    reading = megatron.read(options, given, "NeMo YAML")
+    reading = megatron.read(options, given, "NeMo YAML", recipe=True)
     reading.options = dict(EDITS)
     devices, hosts = (trainer or {}).get("devices"), (trainer or {}).get("num_nodes")
     reading.per_host = devices if isinstance(devices, int) and devices > 0 else 0

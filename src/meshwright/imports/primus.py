@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.imports import bridge, maxtext, megatron, torchtitan
 from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import merged, read_table, resolved
+from meshwright.imports.megatron_switches import NEGATED
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
@@ -17,16 +18,6 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
 _OTHER = ("diffusion", "flux", "wan", "hybrid", "mamba", "zebra", "rl", "posttrain")
-
-
-_OFF = {
-    # Fields that are on unless Megatron-LM is told otherwise, and the flag that tells it.
-    "overlap_p2p_comm": "no-overlap-p2p-communication", "fp8_wgrad": "no-fp8-wgrad", "apply_rope_fusion": "no-rope-fusion",
-    "gradient_accumulation_fusion": "no-gradient-accumulation-fusion", "masked_softmax_fusion": "no-masked-softmax-fusion",
-    "bias_gelu_fusion": "no-bias-gelu-fusion", "bias_swiglu_fusion": "no-bias-swiglu-fusion",
-    "bias_dropout_fusion": "no-bias-dropout-fusion", "pin_cpu_grads": "no-pin-cpu-grads", "pin_cpu_params": "no-pin-cpu-params",
-    "scatter_gather_tensors_in_pipeline": "no-scatter-gather-tensors-in-pipeline",
-}  # fmt: skip
 
 
 def is_config(data: dict[str, Any]) -> bool:
@@ -148,11 +139,11 @@ def _megatron(
                 name, name
             )
         ] = value
-    off = {flag for key, flag in _OFF.items() if values.get(key) is False and key in said}
+    off = {flag for key, flag in NEGATED.items() if values.get(key) is False and key in said}
     flags |= dict.fromkeys(off, True)
     said = said | {flag.replace("-", "_") for flag in off}
     flags.pop("add-bias-linear", None)  # Megatron-LM's own way unless it is switched off
-    if values.get("add_bias_linear") is False:
+    if values.get("add_bias_linear") is False:  # whoever says so: it is a part of the model
         flags["disable-bias-linear"] = True
     if any(
         word in str(values.get("model_type", "")) + named.lower() for word in _OTHER

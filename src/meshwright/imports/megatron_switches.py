@@ -1,0 +1,101 @@
+"""What Megatron-LM's switches make of its usual overlaps, buckets, fusions and padding."""
+
+from __future__ import annotations
+
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Reading
+from meshwright.specs.errors import SpecError
+from meshwright.specs.model import Experts
+
+NEGATED = {
+    "add_bias_linear": "disable-bias-linear", "overlap_p2p_comm": "no-overlap-p2p-communication", "fp8_wgrad": "no-fp8-wgrad",
+    "apply_rope_fusion": "no-rope-fusion", "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
+    "masked_softmax_fusion": "no-masked-softmax-fusion", "bias_gelu_fusion": "no-bias-gelu-fusion",
+    "bias_swiglu_fusion": "no-bias-swiglu-fusion", "bias_dropout_fusion": "no-bias-dropout-fusion",
+    "gradient_reduce_div_fusion": "no-gradient-reduce-div-fusion", "align_param_gather": "no-align-param-gather",
+    "pin_cpu_grads": "no-pin-cpu-grads", "pin_cpu_params": "no-pin-cpu-params",
+    "scatter_gather_tensors_in_pipeline": "no-scatter-gather-tensors-in-pipeline",
+    "create_attention_mask_in_dataloader": "no-create-attention-mask-in-dataloader",
+}  # fmt: skip
+"""Fields that are on unless Megatron-LM is told otherwise, and the flag that tells it."""
+_VOCAB_MULTIPLE = 128
+_MASK_BYTES = 2**28
+"""A mask that is worth a word."""
+_FUSED_LOGITS_BYTES = 4.0
+"""16-bit logits and one 16-bit copy, where the loss is one kernel (as published rows with the switch were priced)."""
+
+
+def behaviour(
+    options: Options, zero: int, *, overlaps: bool
+) -> dict[str, bool | int | float | str]:
+    """Deviations from what `framework: megatron` assumes: the benchmark's overlaps, default buckets and padding.
+
+    Args:
+        overlaps: whether the tool overlaps the data-parallel collectives where its options say nothing.
+            Megatron-LM's own scripts do not; recipes of NeMo and Megatron-Bridge do.
+    """
+    found: dict[str, bool | int | float | str] = {}
+    reduces = options.flag("overlap-grad-reduce", default=overlaps)
+    gathers = options.flag("overlap-param-gather", default=overlaps)
+    # From ZeRO-2 on Megatron-FSDP overlaps whatever it is told (megatron_fsdp.py), and so does FSDP2.
+    if zero < 2 and not reduces:
+        found["reduce_overlapped"] = False
+    if zero == 1 and not gathers:
+        found["gather_overlapped"] = False
+    if options.flag("tp-comm-overlap"):
+        found["tensor_overlapped"] = True
+    if options.flag("overlap-moe-expert-parallel-comm"):
+        found["expert_overlapped"] = True
+    if options.flag("no-overlap-p2p-communication"):
+        found["p2p_overlapped"] = False
+    bucket = options.whole("ddp-bucket-size")
+    if bucket:
+        found |= {"bucket_parameters": float(bucket), "bucket_parameters_per_rank": 0.0}
+    multiple = options.whole("make-vocab-size-divisible-by", default=_VOCAB_MULTIPLE)
+    if multiple not in (0, _VOCAB_MULTIPLE):
+        found["vocab_multiple"] = multiple
+    kind = options.word("cross-entropy-fusion-impl", default="native")
+    if options.flag("cross-entropy-loss-fusion") and kind != "linear":
+        found["logits_bytes"] = _FUSED_LOGITS_BYTES
+    return found
+
+
+def name_others(options: Options, reading: Reading, experts: Experts | None, *, mask: bool) -> None:
+    """Name what a step pays for, or saves, that no behaviour of the table holds.
+
+    Args:
+        mask: whether Megatron-LM's own loader feeds the run, which makes masks unless told not to.
+
+    Raises:
+        SpecError: the training loop is skipped.
+    """
+    kind = options.word("cross-entropy-fusion-impl", default="native")
+    if options.flag("cross-entropy-loss-fusion") and kind == "linear":
+        reading.unmodelled("--cross-entropy-fusion-impl", "head and loss are one kernel that never holds all logits; the estimate does")  # fmt: skip
+    if experts is not None and not options.flag(
+        "moe-grouped-gemm", "moe-use-legacy-grouped-gemm", "use-grouped-gemm"
+    ):
+        reading.unmodelled("--moe-grouped-gemm", "is not there: a rank's experts run one by one; grouped products are priced")  # fmt: skip
+    if options.word("transformer-impl") not in ("", "local", "transformer_engine"):
+        reading.unmodelled(
+            "--transformer-impl",
+            f"{options.word('transformer-impl')} builds other layers; Transformer Engine's are priced",
+        )
+    if options.flag("skip-train"):
+        raise SpecError("--skip-train", True, "does not train; a training run is expected")
+    spec = options.text("spec")
+    own = spec.split()[0].strip("\"'[],") if spec.split() else ""
+    if (
+        own
+        and own not in ("local", "te", "transformer_engine")
+        and not own.startswith("megatron.core.models.gpt")
+    ):
+        reading.unmodelled(
+            "--spec", f"layers are built by {own[-60:]}; Megatron-LM's own are priced"
+        )
+    made = mask and not options.flag(
+        "no-create-attention-mask-in-dataloader", "sft", "dataloader-inter-document-masking"
+    )
+    size = (reading.micro_batch or 1) * reading.seq_len**2
+    if made and size >= _MASK_BYTES:
+        reading.unmodelled("--no-create-attention-mask-in-dataloader", f"is not there: each micro-batch brings a mask of {size / 2**30:.2g} GiB, which the estimate leaves out")  # fmt: skip
