@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from meshwright.imports.files import import_text
-from meshwright.imports.options import Options, known
+from meshwright.imports.option_tables import known
+from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError

@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.imports import accelerate
+from meshwright.imports import accelerate, trl_command
 from meshwright.imports.accelerate_flags import launched
 from meshwright.imports.beside import beside
 from meshwright.imports.hf_adapters import read_adapters
 from meshwright.imports.hf_lengths import sequences
-from meshwright.imports.hf_programs import set_defaults, set_switches
+from meshwright.imports.hf_nested import lifted
+from meshwright.imports.hf_programs import negated, set_defaults, set_switches, trl_defaults
 from meshwright.imports.hf_sharding import agrees, deepspeed_named, sharding
 from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.names import PLANNED, refuse_other, shape_named
@@ -22,7 +23,7 @@ from meshwright.imports.own_arguments import folder_of, own_defaults
 from meshwright.imports.own_layers import fuses_loss, own_adapters
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
-from meshwright.imports.tasks import name_generation, name_task
+from meshwright.imports.tasks import name_by_options, name_generation, name_task
 from meshwright.imports.tuning import recomputes_as_unsloth
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
@@ -100,6 +101,10 @@ def read_words(
     )
     launcher(script, launch, reading, given, folder)
     own = own_defaults(launch.program, folder)
+    negated(values, own)
+    if launch.program.startswith("trl "):
+        trl_command.configured(values, reading, given, folder)
+        trl_defaults(values, reading)
     set_defaults(launch.program, values, reading, own)
     name_task(reading, posixpath.basename(launch.program))
     name_task(reading, folder_of(launch.program, folder))
@@ -184,6 +189,7 @@ def fill(
         SpecError: a value that cannot be.
     """
     options.guessing = given.guess
+    options.values = lifted(options.values)
     reading.model = given.model or reading.model
     reading.model_name = reading.model_name or _named(options)
     if options.has("freeze_encoder", "val_max_target_length"):
@@ -219,6 +225,7 @@ def fill(
     _packing(options, reading)
     name_task(reading, options.loose("stage", "rlhf_type", "training_stage"))
     answers = options.has("max_completion_length") and not options.has("beta", "loss_type")
+    name_by_options(reading, options)
     if options.has("reward_funcs", "num_generations") or answers:
         name_task(reading, "grpo")
     elif options.has("beta") and options.has("max_prompt_length", "max_completion_length"):

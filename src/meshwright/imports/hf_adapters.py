@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
 from meshwright.imports.tuning import adapters, refuse_vectors, stored_by_name
-
-if TYPE_CHECKING:
-    pass
 
 
 def read_adapters(options: Options, reading: Reading) -> None:
@@ -51,7 +47,9 @@ def read_adapters(options: Options, reading: Reading) -> None:
         "bnb_use_4bit",
         default=quantises and not eight,
     )
-    bits = 4 if four else 8 if eight else options.whole("quantization_bit", "quant_bits", "bits")
+    bits = 4 if four else 8 if eight else _bits(options)
+    if bits and not asked and not four and bits < 16:
+        reading.unmodelled("load_in_8bit" if eight else "quantization_bit", f"weights in {bits} bits do not train without adapters, and none are named; all weights are priced in 16 bits as trained")  # fmt: skip
     if asked and not four and stored_by_name(reading.model_name):
         bits = 4  # the checkpoint's weights are quantised, whatever the options say
         reading.note("the checkpoint's weights are in 4 bits, by its name", "model_name_or_path")
@@ -75,6 +73,16 @@ def read_adapters(options: Options, reading: Reading) -> None:
             method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"),
             option="lora_target_modules", twice=twice, whole=options.raw("modules_to_save", "lora_modules_to_save"),
         )  # fmt: skip
+
+
+def _bits(options: Options) -> int:
+    """Bits of the frozen weights; ms-swift's `float8` is eight."""
+    names = ("quantization_bit", "quant_bits", "bits")
+    for name in names:
+        if str(options.values.get(name)).lower() in ("float8", "fp8"):
+            options.read.add(name)
+            return 8
+    return options.whole(*names)
 
 
 def _twice(options: Options) -> bool | None:

@@ -31,13 +31,11 @@ def set_defaults(
         for old, new in _OLD_SWIFT.items():
             if old in values:
                 values.setdefault(new, values.pop(old))
-        if not said:
-            values["bf16"] = True
-            reading.note("ms-swift computes in the weights' own precision, bf16", "--torch_dtype")
+        _swift_precision(values, reading)
         if "gradient_checkpointing" not in values:
             values["gradient_checkpointing"] = True
             reading.note("is ms-swift's default, on", "--gradient_checkpointing")
-        chosen_tuner(values)
+        chosen_tuner(values, reading)
     elif deepspeed_chat.is_one(values, own):
         deepspeed_chat.settle(values, own, reading)
     elif posixpath.basename(program) == "qlora.py":
@@ -51,6 +49,18 @@ def set_defaults(
         ):
             reading.layout["zero"] = 3
             reading.note("this program trains with OLMo-core, sharded", "--config_name")
+
+
+_OF_THEMSELVES = {"no_cuda"}
+"""Options whose own name begins so."""
+
+
+def negated(values: dict[str, Any], own: dict[str, Any]) -> None:
+    """`--no_X` turns off what is on by itself (transformers' HfArgumentParser, argparse's BooleanOptionalAction)."""
+    for name in [name for name in values if name.startswith("no_")]:
+        if values[name] is True and name not in own and name not in _OF_THEMSELVES:
+            del values[name]
+            values[name.removeprefix("no_")] = False
 
 
 def set_switches(
@@ -81,7 +91,35 @@ _OLD_SWIFT = {"sft_type": "train_type", "batch_size": "per_device_train_batch_si
 """How ms-swift 2 called what ms-swift 3 and 4 call otherwise (swift/llm/utils/argument.py of 2.x)."""
 
 
-def chosen_tuner(values: dict[str, Any]) -> None:
+def _swift_precision(values: dict[str, Any], reading: Reading) -> None:
+    """ms-swift computes in what the weights are loaded in, mixed (swift/arguments/base_args/model_args.py)."""
+    if {"bf16", "fp16"} & set(values):
+        return
+    if not {"torch_dtype", "dtype"} & set(values):
+        values["torch_dtype"] = "bfloat16"
+        reading.note("ms-swift computes in the weights' own precision, bf16", "--torch_dtype")
+    width = str(values.get("torch_dtype", values.get("dtype"))).removeprefix("torch.")
+    values["fp16" if width in ("float16", "fp16", "float32", "fp32") else "bf16"] = True
+
+
+def chosen_tuner(values: dict[str, Any], reading: Reading) -> None:
     """ms-swift's `--tuner_type` (older: `--train_type`) decides over a rank that is there anyway."""
     kind = str(values.pop("tuner_type", None) or values.pop("train_type", None) or "lora").lower()
     values.setdefault("use_lora", kind in ("lora", "longlora", "adalora"))
+    if kind not in ("lora", "full"):
+        how = "adapters of one rank are" if values["use_lora"] else "all weights are"
+        reading.unmodelled("tuner_type", f"{kind} is not modelled; {how} priced as trained")
+
+
+def trl_defaults(found: dict[str, Any], reading: Reading) -> None:
+    """What TRL's own configurations take today where a program says nothing (trl/trainer/base_config.py, 1.x)."""
+    plain = {"bf16", "fp16", "torch_dtype", "dtype", "deepspeed", "_unsloth"} & set(found)
+    if not plain and "precision" not in reading.job:
+        found["bf16"] = True
+        reading.guess("bf16", "neither bf16 nor fp16 is set: TRL 1.x computes in bf16 then (older releases in fp32); bf16 is taken")  # fmt: skip
+    if "gradient_checkpointing" not in found:
+        found["gradient_checkpointing"] = True
+        reading.guess("gradient_checkpointing", "is not set: on in TRL 1.x (off in older releases); on is taken")  # fmt: skip
+    if not any(name in found for name in (*LENGTHS, "max_completion_length", "max_prompt_length")):
+        found["max_length"] = 1024
+        reading.guess("max_length", "is not set: TRL's own, 1,024 tokens, is taken")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.imports import accelerate, deepspeed
 from meshwright.imports.beside import beside
 from meshwright.imports.options import Options
-from meshwright.imports.reading import Given, Reading
+from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.tasks import name_task
 from meshwright.specs.foreign import read_text
 
@@ -37,7 +37,7 @@ def sharding(
     if options.flag("activation_offloading"):  # SFTConfig's
         reading.offload.add("activations")
     reading.layout.setdefault("zero", 0)
-    _degrees(options, reading)
+    _degrees(options, reading, given)
 
 
 def _deepspeed(
@@ -71,6 +71,9 @@ def _deepspeed(
         reading.offload.add("optimizer")
 
 
+_FSDP_WORDS = {*accelerate.STRATEGY_ZERO, "FSDP2", "FSDP", "OFFLOAD", "TRUE", "AUTO_WRAP", "CONFIG"}
+
+
 def _fsdp_words(
     options: Options, reading: Reading, folder: Path | None, script: Script | None
 ) -> None:
@@ -90,6 +93,8 @@ def _fsdp_words(
             reading.job["framework"] = "trl"
         if name == "OFFLOAD":
             reading.offload |= {"optimizer", "parameters"}
+        if name not in _FSDP_WORDS:
+            reading.remarks.append(Remark("unread", "fsdp", f"{word[:40]} is none of transformers' words; it is left out"))  # fmt: skip
         if name in ("TRUE", "AUTO_WRAP"):  # unless a strategy stands beside, or in the environment
             reading.layout.setdefault("zero", _strategy_of(script))
 
@@ -116,8 +121,8 @@ def _rollouts(options: Options, reading: Reading) -> None:
     name_task(reading, "grpo")
 
 
-def _degrees(options: Options, reading: Reading) -> None:
-    tp = options.whole("tensor_parallel_size", "tp_size", "tp", default=1)
+def _degrees(options: Options, reading: Reading, given: Given) -> None:
+    tp = options.whole("tensor_parallel_size", "tp_size", "tp", "deepspeed_autotp_size", default=1)
     sp = options.whole(*_SEQUENCE, default=1)
     if options.has("num_learners_per_node"):
         counts = [int(n) for n in re.findall(r"\d+", options.loose("num_learners_per_node"))]
@@ -132,6 +137,14 @@ def _degrees(options: Options, reading: Reading) -> None:
             or reading.layout.get("cp_method") == "ring"
         )
         reading.layout["cp_method"] = "ring" if ring else "ulysses"
+    options.read.add("tp_plan")
+    if str(options.values.get("tp_plan") or "none").lower() != "none" and tp <= 1:
+        # transformers cuts the model over every process of its launcher where no size stands beside.
+        tp = reading.world() or (given.cluster.gpus if given.cluster else 1)
+        if tp > 1:
+            reading.guess(
+                "tp_plan", f"is set without a size: the model is cut over all {tp} devices"
+            )
     if options.whole("dp_shard_size", default=1) > 1:  # accelerate's ParallelismConfig
         reading.layout["zero"] = reading.layout.get("zero") or 3
     if tp > 1 and not options.has("vllm_num_engines"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import accelerate, deepspeed, hf, hf_programs
+from meshwright.imports import accelerate, deepspeed, hf, hf_programs, trl_command
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.foreign import parse_yaml, read_text
@@ -154,11 +154,15 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
     if data.get("train_mode") == "qlora":
         data = {**data, "use_lora": True, "load_in_4bit": True}
     _launched(data, reading, given, folder)
+    if "accelerate_config" in data:  # TRL's command reads it
+        data = dict(data)
+        trl_command.configured(data, reading, given, folder)
+        hf_programs.trl_defaults(data, reading)
     processes = data.get("num_processes")
     if isinstance(processes, int) and processes > 0:
         data = {name: one for name, one in data.items() if name != "num_processes"}
         reading.devices = processes  # what its launcher is to start
     if "tuner_type" in data or "train_type" in data:
         data = dict(data)
-        hf_programs.chosen_tuner(data)
+        hf_programs.chosen_tuner(data, reading)
     return hf.fill(Options(flattened(data)), reading, given, folder)

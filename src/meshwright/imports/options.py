@@ -5,12 +5,10 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-import tomllib
 from collections.abc import Mapping
-from functools import cache
-from importlib import resources
 from typing import Any
 
+from meshwright.imports.option_tables import choices, idle, known
 from meshwright.imports.reading import Reading, Remark
 from meshwright.imports.words import shown, unmarked, unset
 from meshwright.specs.errors import SpecError
@@ -227,7 +225,7 @@ class Options:
             own = self._own(name)
             effect = known(own, tables)
             unsaid = effect is not None and self._silent(value)
-            if effect == "" or unsaid or _idle(own, value, effect, tables):
+            if effect == "" or unsaid or idle(own, value, effect, tables):
                 continue
             option = self.prefix + name
             if effect is not None:
@@ -245,10 +243,28 @@ class Options:
                 else f"it is left out{near}"
             )
             reading.remarks.append(Remark("unread", option, text))
+        self._strangers(reading, tables, strict)
         for effect, options in alike.items():
             # One sentence for what has one effect: a list of thirty options is read by nobody.
             more = f", and {len(options) - 3} more" if len(options) > 3 else ""
             reading.remarks.append(Remark("unmodelled", ", ".join(options[:3]) + more, effect))
+
+    def _strangers(self, reading: Reading, tables: tuple[str, ...], strict: bool) -> None:
+        """Name the values that an option of a few known words does not take, read or not."""
+        for name, value in self.values.items():
+            if name in self.assumed or not isinstance(value, str) or unset(value):
+                continue
+            words = choices(self._own(name), tables)
+            word = value.strip().strip("\"'").lower()
+            if not words or not word or any(fnmatch.fnmatchcase(word, one) for one in words):
+                continue
+            option, plain = self.prefix + name, [one for one in words if one != "none"]
+            expected = ", ".join(plain[:6])
+            if strict:
+                raise SpecError(option, value, f"one of {expected} is expected (--strict)")
+            text = f"{shown(value)[:60]} is not understood (known: {expected}); the usual one is priced"
+            if not any(one.option == option for one in reading.remarks):
+                reading.remarks.append(Remark("unread", option, text))
 
 
 _NAMES_A_MODEL = re.compile(r"model|pretrain|hf.checkpoint|config.name")
@@ -283,71 +299,6 @@ class Missing(SpecError):
             also = f" (also {', '.join(rest)})" if rest else ""
             remedy = f"the file does not state {plain}{also}: --set {plain}=… gives it; --guess takes what it can"
         super().__init__(option, text, remedy)
-
-
-def _idle(name: str, value: Any, effect: str | None, tables: tuple[str, ...]) -> bool:
-    """Whether an option stands at what its framework takes anyway, or is switched off."""
-    usual = _usual(name, tables)
-    if usual is not None:
-        return _same(value, usual)
-    if isinstance(value, str) and effect is not None:
-        return value.strip().lower() == "false"
-    return value is False or value == {}
-
-
-def _usual(name: str, tables: tuple[str, ...]) -> Any:
-    short = name.lower().replace("-", "_")
-    for table in tables:
-        for pattern, value in _tables()[table].get("usual", {}).items():
-            if fnmatch.fnmatchcase(short, pattern):
-                return value
-    return None
-
-
-def _same(value: Any, usual: Any) -> bool:
-    left, right = (str(one).strip().lower() for one in (value, usual))
-    try:
-        return left == right or float(left) == float(right)
-    except ValueError:
-        return False
-
-
-@cache
-def _tables() -> dict[str, Any]:
-    folder = resources.files("meshwright.imports").joinpath("data")
-    found: dict[str, Any] = {}
-    for name in ("options.toml", "options_tables.toml", "options_pretraining.toml"):
-        found |= tomllib.loads(folder.joinpath(name).read_text("utf-8"))
-    return found
-
-
-@cache
-def known(name: str, tables: tuple[str, ...]) -> str | None:
-    """What an option changes that the estimate has no term for; "" if nothing; None: not known."""
-    short = name.lower().replace("-", "_")
-    for table in tables:
-        if short in _tables()[table].get("effects", {}):
-            return str(_tables()[table]["effects"][short])
-    if any(short in _tables()[table]["harmless"] for table in tables):
-        return ""
-    for table in tables:
-        entry = _tables()[table]
-        for pattern, effect in entry.get("effects", {}).items():
-            if fnmatch.fnmatchcase(short, pattern) and not _narrower(short, pattern, tables):
-                return str(effect)
-    for table in tables:
-        if any(fnmatch.fnmatchcase(short, pattern) for pattern in _tables()[table]["harmless"]):
-            return ""
-    return None
-
-
-def _narrower(short: str, pattern: str, tables: tuple[str, ...]) -> bool:
-    """Whether what is said of a whole table gives way to a harmless name inside it."""
-    return pattern.endswith(".*") and any(
-        len(one) > len(pattern) and fnmatch.fnmatchcase(short, one)
-        for table in tables
-        for one in _tables()[table]["harmless"]
-    )
 
 
 def flattened(data: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:

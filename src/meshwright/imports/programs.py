@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.imports import hf
 from meshwright.imports.config_classes import family_of
+from meshwright.imports.hf_programs import trl_defaults
 from meshwright.imports.made_models import made_model
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
@@ -16,7 +17,6 @@ from meshwright.imports.own_arguments import imported_settings, tables_beside
 from meshwright.imports.own_layers import lay_out
 from meshwright.imports.own_tables import inert
 from meshwright.imports.program_settings import (
-    LENGTHS,
     UNSLOTH,
     UNSLOTH_LOSS,
     program_settings,
@@ -33,11 +33,12 @@ _LIBRARIES = re.compile(r"^[^\S\n]*(?:from|import) (?:transformers|trl|unsloth)\
 
 _INERT = ("random_state", "prefetch_factor", "pin_memory", "use_rslora", "token", "trust_remote_code", "task_type",
           "dataset_num_proc", "dataset_text_field", "fast_inference", "gpu_memory_utilization",
-          "max_lora_rank", "float8_kv_cache", "use_exact_model_name", "fix_tokenizer", "finetune_language_layers",
-          "finetune_attention_modules", "finetune_mlp_modules")  # fmt: skip
+          "max_lora_rank", "float8_kv_cache", "use_exact_model_name", "fix_tokenizer")  # fmt: skip
 """Arguments of what a program makes beside the trainer that change no memory, time or numbers of it."""
 
 
+_ADAPTED = ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules")
+"""Unsloth's switches of what has adapters."""
 _WRAPS = r"(?:DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard)$"
 _LOOP = r"\bDistributedDataParallel\(|\bDDP\(|\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\("
 """What a loop of one's own wraps its model in."""
@@ -115,13 +116,7 @@ def read(
         }
     elif found.get("r"):
         found["use_peft"], found["lora_r"] = True, found.pop("r")
-    for key in _INERT:
-        found.pop(key, None)
-    if (
-        found.pop("device_map", None) in ("auto", "balanced", "balanced_low_0", "sequential")
-        and not reading.world()
-    ):
-        reading.unmodelled("device_map", "one process spreads the layers over all devices that it sees, which work one after another; a copy a device is priced")  # fmt: skip
+    _aside(found, reading)
     if found.get("bias") == "none":
         del found["bias"]
     if re.search(rf"(?:{ASKED_OF_DEVICE})\(", text):
@@ -147,6 +142,20 @@ def read(
     if made["_trainer"] not in (None, "", "sft"):
         name_task(reading, str(made["_trainer"]))
     return reading
+
+
+def _aside(found: dict[str, Any], reading: Reading) -> None:
+    """Take out what changes nothing, and name what is not priced beside the trainer."""
+    for key in _INERT:
+        found.pop(key, None)
+    for key in _ADAPTED:
+        if found.pop(key, True) is False:
+            reading.unmodelled(key, "these layers have no adapters; all that are named are priced with them")  # fmt: skip
+    if (
+        found.pop("device_map", None) in ("auto", "balanced", "balanced_low_0", "sequential")
+        and not reading.world()
+    ):
+        reading.unmodelled("device_map", "one process spreads the layers over all devices that it sees, which work one after another; a copy a device is priced")  # fmt: skip
 
 
 _STORES = re.compile(r"quant|offload|compile|fp8|int8|int4")
@@ -220,21 +229,7 @@ def _by_library(text: str, found: dict[str, Any], reading: Reading) -> None:
     if re.search(r"\bfsdp_v2\.use_fsdp_v2\(", text):
         found.setdefault("fsdp", "full_shard")  # optimum-tpu's: parameters over all chips, by SPMD
     if _TRL_CONFIG.search(text):
-        _trl(found, reading)
-
-
-def _trl(found: dict[str, Any], reading: Reading) -> None:
-    """What TRL's own configurations take today where a program says nothing (trl/trainer/base_config.py, 1.x)."""
-    plain = {"bf16", "fp16", "torch_dtype", "dtype", "deepspeed", "_unsloth"} & set(found)
-    if not plain and "precision" not in reading.job:
-        found["bf16"] = True
-        reading.guess("bf16", "neither bf16 nor fp16 is set: TRL 1.x computes in bf16 then (older releases in fp32); bf16 is taken")  # fmt: skip
-    if "gradient_checkpointing" not in found:
-        found["gradient_checkpointing"] = True
-        reading.guess("gradient_checkpointing", "is not set: on in TRL 1.x (off in older releases); on is taken")  # fmt: skip
-    if not any(name in found for name in (*LENGTHS, "max_completion_length", "max_prompt_length")):
-        found["max_length"] = 1024
-        reading.guess("max_length", "is not set: TRL's own, 1,024 tokens, is taken")
+        trl_defaults(found, reading)
 
 
 def _unsloth(found: dict[str, object], reading: Reading) -> None:

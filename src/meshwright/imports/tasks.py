@@ -52,12 +52,44 @@ def name_task(reading: Reading, said: str) -> None:
     reading.unmodelled("task", f"{task}: {_TASKS[task]}")
 
 
+_OWN = {
+    "kto": ("desirable_weight", "undesirable_weight", "kto_chosen_weight", "kto_rejected_weight"),
+    "reward": ("center_rewards_coefficient",),
+    "gkd": ("lmbda", "seq_kd", "teacher_model_name_or_path"),
+    "simpo": ("gamma_beta_ratio", "simpo_gamma"),
+    "cpo": ("cpo_alpha",),
+    "orpo": ("orpo_alpha",),
+    "ppo": ("reward_model_path", "cliprange_value", "vf_coef"),
+}
+"""Options that one task alone has (trl/trainer/*_config.py and alignment-handbook's)."""
+_WRITTEN = ("hub_model_id", "output_dir", "run_name")
+
+
+def name_by_options(reading: Reading, options: Options) -> None:
+    """Name the task that a configuration's own options belong to, where no program or stage says it.
+
+    A preference run without such an option goes by the name that it writes its model under (`zephyr-7b-orpo`).
+    """
+    for task, names in _OWN.items():
+        if options.has(*names):
+            name_task(reading, task)
+    if options.has("beta") and options.has("max_prompt_length", "max_completion_length"):
+        written = " ".join(str(options.values.get(name, "")) for name in _WRITTEN)
+        if found := re.search(r"(?<![a-z])(orpo|simpo|cpo|kto)(?![a-z])", written.lower()):
+            name_task(reading, found.group(1))
+
+
 def name_generation(reading: Reading, options: Options) -> None:
     """Say that generation takes part of the training devices' memory, where it runs on them."""
     if not options.flag("use_vllm"):
         return
     share = options.number("vllm_gpu_memory_utilization", default=0.3)
-    if options.word("vllm_mode", default="") == "colocate" or options.flag("vllm_colocate"):
+    mode = options.word("vllm_mode", default="")
+    if options.flag("vllm_enable_sleep_mode"):
+        reading.unmodelled("vllm_enable_sleep_mode", "generation gives its memory back while the model trains; training alone is priced")  # fmt: skip
+    elif not mode and not options.has("vllm_colocate", "vllm_server_host", "vllm_server_base_url"):
+        reading.guess("vllm_mode", f"is not set: TRL 1.x generates on the training devices and sets {share:.0%} of their memory aside, older releases on a server; training alone is priced")  # fmt: skip
+    elif mode == "colocate" or options.flag("vllm_colocate"):
         reading.unmodelled(
             "vllm_mode",
             f"generation runs on the same devices and sets {share:.0%} of their memory aside; "

@@ -3,7 +3,17 @@
 Options of `accelerate launch` stand between the script's, and a name says one of TRL's own configurations.
 """
 
+from __future__ import annotations
+
 import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports import accelerate
+from meshwright.imports.beside import beside
+from meshwright.imports.options import flags_of
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.foreign import parse_yaml, read_text
 
 _EIGHT = ["--num_processes", "8", "--mixed_precision", "bf16"]
 _OWN = {
@@ -51,3 +61,43 @@ def as_launched(words: list[str]) -> tuple[list[str], list[str]]:
         if word not in over and not (at and named[at - 1] in over)
     ]
     return ["accelerate", "launch", *kept, *said], rest
+
+
+_OF_YAML = re.compile(r"num_processes|num_machines|machine_rank|main_process_(?:ip|port)|gpu_ids")
+
+
+def configured(values: dict[str, Any], reading: Reading, given: Given, folder: Path | None) -> None:
+    """Take accelerate's part out of a configuration of TRL's: `accelerate_config`, and sizes beside it.
+
+    Raises:
+        SpecError: accelerate's configuration cannot be read.
+    """
+    named = str(values.pop("accelerate_config", None) or values.pop("config_file", None) or "")
+    said = {name: values.pop(name) for name in list(values) if _OF_YAML.fullmatch(name)}
+    data: dict[str, Any] = {}
+    if named in _OWN:
+        data = _as_table(_OWN[named])
+    elif named and (path := beside(folder, named)) is not None:
+        found = parse_yaml(read_text(path, "accelerate_config"), "accelerate_config", named)
+        data = found if isinstance(found, dict) else {}
+    elif named:
+        reading.guess("accelerate_config", f"{named[-60:]} is not here; what it says of sharding is left out")  # fmt: skip
+    if data:
+        accelerate.apply({**data, **said}, reading, given, folder)
+    elif str(said.get("num_processes", "")).isdigit():
+        reading.devices = int(said["num_processes"])
+
+
+def _as_table(words: list[str]) -> dict[str, Any]:
+    """The words of accelerate's launcher as its configuration."""
+    flags = {name.replace("-", "_"): value for name, value in flags_of(words).items()}
+    inner = {name: value for name, value in flags.items() if name.startswith(("fsdp_", "zero_"))}
+    kind = next((kind for name, kind in _KINDS.items() if name in flags), "NO")
+    table = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config"}.get(kind)
+    return {
+        "distributed_type": kind, "mixed_precision": flags["mixed_precision"],
+        "num_processes": int(flags["num_processes"]), **({table: inner} if table else {}),
+    }  # fmt: skip
+
+
+_KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}

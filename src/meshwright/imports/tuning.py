@@ -59,6 +59,8 @@ def adapters(
     fields["targets"] = _targets(reading, targets, option)
     if parts := trained(whole):
         fields["train"] = parts
+    if strange := [one for one in _names(whole) if not trained(one)]:
+        reading.unmodelled("modules_to_save", f"{', '.join(strange)[:80]} would train in full beside the adapters; not priced")  # fmt: skip
     reading.job["finetune"] = finetune_recipe(fields)
     reading.job.pop("lora_rank", None)
 
@@ -97,6 +99,14 @@ def _targets(reading: Reading, targets: Any, option: str) -> tuple[str, ...]:
             f"{', '.join(unknown)[:80]} are no matrices of the language model that is priced",
         )
     return tuple(dict.fromkeys(found)) or GROUPS["all-linear"]
+
+
+def _names(said: Any) -> list[str]:
+    """Module names of a list or a text; none of a word that says none."""
+    found = said if isinstance(said, list) else re.split(r"[,\s\[\]'\"]+", str(said or ""))
+    return [
+        str(one) for one in found if str(one).lower() not in ("", "none", "null", "true", "false")
+    ]
 
 
 def frozen_part(reading: Reading, option: str) -> None:
