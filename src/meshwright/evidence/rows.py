@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from meshwright.evidence.spellings import in_the_schema, with_commas
+from meshwright.evidence import pasted
+from meshwright.evidence.spellings import in_the_schema
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError, shorten
 
@@ -110,12 +111,48 @@ def read_rows(path: str | Path) -> list[Row]:
         SpecError: the file cannot be read, is not UTF-8, or no column says which model ran.
     """
     text = foreign.read_text(path, "rows", foreign.TABLE_BYTES)
-    rows = in_the_schema(foreign.parse_csv(with_commas(text), "rows", str(path)))
-    if rows and not {"model", "layers", "params_b"} & rows[0].keys():
-        raise SpecError(
-            "rows", str(path), "a CSV table with a header is expected, one column of it `model`"
+    tables = [_with_header(grid) for grid in pasted.grids(text)]
+    if not tables:
+        tables = [foreign.parse_csv(pasted.with_commas(text), "rows", str(path))]
+    rows: list[dict[str, str]] = []
+    for table in tables:
+        read = in_the_schema(table, _names_a_model, len(rows) + 1)
+        rows += read if len(tables) == 1 or _says_a_model(read) else []
+    if not _says_a_model(rows) and any(tables):
+        seen = ", ".join(
+            shorten(head, str, 24) for table in tables[:1] for head in list(table[0])[:8]
         )
+        raise SpecError(
+            "rows", str(path),
+            f"a column that names the model is expected (`model`, or layers and hidden size); its columns are {seen}",
+        )  # fmt: skip
     return [Row(Path(path).stem, cells) for cells in rows]
+
+
+def _says_a_model(rows: list[dict[str, str]]) -> bool:
+    return any({"model", "layers", "params_b"} & row.keys() for row in rows)
+
+
+def _with_header(grid: pasted.Grid) -> list[dict[str, str]]:
+    """Lines of cells under their header; what a line has beyond it is passed over, a head said twice is numbered."""
+    header: list[str] = []
+    for index, cell in enumerate(grid[0]):
+        name = cell or f"column {index + 1}"
+        header.append(name if name not in header else f"{name} ({index + 1})")
+    return [
+        dict(zip(header, [*line, *[""] * len(header)], strict=False))
+        for line in grid[1:]
+        if any(line)
+    ]
+
+
+def _names_a_model(cell: str) -> bool:
+    """Whether a cell names an architecture that is known here, or a size as models have."""
+    from meshwright.evidence.architectures import known_architecture
+
+    if not cell.strip() or len(cell) > 200:
+        return False
+    return known_architecture(cell) is not None
 
 
 def _parse(text: str, table: str, where: str) -> list[Row]:

@@ -6,56 +6,14 @@ the schema says something of the run (`LoRA rank`, `optimizer`) unless its name 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-_NAMES: dict[str, str] = {
-    "id": "id run name row experiment",
-    "source": "source url link reference",
-    "gpu": "gpu device accelerator hardware gputype gpumodel gpuname devicetype card chip instance machine",
-    "gpus": "gpus numgpus ngpus ngpu gpucount numberofgpus worldsize devices numdevices chips ofgpus",
-    "gpus_per_node": "gpuspernode gpusnode gpupernode nprocpernode devicespernode",
-    "interconnect": "interconnect network fabric",
-    "model": "model modelname llm basemodel",
-    "params_b": "paramsb params parameters size modelsize paramsbillion",
-    "layers": "layers numlayers nlayers", "hidden": "hidden hiddensize dmodel hiddendim width",
-    "heads": "heads numheads attentionheads nheads", "kv_heads": "kvheads numkvheads querygroups numquerygroups",
-    "ffn": "ffn ffnhiddensize intermediatesize dff", "vocab": "vocab vocabsize",
-    "seq_len": "seqlen seq sequence sequencelength seqlength contextlength context ctx ctxlen contextlen maxseqlen "
-    "maxseqlength maxlength blocksize tokenspersample s",
-    "precision": "precision dtype datatype mixedprecision",
-    "tp": "tp tensorparallel tensorparallelsize tensorparallelism tpsize tpdegree",
-    "pp": "pp pipelineparallel pipelineparallelsize pipelineparallelism ppsize ppdegree",
-    "vpp": "vpp vp virtualpipeline virtualstages", "dp": "dp dataparallel dataparallelsize dpsize replicas",
-    "cp": "cp contextparallel contextparallelsize cpsize", "ep": "ep expertparallel expertparallelsize epsize",
-    "experts": "experts numexperts", "topk": "topk moetopk expertstoken",
-    "zero_or_fsdp": "zeroorfsdp zero zerostage fsdp sharding strategy dpstrategy distributedstrategy shardingstrategy",
-    "sequence_parallel": "sequenceparallel sp",
-    "micro_batch": "microbatch mbs microbatchsize perdevicebatchsize perdevicetrainbatchsize batchsizepergpu "
-    "batchpergpu bspergpu localbatchsize batchsizeperdevice bsgpu",
-    "global_batch": "globalbatch gbs globalbatchsize totalbatchsize effectivebatchsize totalbatch",
-    "recompute": "recompute recomputation activationcheckpointing gradientcheckpointing checkpointing ac gradckpt",
-    "schedule": "schedule pipelineschedule ppschedule",
-    "setup": "setup framework software library remarks details configuration config settings",
-}  # fmt: skip
-_COLUMNS = {name: column for column, names in _NAMES.items() for name in names.split()}
-"""Columns by how people head them, in small letters and figures alone."""
+from meshwright.evidence import heads
 
-_ACCUMULATION = frozenset(["ga", "gas", "gradaccum", "gradacc", "gradientaccumulation", "accumulation", "gradientaccumulationsteps", "accumulationsteps", "gradaccumsteps"])  # fmt: skip
-_BARE_BATCH = frozenset(["batchsize", "bs", "batch", "trainbatchsize"])
-"""A batch, and not whose: a step's, or a device's."""
 MANY = 4
 """Sequences a replica from which on a bare batch is taken for a whole step's."""
-_NODES = frozenset(["nodes", "numnodes", "nnodes", "hosts", "numberofnodes"])
-_SAYS_NOTHING = re.compile(
-    r"measured|memory|\bmem\b|vram|peak|time|second|throughput|tok|sample|flop|\bmfu\b|\bhfu\b|\btgs\b|\btps\b|speed|loss|"
-    r"accuracy|score|date|note|comment|outcome|status|oom|cost|price|\bdraw\b|step|util|power|author",
-    re.IGNORECASE,
-)
-"""Columns of what a run did, which no prediction may see, and of who wrote it."""
 
 _DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep")
 _BATCH = re.compile(
@@ -68,61 +26,127 @@ _SLICE = re.compile(r"\bv(\d(?:p|e|[- ]?lite(?:pod)?)?)-(\d{1,5})\b", re.IGNOREC
 _NODES_OF = re.compile(r"^\s*(\d+)\s*(?:nodes?|hosts?)\D{1,20}(\d+)", re.IGNORECASE)
 
 
-def with_commas(text: str) -> str:
-    """Return a table that tabs, semicolons or bars separate (Markdown's, too) as CSV; any other as it is."""
-    head = text.lstrip("\ufeff\r\n ").split("\n", 1)[0]
-    separator = next((one for one in ("|", "\t", ";") if one in head), "")
-    if not separator or (separator != "|" and "," in head):
-        return text
-    lines = text.strip().splitlines()
-    try:
-        if separator == "|":
-            table = [line.strip().strip("|").split("|") for line in lines]
-        else:
-            table = list(csv.reader(lines, delimiter=separator))
-    except csv.Error:
-        return text
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for cells in ([cell.strip() for cell in line] for line in table):
-        if any(cells) and not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
-            writer.writerow(cells)
-    return out.getvalue()
-
-
-def in_the_schema(table: list[dict[str, str]]) -> list[dict[str, str]]:
+def in_the_schema(
+    table: list[dict[str, str]], names_a_model: Callable[[str], bool] | None = None, first: int = 1
+) -> list[dict[str, str]]:
     """Return a table's rows under the schema's columns, with numbers as numbers.
 
-    What a column of no schema says is added to `setup` as `name: value`. Rows without a name are counted.
+    What a column of no schema says is added to `setup` as `name: value`. Rows without a name are counted from
+    `first` on. Where no head says `model`, the column does whose cells `names_a_model` knows most of; a row without
+    model or device, but with others, is of those of the row above it, as in a table of merged cells.
     """
-    return [_row(cells, index) for index, cells in enumerate(table, start=1)]
+    model = _models_head(table, names_a_model) if names_a_model else ""
+    found = [_row(cells, index, model) for index, cells in enumerate(table, start=first)]
+    for column in ("model", "gpu"):
+        _fill_down(found, column)
+    return found
 
 
-def _row(cells: Mapping[str, str], index: int) -> dict[str, str]:
+def _models_head(table: list[dict[str, str]], known: Callable[[str], bool]) -> str:
+    """The head of the column whose cells name models, where no head says so."""
+    if not table or any(
+        heads.column_of(head) in ("model", "layers", "params_b") for head in table[0]
+    ):
+        return ""
+    told = {
+        head: sum(known(row.get(head, "")) for row in table)
+        for head in table[0]
+        if heads.column_of(head) in (heads.SAID, "id", "setup", heads.MEASURED)
+    }
+    best = max(told, key=lambda head: told[head], default="")
+    return best if best and told[best] else ""
+
+
+_SHAPE = ("layers", "hidden", "params_b", "seq_len", "global_batch", "micro_batch", "gpus")
+
+
+def _fill_down(rows: list[dict[str, str]], column: str) -> None:
+    """Blank cells of a column that the rows above fill, in rows that are not blank altogether."""
+    above = ""
+    for row in rows:
+        if row.get(column, "").strip():
+            above = row[column]
+            continue
+        told = any(row.get(name, "").strip() for name in _SHAPE)
+        described = column == "model" and (row.get("layers") or row.get("params_b"))
+        if above and column in row and told and not described:
+            row[column] = above
+
+
+def _row(cells: Mapping[str, str], index: int, model: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     said: list[str] = []
     for head, cell in cells.items():
-        short = re.sub(r"[^a-z0-9]", "", head.lower().replace("#", "num"))
-        short = short if short in _COLUMNS else re.sub(r"^num(?=gpus$|nodes$)|of$", "", short)
-        if head in _NAMES or head.startswith("measured_"):
-            found[head] = cell
-        elif short in _ACCUMULATION:
+        column = "model" if head == model else heads.column_of(head)
+        if (parts := heads.joined(head)) and _take_apart(parts, cell, found):
+            continue
+        if column == "gpu" and re.fullmatch(r"\s*\d[\d,]*\s*", cell):
+            column = "gpus"
+        if column == heads.ACCUMULATION:
             said += [f"gradient accumulation {cell}"] * bool(cell.strip())
-        elif short in _NODES:
-            found.setdefault("_nodes", cell)
-        elif short in _BARE_BATCH:
-            found.setdefault("_batch", cell)
-        elif short in _COLUMNS and not found.get(_COLUMNS[short], "").strip():
-            found[_COLUMNS[short]] = cell
-        elif not _SAYS_NOTHING.search(head) and cell.strip():
-            said.append(f"{head}: {cell}")
-        else:
+        elif column == heads.BATCH_TOKENS:
+            said += [f"global batch tokens={cell.strip()}"] * bool(cell.strip())
+        elif column == heads.CHECKPOINTED:
+            _checkpointed(cell, found, said)
+        elif column == heads.SAID:
+            said += [f"{head}: {cell}"] * bool(cell.strip())
+        elif column == heads.MEASURED:
             found[head] = cell
+        elif column == "zero_or_fsdp":
+            found.setdefault(column, "")
+            found[column] = found[column] or _sharding(head, cell)
+        elif not found.get(column, "").strip():
+            found[column] = cell
+        elif column == "setup":
+            found[column] += f"; {cell}" * bool(cell.strip())
     found["setup"] = "; ".join(filter(None, [found.get("setup", "").strip(), *said]))
     found["id"] = found.get("id", "").strip() or f"row {index}"
     _counted(found)
     _cut(found)
     return found
+
+
+def _take_apart(parts: tuple[str, ...], cell: str, found: dict[str, str]) -> bool:
+    """Fill the columns that one head joins from a cell of as many numbers: `TP/PP/CP` of `2/1/4`."""
+    numbers = re.findall(r"\d+", cell)
+    if len(numbers) != len(parts):
+        return False
+    for column, number in zip(parts, numbers, strict=True):
+        if column == heads.ACCUMULATION:
+            found["setup"] = f"{found.get('setup', '')}; gradient accumulation {number}".lstrip(
+                "; "
+            )
+        elif column and not found.get(column, "").strip():
+            found[column] = number
+    return True
+
+
+def _sharding(head: str, cell: str) -> str:
+    """What a cell says of sharding that only means something under its head: `3` under ZeRO, `4` under FSDP degree."""
+    text = cell.strip()
+    optimizer = re.search(r"optim", head, re.IGNORECASE)
+    if re.fullmatch(r"[0-3]", text) and re.search(r"zero|stage", head, re.IGNORECASE):
+        return f"ZeRO-{text}"
+    if re.fullmatch(r"\d{1,5}", text) and re.search(r"fsdp|shard", head, re.IGNORECASE):
+        return f"FSDP={text}"
+    if re.fullmatch(r"yes|true|on|enabled?|✓|✅|x", text, re.IGNORECASE):
+        return (
+            "distributed optimizer"
+            if optimizer
+            else "FSDP"
+            if re.search("fsdp", head, re.IGNORECASE)
+            else cell
+        )
+    return cell
+
+
+def _checkpointed(cell: str, found: dict[str, str], said: list[str]) -> None:
+    """Layers that are computed again: none, some or, where no number says otherwise, all."""
+    layers = re.match(r"\s*(\d+)", cell)
+    if layers is None or found.get("recompute", "").strip():
+        return
+    found["recompute"] = "full" if int(layers[1]) else "none"
+    said += [f"recompute {layers[1]} layers"] * bool(int(layers[1]))
 
 
 def _counted(found: dict[str, str]) -> None:
@@ -148,7 +172,7 @@ def _counted(found: dict[str, str]) -> None:
         gpus = str(first * second)
         if times[2] and second <= 16:
             found["gpus_per_node"] = found.get("gpus_per_node", "").strip() or str(second)
-    nodes = re.match(r"\s*(\d+)", found.pop("_nodes", ""))
+    nodes = re.match(r"\s*(\d+)", found.pop(heads.NODES, ""))
     if nodes is not None:
         each = re.match(r"\s*(\d+)", found.get("gpus_per_node", ""))
         if not gpus.strip():
@@ -228,7 +252,7 @@ _SAID = (
     ("global_batch", r"\b(?:gbs|global[-_ ]?batch(?:[-_ ]?size)?)[=: ]{0,2}(\d[\d,]*)\b(?! ?[kM]?\w* tok)"),
     ("micro_batch", r"\b(?:mbs|micro[-_ ]?batch(?:[-_ ]?size)?|per[-_ ]device[-_ ](?:train[-_ ])?batch[-_ ]size)[=: ]{0,2}(\d+)\b"),
     ("micro_batch", r"\b(?:bs|batch(?:[-_ ]?size)?)[=: ]{0,2}(\d+) ?(?:/|per)[- ]?(?:gpu|device)"),
-    ("_batch", r"\b(?:bs|batch(?:[-_ ]?size)?)[=: ]{0,2}(\d+)\b"),
+    (heads.BATCH, r"\b(?:bs|batch(?:[-_ ]?size)?)[=: ]{0,2}(\d+)\b"),
     ("seq_len", r"\b(?:seq(?:uence)?(?:[-_ ]?len(?:gth)?)?|ctx|context(?:[-_ ]length)?|(?:max|packed) (?:length|to))[=: ]{0,2}(\d[\d.,]*[kK]?)\b"),
 )  # fmt: skip
 """Batches and lengths as a remark has them: `MBS1 GBS256`, `bs 2/GPU`, `seq 2048`."""
@@ -245,7 +269,7 @@ def _said(found: dict[str, str], words: str) -> None:
         kept = (kind for kind, pattern in _KEEPS if re.search(pattern, words, re.IGNORECASE))
         found["recompute"] = next(kept, "")
     for column, pattern in _SAID:
-        batch = column == "_batch" and (
+        batch = column == heads.BATCH and (
             found.get("micro_batch", "").strip() or found.get("global_batch", "").strip()
         )
         told = re.search(pattern, words, re.IGNORECASE)
@@ -255,7 +279,10 @@ def _said(found: dict[str, str], words: str) -> None:
 
 def _whose_batch(found: dict[str, str]) -> None:
     """A bare batch is a step's where it says so or has several sequences for each replica, else a device's."""
-    cell = found.pop("_batch", "")
+    replica = re.match(r"\s*(\d[\d,]*)", found.pop(heads.REPLICA_BATCH, ""))
+    if replica is not None and not found.get("global_batch", "").strip():
+        found["global_batch"] = str(int(replica[1].replace(",", "")) * _replicas(found))
+    cell = found.pop(heads.BATCH, "")
     if not cell.strip() or (
         found.get("micro_batch", "").strip() and found.get("global_batch", "").strip()
     ):
@@ -265,8 +292,7 @@ def _whose_batch(found: dict[str, str]) -> None:
         found["setup"] = f"{found['setup']}; gradient accumulation {both[2]}".lstrip("; ")
     elif only := re.match(r"\D{0,12}(\d[\d,]*)", cell):
         number = only[1].replace(",", "")
-        split = math.prod(_whole(found.get(axis, "")) for axis in ("tp", "pp", "cp"))
-        replicas = max(1, _whole(found.get("gpus", "")) // split)
+        replicas = _replicas(found)
         told = re.search(r"global|total|effective", cell, re.IGNORECASE)
         whole = told or (
             replicas > 1 and int(number) >= MANY * replicas and int(number) % replicas == 0
@@ -279,6 +305,14 @@ def _whose_batch(found: dict[str, str]) -> None:
         found["read_as"] = (
             f"batch {number} is {'a step' if column == 'global_batch' else 'a device'}'s"
         )
+
+
+def _replicas(found: Mapping[str, str]) -> int:
+    """Data-parallel ranks: stated, else what devices and the other degrees leave."""
+    if found.get("dp", "").strip():
+        return _whole(found["dp"])
+    split = math.prod(_whole(found.get(axis, "")) for axis in ("tp", "pp", "cp"))
+    return max(1, _whole(found.get("gpus", "")) // split)
 
 
 def _length(text: str) -> str:
