@@ -10,7 +10,7 @@ from meshwright.imports.accelerate import STRATEGY_ZERO
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
-from meshwright.imports.tasks import name_task
+from meshwright.imports.tasks import name_generation, name_task
 from meshwright.imports.tuning import adapters, frozen_part
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
@@ -80,7 +80,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     _whole_weights(options, reading)
     weights_alone(reading.job, sharded=bool(reading.layout.get("zero")))
     _adapters(options, reading)
-    name_task(reading, options.loose("rl") + (" reward" if options.flag("reward_model") else ""))
+    _task(options, reading)
+    _plugins(data, reading)
     if options.flag("sample_packing"):
         reading.job["document_masking"] = True
     if options.flag("eager_attention") or options.word("attn_implementation") == "eager":
@@ -96,6 +97,44 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         reading.job["loss"] = "cut"
     options.finish(reading, "axolotl", "fsdp", "hf", "common", strict=given.strict)
     return reading
+
+
+def _task(options: Options, reading: Reading) -> None:
+    """What is trained on, and what generates beside it."""
+    name_task(reading, options.loose("rl") + (" reward" if options.flag("reward_model") else ""))
+    if reading.task == "grpo":
+        reading.reference = bool(options.number("trl.beta"))
+    inner = {
+        name.removeprefix("trl."): value
+        for name, value in options.values.items()
+        if name.startswith("trl.")
+    }
+    share = options.raw("vllm.gpu_memory_utilization", "trl.vllm_gpu_memory_utilization")
+    if share is not None:
+        inner["vllm_gpu_memory_utilization"] = share
+    options.read |= {name for name in options.values if name.startswith(("trl.use_vllm", "trl.vllm_"))}  # fmt: skip
+    name_generation(reading, Options(inner))
+
+
+_PLUGINS = {
+    "Liger": "", "CutCrossEntropy": "", "LMEval": "", "SwanLab": "",
+    "Spectrum": "only the layers that it chooses train; the estimate trains all",
+    "KD": "a teacher's probabilities are learnt; not priced",
+    "Grokfast": "a running average of the gradients is held, too; not priced",
+    "LLMCompressor": "weights are sparse or quantised in training; dense 16-bit ones are priced",
+    "Diffusion": "the model learns to fill masks in; the usual loss is priced",
+    "Kernels": "other kernels; the estimate takes the framework's usual ones",
+}  # fmt: skip
+"""axolotl's own plugins (axolotl/integrations) and what each changes; empty: what is priced as its options say."""
+
+
+def _plugins(data: dict[str, Any], reading: Reading) -> None:
+    """Name the plugins that change the step."""
+    for plugin in data.get("plugins") or []:
+        title = str(plugin).rpartition(".")[2].removesuffix("Plugin")
+        effect = _PLUGINS.get(title, "a plugin's own change of model or training; not priced")
+        if effect:
+            reading.unmodelled(f"plugins: {title[:40]}", effect)
 
 
 def _precision(options: Options, reading: Reading) -> None:
@@ -173,8 +212,9 @@ def _fsdp(options: Options, reading: Reading) -> None:
 def _degrees(options: Options, reading: Reading) -> None:
     tp = options.whole("tensor_parallel_size", default=1) or 1
     cp = options.whole("context_parallel_size", "sequence_parallel_degree", default=1) or 1
-    replicate = options.whole("dp_replicate_size")
-    options.raw("dp_shard_size")
+    replicate, shard = options.whole("dp_replicate_size"), options.whole("dp_shard_size")
+    if shard and not reading.world():
+        reading.devices = shard * max(replicate, 1) * tp * cp  # what axolotl asks of its launcher
     if tp > 1:
         reading.layout["tp"] = tp
     if cp > 1:
@@ -208,6 +248,8 @@ def _adapters(options: Options, reading: Reading) -> None:
             storage=storage if (four or kind == "qlora") and storage in ("nf4", "fp4") else "",
             whole=options.raw("lora_modules_to_save"),
         )  # fmt: skip
+    elif four or eight:
+        reading.unmodelled("load_in_4bit" if four else "load_in_8bit", "quantised weights do not train without an adapter, and none is named; all weights are priced in 16 bits as trained")  # fmt: skip
     elif kind:
         reading.unmodelled(
             "adapter", f"{kind} adapters are not modelled; all weights are priced as trained"

@@ -9,6 +9,7 @@ from meshwright.imports import hf, mcore_adapter
 from meshwright.imports.names import refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters, frozen_part
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
@@ -85,6 +86,8 @@ def fill(
     if reading.job.get("framework") != "deepspeed":
         reading.job["framework"] = "llama-factory"
     dora = options.flag("use_dora")
+    if options.word("stage") == "dpo" and options.word("pref_loss") in ("orpo", "simpo"):
+        name_task(reading, options.word("pref_loss"))  # which hold no reference
     reading = hf.fill(options, reading, given, folder, script)
     if kind == "oft":
         reading.unmodelled(

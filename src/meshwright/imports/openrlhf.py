@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
@@ -20,6 +21,18 @@ def is_openrlhf(program: str, words: list[str]) -> bool:
         "train-batch-size",
     } <= flags  # oat-llm took them over
     return program.startswith("openrlhf") or ((own or oat) and "train" in program)
+
+
+_GROUPS = ("ds.lora.", "lora.", "ds.", "train.", "data.", "model.", "actor.", "adam.", "muon.")
+"""How newer releases group the options of what trains: `--ds.zero_stage`, `--data.max_len`. Those of the
+generation, of the critic, the reward and the reference model have groups of their own."""
+
+
+def _short(name: str) -> str:
+    """An option by the name that older releases gave it."""
+    group = next((one for one in _GROUPS if name.startswith(one)), "")
+    field = name.removeprefix(group)
+    return f"lora_{field}" if "lora." in group and field in ("rank", "alpha", "dropout") else field
 
 
 def _devices(options: Options, reading: Reading) -> None:
@@ -39,11 +52,13 @@ def _devices(options: Options, reading: Reading) -> None:
 
 def _degrees(options: Options, reading: Reading) -> None:
     """How the model is split, and what lives in host memory."""
-    stage = options.whole("zero_stage", "ds.zero_stage", default=2)
+    stage = options.whole("zero_stage", default=2)
+    if stage > 3:
+        raise SpecError("--zero_stage", stage, "a stage from 0 to 3 is expected")
     tp = options.whole("ds_tensor_parallel_size", "tensor_parallel_size", default=1) or 1
     ring = options.whole("ring_attn_size", default=1) or 1
     reading.layout = {
-        "zero": min(stage, 3), "tp": tp, "cp": ring, "cp_method": "ring" if ring > 1 else "all-gather",
+        "zero": stage, "tp": tp, "cp": ring, "cp_method": "ring" if ring > 1 else "all-gather",
         "recompute": "full" if options.flag("gradient_checkpointing", "gradient_checkpointing_enable") else "none",
     }  # fmt: skip
     if options.flag("adam_offload"):
@@ -84,10 +99,9 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
     if "train" not in program:
         raise SpecError("file", program, "does not train; a training command is expected")
     flat = {name.replace("-", "_"): value for name, value in flags_of(words).items()}
-    # Newer releases group their options: `--actor.zero_stage`, `--data.max_len`.
-    short = {name.rsplit(".", 1)[-1]: value for name, value in flat.items() if "." in name}
+    short = {_short(name): value for name, value in flat.items()}
     options = Options({**short, **flat}, "--")
-    options.read |= set(short) & {n.rsplit(".", 1)[-1] for n in flat if "." in n}
+    options.within = _GROUPS
     reading = Reading(
         "OpenRLHF command",
         options={"micro_batch": "--micro_train_batch_size", "zero": "--zero_stage"},
@@ -111,11 +125,13 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
             "bf16" if bf16 else "fp16" if "16" in precision else "fp32"
         ].model_dump(),
     }
-    rank = options.whole("lora_rank", "lora.rank", "lora.lora_rank")
+    _optimizer(options, reading)
+    rank, four = options.whole("lora_rank"), options.flag("load_in_4bit")
     if rank:
-        adapters(reading, rank=rank, alpha=options.number("lora_alpha", "lora.alpha", "lora.lora_alpha", default=16.0),
-                 targets=options.raw("target_modules", "lora.target_modules"), option="--target_modules",
-                 bits=4 if options.flag("load_in_4bit") else 0)  # fmt: skip
+        adapters(reading, rank=rank, alpha=options.number("lora_alpha", default=16.0), dropout=options.number("lora_dropout"),
+                 targets=options.raw("target_modules"), option="--target_modules", bits=4 if four else 0)  # fmt: skip
+    elif four:
+        reading.unmodelled("--load_in_4bit", "weights in 4 bits do not train without adapters, and none are named; all weights are priced in 16 bits as trained")  # fmt: skip
     if options.flag("packing_samples"):
         reading.job["document_masking"] = True
     if (
@@ -127,5 +143,18 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
         name_task(reading, program.rsplit("train_", 1)[-1])
     else:
         reading.note("the actor's training is priced, not rollouts, reference or critic")
-    options.finish(reading, "rl", "common", "hf", strict=given.strict)
+    for name in flat:
+        if _short(name) in options.read:
+            options.read.add(name)
+    options.read |= {
+        name for name in short if name not in flat
+    }  # what is left is named as it is written
+    options.finish(reading, "openrlhf", "rl", "common", "hf", strict=given.strict)
     return reading
+
+
+def _optimizer(options: Options, reading: Reading) -> None:
+    """AdamW, or Muon on the matrices (openrlhf/utils/deepspeed)."""
+    kind = options.word("optim", default="adam")
+    if kind != "adam":
+        reading.job["optimizer"] = optimizer_or_adamw(reading, kind, "--optim").model_dump()

@@ -84,14 +84,34 @@ def _sharded(data: dict[str, Any]) -> dict[str, Any]:
         if named:
             return {"deepspeed": str(named)}
         stage = str(deepspeed.get("zero_stage", 0)).rpartition("_")[2]
-        return {
-            "deepspeed_stage": stage, "deepspeed_offload_optimizer": _moves(deepspeed.get("offload_optimizer")),
-            "deepspeed_offload_param": _moves(deepspeed.get("offload_param")),
-        }  # fmt: skip
+        table = {name: one for name, one in deepspeed.items() if name not in ("enable_deepspeed", "deepspeed_config_path", "precision")}  # fmt: skip
+        zero = {name: table.pop(name) for name in list(table) if name in _OF_ZERO}
+        zero.pop("zero_stage", None)
+        zero |= {"stage": int(stage) if stage.isdigit() else stage}
+        for part in ("offload_optimizer", "offload_param"):
+            if _moves(zero.get(part)):
+                zero[part] = {**zero[part], "device": str(zero[part].get("device", "cpu")).lower()}
+            else:
+                zero.pop(part, None)
+        return {"deepspeed": {**table, "zero_optimization": zero}}
     if not fsdp.get("enable_fsdp"):
         return {}
     strategy = str(fsdp.get("sharding_strategy", "FULL_SHARD")).lower()
-    return {"fsdp": f"{strategy}{' offload' if fsdp.get('cpu_offload') else ''}"}
+    rest = {
+        f"fsdp_config.{name}": value for name, value in fsdp.items() if name not in _OF_STRATEGY
+    }
+    rest.setdefault("fsdp_config.auto_wrap_policy", "NO_WRAP")  # Oumi's own
+    return {"fsdp": f"{strategy}{' offload' if fsdp.get('cpu_offload') else ''}", **rest}
+
+
+_OF_STRATEGY = ("enable_fsdp", "sharding_strategy", "cpu_offload")
+_OF_ZERO = (
+    "zero_stage", "offload_optimizer", "offload_param", "overlap_comm", "contiguous_gradients", "reduce_bucket_size",
+    "allgather_bucket_size", "allgather_partitions", "reduce_scatter", "round_robin_gradients", "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+    "stage3_gather_16bit_weights_on_model_save", "sub_group_size", "memory_efficient_linear",
+)  # fmt: skip
+"""Fields of Oumi's `deepspeed` table that DeepSpeed has inside `zero_optimization`."""
 
 
 def _moves(table: Any) -> bool:

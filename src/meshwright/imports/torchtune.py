@@ -9,7 +9,7 @@ from meshwright.imports.interpolate import merged, resolved, words_to_table
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named, torch_moments
+from meshwright.imports.recipes import optimizer_or_adamw, torch_moments
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
@@ -99,7 +99,10 @@ def _sharding(options: Options, reading: Reading, given: Given, *, single: bool)
         "recompute": "full" if options.flag("enable_activation_checkpointing") else "none",
     }
     reading.replicate = options.whole("data_parallel_replicate_dim")
-    options.raw("data_parallel_shard_dim")
+    shard = options.number("data_parallel_shard_dim")
+    if shard > 0 and not reading.world():  # -1: what is left
+        each = max(reading.replicate, 1) * reading.layout["tp"] * reading.layout["cp"]
+        reading.devices = int(shard) * each
     if options.flag("fsdp_cpu_offload"):
         reading.offload |= {"optimizer", "parameters"}
     if options.flag("enable_activation_offloading"):
@@ -113,7 +116,8 @@ def _arithmetic(options: Options, reading: Reading) -> None:
     optimizer = options.text("optimizer._component_")
     recipe = RECIPES["pure-bf16" if options.word("dtype", default="fp32") == "bf16" else "fp32"]
     reading.job = {"framework": "torchtune", "precision": recipe.model_dump()}
-    found = torch_moments(optimizer_named(optimizer, "optimizer._component_"), recipe)
+    named = optimizer_or_adamw(reading, optimizer, "optimizer._component_")
+    found = torch_moments(named, recipe)
     reading.job["optimizer"] = found.model_dump()
     if "CPUOffload" in optimizer:
         reading.offload.add("optimizer")

@@ -1,0 +1,168 @@
+"""Options of fine-tuning tools that were dropped or taken for others: read, or named."""
+
+import pytest
+import yaml
+
+from meshwright.imports.files import import_text
+from meshwright.imports.reading import Given, Imported
+from meshwright.specs import load_cluster
+from meshwright.specs.errors import SpecError
+
+H8 = Given(cluster=load_cluster("h100:1x8"), guess=True)
+
+
+def said(run: Imported, option: str) -> str:
+    return " ".join(one.text for one in run.remarks if option in one.option)
+
+
+def openrlhf(words: str, program: str = "train_sft") -> Imported:
+    start = "deepspeed --num_gpus 8 --module openrlhf.cli"
+    body = "--train.micro_batch_size 2 --train.batch_size 128 --data.max_len 2048 --ds.param_dtype bf16"
+    model = "--actor" if "ppo" in program else "--model"
+    text = f"{start}.{program} {model}.model_name_or_path Qwen/Qwen2.5-7B {body} {words}\n"
+    return import_text(text, "run.sh", H8, None)
+
+
+def test_openrlhf_groups_its_options():
+    run = openrlhf("--ds.lora.rank 32 --ds.lora.alpha 64 --ds.lora.dropout 0.1 --ds.zero_stage 3")
+    assert run.job.finetune and run.layout.zero == 3
+    tune = run.job.finetune
+    assert (tune.rank, tune.alpha, tune.dropout) == (32, 64, 0.1)
+    assert openrlhf("--optim muon").job.optimizer.name == "muon"
+    assert openrlhf("--ds.tensor_parallel_size 2").layout.tp == 2
+
+
+def test_openrlhf_tells_the_trained_model_from_the_others():
+    run = openrlhf(
+        "--vllm.tensor_parallel_size 4 --ref.offload --actor.num_nodes 1 --actor.num_gpus_per_node 8",
+        "train_ppo_ray",
+    )
+    assert run.layout.tp == 1 and not run.offload
+    assert said(run, "--ref.offload")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--ds.zpg 8", "--ds.attn_implementation zz", "--train.full_determinism_enable", "--ds.load_in_4bit",
+     "--ds.experts_implementation eager", "--ds.deepcompile", "--train.dynamic_batch_enable"],
+)  # fmt: skip
+def test_openrlhf_options_without_a_price_are_named_as_written(words: str):
+    assert said(openrlhf(words), words.split()[0].rsplit(".", 1)[-1])
+
+
+def test_openrlhf_knows_no_fourth_stage():
+    with pytest.raises(SpecError, match="0 to 3"):
+        openrlhf("--ds.zero_stage 4")
+
+
+AXOLOTL = {
+    "base_model": "NousResearch/Meta-Llama-3-8B", "micro_batch_size": 2, "sequence_len": 2048, "bf16": True,
+    "datasets": [{"path": "y", "type": "alpaca"}], "gradient_accumulation_steps": 4,
+}  # fmt: skip
+
+
+def axolotl(**more: object) -> Imported:
+    return import_text(yaml.safe_dump(AXOLOTL | more), "run.yaml", H8, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"plugins": ["axolotl.integrations.spectrum.SpectrumPlugin"]}, "plugins: Spectrum"),
+        ({"plugins": ["mine.OtherPlugin"]}, "plugins: Other"),
+        ({"overrides_of_model_config": {"num_hidden_layers": 4}}, "overrides_of_model_config"),
+        ({"num_labels": 3}, "num_labels"),
+        ({"load_in_8bit": True}, "load_in_8bit"),
+        ({"rl": "zz"}, "rl"),
+        ({"dpo_padding_free": True, "rl": "dpo"}, "dpo_padding_free"),
+        ({"gc_steps": 5}, "gc_steps"),
+    ],
+)
+def test_axolotl_options_without_a_price_are_named(options: dict[str, object], named: str):
+    assert said(axolotl(**options), named)
+    assert not said(axolotl(plugins=["axolotl.integrations.liger.LigerPlugin"]), "plugins")
+
+
+def test_axolotl_generates_beside_training():
+    inner = {"use_vllm": True, "vllm_mode": "colocate", "beta": 0.04}
+    run = axolotl(rl="grpo", trl=inner, vllm={"gpu_memory_utilization": 0.5})
+    assert run.reference and "50%" in said(run, "vllm_mode")
+    assert not axolotl(rl="grpo", trl={"beta": 0.0}).reference
+
+
+def test_axolotl_and_torchtune_say_their_devices_by_their_shards():
+    assert axolotl(dp_shard_size=2, dp_replicate_size=2).layout.world == 8  # the cluster's count
+    run = import_text(yaml.safe_dump(AXOLOTL | {"dp_shard_size": 2, "dp_replicate_size": 2}), "a.yaml",
+                      Given(guess=True), None)  # fmt: skip
+    assert run.layout.world == 4
+
+
+TUNE = {
+    "model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 2048},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-5},
+    "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
+    "batch_size": 2, "gradient_accumulation_steps": 1, "dtype": "bf16", "device": "cuda",
+}  # fmt: skip
+
+
+def test_torchtune_recipes_say_their_devices_and_strange_words_are_named():
+    def read(**more: object) -> Imported:
+        return import_text(yaml.safe_dump(TUNE | more), "r.yaml", Given(guess=True), None)
+
+    run = read(data_parallel_shard_dim=4, tensor_parallel_dim=2)
+    assert (run.layout.world, run.layout.tp) == (8, 2)
+    assert said(read(dtype="fp16"), "dtype") and said(read(device="cpu"), "device")
+    assert said(read(optimizer={"_component_": "mine.Strange", "lr": 1}), "optimizer")
+
+
+def test_llama_factory_orpo_holds_no_reference():
+    def read(loss: str) -> Imported:
+        words = {"model_name_or_path": "Qwen/Qwen2.5-7B", "stage": "dpo", "finetuning_type": "full", "bf16": True,
+                 "per_device_train_batch_size": 1, "cutoff_len": 1024, "pref_loss": loss}  # fmt: skip
+        return import_text(yaml.safe_dump(words), "l.yaml", H8, None)
+
+    assert [(run.task, run.reference) for run in map(read, ("sigmoid", "orpo"))] == [
+        ("dpo", True),
+        ("orpo", False),
+    ]
+
+
+OUMI = {
+    "model": {"model_name": "Qwen/Qwen2.5-7B-Instruct", "model_max_length": 2048, "torch_dtype_str": "bfloat16"},
+    "data": {"train": {"datasets": [{"dataset_name": "x"}]}},
+    "training": {"trainer_type": "TRL_SFT", "per_device_train_batch_size": 2, "optimizer": "adamw_torch_fused"},
+}  # fmt: skip
+
+
+def test_oumi_shards_by_fsdp_and_deepspeed_tables():
+    def read(**more: object) -> Imported:
+        return import_text(yaml.safe_dump(OUMI | more), "o.yaml", H8, None)
+
+    plain = read(fsdp={"enable_fsdp": True, "backward_prefetch": "NO_PREFETCH"})
+    assert plain.layout.zero == 3
+    assert said(plain, "backward_prefetch") and said(plain, "auto_wrap_policy")
+    wrapped = read(fsdp={"enable_fsdp": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"})
+    assert not said(wrapped, "auto_wrap_policy")
+    zero = read(deepspeed={"enable_deepspeed": True, "zero_stage": "ZERO_2", "reduce_bucket_size": 7,
+                           "offload_optimizer": {"device": "CPU"}})  # fmt: skip
+    assert (zero.layout.zero, zero.offload) == (2, {"optimizer"})
+    assert said(zero, "reduce_bucket_size")
+
+
+VERL = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256 data.max_prompt_length=512 "
+    "data.max_response_length=512 actor_rollout_ref.model.path=Qwen/Qwen2.5-7B actor_rollout_ref.actor.ppo_mini_batch_size=64 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=8 trainer.nnodes=1 "
+)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "usual"),
+    [("entropy_coeff", "0.001", "0"), ("calculate_entropy", "True", "False"), ("strategy", "zz", "fsdp2"),
+     ("fsdp_config.qat.enable", "True", "False"), ("fsdp_config.forward_prefetch", "True", "False")],
+)  # fmt: skip
+def test_verl_options_that_cost_memory_are_named(option: str, value: str, usual: str):
+    name = f"actor_rollout_ref.actor.{option}"
+    assert said(import_text(f"{VERL}{name}={value}\n", "v.sh", H8, None), name)
+    assert not said(import_text(f"{VERL}{name}={usual}\n", "v.sh", H8, None), name)
