@@ -38,6 +38,8 @@ _TOOLS = (
     "open_instruct",
     "oumi",
 )
+_BINARY = re.compile(r"train_\w*cu")
+"""What llm.c's makefile builds; the words of `make train_gpt2cu` start nothing."""
 _ON_ONE_HOST = ("llamafactory-cli", "swift", "megatron", "xtuner")
 """Tools that start torchrun themselves, on one host unless NNODES says otherwise."""
 _RUNS_NOTEBOOKS = re.compile(
@@ -136,6 +138,8 @@ def _trains(program: str) -> bool:
     first = program.split()[0] if program else ""
     if posixpath.basename(first) in _TOOLS:
         return not _OTHER.search(program)  # `trl vllm-serve`
+    if _BINARY.fullmatch(posixpath.basename(first)):
+        return True
     return first.endswith(".ipynb") or bool(_TRAINERS.search(first)) or first.startswith(_MODULES)
 
 
@@ -180,7 +184,8 @@ def _flat(words: list[str]) -> list[str]:
             and not word.startswith(("{", "["))
             and (
                 re.search(
-                    r"(?:^|\s)(?:python[\d.]*|torchrun|deepspeed|accelerate|srun|bash)\s", word
+                    r"(?:^|\s)(?:python[\d.]*|torchrun|deepspeed|accelerate|srun|bash|(?:\S*/)?train_\w*cu)\s",
+                    word,
                 )
                 or word.count(" --") > 1
                 or re.match(r"--[\w-]+ \S", word)
@@ -232,16 +237,20 @@ def _at_program(words: list[str]) -> Launch | None:
                 places.append((index + 1, index + 2, after))
         elif word in ("--module", "--") or not base:
             continue
-        elif (index and words[index - 1] == "--module" and _is_module(bare, words[:index])) or (
-            base.endswith(".py")
-            and not re.match(r"[\w.+]+=", bare)
-            and not (
-                index
-                and words[index - 1].startswith("--")
-                and "=" not in words[index - 1]
-                and words[index - 1] != "--no-python"
-                and not _TRAINERS.search(bare)
+        elif (
+            (index and words[index - 1] == "--module" and _is_module(bare, words[:index]))
+            or (
+                base.endswith(".py")
+                and not re.match(r"[\w.+]+=", bare)
+                and not (
+                    index
+                    and words[index - 1].startswith("--")
+                    and "=" not in words[index - 1]
+                    and words[index - 1] != "--no-python"
+                    and not _TRAINERS.search(bare)
+                )
             )
+            or (_BINARY.fullmatch(base) and after.startswith("-") and "/" in bare)
         ):
             places.append((index, index + 1, bare))
         elif (

@@ -91,7 +91,7 @@ def imported_settings(text: str, folder: Path | None) -> dict[str, Any]:
     for node in tree.body:
         if not (isinstance(node, ast.ImportFrom) and made & {one.name for one in node.names}):
             continue
-        path = _imported(node, folder) if folder is not None else None
+        path = imported_file(node, folder) if folder is not None else None
         inner = parse_python(read_text(path, "file")) if path is not None else None
         for one in inner.body if inner is not None else []:
             if isinstance(one, ast.ClassDef) and one.name in made:
@@ -139,7 +139,7 @@ def _dataclasses(tree: ast.Module, path: Path) -> dict[str, ast.ClassDef]:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, node)
             elif isinstance(node, ast.ImportFrom):
-                inner = _imported(node, where.parent)
+                inner = imported_file(node, where.parent)
                 if inner is not None and inner not in seen:
                     seen.add(inner)
                     text = read_text(inner, "file")
@@ -149,7 +149,8 @@ def _dataclasses(tree: ast.Module, path: Path) -> dict[str, ast.ClassDef]:
     return found
 
 
-def _imported(node: ast.ImportFrom, folder: Path) -> Path | None:
+def imported_file(node: ast.ImportFrom, folder: Path) -> Path | None:
+    """The file at hand that a program's `from … import` takes its names from."""
     parts = (node.module or "").split(".")
     named = "/".join(part for part in parts if part)
     if not named:

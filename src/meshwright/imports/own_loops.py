@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from meshwright.imports.beside import program_beside
 from meshwright.imports.launch import Launch
 from meshwright.imports.own_arguments import own_defaults, typed
 from meshwright.imports.own_layers import fuses_loss, lay_out, own_adapters
+from meshwright.imports.own_sizes import SEVERAL, build, optimize, said_by, texts_beside
 from meshwright.imports.own_tables import inert
 from meshwright.imports.program_settings import program_settings, recomputes
 from meshwright.imports.program_values import Known
@@ -21,7 +23,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
 _TRAINS = re.compile(r"\.backward\(|\bbackward\(")
-_OF_A_LIBRARY = re.compile(
+OF_A_LIBRARY = re.compile(
     r"(?<!class )\b\w*Trainer\(|\b(?:Seq2Seq)?TrainingArguments\b|HfArgumentParser|TrlParser|\bAccelerator\(|deepspeed\.initialize\(|\bMosaic|composer"
 )
 _SPAWNS = re.compile(r"\bspawn\(|\bmp\.Process\(")
@@ -44,13 +46,47 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     program = launch.program
     path = program_beside(folder, program)
     text = "" if path is None else read_text(path, "file", size_bytes=_MOST)
-    if path is None or not _TRAINS.search(text) or _OF_A_LIBRARY.search(text):
+    if path is None or not _TRAINS.search(text) or OF_A_LIBRARY.search(text):
         return None
     said = {name: typed(value) for name, value in usual_commands.flags_of_words(launch).items()}
     own = _defaults(text) | own_defaults(program, folder)
+    if usual.says_enough({**own, **said}):
+        return read_loop(text, launch, own, said, given, folder)
+    tree = parse_python(text)
+    others = texts_beside(text, path.parent)
+    own = own if tree is None else said_by(tree, others) | own
+    own.pop(SEVERAL, 0)
     if not usual.says_enough({**own, **said}):
         return None
-    made = _made(text, path.name, {**own, **said})
+    reading = read_loop(text, launch, own, said, given, folder)
+    whole = "\n".join([text, *others])
+    optimize(reading, text, whole)
+    build(reading, whole, given)
+    return reading
+
+
+def read_loop(
+    text: str,
+    launch: Launch,
+    own: dict[str, Any],
+    said: dict[str, Any],
+    given: Given,
+    folder: Path | None,
+    making: bool = True,
+) -> Reading:
+    """What a loop runs by its own values and, over them, by a command's.
+
+    Args:
+        own: what the program takes where its command is silent.
+        said: what the command says.
+        making: whether what it makes a loader and a model with counts over `own`.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    program = launch.program
+    name = posixpath.basename(program)
+    made = _made(text, name, {**own, **said}) if making else {}
     flags = {**own, **made, **own_adapters(program, folder, {**own, **said}), **said}
     tree = parse_python(text)
     known = None if tree is None else Known(tree, {**own, **said})
@@ -67,7 +103,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     ranks = flags.pop("world_size", None)
     flags = {_RENAMED.get(name.rpartition(".")[2], name): value for name, value in flags.items()}
     reading = usual.read_table(
-        flags, given, "script of a program of its own", inert, program=path.name[:60],
+        flags, given, "script of a program of its own", inert, program=name[:60],
         assumed=frozenset(own.keys() - said.keys()),
     )  # fmt: skip
     if tree is not None and known is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own_layers import RECOMPUTES, adapted_layer
 from meshwright.imports.program_values import Known, Larger
-from meshwright.imports.python_syntax import parse_python
+from meshwright.imports.python_syntax import dotted, parse_python
 from meshwright.imports.usual import NAMES
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
@@ -158,7 +158,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
     """Add what the configuration objects are made with; lengths to which texts are cut come back."""
     lengths = []
     for call in _calls(tree, known):
-        called = ast.unparse(call.func)
+        called = dotted(call.func)
         if "okenizer" in called:
             lengths += [value for key, value in known.keywords(call) if key == "max_length"]
             continue
@@ -224,7 +224,7 @@ def _optimizer(pair: ast.expr, tree: ast.Module) -> dict[str, str]:
 def _shape_file(tree: ast.Module, known: Known) -> str:
     """What a program makes its model's configuration from, where it loads no weights."""
     for call in _reached(tree, known):
-        called = ast.unparse(call.func)
+        called = dotted(call.func)
         if (
             re.search(r"Config\.from_(?:pretrained|json_file)$", called)
             and "Generation" not in called
@@ -314,7 +314,7 @@ def notebook_program(text: str, field: str, name: str) -> str:
 def recomputes(tree: ast.AST, known: Known) -> bool:
     """Whether a program switches recomputation on by a call, where what it depends on does not deny it."""
     for call in _reached(tree, known):
-        called = ast.unparse(call.func)
+        called = dotted(call.func)
         if called.endswith(RECOMPUTES):
             return True
         if called.endswith("prepare_model_for_kbit_training"):
@@ -330,7 +330,7 @@ def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     for call in _reached(tree, known):
         if call in idle:
             continue
-        called = ast.unparse(call.func)
+        called = dotted(call.func)
         cuts = re.search(r"[tT]okenizer$", called) is not None
         made = any(word in called for word in _CALLS) and not any(w in called for w in _OTHERS)
         made = made or _hands_on(known.functions.get(called))
@@ -358,7 +358,7 @@ def _hands_on(function: ast.FunctionDef | None) -> bool:
         return False
     return any(
         isinstance(node, ast.Call)
-        and ast.unparse(node.func).endswith(("Config", "Arguments"))
+        and dotted(node.func).endswith(("Config", "Arguments"))
         and any(word.arg is None for word in node.keywords)
         for node in ast.walk(function)
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from meshwright.exports.program_calls import given_back, of_text
+from meshwright.imports.python_syntax import dotted
 
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -59,27 +60,26 @@ class Known:
         """Of a parser of its own, by name: what is said for them, or their defaults."""
         self.is_parsed = False
         """Whether a command line is parsed into dataclasses."""
-        self.heard: set[str] = set()
-        """Names of `said` that some value came from, since this was last emptied."""
+        self.heard: set[str] = set()  # names of `said` that some value came from
         self._said = frozenset(said or ())
         self._first: dict[str, ast.expr] = {}
         """The first table that a name is set to."""
         self._whence: dict[str, set[str]] = {}
         """Names of `said` that a name's value came from."""
-        self.functions = {
-            one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)
-        }
+        every = list(ast.walk(tree))
+        self.functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
+        self._gives: dict[str, list[ast.expr]] = {}
         self._following: set[str] = set()
         self._plain = {
             one.name
-            for one in ast.walk(tree)
+            for one in every
             if isinstance(one, ast.ClassDef)
             and all(ast.unparse(base).rpartition(".")[2] in _PLAIN_BASES for base in one.bases)
         }
         self.parameters: dict[str, Any] = {}
         """Of functions: what they are called with, or else their defaults."""
         nodes = sorted(
-            (node for node in ast.walk(tree) if isinstance(node, (ast.stmt, ast.Call))),
+            (node for node in every if isinstance(node, (ast.stmt, ast.Call))),
             key=lambda node: (node.lineno, node.col_offset),
         )
         for node in nodes:
@@ -94,7 +94,7 @@ class Known:
                     if isinstance(one.optional_vars, ast.Name):
                         self._assign(one.optional_vars, one.context_expr)
             elif isinstance(node, ast.Call):
-                called = ast.unparse(node.func)
+                called = dotted(node.func)
                 self.is_parsed |= called.endswith(("HfArgumentParser", "TrlParser"))
                 if called.endswith(".add_argument") or called in ("click.option", "typer.Option"):
                     self._argument(node)
@@ -205,12 +205,12 @@ class Known:
             self.fields.setdefault(str(name), default)
         if name and str(name) in self.fields:
             self.arguments[str(name)] = self.fields[str(name)]
-            if ast.unparse(node.func) == "click.option":  # handed on as a parameter of that name
+            if dotted(node.func) == "click.option":  # handed on as a parameter of that name
                 self.parameters.setdefault(str(name), self.fields[str(name)])
 
     def is_own(self, call: ast.Call) -> bool:
         """Whether a call makes an object of a class of the program's own, built on nothing of a library's."""
-        return ast.unparse(call.func) in self._plain
+        return dotted(call.func) in self._plain
 
     def keywords(self, call: ast.Call) -> Iterator[tuple[str, Any]]:
         """A call's keyword arguments, also of a table that is handed over with two stars."""
@@ -256,7 +256,7 @@ class Known:
         return table.get(key) if isinstance(table, dict) and isinstance(key, (str, int)) else None
 
     def _call(self, node: ast.Call) -> Any:
-        called, args = ast.unparse(node.func), [self.value(arg) for arg in node.args]
+        called, args = dotted(node.func), [self.value(arg) for arg in node.args]
         if called in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
             return args[1] if len(args) > 1 else None
         made = given_back(called, args)
@@ -289,9 +289,9 @@ class Known:
         function = self.functions.get(name)
         if function is None or name in self._following:
             return None
-        given = [
-            one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value
-        ]
+        if name not in self._gives:
+            self._gives[name] = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]  # fmt: skip
+        given = self._gives[name]
         if len(given) != 1:
             return None
         self._following.add(name)

@@ -20,6 +20,7 @@ from meshwright.imports import (
     nanogpt,
     nemo_recipes,
     olmo,
+    own_programs,
     programs,
     slime_python,
     torchtitan_registry,
@@ -57,8 +58,9 @@ def read(
     if "LAYOUT" in tables:
         model, job, layout = fsdp.read(tree)
         return logs.whole("PyTorch script", job, layout, model=given.model or model), stamp
-    if "train_fsdp" in text and folder is not None and Path(name).name != "train_fsdp.py":
-        path = folder / "train_fsdp.py"
+    path = (folder or Path()) / "train_fsdp.py"
+    beside_it = folder is not None and Path(name).name != "train_fsdp.py" and path.is_file()
+    if "train_fsdp" in text and beside_it:
         inner = read_text(path)
         found, below = read(inner, str(path), given, folder, read_stamp(inner))
         return found, stamp if stamp != Stamp() else below
@@ -71,7 +73,8 @@ def read(
         return logs.from_torchtitan(exported_titan.read(tree, world), "torchtitan recipe"), stamp
     if nanochat.is_program(text):
         return nanochat.read_program(text, given), stamp
-    if nanogpt.is_constants(tree):
+    alone = ".backward(" in text and "gradient_accumulation_steps" not in text
+    if nanogpt.is_constants(tree) and not alone:  # a program without nanoGPT's other constants
         return nanogpt.read_constants(tree, given, name), stamp
     module = parse_module(text, name, folder)
     if internevo.is_config(text):
@@ -91,6 +94,10 @@ def read(
         return olmo.read_script(module, name, given), stamp
     if xtuner.is_config(text):
         return xtuner.read(text, name, given), stamp
+    looped = own_programs.read(text, name, given, folder)
+    if looped is not None:
+        name_maker(text, looped)
+        return looped, stamp
     if programs.is_program(text):
         found = programs.read(text, name, given, folder=folder)
         name_maker(text, found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 
 _PREFIX = re.compile(r"(?i)(?<![\w'\"])(?:f|rf|fr)(?=['\"])")
 _TYPE = re.compile(r"^([ \t]*)type[ \t]+(\w+)[ \t]*(?:\[[^\]\n]*\])?[ \t]*=", re.M)
@@ -18,8 +19,9 @@ _GENERIC = re.compile(
 _ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
+@lru_cache(maxsize=8)
 def parse_python(text: str) -> ast.Module | None:
-    """The tree of a Python text; None where it is none, in any version's syntax."""
+    """The tree of a Python text, which nobody changes; None where it is none, in any version's syntax."""
     try:
         return ast.parse(text)
     except _ERRORS:
@@ -28,6 +30,17 @@ def parse_python(text: str) -> ast.Module | None:
         return ast.parse(_older(text))
     except _ERRORS:
         return None
+
+
+def dotted(node: ast.expr) -> str:
+    """How an expression is written; of plain names and attributes without the way through `ast.unparse`."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        return ".".join([node.id, *reversed(parts)])
+    return ".".join([ast.unparse(node), *reversed(parts)])
 
 
 def _older(text: str) -> str:

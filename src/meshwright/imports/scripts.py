@@ -16,6 +16,7 @@ from meshwright.imports import (
     hf_programs,
     hydra,
     llama_recipes,
+    llmc,
     maxtext,
     nanochat,
     nanogpt,
@@ -94,7 +95,10 @@ def read(
         raise SpecError("file", name, nothing_found(script, text))
     if launch.other:
         raise SpecError("file", name, f"{posixpath.basename(launch.other)[:60]} does not train; a training script is expected{starts_another(text)}")  # fmt: skip
-    reading, stamp = _dispatch(script, launch, name, given, folder, stamp)
+    if llmc.reads(launch):
+        reading = llmc.read_words(launch, given, script)
+    else:
+        reading, stamp = _dispatch(script, launch, name, given, folder, stamp)
     reading.device = reading.device or device_of(script)
     queue = " ".join(script.sbatch.get(one, "") for one in ("partition", "p", "constraint", "C"))
     reading.likely = device_named(queue) or reading.likely
@@ -202,13 +206,9 @@ def _dispatch(
         return torchtitan_registry.read_command(words, given, folder), stamp
     if llama_recipes.reads(launch, folder):
         return llama_recipes.read_words(launch, given, folder), stamp
-    for one in (easylm, nanochat):
-        if one.reads(launch):
-            return one.read_words(launch, given), stamp
-    if xtuner.reads(launch):
-        return xtuner.read_words(launch, given, folder), stamp
-    if nanogpt.reads(launch, folder):
-        return nanogpt.read_words(launch, given, folder), stamp
+    alone = _by_its_program(script, launch, given, folder)
+    if alone is not None:
+        return alone, stamp
     if skyrl.is_command(program, words):
         return skyrl.read_words(program, words, given), stamp
     if openrlhf.is_openrlhf(program, words):
@@ -263,6 +263,21 @@ def _dispatch(
         raise SpecError("--config", named_one, "torchtune's own configuration is not here: "
                         "`tune cp` writes it; import that YAML")  # fmt: skip
     raise unknown_program(launch, name)
+
+
+def _by_its_program(
+    script: Script, launch: Launch, given: Given, folder: Path | None
+) -> Reading | None:
+    """What a small trainer runs that its program's name alone tells."""
+    if easylm.reads(launch):
+        return easylm.read_words(launch, given, script)
+    if nanochat.reads(launch):
+        return nanochat.read_words(launch, given)
+    if xtuner.reads(launch):
+        return xtuner.read_words(launch, given, folder)
+    if nanogpt.reads(launch, folder):
+        return nanogpt.read_words(launch, given, folder)
+    return None
 
 
 def _program_here(

@@ -21,20 +21,20 @@ from meshwright.specs.model import Model
 
 LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "depth")
 HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim")  # fmt: skip
-_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
-_KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kvheads")
-_FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim")
+HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
+KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kvheads")
+FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim")
 LENGTHS = (
     "global_max_sequence_length",
     "max_context_width", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
     "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
 )  # fmt: skip
-_MICRO = (
+MICRO = (
     "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size_per_device", "device_batch_size",
     "train_micro_batch_size", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size", "per_gpu_train_batch_size",
     "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "batch_size", "bs",
 )  # fmt: skip
-_STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation",
+STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation",
           "grad_accum", "grad_accumulation", "accumulation_steps", "acc_steps", "grad_acc", "grad_acc_steps", "grad_accum_steps",
           "accum_steps", "accum_freq")  # fmt: skip
 BATCHES = (
@@ -63,12 +63,12 @@ def says_enough(names: Iterable[str]) -> bool:
     """Whether options describe or name a model, and say a batch or a sequence."""
     names = set(names)
     shape = bool(names & set(LAYERS)) and bool(names & set(HIDDEN))
-    return (shape or bool(names & set(NAMES))) and bool(names & {*LENGTHS, *_MICRO, *BATCHES})
+    return (shape or bool(names & set(NAMES))) and bool(names & {*LENGTHS, *MICRO, *BATCHES})
 
 
 def says_batch(names: Iterable[str]) -> bool:
     """Whether options say how many sequences a step or a device takes."""
-    return bool({*_MICRO, *BATCHES} & set(names))
+    return bool({*MICRO, *BATCHES} & set(names))
 
 
 def read_table(
@@ -92,7 +92,7 @@ def read_table(
     options = Options(flags, "--" if program else "")
     options.guessing = given.guess
     options.assumed = set(assumed)
-    micro = _said(options, _MICRO)
+    micro = _said(options, MICRO)
     reading = Reading(title, options={"micro_batch": micro if program else micro.lstrip("-")})
     what = f"{program} is" if program else "the file is"
     reading.guess(
@@ -104,7 +104,7 @@ def read_table(
     if reading.model is None and named:
         refuse_other(named)
         reading.model_name = named
-    reading.micro_batch, reading.accumulation = options.whole(*_MICRO), options.whole(*_STEPS) or 1
+    reading.micro_batch, reading.accumulation = options.whole(*MICRO), options.whole(*STEPS) or 1
     reading.global_batch = options.whole(*BATCHES) or _whole_batch(options, reading, micro)
     if reading.global_batch >= TOKENS:
         said = next(name for name in BATCHES if name in options)
@@ -133,7 +133,7 @@ def _whole_batch(options: Options, reading: Reading, micro: str) -> int:
     """A batch beside a micro-batch that it is a multiple of is the step's; 0 where there is none."""
     said = {"batch_size", "train_batch_size"} & set(options.values)
     one_device = re.search(r"micro|device|gpu", micro)
-    if not one_device or not said or options.has(*_STEPS):
+    if not one_device or not said or options.has(*STEPS):
         return 0
     name = min(said)
     whole = options.whole(name)
@@ -152,7 +152,7 @@ def _said(options: Options, names: tuple[str, ...]) -> str:
 
 
 def _shape(options: Options, reading: Reading) -> Model | None:
-    layers, hidden, heads = (options.whole(*names) for names in (LAYERS, HIDDEN, _HEADS))
+    layers, hidden, heads = (options.whole(*names) for names in (LAYERS, HIDDEN, HEADS))
     if not (layers and hidden and heads):
         return None
     kind = options.word("model_type", "model_family", "arch")
@@ -165,7 +165,7 @@ def _shape(options: Options, reading: Reading) -> Model | None:
         experts = 0
     if experts > 1 and not (options.whole(*_CHOSEN) and options.whole(*_EXPERT_FFN)):
         raise SpecError("--model", None, f"the file describes a mixture of {experts} experts, but not how many are chosen or how wide they are: give --model")  # fmt: skip
-    ffn, vocab = options.whole(*_FFN), options.whole("vocab_size", "padded_vocab_size")
+    ffn, vocab = options.whole(*FFN), options.whole("vocab_size", "padded_vocab_size")
     if not ffn and not kind:
         reading.guess("--model", f"its FFNs are not described: two matrices of {4 * hidden} are taken, as GPT-2 has them")  # fmt: skip
     gated = bool(re.search(r"llama|mi[sx]tral|qwen|gemma|yi|deepseek|olmo", kind)) or bool(
@@ -184,7 +184,7 @@ def _shape(options: Options, reading: Reading) -> Model | None:
     return Model.parse(
         {
             "name": "imported", "layers": layers, "hidden": hidden, "heads": heads,
-            "kv_heads": options.whole(*_KV_HEADS) or heads, "head_dim": options.whole("head_dim") or hidden // heads,
+            "kv_heads": options.whole(*KV_HEADS) or heads, "head_dim": options.whole("head_dim") or hidden // heads,
             "ffn": ffn or 4 * hidden, "vocab": vocab, "gated": gated,
             "norm": "rmsnorm" if gated else "layernorm",
             "experts": {"experts": experts, "top_k": options.whole(*_CHOSEN), "ffn": options.whole(*_EXPERT_FFN),
