@@ -28,6 +28,8 @@ MEGATRON = [
     ("--context-parallel-size 2", {}, {"cp": 2, "cp_method": "ring"}),
     ("--checkpoint-activations", {}, {"recompute": "full"}),
     ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", {"framework": "megatron-fsdp"}, {"zero": 2}),
+    ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", {"framework": "megatron"}, {"zero": 1}),
+    ("--use-torch-fsdp2", {"framework": "megatron-fsdp"}, {"zero": 3}),
     ("--reset-attention-mask", {"document_masking": True}, {}),
     ("--transformer-impl local", {"attention_kernel": "unfused"}, {}),
     ("--context-parallel-size 2 --cp-comm-type a2a", {}, {"cp_method": "ulysses"}),

@@ -246,7 +246,7 @@ def test_where_nothing_fits_surely_the_surest_is_taken_and_said():
 def test_a_million_tokens_on_one_host_have_a_priced_way_out():
     with pytest.raises(DoesNotFitError) as caught:
         plan(load_model("llama3.1-8b"), load_cluster("h100:1x8"),
-             Job(seq_len=2**20, global_batch=1, framework="megatron"), defend=False)  # fmt: skip
+             Job(seq_len=2**20, global_batch=1, framework="megatron-fsdp"), defend=False)  # fmt: skip
     assert "activations in host memory" in str(caught.value)
     assert "loss in chunks" in str(caught.value)
 

@@ -130,6 +130,8 @@ def test_kv_heads_may_be_replicated_but_not_cut():
     ("framework", "layout", "words"),
     [
         ("megatron", Layout(pp=4, dp=16, zero=3), "ZeRO stage"),
+        ("megatron", Layout(dp=64, zero=3), "--framework megatron-fsdp"),
+        ("megatron", Layout(tp=8, pp=8, dp=1, zero=2), "--framework megatron-fsdp"),
         ("fsdp", Layout(pp=8, dp=8, zero=3), "pipeline parallelism"),
         ("fsdp", Layout(tp=8, dp=8, zero=0), "ZeRO stage"),
         ("llama-factory", Layout(tp=8, dp=8, zero=3), "tensor parallelism"),

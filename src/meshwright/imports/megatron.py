@@ -230,9 +230,16 @@ def _sharding(
                 "--data-parallel-sharding-strategy", strategy, f"one of {', '.join(stages)}"
             )
         zero = stages[strategy]
-        reading.job["framework"] = "megatron-fsdp"
+        if zero >= 2:
+            reading.job["framework"] = "megatron-fsdp"
+        else:
+            reading.note(
+                f"{strategy} shards no more than plain Megatron-LM does, and is priced as that",
+                "--data-parallel-sharding-strategy",
+            )
     elif torch_fsdp:
         zero = 2 if keep else 3
+        reading.job["framework"] = "megatron-fsdp"
     elif strategy:
         reading.note(
             f"{strategy} has no effect without Megatron-FSDP", "--data-parallel-sharding-strategy"

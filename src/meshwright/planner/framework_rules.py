@@ -51,6 +51,13 @@ def _zero(question: Question, c: LayoutColumns) -> Bools:
     return wrong & several
 
 
+def _sharded_elsewhere(question: Question, c: LayoutColumns) -> Bools:
+    """One program under two names would be believed by the runs of the name that is asked for."""
+    if not asked(question).shards_as:
+        return none(c)
+    return np.asarray(c.zero >= 2)
+
+
 def _shard(question: Question, c: LayoutColumns) -> Bools:
     can, replicas = asked(question), c.dp * c.cp
     degree = np.where(c.shard > 0, c.shard, replicas)
@@ -231,6 +238,11 @@ FRAMEWORK_RULES: tuple[Rule, ...] = (
         for axis, title in AXIS_TITLES.items()
     ),
     Rule("framework: ZeRO stage", "the framework cannot run this ZeRO stage", _zero),
+    Rule(
+        "framework: sharded elsewhere",
+        "what shards gradients and weights there (ZeRO-2, ZeRO-3) is planned as --framework megatron-fsdp",
+        _sharded_elsewhere,
+    ),
     Rule(
         "framework: shard degree",
         "the framework has no ZeRO groups of this size (some need all data-parallel ranks or none)",

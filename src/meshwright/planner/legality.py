@@ -21,7 +21,7 @@ RULES: tuple[Rule, ...] = (*LAYOUT_RULES, *FRAMEWORK_RULES)
 
 SHARDING = frozenset(
     {
-        "shard degree", "zero-bubble with resharding", "framework: ZeRO stage",
+        "shard degree", "zero-bubble with resharding", "framework: ZeRO stage", "framework: sharded elsewhere",
         "framework: shard degree", "framework: experts", "framework: recompute", "framework: offload under ZeRO",
         "CUDA graphs",
     }

@@ -58,6 +58,9 @@ class Framework(Spec):
     zero: tuple[int, ...]
     zero_with_pipeline: tuple[int, ...] = Field(description="ZeRO stages where pp > 1")
     zero_with_tensor: tuple[int, ...] = Field(description="ZeRO stages where tp > 1")
+    shards_as: str = Field(
+        "", description="the framework that its ZeRO-2 and ZeRO-3 are planned as, if another"
+    )
     hybrid_shard: bool = Field(description="ZeRO groups may be smaller than dp · cp (HSDP)")
     hybrid_shard_zero: tuple[int, ...] = Field(description="the ZeRO stages whose groups may be")
     shard_holds_context: bool = Field(
