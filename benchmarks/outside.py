@@ -19,8 +19,20 @@ import numpy as np
 
 from meshwright.evidence.predict import Prediction, predict
 from meshwright.evidence.rows import Row, read_rows
+from meshwright.evidence.score import Scored, pair
 
 FILE = Path(__file__).parent / "data" / "outside_rows.csv"
+
+
+def scored_rows() -> list[Scored]:
+    """Return the rows beside what the model says of them."""
+    rows = list(read_rows(FILE))
+    return pair(rows, predict(rows))
+
+
+def house(row: Row) -> str:
+    """Who published a row: rows of one house tell less than those of several."""
+    return f"outside {row['source'].split(' ')[0]}"
 
 
 def time_error(row: Row, made: Prediction) -> float:
@@ -39,7 +51,7 @@ def memory_error(row: Row, made: Prediction) -> float:
 
 
 def line(name: str, pairs: Sequence[tuple[Row, Prediction]]) -> str:
-    """Median and 90th percentile of both errors, and how many fits were judged right."""
+    """Median and 90th percentile of both errors, how many lie in their ranges, how many fits were judged right."""
     priced = [(row, made) for row, made in pairs if made.priced]
     cells = [f"{name[:44]:44} {len(pairs):4} {len(pairs) - len(priced):4}"]
     for error in (time_error, memory_error):
@@ -51,6 +63,16 @@ def line(name: str, pairs: Sequence[tuple[Row, Prediction]]) -> str:
             cells.append(f"{spread} {np.median(found):+6.1f}")
         else:
             cells.append(f"{'–':>20}")
+    for index, error in enumerate((time_error, memory_error)):
+        inside = [
+            range_.low <= value / (1.0 + off) <= range_.high
+            for row, made in priced
+            for value, range_ in [
+                ((made.iter_time_s, made.peak_memory_bytes)[index], made.ranges()[index])
+            ]
+            if math.isfinite(off := error(row, made))
+        ]
+        cells.append(f"{100 * np.mean(inside):3.0f}" if inside else "  –")
     right = [(row["outcome"] != "oom") == made.fits for row, made in priced]
     cells.append(f"{100 * np.mean(right):4.0f}" if right else "   –")
     return "  ".join(cells)
@@ -76,7 +98,7 @@ def main() -> None:
             )
         return
     print(
-        f"{'% of the measured':44} rows  ref    time: median, p90, bias  memory: the same  fits right"
+        f"{'% of the measured':44} rows  ref    time: median, p90, bias  memory: the same  in range: time, memory  fits right"
     )
     for draw in sorted(set(draws)):
         print(

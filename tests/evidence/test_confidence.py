@@ -8,12 +8,12 @@ from meshwright.costs.confidence import Facets, facets_of, residuals, residuals_
 from meshwright.costs.step import estimate
 from meshwright.evidence.confidence import (
     Residual,
-    _as_read,
     _coverage,
     _judged,
     _promise_kept,
     _table,
     confidence_toml,
+    read_coverage,
 )
 from meshwright.evidence.nearest import nearest_runs
 from meshwright.evidence.predict import predict
@@ -57,7 +57,7 @@ def test_a_promise_is_kept_by_the_sources_that_the_others_speak_for():
 
 def test_the_written_table_reads_back():
     rows = published_rows(["korthikanti_2022_seqsel", "simumax_b200", "vtrain_multinode"])
-    table = tomllib.loads(confidence_toml(pair(rows, predict(rows))))
+    table = tomllib.loads(confidence_toml(pair(rows, predict(rows)), {}))
     assert {"time", "memory"} <= table.keys()
     for one in table["time"]["range"]:
         assert 0 < one["low"] <= one["high"] and one["sources"] >= 1
@@ -114,17 +114,28 @@ def test_the_nearest_runs_are_of_the_same_size_and_device(plan):
     assert all(n.id in ids and n.measured_s > 0 and n.source in n.sentence() for n in found)
 
 
-def test_rows_of_which_less_is_known_are_given_wider_ranges():
+def test_rows_as_people_have_them_have_ranges_of_their_own():
     known = [one for name in "abcde" for one in made(name, [0.9, 1.0, 1.1])]
-    same = tomllib.loads(confidence_text(known, known))
-    wide = tomllib.loads(confidence_text(known, made("abc"[0], [0.5, 0.7, 1.0, 1.5, 2.0])))
-    assert same["as_read"] <= 1.2 < 2.0 < wide["as_read"]
+    read = [one for name in "vwxyz" for one in made(name, [0.5, 0.8, 1.0, 1.5, 2.0])]
+    rows = published_rows(["korthikanti_2022_seqsel", "simumax_b200"])
+    table = tomllib.loads(confidence_toml(pair(rows, predict(rows)), {"time": read}))
+    assert "read" in table["time"] and "read" not in table["memory"]
     facets = known[0].facets
-    told = residuals_from({**_table(known), "as_read": 2.0})
-    low, high, _ = told.ends(facets)
-    assert told.ends(facets, as_read=True)[:2] == pytest.approx((low**2, high**2))
-    assert residuals_from(_table(known)).as_read == 1.0
+    told = residuals_from({**_table(known), "read": _table(read)})
+    low, high, basis = told.ends(facets, as_read=True)
+    assert low < 0.6 < 1.8 < high and "25 published" in basis
+    assert told.ends(facets)[0] > 0.8
+    plain = residuals_from(_table(known))
+    assert plain.ends(facets, as_read=True) == plain.ends(facets)
+    assert 0.6 <= read_coverage(read) <= 1.0
 
 
-def confidence_text(known, read):
-    return f"as_read = {_as_read(known, read, (1.0, 1.1), 0.0)}"
+def test_the_shipped_ranges_of_read_rows_are_wider_and_rest_on_more_sources():
+    for quantity in ("time", "memory"):
+        known = residuals(quantity)
+        assert known.read is not None
+        whole = [told.ranges["any", "any"] for told in (known.read, known)]
+        read, plan = (one["high"] / one["low"] for one in whole)
+        assert read > 0.98 * plan
+        sources = [told.ranges["any", "any"]["sources"] for told in (known, known.read)]
+        assert sources[1] >= sources[0] + 15

@@ -7,6 +7,10 @@ alike. It is taken from runs of the same device generation and kind of model whe
 further than the known ones do from each other, and once more for each of device, framework, scale and
 kind of model that fewer sources than that have measured.
 
+A run as a row of somebody's table describes it (`predict`) has ranges of its own (`read`), from residuals of rows read
+so: the same sources without what they document, and sources from outside that nothing is fitted to. What a row leaves
+open is guessed, and a guess strays further than a model does.
+
 A machine that was measured by `meshwright measure` has residuals of its own kind: those of runs that were
 predicted from such a file and then made: on one host (`costs/data/closed_loop.toml`, by
 benchmarks/closed_loop.py), or between hosts (`costs/data/between_hosts.toml`, step times only, by
@@ -89,8 +93,8 @@ class Residuals:
     """Factor on the logarithm of both ends: a source not seen yet, over those that the ends rest on."""
     widening: float
     """The same, once more for each facet that too few sources measured."""
-    as_read: float = 1.0
-    """The same for a run that a published row describes: what it leaves open was assumed."""
+    read: Residuals | None = None
+    """Those of runs that published rows describe: what a row leaves open was assumed."""
 
     def lacking(self, facets: Facets) -> list[str]:
         """Facets that fewer than `SOURCES` sources have measured, as `facet: value`."""
@@ -99,10 +103,12 @@ class Residuals:
 
     def ends(self, facets: Facets, as_read: bool = False) -> tuple[float, float, str]:
         """Lower and upper end over the prediction, and what they rest on; `as_read`: of a published row."""
+        if as_read and self.read is not None:
+            return self.read.ends(facets)
         key = next(key for key in candidates(facets) if key in self.ranges)
         found = self.ranges[key]
         lacking = self.lacking(facets)
-        wider = self.newcomer * self.widening ** len(lacking) * (self.as_read if as_read else 1.0)
+        wider = self.newcomer * self.widening ** len(lacking)
         # The estimate is always inside, also where most sources err to one side.
         low = min(float(found["low"]) ** wider, 1.0 - LEAST)
         high = max(float(found["high"]) ** wider, 1.0 + LEAST)
@@ -127,8 +133,8 @@ def residuals_from(entry: dict[str, Any]) -> Residuals:
     """Read one table of data/confidence.toml."""
     ranges = {(one["generation"], one["kind"]): one for one in entry["range"]}
     newcomer, widening = float(entry["newcomer"]), float(entry["widening"])
-    as_read = float(entry.get("as_read", 1.0))
-    return Residuals(ranges, dict(entry["sources"]), newcomer, widening, as_read)
+    read = residuals_from(entry["read"]) if "read" in entry else None
+    return Residuals(ranges, dict(entry["sources"]), newcomer, widening, read)
 
 
 def time_range(

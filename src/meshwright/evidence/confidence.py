@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from meshwright.costs.confidence import (
     facets_of,
     residuals_from,
 )
+from meshwright.evidence.rows import Row
 from meshwright.evidence.score import Scored
 from meshwright.evidence.software import rule_for
 from meshwright.specs.plan import Range
@@ -36,8 +37,8 @@ sources that weigh alike. Memory was measured by one source in nearly nine hundr
 one to a few hundred: neither may it speak for all, nor one row as much as a hundred. `promise_kept` says what that is
 worth."""
 
-READ = tuple(round(1.0 + 0.05 * step, 2) for step in range(61))
-"""Widenings that are tried for rows of which no more is known than what they say ("as a user")."""
+READ_FEW = 100.0
+"""The same for rows as people have them, of step times as of memory."""
 
 Widening = tuple[float, float]
 """(`newcomer`, `widening`) of `costs.confidence.Residuals`."""
@@ -52,8 +53,10 @@ class Residual:
     ratio: float
 
 
-def residuals_of(scored: Sequence[Scored], quantity: str) -> list[Residual]:
-    """Return the known residuals of `time` or `memory`."""
+def residuals_of(
+    scored: Sequence[Scored], quantity: str, source: Callable[[Row], str] = lambda row: row.table
+) -> list[Residual]:
+    """Return the known residuals of `time` or `memory`; `source` says which rows are of one."""
     found = []
     for one in scored:
         run = one.run
@@ -65,30 +68,32 @@ def residuals_of(scored: Sequence[Scored], quantity: str) -> list[Residual]:
             ratio = one.measured_bytes / one.predicted_bytes
         if not math.isnan(ratio):
             facets = facets_of(run.model, run.cluster, run.job, run.gpus)
-            found.append(Residual(one.row.table, facets, ratio))
+            found.append(Residual(source(one.row), facets, ratio))
     return found
 
 
-def confidence_toml(scored: Sequence[Scored], as_user: Sequence[Scored] = ()) -> str:
+def confidence_toml(scored: Sequence[Scored], read: Mapping[str, Sequence[Residual]]) -> str:
     """Return the text of costs/data/confidence.toml for rows predicted with their source left out.
 
-    `as_user`: the same rows, of whose source no more was known than its framework's name.
+    `read`: residuals, by quantity, of rows of whose source no more was known than what they say.
     """
     head = (
         f"# Ranges that hold {100 * COVERAGE:.0f} % of measured over predicted, each source left out of "
-        "the fit;\n# `sources` counts who measured such a run. Written by\n"
+        "the fit;\n# `sources` counts who measured such a run. `read`: of rows as people have them. Written by\n"
         "# `python benchmarks/fit_constants.py --write`; read by costs/confidence.py.\n\n"
     )
     tables: dict[str, Any] = {}
-    times, memory = (residuals_of(scored, quantity) for quantity in ("time", "memory"))
-    for quantity, known in (("time", times), ("memory", memory)):
-        few = FEW[quantity]
-        widening = _best_widening(known, few)
-        tables[quantity] = _table(known, widening, few)
-        tables[quantity]["as_read"] = _as_read(
-            known, residuals_of(as_user, quantity), widening, few
-        )
+    for quantity in ("time", "memory"):
+        known, few = residuals_of(scored, quantity), FEW[quantity]
+        tables[quantity] = _table(known, _best_widening(known, few), few)
+        if rows := read.get(quantity):
+            tables[quantity]["read"] = _table(rows, _best_widening(rows, READ_FEW), READ_FEW)
     return head + tomli_w.dumps(tables)
+
+
+def read_coverage(read: Sequence[Residual]) -> float:
+    """Share of a left-out source's rows, as people have them, inside the ranges of the others; mean over sources."""
+    return _coverage(_judged(read, READ_FEW), _best_widening(read, READ_FEW))
 
 
 def _table(
@@ -142,18 +147,6 @@ def _best_widening(known: Sequence[Residual], few: float = 0.0) -> Widening:
     )
 
 
-def _as_read(
-    known: Sequence[Residual], read: Sequence[Residual], widening: Widening, few: float
-) -> float:
-    """The widening of rows as a user has them whose coverage by the others' ranges is nearest to 80 %."""
-    if not read or len({one.source for one in known}) < 2:
-        return READ[0]
-    judged = _judged(known, few, read)
-    return min(
-        READ, key=lambda more: (round(abs(_coverage(judged, widening, more) - COVERAGE), 3), more)
-    )
-
-
 @dataclass(frozen=True)
 class _Judged:
     """Residuals beside the ends, as they are, of the range that the other sources give; arrays."""
@@ -165,17 +158,16 @@ class _Judged:
     lacking: NDArray[np.int64]
 
 
-def _judged(known: Sequence[Residual], few: float, asked: Sequence[Residual] = ()) -> _Judged:
-    """`asked` (or else `known` themselves) beside the ranges that the other sources of `known` give."""
-    asked = asked or known
-    names = sorted({one.source for one in (*known, *asked)})
+def _judged(known: Sequence[Residual], few: float) -> _Judged:
+    """Residuals beside the ranges that the other sources give."""
+    names = sorted({one.source for one in known})
     others = {
         name: residuals_from(_table([one for one in known if one.source != name], few=few))
         for name in names
     }
     told: dict[tuple[str, Facets], tuple[float, float, int]] = {}
     rows = []
-    for one in asked:
+    for one in known:
         key = (one.source, one.facets)
         if key not in told:
             range_ = others[one.source]
@@ -185,10 +177,10 @@ def _judged(known: Sequence[Residual], few: float, asked: Sequence[Residual] = (
     return _Judged(source, ratio, low, high, lacking)
 
 
-def _coverage(judged: _Judged, widening: Widening, more: float = 1.0) -> float:
+def _coverage(judged: _Judged, widening: Widening) -> float:
     """Share of residuals inside, the mean over sources."""
     newcomer, each = widening
-    wider = newcomer * each**judged.lacking * more
+    wider = newcomer * each**judged.lacking
     inside = (judged.low**wider <= judged.ratio) & (judged.ratio <= judged.high**wider)
     count = np.bincount(judged.source)
     share = np.bincount(judged.source, weights=inside)[count > 0] / count[count > 0]
