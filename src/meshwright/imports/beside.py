@@ -8,14 +8,14 @@ from pathlib import Path
 from meshwright.imports.words import unmarked
 from meshwright.specs.foreign import read_text
 
-_UP = 4
+_UP = 5
 """Folders above the script's own in which a file that it includes is looked for."""
 
 
 def beside(folder: Path | None, named: str) -> Path | None:
     """The file that a script names: in its folder or a few above, by as much of the path as fits.
 
-    Only files below the fourth folder above the script, and of the script's own checkout where it lies in
+    Only files below the fifth folder above the script, and of the script's own checkout where it lies in
     one, are looked at; never an absolute path.
     """
     if folder is None:

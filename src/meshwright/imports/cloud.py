@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,7 +16,14 @@ from meshwright.specs.errors import SpecError
 
 _SIZES = {
     "hosts": ("numNodes", "num_nodes", "parallelism", "completions", "replicas", "nodes"),
-    "per_host": ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpus_per_node", "gpuCount"),
+    "per_host": (
+        "nvidia.com/gpu",
+        "amd.com/gpu",
+        "google.com/tpu",
+        "gpus_per_node",
+        "gpuCount",
+        "acceleratorCount",
+    ),
 }
 _PLACES = (
     "cluster",
@@ -27,6 +35,8 @@ _PLACES = (
     "queue",
     "node_pool",
     "cloud.google.com/gke-accelerator",
+    "acceleratorType",
+    "machineType",
 )
 """Where a job names the machines that it wants."""
 _LISTS = ("command", "args", "arguments", "argv")
@@ -52,9 +62,44 @@ def read(
         script = next(iter(sorted(commands(data), key=training, reverse=True)), None)
     if script is None:
         raise SpecError("file", name, "no container with a command was found")
-    reading, found = scripts.read(script, name, given, folder, stamp)
+    reading, found = scripts.read(_with_environment(data, script), name, given, folder, stamp)
     size(data, reading)
     return reading, found
+
+
+_ENVIRONMENTS = ("env", "envs", "environment", "environment_variables")
+
+
+def _with_environment(data: dict[str, Any], script: str) -> str:
+    """A command after the variables that its containers set and it speaks of."""
+    said: dict[str, str] = {}
+    for table in tables(data):
+        for key in _ENVIRONMENTS:
+            for name, value in _pairs(table.get(key)):
+                if re.search(rf"\$\{{?{re.escape(name)}\b", script):
+                    said.setdefault(name, value)
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in said.items()]
+    if not exports:
+        return script
+    first, _newline, rest = script.partition("\n")
+    if first.startswith("#!"):
+        return "\n".join([first, *exports, rest])
+    return "\n".join([*exports, script])
+
+
+def _pairs(said: Any) -> list[tuple[str, str]]:
+    """Names and values of variables, as a table, a list of tables with a name each, or `NAME=value`."""
+    if isinstance(said, dict):
+        found = list(said.items())
+    elif isinstance(said, list):
+        found = [(one.get("name"), one.get("value")) if isinstance(one, dict) else str(one).partition("=")[::2] for one in said]  # fmt: skip
+    else:
+        return []
+    return [
+        (str(name), str(value).lower() if isinstance(value, bool) else str(value))
+        for name, value in found
+        if str(name).isidentifier() and isinstance(value, (str, int, float, bool)) and value != ""
+    ]
 
 
 def _lines(data: dict[str, Any]) -> str | None:
@@ -62,9 +107,7 @@ def _lines(data: dict[str, Any]) -> str | None:
     listed = data.get("commands")
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         return None
-    said = data.get("env")
-    pairs = said.items() if isinstance(said, dict) else [str(one).split("=", 1) for one in said or []]  # fmt: skip
-    exports = [f"export {one[0]}={shlex.quote(str(one[1]))}" for one in map(tuple, pairs) if len(one) == 2]  # fmt: skip
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in _pairs(data.get("env"))]
     return "\n".join([*exports, *listed])
 
 
@@ -91,6 +134,7 @@ def size(data: dict[str, Any], reading: Reading) -> None:
     if not reading.world() and (found["per_host"] or reading.per_host):
         reading.per_host = reading.per_host or max(found["per_host"])
         reading.hosts = reading.hosts or _by_roles(data) or max(found["hosts"], default=1)
+    _slice(data, reading)
     started = next((str(t["WORLD_SIZE"]) for t in tables(data) if "WORLD_SIZE" in t), "")
     if not reading.world() and started.isdigit() and 0 < int(started) < 100_000:
         reading.devices = int(started)
@@ -116,6 +160,27 @@ def size(data: dict[str, Any], reading: Reading) -> None:
         reading.devices = gpus
 
 
+_SLICES = {"v4": "tpu-v4", "v5-lite": "tpu-v5e", "v5p": "tpu-v5p", "v6e": "tpu-v6e", "tpu7x": "tpu-v7"}  # fmt: skip
+"""How GKE calls its slices (`tpu-v6e-slice`, `tpu-v5-lite-podslice`)."""
+
+
+def _slice(data: dict[str, Any], reading: Reading) -> None:
+    """Take the TPUs of a slice that a pod's selector asks for, by its kind and its topology (`2x4`)."""
+    for table in tables(data):
+        kind = str(table.get("cloud.google.com/gke-tpu-accelerator", ""))
+        device = next((ours for theirs, ours in _SLICES.items() if theirs in kind), "")
+        if not device:
+            continue
+        reading.device = reading.device or device
+        shape = str(table.get("cloud.google.com/gke-tpu-topology", ""))
+        if re.fullmatch(r"\d{1,3}(?:x\d{1,3}){1,2}", shape) and not reading.devices:
+            chips = math.prod(map(int, shape.split("x")))
+            per_host = reading.per_host or min(chips, 4)
+            if reading.hosts * reading.per_host < chips and chips % per_host == 0:
+                reading.hosts, reading.per_host = chips // per_host, per_host
+        return
+
+
 def _by_roles(data: dict[str, Any]) -> int:
     """Hosts of an object that lists its roles, each with a number of copies; 0 where it does not."""
     hosts = 0
@@ -126,6 +191,8 @@ def _by_roles(data: dict[str, Any]) -> int:
                 roles = list(value.values())  # PyTorchJob's master and workers
             elif key in ("replicatedJobs", "tasks") and isinstance(value, list):
                 roles = value  # JobSet's and Volcano's
+            elif key in ("workerPoolSpecs", "worker_pool_specs") and isinstance(value, list):
+                roles = value  # Vertex AI's: the first host, and those beside it
             hosts += sum(_copies(role) for role in roles if _has_devices(role))
     return hosts
 
@@ -133,7 +200,7 @@ def _by_roles(data: dict[str, Any]) -> int:
 def _copies(role: dict[str, Any]) -> int:
     """Hosts of one role: its copies, of a job with several pods each."""
     inside = [one.get("parallelism") for one in tables(role) if "parallelism" in one]
-    numbers = [role.get("replicas", 1), *inside[:1]]
+    numbers = [role.get("replicas", role.get("replicaCount", 1)), *inside[:1]]
     found = 1
     for one in numbers:
         found *= int(one) if str(one).isdigit() else 1
@@ -170,3 +237,6 @@ def commands(data: Any) -> Iterator[str]:
         yield from (
             table[key] for key in _TEXTS if isinstance(table.get(key), str) and " " in table[key]
         )
+        handed = table.get("value")  # a command that a variable hands to the image's own script
+        if isinstance(handed, str) and "name" in table and _STARTS.search(handed):
+            yield handed

@@ -376,9 +376,9 @@ def _count(script: Script, launch: Launch) -> None:
             else 0
         )
     launch.hosts, launch.per_host = hosts, per_host
-    if (processes and not (hosts and per_host)) or (
-        processes and "accelerate" in " ".join(launch.launcher) and "--" not in launch.launcher
-    ):
+    counts_all = "accelerate" in " ".join(launch.launcher) and "--" not in launch.launcher
+    counts_all |= any(posixpath.basename(word) in ("mpirun", "mpiexec") for word in launch.launcher)
+    if processes and (counts_all or not (hosts and per_host)):
         launch.devices = processes
     if not (hosts or per_host or processes) and launch.is_python_alone():
         # Nothing starts several processes: the variable that torch reads says how many there are.

@@ -58,7 +58,10 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading = Reading("Levanter YAML", options=dict(EDITS))
     reading.jax, reading.likely = True, "tpu-v5p"
     reading.model = given.model
-    reading.model_name = _name(options)
+    # What the file describes counts, unless the checkpoint's own configuration is taken.
+    described = options.has("model.hidden_dim", "model.num_layers") and not options.flag("use_hf_model_config")  # fmt: skip
+    name = _name(options)
+    reading.model_name = "" if described else name
     if reading.model is None and not reading.model_name:
         reading.model = _model(options, reading)
     reading.seq_len = options.whole("max_seq_len", "train_seq_len", "model.seq_len", "max_tune_length", "max_length")  # fmt: skip
@@ -101,6 +104,8 @@ def _model(options: Options, reading: Reading) -> Model:
 
 
 def _vocabulary(options: Options, reading: Reading) -> int:
+    if said := options.whole("data.vocab_size"):
+        return said  # of texts that are tokens already
     tokenizer = options.loose("data.tokenizer", "tokenizer")
     for pattern, size in _VOCABULARIES:
         if re.search(pattern, tokenizer, re.IGNORECASE):
@@ -163,8 +168,10 @@ def _job(options: Options, reading: Reading) -> None:
     optimizer = optimizer_or_adamw(reading, name, "optimizer.type")
     reading.job = {"framework": "maxtext", "precision": recipe.model_dump(), "optimizer": optimizer.model_dump()}  # fmt: skip
     reading.note("Levanter is priced as MaxText, the JAX trainer that has been measured", "framework")  # fmt: skip
-    if options.whole("lora.r"):
+    if options.word("model.attn_backend") == "vanilla":
+        reading.job["attention_kernel"] = "unfused"
+    if any(name == "lora" or name.startswith("lora.") for name in options.values):
         adapters(
-            reading, rank=options.whole("lora.r"), alpha=options.number("lora.alpha"),
+            reading, rank=options.whole("lora.r", default=8), alpha=options.number("lora.alpha"),
             targets=options.raw("lora.target_modules"), option="lora.target_modules", dropout=options.number("lora.dropout"),
         )  # fmt: skip

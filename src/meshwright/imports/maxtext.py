@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import read_table, words_to_table
-from meshwright.imports.names import model_named
+from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import cast_where_used, optimizer_named
@@ -49,6 +49,9 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
         SpecError: a value that cannot be.
     """
     data: dict[str, Any] = {}
+    seeing = next((w for w in words if re.search(r"(?i)vision\S*\.yml$|^use_multimodal=true$", unmarked(w))), "")  # fmt: skip
+    if seeing:
+        raise SpecError("config", unmarked(seeing)[-60:], f"trains a vision-language model: {PLANNED}")  # fmt: skip
     for word in words:
         if unmarked(word).endswith((".yml", ".yaml")) and "=" not in word:
             path = beside(folder, word)

@@ -35,6 +35,8 @@ _REFUSED = {
     "mamba": "a state-space model", "hybrid": "a state-space hybrid", "race": "an encoder", "mnli": "an encoder",
     "glue": "an encoder", "llava": "a vision-language model", "vlm": "a vision-language model",
     "multimodal": "a vision-language model", "diffusion": "a diffusion model", "wan": "a diffusion model",
+    "speculator": "heads that guess ahead of a frozen model", "medusa": "heads that guess ahead of a frozen model",
+    "eagle": "a draft model beside a frozen one", "eagle3": "a draft model beside a frozen one",
     "flux": "a diffusion model", "dit": "a diffusion model",
 }  # fmt: skip
 

@@ -32,8 +32,8 @@ _NARROWS = re.compile(r"(?i)autocast|b?float16|\.half\(|\bb?fp?16|\bamp\b|precis
 _WIDTHS = {"mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype", "bf16", "fp16", "use_bf16", "use_fp16"}  # fmt: skip
 _RENAMED = {"use_muon": "use_muon"}
 """Names whose last part says enough, in whatever table of the command line they stand."""
-_SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
-_COPIES = re.compile(r"\bDistributedDataParallel\(|\bDDP\(")
+SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
+COPIES = re.compile(r"\bDistributedDataParallel\(|\bDDP\(")
 _MOST = 400_000
 
 
@@ -92,9 +92,9 @@ def read_loop(
     known = None if tree is None else Known(tree, {**own, **said})
     if tree is not None and known is not None and recomputes(tree, known):
         flags.setdefault("gradient_checkpointing", True)
-    if _SHARDS.search(text):
+    if SHARDS.search(text):
         flags.setdefault("sharding_strategy", "full_shard")
-    elif _COPIES.search(text):
+    elif COPIES.search(text):
         flags.setdefault("sharding_strategy", "ddp")
     if _AUTOCASTS.search(text) and flags.get("mixed_precision", "fp32") in ("fp32", "float32"):
         flags["mixed_precision"] = "fp16" if "GradScaler" in text else "bf16"

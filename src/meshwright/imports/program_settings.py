@@ -107,9 +107,10 @@ def program_settings(
         layers = (adapted_layer(call, known) for call in _reached(tree, known))
         for key, value in next((one for one in layers if one), {}).items():
             found.setdefault(key, value)
-    declared = next((one for one in LENGTHS if one in known.arguments), "")
+    told = known.parameters | known.arguments  # of its functions, and of its command line
+    declared = next((one for one in LENGTHS if _counts(told.get(one)) or one in known.arguments), "")  # fmt: skip
     if declared and not any(one in found for one in (*LENGTHS, "max_completion_length")):
-        found["max_length"] = known.arguments[declared]  # for a data set of its own
+        found["max_length"] = told[declared]  # for a data set of its own
     _where_silent(found, known, lengths)
     if re.search(r"from_pretrained\([^()]*(?:\([^()]*\)[^()]*)*\)\s*\.half\(\)", text):
         found.setdefault("torch_dtype", "float16")

@@ -62,10 +62,8 @@ class Known:
         """Whether a command line is parsed into dataclasses."""
         self.heard: set[str] = set()  # names of `said` that some value came from
         self._said = frozenset(said or ())
-        self._first: dict[str, ast.expr] = {}
-        """The first table that a name is set to."""
-        self._whence: dict[str, set[str]] = {}
-        """Names of `said` that a name's value came from."""
+        self._first: dict[str, ast.expr] = {}  # the first table that a name is set to
+        self._whence: dict[str, set[str]] = {}  # names of `said` that a name's value came from
         every = list(ast.walk(tree))
         self.functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
         self._gives: dict[str, list[ast.expr]] = {}
@@ -266,6 +264,8 @@ class Known:
             return made
         if _DEVICE.search(called):
             return True
+        if called == "getattr" and len(args) > 1 and dotted(node.args[0]) == "torch":
+            return _WIDTHS.get(str(args[1]))
         if called == "dict" and not args:
             return dict(self.keywords(node))
         if called in ("open", "Path", "pathlib.Path") and args:

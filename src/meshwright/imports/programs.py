@@ -52,7 +52,9 @@ def is_program(text: str) -> bool:
 
 def _refuse_other(text: str, name: str) -> None:
     """Refuse a program that trains something else than a decoder of text."""
-    if re.search(r"^[^\S\n]+(?:mm_)?vision_tower\w*[^\S\n]*:", text, re.M):
+    if re.search(
+        r"^[^\S\n]+(?:mm_)?vision_tower\w*[^\S\n]*:|\bmodel\.config\.vision_config\b", text, re.M
+    ):
         raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
     if re.search(r"^[^\S\n]*(?:from|import) diffusers\b", text, re.M):
         raise SpecError("config", name, f"trains a diffusion model: {PLANNED}")

@@ -14,6 +14,7 @@ from meshwright.exports import torchtitan_read as exported_titan
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import (
     bridge,
+    fms_fsdp,
     internevo,
     logs,
     nanochat,
@@ -94,6 +95,10 @@ def read(
         return olmo.read_script(module, name, given), stamp
     if xtuner.is_config(text):
         return xtuner.read(text, name, given), stamp
+    if fms_fsdp.is_program(text):
+        found = fms_fsdp.read(name, {}, given, "FMS-FSDP program")
+        found.guess("program", "started without options: its own defaults are taken")
+        return found, stamp
     looped = own_programs.read(text, name, given, folder)
     if looped is not None:
         name_maker(text, looped)

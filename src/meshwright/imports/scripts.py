@@ -11,27 +11,25 @@ from meshwright.imports import (
     bridge,
     bridge_perf,
     documents,
-    easylm,
     hf,
     hf_programs,
     hydra,
     llama_recipes,
     llmc,
     maxtext,
-    nanochat,
-    nanogpt,
     nemo_launcher,
     neox,
     olmo,
     olmo_overrides,
     openrlhf,
+    own_hydra,
     own_loops,
     programs,
     skyrl,
+    small_trainers,
     swift,
     torchtitan_registry,
     usual_commands,
-    xtuner,
 )
 from meshwright.imports.bash import read_script
 from meshwright.imports.beside import beside, file_of, program_beside
@@ -206,7 +204,7 @@ def _dispatch(
         return torchtitan_registry.read_command(words, given, folder), stamp
     if llama_recipes.reads(launch, folder):
         return llama_recipes.read_words(launch, given, folder), stamp
-    alone = _by_its_program(script, launch, given, folder)
+    alone = small_trainers.read(script, launch, given, folder)
     if alone is not None:
         return alone, stamp
     if skyrl.is_command(program, words):
@@ -244,7 +242,7 @@ def _dispatch(
     if absent is not None:
         return absent, stamp
     if "per-device-train-batch-size" not in flags_of(words):
-        looped = own_loops.read(launch, given, folder)
+        looped = own_hydra.read(launch, given, folder) or own_loops.read(launch, given, folder)
         if looped is not None:
             return looped, stamp
     if _parses_itself(program, folder):
@@ -263,21 +261,6 @@ def _dispatch(
         raise SpecError("--config", named_one, "torchtune's own configuration is not here: "
                         "`tune cp` writes it; import that YAML")  # fmt: skip
     raise unknown_program(launch, name)
-
-
-def _by_its_program(
-    script: Script, launch: Launch, given: Given, folder: Path | None
-) -> Reading | None:
-    """What a small trainer runs that its program's name alone tells."""
-    if easylm.reads(launch):
-        return easylm.read_words(launch, given, script)
-    if nanochat.reads(launch):
-        return nanochat.read_words(launch, given)
-    if xtuner.reads(launch):
-        return xtuner.read_words(launch, given, folder)
-    if nanogpt.reads(launch, folder):
-        return nanogpt.read_words(launch, given, folder)
-    return None
 
 
 def _program_here(

@@ -28,6 +28,7 @@ LENGTHS = (
     "global_max_sequence_length",
     "max_context_width", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
     "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
+    "context_size", "context_window", "max_len", "n_ctx", "n_positions",
 )  # fmt: skip
 MICRO = (
     "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size_per_device", "device_batch_size",
@@ -133,10 +134,14 @@ def _whole_batch(options: Options, reading: Reading, micro: str) -> int:
     """A batch beside a micro-batch that it is a multiple of is the step's; 0 where there is none."""
     said = {"batch_size", "train_batch_size"} & set(options.values)
     one_device = re.search(r"micro|device|gpu", micro)
-    if not one_device or not said or options.has(*STEPS):
+    if not one_device or not said:
         return 0
     name = min(said)
     whole = options.whole(name)
+    if options.has(*STEPS):
+        if whole == reading.micro_batch * reading.accumulation:
+            reading.guess(f"--{name}" if options.prefix else name, f"{whole} is taken for what one device adds up in a step; some programs mean all devices")  # fmt: skip
+        return 0
     if not reading.micro_batch or whole % reading.micro_batch or whole == reading.micro_batch:
         return 0
     reading.guess(f"--{name}" if options.prefix else name, f"{whole}, beside a micro-batch of {reading.micro_batch}, is taken for the whole step")  # fmt: skip

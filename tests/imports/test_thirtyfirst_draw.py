@@ -1,0 +1,184 @@
+"""What a draw of pretraining files of small repositories showed, by kind."""
+
+from pathlib import Path
+
+import pytest
+from folders import GUESS, put
+
+from meshwright.imports.files import import_file, import_text
+from meshwright.imports.reading import Given, Imported
+from meshwright.specs import load_model
+from meshwright.specs.errors import SpecError
+
+
+def notes(found: Imported) -> str:
+    return "\n".join(found.notes)
+
+
+POD = """
+apiVersion: batch/v1
+kind: Job
+spec:
+  parallelism: 1
+  template:
+    spec:
+      nodeSelector:
+        cloud.google.com/gke-tpu-accelerator: "tpu-v6e-slice"
+        cloud.google.com/gke-tpu-topology: "2x4"
+      containers:
+      - command: ["/bin/bash", "-c"]
+        args:
+        - |
+          set -ex
+          python3 -m MaxText.train ${CONFIG_PATH} model_name=${MODEL_NAME} per_device_batch_size=8 max_target_length=1024
+        env:
+        - name: MODEL_NAME
+          value: "gemma2-2b"
+        resources:
+          limits:
+            google.com/tpu: "8"
+"""
+
+
+def test_a_container_s_variables_and_slice_count():
+    found = import_text(POD, "job.yaml", Given())
+    assert (found.model.name, found.layout.world) == ("gemma2-2b", 8)
+    assert "v6e" in found.cluster.device.name
+
+
+def test_a_job_of_vertex_ai_hands_its_command_on_in_a_variable():
+    text = """{"jobSpec": {"workerPoolSpecs": [
+      {"machineSpec": {"machineType": "a3-highgpu-8g", "acceleratorType": "NVIDIA_H100_80GB", "acceleratorCount": 8},
+       "replicaCount": 1, "containerSpec": {"command": ["bash", "-c", "bash gpu_multi_process_run.sh"], "env": [
+         {"name": "COMMAND", "value": "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --max_seq_length 2048 --learning_rate 1e-5 --bf16 True"}]}},
+      {"machineSpec": {"acceleratorType": "NVIDIA_H100_80GB", "acceleratorCount": 8}, "replicaCount": 3, "containerSpec": {}}]}}"""
+    found = import_text(text, "job.json", GUESS)
+    assert (found.model.name, found.job.seq_len) == ("qwen2.5-7b", 2048)
+    assert "H100" in found.cluster.device.name.upper()
+
+
+def test_maxtext_with_pictures_is_no_decoder_of_text():
+    text = "python3 -m MaxText.train MaxText/configs/sft-vision-chartqa.yml model_name=gemma3-4b use_multimodal=true\n"
+    with pytest.raises(SpecError, match="vision-language"):
+        import_text(text, "run.sh", GUESS)
+
+
+FMS = "torchrun --nproc_per_node=8 main_training.py --fsdp_activation_checkpointing={on} --selective_checkpointing={share} --report_interval=200 {rest}\n"
+
+
+def test_fms_fsdp_s_own_defaults_stand_behind_its_command():
+    found = import_text(FMS.format(on=False, share=1, rest=""), "train.sh", GUESS)
+    assert found.format == "FMS-FSDP command"
+    assert (found.model.name, found.job.seq_len, found.layout.micro_batch) == ("llama2-7b", 4096, 2)
+    assert (found.layout.zero, found.layout.recompute) == (3, "none")
+    assert "torch.compile" in notes(found)
+
+
+def test_fms_fsdp_computes_a_share_of_the_layers_again():
+    found = import_text(FMS.format(on=True, share="1/4", rest="--model_variant=llama3_8b_4k"), "a.sh", GUESS)  # fmt: skip
+    assert (found.model.name, found.layout.recompute_layers) == ("llama3-8b", 8)
+    with pytest.raises(SpecError, match="share of the layers"):
+        import_text(FMS.format(on=True, share="7", rest=""), "a.sh", GUESS)
+    with pytest.raises(SpecError, match="state-space"):
+        import_text(FMS.format(on=True, share="1", rest="--model_variant=mamba_9.8b"), "a.sh", GUESS)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "program", ["train_speculator.py", "train_eagle3_online.py", "train_medusa.py"]
+)
+def test_what_guesses_ahead_of_a_frozen_model_is_no_run_of_that_model(program: str):
+    text = f"torchrun --nproc_per_node=8 {program} --model_path meta-llama/Llama-2-7b-hf --batch_size 8 --seq_length 4096 --learning_rate 1e-3\n"
+    with pytest.raises(SpecError, match="frozen"):
+        import_text(text, "train.sh", GUESS)
+
+
+LEVANTER = """
+data: {{tokenizer: passthrough, vocab_size: 55028}}
+model: {{type: gpt2, hidden_dim: 768, num_heads: 12, num_layers: 12, seq_len: 1024}}
+initialize_from_hf: stanford-crfm/music-small-800k
+{rest}
+trainer: {{mp: "p=f32,c=bfloat16", train_batch_size: 512, per_device_parallelism: 16}}
+optimizer: {{learning_rate: 3e-5}}
+"""
+
+
+def test_levanter_trains_the_shape_that_its_file_describes():
+    model = import_text(LEVANTER.format(rest=""), "run.yaml", GUESS).model
+    assert (model.layers, model.hidden, model.vocab) == (12, 768, 55_028)
+    with pytest.raises(SpecError, match="--model"):
+        import_text(LEVANTER.format(rest="use_hf_model_config: true"), "run.yaml", Given())
+
+
+def test_levanter_s_adapters_have_a_rank_of_their_own():
+    text = LEVANTER.format(rest="lora: {alpha: 8.0}")
+    assert import_text(text, "run.yaml", GUESS).job.finetune.rank == 8
+
+
+def test_mpirun_starts_as_many_ranks_as_it_says_whatever_a_host_holds():
+    text = "#!/bin/bash\n#SBATCH --nodes=2\nmpirun -np 4 --npernode 8 python3 pretrain.py --model_name gpt2 --batch_size 8 --seq_len 512 --lr 1e-4\n"
+    assert import_text(text, "run.sbatch", GUESS).layout.world == 4
+
+
+HYDRA = """
+import hydra
+@hydra.main(version_base=None, config_path="config", config_name="config")
+def main(cfg):
+    model = FSDP(model)
+"""
+
+
+def test_a_program_s_own_hydra_files_are_put_together(tmp_path: Path):
+    found = put(
+        tmp_path, "mpirun -np 4 python3 src/pretrain.py model=large train.batch_size=24",
+        src___pretrain__py=HYDRA, src___config___config__yaml="defaults:\n  - model: small\n  - train: usual\n",
+        src___config___model___small__yaml="model_name: openai-community/gpt2\n",
+        src___config___model___large__yaml="model_name: openai-community/gpt2-large\nmax_length: 512\n",
+        src___config___train___usual__yaml="batch_size: 4\nlr: 1e-4\n",
+    )  # fmt: skip
+    assert found.format == "Hydra configuration of a program of its own"
+    assert (found.model.name, found.job.seq_len) == ("gpt2-large", 512)
+    assert (found.layout.micro_batch, found.layout.world, found.layout.zero) == (24, 4, 3)
+
+
+def test_a_batch_of_all_micro_batches_of_a_device_is_said():
+    text = "model: {name: gpt2}\ntraining: {batch_size: 512, micro_batch_size: 8, gradient_accumulation_steps: 64, learning_rate: 3e-4, max_seq_len: 1024}\n"
+    assert "what one device adds up" in notes(import_text(text, "a.yaml", GUESS))
+
+
+def test_a_context_size_is_a_length():
+    text = "model: {context_size: 128, dim: 256, num_layers: 4, num_heads: 4}\ntrain: {batch_size: 16, learning_rate: 3e-4}\n"
+    assert import_text(text, "a.yaml", GUESS).job.seq_len == 128
+
+
+PROGRAM = """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from accelerate import Accelerator
+def main(max_seq_length: int = 2048, load_model_dtype: str = "bfloat16", per_device_train_batch_size: int = 1):
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", torch_dtype=getattr(torch, load_model_dtype))
+    loader = DataLoader(data, batch_size=per_device_train_batch_size)
+    fully_shard(model)
+    loss.backward()
+"""
+
+
+def test_a_width_and_a_length_that_a_function_takes_by_default():
+    found = import_text(PROGRAM, "train.py", Given(guess=True, model=load_model("qwen2.5-7b")))
+    assert (found.job.precision.name, found.job.seq_len) == ("pure-bf16", 2048)
+
+
+def test_a_program_around_pictures_is_refused():
+    text = PROGRAM.replace("fully_shard(model)", "size = model.config.vision_config\n    fully_shard(model)")  # fmt: skip
+    with pytest.raises(SpecError, match="vision-language"):
+        import_text(text, "train.py", GUESS)
+
+
+def test_a_program_five_folders_above_its_script_is_found(tmp_path: Path):
+    deep = tmp_path / "scripts" / "shared" / "pretrain" / "gpt2" / "exp"
+    deep.mkdir(parents=True)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--seq_len', default=640)\nloss.backward()\n"
+    )
+    (deep / "run.sh").write_text("python src/train.py --model_name gpt2 --batch_size 8 --lr 1e-4\n")
+    assert import_file(deep / "run.sh", GUESS).job.seq_len == 640
