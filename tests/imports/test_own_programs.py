@@ -140,7 +140,7 @@ def test_import_reads_the_same_programs():
 @pytest.mark.parametrize(
     ("expression", "value"),
     [
-        ("1024 * 4", 4096), ("2 ** 9", None), ("len(x)", None), ("None or 7", 7), ("-3", -3),
+        ("1024 * 4", 4096), ("2 ** 9", 512), ("1 << 12", 4096), ("len(x)", None), ("None or 7", 7), ("-3", -3),
         ("1 // 0", None), ("10 ** 9 * 10 ** 9", None), ("{'a': 5}['a']", 5), ("T.get('b', 6)", 6),
         ("int('12')", 12), ("int('x')", None), ("f'{N}-b'", "8-b"),
     ],

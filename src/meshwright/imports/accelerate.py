@@ -214,6 +214,8 @@ def _deepspeed(
         device = options.word(f"deepspeed_config.{key}")
         if device not in ("", "none"):
             reading.offload.add(what)
+            if device == "nvme":
+                reading.note("goes to NVMe", f"deepspeed_config.{key}")
     ignored = [key for key in table if key in ("zero_optimization", "fp16", "bf16", "optimizer")]
     if ignored:
         reading.unmodelled(

@@ -57,6 +57,8 @@ def read(
     from meshwright.imports import scripts
 
     script = next((data[key] for key in ("run", "command") if isinstance(data.get(key), str)), None)
+    if script is not None:
+        script = "\n".join([*_skypilot(data), *_exports(data.get("envs")), script])
     script = script or _lines(data)
     if script is None:
         script = next(iter(sorted(commands(data), key=training, reverse=True)), None)
@@ -109,6 +111,37 @@ def _lines(data: dict[str, Any]) -> str | None:
         return None
     exports = [f"export {name}={shlex.quote(value)}" for name, value in _pairs(data.get("env"))]
     return "\n".join([*exports, *listed])
+    return "\n".join([*_exports(data.get("env")), *listed])
+
+
+def _accelerators(data: dict[str, Any]) -> tuple[str, int]:
+    """The devices of a host as SkyPilot asks for them (`A100-80GB:8`, `{H100: 8}`, or a list of these), the first of several."""
+    wanted = data.get("resources")
+    said = wanted.get("accelerators") if isinstance(wanted, dict) else None
+    if isinstance(said, list) and said:
+        said = said[0]
+    if isinstance(said, dict) and said:
+        said = ":".join(map(str, next(iter(said.items()))))
+    name, _, count = str(said or "").partition(":")
+    return (name, int(count) if count.isdigit() and 0 < int(count) < 1000 else 1) if name else ("", 0)  # fmt: skip
+
+
+def _skypilot(data: dict[str, Any]) -> list[str]:
+    """What SkyPilot tells a job of its size, as lines of its script."""
+    _, count = _accelerators(data)
+    nodes = data.get("num_nodes") or 1
+    sizes = {"SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": count}
+    return _exports(sizes) if count else []
+
+
+def _exports(said: Any) -> list[str]:
+    """A job's environment as the lines of a script that set it; what is left empty is for others to say."""
+    pairs = said.items() if isinstance(said, dict) else [str(one).split("=", 1) for one in said or []]  # fmt: skip
+    return [
+        f"export {one[0]}={shlex.quote(str(one[1]))}"
+        for one in map(tuple, pairs)
+        if len(one) == 2 and one[1] is not None and re.fullmatch(r"\w+", str(one[0]))
+    ]
 
 
 def starts_training(data: dict[str, Any]) -> bool:
@@ -150,6 +183,11 @@ def size(data: dict[str, Any], reading: Reading) -> None:
         reading.likely = device_named(parts[0]) or reading.likely
         if last.isdigit() and not reading.world():
             reading.hosts, reading.per_host = max(found["hosts"], default=1), int(last)
+    name, count = _accelerators(data)
+    if name:
+        reading.likely = device_named(name) or reading.likely
+        if not reading.world():
+            reading.hosts, reading.per_host = max(found["hosts"], default=1), count
     asked = next((one for one in map(instance, places) if one[0]), ("", 0))
     if asked[0]:
         reading.likely = asked[0]

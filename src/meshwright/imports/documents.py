@@ -49,11 +49,11 @@ from meshwright.imports import (
     veomni,
 )
 from meshwright.imports.beside import switched_on
+from meshwright.imports.filled_in import FILLED_IN, filled_in
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import flattened
-from meshwright.imports.own_arguments import typed
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.words import mark
+from meshwright.imports.word_overrides import overridden
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import Limits, parse_json, parse_toml, parse_yaml
 
@@ -105,7 +105,7 @@ def read(
         SpecError: it cannot be parsed, or is of no known framework.
     """
     data = _parsed(text, name)
-    if _FILLED_IN.search(text):
+    if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
     if isinstance(stamped := data.get(STAMP_KEY), dict):
         stamp = read_stamp("\n".join(str(value) for value in stamped.values()))
@@ -145,7 +145,7 @@ def read(
             return one.read(data, given), stamp
     for tuner in (oumi, axolotl, llama_factory):
         if tuner.is_config(data):
-            return tuner.read(data, given, folder), stamp
+            return tuner.read(overridden(data, overrides), given, folder), stamp
     if "_component_" in text and torchtune.is_config(data):
         return torchtune.read(data, given, overrides, text), stamp
     if neuron.is_config(data):
@@ -163,7 +163,9 @@ def read(
         return prime_rl.read(data, given), stamp
     if torchtitan.is_config(data):
         return torchtitan.read_toml(data, given, overrides), stamp
-    for one in (litgpt, olmo, llm_foundry):
+    if litgpt.is_config(data):
+        return litgpt.read(overridden(data, overrides), given), stamp
+    for one in (olmo, llm_foundry):
         if one.is_config(data):
             return one.read(data, given), stamp
     if maxtext.is_config(data):
@@ -281,23 +283,6 @@ def _one_document(text: str, name: str) -> str:
     return parts[starts.index(max(starts))] if any(starts) else text
 
 
-_FILLED_IN = re.compile(r":\s*[\"']?\$\{[A-Z][A-Z0-9_]*\}[\"']?\s*$", re.M)
-"""A value that the environment is to fill in (`micro_batch_size: ${MICRO_BATCH_SIZE}`)."""
-
-
-def filled_in(value: Any, variables: dict[str, str]) -> Any:
-    """A table whose values that the environment fills in are what is given for them, or marks."""
-    if isinstance(value, dict):
-        return {key: filled_in(one, variables) for key, one in value.items()}
-    if isinstance(value, list):
-        return [filled_in(one, variables) for one in value]
-    found = re.fullmatch(r"\$\{([A-Z][A-Z0-9_]*)\}", value) if isinstance(value, str) else None
-    if found is None:
-        return value
-    name = found.group(1)
-    return typed(variables[name]) if name in variables else mark(name)
-
-
 def _parsed(text: str, name: str) -> Data:
     suffix = Path(name).suffix.lower()
     if suffix == ".toml":
@@ -314,6 +299,8 @@ def _parsed(text: str, name: str) -> Data:
                 data = parse_yaml(text, "file", name, _LIMITS)
     elif suffix in (".yaml", ".yml") or re.search(r"^[\w\"'-]+\s*:", text, re.MULTILINE):
         data = parse_yaml(_tamed(_one_document(text, name)), "file", name, _LIMITS)
+        if isinstance(data, dict):
+            data = {key: one for key, one in data.items() if key not in _merged(text)}
     elif re.search(r"^\[[\w.]+\]", text, re.MULTILINE):
         data = parse_toml(text, "file", name)
     else:
@@ -326,6 +313,12 @@ def _parsed(text: str, name: str) -> Data:
     if not isinstance(data, dict):
         raise SpecError("file", name, "a table of named fields is expected")
     return data
+
+
+def _merged(text: str) -> set[str]:
+    """Tables at the outside that only hold what `<<` takes into the others."""
+    named = dict(re.findall(r"(?m)^([\w.-]+):[^\S\n]*&([\w-]+)", text))
+    return {key for key, anchor in named.items() if re.search(rf"(?m)^<<:[^\n]*\*{anchor}\b", text)}
 
 
 def _without_placeholders(text: str) -> str:

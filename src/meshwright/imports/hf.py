@@ -25,6 +25,7 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
 from meshwright.imports.tasks import name_by_options, name_generation, name_task
 from meshwright.imports.tuning import recomputes_as_unsloth
+from meshwright.imports.word_overrides import overridden
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
 from meshwright.specs.job import RECIPES
@@ -96,6 +97,8 @@ def read_words(
         values = flattened(data) if isinstance(data, dict) else {}
     flags = {name.replace("-", "_"): value for name, value in flags_of(launch.words).items()}
     values |= {k: v for k, v in flags.items() if k != "config"}
+    if launch.program.startswith("llamafactory"):  # `key=value`, as OmegaConf takes it
+        values |= overridden({}, [word for word in launch.words if not word.startswith("-")])
     reading = Reading(
         "Hugging Face Trainer script", options={k: f"--{v}" for k, v in EDITS.items()}
     )

@@ -66,13 +66,24 @@ def read_adapters(options: Options, reading: Reading) -> None:
             and not options.has("finetuning_type")
         ):
             reading.guess("lora_target_modules", "is not set; the program that reads this chooses: all linear layers are taken")  # fmt: skip
-        rank = options.whole("lora_r", "lora_rank", "q_lora_r", "peft_lora_r", default=16)
+        rank = _rank(options, reading)
         adapters(
             reading, rank=rank, alpha=options.number("lora_alpha", "peft_lora_alpha"), targets=targets,
             bits=bits if bits in (4, 8) else 0, storage=kind if bits == 4 and kind in ("nf4", "fp4") else "",
             method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"),
             option="lora_target_modules", twice=twice, whole=options.raw("modules_to_save", "lora_modules_to_save"),
         )  # fmt: skip
+
+
+def _rank(options: Options, reading: Reading) -> int:
+    """The adapters' rank; where nothing is said a program's is PEFT's own, 8, and the tools' 16."""
+    rank = options.whole("lora_r", "lora_rank", "q_lora_r", "peft_lora_r")
+    if rank:
+        return rank
+    usual = 8 if "program" in reading.format else 16
+    if not options.has("finetuning_type"):  # LLaMA-Factory's reader takes its own
+        reading.guess("lora_r", f"is not stated; {usual} is taken")
+    return usual
 
 
 def _bits(options: Options) -> int:

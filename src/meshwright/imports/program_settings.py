@@ -175,7 +175,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             continue  # a table of the program's own: what it is for, it says where it reads it
         if called.endswith("from_pretrained") and "teacher" in ast.unparse(call).lower():
             continue
-        if called.endswith("from_pretrained") and call.args:
+        if called.endswith(("from_pretrained", "Trainer")) and call.args:
             first = known.value(call.args[0])
             if isinstance(first, str):
                 found.setdefault("model_name_or_path", first)

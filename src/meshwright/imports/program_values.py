@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from meshwright.exports.program_calls import given_back, of_text
+from meshwright.imports.pyoperators import binary
 from meshwright.imports.python_syntax import dotted
 
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
-}  # fmt: skip
 _ORDERS: dict[type, Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
@@ -373,13 +370,10 @@ class Known:
         if isinstance(left, list) and isinstance(right, list) and isinstance(node.op, ast.Add):
             return (left + right)[:1000]
         numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-        does = _OPERATORS.get(type(node.op))
-        if does is None or not numbers or max(abs(left), abs(right)) > _LARGEST:
+        if not numbers or max(abs(left), abs(right)) > _LARGEST:
             return None
-        try:
-            return does(left, right)
-        except ZeroDivisionError:
-            return None
+        made = binary(node.op, left, right)
+        return made if isinstance(made, (int, float)) and abs(made) <= _LARGEST else None
 
     def _text(self, node: ast.JoinedStr) -> Any:
         parts = [

@@ -14,6 +14,7 @@ from meshwright.imports import (
     hf,
     hf_programs,
     hydra,
+    llama_factory,
     llama_recipes,
     llmc,
     maxtext,
@@ -53,6 +54,7 @@ from meshwright.imports.script_megatron import read_megatron
 from meshwright.imports.script_refusals import nothing_found, starts_another
 from meshwright.imports.shell import Script
 from meshwright.imports.tasks import name_task
+from meshwright.imports.word_overrides import overridden
 from meshwright.imports.words import shown, unmarked, unset
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
@@ -254,13 +256,21 @@ def _dispatch(
     followed = _trainer_here(script, launch, given, folder)
     if followed is not None:
         return followed, stamp
+    if program.startswith("llamafactory") and llama_factory.is_config(overridden({}, words)):
+        return llama_factory.read(overridden({}, words), given, folder), stamp
     if usual_commands.is_usual(launch):
         return usual_commands.read_words(launch, given, folder, script), stamp
-    if program.startswith("tune "):
-        named_one = flags_of(words).get("config", "")
-        raise SpecError("--config", named_one, "torchtune's own configuration is not here: "
-                        "`tune cp` writes it; import that YAML")  # fmt: skip
-    raise unknown_program(launch, name)
+    raise _absent(launch, name)
+
+
+def _absent(launch: Launch, name: str) -> SpecError:
+    """What is said of a command that nobody reads."""
+    if not launch.program.startswith("tune "):
+        return unknown_program(launch, name)
+    said = flags_of(launch.words).get("config", "")
+    named = said[0] if isinstance(said, list) else said  # `key=value` words follow it
+    return SpecError("--config", named, "torchtune's own configuration is not here: "
+                     "`tune cp` writes it; import that YAML")  # fmt: skip
 
 
 def _program_here(

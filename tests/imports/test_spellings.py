@@ -1,0 +1,119 @@
+"""How people spell a configuration: words over a file, an environment, merged tables, shifts and powers."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.imports.files import import_file, import_text
+from meshwright.imports.reading import Given, Imported
+from meshwright.imports.word_overrides import overridden
+from meshwright.specs import load_cluster
+
+H8 = Given(cluster=load_cluster("h100:1x8"), guess=True)
+AXOLOTL = """base_model: ${MODEL:-Qwen/Qwen2.5-7B}
+adapter: lora
+lora_r: 16
+micro_batch_size: 2
+gradient_accumulation_steps: "4"
+sequence_len: 2_048
+bf16: auto
+datasets: [{path: x, type: alpaca}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["a.b=2", "--a.c", "3"], {"a": {"b": 2, "c": 3}, "d": 1}),
+        (["--d-e=x", "--config", "f.yaml"], {"a": {"b": 0}, "d": 1, "d_e": "x"}),
+        (["a.b=[q,k]", "d=null"], {"a": {"b": ["q", "k"]}, "d": None}),
+        (["~a.b", "++d=2.5"], {"a": {"b": None}, "d": 2.5}),
+        ([], {"a": {"b": 0}, "d": 1}),
+    ],
+)
+def test_words_count_over_a_configuration(words: list[str], made: dict[str, object]):
+    data = {"a": {"b": 0}, "d": 1}
+    assert overridden(data, words) == made
+    assert data == {"a": {"b": 0}, "d": 1}
+
+
+def test_axolotls_command_counts_over_its_file(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(AXOLOTL)
+    script = tmp_path / "run.sh"
+    script.write_text("axolotl train a.yaml --micro-batch-size 8 --lora-r=64 --debug\n")
+    run = import_file(script, H8)
+    assert run.job.finetune and run.job.finetune.rank == 64
+    assert (run.layout.micro_batch, run.job.seq_len) == (8, 2048)
+    assert run.model.name == "qwen2.5-7b"
+
+
+def test_llamafactorys_words_count_over_its_file_and_stand_alone(tmp_path: Path):
+    (tmp_path / "l.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\n"
+        "per_device_train_batch_size: 1\ncutoff_len: 1024\nbf16: true\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text("llamafactory-cli train l.yaml per_device_train_batch_size=4 lora_rank=64\n")
+    run = import_file(script, H8)
+    assert run.job.finetune and (run.job.finetune.rank, run.layout.micro_batch) == (64, 4)
+    alone = (
+        "llamafactory-cli train absent.yaml model_name_or_path=Qwen/Qwen2.5-7B stage=sft lora_rank=32 "
+        "finetuning_type=lora per_device_train_batch_size=2 cutoff_len=512\n"
+    )
+    run = import_text(alone, "run.sh", H8, tmp_path)
+    assert run.format == "LLaMA-Factory YAML" and run.job.finetune
+    assert (run.job.finetune.rank, run.job.seq_len) == (32, 512)
+
+
+def test_tables_that_others_take_in_are_no_options():
+    text = "base: &b\n  bf16: true\n  per_device_train_batch_size: '4'\n<<: *b\nmodel_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 512\n"
+    run = import_text(text, "a.yaml", H8, None)
+    assert run.layout.micro_batch == 4
+    assert not [one for one in run.remarks if one.kind == "unread"]
+
+
+@pytest.mark.parametrize("asked", ["A100-80GB:8", "{A100-80GB: 8}", "['A100-80GB:8', 'H100:8']"])
+def test_skypilots_environment_and_size_reach_its_script(asked: str):
+    text = f"""resources:
+  accelerators: {asked}
+num_nodes: 2
+envs:
+  MODEL: Qwen/Qwen2.5-7B
+  TOKEN:
+run: |
+  torchrun --nnodes $SKYPILOT_NUM_NODES --nproc_per_node $SKYPILOT_NUM_GPUS_PER_NODE train.py \\
+    --model_name_or_path ${{MODEL}} --per_device_train_batch_size 2 --bf16 --max_seq_length 1024
+"""
+    run = import_text(text, "sky.yaml", Given(guess=True), None)
+    assert (run.cluster.gpus, run.cluster.device.preset, run.model.name) == (
+        16,
+        "a100-80g",
+        "qwen2.5-7b",
+    )
+
+
+PROGRAM = """
+from trl import SFTConfig, SFTTrainer
+from peft import LoraConfig
+SIZE = "7B"
+MODEL = f"Qwen/Qwen2.5-{SIZE}"
+args = SFTConfig(max_length=1 << 12, per_device_train_batch_size=2, bf16=True, model_init_kwargs={"attn_implementation": "eager"})
+SFTTrainer(MODEL, args=args, peft_config=LoraConfig(RANK, lora_alpha=64))
+"""
+
+
+def read(rank: str) -> Imported:
+    return import_text(PROGRAM.replace("RANK", rank), "p.py", H8, None)
+
+
+def test_a_program_names_its_model_by_place_and_its_numbers_by_powers():
+    run = read("r=2**5")
+    assert run.model.name == "qwen2.5-7b" and run.job.seq_len == 4096
+    assert run.job.finetune and run.job.finetune.rank == 32
+    assert run.job.attention_kernel == "unfused"
+
+
+def test_a_rank_that_is_not_stated_is_a_guess():
+    run = read("r=ask()")
+    assert run.job.finetune and run.job.finetune.rank == 8
+    assert [one.kind for one in run.remarks if one.option == "lora_r"] == ["guess"]
