@@ -17,7 +17,7 @@ from meshwright.specs.errors import SpecError
 H8 = Given(model=load_model("llama3-8b"), cluster=load_cluster("h100:1x8"), guess=True)
 TABLES = {
     table: entry
-    for file in ("options.toml", "options_tables.toml")
+    for file in ("options.toml", "options_tables.toml", "options_pretraining.toml")
     for table, entry in tomllib.loads(
         resources.files("meshwright.imports").joinpath(f"data/{file}").read_text("utf-8")
     ).items()

@@ -197,11 +197,9 @@ def _criticise(
         better = choose(plan.model, plan.cluster, plan.job, defend=False, command=plan.command)
     except (DoesNotFitError, SpecError) as error:
         held = "the run fits because it offloads; " if imported.offload and estimate.fits else ""
+        held += "without offload " if imported.offload else ""
         findings.append(
-            {
-                "severity": "note",
-                "finding": f"{held}without offload the planner finds no layout: {error}",
-            }
+            {"severity": "note", "finding": f"{held}the planner finds no layout: {error}"}
         )
         return findings, None, critique
     findings.append(_beside(imported, plan, better))

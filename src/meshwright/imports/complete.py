@@ -18,6 +18,7 @@ from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.models import model_names
+from meshwright.specs.sharing import in_cores
 
 _PRESET_SIZE = re.compile(r"[\w.-]{1,40}:\d{1,7}x\d{1,4}", re.ASCII)
 """How the clusters of presets are called in a stamp."""
@@ -40,6 +41,8 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
     model, cluster = _model_and_cluster(reading, given, stamp)
     if reading.jax:
         _count_chips(reading, cluster.device.jax_devices)
+    if reading.cores > 1 and cluster.device.vendor == "aws":
+        cluster = in_cores(cluster, reading.cores)
     world = _world(reading, given, cluster)
     cluster, world = _enough(reading, given, model, cluster, world)
     fields = dict(reading.layout)
@@ -149,10 +152,12 @@ def _enough(
     needed = _needed(reading, model)
     if given.cluster is not None or needed < 1 or world % needed == 0 or needed > 1_000_000:
         return cluster, world
-    per_host = min(_most(reading), reading.per_host or 8)
+    per_host = min(_most(reading) * reading.cores, reading.per_host or 8 * reading.cores)
     hosts = -(-needed // per_host)
     more = hosts * per_host if (hosts * per_host) % needed == 0 else needed * per_host
-    offer = f"{reading.device or reading.likely}:{more // per_host}x{per_host}"
+    offer = (
+        f"{reading.device or reading.likely}:{more // per_host}x{max(per_host // reading.cores, 1)}"
+    )
     if not given.guess:
         raise SpecError(
             "--cluster",
@@ -164,7 +169,8 @@ def _enough(
         "--cluster",
         f"the file starts {world} devices, its degrees need a multiple of {needed}; {offer} is taken",
     )
-    return load_cluster(offer), more
+    taken = load_cluster(offer)
+    return (in_cores(taken, reading.cores) if reading.cores > 1 else taken), more
 
 
 def _check_experts(layout: Layout, model: Model) -> None:
@@ -241,8 +247,8 @@ def _unnamed(reading: Reading) -> str:
 
 
 def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cluster | None:
-    world = reading.world() or reading.dp * _inner(reading)
-    per_host = min(_most(reading), reading.per_host or world or 8)
+    world = -(-(reading.world() or reading.dp * _inner(reading)) // reading.cores)
+    per_host = min(_most(reading), reading.per_host // reading.cores or world or 8)
     if world % per_host:
         per_host = largest_divisor(
             world, per_host
@@ -266,7 +272,7 @@ def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cl
     if given.guess:
         reading.guess("--cluster", f"the file does not say what it runs on; {offer} is taken")
         return load_cluster(offer)
-    hint = f" ({world} devices are started)" if world else ""
+    hint = f" ({world} {'chips' if reading.cores > 1 else 'devices'} are started)" if world else ""
     asked.append(SpecError(
         "--cluster", None, f"say what it runs on{hint}, as {offer} (a guess, taken with --guess)"
     ))  # fmt: skip
@@ -285,7 +291,7 @@ def _most(reading: Reading) -> int:
     """Devices of the usual host of what is offered."""
     device = reading.device or reading.likely
     few = device.startswith(("tpu-", "gb200", "gb300")) and device != "tpu-v6e"
-    return 4 if few else 8
+    return 16 if device.startswith("trainium") else 4 if few else 8
 
 
 def _divides(reading: Reading, most: int) -> int:

@@ -124,6 +124,10 @@ def _job(options: Options, reading: Reading) -> None:
         if options.flag("model.use_flash_attn", default=True)
         else "unfused",
     }
+    own = {"reduce_overlapped": "hybrid_zero_optimizer.overlap_sync_grad", "gather_overlapped": "hybrid_zero_optimizer.overlap_sync_param"}  # fmt: skip
+    off = {name: False for name, option in own.items() if not options.flag(option)}
+    if off:
+        reading.job["framework_options"] = off
     reading.note("InternEvo is priced as Megatron-LM, whose parallelism it has", "framework")
     if options.word("data.rampup_batch_size"):
         reading.note("the batch grows; it is priced at its full size", "data.rampup_batch_size")

@@ -19,6 +19,7 @@ EDITS = {
     "accumulation": "tokens.batch_accumulation_per_replica", "zero": "optimizer.zero_stage",
     "recompute": "parallelism.recompute_layer",
 }  # fmt: skip
+_BUCKET_MIB = 25
 _SHAPE = {
     "layers": ("model.model_config.num_hidden_layers",), "hidden": ("model.model_config.hidden_size",),
     "heads": ("model.model_config.num_attention_heads",), "kv_heads": ("model.model_config.num_key_value_heads", "model.model_config.num_kv_heads"),
@@ -78,7 +79,13 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     wide = options.flag("optimizer.accumulate_grad_in_fp32", default=True)
     dtype = options.word("model.dtype", default="bfloat16")
     recipe = RECIPES[
-        "fp32" if dtype in ("float32", "fp32") else "bf16-fp32-grads" if wide else "pure-bf16"
+        "fp32"
+        if dtype in ("float32", "fp32")
+        else "fp16"
+        if dtype == "float16"
+        else "bf16-fp32-grads"
+        if wide
+        else "pure-bf16"
     ]
     name = options.text("optimizer.optimizer_factory.name", default="adamW")
     steps = options.whole("tokens.train_steps")
@@ -88,14 +95,46 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         "precision": recipe.model_dump(),
         "optimizer": optimizer_named(name, "optimizer.optimizer_factory.name").model_dump(),
     }
+    own = _behaviour(options)
+    if own:
+        reading.job["framework_options"] = own
+    _stages(data, reading)
     if steps > 1000:
         reading.job["token_budget"] = float(steps * batch * reading.seq_len)
     if options.flag("model.model_config._use_doc_masking"):
         reading.job["document_masking"] = True
-    if options.word("model.model_config._attn_implementation") in ("eager",):
+    kernel = options.word("model.model_config._attn_implementation", default="flash_attention_2")
+    if kernel == "eager":
         reading.job["attention_kernel"] = "unfused"
+    elif not kernel.startswith(("flash_attention", "llama3_ring", "ring")):
+        reading.unmodelled("model.model_config._attn_implementation", f"{kernel[:40]} in place of FlashAttention, which is priced")  # fmt: skip
+    if dtype not in ("bfloat16", "bf16", "float32", "fp32", "float16"):
+        raise SpecError("model.dtype", dtype, "bfloat16, float16 or float32 can be priced")
     options.finish(reading, "nanotron", "common", strict=given.strict)
     return reading
+
+
+def _behaviour(options: Options) -> dict[str, bool | int | float | str]:
+    """Deviations from what `framework: nanotron` assumes: buckets of 25 MiB, a fused AdamW, no padding."""
+    found: dict[str, bool | int | float | str] = {}
+    bucket = options.number("model.ddp_bucket_cap_mb", default=_BUCKET_MIB)
+    if bucket not in (0, _BUCKET_MIB):
+        found["bucket_parameters"] = bucket * 2**20 / 2.0
+    if not options.flag("optimizer.optimizer_factory.torch_adam_is_fused", default=True):
+        found["optimizer_fused"] = False
+    multiple = options.whole("model.make_vocab_size_divisible_by", default=1)
+    if multiple > 1:
+        found["vocab_multiple"] = multiple
+    return found
+
+
+def _stages(data: dict[str, Any], reading: Reading) -> None:
+    """Name stages of the data that train on sequences of another length."""
+    stages = data.get("data_stages")
+    for stage in stages if isinstance(stages, list) else []:
+        length = stage.get("sequence_length") if isinstance(stage, dict) else None
+        if isinstance(length, int) and length != reading.seq_len:
+            reading.unmodelled("data_stages.sequence_length", f"a stage trains on sequences of {length}; {reading.seq_len} is priced")  # fmt: skip
 
 
 def _model(options: Options, reading: Reading) -> Model:

@@ -13,6 +13,7 @@ from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
@@ -21,8 +22,23 @@ _FIELDS = {
     "encoder_seq_length": "seq-length", "tensor_model_parallel_size": "tensor-model-parallel-size",
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank", "num_moe_experts": "num-experts",
     "activations_checkpoint_granularity": "recompute-granularity", "activations_checkpoint_method": "recompute-method",
-    "activations_checkpoint_num_layers": "recompute-num-layers",
+    "activations_checkpoint_num_layers": "recompute-num-layers", "rotary_percentage": "rotary-percent",
 }  # fmt: skip
+_DETAILS = (
+    ("fp8", "fp8"),
+    ("reduce_amax", "fp8"),
+    ("cpu_offloading_", "cpu_offloading"),
+    ("fsdp_", "fsdp"),
+)
+_USUAL = {
+    "transformer_block_type": ("pre_ln", "norms stand elsewhere in a layer; before attention and FFN they are priced"),
+    "ffn_dropout": (0, "dropout inside the FFN; not priced"),
+    "gradient_as_bucket_view": (True, "gradients are copied to buckets: more memory than estimated"),
+    "normalize_attention_scores": (True, "attention is not scaled; numerics only"),
+    "attention_type": ("multihead", "another attention; multi-head attention is priced"),
+    "headscale": (False, "heads are scaled by weights of their own; not priced"),
+}  # fmt: skip
+"""Fields of a model that have no flag: the usual value, and what another one means."""
 EDITS = {
     "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
     "ep": "expert_model_parallel_size", "micro_batch": "micro_batch_size",
@@ -47,7 +63,7 @@ def _flags(data: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     for key, value in model.items():
         if isinstance(value, (dict, list)) or value is None or value is False:
             continue
-        if str(key).startswith("fp8") and not model.get("fp8"):
+        if any(str(key).startswith(part) and not model.get(switch) for part, switch in _DETAILS):
             continue  # details of what is off
         flags[_FIELDS.get(str(key), str(key).replace("_", "-"))] = value
     train = model.get("data", {}).get("train_ds") if isinstance(model.get("data"), dict) else None
@@ -68,14 +84,34 @@ def _flags(data: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     flags["bf16" if "bf16" in precision else "fp16" if "16" in precision else "params-fp32"] = True
     if model.get("fp8"):
         flags["fp8"] = "hybrid"
+    _optimizer(flags, model)
+    old = not any(model.get(name) for name in ("mcore_gpt", "transformer_engine", "use_flash_attention"))  # fmt: skip
+    if old and "num_layers" in model:  # apex's layers, whose attention holds its scores
+        flags["transformer-impl"] = "local"
+    flags["tp-comm-overlap"] = bool(model.get("ub_tp_comm_overlap"))
+    data = model.get("data") if isinstance(model.get("data"), dict) else {}
+    for key in ("reset_attention_mask", "reset_position_ids"):
+        if (data or {}).get(key) is True:
+            flags[key.replace("_", "-")] = True
+    if model.get("overlap_p2p_comm") is False and model.get("virtual_pipeline_model_parallel_size"):
+        flags["no-overlap-p2p-communication"] = True
+    flags.setdefault("attention-dropout", 0.1)
+    return flags
+
+
+def _optimizer(flags: dict[str, Any], model: dict[str, Any]) -> None:
+    """The optimizer's flags; apex's distributed one reduces beside the backward unless it is told otherwise."""
     optim = model.get("optim") if isinstance(model.get("optim"), dict) else {}
-    name = str((optim or {}).get("name", "distributed_fused_adam"))
+    assert isinstance(optim, dict)
+    name = str(optim.get("name", "distributed_fused_adam"))
     flags["use-distributed-optimizer"] = "distributed" in name or bool(
         model.get("use_distributed_optimizer")
     )
     flags["optimizer"] = optimizer_named(name, "model.optim.name").name.replace("adamw", "adam")
-    flags.setdefault("attention-dropout", 0.1)
-    return flags
+    flags["overlap-grad-reduce"] = bool(optim.get("overlap_grad_sync", name != "mcore_distributed_optim"))  # fmt: skip
+    flags["overlap-param-gather"] = bool(optim.get("overlap_param_sync", False))
+    if "bf16" in str(optim.get("grad_sync_dtype", "")) and flags.get("bf16"):
+        flags["grad-reduce-in-bf16"] = True
 
 
 def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
@@ -114,9 +150,52 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     reading.per_host = devices if isinstance(devices, int) and devices > 0 else 0
     reading.hosts = hosts if isinstance(hosts, int) else 0
     reading.job["framework"] = "nemo"
+    if not flags["tp-comm-overlap"]:  # the framework's recipes have it
+        reading.job["framework_options"] = {**reading.job.get("framework_options", {}), "tensor_overlapped": False}  # fmt: skip
     if "pretrained_checkpoint" in data and "tensor_model_parallel_size" not in model:
         _restored(reading)
+    _whole_weights(model, flags, reading)
+    _rest(data, model, given, reading)
     return reading
+
+
+def _whole_weights(model: dict[str, Any], flags: dict[str, Any], reading: Reading) -> None:
+    """Without `megatron_amp_O2` weights and gradients are 32 bits wide and cast where they are used."""
+    half = "bf16" if flags.get("bf16") else "fp16" if flags.get("fp16") else ""
+    if half and not model.get("megatron_amp_O2") and "num_layers" in model:
+        recipe = RECIPES["fp32"].but(name=half, compute="fp8" if model.get("fp8") else half, activation_bytes=2)  # fmt: skip
+        reading.job["precision"] = recipe.model_dump()
+
+
+def _rest(data: dict[str, Any], model: dict[str, Any], given: Given, reading: Reading) -> None:
+    """What the tables beside the model's own fields say: adapters, FSDP, and all that is in no list."""
+    for field, (usual, what) in _USUAL.items():
+        if model.get(field, usual) not in (usual, None):
+            reading.unmodelled(f"model.{field}", what)
+    activation = str(model.get("activation", "gelu"))
+    if activation not in (*_GATED, "gelu", "squared-relu", "relu", "openai-gelu", "quick-gelu"):
+        reading.unmodelled(
+            "model.activation", f"{activation[:40]} is not known; a plain FFN is priced"
+        )
+    tables = {f"model.{key}": value for key, value in model.items() if isinstance(value, (dict, list)) and value}  # fmt: skip
+    others = {key: value for key, value in data.items() if key != "model"}
+    options = Options(flattened({**others, **tables}))
+    scheme = options.word("model.peft.peft_scheme")
+    if scheme not in ("", "none", "null"):
+        get = "model.peft.lora_tuning."
+        if "lora" not in scheme:
+            raise SpecError("model.peft.peft_scheme", scheme, f"trains other parts beside a frozen model: lora, or none, is expected ({PLANNED})")  # fmt: skip
+        adapters(reading, rank=options.whole(f"{get}adapter_dim", default=32), alpha=options.number(f"{get}alpha"),
+                 targets=options.raw(f"{get}target_modules"), dropout=options.number(f"{get}adapter_dropout"),
+                 option=f"{get}target_modules")  # fmt: skip
+    if model.get("fsdp") is True:
+        kind = str(model.get("fsdp_sharding_strategy", "full"))
+        reading.layout["zero"] = 2 if kind == "grad" else 3
+        if kind == "hybrid":
+            reading.unmodelled("model.fsdp_sharding_strategy", "shards inside a host and copies between hosts; one group of all is priced")  # fmt: skip
+    if options.flag("model.mcore_customization_config.parallel_attention") and reading.model is not None:  # fmt: skip
+        reading.model = reading.model.but(parallel_block=True)
+    options.finish(reading, "nemo1", "common", strict=given.strict)
 
 
 def _restored(reading: Reading) -> None:

@@ -11,6 +11,7 @@ from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
@@ -125,6 +126,12 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading.hosts = options.whole("num_nodes")
     reading.per_host = options.whole("num_gpus")
     _job(options, reading)
+    kind = options.word("train_impl", default="normal")
+    if kind not in ("normal", "reinforce"):
+        name_task(reading, kind)
+        reading.reference = reading.reference and not options.flag(f"{kind}_reference_free")
+    elif kind == "reinforce":
+        reading.unmodelled("train_impl", "reinforce: answers are generated and scored between the steps; the training half is priced")  # fmt: skip
     options.finish(reading, "neox", "deepspeed", "common", strict=given.strict)
     return reading
 
@@ -217,7 +224,10 @@ def _job(options: Options, reading: Reading) -> None:
         and not any(n.startswith("fp16") for n in options.values)
     ):
         recipe = RECIPES["fp16"]
-        reading.guess("precision", "not set; fp16, GPT-NeoX's own, is taken")
+        reading.guess(
+            "precision",
+            "not set; fp16, as most of its configurations have it, is taken (nothing else beside this file, it runs in fp32)",
+        )
     else:
         recipe = RECIPES["fp32"]
     kind = options.text("optimizer.type", default="Adam")

@@ -10,6 +10,8 @@ from meshwright.imports.interpolate import resolved
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_or_adamw
+from meshwright.imports.script_devices import count_cores
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
@@ -56,7 +58,8 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading.seq_len = options.whole("data.seq_length", "model.encoder_seq_length")
     reading.hosts = options.whole("trainer.num_nodes", default=1, least=1)
     reading.per_host = options.whole("trainer.devices")
-    reading.unmodelled("trainer.devices", "counts NeuronCores, of which a chip has two (Trainium1) or eight; --cluster counts chips, and each core is priced as one")  # fmt: skip
+    known = given.cluster.device.preset if given.cluster is not None else ""
+    count_cores(reading, known, options.whole("trainer.lnc", "distributed_strategy.lnc", "lnc"))
     _layout(options, reading)
     _job(options, reading)
     _aligned(options, reading)
@@ -173,6 +176,11 @@ def _job(options: Options, reading: Reading) -> None:
         else "unfused",
         "dropout": options.number("model.hidden_dropout"),
     }
+    name = options.loose("model.optim.name") or "adamw"
+    found = optimizer_or_adamw(reading, name.lower().removesuffix("_fp32optstate"), "model.optim.name", shown=name)  # fmt: skip
+    reading.job["optimizer"] = found.model_dump()
+    if options.flag("precision.fp32_grads_cc"):
+        reading.job["precision"]["gradient_reduce_bytes"] = 4
     reading.note("NeuronX Distributed is priced as Megatron-LM, whose parallelism it has", "framework")  # fmt: skip
     if options.whole("distributed_strategy.kv_replicator", default=1) > 1:
         reading.note("keys and values are repeated so that every tensor rank has some", "distributed_strategy.kv_replicator")  # fmt: skip

@@ -62,7 +62,7 @@ class Reading:
     `layout` holds fields of Layout but dp, micro_batch and shard; `job` fields of Job but seq_len
     and global_batch. `likely` is the device that is offered where the file says none. `replicate` is the number of copies that a hybrid-sharded state is held in;
     `shard` the ranks of one shard group, where the format says that instead. `jax`: devices are counted as
-    JAX shows them, of which some chips have two. `task` is what it trains for beside the next token (`dpo`,
+    JAX shows them, of which some chips have two; `cores`: as cores, so many a chip. `task` is what it trains for beside the next token (`dpo`,
     `grpo`…), `reference` whether the untrained model is held beside; `reduces_each`
     whether gradients are reduced every micro-batch where the tool's FSDP waits for the last.
     """
@@ -85,6 +85,7 @@ class Reading:
     accumulation: int = 0
     each: float = 0.0
     jax: bool = False
+    cores: int = 1
     seq_len: int = 0
     layout: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)

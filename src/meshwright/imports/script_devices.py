@@ -101,7 +101,27 @@ def name_maker(text: str, reading: Reading) -> None:
         return
     reading.likely = next((device for device, said in _MAKERS if said.search(text)), "h100")
     if reading.likely == "trainium1":
-        reading.unmodelled("device", "its processes are NeuronCores, of which a chip has two or eight; as many whole chips are priced")  # fmt: skip
+        count_cores(reading)
+
+
+_HOSTS = {32: ("trainium1", 2), 2: ("trainium1", 2), 64: ("trainium2", 4), 128: ("trainium2", 8)}
+"""NeuronCores of a host, as programs count them → the chip, and its cores (trn2's are two to a logical one by default)."""
+
+
+def count_cores(reading: Reading, device: str = "", logical: int = 0) -> None:
+    """Count a file's processes as NeuronCores, of which each chip has several.
+
+    Args:
+        device: of the cluster that the user names, if any.
+        logical: cores of a chip's second generation that count as one, where the file says so.
+    """
+    kind, cores = _HOSTS.get(reading.per_host, (reading.likely, 2 if reading.likely == "trainium1" else 4))  # fmt: skip
+    if device.startswith("trainium") and device != kind:
+        kind, cores = device, 2 if device == "trainium1" else 4
+    if logical and kind != "trainium1":
+        cores = 8 // logical
+    reading.likely, reading.cores = kind, cores
+    reading.note(f"its devices are NeuronCores, {cores} a chip; --cluster counts chips", "device")
 
 
 _CHIPS = {

@@ -9,6 +9,8 @@ from meshwright.specs.cluster import Cluster, Device, LinkLevel
 from meshwright.specs.errors import SpecError
 
 MODES = ("time-slicing", "mps", "mig")
+CORES = "cores"
+"""How a chip is shared whose cores are devices of their own to a program."""
 MOST = 64
 
 
@@ -55,6 +57,29 @@ def part_of(device: Device, asked: object, field: str) -> Device:
     )
 
 
+def in_cores(cluster: Cluster, count: int) -> Cluster:
+    """The same chips counted by their cores, of which each is a device of its own to the program.
+
+    A core has an equal part of its chip's rates, memory and links; what cores of one chip exchange inside it is
+    not told apart.
+
+    Args:
+        count: cores of a chip, as the program counts them (AWS's logical NeuronCores).
+    """
+    device = part_of(cluster.device, {"processes": count, "how": "mig"}, "device")
+    device = device.but(card_sharing=CORES, source=f"{cluster.device.source}; one of {count} cores")
+    levels = tuple(
+        level.but(
+            domain=level.domain * count,
+            bandwidth_bytes_s=level.bandwidth_bytes_s / count,
+            p2p_bytes_s=level.p2p_bytes_s / count,
+        )
+        for level in cluster.levels
+    )
+    return cluster.but(device=device.model_dump(), gpus_per_node=cluster.gpus_per_node * count,
+                       levels=[level.model_dump() for level in levels])  # fmt: skip
+
+
 def shared_links(levels: tuple[LinkLevel, ...], device: Device) -> tuple[LinkLevel, ...]:
     """Links of whole cards as one process of a shared card has them: an equal part each."""
     count = device.card_processes
@@ -75,6 +100,11 @@ def shared_card(cluster: Cluster) -> str | None:
     device = cluster.device
     if device.card_processes < 2:
         return None
+    if device.card_sharing == CORES:
+        return (
+            f"each device is one of a chip's {device.card_processes} cores, as its program counts them, with an "
+            "equal part of the chip's rates, memory and links"
+        )
     text = (
         f"each device is a part of a card that {device.card_processes} processes share "
         f"({device.card_sharing}), priced as if all of them were busy all the time"

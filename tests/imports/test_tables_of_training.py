@@ -1,0 +1,144 @@
+"""Options of pretraining formats: what is new in a table that trains is named, what is known is priced or named."""
+
+import copy
+
+import pytest
+import yaml
+
+from meshwright.imports.files import import_text
+from meshwright.imports.reading import Given, Imported
+from meshwright.specs import load_cluster, load_model
+from meshwright.specs.errors import SpecError
+
+GPU = Given(cluster=load_cluster("h100:2x8"), guess=True)
+NANOTRON = {
+    "general": {"project": "x", "run": "y"},
+    "model": {"dtype": "bfloat16", "init_method": {"std": 0.02}, "model_config": {
+        "is_llama_config": True, "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "intermediate_size": 4096, "vocab_size": 32000, "tie_word_embeddings": False}},
+    "parallelism": {"dp": 16, "tp": 1, "pp": 1, "pp_engine": "1f1b"},
+    "tokens": {"micro_batch_size": 1, "sequence_length": 2048, "batch_accumulation_per_replica": 1, "train_steps": 10},
+    "optimizer": {"zero_stage": 1, "optimizer_factory": {"name": "adamW", "torch_adam_is_fused": True}},
+    "data_stages": [{"name": "a", "start_training_step": 1, "sequence_length": 8192, "data": {"seed": 1}}],
+}  # fmt: skip
+NEMO = {
+    "name": "megatron_gpt", "trainer": {"devices": 8, "num_nodes": 2, "precision": "bf16", "accumulate_grad_batches": 1},
+    "exp_manager": {"name": "x"},
+    "model": {"mcore_gpt": True, "megatron_amp_O2": True, "micro_batch_size": 1, "global_batch_size": 32, "encoder_seq_length": 2048,
+              "num_layers": 8, "hidden_size": 1024, "num_attention_heads": 16, "ffn_hidden_size": 4096, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+              "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "max_position_embeddings": 2048,
+              "optim": {"name": "distributed_fused_adam", "lr": 1e-4, "overlap_param_sync": True}, "data": {"data_impl": "mmap"}},
+}  # fmt: skip
+NEURON = {
+    "trainer": {"devices": 32, "num_nodes": 2}, "data": {"micro_batch_size": 1, "global_batch_size": 64, "seq_length": 4096},
+    "distributed_strategy": {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 1, "zero1": True},
+    "model": {"model_config": "config.json", "optim": {"name": "adamw_fp32OptState"}}, "precision": {"type": "mixed_precision"},
+}  # fmt: skip
+MINDFORMERS = {
+    "run_mode": "train", "runner_config": {"batch_size": 1, "epochs": 1}, "optimizer": {"type": "AdamW"},
+    "parallel_config": {"data_parallel": 16, "model_parallel": 1, "pipeline_stage": 1}, "parallel": {"enable_parallel_optimizer": True},
+    "recompute_config": {"recompute": False}, "context": {"mode": 0},
+    "model": {"model_config": {"type": "LlamaConfig", "num_layers": 8, "hidden_size": 1024, "num_heads": 16, "vocab_size": 32000, "seq_length": 2048}},
+}  # fmt: skip
+NEOX = {
+    "pipe_parallel_size": 1, "model_parallel_size": 1, "num_layers": 8, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 2048,
+    "precision": "bfloat16", "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "zero_optimization": {"stage": 1},
+}  # fmt: skip
+NAMED = {
+    "nanotron": NANOTRON,
+    "nemo": NEMO,
+    "neuron": NEURON,
+    "mindformers": MINDFORMERS,
+    "neox": NEOX,
+}
+
+
+def read(name: str, **changes: object) -> Imported:
+    """A format's table with fields of dotted names (`__` a point) set."""
+    data = copy.deepcopy(NAMED[name])
+    for dotted, value in changes.items():
+        table = data
+        *outer, last = dotted.split("__")
+        for part in outer:
+            table = table.setdefault(part, {})
+        table[last] = value
+    given = GPU
+    if name == "neuron":
+        given = Given(
+            cluster=load_cluster("trainium1:2x16"), model=load_model("llama3-8b"), guess=True
+        )
+    return import_text(yaml.safe_dump(data), "x.yaml", given)
+
+
+def options(found: Imported, *kinds: str) -> str:
+    return " ".join(one.option for one in found.remarks if one.kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("nanotron", t) for t in ("model", "model__model_config", "parallelism", "tokens", "optimizer", "optimizer__optimizer_factory")]
+    + [("nemo", t) for t in ("model", "model__optim", "trainer")]
+    + [("neuron", t) for t in ("trainer", "data", "distributed_strategy", "model", "model__optim", "precision")]
+    + [("mindformers", t) for t in ("runner_config", "optimizer", "parallel_config", "parallel", "recompute_config", "context", "model__model_config")]
+    + [("neox", "zero_optimization")],
+)  # fmt: skip
+def test_an_option_that_nobody_knows_is_named_in_every_table_that_trains(name: str, table: str):
+    found = read(name, **{f"{table}__sparkle_depth": 7})
+    assert "sparkle" in options(found, "unread")
+    assert "sparkle" not in options(read(name), "unread")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "what"),
+    [
+        ("nanotron", "model__make_vocab_size_divisible_by", 1024, ("vocab_multiple", 1024)),
+        ("nanotron", "model__ddp_bucket_cap_mb", 100, ("bucket_parameters", 100 * 2**20 / 2)),
+        ("nanotron", "optimizer__optimizer_factory__torch_adam_is_fused", False, ("optimizer_fused", False)),
+        ("nemo", "model__optim__overlap_param_sync", False, ("gather_overlapped", False)),
+        ("nemo", "model__optim__overlap_grad_sync", False, ("reduce_overlapped", False)),
+        ("nemo", "model__ub_tp_comm_overlap", False, ("tensor_overlapped", False)),
+    ],
+)  # fmt: skip
+def test_what_deviates_from_the_frameworks_way_is_priced(
+    name: str, option: str, value: object, what: tuple[str, object]
+):
+    field, wanted = what
+    assert read(name, **{option: value}).job.framework_options[field] == wanted
+
+
+def test_what_nemo_switches_reaches_the_run():
+    assert read("nemo").job.precision.master_bytes == 4
+    whole = read("nemo", model__megatron_amp_O2=False).job.precision
+    assert (whole.parameter_bytes, whole.master_bytes, whole.compute) == (4, 0, "bf16")
+    assert read("nemo").job.attention_kernel == "flash"
+    assert read("nemo", model__mcore_gpt=False).job.attention_kernel == "unfused"
+    assert read("nemo", model__fsdp=True).layout.zero == 3
+    assert read("nemo", model__data__reset_attention_mask=True).job.document_masking
+    tuned = read("nemo", model__peft={"peft_scheme": "lora", "lora_tuning": {"adapter_dim": 16}})
+    assert tuned.job.finetune is not None and tuned.job.finetune.rank == 16
+    with pytest.raises(SpecError, match="frozen model"):
+        read("nemo", model__peft={"peft_scheme": "ptuning"})
+    assert "drop_layers" in options(read("nemo", model__drop_layers=[1, 2]), "unmodelled")
+
+
+def test_stages_of_other_lengths_and_tasks_are_named():
+    assert "data_stages" in options(read("nanotron"), "unmodelled")
+    found = read("neox", train_impl="dpo")
+    assert found.task == "dpo" and found.reference
+    assert not read("neox", train_impl="dpo", dpo_reference_free=True).reference
+
+
+def test_neuron_cores_are_parts_of_chips():
+    found = read("neuron")
+    assert found.cluster.gpus == 64 and found.layout.dp == 8
+    assert found.cluster.device.memory_bytes == pytest.approx(16 * 2**30)
+    many = Given(
+        cluster=load_cluster("trainium2:2x16"), model=load_model("llama3-8b"), guess=True
+    )  # logical cores of two
+    found = import_text(
+        yaml.safe_dump({**NEURON, "trainer": {"devices": 64, "num_nodes": 2}}), "x.yaml", many
+    )
+    assert found.cluster.gpus == 128 and found.cluster.device.card_processes == 4
+    alone = Given(model=load_model("llama3-8b"), guess=True)
+    found = import_text(yaml.safe_dump(NEURON), "x.yaml", alone)
+    assert (found.cluster.nodes, found.cluster.gpus) == (2, 64)
