@@ -89,9 +89,9 @@ def _flags(data: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     if old and "num_layers" in model:  # apex's layers, whose attention holds its scores
         flags["transformer-impl"] = "local"
     flags["tp-comm-overlap"] = bool(model.get("ub_tp_comm_overlap"))
-    data = model.get("data") if isinstance(model.get("data"), dict) else {}
+    said = model.get("data")
     for key in ("reset_attention_mask", "reset_position_ids"):
-        if (data or {}).get(key) is True:
+        if isinstance(said, dict) and said.get(key) is True:
             flags[key.replace("_", "-")] = True
     if model.get("overlap_p2p_comm") is False and model.get("virtual_pipeline_model_parallel_size"):
         flags["no-overlap-p2p-communication"] = True
