@@ -35,7 +35,7 @@ def test_the_model_and_job_examples(tmp_path):
 def test_the_page_names_every_family():
     page = (DOCS / "models.md").read_text("utf-8")
     listed = set(
-        re.findall(r"\w+", page.split("Supported `model_type`s:")[1].split(". Of multimodal")[0])
+        re.findall(r"[\w-]+", page.split("Supported `model_type`s:")[1].split(". Of multimodal")[0])
     )
     named = {family.removesuffix("_text") for family in families()} - {"phi4"}
     assert named <= listed

@@ -59,9 +59,11 @@ def activation_bytes_per_layer(
         copies = model.experts.top_k * columns.etp / tp * hot
         each = _ffn_bytes(model, behaviour, element, of_input, adapted)
         expert = each * model.experts.ffn / columns.etp
-        expert += hidden * _expert_copy_bytes(behaviour, element, of_input)
+        expert += model.expert_hidden * _expert_copy_bytes(behaviour, element, of_input)
         per_token = per_token + copies * expert
         per_token = per_token + (model.experts.experts * 4.0 + model.experts.top_k * 12.0) / split
+        # The product out of experts' width keeps what they sum to; into it, it reads the norm's output.
+        per_token = per_token + (0.0 if adapted else model.experts.latent * of_input) / split
     per_token = per_token + _ffn_bytes(model, behaviour, element, of_input, adapted) * width / tp
     scores = 0.0 * tokens
     if behaviour.attention_kernel == "unfused":
@@ -127,7 +129,7 @@ def _travelling_bytes(
         return np.zeros(columns.rows)
     hot = hottest_rank(job.routing, model.experts.experts, columns.ep, at_peak=True)
     copies = tokens * model.experts.top_k * columns.etp / columns.tp * hot
-    return np.asarray(2.0 * copies * model.hidden * job.precision.activation_bytes)
+    return np.asarray(2.0 * copies * model.expert_hidden * job.precision.activation_bytes)
 
 
 def _expert_copy_bytes(behaviour: Behaviour, element: float, of_input: float) -> float:

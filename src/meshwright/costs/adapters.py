@@ -92,8 +92,9 @@ def layer_matrices(model: Model, *, moe: bool) -> list[Matrix]:
         width = float(spec.shared_ffn)
         found += [Matrix("router", float(spec.experts), hidden, "none")]
         inward = 2.0 if model.gated else 1.0
-        found += [Matrix("experts", float(spec.ffn), hidden, "out", inward * spec.experts)]
-        found += [Matrix("experts", hidden, float(spec.ffn), "into", float(spec.experts))]
+        routed = float(model.expert_hidden)
+        found += [Matrix("experts", float(spec.ffn), routed, "out", inward * spec.experts)]
+        found += [Matrix("experts", routed, float(spec.ffn), "into", float(spec.experts))]
     if width:
         often = 1.0 if moe else share.ffn
         found += [Matrix("gate", width, hidden, copies=often)] if model.gated else []

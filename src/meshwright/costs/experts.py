@@ -53,7 +53,10 @@ def dispatch_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
     )
     each_way = 0.5 * (element + (behaviour.expert_dispatch_bytes or element))
     size = (
-        routed_tokens(model, setting.job, keys, tokens) / keys.etp * float(model.hidden) * each_way
+        routed_tokens(model, setting.job, keys, tokens)
+        / keys.etp
+        * float(model.expert_hidden)
+        * each_way
     )
     group = place(setting.fabric, keys.ep, stride=keys.ep_stride)
     cost = all_to_all_cost(setting.fabric, size, group)

@@ -36,7 +36,7 @@ def attention_flops_per_token(model: Model, seq_len: int) -> float:
     reach = float(seq_len)
     if model.indexer is not None:
         # Attention meets the keys that the indexer picks; the indexer itself scores all of them.
-        indexer = _indexer_flops_per_token(model.indexer, seq_len)
+        indexer = model.indexed_share * _indexer_flops_per_token(model.indexer, seq_len)
         return (4.0 * min(seq_len, model.indexer.top_k) * width + indexer) * model.layers
     if model.window and model.window < seq_len:
         share = (model.window_period - 1) / model.window_period if model.window_period > 1 else 1.0
@@ -58,7 +58,7 @@ def _mixed_flops_per_token(model: Model, seq_len: int, width: float) -> float:
             reach = min(seq_len, model.indexer.top_k) if model.indexer else seq_len
             total += 4.0 * reach * width
             if model.indexer is not None:
-                total += _indexer_flops_per_token(model.indexer, seq_len)
+                total += model.indexed_share * _indexer_flops_per_token(model.indexer, seq_len)
         elif mixer == "window":
             total += 4.0 * min(seq_len, model.window or seq_len) * width
         if mixer in ("linear", "both") and model.mixer is not None:

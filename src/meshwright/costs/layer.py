@@ -150,6 +150,7 @@ def _mixing(setting: LayerModel, keys: LayerKeys, share: LayerShares, *, backwar
         # It has a place only where attention meets what it picks, and scores what stands for its keys.
         causal = (setting.job.seq_len + 1) / 2 / model.indexer.compress
         picked = share.attention * (1.0 - window_share(model) if model.layer_kinds else 1.0)
+        picked = picked * model.indexed_share
         time = time + picked * flash_attention_time_s(
             setting.kernels, sequences=keys.micro_batch, query_len=queries,
             pairs_per_query=np.full_like(queries, round(causal), dtype=np.float64),
@@ -246,7 +247,7 @@ def _elementwise(
         width = model.experts.shared_ffn
         routed = routed_tokens(model, setting.job, keys, tokens)
         # Permute and unpermute each read and write every routed copy.
-        moved = moved + routed * model.hidden * 4.0 * element
+        moved = moved + routed * model.expert_hidden * 4.0 * element
         moved = moved + routed * (3.0 if model.gated else 2.0) * element * (
             model.experts.ffn / keys.etp
         ) * (1.6 if backward else 1.0)

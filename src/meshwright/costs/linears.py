@@ -94,9 +94,19 @@ def dense_matrices(model: Model, keys: LayerKeys, moe: bool) -> Matrices:
         matrices += [(np.full_like(keys.tp, model.experts.experts), hidden)]
         if model.experts.shared_ffn:
             matrices += _ffn_matrices(model, ceil_div(model.experts.shared_ffn, keys.tp), hidden)
+        matrices += latent_matrices(model, keys)
     else:
         matrices += _ffn_matrices(model, ceil_div(model.ffn, keys.tp), hidden)
     return matrices
+
+
+def latent_matrices(model: Model, keys: LayerKeys) -> Matrices:
+    """The products into and out of the width of routed experts: weights whole, tokens split as sequences are."""
+    if model.experts is None or not model.experts.latent:
+        return []
+    hidden = np.full_like(keys.tp, model.hidden)
+    width = ceil_div(model.experts.latent, np.where(keys.sequence_parallel > 0, keys.tp, 1))
+    return [(width, hidden), (hidden, width)]
 
 
 def _ffn_matrices(model: Model, width: Ints, hidden: Ints) -> list[tuple[Ints, Ints]]:
@@ -150,7 +160,7 @@ def expert_matmuls(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> tuple[
     frozen = setting.job.frozen
     forward: Floats = np.zeros(len(tokens))
     backward: Floats = np.zeros(len(tokens))
-    hidden = np.full_like(keys.tp, setting.model.hidden)
+    hidden = np.full_like(keys.tp, setting.model.expert_hidden)
     for out, into in _ffn_matrices(setting.model, width, hidden):
         there, back = expert_times_s(setting.kernels, local, each, out, into, frozen=frozen)
         again = _weight_traffic_s(setting, local * out * into)

@@ -122,13 +122,16 @@ def mixer_parameters(model: Model, mixer: Mixer, tp: Floats) -> Floats:
 
 
 def indexer_parameters(model: Model) -> float:
-    """Parameters of the indexer of sparse attention: queries, keys with their norm, head weights."""
+    """Parameters of the indexer of sparse attention: queries, keys with their norm, head weights.
+
+    Of the mean layer, where some take over the keys that another's indexer picked.
+    """
     spec = model.indexer
     if spec is None:
         return 0.0
     queries = (model.latent_attention.q_rank if model.latent_attention else 0) or model.hidden
     held = queries * spec.heads * spec.head_dim + model.hidden * spec.head_dim
-    return float(held + 2 * spec.head_dim + model.hidden * spec.heads)
+    return model.indexed_share * float(held + 2 * spec.head_dim + model.hidden * spec.heads)
 
 
 def mixer_bytes(mixer: Mixer, element: float) -> float:

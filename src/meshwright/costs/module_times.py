@@ -7,7 +7,13 @@ import numpy as np
 from meshwright.costs.columns import Floats, LayoutColumns
 from meshwright.costs.kernels import ceil_div, stream_time_s
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
-from meshwright.costs.linears import Matrices, attention_matrices, dense_matrices, matmul_times
+from meshwright.costs.linears import (
+    Matrices,
+    attention_matrices,
+    dense_matrices,
+    latent_matrices,
+    matmul_times,
+)
 from meshwright.costs.mixers import layer_shares
 from meshwright.costs.recompute_modules import runs_again
 from meshwright.specs.model import Model
@@ -33,12 +39,12 @@ def module_times_s(
     tokens = keys.micro_batch * ceil_div(job.seq_len, keys.cp)
     element = job.precision.activation_bytes
     share = layer_shares(model, moe=moe)
-    latent = model.latent_attention
-    norms = (1.0 if moe else 0.0) + (share.attention if latent else 0.0)
+    low_rank = model.latent_attention
+    norms = (1.0 if moe else 0.0) + (share.attention if low_rank else 0.0)
     shared = tokens * model.hidden / np.where(keys.sequence_parallel > 0, keys.tp, 1)
     found = {name: np.zeros(len(tokens)) for name in NAMED}
     found["layernorm"] = stream_time_s(setting.kernels, 2.0 * norms * shared * element, norms)
-    if latent is not None:
+    if low_rank is not None:
         up = [attention_matrices(model, keys)[place] for place in _up_projections(model)]
         found["mla_up_proj"] = share.attention * matmul_times(setting, tokens, up)[0]
     if not moe:
@@ -48,15 +54,15 @@ def module_times_s(
     inputs = 3.0 if model.gated else 2.0
     width = model.experts.ffn / keys.etp
     found["moe_act"] = stream_time_s(setting.kernels, routed * inputs * element * width, 1.0)
-    # The router's product comes first.
-    router, shared_ffn = (
-        dense_matrices(model, keys, True)[cut] for cut in (slice(1), slice(1, None))
-    )
+    # The router's product comes first; those into and out of experts' width are last.
+    beside = dense_matrices(model, keys, True)
+    latent = latent_matrices(model, keys)
+    router, shared_ffn = beside[:1], beside[1 : len(beside) - len(latent)]
     found["shared_experts"] = _products_s(setting, keys, shared_ffn)
-    permuted = stream_time_s(setting.kernels, routed * model.hidden * 4.0 * element, 2.0)
+    permuted = stream_time_s(setting.kernels, routed * model.expert_hidden * 4.0 * element, 2.0)
     found["moe"] = (
         experts_s + forward["expert_parallel"] + found["moe_act"] + permuted
-        + found["shared_experts"] + _products_s(setting, keys, router)
+        + found["shared_experts"] + _products_s(setting, keys, router + latent)
     )  # fmt: skip
     return found
 

@@ -39,12 +39,14 @@ class LayerParameters:
     ffn: Floats
     router: Floats
     shared: Floats
+    latent: Floats
+    """Products into and out of the width of routed experts, whole on every rank."""
     experts: Floats
 
     @property
     def dense(self) -> Floats:
         """Everything but the routed experts."""
-        return self.attention + self.norms + self.ffn + self.router + self.shared
+        return self.attention + self.norms + self.ffn + self.router + self.shared + self.latent
 
     @property
     def total(self) -> Floats:
@@ -96,7 +98,7 @@ class ParameterCounts:
             ("MoE layers", self.moe_layers, self.moe_layer),
         ):
             if count and layer is not None:
-                for part in ("attention", "norms", "ffn", "router", "shared", "experts"):
+                for part in ("attention", "norms", "ffn", "router", "shared", "latent", "experts"):
                     parts[f"{name}: {part}"] = round(count * float(getattr(layer, part)))
         parts |= {"final norm": self.final_norm, "head": self.head, "extra": self.extra}
         parts |= {"encoder": self.encoder, "further predictions": self.further}
@@ -230,14 +232,15 @@ def layer_parameters(
     )
     width, groups, inner = degrees
     zero = np.zeros_like(width)
-    ffn = router = shared = experts = zero
+    ffn = router = shared = latent = experts = zero
     if moe and model.experts is not None:
         spec = model.experts
         local = _share(spec.experts, groups)
-        experts = local * _ffn(model, spec.ffn, inner, spec.expert_bias)
+        experts = local * _ffn(model, spec.ffn, inner, spec.expert_bias, model.expert_hidden)
         router = zero + spec.experts * (model.hidden + spec.router_bias)
         shared = _ffn(model, spec.shared_ffn, width, model.ffn_bias) if spec.shared_ffn else zero
         shared = shared + (model.hidden if spec.shared_gate else 0)
+        latent = zero + latent_parameters(model)
     share = layer_shares(model, moe=moe)
     if not moe:
         ffn = share.ffn * _ffn(model, model.ffn, width, model.ffn_bias)
@@ -249,7 +252,14 @@ def layer_parameters(
     attention = share.attention * attention
     if share.linear and model.mixer is not None:
         attention = attention + share.linear * mixer_parameters(model, model.mixer, width)
-    return LayerParameters(attention, norms, ffn, router, shared, experts)
+    return LayerParameters(attention, norms, ffn, router, shared, latent, experts)
+
+
+def latent_parameters(model: Model) -> int:
+    """Parameters that bring tokens to the width of routed experts and back, in one layer."""
+    width = model.experts.latent if model.experts else 0
+    biases = width + model.hidden if model.ffn_bias and width else 0
+    return 2 * width * model.hidden + biases
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,12 +327,13 @@ def _norm(model: Model, width: int) -> int:
     return width * (int(model.norm_weight) + int(model.norm_bias))
 
 
-def _ffn(model: Model, ffn: int, tp: Floats, bias: bool) -> Floats:
+def _ffn(model: Model, ffn: int, tp: Floats, bias: bool, hidden: int = 0) -> Floats:
     """One FFN of two matrices, or three where gated; the last one's bias is whole on every rank."""
+    hidden = hidden or model.hidden
     columns = _share(ffn, tp)
     inward = 2 if model.gated else 1
-    weights = (inward + 1) * model.hidden * columns
-    return np.asarray(weights + (inward * columns + model.hidden if bias else 0))
+    weights = (inward + 1) * hidden * columns
+    return np.asarray(weights + (inward * columns + hidden if bias else 0))
 
 
 def _attention(model: Model, tp: Floats) -> Floats:

@@ -74,7 +74,7 @@ def dropped_bytes(
         shared = ffn.unit * model.experts.shared_ffn / tp
         per_token["moe_act"] = ffn.last_input * inner
         per_token["shared_experts"] = shared
-        whole = ffn.unit * inner + copies * model.hidden * ffn.routed + shared
+        whole = ffn.unit * inner + copies * model.expert_hidden * ffn.routed + shared
         per_token["moe"] = whole
     else:
         per_token["mlp"] = ffn.unit * share.ffn * model.ffn / tp
@@ -96,7 +96,8 @@ def repeated_flops_per_token(model: Model, modules: tuple[str, ...], attention: 
     found = {"core_attn": attention, "mlp": 2.0 * inputs * model.hidden * model.ffn * dense_layers}
     if experts is not None:
         shared = 2.0 * inputs * model.hidden * experts.shared_ffn * moe_layers
-        routed = 2.0 * inputs * model.hidden * experts.ffn * experts.top_k * moe_layers
+        visited = inputs * model.expert_hidden * experts.ffn * experts.top_k
+        routed = 2.0 * (visited + 2 * experts.latent * model.hidden) * moe_layers
         found |= {"shared_experts": shared, "moe": routed + shared}
     if (latent := model.latent_attention) is not None:
         up = model.heads * (latent.nope_head_dim + latent.v_head_dim) * latent.kv_rank

@@ -73,10 +73,17 @@ def _repeated_share(model: Model, *, moe: bool) -> float:
         width,
         width,
     ]
-    routed = 0
+    routed = 0.0
     if moe and model.experts:
-        routed = (3 if model.gated else 2) * model.experts.top_k * model.experts.ffn
+        routed = (3 if model.gated else 2) * _routed_width(model)
     return (sum(products[1::2]) + routed) / (sum(products) + routed)
+
+
+def _routed_width(model: Model) -> float:
+    """Width of the experts that a token visits, as an FFN of the hidden width would have it."""
+    if model.experts is None:
+        return 0.0
+    return model.experts.top_k * model.experts.ffn * model.expert_hidden / model.hidden
 
 
 def _projections_share(model: Model, *, moe: bool) -> float:
@@ -84,7 +91,7 @@ def _projections_share(model: Model, *, moe: bool) -> float:
     made = (model.heads + 2 * model.kv_heads) * model.head_dim
     width = float(model.ffn)
     if moe and model.experts:
-        width = float(model.experts.shared_ffn + model.experts.top_k * model.experts.ffn)
+        width = model.experts.shared_ffn + _routed_width(model)
     rest = model.attention_width + (3 if model.gated else 2) * width
     return made / (made + rest)
 

@@ -171,8 +171,10 @@ def _experts(model: Model, job: Job, behaviour: Behaviour, element: float) -> fl
     spec = model.experts
     trains = _trains(job, "experts")
     width = _ffn(job, behaviour, element, model.gated) + (element if trains else 0.0)
-    each = spec.ffn * width + model.hidden * element * (2.0 if trains else 1.0)
-    return spec.top_k * each + FP32 * (2.0 * spec.experts + 2.0 * spec.top_k)
+    each = spec.ffn * width + model.expert_hidden * element * (2.0 if trains else 1.0)
+    return (
+        spec.top_k * each + spec.latent * element + FP32 * (2.0 * spec.experts + 2.0 * spec.top_k)
+    )
 
 
 def _written_out(model: Model, job: Job, element: float, moe: bool) -> float:

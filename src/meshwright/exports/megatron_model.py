@@ -190,6 +190,8 @@ def _experts(model: Model) -> Flags:
         "moe-router-load-balancing-type": "aux_loss",
         "moe-aux-loss-coeff": "1e-2",
     }
+    if experts.latent:
+        flags["moe-latent-size"] = str(experts.latent)
     if experts.shared_ffn:
         flags["moe-shared-expert-intermediate-size"] = str(experts.shared_ffn)
         if experts.shared_gate:

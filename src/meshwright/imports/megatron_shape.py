@@ -316,6 +316,7 @@ def _experts(
         # balances experts is adjusted by a rule.
         "router_bias": biased and dialect == "megatron",
         "expert_bias": biased,
+        "latent": options.whole("moe-latent-size", default=0),
     }  # fmt: skip
     if dialect != "megatron":
         interval = options.whole("expert-interval", default=2, least=1)

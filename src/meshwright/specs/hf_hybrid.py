@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config
 from meshwright.specs.hf_deepseek_v4 import deepseek_v4
 from meshwright.specs.hf_dense import Fields, llama, mistral
+from meshwright.specs.hf_indexed import glm4_moe_lite, sparse_attention
+from meshwright.specs.hf_kinds import LINEAR, layer_kinds, mixers_of
+from meshwright.specs.hf_nas import nemotron_nas
 from meshwright.specs.hf_sparse import deepseek, experts_of
-
-LINEAR = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "kda", "linear")
-WINDOW = ("sliding_attention", "chunked_attention", "local", "hybrid_sliding")
-"""Words of `layer_types` for attention within a window."""
-
-
-def layer_kinds(mixers: Sequence[str], ffns: Sequence[str]) -> tuple[str, ...]:
-    """Return kinds of layers from transformers' words for each layer's mixer and FFN."""
-    return tuple(f"{_mixer(one)}+{other}" for one, other in zip(mixers, ffns, strict=True))
-
-
-def _mixer(word: str) -> str:
-    if word in LINEAR:
-        return "linear"
-    if word in WINDOW:
-        return "window"
-    return word if word in ("none", "both") else "attention"
-
-
-def mixers_of(config: Config, layers: int, default: Callable[[int], str]) -> list[str]:
-    """The mixer of each layer: `layer_types`, or what the family does where the key is absent.
-
-    Raises:
-        SpecError: a list of another length.
-    """
-    listed = [str(one) for one in config.layers_named("layer_types")]
-    listed = listed or [str(one) for one in config.layers_named("layers_block_type")]
-    if listed and len(listed) != layers:
-        raise SpecError("config.layer_types", len(listed), f"one for each of the {layers} layers")
-    return listed or [default(index) for index in range(layers)]
 
 
 def _qwen3_next(config: Config) -> Fields:
@@ -158,6 +131,7 @@ def _nemotron_h(config: Config) -> Fields:
             ffn=config.whole("moe_intermediate_size", default=7688),
             shared_ffn=config.whole("moe_shared_expert_intermediate_size", default=7688, least=0)
             * min(config.whole("n_shared_experts", default=1, least=0), 1),
+            latent=config.whole("moe_latent_size", default=0, least=0),
         )
     return fields
 
@@ -271,11 +245,12 @@ def _kimi_linear(config: Config) -> Fields:
     heads = linear.whole("num_heads", default=config.whole("linear_num_heads", default=32))
     taps = config.whole("linear_conv_kernel_dim", "short_conv_kernel_size", default=4)
     full_gates = config.data.get("model_type") == "bailing_hybrid"
+    whole_rank = full_gates or linear.flag("use_full_rank_gate", default=False)
     fields.update(
         mixer={
             "kind": "kda", "heads": heads, "head_dim": head, "key_heads": heads, "key_dim": head,
             "conv": linear.whole("short_conv_kernel_size", default=taps),
-            "rank": 0 if full_gates else head,
+            "rank": 0 if whole_rank else head,
         },
         layer_kinds=layer_kinds(mixers, ffns), positions="none",
     )  # fmt: skip
@@ -312,31 +287,6 @@ def _minimax(config: Config) -> Fields:
         layer_kinds=layer_kinds(mixers, ["moe"] * fields["layers"]),
     )  # fmt: skip
     return fields
-
-
-def _sparse_attention(config: Config) -> Fields:
-    """DeepSeek-V3.2 and GLM-5: latent attention over the keys that an indexer picks."""
-    fields = deepseek(config)
-    fields["indexer"] = {
-        "heads": config.whole("index_n_heads", default=64),
-        "head_dim": config.whole("index_head_dim", default=128),
-        "top_k": config.whole("index_topk", default=2048),
-    }
-    return _listed_ffns(config, fields)
-
-
-def _listed_ffns(config: Config, fields: Fields) -> Fields:
-    """Where `mlp_layer_types` says which layers are sparse."""
-    given = [str(one) for one in config.layers_named("mlp_layer_types")]
-    if given:
-        ffns = ["moe" if one == "sparse" else "dense" for one in given]
-        fields["layer_kinds"] = layer_kinds(["attention"] * len(ffns), ffns)
-    return fields
-
-
-def _glm4_moe_lite(config: Config) -> Fields:
-    leading = config.whole("first_k_dense_replace", default=1, least=0)
-    return _listed_ffns(config, deepseek(config.spelt(first_k_dense_replace=leading)))
 
 
 def _ernie_moe(config: Config) -> Fields:
@@ -382,10 +332,10 @@ def _falcon_h1(config: Config) -> Fields:
 
 HYBRID: dict[str, Callable[[Config], Fields]] = {
     "qwen3_next": _qwen3_next, "qwen3_5_text": _qwen3_5, "qwen3_5_moe_text": _qwen3_5_moe,
-    "nemotron_h": _nemotron_h, "granitemoehybrid": _granite_hybrid, "bamba": _bamba,
+    "nemotron_h": _nemotron_h, "nemotron-nas": nemotron_nas, "granitemoehybrid": _granite_hybrid, "bamba": _bamba,
     "jamba": _jamba, "kimi_linear": _kimi_linear, "bailing_hybrid": _kimi_linear,
-    "minimax": _minimax, "deepseek_v32": _sparse_attention, "deepseek_v4": deepseek_v4, "glm_moe_dsa": _sparse_attention,
-    "glm4_moe_lite": _glm4_moe_lite, "ernie4_5_moe": _ernie_moe, "falcon_h1": _falcon_h1,
+    "minimax": _minimax, "deepseek_v32": sparse_attention, "deepseek_v4": deepseek_v4, "glm_moe_dsa": sparse_attention,
+    "glm4_moe_lite": glm4_moe_lite, "ernie4_5_moe": _ernie_moe, "falcon_h1": _falcon_h1,
     "ministral3": mistral,
 }  # fmt: skip
 """Reader of each of these `model_type`s."""

@@ -93,6 +93,9 @@ def latent_of(config: Config, heads: int) -> Fields:
     }  # fmt: skip
 
 
+_LEADING = ("deepseek_v3", "deepseek_v32", "deepseek_v3_2", "glm_moe_dsa")
+
+
 def deepseek(config: Config) -> Fields:
     """Latent attention with routed and shared experts (DeepSeek-V2 and V3)."""
     fields = llama(config)
@@ -101,13 +104,16 @@ def deepseek(config: Config) -> Fields:
         raise SpecError("config.attention_bias", True, "biased latent attention is not supported")
     width = config.whole("moe_intermediate_size")
     shared = 2 if config.data.get("model_type") == "deepseek_v2" else 1
+    # Three leading dense layers are the default of DeepSeek-V3's class and of those made of it.
+    leading = min(3, fields["layers"]) if config.data.get("model_type") in _LEADING else 0
     experts = experts_of(
         experts=config.whole("n_routed_experts"),
         top_k=config.whole("num_experts_per_tok"),
         ffn=width,
         shared_ffn=width * config.whole("n_shared_experts", default=shared, least=0),
-        dense_layers=config.whole("first_k_dense_replace", default=0, least=0),
+        dense_layers=config.whole("first_k_dense_replace", default=leading, least=0),
         period=config.whole("moe_layer_freq", default=1),
+        latent=config.whole("routed_expert_hidden_size", default=0, least=0),
     )
     return {**fields, "experts": experts}
 

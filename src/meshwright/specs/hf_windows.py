@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.specs.hf_hybrid import WINDOW, layer_kinds
+from meshwright.specs.hf_kinds import WINDOW, layer_kinds
 from meshwright.specs.model import Model
 
 _ALL_OR_NONE = ("mistral", "mixtral", "phi3", "qwen3_moe")

@@ -25,7 +25,7 @@ READERS = {**DENSE, **SPARSE, **HYBRID}
 
 _SAME_AS = {"kimi_k2": "deepseek_v3", "ministral": "mistral", "phi4": "phi3",
             "deepseek_v3_2": "deepseek_v32", "MiniMaxText01": "minimax", "minimax_text_01": "minimax",
-            "granitemoeshared": "granitemoehybrid"}  # fmt: skip
+            "granitemoeshared": "granitemoehybrid", "mimo": "qwen2"}  # fmt: skip
 _TEXT_OF = {
     "gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama",
     "llava_next": "llama", "paligemma": "gemma", "idefics3": "llama", "smolvlm": "llama",
@@ -76,6 +76,8 @@ def model_from_config(data: Mapping[str, Any], name: str = "", source: str = "")
     if not isinstance(given_type, str):
         raise SpecError("config.model_type", given_type, f"a family is expected: {_FAMILY_LIST}")
     family = _SAME_AS.get(given_type, given_type)
+    if family not in READERS:
+        family = _by_architecture(data) or family
     read = READERS.get(family)
     known = data.get("_name_or_path")
     named = name or (known if isinstance(known, str) and known else given_type)
@@ -87,10 +89,20 @@ def model_from_config(data: Mapping[str, Any], name: str = "", source: str = "")
     fields.setdefault("family", family)
     fields["name"] = named
     fields["source"] = source + _unread(config)
-    if data.get("num_nextn_predict_layers"):
+    if any(data.get(key) for key in _FURTHER):
         fields["source"] += "; its multi-token-prediction layers are not counted"
     fields.setdefault("numerics", from_config(data))
     return with_windows(Model.parse(fields, "config"), listed_attention(data))
+
+
+def _by_architecture(data: Mapping[str, Any]) -> str:
+    """The family that a config's class is of, where nobody but its publisher knows its `model_type`; or ""."""
+    named = data.get("architectures")
+    first = str(named[0]) if isinstance(named, list) and named else ""
+    bare = first.removesuffix("ForCausalLM").lower()
+    if bare == first.lower():
+        return ""
+    return next((one for one in READERS if one.replace("_", "") == bare), "")
 
 
 def _multimodal(data: Mapping[str, Any], text: Mapping[str, Any], name: str, source: str) -> Model:
@@ -146,17 +158,19 @@ def _traced(data: Mapping[str, Any], name: str, source: str) -> Model:
     )
 
 
+_FURTHER = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
+"""How configs count layers that predict further tokens."""
 _MATTERS = re.compile(
     r"layer|expert|moe|head|hidden|intermediate|ffn|rank|dim|window|attention_type|attn|mamba|ssm|conv"
-    r"|vocab|altup|laurel|index|tie_|bias|mlp|linear|nextn|mtp|shared"
+    r"|vocab|altup|laurel|index|tie_|bias|mlp|linear|nextn|mtp|shared|gate|latent|sparse|_res_"
 )
 _INERT = re.compile(
     r"dropout|norm_eps|initializer|rope|token_id|temperature|aux_loss|max_position|max_window|chunk_size"
-    r"|output_|use_cache|torch_dtype|router_jitter|capacity|scaling|softcap|multiplier|topk_method"
+    r"|^output_|use_cache|torch_dtype|router_jitter|capacity|scaling|softcap|multiplier|topk_method"
     r"|scoring|norm_topk|use_mamba_kernels|time_step|implementation|flash|_act$|activation|ep_size"
     r"|pretraining_tp|logits_to_keep|id2label|label2id|is_encoder|add_cross|cross_attention|prune"
     r"|no_rope|num_nextn|qk_head_dim|moe_renormalize|layer_types|tie_encoder|seq_aux|n_group|topk_group|group|qk_norm_type|block_size|_factor|max_|attn_temp|floor"
-    r"|_attn_implementation|attention_dropout|residual|z_loss|loss|kernel_options|head_mask"
+    r"|mtp|_dtype$|rotary_dim|routing_bias|_attn_implementation|attention_dropout|residual|z_loss|loss|kernel_options|head_mask"
 )
 
 
@@ -166,7 +180,7 @@ def _unread(config: Config) -> str:
         key
         for key, value in config.data.items()
         if key not in config.read and _MATTERS.search(key) and not _INERT.search(key)
-        and value not in (None, False, 0, "", [], {}) and not isinstance(value, Mapping)
+        and value not in (None, False, 0, "", [], {})
     ]  # fmt: skip
     return f"; not read: {', '.join(sorted(left)[:12])}" if left else ""
 

@@ -40,6 +40,11 @@ class Experts(Spec):
     period: int = Field(1, ge=1, description="every period-th layer is MoE (after dense_layers)")
     router_bias: bool = Field(False, description="a trained bias per expert in the router")
     expert_bias: bool = Field(False, description="biases inside the experts")
+    latent: int = Field(
+        0,
+        ge=0,
+        description="width that routed experts read and write (Nemotron 3 Super); 0: hidden",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -84,6 +89,11 @@ class Indexer(Spec):
     head_dim: int = Field(ge=1)
     top_k: int = Field(ge=1, description="keys that a query then attends to")
     compress: int = Field(1, ge=1, description="tokens that one scored key stands for")
+    owners: int = Field(
+        0,
+        ge=0,
+        description="layers with an indexer, whose keys the others take over; 0: every layer",
+    )
 
 
 class Factored(Spec):
@@ -209,6 +219,8 @@ class Model(Spec):
             raise SpecError(
                 "predict_layers", self.predict_layers, "0 where layer_kinds lists every layer"
             )
+        if self.indexer and self.indexer.owners > self.layers:
+            raise SpecError("indexer.owners", self.indexer.owners, f"at most {self.layers} layers")
         if self.experts and self.experts.dense_layers > self.layers:
             raise SpecError(
                 "experts.dense_layers", self.experts.dense_layers, f"at most {self.layers} layers"
@@ -251,6 +263,8 @@ class Model(Spec):
             found.append(GATED_ATTENTION)
         if self.factored is not None:
             found.append("low-rank queries and outputs")
+        if self.experts is not None and self.experts.latent:
+            found.append("routed experts of a latent width")
         if self.residual_streams > 1:
             found.append(f"{self.residual_streams} residual streams")
         if self.keys_are_values:
@@ -264,11 +278,22 @@ class Model(Spec):
         return found
 
     @property
+    def indexed_share(self) -> float:
+        """Share of the layers with sparse attention that have an indexer of their own."""
+        owners = self.indexer.owners if self.indexer else 0
+        return owners / self.layers if owners else 1.0
+
+    @property
     def attention_width(self) -> int:
         """Width of the concatenated heads that enter the output projection."""
         if self.latent_attention:
             return self.heads * self.latent_attention.v_head_dim
         return self.heads * self.head_dim
+
+    @property
+    def expert_hidden(self) -> int:
+        """Width of the tokens that travel to routed experts."""
+        return (self.experts.latent if self.experts else 0) or self.hidden
 
     @property
     def moe_layers(self) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config
 from meshwright.specs.hf_dense import Fields, llama
-from meshwright.specs.hf_hybrid import LINEAR, gated_delta, layer_kinds
+from meshwright.specs.hf_hybrid import gated_delta
+from meshwright.specs.hf_kinds import LINEAR, layer_kinds
 from meshwright.specs.hf_sparse import experts_of, latent_of
 from meshwright.specs.model import TABLES
 
