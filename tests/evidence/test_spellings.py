@@ -215,3 +215,66 @@ def test_ranges_contain_their_estimate():
             assert float(line["iter_time_low_s"]) <= time <= float(line["iter_time_high_s"])
             assert float(line["peak_mem_low_gib"]) <= memory <= float(line["peak_mem_high_gib"])
             assert math.isfinite(float(line["iter_time_high_s"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("LLaMA V2 7B", 4096), ("LLaMA V3.1 70B", 8192), ("llama3_1_8b", 4096), ("GPT3-355M", 1024), ("GPT3-1.3B", 2048),
+        ("qwen1.5-0.5b", 1024), ("qwen2-1.5b", 1536), ("glm3_6b", 4096), ("Moonlight 16B", 2048), ("llama2_70b_32p", 8192),
+    ],
+)  # fmt: skip
+def test_models_by_the_names_of_model_cards(name, hidden):
+    assert run(model=name).model.hidden == hidden
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device"),
+    [
+        ("Atlas 800T A2", "Ascend 910B"), ("Atlas 900 A3 SuperPoD", "Ascend 910C"), ("Ascend910B", "Ascend 910B"),
+        ("L40S", "L40S"), ("4090", "GeForce RTX 4090"),
+    ],
+)  # fmt: skip
+def test_devices_by_their_machines_and_hosts_of_more_than_the_presets(gpu, device):
+    read = run(gpu=gpu)
+    assert read.cluster.device.name.startswith(device) and read.gpus == 8
+    if gpu == "L40S":  # eight on PCIe are one host, though the preset's has four
+        assert (read.cluster.nodes, read.cluster.gpus_per_node) == (1, 8)
+
+
+def test_a_mixture_of_unknown_dimensions_is_not_priced_as_dense():
+    with pytest.raises(SkipRow, match="dimensions of 'Mystery 16B' are not known"):
+        run(model="Mystery 16B", ep="8")
+
+
+@pytest.mark.parametrize(
+    ("remark", "column", "value"),
+    [
+        ("expert parallel 4", "ep", "4"), ("tensor parallelism = 2", "tp", "2"), ("4-way pipeline parallelism", "pp", "4"),
+        ("context_parallel_size: 2", "cp", "2"), ("ds_zero3_lora", "zero_or_fsdp", "ZeRO-3"), ("ds_zero2_full", "zero_or_fsdp", "ZeRO-2"),
+    ],
+)  # fmt: skip
+def test_degrees_and_stages_spelt_out(remark, column, value):
+    assert in_the_schema([{"model": "x", "gpus": "8", "config": remark}])[0][column] == value
+
+
+def test_methods_among_underscores():
+    assert run(setup="ds_zero3_lora").job.finetune is not None
+    assert run(model="llama2_13b_lora").job.finetune is not None
+    assert run(setup="PyTorch Lightning").job.framework != "litgpt"
+    assert run(setup="Lightning AI litgpt").job.framework == "litgpt"
+    assert run(setup="MindFormers", tp="2", pp="2").job.framework == "megatron"
+
+
+@pytest.mark.parametrize(
+    ("head", "cell", "zero"), [("ZeRO", "3", 3), ("zero stage", "1", 1), ("FSDP degree", "8", 3), ("parallel optimizer", "yes", 1)]
+)  # fmt: skip
+def test_what_only_means_something_under_its_head(head, cell, zero):
+    assert run(**{head: cell}).layout.zero == zero
+
+
+def test_layers_computed_again_by_number():
+    assert run(**{"num-ckpt-layers": "0"}).layout.recompute == "none"
+    some = run(**{"num-ckpt-layers": "8"}).layout
+    assert (some.recompute, some.recompute_layers) == ("full", 8)
+    assert run(**{"num-ckpt-layers": "32"}).layout.recompute_layers == 0

@@ -177,7 +177,7 @@ def test_a_blank_precision_of_mlperf_is_fp8_where_the_device_has_it():
     assert import_row(row(gpu="A100", **cells), as_user=True).job.precision.compute == "bf16"
 
 
-@pytest.mark.parametrize("name", ["SomeMoE-7B", "LLaMA-MoE-3.5B", "Moonlight-16B-A3B"])
+@pytest.mark.parametrize("name", ["SomeMoE-7B", "LLaMA-MoE-3.5B", "Sunlight-16B-A3B"])
 def test_unknown_mixtures_are_never_priced_as_dense(name):
     with pytest.raises(SkipRow, match="not known"):
         import_row(row(model=name))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from meshwright.costs.parameters import count_parameters
+from meshwright.evidence.known_models import known_architecture, of_a_near_size
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.rows import Row
 from meshwright.evidence.software import SourceRule, megatron_arguments
-from meshwright.specs import presets
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Experts, LatentAttention, Model
-from meshwright.specs.models import load_model, model_names
 
 GPT: dict[str, Any] = {
     "family": "gpt", "gated": False, "norm": "layernorm", "norm_bias": True, "qkv_bias": True,
@@ -53,69 +49,11 @@ _SPARSE = re.compile(
 _ACTIVE = re.compile(r"(?<!\d)\d+(?:\.\d+)?B-\d+E\b", re.IGNORECASE)
 """The active size before a number of experts, as Llama 4 prints both."""
 
-_RUN_TOGETHER = re.compile(r"\b(llama|qwen)[-_ ]?(2|3)(\d)(?=[-_ ])", re.IGNORECASE)
-"""A version without its dot: `Llama31-8B`, `Qwen25-7B`."""
-
 _NOT_A_DECODER = re.compile(
     r"nemotron[-_ ](3(?![\d.]*\d*B)|v3|h\b|nano|super|ultra)|wan2|gemma4|mamba|hybrid|rwkv|\bbert|\bvit\b|\bt5|diffusion|sdxl|flux|"
     r"whisper|llava|[-_ ]vl\b|\bdit\b|resnet|qwen3[-_ ]next|qwen3\.5|kimi[-_ ]linear",
     re.IGNORECASE,
 )
-
-
-@cache
-def _architectures() -> list[dict[str, Any]]:
-    file = resources.files("meshwright.evidence").joinpath("data/architectures.toml")
-    return list(tomllib.loads(file.read_text("utf-8"))["architecture"])
-
-
-def known_architecture(name: str) -> dict[str, Any] | None:
-    """Return the fields of the public architecture that a printed name means, if any.
-
-    The names that tables use come first (data/architectures.toml), then those of the model presets:
-    the longest preset whose name is printed whole.
-    """
-    found = _known(name)
-    return None if found is None else dict(found)
-
-
-@cache
-def _known(name: str) -> dict[str, Any] | None:
-    name = re.sub(r"[\s()\[\]{}]+", " ", name).strip()  # `Llama 3.1 (8B)`
-    name = _RUN_TOGETHER.sub(r"\1\2.\3", name)
-    for entry in _architectures():
-        if re.search(entry["match"], name, re.IGNORECASE) and not (
-            "exclude" in entry and re.search(entry["exclude"], name, re.IGNORECASE)
-        ):
-            return {k: v for k, v in entry.items() if k not in ("match", "exclude")}
-    squeezed = _squeeze(name)
-    for pattern, spelling in _printed_names():
-        if pattern.search(squeezed):
-            return load_model(spelling).model_dump(exclude_defaults=True)
-    return None
-
-
-@cache
-def _printed_names() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Each preset's spellings as they are found in a printed name, the longest first."""
-    return tuple(
-        (re.compile(rf"(?<![a-z0-9]){re.escape(_squeeze(spelling))}(?![0-9.+])"), spelling)
-        for spelling in sorted(_spellings(), key=len, reverse=True)
-    )
-
-
-@cache
-def _spellings() -> tuple[str, ...]:
-    """Names of the model presets and the other names that each goes by."""
-    table = presets.table("models")
-    other = (alias for name in model_names() for alias in table[name].get("aliases", ()))
-    return (*model_names(), *other)
-
-
-def _squeeze(name: str) -> str:
-    """`Llama 3.1-8B`, `meta-llama/Llama-3.1-8B` and `llama3.1-8b` spelled alike."""
-    text = name.lower().rsplit("/", 1)[-1]
-    return re.sub(r"(?<=[a-z])(?=\d)|[-_ ]+", "-", text)
 
 
 def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Model:
@@ -166,6 +104,8 @@ def _dimensions(row: Row, rule: SourceRule, assumed: list[str]) -> dict[str, Any
         if (value := row.count(name))
     }
     named = known_architecture(row["model"])
+    if named is None or not _agrees(named, printed, _size_b(row)):
+        named = of_a_near_size(row["model"], _size_b(row))
     if named is not None and _agrees(named, printed, _size_b(row)):
         told = {k: v for k, v in printed.items() if not (k == "ffn" and "experts" in named)}
         fields: dict[str, Any] = {**named, **told, "_named": True}
@@ -173,8 +113,10 @@ def _dimensions(row: Row, rule: SourceRule, assumed: list[str]) -> dict[str, Any
             assumed.append(f"architecture={named.get('source', row['model'])}")
     elif {"layers", "hidden", "heads"} <= printed.keys():
         fields = dict(printed)
-    elif _SPARSE.search(row["model"]):
-        raise SkipRow(f"the dimensions of {row['model']!r} are not known")
+    elif _SPARSE.search(row["model"]) or ((row.count("ep") or 1) > 1 and not row["hidden"]):
+        raise SkipRow(
+            f"the dimensions of {row['model']!r} are not known: layers, hidden, heads, experts"
+        )
     else:
         fields = {**_from_parameter_count(row, assumed), **printed}
     if "ffn" not in fields:

@@ -48,7 +48,9 @@ def finetune_of(row: Row, rule: SourceRule, assumed: list[str]) -> Finetune | No
     quantised = says(r"Q-?LoRA|bnb\.nf4|\bnf4\b|\bfp4 base|load_in_4bit|4-?bit|int4", weights)
     eight = not quantised and says(r"load_in_8bit|LLM\.int8|\bint8\b|8-?bit", weights)
     if not (
-        rule.lora or quantised or re.search(r"\b(?:Do)?LoRA\b|\bpeft\b", method, re.IGNORECASE)
+        rule.lora
+        or quantised
+        or re.search(r"(?<![a-z])(?:Do)?LoRA(?![a-z])|\bpeft\b", method, re.IGNORECASE)
     ):
         return None
     if known is None and not _STATED.search(text) and not quantised and not eight:

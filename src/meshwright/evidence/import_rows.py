@@ -229,6 +229,15 @@ def _context(row: Row, rule: SourceRule, gpus: int, tp: int, pp: int, assumed: l
     return 1
 
 
+def _recomputed(row: Row, rule: SourceRule, model: Model, pp: int) -> int:
+    """Layers of a pipeline rank that are computed again; 0: all. Rows count them over the whole model."""
+    stated = re.search(r"\brecompute (\d+) layers\b", row["setup"])
+    if stated is None:
+        return int(rule.default("recompute_layers") or 0)
+    layers = int(stated[1])
+    return 0 if layers >= model.layers else max(1, math.ceil(layers / pp))
+
+
 def _layout(
     row: Row,
     rule: SourceRule,
@@ -276,7 +285,7 @@ def _layout(
         shard=shard if zero else 0,
         micro_batch=micro,
         recompute=recompute,
-        recompute_layers=int(rule.default("recompute_layers") or 0) if recompute == "full" else 0,
+        recompute_layers=_recomputed(row, rule, model, degrees.pp) if recompute == "full" else 0,
         recompute_modules=modules,
         offload=_offloaded(row, rule, assumed),
         cp_method=_context_method(row, rule) if degrees.cp > 1 else "all-gather",

@@ -38,6 +38,8 @@ _DEVICES: tuple[tuple[str, str], ...] = (
     (r"A100|p4de\b", "a100-80g"),
     (r"\bp5en?\b", "h200"),
     (r"\bp5\b", "h100"),
+    (r"910 ?C\b|Atlas\b.*\bA3\b|CloudMatrix", "ascend-910c"),
+    (r"910 ?B|Atlas\b.*\bA2\b", "ascend-910b"),
     (r"V100.*16 ?G", "v100-16g"),
     (r"V100", "v100-32g"),
     (r"MI300 ?A\b", "mi300a"),
@@ -85,6 +87,8 @@ def device_key(row: Row) -> str:
         SkipRow: no preset matches.
     """
     text = row["gpu"]
+    if not text:
+        raise SkipRow("no column says which device ran (GPU, accelerator, hardware)")
     if exact := _exact_spellings().get(_squeezed(text)):
         return exact
     for words in (re.sub(r"\(.{0,200}?\)", " ", text), text):
@@ -181,7 +185,7 @@ def cluster_of(row: Row, rule: SourceRule, gpus: int, assumed: list[str]) -> Clu
     if re.search("NeuronCore", row["gpu"]):
         return _of_neuron_cores(key, gpus, host)
     name = rule.default("cluster") or key
-    cluster = _variant(load_cluster(f"{name}:{gpus // host}x{host}"), row["gpu"])
+    cluster = _variant(_hosts(name, gpus // host, host), row["gpu"])
     inner = cluster.levels[0]
     without_nvlink = re.search(r"no NVLink|without NVLink", row["interconnect"], re.IGNORECASE)
     if re.search(r"PCI-?e", row["interconnect"], re.IGNORECASE) and (
@@ -206,6 +210,24 @@ def cluster_of(row: Row, rule: SourceRule, gpus: int, assumed: list[str]) -> Clu
     if joined and host > 1:
         cluster = _in_islands(cluster, int(joined[1]))
     return cluster.but(source=row["source"])
+
+
+def _hosts(name: str, nodes: int, host: int) -> Cluster:
+    """So many hosts of so many devices, also of more than the preset's host has where PCIe joins them."""
+    whole = load_cluster(name)
+    full = whole.gpus_per_node
+    if host <= full or whole.levels[0].kind != "pcie":
+        return load_cluster(f"{name}:{nodes}x{host}")
+    usual = load_cluster(f"{name}:{nodes}x{full}")
+    levels = [usual.levels[0].but(domain=host), *usual.levels[1:]]
+    return usual.but(
+        name=f"{name}:{nodes}x{host}",
+        gpus_per_node=host,
+        levels=[
+            level.but(domain=nodes * host).model_dump() if index else level.model_dump()
+            for index, level in enumerate(levels)
+        ],
+    )
 
 
 NVLINK_LANE_BYTES_S = 25e9

@@ -10,14 +10,17 @@ from meshwright.evidence.rows import Row
 _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"nanotron", ("nanotron",)),
     (r"torch ?tune", ("torchtune", "torchtitan")),
-    (r"lit-?gpt|lightning", ("litgpt", "pytorch", "deepspeed")),
+    (
+        r"lit-?gpt|lit-?llama|(?<!pytorch )(?<!pytorch-)lightning(?! ?attention)",
+        ("litgpt", "pytorch", "deepspeed"),
+    ),
     (r"torch ?titan|Auto-?model|torchforge|OLMo-?core", ("torchtitan",)),
     (r"llm-foundry|composer|mosaic|fms-fsdp|FSDP1|metaseq|fairscale", ("fsdp",)),
     (r"max-?text|\bJAX\b|\bPax|levanter|\bT5X\b|EasyLM|praxis|\bXLA\b", ("maxtext",)),
     (r"Megatron-DeepSpeed|gpt-?neox|bigscience", ("megatron-deepspeed",)),
     (r"NeMo\b|Megatron-?Bridge|dgxc", ("nemo",)),
     (
-        r"Megatron|M-?Core|FlagScale|Primus|Pai-Megatron|MindSpeed|Paddle|Neuron|InternEvo|"
+        r"Megatron|M-?Core|FlagScale|Primus|Pai-Megatron|MindSpeed|Mind-?Formers|MindSpore|Paddle|Neuron|InternEvo|"
         r"Colossal|veScale|Nemotron|Fast-?LLM|HAI-?LLM",
         ("megatron",),
     ),
@@ -35,7 +38,10 @@ _SHARED_NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"FSDP2|fully_shard|prime-?rl|\bDTensor\b", ("torchtitan",)),
     (r"\bFSDP\b", ("fsdp",)),
     (r"py-?torch|nano-?gpt|\bDDP\b|torch\.compile", ("pytorch", "torchtitan")),
-    (r"\bSFT\b|fine-?tun|\b(?:Q|Do)?-?LoRA\b|\bPEFT\b", ("huggingface", "deepspeed")),
+    (
+        r"\bSFT\b|fine-?tun|(?<![a-z])(?:Q|Do)?-?LoRA(?![a-z])|\bPEFT\b",
+        ("huggingface", "deepspeed"),
+    ),
 )
 """The same, for what is a part of many programs."""
 

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from meshwright.evidence import pasted
+from meshwright.evidence.known_models import known_architecture
 from meshwright.evidence.spellings import in_the_schema
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError, shorten
@@ -148,8 +149,6 @@ def _with_header(grid: pasted.Grid) -> list[dict[str, str]]:
 
 def _names_a_model(cell: str) -> bool:
     """Whether a cell names an architecture that is known here, or a size as models have."""
-    from meshwright.evidence.architectures import known_architecture
-
     if not cell.strip() or len(cell) > 200:
         return False
     return known_architecture(cell) is not None

@@ -80,7 +80,7 @@ def _row(cells: Mapping[str, str], index: int, model: str = "") -> dict[str, str
         column = "model" if head == model else heads.column_of(head)
         if (parts := heads.joined(head)) and _take_apart(parts, cell, found):
             continue
-        if column == "gpu" and re.fullmatch(r"\s*\d[\d,]*\s*", cell):
+        if column == "gpu" and re.fullmatch(r"\s*(?![2-5]0[5-9]0\b)\d[\d,]*\s*", cell):
             column = "gpus"
         if column == heads.ACCUMULATION:
             said += [f"gradient accumulation {cell}"] * bool(cell.strip())
@@ -216,12 +216,29 @@ def _cut(found: dict[str, str]) -> None:
     _whose_batch(found)
 
 
+_AXIS_WORDS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
+
+
+def _in_words(axis: str, words: str) -> re.Match[str] | None:
+    """A degree spelt out: `tensor parallel size 8`, `expert-parallelism=4`, `8-way tensor parallelism`."""
+    if axis not in _AXIS_WORDS:
+        return None
+    named = rf"{_AXIS_WORDS[axis]}(?:[-_ ]model)?[-_ ]parallel(?:ism)?"
+    return re.search(
+        rf"{named}(?:[-_ ](?:size|degree))?(?: ?[=:] ?| (?:of )?)(\d{{1,4}})\b(?!\.)",
+        words,
+        re.IGNORECASE,
+    ) or re.search(rf"\b(\d{{1,4}})-way {named}", words, re.IGNORECASE)
+
+
 def _said_degrees(found: dict[str, str], words: str) -> None:
     """Degrees that only a remark says, where the devices can be cut so."""
     told = {}
     for axis in _DEGREES:
         pattern = rf"(?<![\w.]){axis}(?: ?[=:] ?| |-)?(\d{{1,4}})\b(?!\.)"
-        if not found.get(axis, "").strip() and (one := re.search(pattern, words, re.IGNORECASE)):
+        if not found.get(axis, "").strip() and (
+            one := re.search(pattern, words, re.IGNORECASE) or _in_words(axis, words)
+        ):
             told[axis] = one[1]
     if not found.get("cp", "").strip() and (one := _SEQUENCES.search(words)):
         told.setdefault("cp", one[1])
@@ -236,8 +253,8 @@ _SEQUENCES = re.compile(
 )
 """Ranks that share a sequence: `sp=4`, `ulysses 8`."""
 _SHARDED = (
-    (r"\b(?:ds|deep ?speed)[-_ ]?z(?:ero)?[-_ ]?([0-3])\b", r"ZeRO-\1"),
-    (r"\bZeRO[-_ ]?(?:stage)?[-_ ]?([0-3])\b(?! ?\+\+)|\bstage[-_ ]([0-3])\b", ""),
+    (r"(?<![a-z])(?:ds|deep ?speed)[-_ ]?z(?:ero)?[-_ ]?([0-3])(?![0-9])", r"ZeRO-\1"),
+    (r"\bZeRO[-_ ]?(?:stage)?[-_ ]?([0-3])(?![0-9])(?! ?\+\+)|\bstage[-_ ]([0-3])\b", ""),
     (r"\bHSDP\b|\bSHARD_GRAD_OP\b|\bFSDP-?v?2\b|\bFSDP ?= ?\d+|\bFSDP1?\b|\bDDP\b", ""),
 )
 _CHECKPOINTS = r"(?:gradient|activation)[-_ ](?:check ?point\w*|recompute\w*)|\bgrad[-_ ]ckpt\b"
