@@ -28,7 +28,7 @@ from meshwright.imports.shell import (
 )
 from meshwright.imports.shell_batch import batch_options, batch_variables
 from meshwright.imports.shell_builtins import BUILTINS, STARTERS, forget, starts_script
-from meshwright.imports.shell_files import changed_in_place, table_lines
+from meshwright.imports.shell_files import changed_in_place, file_text, table_lines
 from meshwright.imports.shell_output import counted_by_machine, simple_output
 from meshwright.imports.shell_redirect import herestring, joined, pipeline, redirected
 from meshwright.imports.shell_tests import test_command
@@ -285,6 +285,8 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
         output = simple_output(words, script.scope)
         if posixpath.basename(name) == "yq":
             output = table_lines(script, words)
+        elif name == "cat" and len(words) == 2:
+            output = file_text(script, words[1])
         if output is not None:
             script.printed.append(output)
             return True

@@ -34,7 +34,7 @@ _CORE = {
 }  # fmt: skip
 
 
-def _core_flags(data: dict[str, Any]) -> dict[str, Any]:
+def core_flags(data: dict[str, Any]) -> dict[str, Any]:
     """Megatron-LM's flags of such a table; what is off, or left to the program, is no flag."""
     fields = {k: v for k, v in data.items() if not isinstance(v, (dict, list))}
     fields |= data["language_model"] | data["model_parallel"]
@@ -75,7 +75,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         SpecError: a flag is missing, impossible, or of a model that is not modelled.
     """
     if _is_core(data):
-        core = Options(_core_flags(resolved(data, dict(given.variables))), "--")
+        core = Options(core_flags(resolved(data, dict(given.variables))), "--")
         core.read |= {name for name in core.values if name.endswith("-fusion")}
         return megatron.read(core, given, "Megatron-LM YAML")
     table = resolved(data, dict(given.variables))

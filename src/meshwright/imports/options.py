@@ -205,9 +205,9 @@ class Options:
             SpecError: an option is not known, and `strict`.
         """
         for option, (text, default) in self.guessed.items():
-            if default:
-                taken = default if isinstance(default, str) else f"{default:g}"
-                reading.guess(option, f"{text[:60]} is not stated in the file; {taken} is taken")
+            taken = default if isinstance(default, str) else f"{default:g}"
+            said = f"{taken} is taken" if default else "it counts as not said"
+            reading.guess(option, f"{text[:60]} is not stated in the file; {said}")
         taken_over = sorted(
             name for name in self.assumed & self.read if self.values[name] not in (None, False, "")
         )

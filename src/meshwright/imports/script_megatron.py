@@ -7,16 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import megatron
+from meshwright.imports import megatron, megatron_yaml
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Missing, Options, flags_of
 from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.script_files import json_named
 from meshwright.imports.shell import Script
+from meshwright.imports.shell_files import file_text
 from meshwright.imports.tuning import adapters
 from meshwright.imports.words import shown, unmarked, unset
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import parse_yaml
 
 _DEEPSPEED = (
     "zero-stage",
@@ -44,6 +46,7 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
         SpecError: a value that cannot be, or words that only the environment holds.
     """
     flags = flags_of(launch.words)
+    flags = _of_yaml(script, folder, flags)
     options = Options(flags, "--")
     open_words = [name for word in launch.words for name in unset(word)]
     if not flags and open_words:
@@ -89,6 +92,17 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     if not launch.program:
         reading.note("no command is here, only options: they are read as Megatron-LM's")
     return reading
+
+
+def _of_yaml(script: Script, folder: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """The options with those of the file that `--yaml-cfg` names, which Megatron-LM takes in their place."""
+    named = flags.get("yaml-cfg")
+    text = file_text(script, named) if isinstance(named, str) and not unset(named) else None
+    table = parse_yaml(text, "--yaml-cfg", str(named)) if text is not None else None
+    if not isinstance(table, dict) or not megatron_yaml.is_config(table):
+        return flags
+    found = megatron_yaml.core_flags(table)
+    return {name: one for name, one in {**flags, **found}.items() if name != "yaml-cfg"}
 
 
 _CHECKPOINTS = ("hf-checkpoint", "hf-model-id", "hf-model-path", "hf-path", "load-hf-model")

@@ -126,6 +126,7 @@ _PLAIN = re.compile(r"\$([A-Za-z_]\w*|\d)")
 def repaired(text: str) -> str:
     """A text without what people leave in scripts and bash forgives or the grammar does not know."""
     text = text.replace("\r\n", "\n")
+    text = re.sub(r"`#[^`\n]*`", "", text)  # a comment inside a command
     # A blank after the backslash of a continued line, and comments between continued lines.
     text = re.sub(r"\\[ \t]+\n", "\\\n", text)
     # `DIR=<your folder>`: a place that a template leaves to its reader, no redirection.

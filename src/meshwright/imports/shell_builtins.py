@@ -10,6 +10,7 @@ from itertools import pairwise
 from meshwright.imports.beside import beside
 from meshwright.imports.shell import Command, Script
 from meshwright.imports.shell_batch import batch_options
+from meshwright.imports.shell_output import formatted
 from meshwright.imports.shell_tests import test
 from meshwright.imports.words import arithmetic, mark, shown, unmarked, unset
 from meshwright.specs.errors import SpecError
@@ -93,9 +94,7 @@ def _printf(script: Script, words: list[str]) -> bool | None:
     target = ""
     if words[:1] == ["-v"] and len(words) > 2:
         target, words = words[1], words[2:]
-    values = iter(words[1:])
-    text = re.sub(r"%[-\d.]*[sdqbif]", lambda _match: next(values, ""), words[0] if words else "")
-    text = text.replace("\\n", "\n").replace("\\t", " ")
+    text = formatted(words[1:] if words[:1] == ["--"] else words)
     if target:
         script.set(target, text)
     elif script.printed is not None:
@@ -116,7 +115,20 @@ def forget(script: Script, words: list[str]) -> bool | None:
     return True
 
 
-def _ignored(_script: Script, _words: list[str]) -> bool | None:
+def _set(script: Script, words: list[str]) -> bool | None:
+    """`set -- a b`: the script's arguments from here on; other options of the shell change nothing."""
+    if "--" in words:
+        script.scope.positional = words[words.index("--") + 1 :]
+    return True
+
+
+def _mapfile(script: Script, words: list[str]) -> bool | None:
+    """`mapfile -t NAME < file`: the lines as an array."""
+    names = [word for word in words if not word.startswith("-")]
+    if script.fed is not None and names:
+        script.set(names[-1], script.fed.rstrip("\n").split("\n"))
+    elif names:
+        script.scope.variables.setdefault(names[-1], mark(names[-1]))
     return True
 
 
@@ -148,6 +160,8 @@ def _in_shell(script: Script, words: list[str]) -> bool | None:
         finally:
             scope.name, scope.positional = before
     at = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    if at < len(words) and script.files.get(unmarked(words[at])) and starts_script(script, ["bash", *words[at:]], {}):  # fmt: skip
+        return None  # a script that this one has written
     if at < len(words) and beside(script.folder, words[at]) is not None:
         variables, positional = dict(script.scope.variables), script.scope.positional
         script.scope.positional = []
@@ -161,7 +175,7 @@ def _in_shell(script: Script, words: list[str]) -> bool | None:
 BUILTINS: dict[str, Callable[[Script, list[str]], bool | None]] = {
     "source": include, ".": include, "eval": _evaluate, "exec": lambda s, w: s.start(w, {}),
     "printf": _printf, "cd": _change, "pushd": _change,
-    "read": _read, "shift": _shift, "unset": forget, "set": _ignored, "let": _let, "bash": _in_shell,
+    "read": _read, "shift": _shift, "unset": forget, "set": _set, "mapfile": _mapfile, "readarray": _mapfile, "let": _let, "bash": _in_shell,
     "sh": _in_shell, "nohup": lambda s, w: s.start(w, {}), "time": lambda s, w: s.start(w, {}),
     "[": lambda s, w: test(s, w[:-1]), "test": lambda s, w: test(s, w),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.shell import Script
+from meshwright.imports.shell_numbers import calculated
 from meshwright.imports.shell_sed import parts, sed
 from meshwright.imports.words import expand_heredoc, unmarked
 from meshwright.specs.errors import SpecError
@@ -95,7 +96,9 @@ def _plain(value: Any) -> str:
 
 
 def translated(text: str, words: list[str]) -> str | None:
-    """`tr A B` and `tr -d A` for single letters, and for their size; None for any other filter."""
+    """`tr A B` and `tr -d A` for single letters, and for their size, and `bc`; None for any other filter."""
+    if words and posixpath.basename(words[0]) == "bc":
+        return calculated(re.sub(r"^\s*scale\s*=\s*0\s*;", "", text))
     if not words or posixpath.basename(words[0]) != "tr" or len(words) != 3:
         return None
     first, second = words[1], words[2]

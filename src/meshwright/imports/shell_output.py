@@ -6,6 +6,7 @@ import posixpath
 import re
 from typing import TYPE_CHECKING
 
+from meshwright.imports.shell_numbers import calculated
 from meshwright.imports.words import Scope, arithmetic
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ def simple_output(words: list[str], scope: Scope) -> str | None:
     if name == "echo":
         return " ".join(a for a in args if a not in ("-n", "-e"))
     if name == "printf" and args:
-        return args[1] if args[0].startswith("%") and len(args) == 2 else args[0]
+        return formatted(args)
+    if re.fullmatch(r"python[\d.]*", name) and len(args) == 2 and args[0] == "-c":
+        said = re.fullmatch(r"\s*print\((.*)\)\s*", args[1], re.DOTALL)
+        return calculated(said.group(1)) if said else None
     if name in ("dirname", "basename") and args:
         made = getattr(posixpath, name)(args[-1] if name == "dirname" else args[0])
         return made or "."
@@ -39,6 +43,13 @@ def simple_output(words: list[str], scope: Scope) -> str | None:
         step = int(args[1]) if len(args) == 3 else 1
         return " ".join(map(str, range(low, high + 1, max(step, 1))))
     return None
+
+
+def formatted(words: list[str]) -> str:
+    """What `printf` makes of a format and its values."""
+    values = iter(words[1:])
+    text = re.sub(r"%[-\d.]*[sdqbif]", lambda _match: next(values, ""), words[0] if words else "")
+    return text.replace("\\n", "\n").replace("\\t", " ")
 
 
 def counted_by_machine(script: Script, text: str) -> str:

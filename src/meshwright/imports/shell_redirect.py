@@ -88,6 +88,9 @@ def redirected(script: Script, node: Node) -> bool | None:
             script.sbatch |= batch_options(text)
             script.run_text(text)
             return True
+    printed = script.printed
+    if source and not target and _reads(script, source, reads_into, printed):
+        return True
     if body is None:
         return None
     string = next((c for c in node.children if c.type == "herestring_redirect"), None)
@@ -97,7 +100,6 @@ def redirected(script: Script, node: Node) -> bool | None:
             return script.run(body)
         finally:
             script.fed = before
-    printed = script.printed
     if text is not None and printed is not None and reads_into.strip() in ("cat", "cat -"):
         printed.append(text)
         return True
@@ -115,6 +117,25 @@ def redirected(script: Script, node: Node) -> bool | None:
         write_file(script, target, text)
         return True
     return script.run(body)
+
+
+def _reads(script: Script, source: str, command: str, printed: list[str] | None) -> bool:
+    """Follow `$(< file)`, `mapfile -t A < file` and `read -r A B < file`; False for other commands."""
+    inner = re.fullmatch(r"<\((.*)\)", source, re.DOTALL)
+    held = script.scope.run(inner.group(1)) if inner else file_text(script, source)
+    if held is None:
+        return False
+    if printed is not None and command.strip() in ("", "cat"):
+        printed.append(held)
+        return True
+    if not re.match(r"(?:mapfile|readarray|(?:IFS=\S*\s+)?read)\b", command):
+        return False
+    before, script.fed = script.fed, held
+    try:
+        script.run_text(command)
+    finally:
+        script.fed = before
+    return True
 
 
 def filtered(script: Script, node: Node) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.exports.torchtitan import FLAVORS, SCHEDULES
@@ -61,6 +62,9 @@ def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Readi
     eight = "float8" in converters or converters == "true" or "mx" in converters
     if eight:
         reading.job["precision"] = RECIPES["fp8"].model_dump()
+    others = [one for one in re.split(r"[\[\]'\",\s]+", converters) if one and not re.search(r"float8|mx|fp8|^true$|^false$|^none$", one)]  # fmt: skip
+    if others:
+        reading.unmodelled("model.converters", f"{', '.join(others)[:60]} changes the model's modules; not priced")  # fmt: skip
     options.finish(reading, "torchtitan", "flame", "common", strict=given.strict)
     return reading
 
@@ -249,7 +253,6 @@ def _stages(options: Options, split: str, pp: int, depth: int = 0) -> dict[str, 
     points = options.raw(
         f"{split}pipeline_parallel_split_points", "experimental.pipeline_parallel_split_points"
     )
-    options.raw(f"{split}pipeline_parallel_schedule_csv")
     if pp == 1:
         return {}
     ours = {value.lower(): key for key, value in SCHEDULES.items()}.get(theirs.lower())

@@ -6,13 +6,12 @@ that whoever needs the value can ask for it by name.
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from meshwright.imports.shell_numbers import whole
+from meshwright.imports.shell_numbers import calculated, choices
 from meshwright.specs.errors import SpecError
 
 MAX_VALUE = 200_000
@@ -275,6 +274,8 @@ def _dollar(raw: str, index: int, scope: Scope) -> tuple[str, list[str] | None, 
 
 
 def _substitute(command: str, scope: Scope) -> str:
+    if command.lstrip().startswith("#"):
+        return ""  # `# a comment inside a command`
     if scope.depth > 8:
         return mark("$(…)")
     scope.depth += 1
@@ -392,8 +393,6 @@ def arithmetic(raw: str, scope: Scope) -> str:
     bare = _NAME.sub(known, text)
     if missing:
         return mark(missing[0])
-    bare = bare.replace("&&", " and ").replace("||", " or ")
-    try:
-        return str(whole(ast.parse(bare.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return mark(f"$(({text[:30]}))")
+    bare = re.sub(r"!(?!=)", " not ", bare.replace("&&", " and ").replace("||", " or "))
+    found = calculated(choices(bare))
+    return mark(f"$(({text[:30]}))") if found is None else found
