@@ -142,4 +142,8 @@ def _job(random: Random, able: Framework, model: Model, rows: int) -> Job:
         fields["routing"] = Routing(capacity=random.choice((1.0, 1.25, 2.0)))
     if able.document_masking and random.random() < 0.3:
         fields["document_masking"] = True
+    if random.random() < 0.3:
+        fields["attention_kernel"] = random.choice(able.attention_kernels)
+    if random.random() < 0.3:  # more than the thousand steps of a run whose length nobody asked for
+        fields["token_budget"] = float(random.randint(1001, 200_000) * rows * fields["seq_len"])
     return Job(**fields)

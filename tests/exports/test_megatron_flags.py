@@ -22,9 +22,12 @@ def test_no_mask_is_built_where_the_kernel_knows_the_causal_one():
     assert "no-create-attention-mask-in-dataloader" not in unfused
 
 
-def test_latent_attention_is_not_forced_onto_flash_attention():
+def test_attention_without_scores_is_left_to_transformer_engine_s_choice():
+    """It is priced as cuDNN's or the third FlashAttention on Hopper; told `flash`, it would be the second."""
     assert flags("deepseek-v3", dp=8, pp=2)["attention-backend"] == "auto"
-    assert flags(dp=8)["attention-backend"] == "flash"
+    assert flags(dp=8)["attention-backend"] == "auto"
+    job = Job(seq_len=2048, global_batch=64, attention_kernel="unfused")
+    assert megatron.all_flags(make_plan(job=job, dp=8))["attention-backend"] == "unfused"
 
 
 def test_rotary_positions_follow_the_model():

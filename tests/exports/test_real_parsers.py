@@ -57,8 +57,8 @@ def ask_megatron(questions):
 
 def question(plan, extra=()):
     words = megatron.words(megatron.all_flags(plan))
-    connections = environment(plan, "megatron").get("CUDA_DEVICE_MAX_CONNECTIONS", ("", ""))[0]
-    return {"world": plan.layout.world, "words": [*words, *extra], "connections": connections}
+    variables = {name: value for name, (value, _) in environment(plan, "megatron").items()}
+    return {"world": plan.layout.world, "words": [*words, *extra], "variables": variables}
 
 
 def test_megatron_accepts_our_flags_and_refuses_wrong_ones():

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshwright.costs.frameworks import behaviour
+from meshwright.costs.loss import loss_of
 from meshwright.exports.canonical import canonical
 from meshwright.exports.targets import FINETUNERS, export
 from meshwright.imports.files import import_file
@@ -14,6 +16,7 @@ from meshwright.planner.plan import price_layout
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
@@ -49,9 +52,22 @@ def tunings(draw, name):
     cluster = load_cluster(draw(st.sampled_from(CLUSTERS)))
     dp, micro = cluster.gpus, draw(st.sampled_from((1, 2, 4)))
     zero = draw(st.sampled_from((0, 2, 3))) if dp > 1 else 0
-    offload = draw(st.sampled_from(((), ("optimizer", "parameters")))) if zero == 3 else ()
+    offload = (
+        draw(st.sampled_from(((), ("optimizer", "parameters"), ("activations",))))
+        if zero == 3
+        else ()
+    )
+    able = framework(name)
+    cp = draw(st.sampled_from((1, 1, 2, 4))) if able.has("cp") and dp % 4 == 0 else 1
+    tp = draw(st.sampled_from((1, 1, 2))) if able.has("tp") and dp % 8 == 0 else 1
+    dp //= cp * tp
+    method_of_cp = draw(st.sampled_from(able.context_methods)) if cp > 1 else "all-gather"
     layout = Layout(
         dp=dp,
+        cp=cp,
+        tp=tp,
+        cp_method=method_of_cp,
+        sequence_parallel=able.sequence_parallel == "always" and tp > 1,
         zero=zero,
         micro_batch=micro,
         recompute=draw(st.sampled_from(("none", "full"))),
@@ -61,8 +77,13 @@ def tunings(draw, name):
         "seq_len": draw(st.sampled_from((1024, 4096))), "global_batch": dp * micro * draw(st.sampled_from((1, 3, 8))),
         "precision": RECIPES[draw(st.sampled_from(("pure-bf16", "bf16")))], "finetune": finetune_recipe(recipe),
         "optimizer": OPTIMIZERS[draw(st.sampled_from(("adamw", "adamw-bf16") if plain else ("adamw",) if name == "torchtune" else ("adamw", "adam8bit", "paged-adamw")))],
-        "document_masking": draw(st.booleans()),
+        "document_masking": draw(st.booleans()), "loss": draw(st.sampled_from(("framework", *able.losses))),
+        "attention_kernel": draw(st.sampled_from(("flash", *able.attention_kernels))),
     }  # fmt: skip
+    if draw(st.booleans()):
+        job["token_budget"] = float(
+            draw(st.integers(1001, 50_000)) * job["global_batch"] * job["seq_len"]
+        )
     return load_model(draw(st.sampled_from(MODELS))), cluster, job, layout
 
 
@@ -87,6 +108,11 @@ def test_what_a_tool_is_given_is_imported_as_what_was_planned(name, tmp_path):
         assert back.model == plan.model
         job, read = plan.job, back.job
         assert (read.seq_len, read.global_batch) == (job.seq_len, job.global_batch)
+        assert (read.attention_kernel, read.token_budget) == (
+            job.attention_kernel,
+            job.token_budget,
+        )
+        assert loss_of(read, behaviour(job)) == loss_of(job, behaviour(job))
         assert read.optimizer.name == job.optimizer.name.removesuffix("-bf16")
         if job.optimizer.name == "adamw-bf16":  # torch's, of 16-bit weights
             assert read.optimizer.state_bytes == job.optimizer.state_bytes
@@ -100,7 +126,10 @@ def test_what_a_tool_is_given_is_imported_as_what_was_planned(name, tmp_path):
                 job.precision,
             )
         # axolotl and torchtune pack documents and keep attention inside each, whatever was priced.
-        assert read.document_masking == (job.document_masking or name in ("axolotl", "torchtune"))
+        if not any("packs nothing beside" in note for note in bundle.notes):
+            # verl splits sequences of rows without padding alone.
+            apart = name in ("axolotl", "torchtune") or (name == "verl" and layout.cp > 1)
+            assert read.document_masking == (job.document_masking or apart)
         tune = job.finetune
         if not tune.adapts:
             assert read.finetune is None or not read.finetune.adapts

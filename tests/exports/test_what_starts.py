@@ -199,7 +199,7 @@ def test_adapters_on_latent_attention_have_its_layers_names(tool, model, queries
     ("h100:1x8", ()), ("a100:1x8", ("llama-factory", "axolotl")), ("mi300x:1x8", ("llama-factory", "axolotl")),
 ])  # fmt: skip
 def test_attention_with_sinks_is_tuned_where_its_flash_attention_runs(cluster, refused):
-    for tool in ("trl", "axolotl", "llama-factory"):
+    for tool in ("axolotl", "llama-factory"):
         plan = tuned("gpt-oss-20b", cluster, tool, {"targets": ["q", "k", "v", "o"]})
         if tool in refused:
             with pytest.raises(SpecError, match=r"runs on Hopper|exported for devices"):

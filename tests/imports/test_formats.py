@@ -34,8 +34,8 @@ MEGATRON = [
     ("--transformer-impl local", {"attention_kernel": "unfused"}, {}),
     ("--context-parallel-size 2 --cp-comm-type a2a", {}, {"cp_method": "ulysses"}),
     ("--ds-sequence-parallel-size 2", {}, {"cp": 2, "cp_method": "ulysses"}),
-    ("--recompute-granularity selective --recompute-modules core_attn moe_act", {},
-     {"recompute": "selective", "recompute_modules": ("core_attn", "moe_act")}),
+    ("--recompute-granularity selective --recompute-modules core_attn layernorm", {},
+     {"recompute": "selective", "recompute_modules": ("core_attn", "layernorm")}),
     ("--optimizer-cpu-offload", {}, {"offload": ("optimizer",)}),
 ]  # fmt: skip
 

@@ -77,12 +77,15 @@ def read_job(options: QuestionOptions, device: Device | None = None, devices: in
         precision = "fp16" if old else usual  # T4 and V100 have no units for bf16
     if options.framework is not None:
         changes["framework"] = find_framework(options.framework, "--framework")
-        changes["attention_kernel"] = behaviour_of(changes["framework"]).attention_kernel
+        if "attention_kernel" not in base.model_fields_set:
+            changes["attention_kernel"] = behaviour_of(changes["framework"]).attention_kernel
         if precision is None and base.precision == PrecisionRecipe() and not base.finetune:
             from meshwright.planner.stacks import under
 
             run = under(Job(), changes["framework"], device)
-            changes |= {"precision": run.precision, "attention_kernel": run.attention_kernel}
+            changes["precision"] = run.precision
+            if "attention_kernel" in changes:
+                changes["attention_kernel"] = run.attention_kernel
     if precision is not None:
         changes["precision"] = precision_recipe(precision, "--precision")
     tune = changes.get("finetune")

@@ -120,7 +120,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "REDUCE_FP32": plan.job.precision.gradient_reduce_bytes >= 4,
     }
     script = template("train_accelerate.py", values)
-    model = hf_config(plan.model, plan.job.seq_len)
+    model = hf_config(plan.model, plan.job)
     model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
     return {
         "accelerate.yaml": text,

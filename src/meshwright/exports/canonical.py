@@ -61,7 +61,7 @@ def canonical(layout: Layout, model: Model | None = None) -> Layout:
         model is not None and layout.recompute_layers >= -(-model.layers // layout.pp)
     ):
         change["recompute_layers"] = 0
-    change |= _recompute_split(layout, model)
+    change |= _recompute_split(layout, model) | _modules(layout, model)
     change["rank_order"] = _order(layout)
     return layout.but(**change)
 
@@ -81,6 +81,24 @@ def _recompute_split(layout: Layout, model: Model | None) -> dict[str, object]:
     if layout.pp == 1:
         return {"recompute_layers": sum(split), "stage_recompute_layers": None}
     return {}
+
+
+def _modules(layout: Layout, model: Model | None) -> dict[str, object]:
+    """Modules to run again without those that the model does not have; none left is no recomputation."""
+    if model is None or layout.recompute != "selective" or not layout.recompute_modules:
+        return {}
+    experts = model.experts
+    absent = set() if model.latent_attention else {"mla_up_proj"}
+    if experts is None:
+        absent |= {"moe", "moe_act", "shared_experts"}
+    elif not experts.shared_ffn:
+        absent.add("shared_experts")
+    if experts is not None and model.moe_layers == model.layers:
+        absent.add("mlp")
+    kept = tuple(name for name in layout.recompute_modules if name not in absent)
+    if kept:
+        return {"recompute_modules": kept}
+    return {"recompute": "none", "recompute_modules": ()}
 
 
 def _order(layout: Layout) -> str:

@@ -135,7 +135,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "LIGER": plan.job.loss == "liger",
     }
     script = template(name, words)
-    model = hf_config(plan.model, plan.job.seq_len)
+    model = hf_config(plan.model, plan.job)
     model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
     return {
         "ds_config.json": json.dumps(config(plan, command), indent=2) + "\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.planner.graphs import graphs_of
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Plan
@@ -26,7 +27,7 @@ def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
     """Variables for one run: name → (value, why). NCCL reads the same names on NVIDIA and AMD.
 
     Sources: NVIDIA NCCL User Guide, Environment Variables; aws-ofi-nccl README; PyTorch CUDA
-    semantics (allocator); Megatron-LM `validate_args` (CUDA_DEVICE_MAX_CONNECTIONS).
+    semantics (allocator); Megatron-LM `validate_args` (CUDA_DEVICE_MAX_CONNECTIONS, NCCL_GRAPH_REGISTER).
     """
     layout, cluster = plan.layout, plan.cluster
     found: dict[str, tuple[str, str]] = {"OMP_NUM_THREADS": ("8", "host threads per rank")}
@@ -49,6 +50,11 @@ def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
         "expandable_segments:True",
         "less fragmentation near the predicted peak",
     )
+    if graphs_of(plan.job) != "none":
+        found["NCCL_GRAPH_REGISTER"] = (
+            "0",
+            "CUDA graphs beside expandable segments: NCCL would keep addresses that move",
+        )
     found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = ("1", "a lost rank ends the run, not hangs it")
     found |= _network(cluster)
     return found

@@ -14,15 +14,15 @@ import yaml
 
 from meshwright.exports import accelerate, torchtune
 from meshwright.exports.adapter_names import adapter_names
-from meshwright.exports.bundle import comment
+from meshwright.exports.bundle import comment, steps
 from meshwright.exports.model_names import repository
+from meshwright.exports.tuning_attention import axolotl_words, keeps_scores, trl_words
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
 from meshwright.specs.frameworks import without_master
 from meshwright.specs.job import Job
 from meshwright.specs.plan import Plan
 
-NOTES = ("data set, learning rate and length of the run are yours: the plan knows only their cost",)
 _OPTIMIZERS = {
     "adamw": "adamw_torch_fused", "adamw-bf16": "adamw_torch_fused", "adafactor": "adafactor",
     "adam8bit": "adamw_bnb_8bit", "paged-adamw": "paged_adamw_32bit", "sgd": "sgd",
@@ -49,6 +49,11 @@ def _optimizer(job: Job) -> str:
 
 def _model_name(plan: Plan) -> str:
     return repository(plan.model) or plan.model.name
+
+
+def _length(job: Job, epochs: str) -> dict[str, int]:
+    """How long a run is: the steps that its tokens fill, else once through the data."""
+    return {"max_steps": steps(job)} if job.token_budget else {epochs: 1}
 
 
 def _replicas_only(plan: Plan, title: str) -> None:
@@ -138,9 +143,9 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         "sequence_len": job.seq_len, "sample_packing": True, "pad_to_sequence_len": True,
         "micro_batch_size": layout.micro_batch, "gradient_accumulation_steps": _accumulation(plan),
         "optimizer": _optimizer(job), "bf16": _half(plan) == "bf16", **({"fp16": True} if _half(plan) == "fp16" else {}),
-        "attn_implementation": "flash_attention_2",
+        **axolotl_words(plan),
         "gradient_checkpointing": layout.recompute == "full",
-        "learning_rate": 1e-5, "num_epochs": 1, "lr_scheduler": "cosine",
+        "learning_rate": 1e-5, **_length(job, "num_epochs"), "lr_scheduler": "cosine",
         "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}], "output_dir": "outputs",
     }  # fmt: skip
     if layout.cp > 1:
@@ -195,8 +200,8 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
         "neat_packing": job.document_masking,
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job), _half(plan): True,
-        "disable_gradient_checkpointing": layout.recompute != "full", "flash_attn": "fa2",
-        "learning_rate": 1e-5, "num_train_epochs": 1, "output_dir": "outputs",
+        "disable_gradient_checkpointing": layout.recompute != "full", "flash_attn": "disabled" if keeps_scores(job) else "fa2",
+        "learning_rate": 1e-5, **_length(job, "num_train_epochs"), "output_dir": "outputs",
     }  # fmt: skip
     if job.loss == "liger":
         data["enable_liger_kernel"] = True
@@ -207,11 +212,24 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
 
 def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     """What whoever starts a tool should know: what it keeps, and what its rows are."""
-    told = (*NOTES, *_weights(plan), *_masters(plan, tool))
+    yours = (
+        "data set and learning rate"
+        if plan.job.token_budget
+        else "data set, learning rate and length of the run"
+    )
+    told = (
+        f"{yours} are yours: the plan knows only their cost",
+        *_weights(plan),
+        *_masters(plan, tool),
+    )
     narrow = without_master(plan.job) and not _tuning(plan).adapts
     if tool in ("torchtune", "verl") and narrow and plan.job.optimizer.name == "adamw":
         told += (f"{tool}'s moments are as wide as the 16-bit weights, less than the plan priced: plan with "
                  "--optimizer adamw-bf16 to count that",)  # fmt: skip
+    if tool == "torchtune" and plan.job.token_budget:
+        told += (
+            f"torchtune ends with its data: fewer than {steps(plan.job)} steps where one pass has fewer",
+        )
     if tool == "torchtune":
         where = "; ".join(torchtune.downloads(plan.model))
         told += (
@@ -280,15 +298,18 @@ def trl(plan: Plan) -> dict[str, Any]:
         data |= _quantised(tune)
         if tune.double_quantization:
             data["use_bnb_nested_quant"] = True
+        if plan.layout.zero == 3 and tune.storage in ("nf4", "fp4"):
+            # Shards are cut from numbers of the compute type, not from packed bytes (axolotl and LLaMA-Factory say so themselves).
+            data["bnb_4bit_quant_storage"] = data["dtype"]
     data |= {
         "max_length": job.seq_len, "bf16": _half(plan) == "bf16", **({"fp16": True} if _half(plan) == "fp16" else {}),
-        **_packed(plan),
+        **_packed(plan), **trl_words(plan),
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job),
         # FSDP2 recomputes where it shards; transformers refuses both at once.
         "gradient_checkpointing": layout.recompute == "full" and not split, "learning_rate": 1e-5,
         # Plain text: tokenizers of base models have no template for chats.
-        "num_train_epochs": 1, "dataset_name": "roneneldan/TinyStories", "output_dir": "outputs",
+        **_length(job, "num_train_epochs"), "dataset_name": "roneneldan/TinyStories", "output_dir": "outputs",
     }  # fmt: skip
     if layout.cp > 1:
         data["pad_to_multiple_of"] = 2 * layout.cp  # two chunks a rank balance a causal mask
@@ -304,30 +325,13 @@ def trl(plan: Plan) -> dict[str, Any]:
 def _packed(plan: Plan) -> dict[str, Any]:
     """Rows of whole length, whose documents see each other, or not, as the plan was priced.
 
-    Context parallelism drops the mask between documents, so TRL refuses to pack beside it, and
-    accelerate splits PyTorch's own attention alone. Rows without padding keep their documents apart
-    by positions, which FlashAttention alone reads.
+    Context parallelism drops the mask between documents, so TRL refuses to pack beside it.
     """
     if plan.layout.cp > 1:
-        return {"packing": False, "attn_implementation": "sdpa"}
+        return {"packing": False}
     if plan.job.document_masking:
-        return {"packing": True, "padding_free": True, "attn_implementation": "flash_attention_2"}
-    kernel = {"attn_implementation": "flash_attention_2"} if bends_scores(plan) else {}
-    return {"packing": True, "packing_strategy": "wrapped", **kernel}
-
-
-def bends_scores(plan: Plan) -> bool:
-    """Whether scores are bent towards a limit, which PyTorch's own attention cannot do: whole scores would be kept.
-
-    FlashAttention can, on Ampere and newer.
-
-    Source: transformers 5.23, models/gemma2/modeling_gemma2.py, `_supports_sdpa`.
-    """
-    if not plan.cluster.device.has_bf16:
-        return False
-    model = plan.model
-    own = model.numerics.attention_softcap if model.numerics is not None else None
-    return model.family == "gemma2" if own is None else own > 0
+        return {"packing": True, "padding_free": True}
+    return {"packing": True, "packing_strategy": "wrapped"}
 
 
 def splits_layers(plan: Plan) -> bool:

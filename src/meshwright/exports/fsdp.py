@@ -68,6 +68,7 @@ def tables(plan: Plan) -> dict[str, dict[str, Any]]:
         "JOB": {
             "seq_len": job.seq_len, "global_batch": job.global_batch,
             "micro_batch": layout.micro_batch, "compute": job.precision.compute,
+            "scores_kept": job.attention_kernel == "unfused",
             "reduce_fp32": job.precision.gradient_reduce_bytes >= 4, "steps": steps(job),
         },
     }  # fmt: skip
@@ -131,6 +132,7 @@ def read(tree: ast.Module) -> tuple[Model, Job, Layout]:
             "global_batch": job_data.get("global_batch"),
             "framework": "fsdp",
             "precision": recipe.model_dump(),
+            "attention_kernel": "unfused" if job_data.get("scores_kept") else "flash",
         },
         "JOB",
     )

@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.exports.families import computes_otherwise
 from meshwright.exports.limit_rules import Problem
 from meshwright.specs.errors import SpecError
+from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 from meshwright.specs.numerics import Numerics, numerics_of
 
@@ -56,12 +57,21 @@ def hf_family(model: Model) -> str | None:
     return "llama"
 
 
-def hf_config(model: Model, seq_len: int) -> dict[str, Any]:
-    """The configuration that builds this architecture.
+def hf_config(model: Model, job: Job) -> dict[str, Any]:
+    """The configuration that builds this architecture, with the kernel of its attention where it is not the usual.
 
     Raises:
         SpecError: no family written here has this architecture.
     """
+    kernel = {"attn_implementation": EAGER} if job.attention_kernel == "unfused" else {}
+    return _shape(model, job.seq_len) | kernel
+
+
+EAGER = "eager"
+"""transformers' attention that keeps its scores; PyTorch's fused one otherwise."""
+
+
+def _shape(model: Model, seq_len: int) -> dict[str, Any]:
     family = hf_family(model)
     if family is None:
         raise SpecError("model.family", model.family, next(hf_problems(model)).lacks)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from meshwright.exports import torchtune
-from meshwright.exports.finetuning import bends_scores, deepspeed_stage
+from meshwright.exports.finetuning import deepspeed_stage
+from meshwright.exports.tuning_attention import FLASH, keeps_scores, trl_words
 from meshwright.specs.frameworks import framework
 from meshwright.specs.plan import Plan
 
@@ -138,19 +139,20 @@ def _tuning_tools(plan: Plan) -> dict[str, list[str]]:
     """Lines that bring a tool for fine-tuning, with what its file asks for beside it."""
     tune = plan.job.finetune
     flash = "flash-attn --no-build-isolation"
+    flashed = [] if keeps_scores(plan.job) else [flash]
     beside = [f"deepspeed=={framework('deepspeed').checked}"] if deepspeed_stage(plan) else []
     quantised = tune is not None and tune.storage != "16-bit"
     quantises = quantised or _BITSANDBYTES.search(plan.job.optimizer.name) is not None
     quantiser = ["bitsandbytes==0.50.2"] if quantises else []
     beside += quantiser
     packages = {
-        # TRL's file asks for FlashAttention to keep packed documents apart, and else not.
-        "trl": [f"'trl[peft]=={framework('trl').checked}' {_HUGGING}", *beside, *([flash] if plan.job.document_masking or bends_scores(plan) else [])],
-        "axolotl": [f"--no-build-isolation axolotl=={framework('axolotl').checked}", *beside, flash],
-        "llama-factory": [f"llamafactory=={framework('llama-factory').checked}", *beside, flash],
+        # TRL's file asks for FlashAttention to keep packed documents apart, to bend scores, and else not.
+        "trl": [f"'trl[peft]=={framework('trl').checked}' {_HUGGING}", *beside, *([flash] if FLASH in trl_words(plan).values() else [])],
+        "axolotl": [f"--no-build-isolation axolotl=={framework('axolotl').checked}", *beside, *flashed],
+        "llama-factory": [f"llamafactory=={framework('llama-factory').checked}", *beside, *flashed],
         # Its newest release imports what torchao 0.15 and later no longer hold.
         "torchtune": [f"torchao==0.14.1 torchtune=={framework('torchtune').checked}", *quantiser],
-        "verl": [f"'verl[verl-core]=={framework('verl').checked}'", flash],
+        "verl": [f"'verl[verl-core]=={framework('verl').checked}'", *flashed],
     }  # fmt: skip
     found = {name: [f"pip install -q {one}" for one in words] for name, words in packages.items()}
     found["torchtune"] += torchtune.downloads(plan.model)

@@ -22,7 +22,9 @@ SHARDING = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 COMMUNICATION = {
     "all-gather": "all_gather", "ring": "p2p", "ulysses": "a2a", "hierarchical": "a2a+p2p",
 }  # fmt: skip
-_ATTENTION = {"flash": "flash", "unfused": "unfused", "memory-efficient": "fused"}
+_ATTENTION = {"flash": "auto", "unfused": "unfused"}
+"""Our kernel → `--attention-backend`. Flash attention is priced as Transformer Engine chooses it: cuDNN's kernel on
+Hopper and newer; told `flash`, it would take FlashAttention 2 there (dot_product_attention/utils.py)."""
 
 
 LIMITS = Limits("Megatron-LM", "megatron", model_problems)
@@ -65,7 +67,11 @@ def graph_flags(plan: Plan) -> Flags:
     if experts is None or experts.dense_layers or experts.period > 1:
         modules.append("mlp")
     if experts is not None:
-        modules += ["moe_router", "moe_preprocess"]
+        modules.append("moe_router")
+        if deduplicates(plan.job) or not plan.job.routing.capacity:
+            modules.append(
+                "moe_preprocess"
+            )  # an all-to-all that drops tokens counts them on the host
     return flags | {
         "cuda-graph-impl": "transformer_engine",
         "cuda-graph-modules": " ".join(modules),
@@ -97,9 +103,8 @@ def parallel_flags(plan: Plan) -> Flags:
     if layout.rank_order == TP_PP_DP_ORDER:
         flags["use-tp-pp-dp-mapping"] = True
     flags |= _stage_flags(layout, plan.model) | _shard_flags(layout)
-    return (
-        flags | _recompute(layout) | _offload(layout, plan.model) | _narrow_gradients(plan, layout)
-    )
+    moved = _offload(layout, plan.model, whole_graph=graphs_of(plan.job) == "all")
+    return flags | _recompute(layout) | moved | _narrow_gradients(plan, layout)
 
 
 def _narrow_gradients(plan: Plan, layout: Layout) -> Flags:
@@ -169,7 +174,7 @@ def _recompute(layout: Layout) -> Flags:
     }
 
 
-def _offload(layout: Layout, model: Model) -> Flags:
+def _offload(layout: Layout, model: Model, *, whole_graph: bool) -> Flags:
     """What lives in host memory: the optimizer's states, or what modules keep for backward."""
     flags: Flags = {}
     if "optimizer" in layout.offload:
@@ -184,19 +189,18 @@ def _offload(layout: Layout, model: Model) -> Flags:
         if model.experts and "moe" not in layout.recompute_modules:
             names += ["expert_fc1", "moe_act"]  # inside what runs again nothing can leave
         flags |= {"fine-grained-activation-offloading": True, "offload-modules": " ".join(names)}
+        if whole_graph:
+            flags["fine-grained-offloading-max-inflight-offloads"] = (
+                "1"  # a graph holds a fixed number of copies
+            )
     return flags
 
 
 def job_flags(plan: Plan) -> Flags:
     """Flags of precision, optimizer, kernels, data and length of the run."""
     job, model = plan.job, plan.model
-    kernel = _ATTENTION[job.attention_kernel]
-    if kernel == "flash" and (model.latent_attention is not None or model.attention_sinks):
-        # Heads of 192 and 128 wide need FlashAttention 3, and no FlashAttention has sinks (Transformer
-        # Engine, dot_product_attention/utils.py); cuDNN's fused kernel has both.
-        kernel = "auto"
     flags: Flags = {
-        "attention-backend": kernel,
+        "attention-backend": _ATTENTION[job.attention_kernel],
         # The mask of 128k tokens would be 16 GiB a sample; every kernel here knows the causal one.
         "no-create-attention-mask-in-dataloader": True,
         "train-iters": str(steps(job)),

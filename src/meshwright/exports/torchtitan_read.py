@@ -6,6 +6,7 @@ import ast
 import json
 from typing import Any
 
+from meshwright.exports.bundle import STEPS
 from meshwright.exports.torchtitan import FLAVORS, LOOPED, SCHEDULES
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
@@ -133,6 +134,8 @@ def _read_fields(
         },
         "training",
     )
+    if isinstance(train.get("steps"), int) and train["steps"] > STEPS:
+        job = job.but(token_budget=float(train["steps"] * job.tokens))
     return name, job, layout
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import comment
+from meshwright.exports.bundle import comment, steps
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.model_names import repository
 from meshwright.specs.cluster import Cluster
@@ -194,7 +194,7 @@ def config(plan: Plan) -> dict[str, Any]:
         "optimizer_in_bwd": bool(job.framework_options.get("optimizer_in_backward")),
         "lr_scheduler": {"_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup", "num_warmup_steps": 100},
         "loss": {"_component_": loss},
-        "epochs": 1, "max_steps_per_epoch": None, "clip_grad_norm": None, "compile": False,
+        "epochs": 1, "max_steps_per_epoch": steps(job) if job.token_budget else None, "clip_grad_norm": None, "compile": False,
         "device": "cuda", "dtype": "bf16",
         "enable_activation_checkpointing": layout.recompute == "full",
         "enable_activation_offloading": "activations" in layout.offload,

@@ -92,7 +92,7 @@ def notes(plan: Plan) -> tuple[str, ...]:
 def files(plan: Plan, command: str) -> dict[str, str]:
     """`trainer.yaml`, the script that reads it, and the model's `config.json`."""
     stamp = f"transformers' Trainer {VERSION}"
-    model = hf_config(plan.model, plan.job.seq_len)
+    model = hf_config(plan.model, plan.job)
     model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
     text = yaml.safe_dump(arguments(plan), sort_keys=False)
     return {

@@ -1,8 +1,6 @@
 """What a tool for fine-tuning cannot start whatever the layout: adapters without a place, attention without a kernel.
 
-Sources: the modelling files of transformers 5 (names of linear layers; experts as one parameter); of
-LLaMA-Factory 0.9.5 `model/model_utils/attention.py`, of transformers 5.23 `modeling_utils.py` and
-`models/gpt_oss/modeling_gpt_oss.py` (kernels that know sinks).
+Sources: the modelling files of transformers 5 (names of linear layers; experts as one parameter).
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from collections.abc import Callable, Iterator
 from meshwright.exports.adapter_names import ADAPTED
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.model_names import part_of
+from meshwright.exports.tuning_attention import kernel_problems
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.finetune import GROUPS, Finetune
 from meshwright.specs.job import Job
@@ -25,11 +24,6 @@ _OTHERWISE_NAMED: dict[str, frozenset[str]] = {
     "phi3": frozenset({"q", "k", "v", "gate", "up"}), "opt": frozenset({"o"}) | _FFN, "gptj": frozenset({"o"}) | _FFN,
     "phi": frozenset({"o"}) | _FFN, "starcoder2": _FFN,
 }  # fmt: skip
-_HOPPER = ("h100", "h200", "h800", "h20", "gh200")
-_NO_FLASH = ("bloom", "mpt", "llama4_text", "deepseek_v32", "deepseek_v4", "glm_moe_dsa")
-"""Families whose class in transformers 5.23 does not say `_supports_flash_attn`."""
-ALWAYS_FLASH = ("llama-factory", "axolotl", "verl")
-"""Tools whose files ask for FlashAttention whatever is trained."""
 
 
 def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]:
@@ -51,11 +45,7 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
         if part_of(model):
             says = "loads a published checkpoint whole, and this one holds an image encoder, too, which the plan did not price"
             yield Problem("model", model.name, says)
-        if model.family in _NO_FLASH and (tool in ALWAYS_FLASH or job.document_masking):
-            says = "is told FlashAttention, which transformers' class of it does not take"
-            yield Problem("model.family", model.family, says)
-        if model.attention_sinks:
-            yield from _sinks(tool, job, cluster)
+        yield from kernel_problems(tool, model, job, cluster)
 
     return found
 
@@ -77,14 +67,3 @@ def _placeless(model: Model, tune: Finetune) -> Iterator[Problem]:
     if missing := [one for one in targets if one in other]:
         says = f"finds no layer of its own for {', '.join(missing)} in {model.family}: plan with --targets all-linear"
         yield Problem("finetune.targets", targets, says)
-
-
-def _sinks(tool: str, job: Job, cluster: Cluster) -> Iterator[Problem]:
-    """FlashAttention that knows sinks is built for Hopper; transformers has another for AMD."""
-    if tool not in ALWAYS_FLASH and not job.document_masking:
-        return
-    device = cluster.device.name.lower()
-    hopper = any(name in device for name in _HOPPER)
-    if not hopper and not (cluster.device.vendor == "amd" and tool != "llama-factory"):
-        says = "computes attention with sinks by FlashAttention 3, which runs on Hopper"
-        yield Problem("cluster", cluster.name, says)

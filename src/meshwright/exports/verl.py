@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from meshwright.exports.adapter_names import adapter_names
+from meshwright.exports.bundle import steps
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.model_names import repository
+from meshwright.exports.tuning_attention import EAGER, keeps_scores
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
 from meshwright.specs.model import Model
@@ -51,6 +53,11 @@ def fields(plan: Plan) -> dict[str, str]:
         "trainer.total_epochs": 1,
         "trainer.logger": "[console]",
     }
+    if job.token_budget:
+        # It ends with whichever comes first; an epoch has one step at least.
+        said |= {"trainer.total_training_steps": steps(job), "trainer.total_epochs": steps(job)}
+    if keeps_scores(job):
+        said["+model.override_config.attn_implementation"] = EAGER
     if tune.adapts:
         said |= _adapters(plan.model, tune)
     return {name: str(value) for name, value in said.items()}

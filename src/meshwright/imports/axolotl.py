@@ -210,6 +210,7 @@ def _fsdp(options: Options, reading: Reading) -> None:
 
 
 def _degrees(options: Options, reading: Reading) -> None:
+    reading.count_steps(options, "max_steps")
     tp = options.whole("tensor_parallel_size", default=1) or 1
     cp = options.whole("context_parallel_size", "sequence_parallel_degree", default=1) or 1
     replicate, shard = options.whole("dp_replicate_size"), options.whole("dp_shard_size")

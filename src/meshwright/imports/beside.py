@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from meshwright.imports.words import unmarked
-from meshwright.specs.foreign import read_text
+from meshwright.specs.foreign import parse_json, read_text
 
 _UP = 5
 """Folders above the script's own in which a file that it includes is looked for."""
@@ -56,6 +56,25 @@ def program_beside(folder: Path | None, program: str) -> Path | None:
     """The Python file of a program that a command starts, where it is at hand."""
     named = file_of(program)
     return beside(folder, named) if named.endswith(".py") else None
+
+
+_STEPS = re.compile(r'"--steps", type=int, default=(\d{1,12})\)')
+
+
+def steps_beside(folder: Path | None) -> int:
+    """Optimizer steps of the script of ours beside a configuration, `train.py`; 0: no such script."""
+    path = folder / "train.py" if folder is not None else None
+    found = _STEPS.search(read_text(path)) if path is not None and path.is_file() else None
+    return int(found[1]) if found is not None else 0
+
+
+def keeps_scores(folder: Path | None) -> bool:
+    """Whether the config.json of ours beside a file tells transformers' eager attention."""
+    path = folder / "config.json" if folder is not None else None
+    if path is None or not path.is_file():
+        return False
+    data = parse_json(read_text(path), "config.json", str(path))
+    return isinstance(data, dict) and data.get("attn_implementation") == "eager"
 
 
 def switched_on(folder: Path | None, name: str) -> bool:

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from meshwright.exports.bundle import STEPS
 from meshwright.exports.canonical import canonical
 from meshwright.exports.stamp import Stamp
 from meshwright.imports.names import guess_model, model_named, refuse_other
@@ -76,6 +77,9 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
     reading.job |= _made_for(stamp)
     if not stamp.target:
         _accumulation(reading, fields, batch // (dp * micro))
+    if reading.steps > STEPS:
+        # A thousand and fewer are what files hold that measure or show something, ours among them.
+        reading.job.setdefault("token_budget", float(reading.steps) * batch * seq_len)
     job = Job.parse({**reading.job, "seq_len": seq_len, "global_batch": batch}, "job")
     if batch % (dp * micro):
         raise SpecError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import documents, logs, notebooks, python, scripts
-from meshwright.imports.beside import beside
+from meshwright.imports.beside import beside, keeps_scores, steps_beside
 from meshwright.imports.complete import complete
 from meshwright.imports.model_files import describe
 from meshwright.imports.python_syntax import parse_python
@@ -56,6 +56,10 @@ def import_text(text: str, name: str, given: Given, folder: Path | None = None) 
     own = stamp.target and not found.model_name and stamp.model not in model_names()
     if own and beside(folder, "config.json"):
         found.model_name = "config.json"  # an export of a model that has no name here
+    if stamp.target and not found.steps:
+        found.steps = steps_beside(folder)
+    if stamp.target and keeps_scores(folder):
+        found.job.setdefault("attention_kernel", "unfused")
     describe(found, given, folder)
     return complete(found, given, stamp)
 

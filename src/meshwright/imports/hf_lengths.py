@@ -1,4 +1,4 @@
-"""How long sequences are, in the words of TrainingArguments and of programs around them."""
+"""How long sequences and runs are, in the words of TrainingArguments and of programs around them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _PARTS = (("source_max_len", "target_max_len"), ("max_source_length", "max_targe
 
 
 def sequences(options: Options, reading: Reading) -> None:
-    """Set a reading's length: one that is stated, or the sum of a prompt's and an answer's."""
+    """Set a reading's length: one that is stated, or the sum of a prompt's and an answer's; and the run's, in steps."""
+    reading.count_steps(options, "max_steps")
     stated = sorted(LENGTHS, key=options.assumed.__contains__)
     lengths = [options.whole(name) for name in stated]
     reading.seq_len = next((length for length in lengths if length), 0)

@@ -130,13 +130,11 @@ def _verl_sft(options: Options, reading: Reading) -> None:
     if options.raw("engine.reshard_after_forward") in (False, "False", "false"):
         reading.layout["zero"] = 2
     reading.shard = max(0, int(options.number("engine.fsdp_size", default=-1)))
-    if options.flag("model.enable_activation_offload"):
-        reading.offload.add("activations")
     if "bf" in options.word("engine.model_dtype", default="fp32"):
         reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
         weights_alone(reading.job, sharded=True)
-    if options.flag("model.use_liger"):
-        reading.job["loss"] = "liger"
+    engines.model_switches(options, reading, "model.")
+    reading.count_steps(options, "trainer.total_training_steps")
     if options.flag("data.use_dynamic_bsz"):
         tokens = options.whole("data.max_token_len_per_gpu", default=8192) * sp
         reading.micro_batch = max(1, tokens // reading.seq_len)
@@ -197,7 +195,7 @@ def _verl_actor(options: Options, reading: Reading) -> None:
         engines.optimizer(options, reading, f"{_ACTOR}optim.")
     table = "fsdp_config" if engine == "fsdp" else engine
     _between_phases(options, reading, f"{_ACTOR}{table}.")
-    engines.model_switches(options, reading)
+    engines.model_switches(options, reading, "actor_rollout_ref.model.")
     _verl_adapters(options, reading)
     engines.beside_training(options, reading)
     apart = options.flag(f"{_ACTOR}use_kl_loss") or options.flag("algorithm.use_kl_in_reward")

@@ -381,6 +381,7 @@ def _job(options: Options, reading: Reading) -> None:
         "optimizer": optimizer.model_dump(),
         "attention_kernel": "unfused" if kernel == "dot_product" else "flash",
     }
+    reading.count_steps(options, "steps")
     if options.flag("enable_dropout") and options.number("dropout_rate"):
         reading.job["dropout"] = options.number("dropout_rate")
     hardware = options.loose("hardware")

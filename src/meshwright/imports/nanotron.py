@@ -88,8 +88,6 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         else "pure-bf16"
     ]
     name = options.text("optimizer.optimizer_factory.name", default="adamW")
-    steps = options.whole("tokens.train_steps")
-    batch = reading.dp * reading.micro_batch * reading.accumulation
     reading.job = {
         "framework": "nanotron",
         "precision": recipe.model_dump(),
@@ -99,8 +97,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     if own:
         reading.job["framework_options"] = own
     _stages(data, reading)
-    if steps > 1000:
-        reading.job["token_budget"] = float(steps * batch * reading.seq_len)
+    reading.count_steps(options, "tokens.train_steps")
     if options.flag("model.model_config._use_doc_masking"):
         reading.job["document_masking"] = True
     kernel = options.word("model.model_config._attn_implementation", default="flash_attention_2")

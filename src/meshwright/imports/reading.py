@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.specs.cluster import Cluster
+from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+
+if TYPE_CHECKING:
+    from meshwright.imports.options import Options
 
 Kind = Literal["guess", "unmodelled", "unread", "note"]
 
@@ -62,7 +66,8 @@ class Reading:
     `layout` holds fields of Layout but dp, micro_batch and shard; `job` fields of Job but seq_len
     and global_batch. `likely` is the device that is offered where the file says none. `replicate` is the number of copies that a hybrid-sharded state is held in;
     `shard` the ranks of one shard group, where the format says that instead. `jax`: devices are counted as
-    JAX shows them, of which some chips have two; `cores`: as cores, so many a chip. `task` is what it trains for beside the next token (`dpo`,
+    JAX shows them, of which some chips have two; `cores`: as cores, so many a chip. `steps` are optimizer steps of the
+    whole run. `task` is what it trains for beside the next token (`dpo`,
     `grpo`…), `reference` whether the untrained model is held beside; `reduces_each`
     whether gradients are reduced every micro-batch where the tool's FSDP waits for the last.
     """
@@ -87,6 +92,7 @@ class Reading:
     jax: bool = False
     cores: int = 1
     seq_len: int = 0
+    steps: int = 0
     layout: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
     task: str = ""
@@ -107,6 +113,13 @@ class Reading:
     def guess(self, option: str, text: str) -> None:
         """Say what was taken where the file is silent."""
         self.remarks.append(Remark("guess", option, text))
+
+    def count_steps(self, options: Options, *names: str) -> None:
+        """Note the optimizer steps of the whole run; none where no count stands there (-1, or a variable)."""
+        try:
+            self.steps = max(0, int(options.number(*names)))
+        except (SpecError, OverflowError):
+            self.steps = 0
 
     def world(self) -> int:
         """Devices that the file starts; 0 where it does not say."""

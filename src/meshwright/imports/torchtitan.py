@@ -58,6 +58,7 @@ def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Readi
             "fused_rmsnorm",
         ):
             reading.unmodelled(option, text)
+    reading.count_steps(options, "training.steps")
     converters = str(options.raw("model.converters", "float8.enable_float8_linear") or "").lower()
     eight = "float8" in converters or converters == "true" or "mx" in converters
     if eight:

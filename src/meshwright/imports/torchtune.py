@@ -73,6 +73,7 @@ def read(data: dict[str, Any], given: Given, overrides: list[str], text: str = "
 def _batch(options: Options, reading: Reading) -> None:
     reading.micro_batch = options.whole("batch_size", default=1) or 1
     reading.accumulation = options.whole("gradient_accumulation_steps", default=1) or 1
+    reading.count_steps(options, "max_steps_per_epoch")
     reading.seq_len = options.whole("tokenizer.max_seq_len")
     if not reading.seq_len:
         reading.guess("--seq", "tokenizer.max_seq_len is not set; 4096 is taken")
@@ -144,6 +145,8 @@ def _lora(options: Options, reading: Reading, *, four: bool) -> None:
 
 def _loss(options: Options, reading: Reading) -> None:
     component = options.loose("loss._component_")
+    if component == "torch.nn.CrossEntropyLoss":
+        reading.job["loss"] = "full"
     if "Linear" in component or "Chunked" in component:
         reading.job["loss"] = "chunked"
     # Words of a name such as `PPOLoss` or `LinearGRPOLoss`.

@@ -184,9 +184,8 @@ def _switched(options: Options, reading: Reading) -> str:
     return "full" if options.flag(name, default=True) else "none"
 
 
-def model_switches(options: Options, reading: Reading) -> None:
-    """What the model's own table says of memory: offload of activations, fused losses, attention's kernel."""
-    where = "actor_rollout_ref.model."
+def model_switches(options: Options, reading: Reading, where: str) -> None:
+    """What the model's own table, `where`, says of memory: offload of activations, fused losses, attention's kernel."""
     if options.flag(f"{where}enable_activation_offload"):
         reading.offload.add("activations")
     if options.flag(f"{where}use_liger"):

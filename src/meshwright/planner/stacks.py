@@ -71,8 +71,8 @@ def under(job: Job, name: Framework, device: Device | None = None) -> Job:
     known = behaviour(Job(framework=name))
     if "attention_kernel" not in job.model_fields_set:
         old = device is not None and not device.has_bf16
-        flash = known.attention_kernel == "flash"
-        changes["attention_kernel"] = "unfused" if old and flash else known.attention_kernel
+        plain = old and "unfused" in framework(name).attention_kernels
+        changes["attention_kernel"] = "unfused" if plain else known.attention_kernel
     if "precision" not in job.model_fields_set:
         precision = _usual_precision(name, known.gradient_bytes)
         if device is not None and not device.has_bf16:

@@ -157,6 +157,9 @@ class Framework(Spec):
     offload_activations_recomputed: bool = Field(
         description="only what full recomputation keeps can leave for host memory"
     )
+    attention_kernels: tuple[Literal["flash", "unfused", "memory-efficient"], ...] = Field(
+        description="kernels that attention can be told to run on"
+    )
     losses: tuple[Literal["full", "chunked", "liger", "cut"], ...] = Field(
         description="ways to make the cross-entropy that it has words for"
     )
@@ -250,6 +253,9 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     if job.optimizer.name not in can.optimizers:
         words = f"has the optimizer {_listed(can.optimizers)} here"
         found.append(("job.optimizer", job.optimizer.name, words))
+    if job.attention_kernel not in can.attention_kernels:
+        words = f"computes attention {_listed(can.attention_kernels)} here"
+        found.append(("job.attention_kernel", job.attention_kernel, words))
     if job.loss != "framework" and job.loss not in can.losses:
         found.append(("job.loss", job.loss, f"makes the cross-entropy {_listed(can.losses)} here"))
     if job.dropout and not can.dropout:

@@ -1,6 +1,6 @@
 """Run Megatron-LM's own argument parser and validation, on a CPU and Python 3.11.
 
-Usage: megatron_arguments.py FOLDER            reads JSON lines {"world": n, "words": [...]},
+Usage: megatron_arguments.py FOLDER            reads JSON lines {"world": n, "words": [...], "variables": {...}},
                                                answers with all flags on the first line,
                                                then JSON lines {"error": text or null, ...}
        megatron_arguments.py FOLDER --flags    prints every flag and how many values it takes
@@ -17,6 +17,14 @@ import os
 import sys
 import types
 import typing
+
+_ASKED = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "NCCL_GRAPH_REGISTER",
+    "NVTE_CPU_OFFLOAD_V1",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+"""Variables that its validation looks at."""
 
 
 class _Stub(types.ModuleType):
@@ -60,7 +68,7 @@ def _flags():
     return dict(sorted(found.items()))
 
 
-def _check(words, world, connections):
+def _check(words, world, variables):
     from megatron.training.arguments import (
         core_transformer_config_from_args,
         parse_args,
@@ -68,9 +76,9 @@ def _check(words, world, connections):
     )
 
     os.environ["WORLD_SIZE"], os.environ["RANK"] = str(world), "0"
-    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    if connections:
-        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = connections
+    for name in _ASKED:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in variables.items() if name in _ASKED})
     # Fusions that Transformer Engine or Apex bring are not installed here; they change no layout.
     sys.argv = ["pretrain_gpt.py", *words, "--no-rope-fusion", "--no-gradient-accumulation-fusion"]
     arguments = parse_args()
@@ -110,7 +118,7 @@ def main():
         noise = io.StringIO()
         try:
             with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
-                answer |= _check(question["words"], question["world"], question["connections"])
+                answer |= _check(question["words"], question["world"], question["variables"])
             if question.get("log"):
                 answer["log"] = noise.getvalue()
         except (Exception, SystemExit) as error:
