@@ -182,3 +182,102 @@ def test_a_program_five_folders_above_its_script_is_found(tmp_path: Path):
     )
     (deep / "run.sh").write_text("python src/train.py --model_name gpt2 --batch_size 8 --lr 1e-4\n")
     assert import_file(deep / "run.sh", GUESS).job.seq_len == 640
+
+
+OTHER = {
+    "speech": "model: {_target_: nemo.collections.asr.models.EncDec, n_layers: 17, d_model: 512, n_heads: 8}\ntrain_ds: {manifest_filepath: a, batch_size: 16}\noptim: {lr: 1e-3}\n",
+    "vision": "vlm: {arch: mot}\nmodel: {dim: 512, n_layers: 4, n_heads: 8}\ntrain: {batch_size: 16, lr: 1e-3, seq_len: 64}\n",
+    "without attention": "model: {n_layers: 4, d_model: 128, layer: {d_state: 64}}\nloader: {batch_size: 50}\noptimizer: {lr: 0.01}\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_tables_of_other_models_are_refused_by_what_only_they_say(kind: str):
+    with pytest.raises(SpecError, match=kind):
+        import_text(OTHER[kind], "a.yaml", GUESS)
+
+
+def test_what_speaks_of_no_text_is_taken_for_no_language_model():
+    text = "mpirun -np 2 python main.py --train_data_pattern clicks.bin --model_dir wide_deep --batch_size 4096 --lr 1e-3\n"
+    with pytest.raises(SpecError, match="nothing says that it trains a language model"):
+        import_text(text, "a.sh", GUESS)
+    given = Given(guess=True, model=load_model("gpt2"), seq_len=128)
+    assert import_text(text, "a.sh", given).model.name == "gpt2"
+
+
+@pytest.mark.parametrize("name", ["efficientdet-d0", "pretrain_mae_large_patch16_224", "resnet50"])
+def test_vision_models_are_known_by_their_names(name: str):
+    text = f"python train.py --model_name={name} --batch_size 8 --num_epochs 3 --seq_len 4\n"
+    with pytest.raises(SpecError, match="vision model"):
+        import_text(text, "a.sh", GUESS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model_name_or_path: gpt2\nmax_seq_len: 1024\nmodels: [{model_name: gpt2}]\nicl_tasks: a.yaml\ndevice_eval_batch_size: 8\n",
+        "stage: sft\nmodel_name_or_path: Qwen/Qwen2.5-7B\ndo_predict: true\nper_device_train_batch_size: 8\nfinetuning_type: lora\ntemplate: qwen\n",
+        "trainer: {devices: 8, num_nodes: 1}\nmodel: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, global_batch_size: 32, micro_batch_size: 4, restore_from_path: a.nemo, data: {test_ds: {names: [a]}}}\n",
+    ],
+)  # fmt: skip
+def test_what_only_evaluates_does_not_train(text: str):
+    with pytest.raises(SpecError, match="does not train"):
+        import_text(text, "a.yaml", GUESS)
+
+
+def test_a_loop_that_makes_pictures_is_refused_whatever_reads_its_words(tmp_path: Path):
+    program = 'encoder = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-2-7b-hf")\ndiffusion = create_diffusion("")\nloss.backward()\n'
+    with pytest.raises(SpecError, match="diffusion"):
+        put(tmp_path, "torchrun --nproc_per_node 8 train.py --model Big_3B --global_batch_size 512 --lr 1e-4", train__py=program)  # fmt: skip
+
+
+MAXTEXT = "python3 -m MaxText.train MaxText/configs/base.yml model_name=llama2-7b per_device_batch_size=4 hardware=gpu ici_fsdp_parallelism=8 {}\n"
+
+
+def maxtext(words: str) -> Imported:
+    return import_text(MAXTEXT.format(words), "run.sh", GUESS)
+
+
+def test_axes_of_a_slice_multiply_its_devices():
+    assert (maxtext("").layout.world, maxtext("ici_data_parallelism=4").layout.world) == (8, 32)
+    assert maxtext("ici_data_parallelism=4").layout.shard == 8
+    assert maxtext("ici_fsdp_transpose_parallelism=4").layout.world == 32
+    assert "DiLoCo" in notes(maxtext("ici_diloco_parallelism=2"))
+
+
+@pytest.mark.parametrize(
+    "words", ["quantization=intmp", "dtype=float16", "attention=zz", "logits_dot_in_fp32=true", "attn_logits_soft_cap=50.0"]
+)  # fmt: skip
+def test_maxtext_names_what_it_does_not_price(words: str):
+    assert words.partition("=")[0] in notes(maxtext(words))
+    assert words.partition("=")[0] not in notes(maxtext(""))
+
+
+FOUNDRY = """
+max_seq_len: 2048
+global_train_batch_size: 512
+{top}
+model: {{name: mpt_causal_lm, d_model: 4096, n_heads: 32, n_layers: 32, expansion_ratio: 4, max_seq_len: 2048, vocab_size: 50368}}
+fsdp_config: {{sharding_strategy: FULL_SHARD, mixed_precision: PURE{fsdp}}}
+train_loader: {{name: text, dataset: {{max_seq_len: 2048}}}}
+optimizer: {{name: decoupled_adamw, lr: 1e-4}}
+precision: amp_bf16
+max_duration: 10ba
+"""
+
+
+def foundry(top: str = "device_train_microbatch_size: 4", fsdp: str = "") -> Imported:
+    return import_text(FOUNDRY.format(top=top, fsdp=fsdp), "a.yaml", GUESS)
+
+
+def test_composers_count_of_micro_batches_is_no_size_of_one():
+    assert foundry("device_train_grad_accum: 16").layout.micro_batch == 4
+    assert foundry().layout.micro_batch == 4
+
+
+def test_composers_groups_and_algorithms_without_settings():
+    assert foundry(fsdp=", data_parallel_shard_degree: 4").layout.shard == 4
+    for words in ("process_group: node", "limit_all_gathers: false"):
+        assert words.partition(":")[0] in notes(foundry(fsdp=f", {words}"))
+    on = foundry("device_train_microbatch_size: 4\nalgorithms: {gated_linear_units: {}}")
+    assert "gated by an algorithm" in notes(on)

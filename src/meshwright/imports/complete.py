@@ -60,6 +60,9 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
         raise SpecError("pp", split[1], f"at most the {model.layers} layers are expected")
     dp = world // inner
     micro = given.micro_batch or reading.micro_batch or stamp.micro_batch
+    steps = dp * reading.accumulation
+    if not micro and reading.accumulation > 1 and reading.global_batch % steps == 0:
+        micro = reading.global_batch // steps  # the file says the step's batch and its parts
     if not micro:
         micro = 1
         reading.guess("--micro-batch", "the file holds no micro-batch; 1 is taken")

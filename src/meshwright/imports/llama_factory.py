@@ -41,6 +41,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         and not options.has("per_device_train_batch_size")
     ):
         raise SpecError("do_train", False, "this configuration does not train")
+    if options.flag("do_predict") and not options.flag("do_train"):
+        raise SpecError("do_predict", True, "this configuration answers a data set; it does not train")  # fmt: skip
     if options.has("export_dir"):
         raise SpecError(
             "export_dir",

@@ -52,7 +52,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         raise SpecError(
             "train_loader", None, "no training data or batch: this configuration does not train"
         )
-    options = Options(flattened(resolved(inner, dict(given.variables))))
+    flat = flattened(resolved(inner, dict(given.variables)))
+    # An algorithm without settings is on, with its own.
+    options = Options({name: "on" if name.startswith("algorithms.") and one == {} else one for name, one in flat.items()})  # fmt: skip
     reading = Reading("llm-foundry YAML", options=dict(EDITS))
     compute = data.get("compute")
     gpus = compute.get("gpus") or compute.get("instance") if isinstance(compute, dict) else 0
@@ -66,9 +68,12 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading.global_batch = options.whole("global_train_batch_size")
     if isinstance(inner.get("knowledge_distillation"), dict):
         reading.unmodelled("knowledge_distillation", "a frozen teacher is held and run, too; not priced")  # fmt: skip
-    micro = options.raw("device_train_microbatch_size", "device_train_grad_accum")
+    micro = options.raw("device_train_microbatch_size")
+    steps = options.raw("device_train_grad_accum", "grad_accum")
     if isinstance(micro, (int, float)):
         reading.micro_batch = max(1, int(micro))
+    elif isinstance(steps, int) and steps > 0:
+        reading.accumulation = steps  # of Composer before 0.13: micro-batches, not their size
     else:
         reading.guess("--micro-batch", 'the micro-batch is "auto"; 1 is taken')
         reading.micro_batch = 1
@@ -154,6 +159,9 @@ def _sharding(options: Options, reading: Reading) -> None:
         "tp": options.whole("tp_config.tensor_parallel_degree", "tp_config.degree", default=1) or 1,
     }
     reading.replicate = options.whole("fsdp_config.data_parallel_replicate_degree")
+    shard = options.whole("fsdp_config.data_parallel_shard_degree", default=-1, least=-1)
+    if shard > 0 and not reading.replicate:
+        reading.shard = shard
     if options.flag("fsdp_config.activation_cpu_offload"):
         reading.offload.add("activations")
     if options.flag("fsdp_config.cpu_offload"):

@@ -135,7 +135,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     elif reading.model is None:
         reading.model = _model(options, reading)
     reading.jax = True
-    _mesh(options, reading)
+    _mesh(options, reading, given.cluster is None)
     each = options.number("per_device_batch_size", default=12.0)
     if "per_device_batch_size" not in options:
         reading.note("is MaxText's own, 12", "per_device_batch_size")
@@ -174,6 +174,8 @@ def _sizes(options: Options, reading: Reading, sizes: dict[str, int]) -> set[str
                     left[ours] = name
             elif size > 1:
                 sizes[ours] *= size
+                if axis == "diloco":
+                    reading.unmodelled(name, "copies that agree seldom (DiLoCo) are priced as agreeing every step")  # fmt: skip
     for ours, name in left.items():
         level = name[:3]
         fixed = math.prod(
@@ -185,7 +187,7 @@ def _sizes(options: Options, reading: Reading, sizes: dict[str, int]) -> set[str
     return rest
 
 
-def _mesh(options: Options, reading: Reading) -> None:
+def _mesh(options: Options, reading: Reading, alone: bool) -> None:
     sizes = {"replicate": 1, "shard": 1, "tp": 1, "cp": 1, "pp": 1, "ep": 1}
     gpu = "gpu" in options.loose("hardware")
     hosts = (
@@ -225,6 +227,9 @@ def _mesh(options: Options, reading: Reading) -> None:
         reading.replicate = replicate
     elif "dcn:replicate" in rest and "ici:shard" not in rest:
         reading.shard = shard
+        if alone and (replicate > 1 or shard > 8):
+            reading.dp, reading.replicate = replicate * shard, replicate if replicate > 1 else 0
+            reading.guess("dcn_data_parallelism", "-1 takes as many copies as there are slices; one slice is taken")  # fmt: skip
     elif replicate > 1:
         reading.replicate = replicate
     if reading.layout["zero"] == 1:

@@ -23,7 +23,7 @@ _EXPERTS = re.compile(r"(?<!\d)\d+x\d|-a\d+(\.\d+)?b", re.IGNORECASE)
 
 
 _ENCODERS = re.compile(
-    r"(?:^|[_-])(?:esm2?|bert|roberta|deberta|vit|clip|electra)(?:[_-]|\d|$)", re.IGNORECASE
+    r"(?:^|[_-])(?:esm2?|esm1nv|bert|roberta|deberta|vit|clip|electra)(?:[_-]|\d|$)", re.IGNORECASE
 )
 _BOTH = re.compile(
     r"(?:^|[_-])(?:m?t5|flan|(?:distil)?m?bart|pegasus|whisper|ul2|switch-(?:base|large|xxl|c))(?:[_-]|\d|$)",
@@ -35,6 +35,10 @@ _SEEING = re.compile(
 )
 _PICTURES = re.compile(
     r"(?:^|[_-])(?:flux|wan|sdxl|dit|cosmos|stable[_-]diffusion|matrix-?game\S*|hunyuan-?video|ltx-?video|cogvideo\w*)(?:[._-]|\d|$)",
+    re.IGNORECASE,
+)
+_IMAGES = re.compile(
+    r"(?:^|[_-])(?:efficient(?:det|net)|resnet|resnext|wide_resnet|videomae|mae|convnext|swin|deit|beit|dino(?:v\d)?|yolo\w*|unet|vgg|densenet|mobilenet|retinanet|maskrcnn)(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
 _HEARING = re.compile(r"(?:^|[_-])(?:audio|tts|asr|speech|musicgen)(?:[_-]|\d|$)", re.IGNORECASE)
@@ -95,6 +99,8 @@ def refuse_other(name: str) -> None:
         if _SEEING.search(short)
         else "a diffusion model"
         if _PICTURES.search(short)
+        else "a vision model"
+        if _IMAGES.search(short)
         else "a model of speech"
         if _HEARING.search(short)
         else ""

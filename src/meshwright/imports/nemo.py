@@ -122,6 +122,9 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     """
     data = resolved(merged(data, words_to_table(overrides)), dict(given.variables))
     model = data["model"]
+    sets = model.get("data") if isinstance(model.get("data"), dict) else {}
+    if "test_ds" in sets and "train_ds" not in sets:
+        raise SpecError("model.data", None, "holds a test set alone: it evaluates, and does not train")  # fmt: skip
     if (
         isinstance(model.get("hyena"), dict)
         or "mamba" in str(model.get("spec_name", ""))

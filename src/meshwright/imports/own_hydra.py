@@ -18,13 +18,16 @@ from meshwright.imports.own_arguments import typed
 from meshwright.imports.own_loops import COPIES, SHARDS
 from meshwright.imports.python_syntax import dotted, parse_python
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell import Script
+from meshwright.imports.tasks import name_task
+from meshwright.imports.usual_commands import launched
 from meshwright.imports.words import unmarked
 from meshwright.specs.foreign import read_text
 
 _WORD = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w./@]*)=(.*)", re.DOTALL)
 
 
-def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
+def read(launch: Launch, given: Given, folder: Path | None, script: Script) -> Reading | None:
     """What a command runs by its program's own configuration; None where the program has none at hand, or it says too little.
 
     Raises:
@@ -39,10 +42,15 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
         return None
     reading = own_tables.read(data, given, folder)
     reading.format = "Hydra configuration of a program of its own"
+    for word in launch.words:  # `loss=dpo`: a group that says what it trains for
+        if re.match(r"\+*(?:loss|method|algorithm|trainer|objective)=", word):
+            name_task(reading, unmarked(word).partition("=")[2])
     guessed = {one.option for one in reading.remarks if one.kind == "guess"}
     if "sharding" in guessed and (SHARDS.search(text) or COPIES.search(text)):
         reading.layout["zero"] = 3 if SHARDS.search(text) else 0
         reading.remarks = [one for one in reading.remarks if one.option != "sharding"]
+    if launch.option("config-file", "config_file"):
+        launched(script, launch, reading, given, folder)
     one_process(launch, reading)
     return reading
 

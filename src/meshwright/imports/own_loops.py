@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.imports import hf, usual, usual_commands
 from meshwright.imports.beside import program_beside
 from meshwright.imports.launch import Launch
+from meshwright.imports.other_models import refuse_program
 from meshwright.imports.own_arguments import own_defaults, typed
 from meshwright.imports.own_layers import fuses_loss, lay_out, own_adapters
 from meshwright.imports.own_sizes import SEVERAL, build, optimize, said_by, texts_beside
@@ -48,6 +49,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     text = "" if path is None else read_text(path, "file", size_bytes=_MOST)
     if path is None or not _TRAINS.search(text) or OF_A_LIBRARY.search(text):
         return None
+    refuse_program(text, path.name)
     said = {name: typed(value) for name, value in usual_commands.flags_of_words(launch).items()}
     own = _defaults(text) | own_defaults(program, folder)
     if usual.says_enough({**own, **said}):

@@ -10,6 +10,7 @@ from meshwright.imports.launch import Launch
 from meshwright.imports.own_sizes import SEVERAL, build, optimize, said_by, texts_beside
 from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tasks import name_task
 
 _STEPS = re.compile(r"\.backward\(")
 _UPDATES = re.compile(r"\.step\(")
@@ -22,6 +23,8 @@ _OTHER = re.compile(
     re.M,
 )
 """What such a program would have, was it to train something else than a decoder of text."""
+_TESTS = re.compile(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", re.M)
+_ADAPTS = re.compile(r"\bmark_only_lora_as_trainable\(")
 _RANKS = re.compile(
     r"\bDistributedDataParallel\(|\bDDP\(|\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(|init_process_group\(|init_distributed\("
 )
@@ -36,6 +39,8 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     """
     if not (_STEPS.search(text) and _UPDATES.search(text)) or own_loops.OF_A_LIBRARY.search(text):
         return None
+    if _TESTS.search(text):
+        return None
     parts = [text, *texts_beside(text, folder)]
     whole = "\n".join(parts)
     if _PRETRAINED.search(text) or _OTHER.search(whole) or not _LANGUAGE.search(whole):
@@ -45,12 +50,15 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     if tree is None or not (usual.says_enough(own) or (given.model and usual.says_batch(own))):
         return None
     several = own.pop(SEVERAL, 0)
+    if _ADAPTS.search(text):
+        own["use_lora"] = True
     launch = Launch(Path(name).name, [], ["python"])
     if _RANKS.search(text):
         launch.launcher = ["torchrun"]
     making = not usual.says_batch(own)
     reading = own_loops.read_loop(text, launch, own, {}, given, folder, making)
     reading.format = "training loop of one's own"
+    name_task(reading, Path(name).name)
     if several and given.model is None:
         reading.guess("--model", f"the program has {several} tables of sizes; the first is taken")
     optimize(reading, text, whole)

@@ -102,6 +102,7 @@ _USUAL = frozenset({
     *usual.LAYERS, *usual.HIDDEN, *usual.HEADS, *usual.KV_HEADS, *usual.FFN, *usual.LENGTHS, *usual.MICRO, *usual.STEPS, *usual.BATCHES,
     "vocab_size", "padded_vocab_size", "head_dim", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
     "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "cpu_offload", "num_experts", "n_experts", "num_experts_per_tok", "top_k_experts",
+    "lora_r", "lora_rank", "lora_alpha",
 })  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from meshwright.imports import deepspeed, usual
 from meshwright.imports.cloud import tables
 from meshwright.imports.hf_sharding import deepspeed_named
 from meshwright.imports.options import flattened
+from meshwright.imports.other_models import refuse_tables
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import device_named
 from meshwright.imports.tasks import name_task
@@ -72,6 +73,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     """
     data, chosen = _one_training(data, given)
     flat = _flat(data)
+    refuse_tables(flat, "the configuration")
     table = next((one for one in tables(data) if "zero_optimization" in one), None)
     if table is not None:  # DeepSpeed's own, whose names are read by its reader
         place = next(name for name in flat if "zero_optimization" in name).partition("zero_optimization")[0]  # fmt: skip

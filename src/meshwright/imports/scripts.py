@@ -244,7 +244,9 @@ def _dispatch(
     if absent is not None:
         return absent, stamp
     if "per-device-train-batch-size" not in flags_of(words):
-        looped = own_hydra.read(launch, given, folder) or own_loops.read(launch, given, folder)
+        looped = own_hydra.read(launch, given, folder, script) or own_loops.read(
+            launch, given, folder
+        )
         if looped is not None:
             return looped, stamp
     if _parses_itself(program, folder):

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.imports.names import model_named, refuse_other, shape_named
 from meshwright.imports.options import Options
+from meshwright.imports.other_models import says_text
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.imports.tuning import adapters, recomputes_as_unsloth
@@ -105,6 +106,8 @@ def read_table(
     if reading.model is None and named:
         refuse_other(named)
         reading.model_name = named
+    if reading.model is None and model_named(named) is None and not says_text(flags, [named, *_names_of(flags)]):  # fmt: skip
+        raise SpecError("file", program or "the configuration", "names no model that is known, no length of a sequence and no tokenizer: nothing says that it trains a language model")  # fmt: skip
     reading.micro_batch, reading.accumulation = options.whole(*MICRO), options.whole(*STEPS) or 1
     reading.global_batch = options.whole(*BATCHES) or _whole_batch(options, reading, micro)
     if reading.global_batch >= TOKENS:
@@ -128,6 +131,11 @@ def read_table(
         options.read |= {name for name in options.values.keys() - options.assumed if inert(name)}
     options.finish(reading, "own", "fsdp", "hf", "common", strict=given.strict)
     return reading
+
+
+def _names_of(flags: dict[str, Any]) -> list[str]:
+    """What options that name data and models say."""
+    return [str(value) for name, value in flags.items() if re.search(r"model|data|name|task|corpus", name)]  # fmt: skip
 
 
 def _whole_batch(options: Options, reading: Reading, micro: str) -> int:

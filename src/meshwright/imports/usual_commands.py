@@ -66,7 +66,7 @@ def _without_settings(value: Any) -> Any:
 _DEEPSPEED = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file", "deepspeed_config_path")  # fmt: skip
 
 
-def _launched(
+def launched(
     script: Script, launch: Launch, reading: Reading, given: Given, folder: Path | None
 ) -> None:
     """Take what the launcher's configuration says, in place of what was taken where the words say nothing."""
@@ -119,7 +119,7 @@ def read_words(
         reading.job.pop("precision", None)
         reading.job["framework"] = "deepspeed"
     if script is not None and launch.option("config-file", "config_file"):
-        _launched(script, launch, reading, given, folder)
+        launched(script, launch, reading, given, folder)
     if named:
         micro = reading.micro_batch
         deepspeed_named(named, reading, given, folder, script)

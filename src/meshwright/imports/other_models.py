@@ -1,0 +1,70 @@
+"""Refuse tables and commands that train something else than a decoder of text, by what only such files say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from meshwright.imports.names import PLANNED
+from meshwright.specs.errors import SpecError
+
+_KINDS = (
+    ("a model of speech", re.compile(
+        r"(?i)(?:^|\.)(?:manifest_filepath|spec_augment|n_mels|mel_\w+|audio_\w+|freeze_audio\w*|preprocessor\.window_size|n_fft)(?=$|\.)"
+    ), re.compile(r"nemo\.collections\.(?:asr|tts|audio)\b")),
+    ("a vision model", re.compile(
+        r"(?i)(?:^|\.)(?:vision_encoder|vision_tower|vlm|freeze_vision\w*|freeze_mm_proj|image_size|img_size|patch_size|num_frames|input_size_2d|num_classes_image)(?=$|\.)"
+    ), re.compile(r"(?i)^/?(?:[\w/]*[/_-])?(?:cifar|imagenet|mnist|coco|laion|kinetics)(?:[\d_/-]\w*)?$|nemo\.collections\.(?:vision|multimodal)\b")),
+    ("a model that mixes tokens without attention", re.compile(r"(?i)(?:^|\.)(?:d_state|state_dim|ssm_cfg|hyena_\w+|short_filter_order|long_conv\w*)(?=$|\.)"),
+     re.compile(r"(?i)^(?:[\w/]*[/_-])?(?:long[-_]conv|s4\w*|hyena|h3)(?:[-_]\w+)?$|\.(?:linear_attn|hyena|mamba|ssm)\.\w+|(?i:mixers?)\.(?:linear_attention|hyena|mamba|base_conv|slide)\w*")),
+    ("a recommender", re.compile(r"(?i)(?:^|\.)(?:num_embeddings_per_feature|sparse_features|dense_in_features|dataset_meta_file)(?=$|\.)"),
+     re.compile(r"(?i)criteo|movielens")),
+)  # fmt: skip
+"""What is trained, names of its options, and values that only it has."""
+
+
+def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
+    """Refuse what tables describe, by names of fields that say something and by values.
+
+    Raises:
+        SpecError: they describe no decoder of text.
+    """
+    said = {str(key): value for key, value in flat.items() if value not in (None, "", {}, [])}
+    words = [one for value in said.values() for one in _texts(value)]
+    for kind, names, values in _KINDS:
+        if any(names.search(key) for key in said) or any(values.search(one) for one in words):
+            raise SpecError("model", name[-60:], f"trains {kind}: {PLANNED}")
+
+
+_DRAWS = re.compile(r"\bcreate_diffusion\(|\bGaussianDiffusion\b|\bDDPMScheduler\b|\bUNet2D\w*|\bAutoencoderKL\b|^from diffusion\b", re.M)  # fmt: skip
+
+
+def refuse_program(text: str, name: str) -> None:
+    """Refuse a loop whose code makes pictures, whatever it reads its words with.
+
+    Raises:
+        SpecError: it does.
+    """
+    if _DRAWS.search(text):
+        raise SpecError("file", name[-60:], f"trains a diffusion model: {PLANNED}")
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [one for inner in value.values() for one in _texts(inner)]
+    if isinstance(value, (list, tuple)):
+        return [one for inner in list(value)[:50] for one in _texts(inner)]
+    return [value] if isinstance(value, str) and len(value) < 200 else []
+
+
+_OF_TEXT = re.compile(
+    r"(?i)token|vocab|seq|context|ctx|\blm\b|text|prompt|lora|peft|flash|rope|chat|corpus|causal|llm|gpt|instruct|sft|dpo|grpo|bpe|block_size|max_len|cutoff|deepspeed|fsdp|zero"
+)
+
+
+def says_text(names: Iterable[str], values: Iterable[Any] = ()) -> bool:
+    """Whether options speak of tokens, sequences or language models at all."""
+    return any(_OF_TEXT.search(name) for name in names) or any(
+        _OF_TEXT.search(one) for one in values if isinstance(one, str)
+    )
