@@ -58,7 +58,7 @@ def read(
 
     script = next((data[key] for key in ("run", "command") if isinstance(data.get(key), str)), None)
     if script is not None:
-        script = "\n".join([*_skypilot(data), *_exports(data.get("envs")), script])
+        script = "\n".join([*_skypilot(data), script])
     script = script or _lines(data)
     if script is None:
         script = next(iter(sorted(commands(data), key=training, reverse=True)), None)
@@ -111,7 +111,6 @@ def _lines(data: dict[str, Any]) -> str | None:
         return None
     exports = [f"export {name}={shlex.quote(value)}" for name, value in _pairs(data.get("env"))]
     return "\n".join([*exports, *listed])
-    return "\n".join([*_exports(data.get("env")), *listed])
 
 
 def _accelerators(data: dict[str, Any]) -> tuple[str, int]:
@@ -129,19 +128,10 @@ def _accelerators(data: dict[str, Any]) -> tuple[str, int]:
 def _skypilot(data: dict[str, Any]) -> list[str]:
     """What SkyPilot tells a job of its size, as lines of its script."""
     _, count = _accelerators(data)
-    nodes = data.get("num_nodes") or 1
+    nodes = data.get("num_nodes")
+    nodes = nodes if isinstance(nodes, int) and 0 < nodes < 100_000 else 1
     sizes = {"SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": count}
-    return _exports(sizes) if count else []
-
-
-def _exports(said: Any) -> list[str]:
-    """A job's environment as the lines of a script that set it; what is left empty is for others to say."""
-    pairs = said.items() if isinstance(said, dict) else [str(one).split("=", 1) for one in said or []]  # fmt: skip
-    return [
-        f"export {one[0]}={shlex.quote(str(one[1]))}"
-        for one in map(tuple, pairs)
-        if len(one) == 2 and one[1] is not None and re.fullmatch(r"\w+", str(one[0]))
-    ]
+    return [f"export {name}={size}" for name, size in sizes.items()] if count else []
 
 
 def starts_training(data: dict[str, Any]) -> bool:
