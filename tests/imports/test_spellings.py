@@ -117,3 +117,73 @@ def test_a_rank_that_is_not_stated_is_a_guess():
     run = read("r=ask()")
     assert run.job.finetune and run.job.finetune.rank == 8
     assert [one.kind for one in run.remarks if one.option == "lora_r"] == ["guess"]
+
+
+def script(text: str) -> Imported:
+    return import_text(text, "run.sh", Given(guess=True), None)
+
+
+TRAINER = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --bf16 --max_seq_length 1024"
+
+
+@pytest.mark.parametrize(
+    ("named", "zero", "offload"),
+    [
+        ("accelerate_configs/zero3.yaml", 3, set()),
+        ("configs/deepspeed_zero2_offload.yaml", 2, {"optimizer"}),
+        ("accelerate_configs/fsdp2.yaml", 3, set()),
+        ("accelerate_configs/multi_gpu.yaml", 0, set()),
+        ("other.yaml", 0, set()),
+    ],
+)
+def test_a_launchers_configuration_that_is_not_here_goes_by_its_name(
+    named: str, zero: int, offload: set[str]
+):
+    run = script(f"accelerate launch --config_file {named} train.py {TRAINER}\n")
+    assert (run.layout.zero, run.offload) == (zero, offload)
+    assert [one.kind for one in run.remarks if one.option == "--config_file"] == ["guess"]
+
+
+def test_visible_devices_are_those_of_one_host():
+    words = f"accelerate launch --config_file accelerate_configs/fsdp2.yaml train.py {TRAINER}\n"
+    assert script(f"CUDA_VISIBLE_DEVICES='4,7' {words}").layout.world == 2
+
+
+def test_ms_swift_starts_one_process_unless_told():
+    words = "swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset y --max_length 1024\n"
+    run = script(f"CUDA_VISIBLE_DEVICES=0,1 {words}")
+    assert run.layout.world == 1 and run.job.finetune
+    assert (run.job.finetune.rank, run.job.finetune.alpha) == (8, 32)
+    assert script(f"NPROC_PER_NODE=2 {words}").layout.world == 2
+
+
+def test_a_program_that_is_called_after_qlora_holds_4_bits():
+    words = TRAINER.replace("--bf16", "--bf16 --lora_r 4 --lora_alpha 16")
+    run = script(f"python train_qlora.py {words}\n")
+    assert run.job.finetune and run.job.finetune.storage == "nf4"
+    run = script(f"python train_qlora.py {words} --bits 8\n")
+    assert run.job.finetune and run.job.finetune.storage == "int8"
+
+
+def test_openrlhfs_words_are_read_from_a_program_of_another_name():
+    words = "--pretrain Qwen/Qwen2.5-7B --train_batch_size 64 --micro_train_batch_size 2 --max_len 2048 --bf16"
+    run = script(f"deepspeed --num_gpus 4 openrlhf_dpo.py {words} --deepspeed z.json\n")
+    assert (run.format, run.task, run.layout.world) == ("OpenRLHF command", "dpo", 4)
+    assert [one for one in run.remarks if one.option == "--deepspeed"]
+
+
+def test_lengths_of_question_and_answer_are_added():
+    text = "model_name_or_path: Qwen/Qwen2.5-3B\nbeta: 0.1\nmax_prompt_length: 512\nmax_answer_length: 256\nper_device_train_batch_size: 1\nbf16: true\n"
+    assert import_text(text, "d.yaml", H8, None).job.seq_len == 768
+
+
+def test_axolotl_cuts_sequences_at_its_own_length():
+    run = import_text(AXOLOTL.replace("sequence_len: 2_048\n", ""), "a.yaml", H8, None)
+    assert run.job.seq_len == 512
+    assert "--seq" in [one.option for one in run.remarks if one.kind == "guess"]
+
+
+def test_a_micro_batch_of_arguments_that_are_made_elsewhere_is_a_guess():
+    text = PROGRAM.replace("RANK", "r=8").replace("per_device_train_batch_size=2, ", "")
+    run = import_text(text.replace("max_length=1 << 12", "max_length=elsewhere"), "p.py", H8, None)
+    assert "--micro-batch" in [one.option for one in run.remarks if one.kind == "guess"]

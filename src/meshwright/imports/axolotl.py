@@ -55,7 +55,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     total = options.whole("batch_size")
     if total and "gradient_accumulation_steps" not in options:
         reading.accumulation = max(1, total // reading.micro_batch)
-    reading.seq_len = options.whole("sequence_len", "sequence_length")
+    reading.seq_len = _length(options, reading)
     reading.job["framework"] = "axolotl"
     _precision(options, reading)
     named = options.raw("deepspeed")
@@ -97,6 +97,13 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         reading.job["loss"] = "cut"
     options.finish(reading, "axolotl", "fsdp", "hf", "common", strict=given.strict)
     return reading
+
+
+def _length(options: Options, reading: Reading) -> int:
+    stated = options.whole("sequence_len", "sequence_length")
+    if not stated:
+        reading.guess("--seq", "sequence_len is not set; axolotl's own, 512 tokens, is taken")
+    return stated or 512
 
 
 def _task(options: Options, reading: Reading) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.imports import accelerate, trl_command
-from meshwright.imports.accelerate_flags import launched
-from meshwright.imports.beside import beside
 from meshwright.imports.hf_adapters import read_adapters
+from meshwright.imports.hf_launcher import launcher, one_process
 from meshwright.imports.hf_lengths import sequences
 from meshwright.imports.hf_nested import lifted
 from meshwright.imports.hf_programs import negated, set_defaults, set_switches, trl_defaults
-from meshwright.imports.hf_sharding import agrees, deepspeed_named, sharding
+from meshwright.imports.hf_sharding import agrees, sharding
 from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.names import PLANNED, refuse_other, shape_named
 from meshwright.imports.options import Options, flattened
@@ -27,7 +26,7 @@ from meshwright.imports.tasks import name_by_options, name_generation, name_task
 from meshwright.imports.tuning import recomputes_as_unsloth
 from meshwright.imports.word_overrides import overridden
 from meshwright.specs.errors import SpecError
-from meshwright.specs.foreign import parse_yaml, read_text
+from meshwright.specs.foreign import parse_yaml
 from meshwright.specs.job import RECIPES
 
 if TYPE_CHECKING:
@@ -135,50 +134,6 @@ def read_words(
     return fill(options, reading, given, folder, script)
 
 
-def one_process(launch: Launch, reading: Reading) -> None:
-    """Say that a program which no launcher starts runs on one device."""
-    alone = not (launch.hosts or launch.per_host or launch.devices or reading.world())
-    if alone and launch.is_python_alone():
-        reading.devices = 1
-        reading.note("python alone starts one process: one device is priced", "launcher")
-
-
-def launcher(
-    script: Script, launch: Launch, reading: Reading, given: Given, folder: Path | None
-) -> None:
-    """Add what accelerate's or DeepSpeed's launcher, and the configuration that it names, say."""
-    named = launch.option("config-file", "config_file")
-    path = beside(folder, named) if named else None
-    if path is None and named and script.directory:
-        path = beside(folder, f"{script.directory}/{named}")
-    data: dict[str, Any] = {}
-    written = script.files.get(named) or script.files.get(posixpath.basename(named))
-    if path is not None or written:
-        body = read_text(path, "--config_file") if path is not None else written or ""
-        parsed = parse_yaml(body, "--config_file", named, LIMITS)
-        data = parsed if isinstance(parsed, dict) else {}
-    elif named:
-        reading.guess(
-            "--config_file", f"{named[-60:]} is not here; what it says of sharding is left out"
-        )
-    accelerated = any(posixpath.basename(word) == "accelerate" for word in launch.launcher)
-    whole = launched(launch, data) if accelerated else data
-    if whole:
-        accelerate.apply(whole, reading, given, path.parent if path is not None else folder)
-        if whole is not data and "mixed_precision" not in whole:
-            reading.job.pop("precision", None)  # the training script's own
-    inner = launch.option("deepspeed_config_file", "deepspeed-config")
-    if inner:
-        deepspeed_named(inner, reading, given, folder, script)
-        # Its stage stands in that file, not in accelerate's own table.
-        reading.remarks = [r for r in reading.remarks if r.option != "deepspeed_config.zero_stage"]
-    precision = launch.option("mixed_precision")
-    if precision in ("bf16", "fp16", "fp8"):
-        reading.job["precision"] = RECIPES[precision].model_dump()
-    if any(posixpath.basename(word) == "deepspeed" for word in launch.launcher[:3]):
-        reading.job.setdefault("framework", "deepspeed")
-
-
 def fill(
     options: Options,
     reading: Reading,
@@ -226,6 +181,22 @@ def fill(
     _memory(options, reading)
     read_adapters(options, reading)
     _packing(options, reading)
+    _task(options, reading)
+    if options.flag("accelerator_config.gradient_accumulation_kwargs.sync_each_batch"):
+        reading.reduces_each = True
+    if reading.job.get("framework", "accelerate") == "accelerate":
+        reading.job["framework"] = "trl"  # the trainer's own switches count, whatever launches it
+    _loaded_in_16_bits(options, reading)
+    new = options.has("config_name") and not options.has("model_name_or_path")
+    if new and reading.job.get("framework") != "deepspeed":
+        accelerate.gradients_of_32_bits(reading)  # of weights that begin here, in 32 bits
+    weights_alone(reading.job, sharded=bool(reading.layout.get("zero")))
+    options.finish(reading, "fsdp", "hf", "common", strict=given.strict)
+    return reading
+
+
+def _task(options: Options, reading: Reading) -> None:
+    """What is trained for, by a stage's name or by options that one task has."""
     name_task(reading, options.loose("stage", "rlhf_type", "training_stage"))
     answers = options.has("max_completion_length") and not options.has("beta", "loss_type")
     name_by_options(reading, options)
@@ -239,16 +210,6 @@ def fill(
     elif options.flag("precompute_ref_log_probs"):
         reading.reference = False
     name_generation(reading, options)
-    if options.flag("accelerator_config.gradient_accumulation_kwargs.sync_each_batch"):
-        reading.reduces_each = True
-    reading.job.setdefault("framework", "trl")
-    _loaded_in_16_bits(options, reading)
-    new = options.has("config_name") and not options.has("model_name_or_path")
-    if new and reading.job.get("framework") != "deepspeed":
-        accelerate.gradients_of_32_bits(reading)  # of weights that begin here, in 32 bits
-    weights_alone(reading.job, sharded=bool(reading.layout.get("zero")))
-    options.finish(reading, "fsdp", "hf", "common", strict=given.strict)
-    return reading
 
 
 def _named(options: Options) -> str:

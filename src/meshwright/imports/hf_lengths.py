@@ -9,6 +9,7 @@ LENGTHS = (
     "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len", "seq_length", "block_size",
     "sequence_len", "max_token_length", "sequence_length", "data_max_length", "total_length", "max_sequence_length",
 )  # fmt: skip
+_ANSWERS = ("max_answer_length", "max_response_length", "max_target_length")
 _PARTS = (("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"))
 
 
@@ -33,6 +34,9 @@ def sequences(options: Options, reading: Reading) -> None:
         reading.seq_len = sum(options.whole(name) for name in _PARTS[0])
     elif not reading.seq_len and options.has("max_completion_length"):
         _summed(options, reading, options.whole("max_prompt_length", default=512))
+    elif not reading.seq_len and options.has("max_prompt_length") and options.has(*_ANSWERS):
+        answer = options.whole(*_ANSWERS)
+        reading.seq_len = options.whole("max_prompt_length") + answer
     elif not reading.seq_len and options.has("response_length"):
         prompt = options.whole("max_prompt_token_length")
         reading.seq_len = options.whole("response_length") + prompt

@@ -22,6 +22,17 @@ def is_swift(program: str) -> bool:
     )
 
 
+_QUANTISES = {
+    "load_in_4bit",
+    "load_in_8bit",
+    "bits",
+    "quantization_bit",
+    "use_4bit_quantization",
+    "use_4bit",
+    "q_lora",
+}
+
+
 def set_defaults(
     program: str, values: dict[str, Any], reading: Reading, own: dict[str, Any]
 ) -> None:
@@ -40,6 +51,10 @@ def set_defaults(
         deepspeed_chat.settle(values, own, reading)
     elif posixpath.basename(program) == "qlora.py":
         _qlora_defaults(values, reading)
+    elif "qlora" in posixpath.basename(program).lower() and not _QUANTISES & {*values, *own}:
+        if {"lora_r", "lora_rank", "use_lora", "use_peft"} & set(values):
+            values["load_in_4bit"] = True
+            reading.guess("--load_in_4bit", "is what the program is called after: frozen weights in 4 bits are taken")  # fmt: skip
     elif "open_instruct/" in program:
         if not said and "precision" not in reading.job:
             values["bf16"] = True
@@ -102,10 +117,20 @@ def _swift_precision(values: dict[str, Any], reading: Reading) -> None:
     values["fp16" if width in ("float16", "fp16", "float32", "fp32") else "bf16"] = True
 
 
+_OF_TUNER = (
+    (("lora_rank", "lora_r"), 8), (("lora_alpha",), 32), (("lora_dropout", "lora_dropout_p"), 0.05),
+    (("target_modules", "lora_target_modules", "lora_target", "target_regex", "target_parameters"), "all-linear"),
+)  # fmt: skip
+
+
 def chosen_tuner(values: dict[str, Any], reading: Reading) -> None:
     """ms-swift's `--tuner_type` (older: `--train_type`) decides over a rank that is there anyway."""
     kind = str(values.pop("tuner_type", None) or values.pop("train_type", None) or "lora").lower()
     values.setdefault("use_lora", kind in ("lora", "longlora", "adalora"))
+    if values["use_lora"]:  # ms-swift's own, where nothing is said (swift/arguments/tuner_args.py)
+        for names, usual in _OF_TUNER:
+            if not any(name in values for name in names):
+                values[names[0]] = usual
     if kind not in ("lora", "full"):
         how = "adapters of one rank are" if values["use_lora"] else "all weights are"
         reading.unmodelled("tuner_type", f"{kind} is not modelled; {how} priced as trained")

@@ -312,6 +312,9 @@ def _per_host(script: Script, launch: Launch) -> int:
             per_host = found
     if not per_host:
         per_host = whole(launch.environment.get("NPROC_PER_NODE", ""))
+    if not per_host and launch.program.startswith("swift "):
+        # ms-swift starts one process unless it is told how many.
+        return _variable(script, ("NPROC_PER_NODE",)) or 1
     if not per_host:
         visible = launch.environment.get("CUDA_VISIBLE_DEVICES") or script.value("CUDA_VISIBLE_DEVICES")  # fmt: skip
         per_host = len(visible.split(",")) if re.fullmatch(r"\d+(,\d+)*", visible) else 0

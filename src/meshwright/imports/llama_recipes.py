@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import hf
 from meshwright.imports.beside import beside, program_beside
+from meshwright.imports.hf_launcher import one_process
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.program_values import Known
@@ -89,7 +89,7 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
     _adapters(options, reading)
     if options.flag("freeze_layers") and "finetune" not in reading.job:
         frozen_part(reading, "--freeze_layers")
-    hf.one_process(launch, reading)
+    one_process(launch, reading)
     if not shards and launch.starts_ranks():
         reading.note("without --enable_fsdp every process trains a copy of its own", "enable_fsdp")
     options.finish(reading, "llama_recipes", "fsdp", "common", strict=given.strict)

@@ -7,7 +7,7 @@ import posixpath
 import re
 from typing import Any
 
-from meshwright.imports.hf import one_process
+from meshwright.imports.hf_launcher import one_process
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading

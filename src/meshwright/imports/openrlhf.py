@@ -96,10 +96,10 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
     Raises:
         SpecError: it does not train, or a value cannot be.
     """
-    if "train" not in program:
-        raise SpecError("file", program, "does not train; a training command is expected")
     flat = {name.replace("-", "_"): value for name, value in flags_of(words).items()}
     short = {_short(name): value for name, value in flat.items()}
+    if "train" not in program and "micro_train_batch_size" not in short:
+        raise SpecError("file", program, "does not train; a training command is expected")
     options = Options({**short, **flat}, "--")
     options.within = _GROUPS
     reading = Reading(

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.imports import own_tables
 from meshwright.imports.beside import program_beside
-from meshwright.imports.hf import one_process
+from meshwright.imports.hf_launcher import one_process
 from meshwright.imports.hydra_defaults import with_defaults
 from meshwright.imports.interpolate import merged
 from meshwright.imports.launch import Launch

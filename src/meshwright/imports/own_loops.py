@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import hf, usual, usual_commands
+from meshwright.imports import usual, usual_commands
 from meshwright.imports.beside import program_beside
+from meshwright.imports.hf_launcher import one_process
 from meshwright.imports.launch import Launch
 from meshwright.imports.other_models import refuse_program
 from meshwright.imports.own_arguments import own_defaults, typed
@@ -114,7 +115,7 @@ def read_loop(
     if isinstance(ranks, int) and ranks > 0 and not (launch.hosts and launch.per_host):
         reading.devices = ranks
     elif not _SPAWNS.search(text):
-        hf.one_process(launch, reading)
+        one_process(launch, reading)
     return reading
 
 

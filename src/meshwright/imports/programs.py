@@ -138,7 +138,7 @@ def read(
     reading = hf.fill(Options(found), reading, given, folder)
     if computed:
         told = ", ".join(f"{key} from {text}" for key, text in computed.items())
-        if set(computed) != {"deepspeed"}:
+        if "per_device_train_batch_size" in computed:
             reading.remarks = [one for one in reading.remarks if one.option != "--micro-batch"]
         reading.guess("program", f"computes {told}: what is usual where nothing is said is taken")
     if made["_trainer"] not in (None, "", "sft"):

@@ -34,6 +34,7 @@ from meshwright.imports import (
 )
 from meshwright.imports.bash import read_script
 from meshwright.imports.beside import beside, file_of, program_beside
+from meshwright.imports.hf_launcher import launcher, one_process
 from meshwright.imports.launch import Launch, find_launch
 from meshwright.imports.not_training import ASKS_FOR_PROGRAM, refuse_other_tasks, unknown_program
 from meshwright.imports.options import Missing, flags_of
@@ -214,7 +215,7 @@ def _dispatch(
     if openrlhf.is_openrlhf(program, words):
         reading = openrlhf.read_openrlhf(program, words, given)
         if "ray" not in program:
-            hf.one_process(launch, reading)
+            one_process(launch, reading)
         return reading, stamp
     if program.lower().startswith("maxtext") or "maxtext" in program.lower():
         return maxtext.read_words(words, given, folder), stamp
@@ -316,8 +317,8 @@ def _trainer_here(
         return None
     options = {key: f"--{name}" for key, name in hf.EDITS.items()}
     reading = Reading("Hugging Face Trainer program, started by a script", options=options)
-    hf.launcher(script, launch, reading, given, folder)
-    hf.one_process(launch, reading)
+    launcher(script, launch, reading, given, folder)
+    one_process(launch, reading)
     name_task(reading, path.name)
     said = {name.replace("-", "_"): typed(value) for name, value in flags_of(launch.words).items()}
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import deepspeed, usual
-from meshwright.imports.hf import launcher, one_process
+from meshwright.imports.hf_launcher import launcher, one_process
 from meshwright.imports.hf_sharding import agrees, deepspeed_named
 from meshwright.imports.launch import Launch, whole
 from meshwright.imports.options import Options, flags_of
