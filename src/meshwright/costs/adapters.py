@@ -230,8 +230,17 @@ def _partly_frozen(
     tune: Finetune, each: float, layers: StageLayers, local: LocalParameters, role: str,
     held: tuple[Floats, Floats], outside: dict[str, Floats],
 ) -> Weights:  # fmt: skip
-    """Method full: everything trains but the named parts and the first layers (on the first rank)."""
+    """Method full: everything trains but the named parts and the first layers (on the first rank).
+
+    Of layers that train in turn, the largest are counted.
+    """
     dense, expert = held
+    if tune.in_turn:
+        zero = np.zeros_like(dense)
+        moe = np.minimum(layers.moe[role], tune.in_turn)
+        rest = np.minimum(layers.dense[role], tune.in_turn - moe)
+        trained = (rest * local.dense_layer + moe * local.moe_layer, moe * local.experts_layer)
+        return Weights(held, (each * dense, each * expert), trained, (zero, zero))
     frozen, frozen_experts = np.zeros_like(dense), np.zeros_like(dense)
     for part in tune.freeze:
         frozen = frozen + outside.get(part, 0.0)

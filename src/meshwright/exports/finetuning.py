@@ -15,6 +15,7 @@ import yaml
 from meshwright.exports import accelerate, torchtune
 from meshwright.exports.adapter_names import adapter_names
 from meshwright.exports.bundle import comment, steps
+from meshwright.exports.freezing import llama_factory_words
 from meshwright.exports.model_names import repository
 from meshwright.exports.tuning_attention import axolotl_words, keeps_scores, trl_words
 from meshwright.specs.errors import SpecError
@@ -174,6 +175,7 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
         "stage": "sft",
         "do_train": True,
         "finetuning_type": "lora" if tune.adapts else "full",
+        **llama_factory_words(plan.model, tune),
     }
     if tune.adapts:
         linear = tune.targets == GROUPS["all-linear"]

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from meshwright.exports.bundle import comment, steps
+from meshwright.exports.freezing import frozen_problems
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.model_names import repository
 from meshwright.specs.cluster import Cluster
@@ -70,6 +71,8 @@ _FOLDER = (
 
 def problems(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
     """Models without a builder in torchtune, and adapters that its builders have no words for."""
+    if job.finetune is not None:
+        yield from frozen_problems("torchtune", model, job.finetune)
     if model.name not in BUILDERS:
         yield Problem("model", model.name, f"0.6.1 builds {', '.join(BUILDERS)}")
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from meshwright.exports.adapter_names import ADAPTED
+from meshwright.exports.freezing import frozen_problems
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.model_names import part_of
 from meshwright.exports.tuning_attention import kernel_problems
@@ -42,6 +43,7 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
             if tool == "verl" and tune.dropout:
                 says = "has no dropout before its adapters"
                 yield Problem("finetune.dropout", tune.dropout, says)
+        yield from frozen_problems(tool, model, tune)
         if part_of(model):
             says = "loads a published checkpoint whole, and this one holds an image encoder, too, which the plan did not price"
             yield Problem("model", model.name, says)

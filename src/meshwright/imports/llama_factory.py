@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.imports import hf, mcore_adapter
-from meshwright.imports.names import refuse_other
+from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
-from meshwright.imports.tuning import adapters, frozen_part
+from meshwright.imports.tuning import adapters, frozen_part, trained
 from meshwright.specs.errors import SpecError
-from meshwright.specs.job import RECIPES
+from meshwright.specs.job import OPTIMIZERS, RECIPES
 
 if TYPE_CHECKING:
     from meshwright.imports.shell import Script
@@ -109,7 +109,9 @@ def fill(
     else:
         reading.job.pop("finetune", None)
         if kind == "freeze":
-            frozen_part(reading, "finetuning_type")
+            _frozen(options, reading)
+        elif options.flag("use_badam") and options.word("badam_mode", default="layer") == "layer":
+            _in_turn(options, reading)
     if options.flag("enable_liger_kernel") and options.word("stage", default="sft") in (
         "sft",
         "pt",
@@ -128,6 +130,47 @@ def fill(
         # LLaMA-Factory checkpoints every layer unless it is told not to.
         reading.layout["recompute"] = "full"
     return reading
+
+
+_LAYERS = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+
+
+def _forget(reading: Reading, options: Options, *names: str) -> None:
+    """Take back remarks on words that are understood after all."""
+    options.read |= set(names)
+    reading.remarks = [one for one in reading.remarks if one.option not in names]
+
+
+def _frozen(options: Options, reading: Reading) -> None:
+    """The last layers train, and what `freeze_extra_modules` names (model/adapter.py _setup_freeze_tuning)."""
+    last = options.whole("freeze_trainable_layers", default=2, least=-9999)
+    modules = options.word("freeze_trainable_modules", default="all")
+    model = reading.model or model_named(reading.model_name)
+    if model is None or last <= 0 or options.flag("use_llama_pro"):
+        frozen_part(reading, "finetuning_type")
+        return
+    extra = options.loose("freeze_extra_modules") or ""
+    still = [one for one in ("embedding", "head") if one not in trained(extra)]
+    reading.job["finetune"] = {
+        "method": "full", "freeze": still, "frozen_layers": max(model.layers - last, 0),
+    }  # fmt: skip
+    _forget(reading, options, *_LAYERS)
+    if modules != "all":
+        reading.unmodelled(
+            "freeze_trainable_modules", f"of the last layers only {modules} train; all of them are counted"
+        )  # fmt: skip
+
+
+def _in_turn(options: Options, reading: Reading) -> None:
+    """BAdam: each layer trains for some steps, the others wait without gradients (arXiv 2404.02827)."""
+    reading.job["finetune"] = {"method": "full", "freeze": ["embedding", "head"], "in_turn": 1}
+    # Weights wait in 16 bits; the layer whose turn it is has 32-bit weights and moments beside them.
+    reading.job["precision"] = RECIPES["bf16"].model_dump()
+    reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
+    _forget(reading, options, "use_badam")
+    reading.unmodelled(
+        "use_badam", "a step takes less time than one that trains every layer, which is priced"
+    )
 
 
 def _as_stored(reading: Reading) -> None:

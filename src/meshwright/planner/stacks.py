@@ -55,11 +55,15 @@ def asked_for(job: Job) -> bool:
 
 TUNING_STACK: Framework = "trl"
 """What fine-tuning is planned for where nobody names a framework."""
+PARTIAL_STACK: Framework = "llama-factory"
+"""The same where some weights wait: TRL has no words for which."""
 
 
 def stacks_for(vendor: str, job: Job) -> tuple[Framework, ...]:
     """Frameworks to compare for a job on a vendor's devices."""
-    return STACKS.get(vendor, ()) if job.finetune is None else (TUNING_STACK,)
+    if job.finetune is None:
+        return STACKS.get(vendor, ())
+    return (PARTIAL_STACK if job.finetune.partial else TUNING_STACK,)
 
 
 def under(job: Job, name: Framework, device: Device | None = None) -> Job:

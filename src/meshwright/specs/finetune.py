@@ -86,6 +86,11 @@ class Finetune(Spec):
     frozen_layers: int = Field(
         0, ge=0, description="with method full: this many layers, from the first, do not train"
     )
+    in_turn: int = Field(
+        0,
+        ge=0,
+        description="with method full: this many layers train at a time, each in its turn (BAdam)",
+    )
     storage: Storage = Field("16-bit", description="how the frozen matrices are stored")
     double_quantization: bool = Field(
         False, description="the scales of 4-bit blocks are quantised in turn (QLoRA §3)"
@@ -116,10 +121,17 @@ class Finetune(Spec):
                 raise SpecError(
                     "train", list(self.train), "with method full all parts train already"
                 )
-        elif self.freeze or self.frozen_layers:
-            named = "freeze" if self.freeze else "frozen_layers"
+            if self.in_turn and self.frozen_layers:
+                raise SpecError("in_turn", self.in_turn, "0 beside frozen_layers")
+        elif self.partial:
+            named = next(n for n in ("freeze", "frozen_layers", "in_turn") if getattr(self, n))
             raise SpecError(named, getattr(self, named), f"{self.method} freezes all base weights")
         return self
+
+    @property
+    def partial(self) -> bool:
+        """Whether some base weights do not train, or not all at a time."""
+        return bool(self.freeze or self.frozen_layers or self.in_turn)
 
     @property
     def adapts(self) -> bool:
@@ -133,7 +145,10 @@ class Finetune(Spec):
                 *self.freeze,
                 *([f"{self.frozen_layers} layers"] if self.frozen_layers else []),
             ]
-            return "full" + (f" without {', '.join(still)}" if still else "")
+            turns = f", {self.in_turn} layer{'s' * (self.in_turn > 1)} at a time" * bool(
+                self.in_turn
+            )
+            return "full" + (f" without {', '.join(still)}" if still else "") + turns
         where = "all linear" if self.targets == GROUPS["all-linear"] else ", ".join(self.targets)
         stored = "" if self.storage == "16-bit" else f"; {self.storage}"
         twice = " twice quantised" if self.double_quantization else ""
