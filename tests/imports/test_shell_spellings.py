@@ -25,7 +25,7 @@ LINES = TAIL.replace(" --", "\n--") + "\n"
         f"mapfile -t A < words___txt\n{RUN} ${{A[@]}}",
         f"A=$(cat words___txt)\n{RUN} $A",
         f"{RUN} $(< words___txt)",
-        f"export TP=2\nenvsubst < job___tpl > made.sh\nbash made.sh",
+        "export TP=2\nenvsubst < job___tpl > made.sh\nbash made.sh",
         f"{RUN} --yaml-cfg own___yaml",
     ],
 )  # fmt: skip

@@ -281,3 +281,23 @@ def test_composers_groups_and_algorithms_without_settings():
         assert words.partition(":")[0] in notes(foundry(fsdp=f", {words}"))
     on = foundry("device_train_microbatch_size: 4\nalgorithms: {gated_linear_units: {}}")
     assert "gated by an algorithm" in notes(on)
+
+
+def test_a_reference_counts_its_dots_from_where_it_stands():
+    text = """
+train: {global_batch_size: 64, optimizer: {lr: 8e-4}}
+model: {n_layer: 4, n_embd: 256, n_head: 4, activation_function: swiglu}
+datamodule: {batch_size: 8, max_length: 512, whole: {global_batch_size: "${...train.global_batch_size}"}}
+"""
+    found = import_text(text, "a.yaml", GUESS)
+    assert (found.job.global_batch, found.model.gated) == (64, True)
+
+
+def test_a_levanter_file_may_leave_its_optimizer_out():
+    text = "model: {type: gpt2, hidden_dim: 64, num_heads: 4, num_layers: 2}\ntrainer: {mp: f32, train_batch_size: 32, fsdp_axis: embed}\n"
+    assert import_text(text, "a.yaml", GUESS).format == "Levanter YAML"
+
+
+def test_fms_hf_tuning_names_its_way_without_padding():
+    text = '{"model_name_or_path": "meta-llama/Llama-2-7b-hf", "per_device_train_batch_size": 4, "learning_rate": 1e-5, "padding_free": ["huggingface"], "training_data_path": "a"}'
+    assert import_text(text, "a.json", GUESS).job.document_masking

@@ -304,6 +304,9 @@ def _memory(options: Options, reading: Reading) -> None:
 
 
 def _packing(options: Options, reading: Reading) -> None:
+    named = options.values.get("padding_free")
+    if named in (["huggingface"], "huggingface"):  # fms-hf-tuning's only way of it
+        options.values["padding_free"] = True
     if options.flag("packing", "neat_packing", "pack", "padding_free"):
         reading.job["document_masking"] = options.flag(
             "padding_free", "neat_packing", default=False

@@ -17,24 +17,30 @@ LIMITS = Limits(size_bytes=4_000_000, any_number=True, last_wins=True)
 
 def resolved(data: dict[str, Any], variables: dict[str, str] | None = None) -> dict[str, Any]:
     """A configuration with its references filled; one that leads nowhere becomes a mark."""
-    return {key: _fill(value, data, variables or {}, 0) for key, value in data.items()}
+    return {key: _fill(value, data, variables or {}, 0, (key,)) for key, value in data.items()}
 
 
-def _fill(value: Any, root: dict[str, Any], variables: dict[str, str], depth: int) -> Any:
+def _fill(
+    value: Any, root: dict[str, Any], variables: dict[str, str], depth: int, at: tuple[str, ...]
+) -> Any:
+    """A value with its references filled; `at` is its place, which `${..name}` counts from."""
     if depth > 20:
         return value
     if isinstance(value, dict):
-        return {key: _fill(one, root, variables, depth + 1) for key, one in value.items()}
+        return {
+            key: _fill(one, root, variables, depth + 1, (*at, str(key)))
+            for key, one in value.items()
+        }
     if isinstance(value, list):
-        return [_fill(one, root, variables, depth + 1) for one in value]
+        return [_fill(one, root, variables, depth + 1, at) for one in value]
     if not isinstance(value, str) or "$" not in value:
         return value
     alone = _WHOLE.fullmatch(value.strip())
     if alone:
-        return _fill(_looked_up(alone.group(1), root, variables), root, variables, depth + 1)
+        return _fill(_looked_up(alone.group(1), root, variables, at), root, variables, depth + 1, at)  # fmt: skip
     one = _is_one(value.strip())
     for _ in range(8):
-        changed = _WHOLE.sub(lambda match: str(_looked_up(match.group(1), root, variables)), value)
+        changed = _WHOLE.sub(lambda match: str(_looked_up(match.group(1), root, variables, at)), value)  # fmt: skip
         if changed == value:
             break
         value = changed[:10_000]
@@ -54,7 +60,9 @@ def _is_one(text: str) -> bool:
     return False
 
 
-def _looked_up(text: str, root: dict[str, Any], variables: dict[str, str]) -> Any:
+def _looked_up(
+    text: str, root: dict[str, Any], variables: dict[str, str], at: tuple[str, ...] = ()
+) -> Any:
     name, colon, default = text.partition(":")
     if name in variables:
         return _typed(variables[name])
@@ -73,8 +81,15 @@ def _looked_up(text: str, root: dict[str, Any], variables: dict[str, str]) -> An
         return _computed(name, default)
     if name == "oc.select":
         name, colon, default = default.partition(",")
+    bare = name.strip().lstrip(".")
+    dots = len(name.strip()) - len(bare)
+    if dots and at:  # one dot is the table that the reference stands in, each more the one around
+        near = ".".join((*at[: max(len(at) - dots, 0)], bare))
+        found = _looked_up(near, root, variables) if near != bare else mark(bare)
+        if not (isinstance(found, str) and unset(found)):
+            return found
     current: Any = root
-    for part in name.strip().lstrip(".").split("."):
+    for part in bare.split("."):
         if not isinstance(current, dict) or part not in current:
             return _typed(default.lstrip("-")) if colon else mark(name.strip())
         current = current[part]

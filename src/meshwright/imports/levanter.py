@@ -45,7 +45,9 @@ def is_config(data: dict[str, Any]) -> bool:
     if not isinstance(trainer, dict):
         return False
     own = _OWN & set(trainer)
-    return len(own) > 1 and ("mp" in own or "train_batch_size" in trainer) and "optimizer" in data
+    model = data.get("model")
+    whole = "optimizer" in data or (isinstance(model, dict) and "type" in model)
+    return len(own) > 1 and ("mp" in own or "train_batch_size" in trainer) and whole
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:

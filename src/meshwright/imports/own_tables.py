@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.imports import deepspeed, usual
 from meshwright.imports.cloud import tables
 from meshwright.imports.hf_sharding import deepspeed_named
+from meshwright.imports.interpolate import resolved
 from meshwright.imports.options import flattened
 from meshwright.imports.other_models import refuse_tables
 from meshwright.imports.reading import Given, Reading
@@ -71,7 +72,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     Raises:
         SpecError: a value that cannot be, or a model that is no decoder.
     """
-    data, chosen = _one_training(data, given)
+    data, chosen = _one_training(resolved(data, dict(given.variables)), given)
     flat = _flat(data)
     refuse_tables(flat, "the configuration")
     table = next((one for one in tables(data) if "zero_optimization" in one), None)

@@ -181,7 +181,12 @@ def _shape(options: Options, reading: Reading) -> Model | None:
     ffn, vocab = options.whole(*FFN), options.whole("vocab_size", "padded_vocab_size")
     if not ffn and not kind:
         reading.guess("--model", f"its FFNs are not described: two matrices of {4 * hidden} are taken, as GPT-2 has them")  # fmt: skip
-    gated = bool(re.search(r"llama|mi[sx]tral|qwen|gemma|yi|deepseek|olmo", kind)) or bool(
+    unit = options.word(*_UNITS)
+    if not unit.endswith("glu"):
+        options.read -= set(_UNITS)  # says nothing here that is priced
+    gated = bool(
+        re.search(r"llama|mi[sx]tral|qwen|gemma|yi|deepseek|olmo", kind) or re.search(r"glu$", unit)
+    ) or bool(  # fmt: skip
         ffn and ffn < 4 * hidden
     )
     if not vocab:
@@ -207,6 +212,8 @@ def _shape(options: Options, reading: Reading) -> Model | None:
     )  # fmt: skip
 
 
+_UNITS = ("activation_function", "hidden_act", "activation", "act_fn", "mlp_type", "ffn_type")
+"""Names under which a program says what its FFNs compute: a gate where it ends in `glu`."""
 _EXPERTS = (
     "num_experts",
     "n_experts",
