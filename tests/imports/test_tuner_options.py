@@ -166,3 +166,32 @@ def test_verl_options_that_cost_memory_are_named(option: str, value: str, usual:
     name = f"actor_rollout_ref.actor.{option}"
     assert said(import_text(f"{VERL}{name}={value}\n", "v.sh", H8, None), name)
     assert not said(import_text(f"{VERL}{name}={usual}\n", "v.sh", H8, None), name)
+
+
+def nemo_rl(**policy: object) -> Imported:
+    table = {
+        "model_name": "Qwen/Qwen2.5-7B", "train_global_batch_size": 64, "train_micro_batch_size": 1,
+        "max_total_sequence_length": 2048, "precision": "bfloat16", "optimizer": {"name": "torch.optim.AdamW"},
+    }  # fmt: skip
+    text = yaml.safe_dump({"policy": table | policy, "sft": {"max_num_steps": 1}, "cluster": {"num_nodes": 1, "gpus_per_node": 8}})  # fmt: skip
+    return import_text(text, "n.yaml", H8, None)
+
+
+def test_nemo_rl_adapts_in_either_engine_and_the_other_says_nothing():
+    tune = {"enabled": True, "dim": 16, "alpha": 32, "dropout": 0.1, "target_modules": [], "match_all_linear": True}  # fmt: skip
+    run = nemo_rl(dtensor_cfg={"enabled": True, "lora_cfg": tune, "dp_replicate_size": 2})
+    assert run.job.finetune and run.job.finetune.rank == 16
+    assert run.layout.shard == 4
+    megatron = {"enabled": True, "peft": {**tune, "match_all_linear": False, "target_modules": ["q_proj"]},
+                "optimizer": {"optimizer": "adam", "use_precision_aware_optimizer": True, "optimizer_cpu_offload": True}}  # fmt: skip
+    run = nemo_rl(megatron_cfg=megatron, dtensor_cfg={"enabled": False, "zzz": 1})
+    assert run.job.finetune and run.job.finetune.targets == ("q",)
+    assert run.offload == {"optimizer"} and said(run, "use_precision_aware_optimizer")
+    assert not said(run, "zzz")
+    assert said(nemo_rl(dtensor_cfg={"enabled": True, "zzz": 1}), "zzz")
+
+
+def test_nemo_rl_shards_states_unless_told_otherwise():
+    plain = {"enabled": True, "optimizer": {"optimizer": "adam"}}
+    whole = {"enabled": True, "optimizer": {"optimizer": "adam", "use_distributed_optimizer": False}}  # fmt: skip
+    assert [nemo_rl(megatron_cfg=one).layout.zero for one in (plain, whole)] == [1, 0]

@@ -11,7 +11,7 @@ from meshwright.imports import deepspeed
 from meshwright.imports.names import refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.job import RECIPES
@@ -64,7 +64,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         reading.offload.add("activations")
     name = options.word("optimizer.type", "optimizer.name", default="fused_adam")
     name = "adam" if "adam" in name else name  # on the device or the host, with experts or without
-    reading.job["optimizer"] = optimizer_named(name, "optimizer.type").model_dump()
+    reading.job["optimizer"] = optimizer_or_adamw(reading, name, "optimizer.type").model_dump()
     if options.word("model.type") == "liger":
         reading.job["loss"] = "liger"
     if options.word("model.attn_implementation", default="sdpa") == "eager":

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named, torch_moments
+from meshwright.imports.recipes import optimizer_or_adamw, torch_moments
 from meshwright.imports.tuning import adapters
 from meshwright.specs.job import RECIPES
 
@@ -52,7 +52,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     precision = options.word("precision", default="bf16-true")
     recipe = RECIPES[_PRECISION.get(precision, "bf16")]
     name = options.text("optimizer.class_path", "optimizer", default="AdamW")
-    found = optimizer_named(name, "optimizer")
+    found = optimizer_or_adamw(reading, name, "optimizer")
     found = torch_moments(found, recipe)
     reading.job = {
         "framework": "litgpt",

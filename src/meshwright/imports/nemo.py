@@ -294,6 +294,7 @@ def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         reading.unmodelled(
             "policy.optimizer.name", f"the state of {name} is not known; AdamW's is priced"
         )
+    _rl_engine(options, reading, get, megatron_on)
     reading.note("the training half is priced, not generation")
     if options.has("teacher.model_name"):
         reading.unmodelled(
@@ -307,5 +308,34 @@ def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
             "policy.dynamic_batching",
             "micro-batches are filled to a number of tokens; a fixed one is priced",
         )
-    options.finish(reading, "rl", "common", strict=given.strict)
+    options.within = (
+        f"{get}optimizer.", f"{get}distributed_data_parallel_config.", "policy.megatron_cfg.", "policy.dtensor_cfg.",
+    )  # fmt: skip
+    tables = ("rl", "nemo_rl", *(("megatron",) if megatron_on else ()), "common")
+    options.finish(reading, *tables, strict=given.strict)
     return reading
+
+
+def _rl_engine(options: Options, reading: Reading, get: str, megatron_on: bool) -> None:
+    """What the engine that is on adapts, copies and moves; the tables of those that are off say nothing."""
+    engines = ("policy.megatron_cfg.", "policy.dtensor_cfg.", "policy.dtensor_v2_cfg.")
+    options.read |= {n for n in options.values if n.startswith(engines) and not n.startswith(get)}
+    tune = f"{get}{'peft' if megatron_on else 'lora_cfg'}."
+    if options.flag(f"{tune}enabled"):
+        every = options.flag(f"{tune}match_all_linear")
+        adapters(
+            reading, rank=options.whole(f"{tune}dim", default=8), alpha=options.number(f"{tune}alpha"),
+            targets=None if every else options.raw(f"{tune}target_modules"), dropout=options.number(f"{tune}dropout"),
+            option=f"{tune}target_modules",
+        )  # fmt: skip
+    options.read |= {n for n in options.values if n.startswith(tune)}
+    if (etp := options.whole(f"{get}expert_tensor_parallel_size", default=1)) > 1:
+        reading.layout["etp"] = etp
+    reading.replicate = options.whole(f"{get}dp_replicate_size")
+    if not options.flag(f"{get}optimizer.use_distributed_optimizer", default=True):
+        reading.layout["zero"] = 0
+    if options.flag(f"{get}optimizer.optimizer_cpu_offload"):
+        reading.offload.add("optimizer")
+    if options.flag(f"{get}fp8_cfg.enabled"):
+        reading.job["precision"] = RECIPES["fp8"].model_dump()
+    options.read |= {n for n in options.values if n.startswith(f"{get}fp8_cfg.")}
