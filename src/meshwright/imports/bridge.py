@@ -88,18 +88,8 @@ RENAMED = {
     "sequence-length": "seq-length", "seq-len": "seq-length", "fp8-param": "fp8-param-gather",
     "packed-sequence-specs.packed-sequence-size": "seq-length",
 }  # fmt: skip
-_SILENT = (
-    "logger",
-    "validation",
-    "checkpoint",
-    "rng",
-    "profiling",
-    "scheduler",
-    "straggler",
-    "ft",
-    "inprocess_restart",
-    "peft",
-)
+_SILENT = ("logger", "validation", "checkpoint", "rng", "profiling", "scheduler", "straggler", "ft", "inprocess_restart",
+           "peft")  # fmt: skip
 """Tables whose fields change no plan."""
 
 
@@ -145,7 +135,7 @@ def _special(flags: dict[str, Any], field: str, value: str) -> bool:
         _set(flags, "untie-embeddings-and-output-weights", str(not on))
     elif field == "model.gated_linear_unit":
         _set(flags, "swiglu", value)
-    elif field == "ddp.grad_reduce_in_fp32":
+    elif field in ("ddp.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32"):
         _set(flags, "grad-reduce-in-bf16", str(not on))
     elif field in ("model.gradient_accumulation_fusion", "model.activation_func", "optimizer.use_distributed_optimizer",
                    "tokenizer.vocab_size", "model.pipeline_dtype", "model.cuda_graph_warmup_steps",

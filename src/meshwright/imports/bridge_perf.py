@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from meshwright.imports.bridge import flags_of as overrides_of
 from meshwright.imports.bridge import guess_or_ask
 from meshwright.imports.bridge import megatron as read_flags
 from meshwright.imports.names import model_named
@@ -22,6 +23,8 @@ _LONG = {
     "-ep": "--expert_model_parallel_size", "-et": "--expert_tensor_parallel_size", "-sl": "--seq_length",
     "-rl": "--recompute_num_layers", "-ol": "--activation_offload_layers", "-ms": "--max_steps", "-cv": "--config_variant",
 }  # fmt: skip
+_OVERRIDE = re.compile(r"[+~]{0,2}[a-z_]+(?:\.\w+)+=")
+"""Fields of the recipe's configuration, which stand after the options."""
 _DEGREES = {
     "tensor-model-parallel-size": "-tp", "pipeline-model-parallel-size": "-pp", "context-parallel-size": "-cp",
     "expert-model-parallel-size": "-ep", "micro-batch-size": "-mb", "global-batch-size": "-gb",
@@ -45,7 +48,8 @@ def read_words(words: list[str], given: Given) -> Reading:
     Raises:
         SpecError: a value that cannot be, or a model that is not known.
     """
-    flags = flags_of([_LONG.get(word, word) for word in words])
+    overrides = [word for word in words if _OVERRIDE.match(word)]
+    flags = flags_of([_LONG.get(word, word) for word in words if word not in overrides])
     recipe = str(flags.pop("model-recipe-name", "")) or (
         f"{flags.get('model-family-name', '')}-{flags.pop('model-size', '')}"
     )
@@ -54,6 +58,7 @@ def read_words(words: list[str], given: Given) -> Reading:
     task = str(flags.pop("task", "pretrain"))
     flags |= _precision(str(flags.pop("compute-dtype", "bf16")))
     flags["grad-reduce-in-bf16"] = True
+    flags |= overrides_of(overrides)
     if _whole(flags.get("tensor-model-parallel-size")) > 1:
         flags["sequence-parallel"] = True
     if str(flags.pop("moe-a2a-overlap", "")).lower() in ("true", "1"):

@@ -352,6 +352,9 @@ def _count(script: Script, launch: Launch) -> None:
             "gres",
         )
     )
+    workers, local = whole(option("worker-num")), whole(option("local-worker-num"))
+    if workers and local:  # MindSpore's msrun
+        hosts, per_host = hosts or max(workers // local, 1), per_host or local
     include = option("include")
     if include.startswith("localhost:"):
         per_host = per_host or len(include.partition(":")[2].split(","))

@@ -16,11 +16,10 @@ from meshwright.imports.megatron_job import (
     precision_recipe,
 )
 from meshwright.imports.megatron_shape import read_shape, skip_shape
-from meshwright.imports.megatron_switches import behaviour, name_others
+from meshwright.imports.megatron_switches import behaviour, graphs_and_capacity, name_others
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.planner.dispatchers import DEDUPLICATED, OPTION
-from meshwright.planner.graphs import OPTION as GRAPHS
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import MODULES
 from meshwright.specs.model import Model
@@ -149,6 +148,11 @@ def split_stages(options: Options, model: Model, pp: int) -> tuple[int, tuple[in
         SpecError: layers that do not divide so.
     """
     text = options.text("pipeline-model-parallel-layout")
+    blocks = options.text("pipeline-model-parallel-blocks")  # of Yuan's fork
+    if blocks and options.word("pipeline-model-parallel-method", default="block") == "block":
+        sizes = tuple(int(one) for one in re.findall(r"\d+", blocks))
+        if len(sizes) == pp and sum(sizes) == model.layers:
+            return 1, sizes
     per_stage = options.whole("num-layers-per-virtual-pipeline-stage")
     stages = options.whole(
         "num-virtual-stages-per-pipeline-rank", "virtual-pipeline-model-parallel-size"
@@ -352,45 +356,4 @@ def _job(options: Options, reading: Reading, dialect: str, zero: int) -> dict[st
         )
     if options.whole("num-experts", "num-moe-experts") and deduplicates(options):
         found["framework_options"] = {OPTION: DEDUPLICATED}
-    return reading.job | found | _graphs_and_capacity(options, reading, found)
-
-
-def _graphs_and_capacity(
-    options: Options, reading: Reading, found: dict[str, Any]
-) -> dict[str, Any]:
-    """What CUDA graphs capture, and the multiple of their even share that experts keep."""
-    more: dict[str, Any] = {}
-    capacity = options.number("moe-expert-capacity-factor")
-    if capacity >= 1:
-        more["routing"] = {"capacity": capacity}
-    elif capacity > 0:
-        reading.unmodelled(
-            "--moe-expert-capacity-factor", f"{capacity:g} drops tokens even of balanced experts"
-        )
-    kind = _graphs(options, reading)
-    if kind != "none":
-        more["framework_options"] = {**found.get("framework_options", {}), GRAPHS: kind}
-    return more
-
-
-def _graphs(options: Options, reading: Reading) -> str:
-    """none, layers or all; a scope that is not one of the two is none, and said.
-
-    Older names: `--enable-cuda-graph` is local, `--external-cuda-graph` Transformer Engine's, and
-    `--cuda-graph-scope` the modules (docs/user-guide/features/cuda_graph.md of Megatron-LM).
-    """
-    older = "local" if options.flag("enable-cuda-graph") else "none"
-    older = "transformer_engine" if options.flag("external-cuda-graph") else older
-    kind = options.word("cuda-graph-impl", default=older)
-    text = options.text("cuda-graph-modules", "cuda-graph-scope")
-    modules = set(re.sub(r"[\[\]'\",]", " ", text).replace("CudaGraphScope.", "").split())
-    if kind in ("none", "null"):
-        return "none"
-    if kind == "full_iteration" or modules & {"full_iteration", "full_iter"}:
-        return "all"
-    if not modules or modules & {"full", "attn"}:
-        return "layers"
-    reading.unmodelled(
-        "--cuda-graph-modules", f"graphs of {', '.join(sorted(modules))} alone have no price"
-    )
-    return "none"
+    return reading.job | found | graphs_and_capacity(options, reading, found)

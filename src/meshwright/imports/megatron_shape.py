@@ -53,7 +53,7 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
         raise SpecError("--num-layers", layers, "between 1 and 10000 layers are expected")
     gated, ffn = _ffn(options, hidden)
     biased = not options.flag("disable-bias-linear") and options.flag("use-bias", default=True)
-    norm = options.word("normalization", default="layernorm")
+    norm = options.word("normalization", "norm-dtype", default="layernorm")
     rms = norm == "rmsnorm" or options.flag("use-rmsnorm", "rms-norm", "RMSNorm")
     latent = _latent(options)
     positions = _positions(options)

@@ -1,9 +1,13 @@
-"""What Megatron-LM's switches make of its usual overlaps, buckets, fusions and padding."""
+"""What Megatron-LM's switches make of its usual overlaps, buckets, fusions, padding, graphs and capacities."""
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
+from meshwright.planner.graphs import OPTION as GRAPHS
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Experts
 
@@ -88,7 +92,7 @@ def name_others(options: Options, reading: Reading, experts: Experts | None, *, 
     if (
         own
         and own not in ("local", "te", "transformer_engine")
-        and not own.startswith("megatron.core.models.gpt")
+        and not own.startswith(("megatron.core.models.gpt", "mindspeed_llm.tasks.models.spec"))
     ):
         reading.unmodelled(
             "--spec", f"layers are built by {own[-60:]}; Megatron-LM's own are priced"
@@ -99,3 +103,44 @@ def name_others(options: Options, reading: Reading, experts: Experts | None, *, 
     size = (reading.micro_batch or 1) * reading.seq_len**2
     if made and size >= _MASK_BYTES:
         reading.unmodelled("--no-create-attention-mask-in-dataloader", f"is not there: each micro-batch brings a mask of {size / 2**30:.2g} GiB, which the estimate leaves out")  # fmt: skip
+
+
+def graphs_and_capacity(
+    options: Options, reading: Reading, found: dict[str, Any]
+) -> dict[str, Any]:
+    """What CUDA graphs capture, and the multiple of their even share that experts keep."""
+    more: dict[str, Any] = {}
+    capacity = options.number("moe-expert-capacity-factor")
+    if capacity >= 1:
+        more["routing"] = {"capacity": capacity}
+    elif capacity > 0:
+        reading.unmodelled(
+            "--moe-expert-capacity-factor", f"{capacity:g} drops tokens even of balanced experts"
+        )
+    kind = _graphs(options, reading)
+    if kind != "none":
+        more["framework_options"] = {**found.get("framework_options", {}), GRAPHS: kind}
+    return more
+
+
+def _graphs(options: Options, reading: Reading) -> str:
+    """none, layers or all; a scope that is not one of the two is none, and said.
+
+    Older names: `--enable-cuda-graph` is local, `--external-cuda-graph` Transformer Engine's, and
+    `--cuda-graph-scope` the modules (docs/user-guide/features/cuda_graph.md of Megatron-LM).
+    """
+    older = "local" if options.flag("enable-cuda-graph") else "none"
+    older = "transformer_engine" if options.flag("external-cuda-graph") else older
+    kind = options.word("cuda-graph-impl", default=older)
+    text = options.text("cuda-graph-modules", "cuda-graph-scope")
+    modules = set(re.sub(r"[\[\]'\",]", " ", text).replace("CudaGraphScope.", "").split())
+    if kind in ("none", "null"):
+        return "none"
+    if kind == "full_iteration" or modules & {"full_iteration", "full_iter"}:
+        return "all"
+    if not modules or modules & {"full", "attn"}:
+        return "layers"
+    reading.unmodelled(
+        "--cuda-graph-modules", f"graphs of {', '.join(sorted(modules))} alone have no price"
+    )
+    return "none"

@@ -14,6 +14,7 @@ from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.imports.tuning import adapters
+from meshwright.imports.words import unset
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
@@ -84,6 +85,15 @@ def _flags(data: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     flags["bf16" if "bf16" in precision else "fp16" if "16" in precision else "params-fp32"] = True
     if model.get("fp8"):
         flags["fp8"] = "hybrid"
+    tokenizer = model.get("tokenizer")
+    for key, flag in (
+        ("type", "tokenizer-type"),
+        ("model", "tokenizer-model"),
+        ("vocab_file", "vocab-file"),
+    ):
+        value = tokenizer.get(key) if isinstance(tokenizer, dict) else None
+        if isinstance(value, str) and value and not unset(value):
+            flags[flag] = value
     _optimizer(flags, model)
     old = not any(model.get(name) for name in ("mcore_gpt", "transformer_engine", "use_flash_attention"))  # fmt: skip
     if old and "num_layers" in model:  # apex's layers, whose attention holds its scores
@@ -283,6 +293,13 @@ def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         "framework": "megatron" if megatron_on else "fsdp",
         "precision": RECIPES["bf16-fp32-grads" if "bf" in precision else "fp32"].model_dump(),
     }
+    ddp = "policy.megatron_cfg.distributed_data_parallel_config."
+    if megatron_on and options.has(f"{ddp}grad_reduce_in_fp32") and "bf" in precision:
+        wide = options.flag(f"{ddp}grad_reduce_in_fp32")
+        reading.job["precision"] = RECIPES["bf16-fp32-grads" if wide else "bf16"].model_dump()
+    for field, what in (("overlap_grad_reduce", "reduce_overlapped"), ("overlap_param_gather", "gather_overlapped")):  # fmt: skip
+        if megatron_on and options.has(f"{ddp}{field}") and not options.flag(f"{ddp}{field}"):
+            reading.job["framework_options"] = {**reading.job.get("framework_options", {}), what: False}  # fmt: skip
     name = options.loose(
         "policy.megatron_cfg.optimizer.optimizer" if megatron_on else "policy.optimizer.name"
     )

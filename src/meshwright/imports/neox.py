@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import read_table
-from meshwright.imports.names import PLANNED
+from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
@@ -200,8 +200,11 @@ def _vocab(options: Options, reading: Reading) -> int:
     if size:
         return size
     multiple = options.whole("make_vocab_size_divisible_by", default=128) or 128
-    tokenizer = options.loose("tokenizer_type", "vocab_file", "tokenizer").lower()
+    words = [options.loose(one) for one in ("tokenizer_type", "vocab_file", "tokenizer", "load")]
+    tokenizer = " ".join(words[:3]).lower()
+    alike = next((found for one in words[1:] for part in reversed(one.split("/")) if part and (found := model_named(part)) is not None), None)  # fmt: skip
     known = 32_000 if "spm" in tokenizer or "llama" in tokenizer else 50_257
+    known = alike.vocab if alike is not None and "20b" not in tokenizer else known
     size = -(-known // multiple) * multiple
     reading.guess("--model", f"the vocabulary is in a tokenizer's file; {size} is taken")
     return size

@@ -28,7 +28,7 @@ _NAMES = {
     "adamw_8bit": "adam8bit", "adamw_bnb_8bit": "adam8bit", "adam8bit": "adam8bit", "adamw8bit": "adam8bit",
     "paged_adamw_8bit": "paged-adam8bit", "pagedadamw8bit": "paged-adam8bit", "ao_adamw_8bit": "adam8bit",
     "adamw_torch_8bit": "adam8bit", "onebitadam": "adamw", "zerooneadam": "adamw", "adamw_torch_4bit": "adam4bit",
-    "ao_adamw_4bit": "adam4bit", "adamw4bit": "adam4bit",
+    "adam_mini": "adam-mini", "adammini": "adam-mini", "ao_adamw_4bit": "adam4bit", "adamw4bit": "adam4bit",
     "dist_muon": "muon", "muonreference": "muon", "muonclip": "muon", "muon": "muon", "adafactor": "adafactor", "lion_8bit": "lion8bit",
     "decoupled_lionw": "lion", "lionw": "lion", "lion_32bit": "lion", "paged_lion_32bit": "lion",
     "paged_lion_8bit": "lion8bit", "fusedlamb": "lamb", "onebitlamb": "lamb",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from meshwright.imports import megatron, megatron_yaml
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import model_named, refuse_other
-from meshwright.imports.options import Missing, Options, flags_of
+from meshwright.imports.options import Missing, Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.script_files import json_named
 from meshwright.imports.shell import Script
@@ -83,6 +84,8 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
         reading = _slime(options, given, title, flags_hf)
     else:
         reading = megatron.read(options, given, title, dialect, config)
+    if config:
+        _rest_of_deepspeed(config, reading, given)
     reading.remarks += [whence] if whence is not None else []
     if missing:
         base = posixpath.basename(unmarked(named))[-60:]
@@ -92,6 +95,13 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     if not launch.program:
         reading.note("no command is here, only options: they are read as Megatron-LM's")
     return reading
+
+
+def _rest_of_deepspeed(config: dict[str, Any], reading: Reading, given: Given) -> None:
+    """Name what DeepSpeed's configuration says beside stage, offloading and the batch, which were read."""
+    rest = Options(flattened(config))
+    rest.read |= {name for name in rest.values if re.match(r"train_|gradient_accumulation_steps|fp16\.|bf16\.|bfloat16\.|zero_optimization\.(?:stage$|offload)", name)}  # fmt: skip
+    rest.finish(reading, "deepspeed", "common", strict=given.strict)
 
 
 def _of_yaml(script: Script, folder: Path | None, flags: dict[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,9 @@ def _plain(value: Any) -> str:
 
 
 def translated(text: str, words: list[str]) -> str | None:
-    """`tr A B` and `tr -d A` for single letters, and for their size, and `bc`; None for any other filter."""
+    """`tr A B` and `tr -d A` for single letters, and for their size, `bc` and `sed`; None for any other filter."""
+    if words and posixpath.basename(words[0]) in ("sed", "gsed") and not parts(words)[1]:
+        return sed(text, words)
     if words and posixpath.basename(words[0]) == "bc":
         return calculated(re.sub(r"^\s*scale\s*=\s*0\s*;", "", text))
     if not words or posixpath.basename(words[0]) != "tr" or len(words) != 3:

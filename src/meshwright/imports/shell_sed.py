@@ -91,6 +91,8 @@ def _pattern(basic: str) -> re.Pattern[str] | None:
             found, stars = found + bare + repeat, stars + bool(repeat)
         elif piece in ("^", "$"):
             found += piece
+        elif piece[1] == "+" and found:
+            found, stars = f"{found}+", stars + 1
         elif piece[1] in "./$*[]^{}\"'":
             found += re.escape(piece[1])
         else:

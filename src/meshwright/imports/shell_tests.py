@@ -138,6 +138,7 @@ def take(script: Script, left: str, right: str) -> bool:
         or unmarked(left)
         or not right
         or unset(right)
+        or "*" in right
         or names[0][:1] == "$"
         or "=" in names[0]
         or (script.has_else and right.lower() in _ON)

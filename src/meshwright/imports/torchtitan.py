@@ -9,7 +9,7 @@ from meshwright.exports.torchtitan import FLAVORS, SCHEDULES
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named, torch_moments
+from meshwright.imports.recipes import optimizer_or_adamw, torch_moments
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
@@ -224,7 +224,7 @@ def _precision(options: Options, reading: Reading, train: str) -> None:
         recipe = RECIPES["pure-bf16"]
     reading.job["precision"] = recipe.model_dump()
     name = options.text("optimizer.name", default="AdamW")
-    found = torch_moments(optimizer_named(name, "optimizer.name"), recipe)
+    found = torch_moments(optimizer_or_adamw(reading, name, "optimizer.name"), recipe)
     reading.job["optimizer"] = found.model_dump()
 
 

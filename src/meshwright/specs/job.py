@@ -181,6 +181,8 @@ OTHER_OPTIMIZERS: dict[str, OptimizerRecipe] = {
     "ademamix": OptimizerRecipe(name="ademamix", state_bytes=12, flops_per_parameter=20),
     "adagrad": OptimizerRecipe(name="adagrad", state_bytes=4, flops_per_parameter=6),
     "rmsprop": OptimizerRecipe(name="rmsprop", state_bytes=4, flops_per_parameter=6),
+    # One second moment for each head's or neuron's weights (arXiv 2406.16793).
+    "adam-mini": OptimizerRecipe(name="adam-mini", state_bytes=4, flops_per_parameter=12),
     "adam4bit": OptimizerRecipe(name="adam4bit", state_bytes=1, flops_per_parameter=25),
 }
 """Optimizers that people's runs have and no plan proposes."""

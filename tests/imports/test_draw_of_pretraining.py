@@ -1,0 +1,86 @@
+"""Faults of a draw of pretraining files, each as the kind that it stands for."""
+
+import yaml
+from folders import put
+
+from meshwright.imports.files import import_text
+from meshwright.imports.interpolate import resolved
+from meshwright.imports.reading import Given, Imported
+from meshwright.specs import load_cluster, load_model
+
+GIVEN = Given(cluster=load_cluster("h100:1x8"), guess=True)
+SHAPE = (
+    "--num-layers 16 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 "
+    "--tokenizer-type NullTokenizer --micro-batch-size 1 --global-batch-size 16 --bf16 "
+)  # fmt: skip
+
+
+def remarks(found: Imported, kind: str) -> str:
+    return " ".join(one.option for one in found.remarks if one.kind == kind)
+
+
+def test_references_within_a_table_are_followed():
+    data = {"model": {"hidden_size": 8, "ffn": "${multiply:4, ${.hidden_size}}", "inner": {"a": "${..hidden_size}"}}, "b": "${model.hidden_size}"}  # fmt: skip
+    found = resolved(data)
+    assert found["model"]["ffn"] == 32 and found["model"]["inner"]["a"] == 8 and found["b"] == 8
+
+
+def test_the_vocabulary_of_a_neox_file_is_the_one_that_its_paths_name():
+    data = {"num_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "seq_length": 1024, "precision": "bfloat16", "pipe_parallel_size": 0,
+            "train_micro_batch_size_per_gpu": 1, "vocab_file": "converted/llama3-8b-instruct/tokenizer/tokenizer.json", "tokenizer_type": "HFTokenizer"}  # fmt: skip
+    assert import_text(yaml.safe_dump(data), "x.yml", GIVEN).model.vocab == 128_256
+
+
+def test_msrun_says_how_many_devices_there_are(tmp_path):
+    found = put(tmp_path, f"N=8\nmsrun --worker_num $((N*2)) --local_worker_num $N --join=True pretrain_gpt.py {SHAPE}--ai-framework mindspore")  # fmt: skip
+    assert (found.cluster.nodes, found.cluster.gpus) == (2, 16)
+
+
+def test_what_deepspeeds_configuration_says_beside_the_stage_is_named(tmp_path):
+    config = '{"train_batch_size": 16, "zero_optimization": {"stage": 1}, "curriculum_learning": {"enabled": true}}'
+    command = f"cat > ds.json <<EOF\n{config}\nEOF\ndeepspeed --num_gpus 8 pretrain_gpt.py {SHAPE}--deepspeed --deepspeed_config ds.json"
+    found = put(tmp_path, command)
+    assert found.layout.zero == 1 and "curriculum_learning" in remarks(found, "unmodelled")
+
+
+def test_filters_of_a_printed_text_are_followed(tmp_path):
+    words = "A=\"\n  --tensor-model-parallel-size 2 \n\"\nB=$(echo \"$A\" | tr '\\n' ' ' | sed 's/  \\+/ /g')\n"
+    found = put(tmp_path, f"{words}torchrun --nproc_per_node 8 pretrain_gpt.py {SHAPE} $B")
+    assert found.layout.tp == 2
+
+
+def test_a_text_that_nobody_states_contains_nothing(tmp_path):
+    command = f'if [[ $ARGS == *"Hybrid"* ]]; then EXE=pretrain_hybrid.py; else EXE=pretrain_gpt.py; fi\ntorchrun --nproc_per_node 8 $EXE {SHAPE}$ARGS'
+    assert put(tmp_path, command).model.layers == 16
+
+
+def test_overrides_beside_a_performance_recipe_count():
+    words = "torchrun --nproc_per_node 8 scripts/performance/run_script.py --model_family_name llama --model_recipe_name llama3_8b --gpu h100 --num_gpus 8 -mb 1 -gb 8 -tp 1"
+    plain = import_text(f"#!/bin/bash\n{words}\n", "x.sh", GIVEN)
+    wide = import_text(f"#!/bin/bash\n{words} ddp.grad_reduce_in_fp32=true\n", "x.sh", GIVEN)
+    assert plain.job.precision.gradient_bytes == 2 and wide.job.precision.gradient_bytes == 4
+
+
+def test_blocks_of_a_pipeline_and_the_norm_of_yuan(tmp_path):
+    found = put(tmp_path, f"torchrun --nproc_per_node 8 pretrain_yuan.py {SHAPE}--pipeline-model-parallel-size 4 --norm-dtype RMSNorm "
+                "--pipeline-model-parallel-method block --pipeline-model-parallel-blocks 3,4,4,5")  # fmt: skip
+    assert found.layout.stage_layers == (3, 4, 4, 5) and found.model.norm == "rmsnorm"
+
+
+def test_adam_mini_holds_one_moment():
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n[optimizer]\nname = "adam_mini"\n[job]\n'
+    assert import_text(text, "x.toml", GIVEN).job.optimizer.state_bytes == 4
+
+
+def test_gradients_of_nemo_rl_are_as_wide_as_its_table_says():
+    ddp = {"grad_reduce_in_fp32": False, "overlap_grad_reduce": False}
+    table = {
+        "enabled": True,
+        "tensor_model_parallel_size": 1,
+        "distributed_data_parallel_config": ddp,
+    }
+    data = {"policy": {"model_name": "Qwen/Qwen3-8B", "precision": "bfloat16", "train_global_batch_size": 8, "train_micro_batch_size": 1,
+                       "max_total_sequence_length": 4096, "megatron_cfg": table}, "cluster": {"num_nodes": 1, "gpus_per_node": 8}}  # fmt: skip
+    found = import_text(yaml.safe_dump(data), "x.yaml", Given(cluster=GIVEN.cluster, model=load_model("qwen3-8b"), guess=True))  # fmt: skip
+    assert found.job.precision.gradient_bytes == 2
+    assert found.job.framework_options == {"reduce_overlapped": False}
