@@ -186,9 +186,7 @@ def _shape(options: Options, reading: Reading) -> Model | None:
         options.read -= set(_UNITS)  # says nothing here that is priced
     gated = bool(
         re.search(r"llama|mi[sx]tral|qwen|gemma|yi|deepseek|olmo", kind) or re.search(r"glu$", unit)
-    ) or bool(  # fmt: skip
-        ffn and ffn < 4 * hidden
-    )
+    ) or bool(ffn and ffn < 4 * hidden)
     if not vocab:
         alike = model_named(options.loose("tokenizer", "tokenizer_name_or_path"))
         vocab = (
