@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 import export_tuning_run
+import export_verl_run
 from meshwright.costs.step import estimate
 from meshwright.exports.canonical import canonical
 from meshwright.exports.launch import Command
@@ -99,6 +100,7 @@ TUNERS = {
     "axolotl": ("axolotl-needs", "axolotl-0.21.0", "tuning-runs"),
     "llama-factory": ("llamafactory-needs", "llamafactory-0.9.5", "tuning-runs"),
     "torchtune": ("torchtune-0.6.1", "tuning-runs"),
+    "verl": export_verl_run.FOLDERS,
 }
 """Folders of `make validate-more` with each tool and what its training imports."""
 
@@ -138,6 +140,7 @@ RUNS = (
     tuned("axolotl", "lora", recompute="full"),
     tuned("llama-factory", "lora", recompute="full"), tuned("llama-factory", "full", zero=2),
     tuned("torchtune", "lora", zero=3, recompute="full"), tuned("torchtune", "full", zero=3),
+    tuned("verl", "lora", zero=3, recompute="full"), tuned("verl", "full", zero=2),
 )  # fmt: skip
 OWN_PROGRAMS = {"torchtitan": "export_titan_run.py", "megatron": "export_megatron_run.py"}
 """Programs that run an export's files by the framework's own trainer, with what a CPU lacks stood in for."""
@@ -146,7 +149,6 @@ NOT_HERE = (
     ("megatron-bridge", "its configuration classes read every override; layout read back", "needs Transformer Engine"),
     ("primus", "its YAML read back here", "starts Megatron-LM, which needs a GPU"),
     ("axolotl", "its schema (0.21.0) reads every field; adapters stepped on two processes (`--only axolotl`: five steps, layout agrees)", "sharded by DeepSpeed: told a CPU, accelerate makes no DeepSpeed plugin, and transformers' Trainer then ends"),
-    ("verl", "its words reach Hydra as meant; read back", "its FSDP engine is registered for CUDA and NPU devices alone (0.9.1, `workers/engine/fsdp/transformer_impl.py`)"),
     ("nanotron", "its YAML parser accepts every field; layout read back", "needs flash-attn"),
 )  # fmt: skip
 
@@ -233,7 +235,11 @@ def _words(run: Run, plan: Plan, report: Path, losses: Path, steps: int) -> list
     """The program that starts the exported files and notes what their framework says."""
     if run.target in FINETUNERS:
         said = Command(STARTED[run.target].words(plan), run.target).text()
-        env = {**os.environ, "TORCHTUNE": str(VALIDATE / TUNERS["torchtune"][0])}
+        env = {
+            **os.environ,
+            "TORCHTUNE": str(VALIDATE / TUNERS["torchtune"][0]),
+            "TRAIN_FILES": "train.parquet",
+        }
         text = subprocess.check_output(["bash", "-c", f"printf '%s\\0' {said}"], text=True, env=env)
         program = str(HERE / "export_tuning_run.py")
         return [program, run.target, str(report), str(losses), str(steps), *text.split("\0")[:-1]]
@@ -283,7 +289,8 @@ def page(runs: list[Run], before: str = "") -> str:
         "degrees kept. *Reported* is what the framework's own objects said while it ran. Under Megatron and torchtitan the",
         "device, data and attention kernels are stood in for (`export_megatron_run.py`, `export_titan_run.py`): the files'",
         "words, parsers, groups, schedules, sharding and optimizers are the exported ones and theirs. Tools for",
-        "fine-tuning train a checkpoint of two layers on made-up rows (`export_tuning_run.py`) by their own commands.",
+        "fine-tuning train a checkpoint of two layers on made-up rows (`export_tuning_run.py`) by their own commands; under verl",
+        "processors are a platform of its own kind, and its FSDP engine is registered for them (`export_verl_run.py`).",
         "",
         "| target | planned | steps | reported | agrees |",
         "|---|---|---|---|---|",

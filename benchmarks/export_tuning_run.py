@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import export_probe
+import export_verl_run
 
 FOUND = export_probe.FOUND
 LOSSES: list[float] = []
@@ -76,6 +77,8 @@ def prepare(folder: Path, target: str, model: str) -> None:
     checkpoint(folder / model, target)
     for name in ("roneneldan/TinyStories", "tatsu-lab/alpaca", "yahma/alpaca-cleaned"):
         rows(folder / name)
+    if target == "verl":
+        export_verl_run.conversations(folder / "train.parquet", TEXT)
 
 
 def watch_transformers() -> None:
@@ -211,11 +214,12 @@ HERE: dict[str, Callable[[int], list[str]]] = {
         "checkpointer.checkpoint_dir=Qwen/Qwen2.5-0.5B", "tokenizer.path=Qwen/Qwen2.5-0.5B/vocab.json",
         "tokenizer.merges_file=Qwen/Qwen2.5-0.5B/merges.txt",
     ],
+    "verl": lambda steps: [f"trainer.total_training_steps={steps}", *export_verl_run.WORDS],
 }  # fmt: skip
 """Each tool's own words for the CPU and a short run; they follow the script's, as a user's would."""
 WATCHES = {
     "trl": watch_transformers, "axolotl": watch_axolotl, "llama-factory": watch_transformers,
-    "torchtune": watch_torchtune,
+    "torchtune": watch_torchtune, "verl": lambda: export_verl_run.watch(LOSSES),
 }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ NOT_RUN = {
     "maxtext": "training (TPUs)",
     "torchtitan": "CUDA kernels (stepped on CPU: export_runs.md)",
     "accelerate": "TP and CP training",
-    "trl": "training", "axolotl": "training", "llama-factory": "training", "torchtune": "training", "verl": "training",
+    **dict.fromkeys(("trl", "axolotl", "llama-factory", "torchtune", "verl"), "CUDA kernels (stepped on CPU: export_runs.md)"),
     "slurm": "SLURM newer than 22.05, pyxis", "kubernetes": "a cluster", "jobset": "a cluster", "pytorchjob": "a cluster",
     "skypilot": "a cloud", "ray": "several hosts",
 }  # fmt: skip
