@@ -27,7 +27,7 @@ FILE = Path(__file__).parent / "data" / "outside_rows.csv"
 def scored_rows() -> list[Scored]:
     """Return the rows beside what the model says of them."""
     rows = list(read_rows(FILE))
-    return pair(rows, predict(rows))
+    return pair(rows, predict(rows, possible=True))
 
 
 def house(row: Row) -> str:
@@ -85,7 +85,7 @@ def main() -> None:
     with FILE.open(newline="") as stream:
         draws = [table["draw"] for table in csv.DictReader(stream)]
     rows = list(read_rows(FILE))
-    pairs = list(zip(rows, predict(rows), strict=True))
+    pairs = list(zip(rows, predict(rows, possible=True), strict=True))
     if options.rows:
         for row, made in pairs:
             if made.run is None or not made.priced:

@@ -84,3 +84,24 @@ def test_cached_blocks_are_reported_as_far_as_the_device_goes_and_never_decide_a
     assert most_reserved.device_memory_bytes == most_allocated.device_memory_bytes
     room = 80 * 2**30 - most_reserved.device_memory_bytes
     assert most_reserved.peak_memory_bytes <= most_reserved.device_memory_bytes + max(room, 0)
+
+
+def of_blanks(**cells):
+    base = {
+        "id": "a", "model": "Llama 2 13B", "gpu": "A100 80GB", "gpus": "64", "seq_len": "4096",
+        "global_batch": "512", "setup": "Megatron-LM",
+    }  # fmt: skip
+    return Row("mine", {**base, **cells})
+
+
+def test_blanks_are_filled_with_what_can_run():
+    (plain,), (able,) = (predict([of_blanks()], possible=able) for able in (False, True))
+    assert plain.impossible() and not able.impossible()
+    assert able.run.layout.micro_batch < plain.run.layout.micro_batch
+    assert any("does not fit" in said for said in able.run.assumed)
+
+
+def test_what_a_row_prints_is_never_changed():
+    row = of_blanks(micro_batch="8", recompute="none", zero_or_fsdp="ZeRO-1")
+    (plain,), (able,) = (predict([row], possible=able) for able in (False, True))
+    assert plain.impossible() and able == plain

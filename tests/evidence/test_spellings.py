@@ -8,9 +8,10 @@ import pytest
 
 from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.measured import measured_step_time_s
 from meshwright.evidence.predict import COLUMNS, predict, predictions_csv
 from meshwright.evidence.rows import Row, published_rows, read_rows
-from meshwright.evidence.spellings import in_the_schema
+from meshwright.evidence.spellings import NO_BATCH, in_the_schema
 
 
 def one(**cells):
@@ -278,3 +279,50 @@ def test_layers_computed_again_by_number():
     some = run(**{"num-ckpt-layers": "8"}).layout
     assert (some.recompute, some.recompute_layers) == ("full", 8)
     assert run(**{"num-ckpt-layers": "32"}).layout.recompute_layers == 0
+
+
+def test_a_head_means_one_thing_in_all_rows():
+    table = [
+        {"model": "Llama 2 7B", "gpu": "H100", "# GPUs": gpus, "seq": "4096", "Batch size": batch}
+        for gpus, batch in (("8", "1024"), ("64", "128"), ("1", "4"))
+    ]
+    first, second, alone = in_the_schema(table)
+    assert (first["global_batch"], second["global_batch"]) == ("1024", "128")
+    assert "step's" in second["read_as"] and alone["micro_batch"] == "4"
+
+
+def test_no_device_takes_a_million_tokens_at_once():
+    found = one(model="x", gpu="A100", gpus="2", seq="8192", batch="6")
+    assert found["micro_batch"] == "6"
+    assert one(model="x", gpu="A100", gpus="2", seq="65536", batch="6")["global_batch"] == "6"
+
+
+def test_a_batch_that_nothing_tells_is_assumed_and_said():
+    base = {"model": "Llama 3 8B", "gpu": "H100", "gpus": "8", "seq": "4k"}
+    (row,) = in_the_schema([base])
+    assert row["micro_batch"] == "1" and row["read_as"] == NO_BATCH
+    read = import_row(Row("mine", row))
+    assert NO_BATCH in read.assumed
+    # A step time of an unknown batch is nothing to learn from or to be judged by; a rate is.
+    timed = Row("mine", {**row, "measured_iter_time_s": "1.5"})
+    assert math.isnan(measured_step_time_s(timed, read))
+    rated = Row("mine", {**row, "measured_tokens_per_s_per_gpu": "9000"})
+    assert measured_step_time_s(rated, read) > 0
+    assert "micro_batch" not in in_the_schema([{**base, "setup": "batch of 4M tokens"}])[0]
+
+
+def test_a_micro_batch_that_nobody_prints_holds_few_tokens():
+    long = run(micro_batch="", global_batch="64", seq_len="32768")
+    short = run(micro_batch="", global_batch="64", seq_len="2048")
+    assert (long.layout.micro_batch, short.layout.micro_batch) == (1, 4)
+
+
+def test_adapters_of_no_stated_number_of_devices_are_one_devices():
+    assert run(gpus="", gpu="L40S", setup="PEFT LoRA r=16").gpus == 1
+    assert run(gpus="", gpu="A100", setup="PEFT LoRA r=16, FSDP").gpus == 8
+
+
+def test_megatron_on_devices_without_flash_attention_is_megatron_as_it_was():
+    assert run(gpu="V100", setup="Megatron-LM", precision="fp16").job.framework == "megatron-2021"
+    assert run(gpu="A100", setup="Megatron-LM").job.framework == "megatron"
+    assert run(gpu="Gaudi 2", setup="Megatron DeepSpeed").job.attention_kernel == "flash"

@@ -29,7 +29,7 @@ def command(
     table = read_rows(rows)
     console = Console(stderr=True)
     with console.status(f"pricing {len(table)} rows"):
-        predictions = predict(table)
+        predictions = predict(table, possible=True)
     text = predictions_csv(predictions)
     priced = [one for one in predictions if one.priced]
     reasons = Counter(one.reason for one in predictions if not one.priced)

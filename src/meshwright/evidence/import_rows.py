@@ -92,7 +92,9 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
     assumed += [] if rule.documented else assumed_of(options)
     seq_len = _count(row, rule, "seq_len", assumed)
     if seq_len is None:
-        raise SkipRow("no sequence length")
+        raise SkipRow(
+            "no sequence length: a column of it (`seq_len`, `context`, `max length`) is expected"
+        )
     degrees = _degrees(row, rule, assumed)
     gpus = degrees.gpus
     batch, micro, accumulate = batches(row, rule, degrees, seq_len, assumed)
@@ -118,7 +120,7 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
         finetune=finetune,
         loss=loss_of(row),
     )
-    layout = _layout(row, rule, known, model, degrees, micro, assumed)
+    layout = _layout(row, rule, known, model, degrees, (batch, micro), assumed)
     return Run(
         id=row.id,
         model=model,
@@ -180,7 +182,8 @@ def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> Degrees:
             # Experts share the ranks of tp · cp · dp.
             held = ep * _expert_tensor_parallel(row, tp)
             experts_need = -(-held // (tp * (cp or 1)))
-            host = 1 if _WORKSTATION.search(row["gpu"]) or _ALONE.search(setup) else 8
+            alone = _WORKSTATION.search(row["gpu"]) or _ALONE.search(setup)
+            host = 1 if alone or _adapters_alone(row, rule) else 8
             dp = max(experts_need, host // (tp * pp * (cp or 1)), 1)
             world = tp * pp * (cp or 1) * dp
             assumed.append(f"gpus={world}")
@@ -201,6 +204,20 @@ def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> Degrees:
 _WORKSTATION = re.compile(r"RTX|GeForce|[345]090|\bTitan\b|\bA[456]000\b", re.IGNORECASE)
 """Cards of which a machine has one unless its row says more; of others, eight."""
 _ALONE = re.compile(r"\b(?:single|one|1)[- ](?:GPU|device|card)\b", re.IGNORECASE)
+
+
+def _adapters_alone(row: Row, rule: SourceRule) -> bool:
+    """Whether a run trains adapters by transformers and says nothing of several devices."""
+    text = f"{row['model']}; {row['setup']}; {row['zero_or_fsdp']}"
+    several = (
+        r"fsdp|zero|deep ?speed|\bds[-_ ]z|\bddp\b|distributed|multi|nodes?\b|parallel|torchrun"
+    )
+    return (
+        not rule.documented
+        and framework(rule.framework).modules == "transformers"
+        and bool(re.search(r"(?<![a-z])(?:Q|Do)?-?LoRA(?![a-z])|\bpeft\b", text, re.IGNORECASE))
+        and not re.search(several, text, re.IGNORECASE)
+    )
 
 
 def _named(setup: str, axis: str, assumed: list[str]) -> int | None:
@@ -244,14 +261,15 @@ def _layout(
     known: Behaviour,
     model: Model,
     degrees: Degrees,
-    micro: int,
+    sequences: tuple[int, int],
     assumed: list[str],
 ) -> Layout:
+    batch, micro = sequences
     zero, shard = zero_of(row, rule, assumed)
     replicas = degrees.dp * degrees.cp
     if shard >= replicas or (shard and replicas % shard):
         shard = 0
-    vpp = virtual_stages(row, rule, model, degrees, assumed)
+    vpp = virtual_stages(row, rule, model, degrees, assumed, batch // (degrees.dp * micro))
     ep = degrees.ep if model.experts else 1
     if model.experts and not row["ep"]:
         ep = math.gcd(ep, model.experts.experts)

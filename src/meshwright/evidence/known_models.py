@@ -75,7 +75,7 @@ def _squeeze(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=\d)|[-_ ]+", "-", text)
 
 
-NEAR_SIZE = 1.06
+NEAR_SIZE = 1.03
 """Factor between a printed size and a preset's up to which they are one model of one family: GPT-3 355M and 350M."""
 
 

@@ -9,6 +9,7 @@ from meshwright.costs.flops import model_flops_per_token, recomputed_flops_per_t
 from meshwright.evidence.import_rows import Run
 from meshwright.evidence.rows import Row
 from meshwright.evidence.software import rule_for
+from meshwright.evidence.spellings import NO_BATCH
 
 BROKEN_MFU_PERCENT = 1.0
 """Below this a run of the nanotron sweep did not really train (its table's own remark)."""
@@ -21,7 +22,8 @@ def measured_step_time_s(row: Row, run: Run) -> float:
     """Return the measured time of one step; NaN where the row measured none that can be scored.
 
     Throughput is turned into time by the run's tokens; printed TFLOP/s by the FLOPs that the source
-    says it counts (`flop_convention` of data/sources.toml), and only where it says so.
+    says it counts (`flop_convention` of data/sources.toml), and only where it says so. The time of a step
+    whose batch was assumed says nothing.
     """
     if row["outcome"] not in ("", "ok") or _NOT_A_SPEED.search(row["setup"]):
         return math.nan
@@ -29,7 +31,7 @@ def measured_step_time_s(row: Row, run: Run) -> float:
         return math.nan
     time = row.number("measured_iter_time_s")
     if time and time > 0:
-        return time
+        return math.nan if row["read_as"] == NO_BATCH else time
     rate = row.number("measured_tokens_per_s_per_gpu")
     if rate and rate > 0:
         return run.job.tokens / (rate * run.gpus)

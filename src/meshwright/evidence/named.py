@@ -17,7 +17,7 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"torch ?titan|Auto-?model|torchforge|OLMo-?core", ("torchtitan",)),
     (r"llm-foundry|composer|mosaic|fms-fsdp|FSDP1|metaseq|fairscale", ("fsdp",)),
     (r"max-?text|\bJAX\b|\bPax|levanter|\bT5X\b|EasyLM|praxis|\bXLA\b", ("maxtext",)),
-    (r"Megatron-DeepSpeed|gpt-?neox|bigscience", ("megatron-deepspeed",)),
+    (r"Megatron[-_ ]DeepSpeed|gpt-?neox|bigscience", ("megatron-deepspeed",)),
     (r"NeMo\b|Megatron-?Bridge|dgxc", ("nemo",)),
     (
         r"Megatron|M-?Core|FlagScale|Primus|Pai-Megatron|MindSpeed|Mind-?Formers|MindSpore|Paddle|Neuron|InternEvo|"
@@ -46,6 +46,10 @@ _SHARED_NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """The same, for what is a part of many programs."""
 
 
+_OLD_DEVICES = re.compile(r"V100|Volta|\bT4\b|DGX-?[12]\b", re.IGNORECASE)
+"""Devices older than what flash attention and Transformer Engine run on (Ampere): Megatron as it was then."""
+
+
 def named_framework(row: Row) -> str | None:
     """Return the framework that a row names: in `setup`, then in its sharding column, then in `source`.
 
@@ -59,6 +63,8 @@ def named_framework(row: Row) -> str | None:
                     found = next((name for name in behaviours if name in known), None)
                     if names is _SHARED_NAMES and re.search("TPU", row["gpu"]):
                         return "maxtext"
+                    if found == "megatron" and _OLD_DEVICES.search(row["gpu"]):
+                        return "megatron-2021"
                     # FSDP beside other axes is torch's composable kind, as in torchtitan.
                     shared = names is _SHARED_NAMES and found == "fsdp" and _split(row)
                     return "torchtitan" if shared else found
@@ -84,7 +90,9 @@ def fallback_framework(row: Row) -> str:
     """The framework to assume where none is named: only Megatron's kind splits layers and stages."""
     if re.search("TPU", row["gpu"]):
         return "maxtext"
-    return "megatron" if _split(row) or "pytorch" not in framework_names() else "pytorch"
+    if _split(row) or "pytorch" not in framework_names():
+        return "megatron-2021" if _OLD_DEVICES.search(row["gpu"]) else "megatron"
+    return "pytorch"
 
 
 def _split(row: Row) -> bool:

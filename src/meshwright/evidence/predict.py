@@ -13,6 +13,7 @@ from meshwright.costs.confidence import memory_range, time_range
 from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.evidence.import_rows import Run, import_row
 from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.possible import other_readings
 from meshwright.evidence.rows import Row
 from meshwright.planner.odds import MEMORY_MARGIN
 from meshwright.specs.errors import SpecError, shorten
@@ -61,6 +62,11 @@ class Prediction:
             ),
         )
 
+    def impossible(self) -> bool:
+        """Whether the device has less memory than the low end of what the run should need."""
+        assert self.run is not None
+        return not self.fits and self.ranges()[1].low > self.run.cluster.device.memory_bytes
+
     @property
     def priced(self) -> bool:
         """Whether the row has a price."""
@@ -68,11 +74,16 @@ class Prediction:
 
 
 def predict(
-    rows: Iterable[Row], progress: Callable[[int], None] | None = None, as_user: bool = False
+    rows: Iterable[Row],
+    progress: Callable[[int], None] | None = None,
+    as_user: bool = False,
+    possible: bool = False,
 ) -> list[Prediction]:
     """Price rows, in their order; a row that cannot be priced says why.
 
     `as_user`: knowing of each row's source only the framework's name.
+
+    `possible`: assuming of a row's blanks only what fits its device, where anything does (`evidence.possible`).
 
     `progress`, if given, is called with the number of rows priced since the last call.
     """
@@ -90,10 +101,22 @@ def predict(
         for (index, _), prediction in zip(
             members, _predict_all([run for _, run in members]), strict=True
         ):
-            result[index] = prediction
+            result[index] = _that_fits(prediction) if possible else prediction
         if progress is not None:
             progress(len(members))
     return [prediction for prediction in result if prediction is not None]
+
+
+def _that_fits(prediction: Prediction) -> Prediction:
+    """A row's price or, where even the low end of its memory is more than the device has, that of the nearest
+    reading of its blanks for which it is not."""
+    if not prediction.priced or prediction.run is None or not prediction.impossible():
+        return prediction
+    for other in other_readings(prediction.run):
+        (found,) = _predict_all([other])
+        if found.priced and not found.impossible():
+            return found
+    return prediction
 
 
 def _predict_all(runs: Sequence[Run]) -> list[Prediction]:

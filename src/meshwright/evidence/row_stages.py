@@ -18,8 +18,17 @@ CHUNK_LAYERS = 2
 """Layers of a virtual stage where NeMo ran and nobody says: the median of its published runs that say."""
 
 
+FEW_EACH = 2
+"""Micro-batches a stage up to which it matters whether a pipeline interleaves: the bubble is a third of the step or more."""
+
+
 def virtual_stages(
-    row: Row, rule: SourceRule, model: Model, degrees: Degrees, assumed: list[str]
+    row: Row,
+    rule: SourceRule,
+    model: Model,
+    degrees: Degrees,
+    assumed: list[str],
+    micro_batches: int,
 ) -> int:
     """Virtual stages as the row says them, or as its source's and its framework's runs have them."""
     titled = re.search(
@@ -38,6 +47,8 @@ def virtual_stages(
         # Of 106 published runs of NeMo with a pipeline whose vpp is stated, 104 interleave.
         vpp = max(1, round(model.layers / degrees.pp / CHUNK_LAYERS))
         assumed.append(f"vpp={vpp}")
+    if not vpp and micro_batches <= FEW_EACH * degrees.pp and degrees.pp > 1:
+        assumed.append("vpp=1")
     vpp = max(vpp, 1)
     by_size = rule.default("vpp_by_params_b")
     if not row["vpp"] and by_size is not None and degrees.pp > 1 and row.number("params_b"):

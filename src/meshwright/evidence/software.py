@@ -130,6 +130,11 @@ _KERNELS = (
 )
 
 
+_FUSED_FORKS = re.compile(r"Gaudi|\bHPU|910[BC]|Atlas", re.IGNORECASE)
+"""Devices whose vendor's fork of Megatron-DeepSpeed attends by a fused kernel unless it is told otherwise: HabanaAI's
+--use-fused-sdpa, Ascend's npu_fusion_attention."""
+
+
 def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     """Return the run's deviations from its framework: the source's, then the row's own."""
     options = dict(rule.options)
@@ -142,6 +147,9 @@ def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
                 )
         if torchs_layers(row) and uncompiled(f"{row['setup']}; {row['precision']}"):
             options |= EAGER
+    forked = rule.framework == "megatron-deepspeed" and not rule.documented
+    if forked and _FUSED_FORKS.search(row["gpu"]):
+        options["attention_kernel"] = "flash"
     for pattern, values in _KERNELS:
         if re.search(pattern, row["setup"]):
             options |= values

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 
 from meshwright.evidence import heads
 
+MOST_AT_ONCE = 2**17
+"""Tokens from which on no device takes a batch at once."""
 MANY = 4
 """Sequences a replica from which on a bare batch is taken for a whole step's."""
 
@@ -39,7 +41,23 @@ def in_the_schema(
     found = [_row(cells, index, model) for index, cells in enumerate(table, start=first)]
     for column in ("model", "gpu"):
         _fill_down(found, column)
+    _all_steps(found)
     return found
+
+
+_TAKEN = re.compile(r"batch (\d+) is a (step|device)'s")
+
+
+def _all_steps(rows: list[dict[str, str]]) -> None:
+    """A head means one thing: where a bare batch of some row can only be a step's, those of the others are."""
+    taken = [(row, found) for row in rows if (found := _TAKEN.fullmatch(row.get("read_as", "")))]
+    if not any(found[2] == "step" for _, found in taken):
+        return
+    for row, found in taken:
+        replicas, number = _replicas(row), int(found[1])
+        if found[2] == "device" and replicas > 1 and number % replicas == 0:
+            row["global_batch"], row["micro_batch"] = found[1], ""
+            row["read_as"] = f"batch {number} is a step's"
 
 
 def _models_head(table: list[dict[str, str]], known: Callable[[str], bool]) -> str:
@@ -214,6 +232,7 @@ def _cut(found: dict[str, str]) -> None:
     _said_degrees(found, words)
     _said(found, words)
     _whose_batch(found)
+    _no_batch(found)
 
 
 _AXIS_WORDS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
@@ -294,6 +313,24 @@ def _said(found: dict[str, str], words: str) -> None:
             found[column] = told[1].replace(",", "") if column != "seq_len" else _length(told[1])
 
 
+NO_BATCH = "no batch is told: one sequence a device at a time"
+
+
+def _no_batch(found: dict[str, str]) -> None:
+    """What a rate hardly depends on is assumed where nothing tells it."""
+    told = ("micro_batch", "global_batch")
+    if (
+        any(found.get(column, "").strip() for column in told)
+        or not found.get("seq_len", "").strip()
+    ):
+        return
+    if not re.search(
+        r"accum|batch|\bbs\b|\bGAS?\b|micro_num|tokens", found["setup"], re.IGNORECASE
+    ):
+        found["micro_batch"] = "1"
+        found["read_as"] = NO_BATCH
+
+
 def _whose_batch(found: dict[str, str]) -> None:
     """A bare batch is a step's where it says so or has several sequences for each replica, else a device's."""
     replica = re.match(r"\s*(\d[\d,]*)", found.pop(heads.REPLICA_BATCH, ""))
@@ -311,9 +348,9 @@ def _whose_batch(found: dict[str, str]) -> None:
         number = only[1].replace(",", "")
         replicas = _replicas(found)
         told = re.search(r"global|total|effective", cell, re.IGNORECASE)
-        whole = told or (
-            replicas > 1 and int(number) >= MANY * replicas and int(number) % replicas == 0
-        )
+        many = replicas > 1 and int(number) >= MANY * replicas and int(number) % replicas == 0
+        tokens = int(number) * _whole(found.get("seq_len", ""))
+        whole = told or many or (tokens > MOST_AT_ONCE and int(number) % replicas == 0)
         column = "global_batch" if whole and not re.search(r"per|/", cell) else "micro_batch"
     else:
         return
