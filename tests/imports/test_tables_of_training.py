@@ -142,3 +142,50 @@ def test_neuron_cores_are_parts_of_chips():
     alone = Given(model=load_model("llama3-8b"), guess=True)
     found = import_text(yaml.safe_dump(NEURON), "x.yaml", alone)
     assert (found.cluster.nodes, found.cluster.gpus) == (2, 64)
+
+
+BRIDGE = (
+    "#!/bin/bash\ntorchrun --nproc_per_node 8 --nnodes 2 scripts/training/run_recipe.py --recipe qwen3_30b_a3b_pretrain_config "
+    "mixed_precision=bf16_mixed model.tensor_model_parallel_size=2 model.expert_model_parallel_size=4 train.global_batch_size=64 "
+    "train.micro_batch_size=1 model.seq_length=4096 "
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "field", "value"),
+    [
+        ("model.num_attention_heads=64", "heads", 64),
+        ("model.kv_channels=64", "head_dim", 64),
+        ("model.num_query_groups=8", "kv_heads", 8),
+        ("model.qk_layernorm=false", "qk_norm", "none"),
+        ("model.moe_router_topk=4", "experts.top_k", 4),
+        ("model.moe_ffn_hidden_size=512", "experts.ffn", 512),
+    ],
+)
+def test_overrides_change_a_recipes_model(word: str, field: str, value: object):
+    found: object = import_text(f"{BRIDGE}{word}\n", "x.sh", GPU).model
+    for part in field.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "model.experimental_attention_variant=dsa",
+        "model.position_embedding_type=none",
+        "model.heterogeneous_layers_config_path=x.json",
+        "model.sparkle_depth=7",
+        "train.sparkle_depth=7",
+        "ddp.sparkle_depth=7",
+        "optimizer.sparkle_depth=7",
+        "dist.sparkle_depth=7",
+        "comm_overlap.sparkle_depth=7",
+        "mixed_precision.sparkle_depth=7",
+        "dataset.sparkle_depth=7",
+    ],
+)
+def test_overrides_of_another_kind_are_named(word: str):
+    name = word.partition("=")[0].rpartition(".")[2].replace("_", "-")
+    found = import_text(f"{BRIDGE}{word}\n", "x.sh", GPU)
+    assert any(name in one.option.replace("_", "-") for one in found.remarks)

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import beside
-from meshwright.imports.bridge_overrides import adapted, override, reshaped, switched_off
+from meshwright.imports.bridge_overrides import (
+    adapted,
+    other_kinds,
+    override,
+    reshaped,
+    switched_off,
+)
 from meshwright.imports.bridge_precision import precision_words
 from meshwright.imports.megatron import read as read_flags
 from meshwright.imports.names import guess_model, model_named, refuse_other
@@ -55,6 +61,7 @@ def read_words(program: str, words: list[str], given: Given, folder: Path | None
         raise SpecError("train.skip_train", True, "does not train; a training run is expected")
     if given.model is None and model is not None and not base:
         model = reshaped(model, words, flags)
+        off += other_kinds(words)
     if given.model is None:
         refuse_other((named or recipe).replace("_", "-"))
         if "vlm" in _option(words, "--step_func"):
@@ -281,6 +288,7 @@ def _fields(made: Made) -> tuple[dict[str, Any], str]:
         "tokenizer",
         "scheduler",
         "comm_overlap",
+        "dist",
     ):
         part = made.fields.get(table)
         values = part.fields if isinstance(part, Made) else part if isinstance(part, dict) else {}

@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.imports.pyvalues import Made
 from meshwright.imports.reading import Reading
 from meshwright.imports.tuning import adapters
-from meshwright.specs.model import Model
+from meshwright.specs.model import Experts, Model
 
 _FUSION = "a kernel's fusion is switched; the estimate takes the framework's usual kernels"
 _REDUCED = "gradients are reduced after the backward; the recipe's default is priced"
@@ -44,22 +44,69 @@ def switched_off(words: list[str]) -> list[tuple[str, str]]:
 
 def reshaped(model: Model, words: list[str], flags: dict[str, Any]) -> Model:
     """The recipe's model with what overrides change of its shape."""
-    names = {"num_layers": "layers", "vocab_size": "vocab", "ffn_hidden_size": "ffn"}
-    changed: dict[str, Any] = {}
-    for theirs, ours in names.items():
-        said = override(words, f"model.{theirs}")
-        if said.isdigit() and int(said) != getattr(model, ours):
-            changed[ours] = int(said)
-        flags.pop(theirs.replace("_", "-"), None)
-    experts = override(words, "model.num_moe_experts")
-    if experts.isdigit() and model.experts is not None:
-        changed["experts"] = model.experts.but(experts=int(experts))
-        flags.pop("num-experts", None)
+    changed: dict[str, Any] = _numbers(model, _SIZES, words, flags)
+    if model.experts is not None:
+        of_experts = _numbers(model.experts, _OF_EXPERTS, words, flags)
+        if of_experts:
+            changed["experts"] = model.experts.but(**of_experts)
+    normed = override(words, "model.qk_layernorm").lower()
+    if normed in ("true", "false") and not model.latent_attention and (normed == "true") != (model.qk_norm != "none"):  # fmt: skip
+        changed["qk_norm"] = "head" if normed == "true" else "none"
     tied = override(words, "model.share_embeddings_and_output_weights").lower()
     if tied in ("true", "false"):
         changed["tied_embeddings"] = tied == "true"
     changed = {name: value for name, value in changed.items() if value != getattr(model, name)}
     return model.but(name="imported", **changed) if changed else model
+
+
+_SIZES = {
+    "num_layers": "layers", "vocab_size": "vocab", "ffn_hidden_size": "ffn", "hidden_size": "hidden", "num_attention_heads": "heads",
+    "num_query_groups": "kv_heads", "kv_channels": "head_dim",
+}  # fmt: skip
+_OF_EXPERTS = {
+    "num_moe_experts": "experts", "moe_router_topk": "top_k", "moe_ffn_hidden_size": "ffn",
+    "moe_shared_expert_intermediate_size": "shared_ffn",
+}  # fmt: skip
+_FLAGS = {"num_moe_experts": "num-experts"}
+
+
+def _numbers(
+    part: Model | Experts, names: dict[str, str], words: list[str], flags: dict[str, Any]
+) -> dict[str, int]:
+    """Numbers of a part that overrides change, whose flags are done with."""
+    found: dict[str, int] = {}
+    for theirs, ours in names.items():
+        said = override(words, f"model.{theirs}")
+        if said.isdigit() and int(said) != getattr(part, ours):
+            found[ours] = int(said)
+        flags.pop(_FLAGS.get(theirs, theirs.replace("_", "-")), None)
+    return found
+
+
+_KINDS = {
+    "model.experimental_attention_variant": "another kind of attention; softmax attention over all tokens is priced",
+    "model.linear_attention_freq": "layers of linear attention; softmax attention is priced",
+    "model.heterogeneous_layers_config_path": "layers of several shapes; the recipe's are priced",
+    "model.is_hybrid_model": "state-space layers; the recipe's are priced",
+    "model.hybrid_layer_pattern": "layers of several kinds; the recipe's are priced",
+    "model.softmax_type": "another softmax; numerics only, or one number a head",
+    "model.position_embedding_type": "other positions than the recipe's, which are priced",
+    "model.activation_func": "another activation than the recipe's, which is priced",
+    "model.gated_linear_unit": "an FFN of another form than the recipe's, which is priced",
+    "model.add_bias_linear": "biases are switched; the recipe's are priced",
+    "model.window_attn_skip_freq": "which layers see a window; the recipe's are priced",
+}  # fmt: skip
+
+
+def other_kinds(words: list[str]) -> list[tuple[str, str]]:
+    """Overrides that change what a recipe's model is made of, where its sizes alone are read."""
+    off = {"", "null", "none"}
+    said = {field: override(words, field).lower() for field in _KINDS}
+    return [
+        (field, what)
+        for field, what in _KINDS.items()
+        if said[field] not in (off - {"none"} if "position" in field else off)
+    ]
 
 
 def adapted(peft: Made, reading: Reading) -> None:
