@@ -44,3 +44,43 @@ def test_several_runs_are_named_even_where_each_asks_for_something(tmp_path: Pat
 def test_an_engines_file_alone_asks_for_the_rest(tmp_path: Path):
     with pytest.raises(SpecError, match="--model"):
         import_file(_write(tmp_path, ds_dot_json=ZERO), GUESS)
+
+
+LOOP = """
+batch_size = 6
+block_size = 512
+n_embd, n_head, n_layer = 640, 5, 10
+x = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+optimizer = torch.optim.AdamW(model.parameters())
+loss.backward()
+optimizer.step()
+"""
+LLMC = "mpirun -np 8 ./train_gpt2cu -b 16 -t 1024 -d 1048576 -z 1 -e d12\n"
+
+
+def test_a_project_whose_files_all_lie_below_is_read(tmp_path: Path):
+    folder = _write(tmp_path, a__b__train_dot_py=LOOP, pyproject_dot_toml="[project]\nname = 'a'\n")
+    assert import_file(folder, GUESS).format == "training loop of one's own"
+
+
+def test_what_starts_a_program_counts_before_the_programs_own_defaults(tmp_path: Path):
+    folder = _write(tmp_path, train_dot_py=LOOP, scripts__run_dot_sh=LLMC)
+    assert import_file(folder, GUESS).format == "llm.c command"
+
+
+def test_a_project_without_a_run_is_refused_by_what_is_called_a_training(tmp_path: Path):
+    folder = _write(
+        tmp_path,
+        a__b_dot_py="x = 1\n",
+        a__train_it_dot_py="y = 2\n",
+        x__data__pre_dot_yaml="repos: []\n",
+    )
+    with pytest.raises(SpecError, match=r"holds no training run.*2 files were tried.*train_it\.py"):
+        import_file(folder, GUESS)
+
+
+def test_conversions_and_vocabularies_are_no_runs(tmp_path: Path):
+    maxtext = "python3 -m MaxText.utils.ckpt_conversion.to_maxtext configs/base.yml model_name=gemma2-2b\n"
+    words = "{" + ", ".join(f'"w{one}": {one}' for one in range(600)) + ', "hidden_size": 7}'
+    folder = _write(tmp_path, a__one_dot_sh=maxtext, a__vocab_dot_json=words, a__run_dot_sh=LLMC)
+    assert import_file(folder, GUESS).format == "llm.c command"

@@ -223,6 +223,8 @@ def _refuse_other(data: Data, text: str, name: str) -> None:
         raise SpecError("file", name, "describes no training run of GPUs or TPUs: it is for Cerebras' systems, which are not modelled")  # fmt: skip
     if "includes" in data and "modules" not in data:
         raise SpecError("file", name, "describes no training run of its own: it is a part that others include; import the experiment that names it")  # fmt: skip
+    if len(data) > 500 and all(isinstance(one, int) for one in data.values()):
+        raise SpecError("file", name, "is a vocabulary; a configuration is expected")
     evaluates = {"icl_tasks", "eval_gauntlet", "device_eval_batch_size"} & set(data)
     if evaluates and isinstance(data.get("models"), list) and "train_loader" not in data:
         raise SpecError("file", name, "evaluates models; it does not train")

@@ -44,7 +44,7 @@ def reads(launch: Launch) -> bool:
 
 def is_program(text: str) -> bool:
     """Whether a Python text is one of them."""
-    return re.search(r"^from fms_fsdp\b", text, re.M) is not None and "get_model_config(" in text
+    return re.search(r"^from fms_fsdp\b", text, re.M) is not None and "get_policies(" in text
 
 
 def read(program: str, said: dict[str, Any], given: Given, title: str) -> Reading:

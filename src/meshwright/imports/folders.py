@@ -38,10 +38,10 @@ def import_folder(folder: Path, given: Given) -> Imported:
     """
     from meshwright.imports.files import import_file
 
-    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES and p.is_file())[
-        :_MOST
-    ]
-    if not files:
+    here = sorted(p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES and p.is_file())
+    files = [path for path in here if not _HOUSEKEEPING.fullmatch(path.name)][:_MOST]
+    below: list[Path] = [] if files else _below(folder)
+    if not files and not below:
         raise SpecError("folder", str(folder), "holds no script and no configuration")
     for name in _STARTERS:
         if (folder / name) in files:
@@ -52,9 +52,13 @@ def import_folder(folder: Path, given: Given) -> Imported:
     parts = {path for path in files if _is_part(path)}
     runs, refused = _runs([path for path in files if path not in parts], given)
     if not runs:
-        below = _below(folder)
+        below = below or _below(folder)
         runs, deeper = _runs([path for path in below if not _is_part(path)], given)
         refused = refused or deeper
+    elif all(path.suffix == ".py" for path, _ in runs):
+        # What starts a program says more of the run than its own defaults.
+        starters = [path for path in _below(folder) if path.suffix in _SCRIPTS]
+        runs = _runs(starters, given)[0] or runs
     if not runs:
         runs, _none = _runs(sorted(parts), given)
     runs = _of_their_own(runs)
@@ -66,9 +70,17 @@ def import_folder(folder: Path, given: Given) -> Imported:
     if runs:
         names = ", ".join(str(path.relative_to(folder)) for path, _ in runs[:_NAMED])
         raise SpecError("folder", str(folder), f"holds several runs: name one of {names}")
-    raise refused or SpecError("folder", str(folder), "holds nothing that can be read")
+    tried = len(files) + len(below)
+    if refused is None or tried == 1:
+        raise refused or SpecError("folder", str(folder), "holds nothing that can be read")
+    raise SpecError("folder", str(folder), f"holds no training run that can be read: {tried} files were tried; of one, {str(refused)[-300:]}")  # fmt: skip
 
 
+_SCRIPTS = (".sh", ".sbatch", ".slurm")
+_HOUSEKEEPING = re.compile(
+    r"\..*|pyproject\.toml|setup\.py|conftest\.py|package(?:-lock)?\.json|tsconfig\.json|mkdocs\.ya?ml|environment\.ya?ml|renovate\.json|noxfile\.py|__init__\.py|test_.*\.py|hubconf\.py"
+)
+"""Files at the root of a project that are about the project, not about a run."""
 _NAMED = 6
 _NO_RUNS = re.compile(
     r"(?:^|/)(?:\.|tests?/|docs?/|data/|eval\w*/|outputs?/|node_modules/|environment\.ya?ml$)"
@@ -78,9 +90,10 @@ _NO_RUNS = re.compile(
 def _runs(
     files: list[Path], given: Given
 ) -> tuple[list[tuple[Path, Imported | SpecError]], SpecError | None]:
-    """The runs among files, those that ask for something included, and why the first other is none."""
+    """The runs among files, those that ask for something included, and why one other is none: the first that is called a training."""
     runs: list[tuple[Path, Imported | SpecError]] = []
     refused: SpecError | None = None
+    told = False
     from meshwright.imports.files import import_file
 
     for path in files:
@@ -89,7 +102,9 @@ def _runs(
         except SpecError as error:
             if error.field.startswith("--"):
                 runs.append((path, error))
-            refused = refused or error
+            tells = re.search(r"train|finetune|launch|(?:^|_)run", path.stem) is not None
+            if refused is None or (tells and not told):
+                refused, told = error, tells
         if len(runs) > _NAMED:
             break
     return runs, refused
@@ -117,16 +132,14 @@ def _below(folder: Path) -> list[Path]:
         and path.is_file()
         and not _NO_RUNS.search(str(path.relative_to(folder)))
     ]
-    return sorted(found, key=lambda path: path.suffix not in (".sh", ".sbatch", ".slurm"))[:_MOST]
+    return sorted(found, key=lambda path: path.suffix not in _SCRIPTS)[:_MOST]
 
 
 def _of_their_own(
     runs: list[tuple[Path, Imported | SpecError]],
 ) -> list[tuple[Path, Imported | SpecError]]:
     """Runs without the configurations that another's script names: those are part of that one."""
-    texts = {
-        path: read_text(path) for path, _ in runs if path.suffix in (".sh", ".sbatch", ".slurm")
-    }
+    texts = {path: read_text(path) for path, _ in runs if path.suffix in _SCRIPTS}
     named = {
         path
         for path, _ in runs

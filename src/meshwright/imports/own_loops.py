@@ -25,9 +25,10 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
 _TRAINS = re.compile(r"\.backward\(|\bbackward\(")
-OF_A_LIBRARY = re.compile(
-    r"(?<!class )\b\w*Trainer\(|\b(?:Seq2Seq)?TrainingArguments\b|HfArgumentParser|TrlParser|\bAccelerator\(|deepspeed\.initialize\(|\bMosaic|composer"
+_OF_A_LIBRARY = re.compile(
+    r"\b(?:Seq2Seq)?TrainingArguments\b|HfArgumentParser|TrlParser|\bAccelerator\(|deepspeed\.initialize\(|\bMosaic|composer"
 )
+_TRAINER = re.compile(r"(?<!class )\b(\w*Trainer)\(")
 _SPAWNS = re.compile(r"\bspawn\(|\bmp\.Process\(")
 _AUTOCASTS = re.compile(r"\bautocast\(")
 _NARROWS = re.compile(r"(?i)autocast|b?float16|\.half\(|\bb?fp?16|\bamp\b|precision|deepspeed")
@@ -39,6 +40,12 @@ COPIES = re.compile(r"\bDistributedDataParallel\(|\bDDP\(")
 _MOST = 400_000
 
 
+def is_a_library_s(text: str) -> bool:
+    """Whether a program leaves its loop to a library: to a trainer that is no class of its own, or to an engine."""
+    trainers = set(_TRAINER.findall(text)) - set(re.findall(r"class (\w*Trainer)\b", text))
+    return bool(trainers) or _OF_A_LIBRARY.search(text) is not None
+
+
 def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     """What a loop at hand runs by a command; None where the program is no loop of its own.
 
@@ -48,7 +55,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     program = launch.program
     path = program_beside(folder, program)
     text = "" if path is None else read_text(path, "file", size_bytes=_MOST)
-    if path is None or not _TRAINS.search(text) or OF_A_LIBRARY.search(text):
+    if path is None or not _TRAINS.search(text) or is_a_library_s(text):
         return None
     refuse_program(text, path.name)
     said = {name: typed(value) for name, value in usual_commands.flags_of_words(launch).items()}

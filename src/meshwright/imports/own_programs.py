@@ -37,7 +37,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     Raises:
         SpecError: a value that cannot be.
     """
-    if not (_STEPS.search(text) and _UPDATES.search(text)) or own_loops.OF_A_LIBRARY.search(text):
+    if not (_STEPS.search(text) and _UPDATES.search(text)) or own_loops.is_a_library_s(text):
         return None
     if _TESTS.search(text):
         return None

@@ -217,7 +217,9 @@ def _dispatch(
         if "ray" not in program:
             one_process(launch, reading)
         return reading, stamp
-    if program.lower().startswith("maxtext") or "maxtext" in program.lower():
+    if "maxtext" in program.lower():
+        if re.search(r"conver|decode|infer|quantize|param_only|evaluat|microbenchmark", program.lower().partition("maxtext")[2]):  # fmt: skip
+            raise SpecError("file", name, f"{program[-60:]} does not train; a training script is expected")  # fmt: skip
         return maxtext.read_words(words, given, folder), stamp
     if posixpath.basename(program) == "deepy.py":
         named_ones = neox.read_words(words, given, folder)
