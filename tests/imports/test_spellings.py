@@ -187,3 +187,37 @@ def test_a_micro_batch_of_arguments_that_are_made_elsewhere_is_a_guess():
     text = PROGRAM.replace("RANK", "r=8").replace("per_device_train_batch_size=2, ", "")
     run = import_text(text.replace("max_length=1 << 12", "max_length=elsewhere"), "p.py", H8, None)
     assert "--micro-batch" in [one.option for one in run.remarks if one.kind == "guess"]
+
+
+def test_trls_own_scripts_take_trls_defaults_wherever_they_lie():
+    words = "--model_name_or_path Qwen/Qwen2.5-7B --dataset_name x --per_device_train_batch_size 2"
+    run = script(f"accelerate launch --num_processes 2 ../trl/examples/scripts/sft.py {words}\n")
+    assert (run.job.seq_len, run.layout.recompute, run.job.precision.compute) == (
+        1024,
+        "full",
+        "bf16",
+    )
+    run = script(f"accelerate launch --num_processes 2 mine/sft.py {words}\n")
+    assert run.layout.recompute == "none"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--eval_strategy steps", True),
+        ("--eval_strategy steps --per_device_eval_batch_size 2", False),
+        ("--do_eval --per_device_eval_batch_size 16", True),
+        ("--per_device_eval_batch_size 16", False),
+        ("--evaluation_strategy no --per_device_eval_batch_size 16", False),
+    ],
+)
+def test_an_evaluation_of_larger_batches_is_named(words: str, named: bool):
+    run = script(f"torchrun --nproc_per_node 2 train.py {TRAINER} {words}\n")
+    found = [one for one in run.remarks if one.option == "per_device_eval_batch_size"]
+    assert bool(found) is named
+
+
+def test_axolotls_evaluation_of_larger_batches_is_named():
+    text = AXOLOTL + "val_set_size: 0.05\neval_batch_size: 8\n"
+    run = import_text(text, "a.yaml", H8, None)
+    assert [one for one in run.remarks if one.option == "eval_batch_size"]

@@ -11,7 +11,7 @@ from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
 from meshwright.imports.tasks import name_generation, name_task
-from meshwright.imports.tuning import adapters, frozen_part
+from meshwright.imports.tuning import adapters, evaluation, frozen_part
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
@@ -107,7 +107,9 @@ def _length(options: Options, reading: Reading) -> int:
 
 
 def _task(options: Options, reading: Reading) -> None:
-    """What is trained on, and what generates beside it."""
+    """What is trained on, and what generates or is evaluated beside it."""
+    if options.number("val_set_size") or options.has("test_datasets"):
+        evaluation(reading, options.whole("eval_batch_size"), "eval_batch_size")
     name_task(reading, options.loose("rl") + (" reward" if options.flag("reward_model") else ""))
     if reading.task == "grpo":
         reading.reference = bool(options.number("trl.beta"))

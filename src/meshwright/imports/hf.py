@@ -23,7 +23,7 @@ from meshwright.imports.own_layers import fuses_loss, own_adapters
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
 from meshwright.imports.tasks import name_by_options, name_generation, name_task
-from meshwright.imports.tuning import recomputes_as_unsloth
+from meshwright.imports.tuning import evaluation, recomputes_as_unsloth
 from meshwright.imports.word_overrides import overridden
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml
@@ -106,6 +106,7 @@ def read_words(
     negated(values, own)
     if launch.program.startswith("trl "):
         trl_command.configured(values, reading, given, folder)
+    if trl_command.is_own(launch.program):
         trl_defaults(values, reading)
     set_defaults(launch.program, values, reading, own)
     name_task(reading, posixpath.basename(launch.program))
@@ -179,6 +180,12 @@ def fill(
     sharding(options, reading, given, folder, script)
     agrees(reading, micro, steps)
     _memory(options, reading)
+    evaluates = options.word("eval_strategy", "evaluation_strategy", default="no") not in (
+        "no",
+        "false",
+    )
+    if evaluates or options.flag("do_eval"):
+        evaluation(reading, options.whole("per_device_eval_batch_size", default=8), "per_device_eval_batch_size")  # fmt: skip
     read_adapters(options, reading)
     _packing(options, reading)
     _task(options, reading)
@@ -216,7 +223,7 @@ def _named(options: Options) -> str:
     """The model's name: what says the weights, or what says their shape where that alone is known."""
     name = options.loose(
         "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",
-        "base_model", "base_model_name_or_path", "model_path", "model_dir", "config_name",
+        "base_model", "base_model_name_or_path", "model_path", "model_dir", "input_model_filename", "input_model", "config_name",
     )  # fmt: skip
     return shape_named(name, options.loose("config_name"), options.loose("model_type"))
 

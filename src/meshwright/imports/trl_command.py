@@ -63,6 +63,16 @@ def as_launched(words: list[str]) -> tuple[list[str], list[str]]:
     return ["accelerate", "launch", *kept, *said], rest
 
 
+_SCRIPT = re.compile(
+    r"(?:^|/)(?:trl|examples)/(?:examples/)?scripts/(?:sft|dpo|kto|orpo|cpo|gkd|grpo|rloo|reward|reward_modeling|online_dpo)\w*\.py$"
+)
+
+
+def is_own(program: str) -> bool:
+    """Whether a command is TRL's, or one of its own scripts, whose arguments are TRL's configurations."""
+    return program.startswith("trl ") or _SCRIPT.search(program) is not None
+
+
 _OF_YAML = re.compile(r"num_processes|num_machines|machine_rank|main_process_(?:ip|port)|gpu_ids")
 
 

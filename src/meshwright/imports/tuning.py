@@ -109,6 +109,12 @@ def _names(said: Any) -> list[str]:
     ]
 
 
+def evaluation(reading: Reading, batch: int, option: str) -> None:
+    """Name an evaluation that takes more sequences at once than training does: their logits may be what does not fit."""
+    if batch > reading.micro_batch:
+        reading.unmodelled(option, f"evaluation takes {batch} sequences at once where training takes {reading.micro_batch}; its memory is not priced")  # fmt: skip
+
+
 def frozen_part(reading: Reading, option: str) -> None:
     """Say that part of the model does not train where which part cannot be told."""
     reading.unmodelled(option, "only part of the model trains; the estimate trains all")
