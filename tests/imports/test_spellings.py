@@ -221,3 +221,40 @@ def test_axolotls_evaluation_of_larger_batches_is_named():
     text = AXOLOTL + "val_set_size: 0.05\neval_batch_size: 8\n"
     run = import_text(text, "a.yaml", H8, None)
     assert [one for one in run.remarks if one.option == "eval_batch_size"]
+
+
+XTUNER = """
+framework = 'huggingface'
+pretrained_model_name_or_path = 'meta-llama/Llama-2-70b-hf'
+max_length = 2048
+trainer = Trainer
+training_args = dict(type=TrainingArguments, per_device_train_batch_size=1, gradient_accumulation_steps=16, fp16=True)
+model = dict(
+    type=AutoModelForCausalLM.from_pretrained,
+    pretrained_model_name_or_path=pretrained_model_name_or_path,
+    quantization_config=dict(type=BitsAndBytesConfig, load_in_4bit=True, bnb_4bit_quant_type='nf4'))
+lora = dict(type=LoraConfig, r=64, lora_alpha=16, target_modules=['gate_proj', 'down_proj'])
+train_dataset = dict(type=process_hf_dataset, max_length=max_length)
+"""
+
+
+def test_tables_of_types_are_the_calls_that_they_stand_for():
+    run = import_text(XTUNER, "x.py", H8, None)
+    assert run.model.name == "llama2-70b" and run.job.precision.name == "fp16"
+    assert run.job.finetune and (run.job.finetune.rank, run.job.finetune.storage) == (64, "nf4")
+    assert run.job.finetune.targets == ("gate", "down") and run.job.seq_len == 2048
+    assert run.job.global_batch == 16 * run.layout.dp
+
+
+def test_axolotl_says_its_devices_by_rays_workers_and_when_it_reduces():
+    run = import_text(
+        f"{AXOLOTL}use_ray: true\nray_num_workers: 2\n", "a.yaml", Given(guess=True), None
+    )
+    assert run.layout.world == 2
+    alone = f"{AXOLOTL}dp_shard_size: 1\nfsdp_config:\n  reshard_after_forward: true\n"
+    run = import_text(alone, "a.yaml", Given(guess=True), None)
+    assert run.layout.world == 8
+    assert [one for one in run.remarks if "sync_each_batch" in one.text]
+    each = "accelerator_config:\n  gradient_accumulation_kwargs:\n    sync_each_batch: true\n"
+    run = import_text(alone + each, "a.yaml", Given(guess=True), None)
+    assert not [one for one in run.remarks if "sync_each_batch" in one.text + one.option]

@@ -223,7 +223,11 @@ def _degrees(options: Options, reading: Reading) -> None:
     tp = options.whole("tensor_parallel_size", default=1) or 1
     cp = options.whole("context_parallel_size", "sequence_parallel_degree", default=1) or 1
     replicate, shard = options.whole("dp_replicate_size"), options.whole("dp_shard_size")
-    if shard and not reading.world():
+    if options.flag("use_ray"):
+        reading.devices = options.whole("ray_num_workers", default=1)
+    if options.flag("accelerator_config.gradient_accumulation_kwargs.sync_each_batch"):
+        reading.reduces_each = True
+    if shard > 1 and not reading.world():
         reading.devices = shard * max(replicate, 1) * tp * cp  # what axolotl asks of its launcher
     if tp > 1:
         reading.layout["tp"] = tp

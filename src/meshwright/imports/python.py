@@ -95,6 +95,10 @@ def read(
         return olmo.read_script(module, name, given), stamp
     if xtuner.is_config(text):
         return xtuner.read(text, name, given), stamp
+    if xtuner.of_trainer(text):
+        found = programs.read(xtuner.as_program(text), name, given, folder=folder)
+        found.format = "XTuner configuration of the Trainer"
+        return found, stamp
     if fms_fsdp.is_program(text):
         found = fms_fsdp.read(name, {}, given, "FMS-FSDP program")
         found.guess("program", "started without options: its own defaults are taken")

@@ -37,6 +37,39 @@ def is_config(text: str) -> bool:
     return bool(_OLD.search(text) and "train_dataloader" in text) or bool(_NEW.search(text) and re.search(r"\b(?:TrainerConfig|WorkerConfig)\(", text))  # fmt: skip
 
 
+_OF_TRAINER = re.compile(r"^framework\s*=\s*[\"']hugging_?face[\"']", re.M | re.I)
+
+
+def of_trainer(text: str) -> bool:
+    """Whether a configuration is of transformers' Trainer, in mmengine's tables (`dict(type=LoraConfig, r=16)`)."""
+    return bool(
+        _OF_TRAINER.search(text) and re.search(r"type\s*=\s*(?:\w+\.)*\w*TrainingArguments\b", text)
+    )
+
+
+def as_program(text: str) -> str:
+    """Such a configuration as the program that it stands for: each table is the call of its type."""
+    tree = parse_python(text)
+    if tree is None:
+        return text
+    made = ast.unparse(ast.fix_missing_locations(_Called().visit(tree)))
+    if re.search(r"^lora = ", made, re.M):  # XTuner puts the parts together (xtuner/tools/train.py)
+        made += "\nmodel = get_peft_model(model, lora)"
+    return f"{made}\ntrainer = Trainer(model=model, args=training_args)\n"
+
+
+class _Called(ast.NodeTransformer):
+    """Turns `dict(type=made, a=1)` into `made(a=1)`, inside first."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        kind = next((one.value for one in node.keywords if one.arg == "type"), None)
+        plain = isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args
+        if not plain or not isinstance(kind, (ast.Name, ast.Attribute)):
+            return node
+        return ast.Call(kind, [], [one for one in node.keywords if one.arg != "type"])
+
+
 def reads(launch: Launch) -> bool:
     """Whether a command starts XTuner."""
     return launch.program == "xtuner train" or bool(re.search(r"xtuner[./](?:tools[./]train|v1[./]train[./]cli[./]sft)", launch.program))  # fmt: skip
@@ -54,7 +87,13 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
     path = beside(folder, named) if named.endswith(".py") else None
     if path is None:
         raise SpecError("config", named[-80:], "XTuner's configuration is not here (`xtuner copy-cfg` writes one): import the command beside it, or that file")  # fmt: skip
-    reading = read(read_text(path, "file"), str(path), given)
+    text = read_text(path, "file")
+    if of_trainer(text):
+        from meshwright.imports import programs
+
+        reading = programs.read(as_program(text), str(path), given, folder=path.parent)
+    else:
+        reading = read(text, str(path), given)
     reading.remarks = [one for one in reading.remarks if one.option != _SHARDS]
     reading.format = f"{reading.format}, named by a script"
     if isinstance(flags.get("deepspeed"), str):
