@@ -104,4 +104,15 @@ def test_blanks_are_filled_with_what_can_run():
 def test_what_a_row_prints_is_never_changed():
     row = of_blanks(micro_batch="8", recompute="none", zero_or_fsdp="ZeRO-1")
     (plain,), (able,) = (predict([row], possible=able) for able in (False, True))
-    assert plain.impossible() and able == plain
+    assert plain.impossible() and able.run == plain.run
+
+
+def test_ranges_hold_what_blanks_may_as_well_mean():
+    stated = of_blanks(interconnect="8x 200 Gb/s InfiniBand per node", seq_len="1024", micro_batch="1", recompute="none", zero_or_fsdp="FSDP", setup="FSDP", global_batch="64")  # fmt: skip
+    blank = Row("mine", {**stated.cells, "interconnect": ""})
+    (told,), (open_,) = (predict([row], possible=True) for row in (stated, blank))
+    assert told.as_well == () and len(open_.as_well) == 1
+    assert open_.iter_time_s == pytest.approx(told.iter_time_s)
+    (slower, _), (time, _) = open_.as_well[0], open_.ranges()
+    assert slower > 1.5 * open_.iter_time_s and time.high >= slower
+    assert time.low == told.ranges()[0].low

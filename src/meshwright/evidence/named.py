@@ -86,6 +86,14 @@ def own_loop(row: Row) -> bool:
     return named_framework(row) == "torchtitan"
 
 
+def plain_torch(row: Row) -> bool:
+    """Whether a row names PyTorch alone, or nanoGPT's kind: replicas, of which nothing is sharded unless it says so."""
+    texts = "; ".join(row[column] for column in ("setup", "zero_or_fsdp", "source", "model"))
+    return own_loop(row) and not re.search(
+        r"fsdp|fully_shard|prime-?rl|DTensor|shard", texts, re.IGNORECASE
+    )
+
+
 def fallback_framework(row: Row) -> str:
     """The framework to assume where none is named: only Megatron's kind splits layers and stages."""
     if re.search("TPU", row["gpu"]):

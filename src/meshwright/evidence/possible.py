@@ -16,7 +16,7 @@ Change = dict[str, object]
 def other_readings(run: Run) -> Iterator[Run]:
     """Other runs that a row may mean, of less memory, the least surprising first; only what was assumed differs.
 
-    A micro-batch that nobody printed may be smaller, layers may be computed again, states may be sharded.
+    A micro-batch that nobody printed may be smaller, states may be sharded, layers may be computed again.
     """
     layout = run.layout
     guessed = {one.split("=")[0] for one in run.assumed if "=" in one}
@@ -29,10 +29,11 @@ def other_readings(run: Run) -> Iterator[Run]:
     again |= {"recompute_modules": ()} if again else {}
     stages = capabilities(run.job.framework).zero if "zero" in guessed and layout.dp > 1 else ()
     sharded: list[Change] = [{"zero": stage} for stage in sorted(stages) if stage > layout.zero]
-    changes: list[Change] = [smaller, again, {**smaller, **again}]
-    changes += [
-        {**one, **other} for one in sharded for other in ({}, smaller, {**smaller, **again})
-    ]
+    # Whole replicas are sharded first, sharded ones computed again before they are sharded further.
+    first = sharded if not layout.zero else []
+    changes: list[Change] = [smaller, *first, *({**one, **smaller} for one in first)]
+    changes += [again, {**smaller, **again}, *sharded]
+    changes += [{**one, **smaller, **again} for one in sharded]
     tried: list[Change] = [{}]
     for change in changes:
         if change in tried:
@@ -47,3 +48,24 @@ def other_readings(run: Run) -> Iterator[Run]:
         yield replace(
             run, layout=other, assumed=(*said, f"{told} (what else would be assumed does not fit)")
         )
+
+
+SLOWER_NETWORK = 4.0
+"""Times as slow as a device's preset that the network of a row may be that prints none: hosts of its kind are sold with one card
+as with eight."""
+
+
+def as_well(run: Run) -> Iterator[Run]:
+    """What a row may as well have meant by blanks that decide its time or memory, each for itself."""
+    guessed = {one.split("=")[0] for one in run.assumed if "=" in one}
+    layout = run.layout
+    if "network" in guessed:
+        *inner, last = run.cluster.levels
+        slower = last.but(bandwidth_bytes_s=last.bandwidth_bytes_s / SLOWER_NETWORK)
+        levels = [level.model_dump() for level in (*inner, slower)]
+        yield replace(run, cluster=run.cluster.but(levels=levels))
+    if "recompute" in guessed:
+        other = "none" if layout.recompute == "full" else "full"
+        yield replace(run, layout=layout.but(recompute=other, recompute_modules=()))
+    if "micro_batch" in guessed and layout.micro_batch > 1:
+        yield replace(run, layout=layout.but(micro_batch=1))

@@ -6,14 +6,14 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.confidence import memory_range, time_range
 from meshwright.costs.step import EstimateColumns, capacity_bytes, price
 from meshwright.evidence.import_rows import Run, import_row
 from meshwright.evidence.machines import SkipRow
-from meshwright.evidence.possible import other_readings
+from meshwright.evidence.possible import as_well, other_readings
 from meshwright.evidence.rows import Row
 from meshwright.planner.odds import MEMORY_MARGIN
 from meshwright.specs.errors import SpecError, shorten
@@ -50,9 +50,23 @@ class Prediction:
     device_memory_bytes: float = math.nan
     fits: bool = True
     """The planner's verdict, with the margin that it keeps."""
+    as_well: tuple[tuple[float, float], ...] = ()
+    """Step times (s) and peaks (bytes) of what the row's blanks may as well mean (`evidence.possible`)."""
 
     def ranges(self) -> tuple[Range, Range]:
         """Where its step time (s) and its peak memory (bytes) should lie; only of a row with a price."""
+        time, memory = self._own_ranges()
+        times, peaks = ([one[kind] for one in self.as_well] for kind in (0, 1))
+        return (
+            Range(low=min(time.low, *times), high=max(time.high, *times), basis=time.basis)
+            if times
+            else time,
+            Range(low=min(memory.low, *peaks), high=max(memory.high, *peaks), basis=memory.basis)
+            if peaks
+            else memory,
+        )
+
+    def _own_ranges(self) -> tuple[Range, Range]:
         assert self.run is not None
         run = self.run
         return (
@@ -65,7 +79,7 @@ class Prediction:
     def impossible(self) -> bool:
         """Whether the device has less memory than the low end of what the run should need."""
         assert self.run is not None
-        return not self.fits and self.ranges()[1].low > self.run.cluster.device.memory_bytes
+        return not self.fits and self._own_ranges()[1].low > self.run.cluster.device.memory_bytes
 
     @property
     def priced(self) -> bool:
@@ -83,7 +97,8 @@ def predict(
 
     `as_user`: knowing of each row's source only the framework's name.
 
-    `possible`: assuming of a row's blanks only what fits its device, where anything does (`evidence.possible`).
+    `possible`: assuming of a row's blanks only what fits its device, where anything does, with ranges that hold what
+    the blanks may as well mean (`evidence.possible`).
 
     `progress`, if given, is called with the number of rows priced since the last call.
     """
@@ -101,7 +116,7 @@ def predict(
         for (index, _), prediction in zip(
             members, _predict_all([run for _, run in members]), strict=True
         ):
-            result[index] = _that_fits(prediction) if possible else prediction
+            result[index] = _as_well(_that_fits(prediction)) if possible else prediction
         if progress is not None:
             progress(len(members))
     return [prediction for prediction in result if prediction is not None]
@@ -117,6 +132,15 @@ def _that_fits(prediction: Prediction) -> Prediction:
         if found.priced and not found.impossible():
             return found
     return prediction
+
+
+def _as_well(prediction: Prediction) -> Prediction:
+    """The same with the prices of what the row's blanks may as well mean."""
+    if not prediction.priced or prediction.run is None:
+        return prediction
+    others = [one for other in as_well(prediction.run) for one in _predict_all([other])]
+    told = tuple((one.iter_time_s, one.peak_memory_bytes) for one in others if one.priced)
+    return replace(prediction, as_well=told) if told else prediction
 
 
 def _predict_all(runs: Sequence[Run]) -> list[Prediction]:

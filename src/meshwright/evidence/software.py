@@ -11,7 +11,13 @@ from importlib import resources
 from typing import Any, cast
 
 from meshwright.costs.frameworks import Behaviour, framework
-from meshwright.evidence.named import fallback_framework, named_framework, own_loop, torchs_layers
+from meshwright.evidence.named import (
+    fallback_framework,
+    named_framework,
+    own_loop,
+    plain_torch,
+    torchs_layers,
+)
 from meshwright.evidence.rows import Row
 from meshwright.evidence.stated import (
     EAGER,
@@ -369,6 +375,8 @@ def zero_of(row: Row, rule: SourceRule, assumed: list[str]) -> tuple[int, int]:
     if re.match(r"none|no|ddp|dp|0|false|off|not?\b", text, re.IGNORECASE):
         return 0, 0
     known = rule.default("zero")
+    if known is None and plain_torch(row) and not rule.documented:
+        known = 0
     zero = framework(rule.framework).zero if known is None else int(known)
     assumed.append(f"zero={zero}")
     return zero, 0
