@@ -251,7 +251,8 @@ def test_axolotl_says_its_devices_by_rays_workers_and_when_it_reduces():
         f"{AXOLOTL}use_ray: true\nray_num_workers: 2\n", "a.yaml", Given(guess=True), None
     )
     assert run.layout.world == 2
-    alone = f"{AXOLOTL}dp_shard_size: 1\nfsdp_config:\n  reshard_after_forward: true\n"
+    whole = AXOLOTL.replace("adapter: lora\nlora_r: 16\n", "")
+    alone = f"{whole}dp_shard_size: 1\nfsdp_config:\n  reshard_after_forward: true\n"
     run = import_text(alone, "a.yaml", Given(guess=True), None)
     assert run.layout.world == 8
     assert [one for one in run.remarks if "sync_each_batch" in one.text]
