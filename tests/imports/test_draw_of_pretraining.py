@@ -1,5 +1,6 @@
 """Faults of a draw of pretraining files, each as the kind that it stands for."""
 
+import pytest
 import yaml
 from folders import put
 
@@ -7,6 +8,7 @@ from meshwright.imports.files import import_text
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.reading import Given, Imported
 from meshwright.specs import load_cluster, load_model
+from meshwright.specs.errors import SpecError
 
 GIVEN = Given(cluster=load_cluster("h100:1x8"), guess=True)
 SHAPE = (
@@ -84,3 +86,43 @@ def test_gradients_of_nemo_rl_are_as_wide_as_its_table_says():
     found = import_text(yaml.safe_dump(data), "x.yaml", Given(cluster=GIVEN.cluster, model=load_model("qwen3-8b"), guess=True))  # fmt: skip
     assert found.job.precision.gradient_bytes == 2
     assert found.job.framework_options == {"reduce_overlapped": False}
+
+
+REGISTRY = """
+from torchtitan.models.{family} import model_registry
+from torchtitan.trainer import Trainer
+
+def run() -> {trainer}.Config:
+    return {trainer}.Config(
+        {more}
+        model_spec=model_registry("{flavor}"),
+        training=TrainingConfig(local_batch_size=1, seq_len=4096),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2),
+        debug=DebugConfig(sparkle_depth=3),
+    )
+"""
+
+
+def registry(family: str, flavor: str, more: str = "", trainer: str = "Trainer") -> Imported:
+    text = REGISTRY.format(family=family, flavor=flavor, more=more, trainer=trainer)
+    return import_text(text, "config_registry.py", GIVEN)
+
+
+def test_what_a_registry_says_outside_of_the_layout_is_not_dropped():
+    found = registry("llama3", "8B", "loss=ChunkedLossWrapper.Config(),")
+    assert found.job.loss == "chunked" and "sparkle_depth" in remarks(found, "unread")
+    assert registry("transformers_modeling_backend", "full", 'hf_model="Qwen/Qwen3-4B",').model.name == "qwen3-4b"  # fmt: skip
+
+
+def test_a_loop_of_reinforcement_learning_is_no_pretraining():
+    with pytest.raises(SpecError, match="reinforcement"):
+        registry("qwen3", "4B", trainer="Controller")
+
+
+def test_starcoder_of_nanotron_has_biases():
+    data = {"model": {"model_config": {"is_starcoder2_config": True, "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
+            "num_kv_heads": 2, "vocab_size": 49152}}, "parallelism": {"dp": 8, "tp": 1, "pp": 1}, "optimizer": {"zero_stage": 0, "adam_eps": 1e-8, "torch_adam_is_fused": False},
+            "tokens": {"micro_batch_size": 1, "sequence_length": 1024, "train_steps": 10}}  # fmt: skip
+    found = import_text(yaml.safe_dump(data), "x.yaml", GIVEN)
+    assert found.model.qkv_bias and found.model.ffn_bias and not remarks(found, "unread")
+    assert found.job.framework_options["optimizer_fused"] is False

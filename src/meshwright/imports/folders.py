@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from meshwright.exports.stamp import read_stamp
@@ -38,6 +39,9 @@ def import_folder(folder: Path, given: Given) -> Imported:
     """
     from meshwright.imports.files import import_file
 
+    named = folder / given.config if given.config else None
+    if named is not None and named.parent == folder and named.is_file():
+        return import_file(named, replace(given, config=""))
     here = sorted(p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES and p.is_file())
     files = [path for path in here if not _HOUSEKEEPING.fullmatch(path.name)][:_MOST]
     below: list[Path] = [] if files else _below(folder)

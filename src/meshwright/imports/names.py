@@ -30,7 +30,7 @@ _BOTH = re.compile(
     re.IGNORECASE,
 )
 _SEEING = re.compile(
-    r"(?:^|[_-])(?:internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|omni|vision|molmo|ocr)(?:[_-]|\d|$)",
+    r"(?:^|[_-])(?:glm[-_]?4[._]?[1-9]v|internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|omni|vision|molmo|ocr)(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
 _PICTURES = re.compile(

@@ -117,7 +117,11 @@ def _behaviour(options: Options) -> dict[str, bool | int | float | str]:
     bucket = options.number("model.ddp_bucket_cap_mb", default=_BUCKET_MIB)
     if bucket not in (0, _BUCKET_MIB):
         found["bucket_parameters"] = bucket * 2**20 / 2.0
-    if not options.flag("optimizer.optimizer_factory.torch_adam_is_fused", default=True):
+    if not options.flag(
+        "optimizer.optimizer_factory.torch_adam_is_fused",
+        "optimizer.torch_adam_is_fused",
+        default=True,
+    ):
         found["optimizer_fused"] = False
     multiple = options.whole("model.make_vocab_size_divisible_by", default=1)
     if multiple > 1:
@@ -162,7 +166,8 @@ def _model(options: Options, reading: Reading) -> Model:
     if window:
         fixed["window"] = window
     if options.flag(f"{get}is_starcoder2_config"):
-        fixed |= {"gated": False, "norm": "layernorm", "norm_bias": True}
+        biased = {"qkv_bias": True, "attention_out_bias": True, "ffn_bias": True}
+        fixed |= {"gated": False, "norm": "layernorm", "norm_bias": True, **biased}
     ffn = options.whole(f"{get}intermediate_size")
     for places in ("moe_config.", ""):
         experts = options.whole(

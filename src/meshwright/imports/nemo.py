@@ -118,8 +118,15 @@ def _optimizer(flags: dict[str, Any], model: dict[str, Any]) -> None:
         model.get("use_distributed_optimizer")
     )
     flags["optimizer"] = optimizer_named(name, "model.optim.name").name.replace("adamw", "adam")
-    flags["overlap-grad-reduce"] = bool(optim.get("overlap_grad_sync", name != "mcore_distributed_optim"))  # fmt: skip
-    flags["overlap-param-gather"] = bool(optim.get("overlap_param_sync", False))
+    flags["use-distributed-optimizer"] |= optim.get("use_distributed_optimizer") is True
+    reduced, gathered = (optim.get(key, optim.get(other)) for key, other in (
+        ("overlap_grad_sync", "overlap_grad_reduce"), ("overlap_param_sync", "overlap_param_gather")))  # fmt: skip
+    flags["overlap-grad-reduce"] = name != "mcore_distributed_optim" if reduced is None else bool(reduced)  # fmt: skip
+    flags["overlap-param-gather"] = bool(gathered)
+    if isinstance(optim.get("bucket_size"), int):
+        flags["ddp-bucket-size"] = optim["bucket_size"]
+    if optim.get("fp8_param_gather") is True and (model.get("fp8") or model.get("fp4")):
+        flags["fp8-param-gather"] = True
     if "bf16" in str(optim.get("grad_sync_dtype", "")) and flags.get("bf16"):
         flags["grad-reduce-in-bf16"] = True
 
@@ -156,6 +163,13 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
         "precision",
         "share-embeddings-and-output-weights",
         "optim",
+        "max-position-embeddings",
+        "answer-only-loss",
+        "base-config",
+        "name",
+        "gc-interval-train",
+        "gc-interval-valid",
+        "ub-tp-comm-overlap",
     }
     reading = megatron.read(options, given, "NeMo YAML", recipe=True)
     reading.options = dict(EDITS)

@@ -15,7 +15,7 @@ def idle(name: str, value: Any, effect: str | None, tables: tuple[str, ...]) -> 
     if usual is not None:
         return _same(value, usual)
     if isinstance(value, str) and effect is not None:
-        return value.strip().lower() == "false"
+        return value.strip().lower() in ("false", "")
     return value is False or value == {}
 
 

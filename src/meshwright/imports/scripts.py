@@ -18,6 +18,7 @@ from meshwright.imports import (
     llama_recipes,
     llmc,
     maxtext,
+    mlperf,
     nemo_launcher,
     neox,
     olmo,
@@ -93,6 +94,8 @@ def read(
     if launch is None:
         if starts_arguments(text):
             raise SpecError("--args", None, ASKS_FOR_PROGRAM)
+        if mlperf.is_config(script, name):
+            return mlperf.read(script, name, given, folder), stamp
         raise SpecError("file", name, nothing_found(script, text))
     if launch.other:
         raise SpecError("file", name, f"{posixpath.basename(launch.other)[:60]} does not train; a training script is expected{starts_another(text)}")  # fmt: skip

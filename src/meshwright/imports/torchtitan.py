@@ -203,6 +203,8 @@ def _tokens(options: Options, reading: Reading, split: str, train: str, pp: int)
     parts = options.whole(f"{split}num_pp_microbatches", f"{split}pipeline_parallel_microbatches",
                           "experimental.pipeline_parallel_microbatches") if pp > 1 else 0  # fmt: skip
     total = int(options.number(f"{train}global_batch_size", default=-1))
+    tokens = int(options.number(f"{train}num_tokens_per_train_step", default=-1))
+    reading.batch_tokens = max(tokens, 0)
     steps = options.whole(f"{train}gradient_accumulation_steps", default=1) or 1
     if pp > 1 and parts > 1 and packed:
         # Newer releases: tokens are those of one micro-batch, and the pipeline runs several.

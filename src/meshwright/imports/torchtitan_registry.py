@@ -41,6 +41,8 @@ class Recipe:
     precision: str = ""
     documents: bool = False
     muon: bool = False
+    hub: str = ""
+    chunked: bool = False
 
 
 def is_command(program: str, words: list[str]) -> bool:
@@ -191,15 +193,20 @@ def _registered(module: Module, name: str, chosen: str) -> Recipe:
         (str(fields[k]) for k in ("flavor", "size") if isinstance(fields.get(k), str)), ""
     )
     recipe = Recipe(_module_name(module, folder), flavor or _flavor_called(known[chosen]))
-    for table in ("parallelism", "training", "compile"):
+    if "Controller" in str(made.name):
+        raise SpecError("--config", chosen, "is a loop of reinforcement learning, which generates and trains in turns: its trainer alone is no run that can be read here")  # fmt: skip
+    for table in _TABLES:
         part = made.fields.get(table)
         if isinstance(part, Made):
             recipe.values |= {
                 f"{table}.{key}": value
                 for key, value in part.fields.items()
-                if not isinstance(value, (Made, Unknown))
+                if not isinstance(value, (Made, Unknown)) and "Made(" not in repr(value)
             }
     recipe.recompute = _recomputes(made)
+    recipe.chunked = "Chunked" in str(getattr(made.fields.get("loss"), "name", ""))
+    hub = made.fields.get("hf_model")
+    recipe.hub = hub if isinstance(hub, str) and "debug" not in recipe.flavor else ""
     dumped = repr(fields)
     if "Float8" in dumped or "MXFP8" in dumped or "mxfp8" in dumped:
         recipe.precision = "fp8"
@@ -209,6 +216,11 @@ def _registered(module: Module, name: str, chosen: str) -> Recipe:
     kind = str(getattr(made.fields.get("optimizer"), "name", ""))
     recipe.muon = re.search(r"muon", kind, re.IGNORECASE) is not None
     return recipe
+
+
+_TABLES = ("parallelism", "training", "compile", "optimizer", "debug", "comm", "activation_checkpoint", "experimental", "quantize",
+           "float8", "mx", "memory_estimation")  # fmt: skip
+"""Tables of a configuration that could change a plan; what is new in one is named."""
 
 
 def _recomputes(made: Made) -> str:
@@ -226,6 +238,8 @@ def _recomputes(made: Made) -> str:
 def _read(recipe: Recipe, config: str, given: Given, said: dict[str, Any]) -> Reading:
     reading = Reading(f"torchtitan recipe {config}", options=dict(EDITS))
     named(reading, given, recipe.module, recipe.flavor)
+    if recipe.hub and given.model is None:
+        reading.model_name = recipe.hub
     options = Options(recipe.values | said)
     fill(options, reading, "parallelism.", "training.", given)
     mode = options.word("activation_checkpoint.mode")
@@ -233,6 +247,8 @@ def _read(recipe: Recipe, config: str, given: Given, said: dict[str, Any]) -> Re
     if recipe.precision:
         kind = FP4 if recipe.precision == "fp4" else RECIPES[recipe.precision]
         reading.job["precision"] = kind.model_dump()
+    if recipe.chunked:
+        reading.job["loss"] = "chunked"
     if recipe.documents:
         reading.job["document_masking"] = True
     if recipe.muon:
