@@ -65,8 +65,21 @@ def read(
     if script is None:
         raise SpecError("file", name, "no container with a command was found")
     reading, found = scripts.read(_with_environment(data, script), name, given, folder, stamp)
+    _instances(data, reading)
     size(data, reading)
     return reading, found
+
+
+def _instances(data: dict[str, Any], reading: Reading) -> None:
+    """Take the processes that Azure ML starts of a command on each of its instances, which the command does not say."""
+    spread, resources = data.get("distribution"), data.get("resources")
+    if not isinstance(spread, dict):
+        return
+    each = spread.get("process_count_per_instance", spread.get("processCountPerInstance"))
+    hosts = resources.get("instance_count", 1) if isinstance(resources, dict) else 1
+    if isinstance(each, int) and isinstance(hosts, int) and each > 0 < hosts:
+        reading.hosts, reading.per_host, reading.devices = hosts, each, 0
+        reading.remarks = [one for one in reading.remarks if one.option != "launcher"]
 
 
 _ENVIRONMENTS = ("env", "envs", "environment", "environment_variables")
@@ -137,7 +150,12 @@ def _skypilot(data: dict[str, Any]) -> list[str]:
 def starts_training(data: dict[str, Any]) -> bool:
     """Whether a table of no known format holds, somewhere, the command of a training."""
     told = [*commands(data), _lines(data) or ""]
-    return any(_STARTS.search(one) and training(one) > 2 for one in told)
+    return any(map(starts, told))
+
+
+def starts(command: str) -> bool:
+    """Whether a text is the command of a training."""
+    return _STARTS.search(command) is not None and training(command) > 2
 
 
 def training(command: str) -> int:
@@ -262,6 +280,10 @@ def commands(data: Any) -> Iterator[str]:
         if words:
             long = " " in words[-1] and len(words[-1]) > 40
             yield words[-1] if long else " ".join(words)
+        for key in ("cmds", "script"):  # a task's lines, one after another
+            lines = table.get(key)
+            if isinstance(lines, list) and lines and all(isinstance(one, str) for one in lines):
+                yield "\n".join(lines)
         yield from (
             table[key] for key in _TEXTS if isinstance(table.get(key), str) and " " in table[key]
         )

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from meshwright.exports.stamp import Stamp, read_stamp
-from meshwright.imports import documents, logs, notebooks, python, scripts
+from meshwright.imports import documents, logs, makefiles, notebooks, python, scripts
 from meshwright.imports.beside import beside, keeps_scores, steps_beside
 from meshwright.imports.complete import complete
 from meshwright.imports.model_files import describe
@@ -17,9 +17,22 @@ from meshwright.specs.foreign import read_text
 from meshwright.specs.models import model_names
 
 _TEXT_BYTES = 4_000_000
-_SHELL = (".sh", ".bash", ".sbatch", ".slurm", ".sub", ".job")
+_SHELL = (
+    ".sh",
+    ".bash",
+    ".sbatch",
+    ".slurm",
+    ".sub",
+    ".job",
+    ".lsf",
+    ".bsub",
+    ".pbs",
+    ".qsub",
+    ".sge",
+    ".flux",
+)
 _COMMAND = re.compile(
-    r"^[^\S\n]*(?:torchrun|srun|deepspeed|accelerate launch|python3? |uv run|#SBATCH|tune run|llamafactory-cli|export |bash )",
+    r"^[^\S\n]*(?:torchrun|srun|deepspeed|accelerate launch|mpirun|mpiexec|jsrun|python3? |uv run|#SBATCH|#BSUB|#PBS|tune run|llamafactory-cli|export |bash )",
     re.MULTILINE,
 )
 
@@ -74,6 +87,8 @@ def read_any(text: str, name: str, given: Given, folder: Path | None) -> tuple[R
     if suffix == ".ipynb":
         return notebooks.read(text, name, given, folder)
     stamp = read_stamp(text)
+    if makefiles.is_makefile(name):
+        return scripts.read(makefiles.as_shell(text, name), name, given, folder, stamp)
     logged = logs.read(text, given)
     if logged is not None:
         return logged, stamp

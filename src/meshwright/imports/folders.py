@@ -24,7 +24,7 @@ _STARTERS = (
     "start.sh",
     "submit.sh",
 )
-_SUFFIXES = (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".json", ".toml", ".py")
+_SUFFIXES = (".lsf", ".pbs", ".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".json", ".toml", ".py")
 
 
 def import_folder(folder: Path, given: Given) -> Imported:

@@ -6,11 +6,11 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field
-from itertools import pairwise
 
+from meshwright.imports.launch_counts import count
 from meshwright.imports.shell import Script
 from meshwright.imports.trl_command import as_launched
-from meshwright.imports.words import text_of, unmarked, unset
+from meshwright.imports.words import unmarked, unset
 
 _TRAINERS = re.compile(
     r"(?:^|/)(?:[\w-]*(?:pretrain|train|finetune|sft|dpo|grpo|ppo|reward|posttrain|run_recipe|run_clm|"
@@ -40,8 +40,6 @@ _TOOLS = (
 )
 _BINARY = re.compile(r"train_\w*cu")
 """What llm.c's makefile builds; the words of `make train_gpt2cu` start nothing."""
-_ON_ONE_HOST = ("llamafactory-cli", "swift", "megatron", "xtuner")
-"""Tools that start torchrun themselves, on one host unless NNODES says otherwise."""
 _RUNS_NOTEBOOKS = re.compile(
     r"(?:^|[/ ])(?:papermill|jupyter[ -](?:execute|nbconvert .*--execute|run))(?: |$)"
 )
@@ -124,7 +122,7 @@ def find_launch(script: Script, chosen: int = 0) -> Launch | None:
     launch.runs = max(1, len(trainings))
     if rank < 0:
         launch.other = launch.program
-    _count(script, launch)
+    count(script, launch)
     return launch
 
 
@@ -291,111 +289,3 @@ def launch_option(words: list[str], names: tuple[str, ...]) -> str:
             continue
         return value if equals else words[index + 1] if index + 1 < len(words) else ""
     return ""
-
-
-def whole(text: str) -> int:
-    """A whole number, 0 where a text is none: `2`, `1:4` (its last), `gpu:h100:8`."""
-    last = text.strip().rsplit(":", 1)[-1]
-    return int(last) if last.isdigit() and len(last) < 8 else 0
-
-
-def _per_host(script: Script, launch: Launch) -> int:
-    """Devices of a host, as the batch system, the environment or variables say; 0 where none does."""
-    batch, per_host = script.sbatch, 0
-    for name in ("gpus-per-node", "gres", "ntasks-per-node", "gpus-per-task"):
-        found = whole(batch.get(name, ""))
-        if (
-            not per_host
-            and found
-            and not (name in ("ntasks-per-node", "gpus-per-task") and found == 1)
-        ):
-            per_host = found
-    if not per_host:
-        per_host = whole(launch.environment.get("NPROC_PER_NODE", ""))
-    if not per_host and launch.program.startswith("swift "):
-        # ms-swift starts one process unless it is told how many.
-        return _variable(script, ("NPROC_PER_NODE",)) or 1
-    if not per_host:
-        visible = launch.environment.get("CUDA_VISIBLE_DEVICES") or script.value("CUDA_VISIBLE_DEVICES")  # fmt: skip
-        per_host = len(visible.split(",")) if re.fullmatch(r"\d+(,\d+)*", visible) else 0
-    if not per_host:
-        per_host = _variable(
-            script,
-            (
-                "GPUS_PER_NODE",
-                "NPROC_PER_NODE",
-                "NUM_GPUS",
-                "N_GPUS_PER_NODE",
-                "NGPUS",
-                "NUM_GPUS_PER_NODE",
-            ),
-        )
-    return per_host
-
-
-_PLACES = re.compile(r"--(?:master|rdzv|main[-_]process|node[-_]rank|machine[-_]rank)")
-"""Options of a launcher that say where and which a host is, not how many there are."""
-
-
-def _count(script: Script, launch: Launch) -> None:
-    """Hosts and devices of a host, from the launcher's words, the batch system's, and variables."""
-    option = launch.option
-    hosts = whole(option("nnodes", "num-nodes", "num-machines", "nodes", "N", "num-hosts"))
-    per_host = whole(
-        option(
-            "nproc-per-node",
-            "num-gpus",
-            "gpus-per-node",
-            "gpus",
-            "gpus-per-task",
-            "npernode",
-            "gres",
-        )
-    )
-    workers, local = whole(option("worker-num")), whole(option("local-worker-num"))
-    if workers and local:  # MindSpore's msrun
-        hosts, per_host = hosts or max(workers // local, 1), per_host or local
-    include = option("include")
-    if include.startswith("localhost:"):
-        per_host = per_host or len(include.partition(":")[2].split(","))
-        hosts = hosts or 1
-    processes = whole(option("num-processes", "np", "n"))
-    hosts = hosts or whole(script.sbatch.get("nodes", "")) or whole(script.sbatch.get("N", ""))
-    per_host = per_host or _per_host(script, launch)
-    hosts = hosts or whole(launch.environment.get("NNODES", ""))
-    hosts = hosts or _variable(script, ("NNODES", "NUM_NODES", "SLURM_NNODES", "NODES", "NUM_NODE"))
-    told = [
-        w
-        for before, w in pairwise(["", *launch.launcher])
-        if not _PLACES.match(f"{before} {w}" if before.startswith("--") else w)
-    ]
-    if not hosts and per_host and not unset(" ".join(told)):
-        bare = {posixpath.basename(word) for word in launch.launcher}
-        # accelerate's own configuration may say more hosts.
-        alone = "accelerate" in bare and not option("config-file", "num-machines")
-        tool = posixpath.basename(launch.program.split()[0]) if launch.program else ""
-        hosts = (
-            1
-            if alone
-            or {"torchrun", "deepspeed", "torch.distributed.launch", "torch.distributed.run"} & bare
-            or tool in _ON_ONE_HOST
-            else 0
-        )
-    launch.hosts, launch.per_host = hosts, per_host
-    counts_all = "accelerate" in " ".join(launch.launcher) and "--" not in launch.launcher
-    counts_all |= any(posixpath.basename(word) in ("mpirun", "mpiexec") for word in launch.launcher)
-    if processes and (counts_all or not (hosts and per_host)):
-        launch.devices = processes
-    if not (hosts or per_host or processes) and launch.is_python_alone():
-        # Nothing starts several processes: the variable that torch reads says how many there are.
-        launch.devices = _variable(script, ("WORLD_SIZE",))
-
-
-def _variable(script: Script, names: tuple[str, ...]) -> int:
-    for name in names:
-        value = script.scope.get(name)
-        if value is not None and not unset(text_of(value)):
-            found = whole(text_of(value))
-            if found:
-                return found
-    return 0

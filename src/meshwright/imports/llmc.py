@@ -5,7 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 
-from meshwright.imports.launch import Launch, whole
+from meshwright.imports.launch import Launch
+from meshwright.imports.launch_counts import whole
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading

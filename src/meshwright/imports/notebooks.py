@@ -39,7 +39,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> tuple[Readi
     cells, plain = _cells(text, name), MAGIC.sub(r"\1pass", program)
     remote = _ELSEWHERE.search(program) is not None
     trains = programs.is_program(re.sub(r"\bModelTrainer\(", "(", program) if remote else program)
-    started = _remote(plain) if remote and not trains else None
+    started = remote_command(plain) if remote and not trains else None
     script = _script(cells, plain)
     if not trains and (started or _STARTS.search(script)):
         command, source = started or ("", "")
@@ -48,7 +48,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> tuple[Readi
         reading, stamp = scripts.read(script + command, name, given, inner, read_stamp(program))
         reading.note("the commands that the notebook starts are read, with the files that it writes", "file")  # fmt: skip
         if started:
-            _machine(plain, reading)
+            machine(plain, reading)
         return reading, stamp
     if not trains and (remote or parse_python(plain) is None):
         raise SpecError("file", name, "starts no training that can be followed: a notebook with a trainer, or with the command or the job that trains, is expected")  # fmt: skip
@@ -97,7 +97,7 @@ def _script(cells: list[str], program: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _remote(program: str) -> tuple[str, str] | None:
+def remote_command(program: str) -> tuple[str, str] | None:
     """The command that a job of SageMaker starts, and the folder that it is started in; None where there is none."""
     tree = parse_python(program)
     if tree is None:
@@ -141,7 +141,7 @@ def _of(program: str, known: Known) -> str:
     return next((one for one in [*trained, *found, *written] if one.startswith("ml.")), "")
 
 
-def _machine(program: str, reading: Reading) -> None:
+def machine(program: str, reading: Reading) -> None:
     """Take the devices of the machines that a job of SageMaker asks for, where the command says no fewer."""
     tree = parse_python(program)
     known = Known(tree) if tree is not None else None

@@ -23,6 +23,7 @@ from meshwright.imports import (
     olmo,
     own_programs,
     programs,
+    python_starters,
     slime_python,
     torchtitan_registry,
     xtuner,
@@ -111,6 +112,9 @@ def read(
         found = programs.read(text, name, given, folder=folder)
         name_maker(text, found)
         return found, stamp
+    started = python_starters.read(text, name, given, folder, stamp)
+    if started is not None:
+        return started
     raise SpecError(
         "file",
         name,

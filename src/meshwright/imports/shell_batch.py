@@ -22,6 +22,9 @@ def batch_options(text: str) -> dict[str, str]:
         # Several options may share a line, a template's placeholder may stand before them.
         options = re.split(r"\s#", said.group(1))[0]
         found |= dict(re.findall(_BATCH_OPTION, options))
+        cards = re.search(r"-gpu\s+[\"']?num=(\d+)", options)
+        if cards is not None:  # LSF: of each host
+            found["gpus-per-node"] = cards.group(1)
         chunks = re.search(r"-l\s+select=(\d+)((?::\w+=\w+)*)", options)
         if chunks is not None:  # PBS: so many hosts, each with so much of what follows
             found["nodes"] = chunks.group(1)

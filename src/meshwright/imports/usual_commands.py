@@ -10,7 +10,8 @@ from typing import Any
 from meshwright.imports import deepspeed, usual
 from meshwright.imports.hf_launcher import launcher, one_process
 from meshwright.imports.hf_sharding import agrees, deepspeed_named
-from meshwright.imports.launch import Launch, whole
+from meshwright.imports.launch import Launch
+from meshwright.imports.launch_counts import whole
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.own_arguments import own_deepspeed
 from meshwright.imports.reading import Given, Reading
