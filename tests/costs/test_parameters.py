@@ -170,6 +170,7 @@ PUBLISHED_EXACTLY = {
 }  # fmt: skip
 
 PUBLISHED_SHAPES = {
+    "mimo-7b": (4096, 32, 36),  # arXiv 2505.07608; its card counts a further layer, too
     # d_model, n_heads, n_layers of llm-foundry's scripts/train/yamls/pretrain, which print no size;
     # Megatron's smallest is named 1.7B in its table 1 and has 1.65.
     "mpt-125m": (768, 12, 12), "mpt-350m": (1024, 16, 24), "mpt-760m": (1536, 12, 24),
@@ -196,6 +197,7 @@ COUNTED_BY_TRANSFORMERS = frozenset(
         "ernie-4.5-21b-a3b",
         "glm-4.7-flash",
         "glm-5",
+        "glm-5.2",
         "granite-4.0-h-small",
         "jamba-v0.1",
         "kimi-linear-48b-a3b",
@@ -205,9 +207,14 @@ COUNTED_BY_TRANSFORMERS = frozenset(
         "ministral-3-8b",
         "mistral-small-3.1-24b",
         "nemotron-3-nano-30b-a3b",
+        "nemotron-3-super-120b-a12b",
+        "nemotron-3-ultra-550b-a55b",
         "nemotron-h-8b",
         "qwen3-next-80b-a3b",
         "qwen3.5-9b",
+        "qwen3.5-27b",
+        "qwen3.5-122b-a10b",
+        "qwen3.5-397b-a17b",
         "qwen3.5-35b-a3b",
     ]
 )

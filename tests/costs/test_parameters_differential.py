@@ -34,7 +34,7 @@ transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 
 WITH_CONFIG = [name for name in model_names() if "config" in presets.table("models")[name]]
-SAME = {"kimi_k2": "deepseek_v3", "ministral": "mistral", "phi4": "phi3"}
+SAME = {"kimi_k2": "deepseek_v3", "ministral": "mistral", "phi4": "phi3", "mimo": "qwen2"}
 
 
 def built(config):

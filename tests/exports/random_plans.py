@@ -15,7 +15,7 @@ from meshwright.specs import Job, Layout, Plan, load_cluster, load_model
 from meshwright.specs.frameworks import Framework
 from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.job import OPTIMIZERS, RECIPES
-from meshwright.specs.layout import MODULES
+from meshwright.specs.layout import MODULES, OFFLOAD_MODULES
 from meshwright.specs.model import Model
 from meshwright.specs.presets import table
 from meshwright.specs.routing import Routing
@@ -27,6 +27,16 @@ DEVICES = {
     "amd": {"mi300x": 8, "mi325x": 8}, "google": {"tpu-v5p": 4, "tpu-v6e": 8, "tpu-v4": 4},
     "cpu": {"h100": 8},
 }  # fmt: skip
+
+
+def offloaded(random: Random, able: Framework, model: Model) -> tuple[str, ...]:
+    """What may live in host memory, parts of layers as they can be named together."""
+    parts = [one for one in able.offload if one in OFFLOAD_MODULES and random.random() < 0.2]
+    parts += ["core_attn"] * ("attn_proj" in parts)
+    if not model.experts:
+        parts = [one for one in parts if one not in ("expert_fc1", "moe_act")]
+    rest = [one for one in able.offload if one not in OFFLOAD_MODULES and random.random() < 0.2]
+    return tuple(dict.fromkeys([*rest, *([] if "activations" in rest else parts)]))
 
 
 def own_model(random: Random) -> Model:
@@ -90,7 +100,7 @@ def drawn(random: Random, able: Framework, model: Model | None = None) -> Plan:
     layout: dict[str, Any] = {
         "dp": dp, "tp": tp, "pp": pp, "cp": cp, "virtual_stages": virtual, "schedule": schedule,
         "zero": random.choice(able.zero), "micro_batch": random.choice((1, 2, 3)),
-        "recompute": random.choice(able.recompute), "offload": tuple(o for o in able.offload if random.random() < 0.2),
+        "recompute": random.choice(able.recompute), "offload": offloaded(random, able, model),
         "sequence_parallel": able.sequence_parallel == "always" or (able.sequence_parallel == "free" and random.random() < 0.5),
         "rank_order": random.choice(able.rank_orders or ORDERS),
     }  # fmt: skip

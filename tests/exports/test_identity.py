@@ -12,6 +12,7 @@ from meshwright.costs.frameworks import behaviour
 from meshwright.costs.loss import loss_of
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limits import problems
+from meshwright.exports.megatron import offload_names
 from meshwright.exports.targets import FINETUNERS, FRAMEWORKS, STARTED, export
 from meshwright.imports.files import import_file
 from meshwright.planner.dispatchers import DEDUPLICATED
@@ -21,6 +22,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import framework, framework_names
 from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
+from meshwright.specs.layout import OFFLOAD_MODULES
 from meshwright.specs.models import load_model
 
 PLANS = 300 if os.environ.get("MESHWRIGHT_VALIDATE_MORE") else 12
@@ -40,6 +42,11 @@ def same_run(plan, back, made, target):
     # Megatron-Core's selective recomputation is of attention where no module is named.
     if layout.recompute_modules == ("core_attn",):
         layout = layout.but(recompute_modules=())
+    if target in ("megatron", "megatron-fsdp", "primus", "nemo") and layout.offload:
+        # Activations are the parts of layers that Megatron-Core moves.
+        parts = offload_names(layout, plan.model)
+        rest = {*layout.offload} - {"activations", *OFFLOAD_MODULES}
+        layout = layout.but(offload=(*rest, *parts))
     assert read == layout
     job, found = plan.job, back.job
     if any("gradients" in note for note in made.notes) or target in UNSPOKEN:

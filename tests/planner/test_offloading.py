@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.costs.columns import from_layouts
+from meshwright.costs.step import estimate
+from meshwright.planner.corners import in_words_of
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.plan import IN_HOST, plan
 from meshwright.planner.search import reprice
@@ -15,7 +17,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.frameworks import framework
 from meshwright.specs.job import RECIPES, Job
-from meshwright.specs.layout import Layout
+from meshwright.specs.layout import OFFLOAD_MODULES, Layout
 from meshwright.specs.models import load_model
 
 
@@ -106,15 +108,43 @@ def test_a_seventy_billion_model_trains_adapters_on_two_gaming_cards():
 
 def test_host_memory_is_shown_beside_a_default_that_fits_without():
     made = plan(
-        load_model("llama3.1-405b"), load_cluster("h100:64x8"), Job(seq_len=8192, global_batch=1024),
-        defend=False, top=2,
+        load_model("gpt-oss-120b"), load_cluster("h100:4x8"),
+        Job(seq_len=8192, global_batch=256, framework="megatron"), defend=False, top=2,
     )  # fmt: skip
-    assert not made.layout.offload
+    parts = set(OFFLOAD_MODULES)
+    assert not parts & {*made.layout.offload}
     (shown,) = (other for other in made.alternatives if other.axis == IN_HOST)
-    assert shown.layout.offload == ("activations",)
+    assert parts == {*shown.layout.offload}
     assert shown.estimate is not None and shown.estimate.fits
     assert shown.estimate.step_time_s < made.estimate.step_time_s * 0.95
     assert "no published run has" in shown.why_not
+
+
+def test_activations_leave_in_megatrons_parts_and_a_dense_ffn_stays():
+    asked = question("llama3-8b", "h100:1x8", "megatron")
+    parts = in_words_of(asked, ("activations", "optimizer"))
+    assert parts == ("optimizer", "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
+    assert in_words_of(question("llama3-8b", "h100:1x8", "trl"), ("activations",)) == (
+        "activations",
+    )
+    layout = Layout(dp=8, zero=1)
+    kept, some, none = (
+        estimate(asked.model, asked.cluster, asked.job, layout.but(offload=away)).memory_parts["activations"]
+        for away in ((), parts, ("activations",))
+    )  # fmt: skip
+    # Of 34 bytes a token and hidden width the FFN of 3.5 widths keeps 21 (two inputs, one output).
+    assert 0.55 * kept < some < 0.8 * kept
+    assert none < 0.2 * kept
+    one = layout.but(offload=("attn_proj",))
+    assert "host memory" in (why_illegal(asked, one) or "")
+    assert why_illegal(asked, one.but(offload=("attn_proj", "core_attn"))) is None
+
+
+def test_experts_that_run_again_stay():
+    asked = question("mixtral-8x7b", "h100:1x8", "megatron")
+    layout = Layout(dp=8, ep=8, zero=1, recompute="selective", recompute_modules=("moe",))
+    assert why_illegal(asked, layout.but(offload=("expert_fc1",))) is not None
+    assert why_illegal(asked, layout.but(offload=("mlp_norm",))) is None
 
 
 def test_a_framework_without_an_export_does_not_win_where_others_fit():

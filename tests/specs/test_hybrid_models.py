@@ -196,7 +196,9 @@ def test_any_gated_delta_net_counts(
 
 
 PRESETS = ["qwen3-next-80b-a3b", "nemotron-h-8b", "granite-4.0-h-small", "jamba-v0.1", "nemotron-h-56b",
-           "kimi-linear-48b-a3b", "minimax-text-01", "deepseek-v3.2", "ernie-4.5-21b-a3b"]  # fmt: skip
+           "kimi-linear-48b-a3b", "minimax-text-01", "deepseek-v3.2", "ernie-4.5-21b-a3b",
+           "nemotron-3-nano-30b-a3b", "nemotron-3-super-120b-a12b", "nemotron-3-ultra-550b-a55b", "glm-5.2",
+           "qwen3.5-27b", "qwen3.5-122b-a10b", "qwen3.5-397b-a17b"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -16,7 +16,8 @@ from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.eager import Held, eager_parts
 from meshwright.costs.factored import factored_statistics
 from meshwright.costs.frameworks import Behaviour
-from meshwright.costs.offload import Moved, leave_device
+from meshwright.costs.offload import Moved, leave_device, modules_in_host
+from meshwright.costs.offload_modules import input_bytes
 from meshwright.costs.parameters import local_parameters
 from meshwright.costs.rank_memory import MOVING, Rank, constants, in_phases, rank_parts
 from meshwright.costs.stages import ROLES, StageLayers, roles_in
@@ -140,10 +141,25 @@ def _on_device(rank: Rank) -> tuple[dict[str, Floats], dict[str, Floats], Floats
     left, moved = held, None
     if columns.offload.any():
         planned = 0.0 if behaviour.planned_buffers else gaps
-        left, moved = leave_device(model, job, columns, held, rank.held, rank.flight, planned)
+        named = _named_parts(rank) if modules_in_host(columns) else 0.0
+        left, moved = leave_device(
+            model, job, columns, held, rank.held, rank.flight, planned, named
+        )
     if behaviour.modules == "transformers":
         return *in_phases(rank, held, left), moved
     return left, {}, np.zeros(columns.rows), moved
+
+
+def _named_parts(rank: Rank) -> Floats:
+    """Inputs of the parts that rows name for host memory, of the rank's layers that do not run again whole."""
+    columns, layers = rank.columns, rank.layers
+    counts = {False: layers.dense[rank.role], True: layers.moe[rank.role]}
+    whole = np.where(columns.recompute == 2, layers.recomputed_share(rank.role, columns), 0.0)
+    total = np.zeros(columns.rows)
+    for moe in (False, True) if rank.model.experts else (False,):
+        each = input_bytes(rank.model, rank.job, rank.behaviour, columns, moe=moe)
+        total = total + counts[moe] * each
+    return total * (1.0 - whole)
 
 
 def _held(rank: Rank) -> Held:

@@ -17,7 +17,7 @@ from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.pipeline import StageTimes
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
-from meshwright.specs.layout import OFFLOADS, Offload
+from meshwright.specs.layout import OFFLOAD_MODULES, OFFLOADS, Offload
 from meshwright.specs.model import Model
 
 LINK_REACH = 0.8
@@ -51,6 +51,12 @@ def in_host(columns: LayoutColumns, what: Offload) -> Bools:
     return (columns.offload >> OFFLOADS.index(what)) & 1 > 0
 
 
+def modules_in_host(columns: LayoutColumns) -> bool:
+    """Whether any row keeps the inputs of named parts of its layers there."""
+    named = sum(1 << OFFLOADS.index(module) for module in OFFLOAD_MODULES)
+    return bool((columns.offload & named).any())
+
+
 @dataclass(frozen=True, slots=True)
 class Moved:
     """Bytes of one rank in host memory; arrays of shape (rows,). Activations: of one micro-batch."""
@@ -65,17 +71,18 @@ class Moved:
 
 def leave_device(
     model: Model, job: Job, columns: LayoutColumns, parts: dict[str, Floats], layers: Floats,
-    flight: Floats, gaps: float,
+    flight: Floats, gaps: float, of_modules: Floats | float = 0.0,
 ) -> tuple[dict[str, Floats], Moved]:  # fmt: skip
     """A rank's memory parts with what is offloaded gone, and the bytes that went.
 
     `layers` are those of the rank, `flight` its micro-batches in flight, `gaps` the allocator's share
-    on what comes and goes. Where no other rank holds a share, embedding and head stay, as do three
+    on what comes and goes, `of_modules` what the named parts of its layers keep for one micro-batch. Where no other rank holds a share, embedding and head stay, as do three
     layers' weights: before, in and after use.
     """
     count = np.maximum(layers, 1.0)
     stay = np.minimum(RESIDENT_LAYERS / (count * np.maximum(flight, 1.0)), 1.0)
-    gone = np.where(in_host(columns, "activations"), parts["activations"] * (1.0 - stay), 0.0)
+    named = np.minimum(of_modules * flight, parts["activations"])
+    gone = np.where(in_host(columns, "activations"), parts["activations"], named) * (1.0 - stay)
     optimizer = np.where(in_host(columns, "optimizer"), parts["optimizer"], 0.0)
     away = in_host(columns, "parameters")
     gradients = np.where(away, parts["gradients"], 0.0)

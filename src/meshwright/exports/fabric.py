@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.planner.graphs import graphs_of
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.layout import OFFLOAD_MODULES
 from meshwright.specs.plan import Plan
 
 _GPU_VENDORS = ("nvidia", "amd")
@@ -41,7 +42,8 @@ def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
             "1",
             "keeps tensor-parallel communication ahead of the matrix product it feeds",
         )
-    if framework in ("megatron", "primus") and "activations" in layout.offload:
+    parts = {"activations", *OFFLOAD_MODULES}
+    if framework in ("megatron", "primus", "nemo") and parts & {*layout.offload}:
         found["NVTE_CPU_OFFLOAD_V1"] = (
             "1",
             "Transformer Engine from 2.10 on: activations leave for host memory, weights do not",

@@ -14,7 +14,7 @@ from meshwright.exports.megatron_model import Flags, model_flags, model_problems
 from meshwright.planner.dispatchers import backend, deduplicates
 from meshwright.planner.graphs import graphs_of
 from meshwright.specs.errors import SpecError
-from meshwright.specs.layout import Layout
+from meshwright.specs.layout import OFFLOAD_MODULES, Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
@@ -174,6 +174,16 @@ def _recompute(layout: Layout) -> Flags:
     }
 
 
+def offload_names(layout: Layout, model: Model) -> list[str]:
+    """Parts of layers whose inputs leave for host memory: the named ones, or all that Megatron-Core can move."""
+    if "activations" not in layout.offload:
+        return [one for one in OFFLOAD_MODULES if one in layout.offload]
+    names = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"]
+    if model.experts and "moe" not in layout.recompute_modules:
+        names += ["expert_fc1", "moe_act"]  # inside what runs again nothing can leave
+    return names
+
+
 def _offload(layout: Layout, model: Model, *, whole_graph: bool) -> Flags:
     """What lives in host memory: the optimizer's states, or what modules keep for backward."""
     flags: Flags = {}
@@ -184,10 +194,7 @@ def _offload(layout: Layout, model: Model, *, whole_graph: bool) -> Flags:
             "optimizer-offload-fraction": "1.0",
             "use-precision-aware-optimizer": True,
         }
-    if "activations" in layout.offload:
-        names = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"]
-        if model.experts and "moe" not in layout.recompute_modules:
-            names += ["expert_fc1", "moe_act"]  # inside what runs again nothing can leave
+    if names := offload_names(layout, model):
         flags |= {"fine-grained-activation-offloading": True, "offload-modules": " ".join(names)}
         if whole_graph:
             flags["fine-grained-offloading-max-inflight-offloads"] = (

@@ -63,6 +63,8 @@ _RENAMED = {
     "num-virtual-stages-per-pipeline-rank": "model.virtual_pipeline_model_parallel_size",
     "recompute-modules": "model.recompute_modules",
     "cuda-graph-modules": "model.cuda_graph_modules",
+    "offload-modules": "model.offload_modules",
+    "fine-grained-activation-offloading": "model.fine_grained_activation_offloading",
     "te-rng-tracker": "model.use_te_rng_tracker",
 }
 _FIELD = {

@@ -15,6 +15,7 @@ from meshwright.imports.megatron_job import (
     optimizer_of,
     precision_recipe,
 )
+from meshwright.imports.megatron_offload import offloaded
 from meshwright.imports.megatron_shape import read_shape, skip_shape
 from meshwright.imports.megatron_switches import behaviour, graphs_and_capacity, name_others
 from meshwright.imports.options import Options
@@ -67,10 +68,8 @@ def read(
     fields |= _stages(options, reading.model, fields["pp"])
     fields |= _sharding(options, reading, dialect, config)
     fields |= recomputation(options, reading, fields["virtual_stages"])
-    fields["offload"] = ["activations"] * options.flag("fine-grained-activation-offloading")
-    whole = options.number("optimizer-offload-fraction", default=1.0) == 1.0
-    if options.flag("optimizer-cpu-offload") and whole:
-        fields["offload"].append("optimizer")
+    fields["offload"] = offloaded(options, reading)
+    reading.offload |= {*fields["offload"]} - {"optimizer"}
     reading.micro_batch = options.whole("micro-batch-size", "batch-size")
     reading.global_batch = options.whole("global-batch-size")
     if not reading.global_batch and "step-batch-size-schedule" in options:

@@ -148,8 +148,4 @@ def optimizer_of(options: Options, reading: Reading) -> OptimizerRecipe:
             reading.unmodelled(
                 "--optimizer-offload-fraction", f"only {fraction:g} of the optimizer is offloaded"
             )
-    if options.flag("cpu-offloading", "fine-grained-activation-offloading") or options.whole(
-        "cpu-offloading-num-layers"
-    ):
-        reading.offload.add("activations")
     return optimizer

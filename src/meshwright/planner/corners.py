@@ -15,12 +15,34 @@ from meshwright.costs.pipeline import CODE
 from meshwright.planner.constraints import Constraints, Tally
 from meshwright.planner.legality import Question
 from meshwright.specs.frameworks import Framework, framework
-from meshwright.specs.layout import CONTEXT_METHODS, MODULES, OFFLOADS, RecomputeModule
+from meshwright.specs.layout import (
+    CONTEXT_METHODS,
+    MODULES,
+    OFFLOAD_MODULES,
+    OFFLOADS,
+    Offload,
+    OffloadModule,
+    RecomputeModule,
+)
 
 
 def offered(question: Question) -> Framework:
     """The framework whose choices the search offers where the user fixes none."""
     return framework(question.job.framework)
+
+
+ROUTED: tuple[OffloadModule, ...] = ("expert_fc1", "moe_act")
+"""Parts that only layers of experts have."""
+
+
+def in_words_of(question: Question, wanted: tuple[Offload, ...]) -> tuple[Offload, ...]:
+    """What a framework moves where activations are asked for: parts of layers, if it names them by part."""
+    has = offered(question).offload
+    if "activations" not in wanted or not set(OFFLOAD_MODULES) & set(has):
+        return wanted
+    routed = () if question.model.experts is not None else ROUTED
+    parts = [part for part in OFFLOAD_MODULES if part in has and part not in routed]
+    return (*(one for one in wanted if one != "activations"), *parts)
 
 
 def divisors(number: int) -> list[int]:

@@ -174,6 +174,13 @@ def _offload(question: Question, c: LayoutColumns) -> Bools:
             (c.offload & bits((what,), OFFLOADS)) > 0 for what in ("parameters", "optimizer")
         )
         wrong |= weights != optimizer
+    # Megatron-Core moves attention's output with its inputs only, and nothing inside experts that run again.
+    output, inside = (
+        (c.offload & bits(names, OFFLOADS)) > 0
+        for names in (("attn_proj",), ("expert_fc1", "moe_act"))
+    )
+    wrong |= output & ((c.offload & bits(("core_attn",), OFFLOADS)) == 0)
+    wrong |= inside & (c.recompute == 1) & ((c.recompute_modules & bits(("moe",), MODULES)) > 0)
     if can.offload_activations_recomputed:
         moved = (c.offload & bits(("activations",), OFFLOADS)) > 0
         wrong |= moved & (c.recompute != RECOMPUTES.index("full"))

@@ -18,6 +18,7 @@ from meshwright.costs.offload import host_short_bytes
 from meshwright.costs.pessimism import pessimistic_s
 from meshwright.costs.step import capacity_bytes, price
 from meshwright.planner.bounds import TOO_BIG, any_within, bounded_tables
+from meshwright.planner.corners import in_words_of
 from meshwright.planner.legality import Question
 from meshwright.planner.nothing_legal import NothingLegalError, why_nothing
 from meshwright.planner.odds import FALLBACKS, WANTED, Odds
@@ -95,6 +96,8 @@ def search(
         raise SpecError("objective", objective, f"one of {', '.join(OBJECTIVES)}")
     started = time.perf_counter()
     constraints = constraints or Constraints()
+    if constraints.offload:
+        constraints = constraints.but(offload=in_words_of(question, constraints.offload))
     tally = Tally()
     wanted = constraints.fit_probability or WANTED
     kept = _Kept(question, objective, keep, wanted)

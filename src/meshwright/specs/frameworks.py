@@ -10,6 +10,7 @@ from pydantic import Field
 
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.layout import Offload
 from meshwright.specs.model import Model
 from meshwright.specs.presets import table
 
@@ -133,9 +134,7 @@ class Framework(Spec):
     )
     optimizers: tuple[str, ...]
     optimizers_sharded: tuple[str, ...] = Field(description="optimizers with ZeRO-2 and ZeRO-3")
-    offload: tuple[Literal["optimizer", "parameters", "activations"], ...] = Field(
-        description="what can live in host memory"
-    )
+    offload: tuple[Offload, ...] = Field(description="what can live in host memory")
     offload_parameters_zero: tuple[int, ...] = Field(
         description="ZeRO stages under which weights can live in host memory"
     )
@@ -148,7 +147,7 @@ class Framework(Spec):
     offload_optimizer_zero: tuple[int, ...] = Field(
         description="ZeRO stages under which the optimizer can live in host memory, over several replicas"
     )
-    offload_with_context: tuple[Literal["optimizer", "parameters", "activations"], ...] = Field(
+    offload_with_context: tuple[Offload, ...] = Field(
         description="what can live in host memory where cp > 1"
     )
     offload_together: bool = Field(

@@ -16,9 +16,14 @@ RecomputeModule = Literal[
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"
 ]
 """Parts of a layer that selective recomputation runs again, as Megatron-Core names them."""
-Offload = Literal["activations", "optimizer", "parameters"]
+OffloadModule = Literal[
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"
+]
+"""Parts of a layer whose inputs live in host memory, as Megatron-Core names them: a part of `activations`."""
+Offload = Literal["activations", "optimizer", "parameters", OffloadModule]
 MODULES: tuple[RecomputeModule, ...] = get_args(RecomputeModule)
-OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+OFFLOAD_MODULES: tuple[OffloadModule, ...] = get_args(OffloadModule)
+OFFLOADS: tuple[Offload, ...] = ("activations", "optimizer", "parameters", *OFFLOAD_MODULES)
 CONTEXT_METHODS: tuple[ContextMethod, ...] = get_args(ContextMethod)
 AXES = ("tp", "cp", "ep", "dp", "pp")
 
@@ -64,7 +69,9 @@ class Layout(Spec):
         description="what selective recomputation runs again; empty: what the framework means by it",
     )
     offload: tuple[Offload, ...] = Field(
-        (), description="what lives in host memory and travels when it is needed"
+        (),
+        description="what lives in host memory and travels when it is needed: all that layers keep, or the "
+        "inputs of some of their parts",
     )
     sequence_parallel: bool = Field(
         False, description="Megatron's split of norms along the sequence"
@@ -123,7 +130,8 @@ class Layout(Spec):
     @classmethod
     def _in_order(cls, named: tuple[str, ...]) -> tuple[str, ...]:
         """Each once, in the order of this module: two ways to say the same are equal."""
-        return tuple(name for name in (*MODULES, *OFFLOADS) if name in named)
+        order = dict.fromkeys((*MODULES, *OFFLOADS))
+        return tuple(name for name in order if name in named)
 
     def _check_stage_recompute(self, given: tuple[int, ...]) -> None:
         stages = self.pp * self.virtual_stages

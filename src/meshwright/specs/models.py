@@ -19,7 +19,7 @@ from meshwright.specs.quantities import format_count, parse_count
 _SIZE = re.compile(r"(?:\d++(?:\.\d++)?+|\.\d++)\s*+[MBT]", re.IGNORECASE)
 _STEPS = ((1e8, 128), (8e8, 256), (6e9, 512), (math.inf, 1024))
 """Hidden widths of typical shapes are multiples of the second number, below the first in size."""
-_VARIANT = re.compile(r"-(instruct|hf|base|chat|it|pt|text|v0\.1)$")
+_VARIANT = re.compile(r"-(instruct|hf|base|chat|it|pt|text|v0\.1|bf16|fp8|nvfp4)$")
 _VERSION = re.compile(r"^([a-z]+)-?(\d)\.?(\d)-(?=\d)")
 _FILE_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
