@@ -195,3 +195,36 @@ def test_nemo_rl_shards_states_unless_told_otherwise():
     plain = {"enabled": True, "optimizer": {"optimizer": "adam"}}
     whole = {"enabled": True, "optimizer": {"optimizer": "adam", "use_distributed_optimizer": False}}  # fmt: skip
     assert [nemo_rl(megatron_cfg=one).layout.zero for one in (plain, whole)] == [1, 0]
+
+
+VERL_SFT = (
+    "torchrun --nproc_per_node 8 -m verl.trainer.{} model.path=Qwen/Qwen2.5-7B data.train_batch_size=64 "
+    "data.max_length=2048 data.micro_batch_size_per_gpu=1 data.train_files=x {}\n"
+)
+
+
+def verl_sft(words: str, program: str = "sft_trainer") -> Imported:
+    return import_text(VERL_SFT.format(program, words), "v.sh", H8, None)
+
+
+def test_verls_supervised_run_reads_its_adapters_optimizer_and_tokens():
+    run = verl_sft("model.lora.rank=16 model.lora.alpha=32 optim.optimizer=SGD")
+    assert run.job.finetune and run.job.finetune.rank == 16
+    assert run.job.optimizer.name.startswith("sgd")
+    assert run.layout.micro_batch == 4  # today's trainer fills 8,192 tokens
+    assert verl_sft("data.use_dynamic_bsz=False").layout.micro_batch == 1
+    assert verl_sft("", "fsdp_sft_trainer").layout.micro_batch == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["model.tiled_mlp.enabled=True", "model.mtp.enable=True", "engine.full_determinism=True", "engine.strategy=zz",
+     "engine.model_dtype=zz", "engine.qat.enable=True", "optim.optimizer_impl=bitsandbytes.optim"],
+)  # fmt: skip
+def test_verls_supervised_run_names_what_has_no_price(words: str):
+    assert said(verl_sft(words), words.split("=")[0])
+
+
+def test_a_head_of_labels_is_named():
+    words = {"model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 1, "num_labels": 3, "bf16": True}  # fmt: skip
+    assert said(import_text(yaml.safe_dump(words), "l.yaml", H8, None), "num_labels")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def read_verl_data(
         "precision": RECIPES["bf16"].but(gradient_bytes=4, gradient_reduce_bytes=4).model_dump(),
     }
     if supervised:
-        _verl_sft(options, reading)
+        _verl_sft(options, reading, program)
     else:
         reading.seq_len = prompt + response
         reading.guess(
@@ -111,7 +112,16 @@ def read_verl_data(
     return reading
 
 
-def _verl_sft(options: Options, reading: Reading) -> None:
+_ACTOR = "actor_rollout_ref.actor."
+_SFT_NAMES = {
+    "model.": "actor_rollout_ref.model.",
+    "engine.": f"{_ACTOR}fsdp_config.",
+    "optim.": f"{_ACTOR}optim.",
+}
+"""Tables of a supervised run, and what a policy's are called."""
+
+
+def _verl_sft(options: Options, reading: Reading, program: str) -> None:
     reading.seq_len = options.whole("data.max_length", default=1024)
     reading.micro_batch = options.whole(
         "data.micro_batch_size_per_gpu", "data.micro_batch_size", default=4
@@ -123,10 +133,9 @@ def _verl_sft(options: Options, reading: Reading) -> None:
         engines.megatron_layout(options, reading, "engine.", "optim.", _model(reading))
     else:
         sp = _sft_sharding(options, reading, again)
-    rank = options.whole("model.lora_rank")
-    if rank:
-        adapters(reading, rank=rank, alpha=options.number("model.lora_alpha", default=16.0),
-                 targets=options.raw("model.target_modules"), option="model.target_modules")  # fmt: skip
+        options.spoken = _SFT_NAMES
+        engines.optimizer(options, reading, "optim.")
+    _verl_adapters(options, reading, "model.")
     if options.raw("engine.reshard_after_forward") in (False, "False", "false"):
         reading.layout["zero"] = 2
     reading.shard = max(0, int(options.number("engine.fsdp_size", default=-1)))
@@ -135,7 +144,8 @@ def _verl_sft(options: Options, reading: Reading) -> None:
         weights_alone(reading.job, sharded=True)
     engines.model_switches(options, reading, "model.")
     reading.count_steps(options, "trainer.total_training_steps")
-    if options.flag("data.use_dynamic_bsz"):
+    by_tokens = re.search(r"(?:^|[./])sft_trainer(?:_ray)?(?:\.py)?$", program) is not None
+    if options.flag("data.use_dynamic_bsz", default=by_tokens):  # on by itself in today's trainer
         tokens = options.whole("data.max_token_len_per_gpu", default=8192) * sp
         reading.micro_batch = max(1, tokens // reading.seq_len)
         reading.guess(
@@ -166,9 +176,6 @@ def _sft_sharding(options: Options, reading: Reading, again: bool) -> int:
     return sp
 
 
-_ACTOR = "actor_rollout_ref.actor."
-
-
 _SHARED = {
     "megatron": ("megatron.context_parallel_size",),
     "torchtitan": ("torchtitan.context_parallel_size",),
@@ -196,7 +203,7 @@ def _verl_actor(options: Options, reading: Reading) -> None:
     table = "fsdp_config" if engine == "fsdp" else engine
     _between_phases(options, reading, f"{_ACTOR}{table}.")
     engines.model_switches(options, reading, "actor_rollout_ref.model.")
-    _verl_adapters(options, reading)
+    _verl_adapters(options, reading, "actor_rollout_ref.model.")
     engines.beside_training(options, reading)
     apart = options.flag(f"{_ACTOR}use_kl_loss") or options.flag("algorithm.use_kl_in_reward")
     moved = options.flag("actor_rollout_ref.ref.fsdp_config.param_offload")
@@ -205,8 +212,8 @@ def _verl_actor(options: Options, reading: Reading) -> None:
         reading.job["document_masking"] = True
 
 
-def _verl_adapters(options: Options, reading: Reading) -> None:
-    where = "actor_rollout_ref.model."
+def _verl_adapters(options: Options, reading: Reading, where: str) -> None:
+    """The adapters that the model's own table, `where`, asks for."""
     rank = options.whole(f"{where}lora_rank") or options.whole(f"{where}lora.rank")
     if not rank:
         return

@@ -36,6 +36,8 @@ class Options:
         self.read: set[str] = set()
         self.within: tuple[str, ...] = ()
         """Tables whose names are another framework's own: `actor.megatron.` holds Megatron-LM's."""
+        self.spoken: dict[str, str] = {}
+        """Beginnings of names, by the beginnings under which the tables know them."""
         self.left: dict[str, str] = {}
         """Names whose values are nothing but what the file leaves to its environment, and that."""
         self.assumed: set[str] = set()
@@ -94,6 +96,9 @@ class Options:
 
     def _own(self, name: str) -> str:
         """A name as the framework of its table writes it."""
+        told = next((one for one in self.spoken if name.startswith(one)), "")
+        if told:
+            return self.spoken[told] + name.removeprefix(told)
         outer = next((one for one in self.within if name.startswith(one)), "")
         return name.removeprefix(outer)
 
