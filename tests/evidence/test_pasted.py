@@ -163,3 +163,69 @@ def test_a_cells_words(cell, words):
 
 def test_a_csv_of_cells_with_bars_is_a_csv():
     assert grids("model,setup\nLlama 3 8B,a | b | c\n") == []
+
+
+PROSE = """
+# Results of Llama 3 8B with FSDP=8, full AC
+
+All runs used 8 NVIDIA H100 80GB GPUs and a sequence length of 4,096.
+
+| local batch size | tokens/s/GPU |
+|--|--|
+| 1 | 7,000 |
+| 2 | OOM |
+
+We also tried the setting below.
+
+| flag | default |
+|--|--|
+| compile | on |
+"""
+
+
+def test_what_stands_around_a_table_is_of_its_rows_and_said(tmp_path):
+    first, second = rows_of(tmp_path, PROSE)
+    assert (first["gpus"], first["seq_len"], second["micro_batch"]) == ("8", "4096", "2")
+    read = import_row(first)
+    assert "H100" in read.cluster.device.name and read.model.hidden == 4096
+    assert (read.layout.zero, read.layout.recompute) == (3, "full")
+    assert sum("around the table" in said for said in read.assumed) == 1
+
+
+def test_what_a_text_says_twice_differently_is_not_taken(tmp_path):
+    text = PROSE.replace(
+        "We also tried", "We compared A100 and H100 at a sequence length of 8k. We also tried"
+    )
+    (tmp_path / "a.md").write_text(
+        text.replace("8 NVIDIA H100 80GB GPUs", "GPUs").replace(
+            " 4,096", " 4,096 or a sequence length of 2,048"
+        )
+    )
+    first, _ = read_rows(tmp_path / "a.md")
+    assert not first["gpu"].strip() and not first["seq_len"].strip()
+
+
+def test_columns_are_told_beside_a_table(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text("Model,Batch size,Seq len\nLlama 2 7B,1,\nLlama 2 7B,2,2048\n")
+    out = tmp_path / "o.csv"
+    told = ["--set", "gpu=8x A100 80GB", "--set", "seq_len=4k"]
+    assert command(["predict", str(path), "-o", str(out), *told]) == 0
+    assert "2 of 2 rows priced" in capsys.readouterr().out
+    first, second = read_rows(path, {"gpu": "8x A100 80GB", "seq_len": "4k"})
+    assert (first["seq_len"], second["seq_len"], second["gpus"]) == ("4096", "2048", "8")
+
+
+@pytest.mark.parametrize("pair", ["gpu", "=3", "throughput=3", "gpu="])
+def test_what_is_no_column_is_refused(tmp_path, capsys, pair):
+    path = tmp_path / "t.csv"
+    path.write_text("Model,Seq len\nLlama 2 7B,4096\n")
+    assert command(["predict", str(path), "--set", pair]) == 2
+    assert "COLUMN=VALUE is expected" in capsys.readouterr().err
+
+
+def test_a_model_told_beside_a_table_of_none(tmp_path):
+    path = tmp_path / "t.md"
+    path.write_text("| GPUs | SeqLen | MBS |\n|--|--|--|\n| 8xH100 | 4096 | 1 |\n")
+    (row,) = read_rows(path, {"model": "Llama 3 8B"})
+    assert import_row(row).model.layers == 32

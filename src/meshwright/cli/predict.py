@@ -6,14 +6,20 @@ import typer
 
 
 def command(
-    rows: str = typer.Argument(..., help="CSV table of runs, one column of it `model`."),
+    rows: str = typer.Argument(..., help="Table of runs, CSV or as pasted."),
     output: str = typer.Option("", "-o", "--output", help="Write the predictions as CSV here."),
+    told: list[str] = typer.Option(
+        [],
+        "--set",
+        help="COLUMN=VALUE of all rows that leave it blank: gpu='8x A100 80GB', seq_len=4096.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print a summary as JSON."),
 ) -> None:
     """Price every run of a table: step time, throughput, peak memory, whether it fits.
 
     Reads only the columns that describe a run; anything measured may be blank. Heads and cells may
-    be as people write them (`GPUs: 4x8`, `seq len: 2k`, `TP8`, `bs 4 ga 8`). Every row gets a price or a
+    be as people write them (`GPUs: 4x8`, `seq len: 2k`, `TP8`, `bs 4 ga 8`); a page with its tables
+    (Markdown, HTML, LaTeX) is read as it is. Every row gets a price or a
     reason, what the row left open is listed under `assumed`, and what is measured should lie between
     `low` and `high` in four rows of five.
     """
@@ -22,11 +28,12 @@ def command(
     from rich.console import Console
 
     from meshwright.cli.output import print_json
+    from meshwright.evidence.around import given
     from meshwright.evidence.predict import predict, predictions_csv
     from meshwright.evidence.rows import read_rows
     from meshwright.specs.writing import write_atomically
 
-    table = read_rows(rows)
+    table = read_rows(rows, given(told))
     console = Console(stderr=True)
     with console.status(f"pricing {len(table)} rows"):
         predictions = predict(table, possible=True)

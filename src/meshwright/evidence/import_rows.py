@@ -93,7 +93,7 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
     seq_len = _count(row, rule, "seq_len", assumed)
     if seq_len is None:
         raise SkipRow(
-            "no sequence length: a column of it (`seq_len`, `context`, `max length`) is expected"
+            "no sequence length: a column of it (`seq_len`, `context`, `max length`) or --set seq_len=N is expected"
         )
     degrees = _degrees(row, rule, assumed)
     gpus = degrees.gpus

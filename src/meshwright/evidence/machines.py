@@ -88,7 +88,9 @@ def device_key(row: Row) -> str:
     """
     text = row["gpu"]
     if not text:
-        raise SkipRow("no column says which device ran (GPU, accelerator, hardware)")
+        raise SkipRow(
+            "no column says which device ran (GPU, accelerator, hardware), and no --set gpu=NAME"
+        )
     if exact := _exact_spellings().get(_squeezed(text)):
         return exact
     for words in (re.sub(r"\(.{0,200}?\)", " ", text), text):

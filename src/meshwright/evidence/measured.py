@@ -31,7 +31,7 @@ def measured_step_time_s(row: Row, run: Run) -> float:
         return math.nan
     time = row.number("measured_iter_time_s")
     if time and time > 0:
-        return math.nan if row["read_as"] == NO_BATCH else time
+        return math.nan if NO_BATCH in row["read_as"] else time
     rate = row.number("measured_tokens_per_s_per_gpu")
     if rate and rate > 0:
         return run.job.tokens / (rate * run.gpus)

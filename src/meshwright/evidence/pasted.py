@@ -42,13 +42,22 @@ def plain(cell: str) -> str:
     return "" if _BLANK.match(text) else text
 
 
-def grids(text: str) -> list[Grid]:
-    """Return the tables that a text holds, in order; one of another form is taken for CSV."""
+def tables(text: str) -> list[tuple[Grid, str]]:
+    """Return the tables that a text holds, in order, each with the text before it; none: it may be CSV."""
     text = text.lstrip("\ufeff")
-    for found in (_html(text), _latex(text), _markdown(text), _restructured(text)):
+    words = html.unescape(_TAG.sub(" ", text))
+    around = [(grid, words) for grid in _html(text) or _latex(text)]
+    for found in (around, _markdown(text), [(grid, text) for grid in _restructured(text)]):
         if found:
-            return [[[plain(cell) for cell in line] for line in grid] for grid in found]
+            return [
+                ([[plain(cell) for cell in line] for line in grid], above) for grid, above in found
+            ]
     return []
+
+
+def grids(text: str) -> list[Grid]:
+    """Return the tables that a text holds, in order."""
+    return [grid for grid, _ in tables(text)]
 
 
 def with_commas(text: str) -> str:
@@ -173,10 +182,12 @@ def _latex_cell(cell: str) -> str:
 _RULE = re.compile(r"^\s*\|?[\s:|+=-]*[-=]{2,}[\s:|+=-]*\|?\s*$|^\s*\|(?:\s*:?-+:?\s*\|)+\s*$")
 
 
-def _markdown(text: str) -> list[Grid]:
-    """Runs of lines with bars: ruled off below the header, begun with a bar, or a header without commas."""
-    found: list[Grid] = []
+def _markdown(text: str) -> list[tuple[Grid, str]]:
+    """Runs of lines with bars, and the lines before each: ruled off below the header, begun with a bar, or a header
+    without commas."""
+    found: list[tuple[Grid, str]] = []
     grid: Grid = []
+    above: list[str] = []
     sure = False
     for line in [*text.splitlines(), ""]:
         ruled = bool(_RULE.match(line))
@@ -190,9 +201,11 @@ def _markdown(text: str) -> list[Grid]:
             sure = sure or len(grid) == 1
         else:
             if len(grid) > 1 and sure:
-                found.append(grid)
+                found.append((_even(grid), "\n".join(above)))
+                above = []
             grid, sure = [], False
-    return [_even(grid) for grid in found]
+            above.append(line)
+    return found
 
 
 def _even(grid: Grid) -> Grid:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from meshwright.evidence import pasted
+from meshwright.evidence import heads, pasted
 from meshwright.evidence.known_models import known_architecture
-from meshwright.evidence.spellings import in_the_schema
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError, shorten
 
@@ -105,29 +104,80 @@ class Row:
         return self["outcome"] != "fail" and not _NOT_SCORED.search(self["notes"])
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """Read a CSV table in the evidence schema, or headed and filled as people do (`evidence.spellings`).
+def read_rows(path: str | Path, told: Mapping[str, str] | None = None) -> list[Row]:
+    """Read a CSV table in the evidence schema, or tables as people head, fill and paste them.
+
+    `told`: columns of all rows that leave them blank.
 
     Raises:
         SpecError: the file cannot be read, is not UTF-8, or no column says which model ran.
     """
+    from meshwright.evidence.around import read_with, told_by
+
     text = foreign.read_text(path, "rows", foreign.TABLE_BYTES)
-    tables = [_with_header(grid) for grid in pasted.grids(text)]
-    if not tables:
-        tables = [foreign.parse_csv(pasted.with_commas(text), "rows", str(path))]
-    rows: list[dict[str, str]] = []
-    for table in tables:
-        read = in_the_schema(table, _names_a_model, len(rows) + 1)
-        rows += read if len(tables) == 1 or _says_a_model(read) else []
-    if not _says_a_model(rows) and any(tables):
-        seen = ", ".join(
-            shorten(head, str, 24) for table in tables[:1] for head in list(table[0])[:8]
-        )
+    found = [(_with_header(grid), above) for grid, above in pasted.tables(text)]
+    if not found:
+        table = foreign.parse_csv(pasted.with_commas(text), "rows", str(path))
+        rows = read_with(table, told or {}, _names_a_model, 1, whole=False)
+    else:
+        prose = "\n".join(line for line in text.splitlines() if "|" not in line)
+        everywhere = told_by(prose, _names_a_model)
+        for near_only in ("model", "settings", "gpus"):
+            everywhere.pop(near_only, "")
+        read: list[list[dict[str, str]]] = []
+        count = 1
+        for table, above in found:
+            near = {**everywhere, **told_by(above, _names_a_model)}
+            near = {name: value for name, value in near.items() if name not in (told or {})}
+            first = read_with(table, near, _names_a_model, count, whole=True)
+            read.append(_and_told(table, first, near, told or {}, count))
+            count += len(table)
+        of_runs = [_says_a_run(table) for table, _ in found]
+        runs = [
+            one for one, is_run in zip(read, of_runs, strict=True) if is_run and _says_a_model(one)
+        ]
+        rows = [row for one in runs or read[:1] for row in one]
+    if not _says_a_model(rows) and rows:
+        tables = [table for table, _ in found] or [table]
+        seen = ", ".join(shorten(head, str, 24) for one in tables[:1] for head in list(one[0])[:8])
         raise SpecError(
             "rows", str(path),
-            f"a column that names the model is expected (`model`, or layers and hidden size); its columns are {seen}",
+            "a column that names the model is expected (`model`, or layers and hidden size), or --set model=NAME; "
+            f"its columns are {seen}",
         )  # fmt: skip
     return [Row(Path(path).stem, cells) for cells in rows]
+
+
+def _and_told(
+    table: list[dict[str, str]],
+    read: list[dict[str, str]],
+    near: Mapping[str, str],
+    told: Mapping[str, str],
+    first: int,
+) -> list[dict[str, str]]:
+    """The rows with what is told of all of them, beside what stood around their table."""
+    from meshwright.evidence.around import read_with
+
+    if not told:
+        return read
+    noted = [one.get("read_as", "") for one in read]
+    with_near = [
+        {**cells, **{k: v for k, v in near.items() if f"{k}={v} (around" in note}}
+        for cells, note in zip(table, noted, strict=True)
+    ]
+    return read_with(with_near, told, _names_a_model, first, whole=False)
+
+
+_RUNS = {
+    "gpu", "gpus", "seq_len", "micro_batch", "global_batch", "tp", "pp", "dp", "recompute", "precision", heads.BATCH, heads.NODES,
+    heads.BATCH_TOKENS, heads.MEASURED,
+}  # fmt: skip
+
+
+def _says_a_run(table: list[dict[str, str]]) -> bool:
+    """Whether a head tells of devices, lengths, batches or degrees."""
+    columns = {heads.column_of(head) for row in table[:1] for head in row}
+    return bool(columns & _RUNS) or any(heads.joined(head) for row in table[:1] for head in row)
 
 
 def _says_a_model(rows: list[dict[str, str]]) -> bool:
