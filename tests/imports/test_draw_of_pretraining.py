@@ -126,3 +126,22 @@ def test_starcoder_of_nanotron_has_biases():
     found = import_text(yaml.safe_dump(data), "x.yaml", GIVEN)
     assert found.model.qkv_bias and found.model.ffn_bias and not remarks(found, "unread")
     assert found.job.framework_options["optimizer_fused"] is False
+
+
+DEFAULTS = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "expert_model_parallel_size": 1, "use_distributed_optimizer": True,
+            "recompute_granularity": None, "ckpt_format": "torch", "tokenizer_type": "NullTokenizer", "micro_batch_size": 2, "global_batch_size": 128,
+            "seq_length": 4096, "bf16": True, "data_path": None, "vocab_file": None}  # fmt: skip
+
+
+def test_a_table_of_megatrons_defaults_asks_for_the_model_and_is_no_neox():
+    with pytest.raises(SpecError, match="Megatron-LM needs"):
+        import_text(yaml.safe_dump(DEFAULTS), "trainer_base.yaml", GIVEN)
+    given = Given(cluster=GIVEN.cluster, model=load_model("llama3-8b"), guess=True)
+    assert import_text(yaml.safe_dump(DEFAULTS), "trainer_base.yaml", given).layout.zero == 1
+
+
+def test_positions_that_nothing_states_are_a_guess(tmp_path):
+    found = put(tmp_path, "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000 "
+                "--seq-length $SEQ --micro-batch-size 2 --gradient-accumulation-steps 4 --enable-gradient-checkpointing --bf16")  # fmt: skip
+    assert "max-position" in remarks(found, "guess")
+    assert found.job.global_batch == 64 and found.layout.recompute == "full"

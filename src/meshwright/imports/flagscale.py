@@ -57,6 +57,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if re.search(r"rwkv|mamba", _entrypoint(experiment, folder), re.IGNORECASE):
         raise SpecError("experiment.task.entrypoint", _entrypoint(experiment, folder), "a state-space or recurrent "
                         f"model is not modelled: {PLANNED}")  # fmt: skip
+    if flags.get("enable-hetero"):
+        raise SpecError("enable_hetero", True, "devices of several kinds in one run, or layouts of several kinds, are not modelled")  # fmt: skip
     flags.setdefault("num-query-groups", None)
     reading = megatron.read(
         Options({k: v for k, v in flags.items() if v is not None}, "--"), given, "FlagScale YAML"

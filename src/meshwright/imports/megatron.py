@@ -75,7 +75,8 @@ def read(
     if not reading.global_batch and "step-batch-size-schedule" in options:
         sizes = re.findall(r":(\d{1,7})", options.loose("step-batch-size-schedule"))
         reading.global_batch = int(sizes[-1]) if sizes else 0
-    reading.accumulation = 1 if not reading.global_batch else 0
+    steps = options.whole("gradient-accumulation-steps", default=1, least=1)
+    reading.accumulation = steps if not reading.global_batch else 0
     reading.seq_len = options.whole(
         "seq-length", "max-seq-length", "max-length", "encoder-seq-length"
     )
@@ -277,7 +278,9 @@ def recomputation(options: Options, reading: Reading, virtual: int) -> dict[str,
     # Megatron's own print-out shows a Python list, scripts bare words or commas.
     modules = re.sub(r"[\[\]'\",]", " ", options.text("recompute-modules")).split()
     old = options.flag(*_OLD[:1]) or options.flag(
-        "deepspeed-activation-checkpointing", "recompute-activations-full"
+        "deepspeed-activation-checkpointing",
+        "recompute-activations-full",
+        "enable-gradient-checkpointing",
     )
     if options.flag("recompute-activations") and not granularity:
         granularity = "selective"

@@ -84,11 +84,7 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
         "attention_sinks": options.word("softmax-type") == "learnable",
         "ffn_bias": biased,
         "positions": positions,
-        "max_positions": options.whole(
-            "max-position-embeddings", default=options.whole("seq-length", default=0)
-        )
-        if positions == "learned"
-        else 0,
+        "max_positions": _table_of_positions(options, reading) if positions == "learned" else 0,
         "parallel_block": options.flag("parallel-attn", "use-parallel-residual", "gpt-j-residual"),
         "latent_attention": latent,
         "experts": _experts(options, reading, layers, ffn, biased, dialect),
@@ -97,6 +93,18 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
     options.raw("max-position-embeddings", "no-position-embedding", "squared-relu", "xielu", "openai-gelu",
                 "apply-layernorm-1p", "group-query-attention")  # fmt: skip
     return Model.parse(fields, "model")
+
+
+_POSITIONS_TAKEN = 2048
+"""Rows of a table of positions that nothing states, as the first GPT of Megatron-LM had."""
+
+
+def _table_of_positions(options: Options, reading: Reading) -> int:
+    """Rows of the table of learned positions: as many as a sequence has tokens, where nothing else is said."""
+    said = options.whole("max-position-embeddings", default=options.whole("seq-length", default=0))
+    if not said:
+        reading.guess("--max-position-embeddings", f"is not stated in the file; {_POSITIONS_TAKEN} is taken")  # fmt: skip
+    return said or _POSITIONS_TAKEN
 
 
 def _is_off(value: object) -> bool:

@@ -17,10 +17,11 @@ from meshwright.imports.words import unset
 _SIGNS = {
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "num_query_groups", "expert_model_parallel_size", "transformer_impl",
     "use_distributed_optimizer", "recompute_granularity", "ckpt_format", "untie_embeddings_and_output_weights", "moe_router_topk",
-    "group_query_attention", "tokenizer_type", "moe_token_dispatcher_type", "lr_warmup_iters", "use_flash_attn",
+    "group_query_attention", "tokenizer_type", "moe_token_dispatcher_type", "lr_warmup_iters", "use_flash_attn", "decoupled_lr",
+    "check_for_nan_in_loss_and_grad",
 }  # fmt: skip
 """Names of Megatron-LM's that GPT-NeoX and the tools around DeepSpeed do not have."""
-_LEAST = 3
+_LEAST, _WITHOUT_A_MODEL = 3, 6
 _OF_OTHERS = ("mamba_", "hybrid_", "retro_", "vision_", "dino_", "ict_", "biencoder_", "bert_", "swin_", "encoder_")  # fmt: skip
 _PARTS = (("fp8_", "fp8"), ("tp_comm_", "tp_comm_overlap"), ("mtp_", "mtp_num_layers"), ("num_layers_at_", "fp8"), ("moe_", "num_experts"),
           ("cuda_graph_", "enable_cuda_graph"), ("tp_comm_bootstrap", "tp_comm_overlap"))  # fmt: skip
@@ -30,7 +31,9 @@ _PARTS = (("fp8_", "fp8"), ("tp_comm_", "tp_comm_overlap"), ("mtp_", "mtp_num_la
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table, or its `backend.megatron`, holds such arguments."""
     table = _table(data)
-    return table is not None and len(_SIGNS & set(table)) >= _LEAST and "num_layers" in table
+    signs = len(_SIGNS & set(table or {}))
+    # A table of defaults names no model, which is asked for.
+    return table is not None and signs >= (_LEAST if "num_layers" in table else _WITHOUT_A_MODEL)
 
 
 def _table(data: dict[str, Any]) -> dict[str, Any] | None:
@@ -58,6 +61,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading.options = {axis: name.lstrip("-").replace("-", "_") for axis, name in reading.options.items()}  # fmt: skip
     if missing:
         reading.note(f"{', '.join(missing[:4])} of its defaults are not here", "defaults")
+    if parts := table.get("extends"):
+        names = parts if isinstance(parts, list) else [parts]
+        reading.note(f"{', '.join(map(str, names[:6]))} which it extends are not read", "extends")
     batch = whole.get("slurm", {}).get("sbatch", {}) if isinstance(whole.get("slurm"), dict) else {}
     hosts, per_host = (batch.get(name) if isinstance(batch, dict) else None for name in ("nodes", "gpus_per_node"))  # fmt: skip
     if isinstance(hosts, int) and isinstance(per_host, int):
@@ -96,7 +102,11 @@ def _flags(table: dict[str, Any]) -> dict[str, Any]:
     for name, value in table.items():
         field = str(name)
         absent = any(field.startswith(part) and not table.get(switch) for part, switch in _PARTS)
-        if field == "defaults" or absent or (not hybrid and field.startswith(_OF_OTHERS)):
+        if (
+            field in ("defaults", "extends")
+            or absent
+            or (not hybrid and field.startswith(_OF_OTHERS))
+        ):
             continue  # what a print of all arguments says of parts that are not there
         if field in NEGATED and value is False:
             flags[NEGATED[field]] = True

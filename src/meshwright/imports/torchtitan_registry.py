@@ -42,6 +42,7 @@ class Recipe:
     documents: bool = False
     muon: bool = False
     hub: str = ""
+    by_name: bool = False
     chunked: bool = False
 
 
@@ -192,7 +193,10 @@ def _registered(module: Module, name: str, chosen: str) -> Recipe:
     flavor = flavor or next(
         (str(fields[k]) for k in ("flavor", "size") if isinstance(fields.get(k), str)), ""
     )
-    recipe = Recipe(_module_name(module, folder), flavor or _flavor_called(known[chosen]))
+    flavor = flavor or _flavor_called(known[chosen])
+    by_name = None if flavor else re.search(r"_(\d+(?:\.\d+)?[bm])(?:_|$)", chosen)
+    flavor = by_name.group(1).upper() if by_name is not None else flavor
+    recipe = Recipe(_module_name(module, folder), flavor, by_name=by_name is not None)
     if "Controller" in str(made.name):
         raise SpecError("--config", chosen, "is a loop of reinforcement learning, which generates and trains in turns: its trainer alone is no run that can be read here")  # fmt: skip
     for table in _TABLES:
@@ -238,6 +242,8 @@ def _recomputes(made: Made) -> str:
 def _read(recipe: Recipe, config: str, given: Given, said: dict[str, Any]) -> Reading:
     reading = Reading(f"torchtitan recipe {config}", options=dict(EDITS))
     named(reading, given, recipe.module, recipe.flavor)
+    if recipe.by_name and given.model is None:
+        reading.guess("--config", f"the model's size is not followed through the file; {recipe.flavor}, by the configuration's name, is taken")  # fmt: skip
     if recipe.hub and given.model is None:
         reading.model_name = recipe.hub
     options = Options(recipe.values | said)
