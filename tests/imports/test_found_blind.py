@@ -113,10 +113,15 @@ def test_bridge_recipes_compute_in_bf16_unless_overridden():
     assert any("mixed_precision" in note for note in back.notes)
 
 
-@pytest.mark.parametrize("recipe", ["qwen3_vl_8b_sft_config", "gemma3_vl_4b_finetune_config", "nemotron_3_super_peft_config"])  # fmt: skip
+@pytest.mark.parametrize("recipe", ["qwen3_vl_8b_sft_config", "gemma3_vl_4b_finetune_config", "nemotron_nano_9b_v2_peft_config"])  # fmt: skip
 def test_recipes_of_other_models_are_refused(recipe):
     with pytest.raises(SpecError, match=r"decoder-only|config\.json"):
         import_text(BRIDGE.format(recipe=recipe, more=""), "x.sh", H8)
+
+
+def test_a_peft_recipe_that_is_not_here_trains_adapters():
+    back = import_text(BRIDGE.format(recipe="llama3_8b_peft_config", more="peft.dim=8"), "x.sh", H8)
+    assert back.job.finetune is not None and back.job.finetune.rank == 8
 
 
 @pytest.mark.parametrize(

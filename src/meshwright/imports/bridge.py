@@ -80,9 +80,12 @@ def read_words(program: str, words: list[str], given: Given, folder: Path | None
         reading.note(
             f"the recipe {recipe} is not here: only what the overrides say is read", "--recipe"
         )
-    if _option(words, "--peft_scheme", "--peft") in ("lora", "dora"):
-        adapters(reading, rank=32)
-        reading.guess("--peft", "the rank of the adapters is the recipe's; 32 is taken")
+    scheme = _option(words, "--peft_scheme", "--peft")
+    if scheme in ("lora", "dora") or (not scheme and not base and re.search(r"_(peft|lora)(_|$)", recipe)):  # fmt: skip
+        rank = override(words, "peft.dim")
+        adapters(reading, method=scheme or "lora", rank=int(rank) if rank.isdigit() else 32)
+        if not rank.isdigit():
+            reading.guess("--peft", "the rank of the adapters is the recipe's; 32 is taken")
     return reading
 
 
