@@ -142,16 +142,16 @@ def read(
         return flagscale.read(data, given, folder), stamp
     for one in (arctic, areal, automodel, easyr1, levanter, roll, picotron, fast_llm, veomni):
         if one.is_config(data):
-            return one.read(data, given), stamp
+            return one.read(_told(data, overrides), given), stamp
     for tuner in (oumi, axolotl, llama_factory):
         if tuner.is_config(data):
             return tuner.read(overridden(data, overrides), given, folder), stamp
     if "_component_" in text and torchtune.is_config(data):
         return torchtune.read(data, given, overrides, text), stamp
     if neuron.is_config(data):
-        return neuron.read(data, given), stamp
+        return neuron.read(_told(data, overrides), given), stamp
     if nemo.is_rl(data):
-        return nemo.read_rl(data, given, folder), stamp
+        return nemo.read_rl(_told(data, overrides), given, folder), stamp
     if nemo.is_config(data):
         return nemo.read(data, given, overrides), stamp
     if "actor_rollout_ref" in data or "@actor_rollout_ref" in str(data.get("defaults", "")):
@@ -160,16 +160,16 @@ def read(
             data, given, path=here if here and here.is_file() else None
         ), stamp
     if prime_rl.is_config(data):
-        return prime_rl.read(data, given), stamp
+        return prime_rl.read(_told(data, overrides), given), stamp
     if torchtitan.is_config(data):
         return torchtitan.read_toml(data, given, overrides), stamp
     if litgpt.is_config(data):
         return litgpt.read(overridden(data, overrides), given), stamp
     for one in (olmo, llm_foundry):
         if one.is_config(data):
-            return one.read(data, given), stamp
+            return one.read(_told(data, overrides), given), stamp
     if maxtext.is_config(data):
-        return maxtext.read(data, given, folder), stamp
+        return maxtext.read(_told(data, overrides), given, folder), stamp
     if neox.is_config(data):
         return neox.read(data, given), stamp
     if "micro_train_batch_size" in data and {"pretrain", "actor_num_gpus_per_node"} & set(data):
@@ -190,8 +190,14 @@ def read(
     if cloud.starts_training(data):
         return cloud.read(data, name, given, stamp, folder)
     if own_tables.is_config(data):
-        return own_tables.read(data, given, folder), stamp
+        return own_tables.read(_told(data, overrides), given, folder), stamp
     raise _unknown(data, text, name)
+
+
+def _told(data: Data, words: list[str]) -> Data:
+    """A configuration with what its command says over it; what only the command says comes first."""
+    made = overridden(data, words)
+    return {key: made[key] for key in made if key not in data} | made
 
 
 _GROUP_OF_HYDRA = re.compile(

@@ -37,6 +37,7 @@ _TOOLS = (
     "xtuner",
     "open_instruct",
     "oumi",
+    "litgpt",
 )
 _BINARY = re.compile(r"train_\w*cu")
 """What llm.c's makefile builds; the words of `make train_gpt2cu` start nothing."""
@@ -134,6 +135,8 @@ def _run_of(launch: Launch) -> tuple[str, ...]:
 
 def _trains(program: str) -> bool:
     first = program.split()[0] if program else ""
+    if first == "litgpt":
+        return re.search(r" (?:pretrain|finetune)", program) is not None
     if posixpath.basename(first) in _TOOLS:
         return not _OTHER.search(program)  # `trl vllm-serve`
     if _BINARY.fullmatch(posixpath.basename(first)):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from meshwright.imports.beside import beside
+from meshwright.imports.interpolate import merged, read_table
+from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, torch_moments
 from meshwright.imports.tuning import adapters
+from meshwright.imports.word_overrides import overridden
 from meshwright.specs.job import RECIPES
 
 EDITS = {"micro_batch": "train.micro_batch_size"}
@@ -26,6 +32,45 @@ def is_config(data: dict[str, Any]) -> bool:
     return isinstance(train, dict) and "micro_batch_size" in train and "global_batch_size" in train and (
         "checkpoint_dir" in data or "model_name" in data or "model_config" in data
     )  # fmt: skip
+
+
+_BATCHES = {"devices": 1, "train": {"global_batch_size": 16, "micro_batch_size": 1}}
+_COMMANDS: dict[str, dict[str, Any]] = {
+    # litgpt/pretrain.py, litgpt/finetune/{full,lora,adapter,adapter_v2}.py: what each takes where nothing is said.
+    "pretrain": {"train": {"global_batch_size": 512, "micro_batch_size": 4}},
+    "finetune": _BATCHES | {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.05},
+    "finetune_lora": _BATCHES | {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.05},
+    "finetune_full": _BATCHES, "finetune_adapter": _BATCHES, "finetune_adapter_v2": _BATCHES,
+}  # fmt: skip
+
+
+def reads(launch: Launch) -> bool:
+    """Whether a command starts one of its trainings."""
+    return launch.program.startswith("litgpt ") and launch.program.split()[1] in _COMMANDS
+
+
+def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
+    """Return what `litgpt pretrain` or `litgpt finetune…` runs: its defaults, the file it names, its words.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    verb = launch.program.split()[1]
+    words = list(launch.words)
+    named = words.pop(0) if words and not words[0].startswith("-") else ""
+    file = next((after for word, after in pairwise(words) if word == "--config"), "")
+    path = beside(folder, file) if file else None
+    data = merged(_COMMANDS[verb], {} if path is None else read_table(path, "--config"))
+    if named:
+        data["model_name" if verb == "pretrain" else "checkpoint_dir"] = named
+    data = overridden(data, words)
+    reading = read(data, given)
+    reading.format = "LitGPT command"
+    if file and path is None:
+        reading.note(f"{file[-60:]} is not here; the command's own defaults stand for it", "--config")  # fmt: skip
+    if "adapter" in verb:
+        reading.unmodelled(verb, "prompts that train before every layer; the whole model is priced as training")  # fmt: skip
+    return reading
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:

@@ -92,6 +92,8 @@ def _model(options: Options, reading: Reading) -> Model | None:
     heads = options.whole("model.n_heads")
     if not (layers and hidden and heads):
         return None
+    if "llama" in options.word("model.name") and options.has("model.intermediate_size"):
+        return _sheared(options, reading, layers, hidden, heads)
     get = "model.attn_config."
     kind = options.word(f"{get}attn_type", default="multihead_attention")
     groups = options.whole(f"{get}kv_n_heads")
@@ -125,6 +127,25 @@ def _model(options: Options, reading: Reading) -> Model | None:
             "window": max(0, int(options.number(f"{get}sliding_window_size", default=0))),
             "experts": {"experts": experts, "top_k": options.whole("model.ffn_config.moe_top_k", default=1), "ffn": ffn}
             if experts > 1 else None,
+        },
+        "model",
+    )  # fmt: skip
+
+
+def _sheared(options: Options, reading: Reading, layers: int, hidden: int, heads: int) -> Model:
+    """LLM-Shearing's LLaMA (`mosaic_llama2_7b`), which it prunes by masks that train beside the weights."""
+    if any(name.startswith("model.l0_module.") for name in options.values):
+        reading.unmodelled("model.l0_module", "masks over heads and FFNs train beside the weights (pruning); the whole model is priced")  # fmt: skip
+    options.read |= {name for name in options.values if name.startswith("model.l0_module")}
+    options.read |= {"model.path", "model.rms_norm_eps", "optimizer.lag_lr", "model.attn_impl"}
+    kernel = options.word("model.attn_impl", default="flash")
+    reading.job["attention_kernel"] = "unfused" if kernel == "torch" else "flash"
+    return Model.parse(
+        {
+            "name": "imported", "family": "llama", "layers": layers, "hidden": hidden, "heads": heads,
+            "kv_heads": options.whole("model.n_kv_heads") or heads, "head_dim": hidden // heads,
+            "ffn": options.whole("model.intermediate_size", least=1), "vocab": options.whole("model.vocab_size", default=32_000),
+            "tied_embeddings": False,
         },
         "model",
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.imports import easylm, fms_fsdp, nanochat, nanogpt, xtuner
+from meshwright.imports import easylm, fms_fsdp, litgpt, nanochat, nanogpt, open_lm, xtuner
 from meshwright.imports.launch import Launch
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell import Script
@@ -20,6 +20,10 @@ def read(script: Script, launch: Launch, given: Given, folder: Path | None) -> R
         return easylm.read_words(launch, given, script)
     if fms_fsdp.reads(launch):
         return fms_fsdp.read_words(launch, given)
+    if litgpt.reads(launch):
+        return litgpt.read_words(launch, given, folder)
+    if open_lm.reads(launch):
+        return open_lm.read_words(launch, given, folder)
     if nanochat.reads(launch):
         return nanochat.read_words(launch, given)
     if xtuner.reads(launch):
