@@ -131,3 +131,26 @@ def test_scores_that_pytorch_cannot_bend_are_given_to_flash_attention(tmp_path):
         made.write(tmp_path)
         back = import_file(tmp_path / "trl.yaml", Given(cluster=plan.cluster))
         assert not back.job.document_masking
+
+
+@pytest.mark.parametrize(
+    ("loss", "package"),
+    [("liger", "liger-kernel"), ("cut", "ml-cross-entropy.git@"), ("framework", "")],
+)
+def test_a_loss_comes_with_the_package_that_makes_it(loss, package):
+    job = Job(seq_len=4096, global_batch=64, framework="axolotl", precision=RECIPES["bf16"], loss=loss,
+              finetune=finetune_recipe({"method": "full"}))  # fmt: skip
+    made = export(make_plan("qwen3-8b", job=job, dp=8, zero=3), "jobset", launches="axolotl").files[
+        "jobset.yaml"
+    ]
+    for name in ("liger-kernel", "ml-cross-entropy.git@"):
+        assert (name in made) == (name == package)
+
+
+def test_torchtitan_in_8_bits_comes_with_torchao():
+    for name, has in (("fp8", True), ("bf16-fp32-grads", False)):
+        job = Job(seq_len=8192, global_batch=64, framework="torchtitan", precision=RECIPES[name])
+        made = export(
+            make_plan("llama3.1-8b", job=job, dp=8, zero=2), "jobset", launches="torchtitan"
+        )
+        assert ("torchao==" in made.files["jobset.yaml"]) is has

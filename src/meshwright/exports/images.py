@@ -39,6 +39,15 @@ MAXTEXT = "0.2.5"
 """The release of MaxText whose own configuration reads our files (its page "Install MaxText")."""
 
 
+_GIT = "command -v git > /dev/null || { apt-get -qq update && apt-get -qq install -y git; }"
+_LOSSES = {
+    "liger": ["pip install -q liger-kernel"],
+    # axolotl refuses any but its own (integrations/cut_cross_entropy/__init__.py of 0.21.0).
+    "cut": [_GIT, "pip install -q 'cut-cross-entropy[transformers] @ git+https://github.com/axolotl-ai-cloud/ml-cross-entropy.git@v0.1.1'"],
+}  # fmt: skip
+"""What makes a loss that no framework brings itself."""
+
+
 def image(plan: Plan, name: str) -> str:
     """The container image for a framework on the plan's devices."""
     if plan.cluster.device.vendor == "amd":
@@ -72,12 +81,13 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
     version = framework(name).checked
     has = plan.cluster.device.vendor == "amd" or (container and image(plan, name) != _ARM)
     torch = [] if has else [_torch(plan)]
+    eight = ["pip install -q torchao==0.18.0"]  # its linear layers in 8 bits are torchao's
     lines = {
         "deepspeed": [*torch, f"pip install -q deepspeed=={version} {_HUGGING}"],
         "accelerate": [*torch, f"pip install -q accelerate=={version} {_HUGGING}"],
         "trainer": [*torch, f"pip install -q transformers=={version} accelerate=={framework('accelerate').checked}"],
         "lightning": [*torch, f"pip install -q lightning=={version}"],
-        "torchtitan": [*torch, f"pip install -q torchtitan=={version}"],
+        "torchtitan": [*torch, f"pip install -q torchtitan=={version}", *(eight if plan.job.precision.compute == "fp8" else [])],
         "fsdp": torch,
         "meshwright": [*torch, "pip install -q 'meshwright[engine]'"],
         "maxtext": [f"pip install -q 'maxtext[tpu]=={MAXTEXT}'", "install_tpu_pre_train_extra_deps"],
@@ -92,7 +102,7 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
                      'pip install -q -e "$NANOTRON"'],
         "primus": [*_cloned("PRIMUS", "AMD-AGI/Primus", "main"), *_beside_primus(plan)],
     } | {name: [*torch, *words] for name, words in _tuning_tools(plan).items()}  # fmt: skip
-    extra = ["pip install -q liger-kernel"] if plan.job.loss == "liger" else []
+    extra = _LOSSES.get(plan.job.loss, [])
     return [*(_allowed(plan, name) if container else []), *lines.get(name, torch), *extra]
 
 
@@ -164,7 +174,7 @@ def _cloned(variable: str, repository: str, branch: str) -> list[str]:
     folder = repository.rsplit("/", 1)[-1]
     address = f"https://github.com/{repository}"
     return [
-        "command -v git > /dev/null || { apt-get -qq update && apt-get -qq install -y git; }",
+        _GIT,
         f'export {variable}="${{{variable}:-$PWD/{folder}}}"',
         f'[ -d "${variable}" ] || git clone -q --depth 1 --recursive -b {branch} {address} "${variable}"',
     ]
