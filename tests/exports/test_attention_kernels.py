@@ -14,7 +14,7 @@ from meshwright.planner.stacks import under
 from meshwright.specs import Job, Layout, load_model
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
-from meshwright.specs.job import RECIPES
+from meshwright.specs.job import OPTIMIZERS, RECIPES
 from meshwright.specs.routing import Routing
 
 SAID = {
@@ -125,3 +125,23 @@ def test_every_script_of_transformers_reads_its_kernel_from_its_config():
     for target in ("deepspeed", "accelerate", "trainer"):
         config = json.loads(export(kept(target), target).files["config.json"])
         assert config["attn_implementation"] == "eager"
+
+
+def test_maxtext_is_told_what_its_own_configuration_takes_on_tpus():
+    """Its ring and Ulysses run on another kernel, and Muon's dimensions are known for some decoders alone."""
+    for method in ("ring", "ulysses"):
+        with pytest.raises(SpecError, match="by all-gather"):
+            export(
+                make_plan("deepseek-v2-lite", "tpu-v5p:2x4", dp=4, cp=2, cp_method=method),
+                "maxtext",
+            )
+    job = Job(
+        seq_len=2048, global_batch=64, optimizer=OPTIMIZERS["muon"], precision=RECIPES["pure-bf16"]
+    )
+    for model, refused in (("olmo3-7b", True), ("qwen3-8b", False)):
+        plan = make_plan(model, "tpu-v5p:2x4", under(job, "maxtext"), dp=8, zero=3)
+        if refused:
+            with pytest.raises(SpecError, match="with Muon"):
+                export(plan, "maxtext")
+        else:
+            assert "opt_type: muon" in export(plan, "maxtext").files["maxtext.yml"]

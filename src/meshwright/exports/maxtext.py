@@ -17,7 +17,9 @@ from meshwright.exports.bundle import comment, steps
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.frameworks import without_master
+from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
@@ -69,7 +71,17 @@ def _copies(layout: Layout) -> int:
     return layout.dp * layout.cp // layout.shard if layout.shard else 1
 
 
-LIMITS = Limits("MaxText", "maxtext", _problems, _together)
+_MUON = ("llama", "qwen3", "deepseek", "kimi", "gpt-oss", "gemma3")
+"""Beginnings of names whose decoder block Muon's dimensions were tested for (configs/types.py)."""
+
+
+def _asked(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
+    if job.optimizer.name == "muon" and not model.name.startswith(_MUON):
+        says = f"trains {', '.join(_MUON)} with Muon"
+        yield Problem("job.optimizer", job.optimizer.name, says)
+
+
+LIMITS = Limits("MaxText", "maxtext", _problems, _together, _asked)
 VERSION = LIMITS.can.checked
 
 
@@ -113,7 +125,7 @@ def config(plan: Plan) -> dict[str, Any]:
         "weight_dtype": narrow, "grad_dtype": narrow,
         "quantization": "fp8" if job.precision.compute == "fp8" else "",
         "opt_type": OPTIMIZERS[job.optimizer.name],
-        "context_parallel_strategy": "ring" if layout.cp_method == "ring" else "all_gather",
+        "context_parallel_strategy": "all_gather",
         "num_vocab_tiling": VOCABULARY_TILES if job.loss == "chunked" else 1,
         "dataset_type": "synthetic", "steps": steps(job), "enable_checkpointing": False,
         "run_name": "meshwright", "base_output_directory": "outputs",
