@@ -131,3 +131,22 @@ def test_its_script_takes_the_same_sizes(tmp_path: Path):
 def test_what_trains_something_else_is_no_such_loop(words: str):
     with pytest.raises(SpecError, match="describes no training run"):
         import_text(words + MODEL + CONSTANTS + LOOP, "train.py", GUESS)
+
+
+def test_an_encoder_s_loop_is_refused():
+    text = "from transformers import BertForMaskedLM\nmodel = BertForMaskedLM.from_pretrained('bert-large-cased')\nmodel = DistributedDataParallel(model)\nloss.backward()\n"
+    with pytest.raises(SpecError, match="encoder"):
+        import_text(text, "train.py", GUESS)
+
+
+def test_a_loader_s_batch_counts_where_nothing_else_says_one():
+    text = MODEL + TABLE.replace(', "batch_size": 6', "") + "train = make_loader(text, batch_size=6)\nval = make_loader(text, batch_size=2)\n" + LOOP  # fmt: skip
+    assert import_text(text, "train.py", GUESS).layout.micro_batch == 6
+
+
+def test_a_program_is_read_by_its_own_hydra_files(tmp_path: Path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text("batch_size: 6\nblock_size: 512\nlr: 1e-3\nn_embed: 640\nnum_heads: 5\nnum_layers: 10\n")  # fmt: skip
+    (tmp_path / "train.py").write_text("import hydra\n@hydra.main(version_base=None, config_path='conf', config_name='config')\ndef main(cfg):\n    loss.backward()\n")  # fmt: skip
+    found = import_file(tmp_path / "train.py", GUESS)
+    assert (found.model.hidden, found.job.seq_len, found.layout.micro_batch) == (640, 512, 6)

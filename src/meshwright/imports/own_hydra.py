@@ -27,7 +27,9 @@ from meshwright.specs.foreign import read_text
 _WORD = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w./@]*)=(.*)", re.DOTALL)
 
 
-def read(launch: Launch, given: Given, folder: Path | None, script: Script) -> Reading | None:
+def read(
+    launch: Launch, given: Given, folder: Path | None, script: Script | None = None
+) -> Reading | None:
     """What a command runs by its program's own configuration; None where the program has none at hand, or it says too little.
 
     Raises:
@@ -49,7 +51,7 @@ def read(launch: Launch, given: Given, folder: Path | None, script: Script) -> R
     if "sharding" in guessed and (SHARDS.search(text) or COPIES.search(text)):
         reading.layout["zero"] = 3 if SHARDS.search(text) else 0
         reading.remarks = [one for one in reading.remarks if one.option != "sharding"]
-    if launch.option("config-file", "config_file"):
+    if script is not None and launch.option("config-file", "config_file"):
         launched(script, launch, reading, given, folder)
     one_process(launch, reading)
     return reading

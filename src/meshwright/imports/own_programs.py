@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshwright.imports import own_loops, usual
+from meshwright.imports import own_hydra, own_loops, usual
 from meshwright.imports.launch import Launch
 from meshwright.imports.own_sizes import SEVERAL, build, optimize, said_by, texts_beside
 from meshwright.imports.python_syntax import parse_python
@@ -37,6 +37,10 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     Raises:
         SpecError: a value that cannot be.
     """
+    if "hydra.main" in text and folder is not None:
+        found = own_hydra.read(Launch(Path(name).name, [], ["python"]), given, folder)
+        if found is not None:
+            return found
     if not (_STEPS.search(text) and _UPDATES.search(text)) or own_loops.is_a_library_s(text):
         return None
     if _TESTS.search(text):
@@ -53,7 +57,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     if _ADAPTS.search(text):
         own["use_lora"] = True
     launch = Launch(Path(name).name, [], ["python"])
-    if _RANKS.search(text):
+    if _RANKS.search(whole):
         launch.launcher = ["torchrun"]
     making = not usual.says_batch(own)
     reading = own_loops.read_loop(text, launch, own, {}, given, folder, making)

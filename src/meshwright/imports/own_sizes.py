@@ -34,7 +34,11 @@ SEVERAL = "several shapes"
 def said_by(tree: ast.Module, others: list[str]) -> dict[str, Any]:
     """Sizes and settings that a program's own lines say, by names that are usual for them."""
     known = Known(tree)
-    found = {name: value for name, value in known.names.items() if _plain(value)}
+    batches = {*usual.MICRO, *usual.BATCHES, *usual.LENGTHS}
+    # What functions are called with first says a batch or a length where nothing else does.
+    said = [pair for node in ast.walk(tree) if isinstance(node, ast.Call) for pair in known.keywords(node)]  # fmt: skip
+    found = {name: one for name, one in reversed([*said, *known.parameters.items()]) if name in batches and _plain(one)}  # fmt: skip
+    found |= {name: value for name, value in known.names.items() if _plain(value)}
     found |= {name: value for name, value in known.fields.items() if _plain(value)}
     tables: list[dict[str, Any]] = []
     for node in ast.walk(tree):

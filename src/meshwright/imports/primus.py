@@ -139,7 +139,7 @@ def _megatron(
                 name, name
             )
         ] = value
-    off = {flag for key, flag in NEGATED.items() if values.get(key) is False and key in said}
+    off = [flag for key, flag in NEGATED.items() if values.get(key) is False and key in said]
     flags |= dict.fromkeys(off, True)
     said = said | {flag.replace("-", "_") for flag in off}
     flags.pop("add-bias-linear", None)  # Megatron-LM's own way unless it is switched off

@@ -56,6 +56,8 @@ def _refuse_other(text: str, name: str) -> None:
         r"^[^\S\n]+(?:mm_)?vision_tower\w*[^\S\n]*:|\bmodel\.config\.vision_config\b", text, re.M
     ):
         raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
+    if re.search(r"\b\w+ForMaskedLM\b", text) and "CausalLM" not in text:
+        raise SpecError("config", name, f"trains an encoder: {PLANNED}")
     if re.search(r"^[^\S\n]*(?:from|import) diffusers\b", text, re.M):
         raise SpecError("config", name, f"trains a diffusion model: {PLANNED}")
     if re.search(r"ForSequenceClassification\.", text) and not re.search(

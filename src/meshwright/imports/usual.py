@@ -21,7 +21,7 @@ from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
 
 LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "depth")
-HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim")  # fmt: skip
+HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim", "n_embed", "embedding_dim")  # fmt: skip
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
 KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kvheads")
 FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim")
