@@ -228,3 +228,65 @@ def test_verls_supervised_run_names_what_has_no_price(words: str):
 def test_a_head_of_labels_is_named():
     words = {"model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 1, "num_labels": 3, "bf16": True}  # fmt: skip
     assert said(import_text(yaml.safe_dump(words), "l.yaml", H8, None), "num_labels")
+
+
+LITGPT = "litgpt finetune_lora checkpoints/meta-llama/Meta-Llama-3-8B --train.max_seq_length 2048 "
+
+
+def test_litgpt_commands_have_litgpts_defaults():
+    alone = import_text(LITGPT, "x.sh", Given(cluster=load_cluster("h100:1x1")))
+    assert alone.job.finetune is not None
+    assert (alone.job.finetune.rank, alone.job.finetune.dropout) == (8, 0.05)
+    assert (alone.job.global_batch, alone.layout.micro_batch, alone.layout.zero) == (16, 1, 0)
+    assert alone.job.precision.parameter_bytes == 4  # autocast over 32-bit weights
+    several = import_text(LITGPT + "--devices 8 --quantize none", "x.sh", Given(cluster=load_cluster("h100:1x8")))  # fmt: skip
+    assert (several.layout.zero, several.layout.recompute) == (3, "full")
+
+
+def test_litgpt_pretrains_without_recomputing():
+    text = "litgpt pretrain meta-llama/Meta-Llama-3-8B --train.max_seq_length 2048 --devices 8 --num_nodes 2"
+    back = import_text(text, "x.sh", Given(cluster=load_cluster("h100:2x8")))
+    assert (back.layout.recompute, back.layout.shard, back.job.global_batch) == ("none", 8, 512)
+    assert back.job.finetune is None
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("litgpt finetune_adapter checkpoints/meta-llama/Meta-Llama-3-8B", "LLaMA-Adapter"),
+        (
+            "litgpt finetune adapter --checkpoint_dir checkpoints/meta-llama/Meta-Llama-3-8B",
+            "LLaMA-Adapter",
+        ),
+        ("litgpt chat checkpoints/meta-llama/Meta-Llama-3-8B --precision bf16-true", "train"),
+    ],
+)
+def test_what_litgpt_does_not_train_is_refused(command, said):
+    with pytest.raises(SpecError, match=said):
+        import_text(command, "x.sh", Given(cluster=load_cluster("h100:1x8")))
+
+
+def test_fastchats_own_defaults():
+    text = (
+        "torchrun --nproc_per_node=8 fastchat/train/{}.py --model_name_or_path meta-llama/Llama-2-7b-hf --data_path d "
+        "--bf16 True --per_device_train_batch_size 2 {}"
+    )
+    whole = import_text(text.format("train_mem", ""), "x.sh", H8)
+    assert whole.job.finetune is None
+    assert whole.job.seq_len == 512
+    tuned = import_text(text.format("train_lora", "--model_max_length 2048"), "x.sh", H8)
+    assert tuned.job.finetune is not None
+    assert (tuned.job.finetune.rank, tuned.job.seq_len) == (8, 2048)
+    assert set(tuned.job.finetune.targets) == {"q", "v"}
+
+
+def test_programs_called_after_adapters_have_them():
+    text = "torchrun --nproc_per_node=8 {} --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True --per_device_train_batch_size 2 {}"
+    for program in ("finetune_lora.py", "src/lora_sft.py"):
+        back = import_text(text.format(program, "--max_seq_length 512"), "x.sh", H8)
+        assert back.job.finetune is not None
+        assert "called after" in said(back, "--use_lora")
+    off = import_text(text.format("finetune_lora.py", "--use_lora False"), "x.sh", H8)
+    assert off.job.finetune is None
+    other = import_text(text.format("explorations.py", "--max_seq_length 512"), "x.sh", H8)
+    assert other.job.finetune is None

@@ -108,7 +108,7 @@ def read_words(
         trl_command.configured(values, reading, given, folder)
     if trl_command.is_own(launch.program):
         trl_defaults(values, reading)
-    set_defaults(launch.program, values, reading, own)
+    set_defaults(launch.program, values, reading, own, folder)
     name_task(reading, posixpath.basename(launch.program))
     name_task(reading, folder_of(launch.program, folder))
     one_process(launch, reading)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import deepspeed_chat
+from meshwright.imports.beside import beside
 from meshwright.imports.hf_lengths import LENGTHS
 from meshwright.imports.own_layers import own_switches
 from meshwright.imports.reading import Reading
@@ -34,7 +35,7 @@ _QUANTISES = {
 
 
 def set_defaults(
-    program: str, values: dict[str, Any], reading: Reading, own: dict[str, Any]
+    program: str, values: dict[str, Any], reading: Reading, own: dict[str, Any], folder: Path | None
 ) -> None:
     """What programs on top of TrainingArguments set themselves where nothing is said."""
     said = {"bf16", "fp16", "torch_dtype", "dtype", "mixed_precision"} & set(values)
@@ -55,6 +56,14 @@ def set_defaults(
         if {"lora_r", "lora_rank", "use_lora", "use_peft"} & set(values):
             values["load_in_4bit"] = True
             reading.guess("--load_in_4bit", "is what the program is called after: frozen weights in 4 bits are taken")  # fmt: skip
+    elif "fastchat" in program and not own:
+        _fastchat_defaults(posixpath.basename(program), values, reading)
+    elif re.search(r"(?:^|[_-])lora(?:[_.-]|$)", posixpath.basename(program).lower()) and not (
+        any("lora" in name or "peft" in name for name in {**own, **values})
+        or beside(folder, program) is not None  # it says itself what it adds
+    ):
+        values["use_lora"] = True
+        reading.guess("--use_lora", "is what the program is called after: adapters are taken")
     elif "open_instruct/" in program:
         if not said and "precision" not in reading.job:
             values["bf16"] = True
@@ -100,6 +109,17 @@ def _qlora_defaults(values: dict[str, Any], reading: Reading) -> None:
         values.setdefault("bits", 4)
         reading.note("is this script's default where it is not set", "--bits, --lora_r")
     values.setdefault("gradient_checkpointing", True)
+
+
+def _fastchat_defaults(base: str, values: dict[str, Any], reading: Reading) -> None:
+    """FastChat's own options (fastchat/train/train.py, train_lora.py)."""
+    if not set(LENGTHS) & set(values):
+        values["model_max_length"] = 512
+        reading.note("512 is FastChat's own where it is not set", "--model_max_length")
+    if base.startswith("train_lora"):
+        usual = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]}  # fmt: skip
+        values |= {name: one for name, one in usual.items() if name not in values}
+        reading.note("8, on q and v, is FastChat's own where it is not set", "--lora_r")
 
 
 _OLD_SWIFT = {"sft_type": "train_type", "batch_size": "per_device_train_batch_size"}

@@ -14,6 +14,7 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, torch_moments
 from meshwright.imports.tuning import adapters
 from meshwright.imports.word_overrides import overridden
+from meshwright.specs import SpecError
 from meshwright.specs.job import RECIPES
 
 EDITS = {"micro_batch": "train.micro_batch_size"}
@@ -57,6 +58,10 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
     """
     verb = launch.program.split()[1]
     words = list(launch.words)
+    if verb == "finetune" and words and f"finetune_{words[0]}" in _COMMANDS:
+        verb = f"finetune_{words.pop(0)}"  # as before 0.5
+    if "adapter" in verb:
+        raise SpecError("litgpt", verb, "LLaMA-Adapter trains vectors before the text, not matrices of the model: not modelled; finetune_lora or finetune_full is expected")  # fmt: skip
     named = words.pop(0) if words and not words[0].startswith("-") else ""
     file = next((after for word, after in pairwise(words) if word == "--config"), "")
     path = beside(folder, file) if file else None
@@ -64,38 +69,57 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
     if named:
         data["model_name" if verb == "pretrain" else "checkpoint_dir"] = named
     data = overridden(data, words)
-    reading = read(data, given)
+    reading = read(data, given, pretrains=verb == "pretrain")
     reading.format = "LitGPT command"
     if file and path is None:
-        reading.note(f"{file[-60:]} is not here; the command's own defaults stand for it", "--config")  # fmt: skip
-    if "adapter" in verb:
-        reading.unmodelled(verb, "prompts that train before every layer; the whole model is priced as training")  # fmt: skip
+        reading.guess("--config", f"{file[-60:]} is not here; the command's own defaults stand for it")  # fmt: skip
     return reading
 
 
-def read(data: dict[str, Any], given: Given) -> Reading:
+def read(data: dict[str, Any], given: Given, *, pretrains: bool | None = None) -> Reading:
     """Return what a LitGPT recipe runs.
 
     Raises:
         SpecError: a value that cannot be.
     """
-    options = Options(flattened(data), absent=("auto", ""))
+    flat = flattened(data)
+    if pretrains is None:
+        pretrains = "checkpoint_dir" not in data
+    usual = _COMMANDS["pretrain" if pretrains else "finetune_full"]["train"]
+    flat |= {f"train.{n}": one for n, one in usual.items() if flat.get(f"train.{n}") is None}
+    options = Options(flat, absent=("auto", ""))
     reading = Reading("LitGPT YAML", options=dict(EDITS))
     reading.model = given.model
     reading.model_name = options.loose("model_name", "checkpoint_dir", "model_config.name")
     reading.hosts = options.whole("num_nodes", default=1) or 1
     reading.per_host = options.whole("devices")
     reading.micro_batch = options.whole("train.micro_batch_size")
-    reading.global_batch = options.whole("train.global_batch_size") * reading.hosts
+    reading.global_batch = options.whole("train.global_batch_size")
+    if reading.hosts > 1:
+        reading.note("counts the sequences of all hosts; early releases counted them per host", "train.global_batch_size")  # fmt: skip
     reading.seq_len = options.whole("train.max_seq_length")
     lora = options.has("lora_r")
-    # Several devices run under FSDP, which reshards after the forward, and recompute its blocks.
+    # Several devices run under FSDP: fine-tuning recomputes its blocks, pretraining shards within a host.
     several = reading.world() != 1
-    reading.layout = {"zero": 3 if several else 0, "recompute": "full" if several else "none"}
+    again = several and not pretrains
+    reading.layout = {"zero": 3 if several else 0, "recompute": "full" if again else "none"}
+    if several and pretrains and reading.hosts > 1:
+        reading.shard = reading.per_host
     if several and not reading.per_host:
-        reading.note("several devices run under FSDP and recompute every block", "devices")
-    precision = options.word("precision", default="bf16-true")
+        more = "shard within a host" if pretrains else "recompute every block"
+        reading.note(f"several devices run under FSDP and {more}", "devices")
+    kept = options.word("quantize", default="")
+    precision = options.word("precision", default="")
+    if precision in ("", "none"):
+        precision = "bf16-mixed"
+        reading.note("bf16-mixed is LitGPT's own where nothing is said", "precision")
     recipe = RECIPES[_PRECISION.get(precision, "bf16")]
+    if precision in ("bf16-mixed", "16-mixed") and not several:
+        # Autocast: the weights themselves are in 32 bits, those that do not train too.
+        recipe = recipe.but(
+            name=f"autocast-{recipe.compute}", parameter_bytes=4, gradient_bytes=4,
+            master_bytes=0, gradient_reduce_bytes=4,
+        )  # fmt: skip
     name = options.text("optimizer.class_path", "optimizer", default="AdamW")
     found = optimizer_or_adamw(reading, name, "optimizer")
     found = torch_moments(found, recipe)
@@ -104,13 +128,14 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         "precision": recipe.model_dump(),
         "optimizer": found.model_dump(),
     }
-    kept = options.word("quantize", default="")
+    if kept and not lora:
+        reading.unmodelled("quantize", "weights in few bits train only as adapters' base; all are priced in 16 bits as trained")  # fmt: skip
     if lora:
         targets = [ours for theirs, ours in _TARGETS.items() if options.flag(theirs, default=theirs in ("lora_query", "lora_value"))]  # fmt: skip
         adapters(
             reading, rank=options.whole("lora_r", default=8), alpha=options.number("lora_alpha"), targets=targets,
             bits=4 if "nf4" in kept or "fp4" in kept else 8 if "int8" in kept else 0,
-            dropout=options.number("lora_dropout"), option="lora_query",
+            dropout=options.number("lora_dropout", default=0.05), option="lora_query",
         )  # fmt: skip
     options.finish(reading, "litgpt", "common", strict=given.strict)
     return reading
