@@ -86,6 +86,8 @@ def read_any(text: str, name: str, given: Given, folder: Path | None) -> tuple[R
     suffix = Path(name).suffix.lower()
     if suffix == ".ipynb":
         return notebooks.read(text, name, given, folder)
+    if suffix == ".gin":
+        raise SpecError("file", name, "describes no training run by itself: gin's bindings are read by T5X's programs, which train encoder-decoders for the most part")  # fmt: skip
     stamp = read_stamp(text)
     if makefiles.is_makefile(name):
         return scripts.read(makefiles.as_shell(text, name), name, given, folder, stamp)

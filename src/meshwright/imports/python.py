@@ -14,6 +14,7 @@ from meshwright.exports import torchtitan_read as exported_titan
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import (
     bridge,
+    colossalai,
     fms_fsdp,
     internevo,
     logs,
@@ -73,6 +74,8 @@ def read(
 
             world = load_cluster(stamp.cluster).gpus
         return logs.from_torchtitan(exported_titan.read(tree, world), "torchtitan recipe"), stamp
+    if colossalai.is_config(tree, text):
+        return colossalai.read(tree, text, given), stamp
     if nanochat.is_program(text):
         return nanochat.read_program(text, given), stamp
     alone = ".backward(" in text and "gradient_accumulation_steps" not in text
