@@ -290,3 +290,40 @@ def test_programs_called_after_adapters_have_them():
     assert off.job.finetune is None
     other = import_text(text.format("explorations.py", "--max_seq_length 512"), "x.sh", H8)
     assert other.job.finetune is None
+
+
+def open_instruct(program: str, words: str) -> Imported:
+    text = f"torchrun --nproc_per_node 8 open_instruct/{program}.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 {words}"
+    return import_text(text, "x.sh", H8)
+
+
+def test_open_instructs_rank_alone_adds_no_adapters():
+    plain = "--gradient_accumulation_steps 2 --max_seq_length 2048"
+    assert open_instruct("finetune", f"{plain} --lora_rank 32").job.finetune is None
+    tuned = open_instruct("finetune", f"{plain} --use_lora").job.finetune
+    assert tuned is not None
+    assert (tuned.rank, tuned.alpha, tuned.dropout) == (64, 16, 0.1)
+    quantised = open_instruct("finetune", f"{plain} --use_qlora").job
+    assert quantised.finetune is not None
+    assert (quantised.finetune.method, quantised.optimizer.paged) == ("qlora", True)
+    narrow = open_instruct("finetune", f"{plain} --use_8bit_optimizer").job.optimizer
+    assert (narrow.state_bytes, narrow.paged) == (2, True)
+
+
+def test_open_instructs_preferences_are_answered_before():
+    words = "--gradient_accumulation_steps 2 --max_seq_length 2048"
+    assert open_instruct("dpo_tune_cache", words).reference is False
+    assert open_instruct("dpo_tune_cache", f"{words} --offload_optimizer --zero_stage 2").offload
+
+
+def test_open_instructs_learners_recompute_and_refer():
+    words = (
+        "--num_unique_prompts_rollout 32 --num_samples_per_prompt_rollout 16 --num_learners_per_node 8 "
+        "--pack_length 8192 --deepspeed_stage 3"
+    )
+    back = open_instruct("grpo_fast", words)
+    assert (back.layout.recompute, back.reference, back.layout.zero) == ("full", True, 3)
+    assert "second copy" in said(back, "--deepspeed_zpg")
+    assert open_instruct("grpo_fast", f"{words} --load_ref_policy False").reference is False
+    alone = import_text(f"python open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 {words}", "x.sh", H8)  # fmt: skip
+    assert not said(alone, "launcher")

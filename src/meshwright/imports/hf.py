@@ -111,7 +111,8 @@ def read_words(
     set_defaults(launch.program, values, reading, own, folder)
     name_task(reading, posixpath.basename(launch.program))
     name_task(reading, folder_of(launch.program, folder))
-    one_process(launch, reading)
+    if "num_learners_per_node" not in values:
+        one_process(launch, reading)
     for said in [name for name in values if name not in own]:
         full = [name for name in own if name.startswith(said) and name not in values]
         if len(full) == 1 and len(said) > 3:  # argparse takes the beginning of a name for it

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import deepspeed_chat
+from meshwright.imports import deepspeed_chat, open_instruct
 from meshwright.imports.beside import beside
 from meshwright.imports.hf_lengths import LENGTHS
 from meshwright.imports.own_layers import own_switches
@@ -38,7 +38,6 @@ def set_defaults(
     program: str, values: dict[str, Any], reading: Reading, own: dict[str, Any], folder: Path | None
 ) -> None:
     """What programs on top of TrainingArguments set themselves where nothing is said."""
-    said = {"bf16", "fp16", "torch_dtype", "dtype", "mixed_precision"} & set(values)
     if is_swift(program):
         for old, new in _OLD_SWIFT.items():
             if old in values:
@@ -64,15 +63,8 @@ def set_defaults(
     ):
         values["use_lora"] = True
         reading.guess("--use_lora", "is what the program is called after: adapters are taken")
-    elif "open_instruct/" in program:
-        if not said and "precision" not in reading.job:
-            values["bf16"] = True
-            reading.note("open-instruct computes in bf16", "--mixed_precision")
-        if str(values.get("config_name", "")).lower().startswith("olmo") and program.endswith(
-            "dpo.py"
-        ):
-            reading.layout["zero"] = 3
-            reading.note("this program trains with OLMo-core, sharded", "--config_name")
+    elif open_instruct.is_one(program):
+        open_instruct.settle(program, values, reading)
 
 
 _OF_THEMSELVES = {"no_cuda"}
