@@ -145,3 +145,18 @@ def test_maxtext_is_told_what_its_own_configuration_takes_on_tpus():
                 export(plan, "maxtext")
         else:
             assert "opt_type: muon" in export(plan, "maxtext").files["maxtext.yml"]
+
+
+def test_torchtitan_s_rotary_tables_reach_so_far():
+    for model, length, reaches in (
+        ("deepseek-v3", 16_384, True),
+        ("deepseek-v3", 32_768, False),
+        ("llama3.1-8b", 131_072, True),
+    ):
+        job = under(Job(seq_len=length, global_batch=64), "torchtitan")
+        plan = make_plan(model, job=job, dp=8, zero=2)
+        if reaches:
+            assert f"seq_len={length}" in export(plan, "torchtitan").files["recipe.py"]
+        else:
+            with pytest.raises(SpecError, match="for 16,384 tokens"):
+                export(plan, "torchtitan")

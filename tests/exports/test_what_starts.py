@@ -376,7 +376,7 @@ def test_shards_beside_copies_on_chips_of_two_devices_come_back(tmp_path):
         precision=under(Job(), "maxtext").precision,
     )
     plan = make_plan(
-        "llama2-70b", "tpu-v7:8x4", job, dp=8, tp=2, cp=2, cp_method="ring", zero=3, shard=8
+        "llama2-70b", "tpu-v7:8x4", job, dp=8, tp=2, cp=2, cp_method="all-gather", zero=3, shard=8
     )
     export(plan, "maxtext").write(tmp_path)
     back = import_file(tmp_path / "maxtext.yml", Given())

@@ -14,8 +14,10 @@ from meshwright.exports.canonical import canonical, even_split
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.model_names import repository
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import without_master
+from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 from meshwright.specs.models import load_model
 from meshwright.specs.plan import Plan
@@ -74,7 +76,18 @@ def _problems(model: Model) -> Iterator[Problem]:
             return
 
 
-LIMITS = Limits("torchtitan", "torchtitan", _problems)
+_REACH = {"llama3": 131_072, "qwen3": 40_960, "deepseek_v3": 16_384, "gpt_oss": 131_072}
+"""Tokens that the rotary tables of a registered family reach (`max_seq_len` in models/*/__init__.py)."""
+
+
+def _asked(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
+    found = FLAVORS.get((model.layers, model.hidden, model.vocab))
+    reach = _REACH[found[0]] if found is not None else job.seq_len
+    if job.seq_len > reach:
+        yield Problem("job.seq_len", job.seq_len, f"registers this model for {reach:,} tokens")
+
+
+LIMITS = Limits("torchtitan", "torchtitan", _problems, asked=_asked)
 VERSION = LIMITS.can.checked
 
 
