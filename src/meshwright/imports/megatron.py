@@ -86,7 +86,7 @@ def read(
         if own:
             reading.job["framework_options"] = own | reading.job.get("framework_options", {})
         if not recipe:
-            name_others(options, reading, reading.model.experts, mask=title in _OF_ITS_LOADER and mindspeed.TABLE not in more)  # fmt: skip
+            name_others(options, reading, reading.model.experts, mask=title in _OF_ITS_LOADER and mindspeed.TABLE not in more, spread=fields["ep"] > 1)  # fmt: skip
     add_budget(options, reading)
     if mindspeed.TABLE in more:
         mindspeed.refine(options, reading, fields)

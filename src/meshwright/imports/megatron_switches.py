@@ -64,11 +64,12 @@ def behaviour(
     return found
 
 
-def name_others(options: Options, reading: Reading, experts: Experts | None, *, mask: bool) -> None:
+def name_others(options: Options, reading: Reading, experts: Experts | None, *, mask: bool, spread: bool = False) -> None:  # fmt: skip
     """Name what a step pays for, or saves, that no behaviour of the table holds.
 
     Args:
         mask: whether Megatron-LM's own loader feeds the run, which makes masks unless told not to.
+        spread: whether experts lie on several ranks.
 
     Raises:
         SpecError: the training loop is skipped.
@@ -80,6 +81,13 @@ def name_others(options: Options, reading: Reading, experts: Experts | None, *, 
         "moe-grouped-gemm", "moe-use-legacy-grouped-gemm", "use-grouped-gemm"
     ):
         reading.unmodelled("--moe-grouped-gemm", "is not there: a rank's experts run one by one; grouped products are priced")  # fmt: skip
+    if spread and options.word("moe-token-dispatcher-type", default="allgather") == "allgather":
+        said = (
+            ""
+            if options.has("moe-token-dispatcher-type")
+            else "is Megatron-LM's default, allgather: "
+        )
+        reading.unmodelled("--moe-token-dispatcher-type", f"{said}every token goes to every rank of experts; an all-to-all is priced")  # fmt: skip
     if options.word("transformer-impl") not in ("", "local", "transformer_engine"):
         reading.unmodelled(
             "--transformer-impl",

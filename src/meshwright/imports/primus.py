@@ -153,6 +153,9 @@ def _megatron(
             named or values.get("model_type"),
             "no decoder-only transformer of softmax attention",
         )
+    if values.get("group_query_attention") is False and "group_query_attention" in said:
+        flags.pop("num-query-groups", None)
+    moved = flags.pop("offload", None)
     fp8 = values.get("fp8")
     if isinstance(fp8, str) and fp8 not in ("none", "null"):
         flags["fp8"] = fp8
@@ -176,6 +179,8 @@ def _megatron(
     # Primus's own defaults are no choice of this file: only what it or its model states is named.
     options.read |= {name for name in flags if name.replace("-", "_") not in said}
     reading = megatron.read(options, given, title)
+    if moved:
+        reading.unmodelled("offload", "activations of offload_ops go to host memory between their passes; not priced")  # fmt: skip
     reading.options = {
         key: value.lstrip("-").replace("-", "_") for key, value in reading.options.items()
     }

@@ -17,7 +17,7 @@ from meshwright.specs.errors import SpecError
 _DEFAULTS = {
     "bf16": True, "use-distributed-optimizer": True, "attention-dropout": "0.0", "hidden-dropout": "0.0",
     "micro-batch-size": "1", "recompute-granularity": "selective", "attention-backend": "flash", "cross-entropy-loss-fusion": True,
-    "moe-grouped-gemm": True, "expert-tensor-parallel-size": "1",
+    "moe-grouped-gemm": True, "moe-token-dispatcher-type": "alltoall", "expert-tensor-parallel-size": "1",
 }  # fmt: skip
 """What ms-swift takes where Megatron-LM takes something else (swift/megatron/arguments/megatron_args.py)."""
 
@@ -49,7 +49,7 @@ def read_swift_megatron(words: list[str], given: Given) -> Reading:
             )
         given = replace(given, model=model)
     options = Options(flags, "--")
-    options.read |= {"model", "load", "moe-grouped-gemm"}
+    options.read |= {"model", "load", "moe-grouped-gemm", "moe-token-dispatcher-type"}
     tuner = options.word("train-type", "tuner-type", default="full")
     packed = options.flag("packing") or options.flag("padding-free", default=True)
     reading = megatron.read(options, given, "ms-swift Megatron command", more=("ms_swift",))
