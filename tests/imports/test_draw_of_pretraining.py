@@ -151,4 +151,4 @@ def test_positions_that_nothing_states_are_a_guess(tmp_path):
 def test_experts_whose_tokens_are_all_gathered_are_named(said, named):
     text = ("torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000 --seq-length 512 "
             "--max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 64 --bf16 --num-experts 8 --expert-model-parallel-size 8 --moe-grouped-gemm")  # fmt: skip
-    assert ("every token goes" in remarks(import_text(text + said, "x.sh", GIVEN), "unmodelled")) == named  # fmt: skip
+    assert ("token-dispatcher" in remarks(import_text(text + said, "x.sh", GIVEN), "unmodelled")) == named  # fmt: skip
