@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import megatron, megatron_yaml
+from meshwright.imports import megatron, megatron_yaml, slime_options
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Missing, Options, flags_of, flattened
@@ -159,7 +159,8 @@ def _slime(options: Options, given: Given, title: str, _hub: str) -> Reading:
         options.raw("target-modules"),
         options.number("lora-dropout"),
     )
-    tokens = options.whole("max-tokens-per-gpu")
+    # A micro-batch fills the ranks that share its sequences.
+    tokens = options.whole("max-tokens-per-gpu") * options.whole("context-parallel-size", default=1)
     longest = options.whole("rollout-max-response-len") + options.whole("rollout-max-prompt-len")
     if "global-batch-size" not in options:
         prompts = options.whole("rollout-batch-size") * options.whole(
@@ -174,9 +175,10 @@ def _slime(options: Options, given: Given, title: str, _hub: str) -> Reading:
         options.values.setdefault(flag, value)
     if "fp16" not in options:
         options.values.setdefault("bf16", True)
+    slime_options.before(options)
     reading = megatron.read(options, given, title)
     reading.hosts, reading.per_host = hosts, per_host
-    reading.note("the training half of reinforcement learning is priced, not the rollouts")
+    slime_options.after(options, reading)
     if not reading.seq_len:
         reading.seq_len = longest or tokens
         if longest:
