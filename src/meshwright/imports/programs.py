@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import hf
+from meshwright.imports import hf, lightning
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.hf_programs import trl_defaults
 from meshwright.imports.made_models import made_model
@@ -137,6 +137,8 @@ def read(
         found["global_batch_size"] = micro * steps
         del found["gradient_accumulation_steps"]
     _by_library(text, found, reading)
+    if lightning.is_one(text):
+        found = lightning.translated(text, found, reading)
     reading = hf.fill(Options(found), reading, given, folder)
     if computed:
         told = ", ".join(f"{key} from {text}" for key, text in computed.items())
