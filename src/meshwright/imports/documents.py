@@ -44,6 +44,7 @@ from meshwright.imports import (
     prime_rl,
     primus,
     roll,
+    titan_tables,
     torchtitan,
     torchtune,
     veomni,
@@ -134,6 +135,8 @@ def read(
         return megatron_yaml.read(data, given), stamp
     if megatron_tables.is_config(data):
         return megatron_tables.read(data, given, folder), stamp
+    if titan_tables.is_config(data):
+        return titan_tables.read(data, given, folder), stamp
     if mindformers.is_config(data):
         return mindformers.read(data, given), stamp
     if primus.is_config(data):
