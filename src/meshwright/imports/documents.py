@@ -133,10 +133,9 @@ def read(
         return nanotron.read(data, given), stamp
     if megatron_yaml.is_config(data):
         return megatron_yaml.read(data, given), stamp
-    if megatron_tables.is_config(data):
-        return megatron_tables.read(data, given, folder), stamp
-    if titan_tables.is_config(data):
-        return titan_tables.read(data, given, folder), stamp
+    for tables in (megatron_tables, titan_tables):
+        if tables.is_config(data):
+            return tables.read(data, given, folder), stamp
     if mindformers.is_config(data):
         return mindformers.read(data, given), stamp
     if primus.is_config(data):
