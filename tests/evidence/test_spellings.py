@@ -141,7 +141,7 @@ def test_what_was_measured_is_never_read_from_any_column():
             "step_time": "5",
         },
     )
-    assert seen["setup"] == plain["setup"] == ""
+    assert seen["setup"] == plain["setup"] == "gradient accumulation 8"
 
 
 def test_words_in_the_place_of_numbers_are_told():

@@ -315,6 +315,8 @@ def _said(found: dict[str, str], words: str) -> None:
 
 
 NO_BATCH = "no batch is told: one sequence a device at a time"
+TIMES_A_STEP, TIMES_A_STAGE = 8, 4
+"""How often in a step, and at least for each stage: what a step costs whatever its batch is then a small part."""
 
 
 def _no_batch(found: dict[str, str]) -> None:
@@ -330,6 +332,8 @@ def _no_batch(found: dict[str, str]) -> None:
     ):
         found["micro_batch"] = "1"
         found["read_as"] = NO_BATCH
+        times = max(TIMES_A_STEP, TIMES_A_STAGE * _whole(found.get("pp", "")))
+        found["setup"] = f"{found['setup']}; gradient accumulation {times}".lstrip("; ")
 
 
 def _whose_batch(found: dict[str, str]) -> None:

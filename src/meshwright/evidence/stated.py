@@ -28,6 +28,8 @@ benchmark logs before it trains agrees: 27 GB/s over 128 devices with a pipeline
 STATED: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"deep ?ep\b|hybrid ?ep\b", {"expert_dispatch": "deduplicated"}),
     (r"a2a overlap", {"expert_overlapped": True}),
+    # Ascend's products fused with the collective of tensor parallelism (npu_mm_all_reduce, npu_all_gather_mm).
+    (r"\bMC2\b|ascend[-_]mc2", {"tensor_overlapped": True}),
     (r"cuda graphs? attn", {"graphs": "layers"}),
     (r"full[- _]iteration (?:cuda )?graph", {"graphs": "all"}),
     (r"TORCH_DISTRIBUTED_DEBUG ?= ?DETAIL", {"collectives_checked": True}),
