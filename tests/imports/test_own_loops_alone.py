@@ -150,3 +150,9 @@ def test_a_program_is_read_by_its_own_hydra_files(tmp_path: Path):
     (tmp_path / "train.py").write_text("import hydra\n@hydra.main(version_base=None, config_path='conf', config_name='config')\ndef main(cfg):\n    loss.backward()\n")  # fmt: skip
     found = import_file(tmp_path / "train.py", GUESS)
     assert (found.model.hidden, found.job.seq_len, found.layout.micro_batch) == (640, 512, 6)
+
+
+def test_a_loop_that_says_no_size_is_refused_as_such():
+    text = MODEL + "model = build(cfg)\noptimizer = make(model)\n" + LOOP
+    with pytest.raises(SpecError, match="a loop of its own, which takes model and batch from"):
+        import_text(text, "train.py", GUESS)

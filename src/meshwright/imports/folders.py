@@ -87,7 +87,7 @@ _HOUSEKEEPING = re.compile(
 """Files at the root of a project that are about the project, not about a run."""
 _NAMED = 6
 _NO_RUNS = re.compile(
-    r"(?:^|/)(?:\.|tests?/|docs?/|data/|eval\w*/|outputs?/|node_modules/|environment\.ya?ml$)"
+    r"(?:^|/)(?:\.|tests?/|docs?/|data/|eval\w*/|bench(?:marks?)?/|outputs?/|node_modules/|environment\.ya?ml$)"
 )
 
 

@@ -31,6 +31,12 @@ _RANKS = re.compile(
 _PRETRAINED = re.compile(r"ForCausalLM|LMHeadModel|AutoModel\w*\.from_")
 
 
+def is_loop(text: str) -> bool:
+    """Whether a program trains a language model by a loop of its own, whatever it says of its sizes."""
+    trains = bool(_STEPS.search(text) and _UPDATES.search(text) and _LANGUAGE.search(text))
+    return trains and not _OTHER.search(text) and not _TESTS.search(text)
+
+
 def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | None:
     """Return what a loop of one's own trains when it is started without options; None where it is none, or says too little.
 

@@ -118,6 +118,8 @@ def read(
     started = python_starters.read(text, name, given, folder, stamp)
     if started is not None:
         return started
+    if own_programs.is_loop(text):
+        raise SpecError("file", name, "trains by a loop of its own, which takes model and batch from what cannot be followed: give the script or the configuration that it is started with")  # fmt: skip
     raise SpecError(
         "file",
         name,
