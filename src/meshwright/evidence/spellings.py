@@ -148,13 +148,11 @@ def _sharding(head: str, cell: str) -> str:
     if re.fullmatch(r"\d{1,5}", text) and re.search(r"fsdp|shard", head, re.IGNORECASE):
         return f"FSDP={text}"
     if re.fullmatch(r"yes|true|on|enabled?|✓|✅|x", text, re.IGNORECASE):
-        return (
-            "distributed optimizer"
-            if optimizer
-            else "FSDP"
-            if re.search("fsdp", head, re.IGNORECASE)
-            else cell
-        )
+        if re.search(r"parallel[-_ ]optim", head, re.IGNORECASE):
+            return "ZeRO-2"  # MindSpore's, whose configurations call it ZeRO-2's equal
+        if optimizer:
+            return "distributed optimizer"
+        return "FSDP" if re.search("fsdp", head, re.IGNORECASE) else cell
     return cell
 
 
