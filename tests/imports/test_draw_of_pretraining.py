@@ -152,3 +152,20 @@ def test_experts_whose_tokens_are_all_gathered_are_named(said, named):
     text = ("torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000 --seq-length 512 "
             "--max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 64 --bf16 --num-experts 8 --expert-model-parallel-size 8 --moe-grouped-gemm")  # fmt: skip
     assert ("token-dispatcher" in remarks(import_text(text + said, "x.sh", GIVEN), "unmodelled")) == named  # fmt: skip
+
+
+def test_what_asks_for_a_container_is_no_part_of_a_performance_recipe(tmp_path):
+    found = put(tmp_path, "python setup_experiment.py --model_family_name llama --model_recipe_name llama3_8b --gpu h100 --container_image /x/nemo.sqsh --num_gpus 8 "
+                "--gpus_per_node 8 --offline -tp 2 -pp 1 -cp 1 -mb 1 -gb 64 --custom_mounts=/x --compute_dtype bf16 --enable_vboost false --time_limit 1 --packager none")  # fmt: skip
+    assert not remarks(found, "unread") and "image" not in remarks(found, "unmodelled")
+    assert found.layout.tp == 2
+
+
+@pytest.mark.parametrize("between", ["=", " "])
+def test_titans_file_of_a_command_in_a_variable(tmp_path, between):
+    (tmp_path / "run.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 4096\n[parallelism]\ntensor_parallel_degree = 2\n[job]\ndescription = "x"\n'
+    )
+    text = f'export HERE=$PWD\nCMD="\\\ncd /a; \\\nexport A=1;\npython -m torchtitan.train \\\n--job.config_file{between}$HERE/run.toml \\\n--training.local_batch_size=3"\nsrun bash -c "$CMD"\n'
+    found = put(tmp_path, text)
+    assert (found.layout.tp, found.layout.micro_batch, found.job.seq_len) == (2, 3, 4096)

@@ -29,6 +29,11 @@ _DEGREES = {
     "tensor-model-parallel-size": "-tp", "pipeline-model-parallel-size": "-pp", "context-parallel-size": "-cp",
     "expert-model-parallel-size": "-ep", "micro-batch-size": "-mb", "global-batch-size": "-gb",
 }  # fmt: skip
+_OF_THE_JOB = (
+    "container-image", "container-mounts", "custom-mounts", "custom-env-vars", "custom-srun-args", "time-limit", "packager", "offline", "enable-pct-binding",
+    "hf-token", "additional-slurm-params", "gres", "detach", "dryrun", "account", "partition",
+)  # fmt: skip
+"""What asks for hosts and containers, not for a step."""
 _PRECISION: dict[str, dict[str, Any]] = {
     "bf16": {"bf16": True},
     "fp8": {"bf16": True, "fp8-format": "hybrid"},
@@ -71,8 +76,11 @@ def read_words(words: list[str], given: Given) -> Reading:
         "domain",
         "data",
         "log-dir",
+        *_OF_THE_JOB,
     ):
         flags.pop(name, None)
+    if str(flags.get("enable-vboost", "")).lower() == "false":
+        del flags["enable-vboost"]
     virtual = flags.pop("virtual-pipeline-model-parallel-size", None)
     if virtual is not None and str(virtual).isdigit():
         flags["num-virtual-stages-per-pipeline-rank"] = virtual

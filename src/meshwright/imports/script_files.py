@@ -23,6 +23,8 @@ _NAMED = (
     "--exp",
     "--cfg-path",
     "--config_path",
+    "--job.config_file",
+    "--job.config-file",
 )
 
 
