@@ -118,9 +118,13 @@ def read(
     started = python_starters.read(text, name, given, folder, stamp)
     if started is not None:
         return started
+    raise _unfollowed(text, name)
+
+
+def _unfollowed(text: str, name: str) -> SpecError:
     if own_programs.is_loop(text):
-        raise SpecError("file", name, "trains by a loop of its own, which takes model and batch from what cannot be followed: give the script or the configuration that it is started with")  # fmt: skip
-    raise SpecError(
+        return SpecError("file", name, "trains by a loop of its own, which takes model and batch from what cannot be followed: give the script or the configuration that it is started with")  # fmt: skip
+    return SpecError(
         "file",
         name,
         "describes no training run of torchtitan, NeMo, Megatron-Bridge, OLMo-core or transformers' Trainer "
