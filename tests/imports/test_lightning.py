@@ -68,3 +68,11 @@ def test_precisions(precision, recipe):
 def test_a_precision_that_is_not_priced_is_named():
     back = trained('"fsdp"', "transformer-engine")
     assert any(one.option == "precision" for one in back.remarks)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["strategy_of(args)", "strategy", "DDPStrategy(static_graph=True)"]
+)
+def test_a_strategy_that_is_not_followed_is_named(strategy):
+    named = [one for one in trained(strategy).remarks if one.option == "strategy"]
+    assert bool(named) == ("DDP" not in strategy)

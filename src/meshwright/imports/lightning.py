@@ -12,6 +12,7 @@ _IMPORTS = re.compile(r"^[^\S\n]*(?:from|import) (?:pytorch_lightning|lightning)
 _HARMLESS = ("accelerator", "max_epochs", "callbacks", "logger", "enable_checkpointing", "log_every_n_steps", "val_check_interval",
              "enable_progress_bar", "enable_model_summary", "limit_val_batches", "limit_train_batches", "num_sanity_val_steps", "profiler",
              "check_val_every_n_epoch", "gradient_clip_val", "deterministic", "benchmark", "default_root_dir", "fast_dev_run")  # fmt: skip
+_NAMED = re.compile(r"(?:auto|dp|ddp|fsdp|deepspeed|xla|single_\w+)(?:_\w+)?")
 _MIXED = {"bf16-mixed": "bf16", "bf16": "bf16", "16-mixed": "fp16", "16": "fp16"}
 
 
@@ -35,6 +36,16 @@ def translated(text: str, found: dict[str, Any], reading: Reading) -> dict[str, 
         if isinstance(one := made.pop(theirs, said.get("Trainer", {}).get(theirs)), int):
             made.setdefault(ours, one)
     _placed(words, reading)
+    strategy = str(words.get("strategy") or "")
+    if (
+        strategy
+        and not _word(strategy)
+        and "DDP" not in strategy
+        and not {"FSDPStrategy", "DeepSpeedStrategy"} & set(said)
+    ):
+        reading.unmodelled("strategy", f"{strategy[:60]}: what it shards is not followed; copies of the model are priced")  # fmt: skip
+    if made.pop("plugins", None) is not None or "plugins" in said.get("Trainer", {}):
+        reading.unmodelled("plugins", "may set the precision and the cluster; what the trainer itself says is priced")  # fmt: skip
     precision = str(words.get("precision") or "32").lower()
     if precision in _MIXED:
         made[_MIXED[precision]] = True
@@ -48,7 +59,7 @@ def translated(text: str, found: dict[str, Any], reading: Reading) -> dict[str, 
 
 def _word(named: Any) -> str:
     """A strategy by its name; nothing where it is an object."""
-    return named if isinstance(named, str) and re.fullmatch(r"\w+", named) else ""
+    return named if isinstance(named, str) and _NAMED.fullmatch(named) else ""
 
 
 def _placed(words: dict[str, Any], reading: Reading) -> None:
