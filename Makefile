@@ -150,7 +150,7 @@ validate-more: $(VENV)/full.done
 	  pandas==2.3.3 python-dateutil==4.0.0 six==1.17.0 pytz==2026.6 tzdata==2026.6 dill==0.4.0 \
 	  multiprocess==0.70.18 xxhash==4.1.0 aiohttp==3.14.5 aiosignal==1.4.0 frozenlist==1.8.0 multidict==7.2.1 \
 	  yarl==1.25.1 propcache==0.5.4 aiohappyeyeballs==2.7.1 attrs==26.1.0
-	MESHWRIGHT_VALIDATE_MORE=1 $(BIN)/pytest tests/exports/test_more_parsers.py
+	MESHWRIGHT_VALIDATE_MORE=1 $(BIN)/pytest tests/exports/test_more_parsers.py tests/exports/test_drawn_parsers.py
 	$(BIN)/python benchmarks/export_runs.py
 	$(BIN)/python benchmarks/prove_frameworks.py
 

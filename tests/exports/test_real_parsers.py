@@ -50,7 +50,7 @@ def ask_megatron(questions):
     lines = "\n".join(json.dumps(q) for q in questions) + "\n"
     done = subprocess.run(
         [sys.executable, str(HARNESS), str(MEGATRON)], input=lines, capture_output=True, text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=200, check=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=500, check=True,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
