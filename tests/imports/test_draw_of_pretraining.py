@@ -169,3 +169,12 @@ def test_titans_file_of_a_command_in_a_variable(tmp_path, between):
     text = f'export HERE=$PWD\nCMD="\\\ncd /a; \\\nexport A=1;\npython -m torchtitan.train \\\n--job.config_file{between}$HERE/run.toml \\\n--training.local_batch_size=3"\nsrun bash -c "$CMD"\n'
     found = put(tmp_path, text)
     assert (found.layout.tp, found.layout.micro_batch, found.job.seq_len) == (2, 3, 4096)
+
+
+@pytest.mark.parametrize(("layers", "named"), [(4, True), ("${LAYERS}", False)])
+def test_a_table_that_a_launcher_fills_in_leaves_the_dispatcher_to_it(layers, named):
+    arguments = {"--num-layers": 4, "--hidden-size": 512, "--num-attention-heads": 8, "--vocab-size": 1000, "--seq-length": 512, "--max-position-embeddings": 512,
+                 "--micro-batch-size": 1, "--global-batch-size": 64, "--bf16": True, "--num-experts": 8, "--expert-model-parallel-size": 8, "--moe-grouped-gemm": True,
+                 "--wandb-project": str(layers)}  # fmt: skip
+    found = import_text(yaml.safe_dump({"MODEL_ARGS": arguments}), "model.yaml", GIVEN)
+    assert ("token-dispatcher" in remarks(found, "unmodelled")) == named

@@ -93,6 +93,8 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     missing = sorted(
         {name for value in flags.values() if isinstance(value, str) for name in unset(value)}
     )
+    if missing:  # a launcher fills the table in, and names the experts' dispatcher beside it
+        flags.setdefault("moe-token-dispatcher-type", "alltoall")
     reading = megatron.read(Options(flags, "--"), given, "Megatron-LM YAML")
     if missing:
         reading.note(f"left to the environment: {', '.join(missing[:6])} (--set gives them)")
