@@ -40,6 +40,7 @@ from meshwright.imports import (
     openrlhf,
     oumi,
     own_tables,
+    paddle,
     picotron,
     prime_rl,
     primus,
@@ -167,7 +168,7 @@ def read(
         return torchtitan.read_toml(data, given, overrides), stamp
     if litgpt.is_config(data):
         return litgpt.read(overridden(data, overrides), given), stamp
-    for one in (olmo, llm_foundry):
+    for one in (olmo, llm_foundry, paddle):
         if one.is_config(data):
             return one.read(_told(data, overrides), given), stamp
     if maxtext.is_config(data):

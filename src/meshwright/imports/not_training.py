@@ -48,6 +48,9 @@ def refuse_other_tasks(launch: Launch, flags: dict[str, Any]) -> None:
         SpecError: it does not.
     """
     base = posixpath.basename(launch.program).lower()
+    jax = launch.program.lower().partition("maxtext")[2]
+    if re.search(r"conver|decode|infer|quantize|param_only|evaluat|microbenchmark", jax):
+        raise SpecError("file", base, f"{launch.program[-60:]} does not train; a training script is expected")  # fmt: skip
     for word, what in _REFUSED.items():
         if re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):
             raise SpecError("file", base, f"trains {what}: {PLANNED}")

@@ -26,6 +26,7 @@ from meshwright.imports import (
     openrlhf,
     own_hydra,
     own_loops,
+    paddle,
     programs,
     skyrl,
     small_trainers,
@@ -221,8 +222,6 @@ def _dispatch(
             one_process(launch, reading)
         return reading, stamp
     if "maxtext" in program.lower():
-        if re.search(r"conver|decode|infer|quantize|param_only|evaluat|microbenchmark", program.lower().partition("maxtext")[2]):  # fmt: skip
-            raise SpecError("file", name, f"{program[-60:]} does not train; a training script is expected")  # fmt: skip
         return maxtext.read_words(words, given, folder), stamp
     if posixpath.basename(program) == "deepy.py":
         named_ones = neox.read_words(words, given, folder)
@@ -378,8 +377,10 @@ def _configured(
     name = "configuration.yaml" if isinstance(where, str) else str(where)
     inner = read_stamp(text)
     beside_it = folder if isinstance(where, str) else where.parent
-    if name.endswith((".yaml", ".yml", ".json")) and (
-        hf.is_trainer_text(text) or (launch.starts_ranks() and hf.has_words(text))
+    if (
+        name.endswith((".yaml", ".yml", ".json"))
+        and not paddle.is_text(text)
+        and (hf.is_trainer_text(text) or (launch.starts_ranks() and hf.has_words(text)))
     ):
         return hf.read_words(script, launch, given, folder, text), inner
     try:
