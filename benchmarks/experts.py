@@ -142,12 +142,15 @@ def contradicts_itself(row: Any) -> bool:
 
 
 def from_papers(path: Path) -> Iterator[Recipe]:
-    """The layouts that papers print."""
+    """The layouts that papers and pages print; `tokens_per_s` is what a device was measured to do."""
     for entry in tomllib.loads(path.read_text("utf-8"))["recipe"]:
         question = Question(
             load_model(entry["model"]), load_cluster(entry["cluster"]), load_job(entry["job"])
         )
-        yield Recipe(entry["name"], entry["source"], question, Layout.parse(entry["layout"]))
+        tokens = question.job.global_batch * question.job.seq_len / question.cluster.gpus
+        seconds = tokens / entry["tokens_per_s"] if "tokens_per_s" in entry else math.nan
+        layout = Layout.parse(entry["layout"])
+        yield Recipe(entry["name"], entry["source"], question, layout, seconds)
 
 
 @cache

@@ -1,6 +1,7 @@
 """The lessons' decision trees walked with numbers: exercises a-d and the drills."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -75,3 +76,15 @@ def test_states_of_adapters_are_those_of_frozen_weights_in_four_bits():
     said = walk_trees(asked)[0].steps[0].evidence
     gib = float(re.search(r"model states ([\d.]+) GiB", said)[1])
     assert 33 < gib < 48
+
+
+def test_what_a_framework_shards_as_another_is_walked_as_that():
+    asked = Question(
+        load_model("llama3-70b"), load_cluster("h100:64x8"),
+        Job(seq_len=8192, global_batch=512, framework="megatron"),
+    )  # fmt: skip
+    small = replace(asked, model=load_model("llama2-13b"), cluster=load_cluster("h100:1x8"))
+    walked, _, _ = walk_trees(small)
+    assert walked.layout is not None
+    assert walked.layout.zero == 3
+    assert "under megatron-fsdp" in walked.steps[-1].evidence

@@ -91,6 +91,12 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ernie4_5_moe", {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 40,
                       "moe_layer_interval": 2, "use_bias": True}),
     ("ministral3", {"head_dim": 20}),
+    ("lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"] * 2, "conv_L_cache": 4}),
+    ("lfm2", {"full_attn_idxs": [2, 5], "block_ff_dim": 300, "block_multiple_of": 32, "conv_bias": True,
+              "block_ffn_dim_multiplier": 1.5}),
+    ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_embedding": False}),
+    ("lfm2_moe", {"layer_types": ["conv", "full_attention"] * 4, "num_experts": 5, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 40, "num_dense_layers": 1}),
     ("deepseek_v4", {**V4, "compress_ratios": [0, 128, 4, 4, 128, 4, 0, 4]}),
     ("deepseek_v4", {**V4, "hc_mult": 2, "o_groups": 3, "layer_types": [
         "heavily_compressed_attention", "compressed_sparse_attention"] * 4}),

@@ -6,7 +6,7 @@ fit one device; the second puts tensor parallelism first. The planner prices bot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -139,7 +139,18 @@ def _virtual(question: Question, pp: int) -> int:
 
 
 def _best(question: Question, wanted: list[dict[str, int]]) -> tuple[Layout, Estimate] | None:
+    """The fastest candidate that fits; what a framework shards as another one is priced as that."""
     layouts = [layout for choice in wanted for layout in _candidates(question, choice)]
+    other = framework(question.job.framework).shards_as
+    here = [one for one in layouts if not other or one.zero < 2]
+    found = [_fastest(question, here)]
+    if other:
+        sharded = replace(question, job=question.job.but(framework=other))
+        found.append(_fastest(sharded, [one for one in layouts if one.zero >= 2]))
+    return min((one for one in found if one), key=lambda one: one[1].step_time_s, default=None)
+
+
+def _fastest(question: Question, layouts: list[Layout]) -> tuple[Layout, Estimate] | None:
     if not layouts:
         return None
     columns = from_layouts(layouts)
@@ -179,6 +190,9 @@ def _walk(question: Question, name: str, steps: list[Step], wanted: list[dict[st
         f"{format_bytes(priced.peak_memory_bytes)} of {format_bytes(priced.capacity_bytes)}, "
         f"{format_seconds(priced.step_time_s)} a step"
     )
+    other = framework(question.job.framework).shards_as
+    if other and layout.zero >= 2:
+        evidence += f" under {other}"
     steps.append(Step("Which layout follows?", evidence, layout.label()))
     return Walk(name, tuple(steps), layout, priced)
 

@@ -11,6 +11,7 @@ from meshwright.specs.hf_deepseek_v4 import deepseek_v4
 from meshwright.specs.hf_dense import Fields, llama, mistral
 from meshwright.specs.hf_indexed import glm4_moe_lite, sparse_attention
 from meshwright.specs.hf_kinds import LINEAR, layer_kinds, mixers_of
+from meshwright.specs.hf_lfm2 import lfm2, lfm2_moe
 from meshwright.specs.hf_nas import nemotron_nas
 from meshwright.specs.hf_sparse import deepseek, experts_of
 
@@ -86,6 +87,7 @@ def gated_delta(config: Config) -> Fields:
 
 
 def _mamba2(config: Config, prefix: str, heads: int, head_dim: int, state: int) -> dict[str, Any]:
+    config.read.add(f"{prefix}expand")  # heads and their width say the same
     return {
         "kind": "mamba2",
         "heads": config.whole(f"{prefix}n_heads", "mamba_num_heads", default=heads),
@@ -332,7 +334,7 @@ def _falcon_h1(config: Config) -> Fields:
 
 HYBRID: dict[str, Callable[[Config], Fields]] = {
     "qwen3_next": _qwen3_next, "qwen3_5_text": _qwen3_5, "qwen3_5_moe_text": _qwen3_5_moe,
-    "nemotron_h": _nemotron_h, "nemotron-nas": nemotron_nas, "granitemoehybrid": _granite_hybrid, "bamba": _bamba,
+    "nemotron_h": _nemotron_h, "nemotron-nas": nemotron_nas, "lfm2": lfm2, "lfm2_moe": lfm2_moe, "granitemoehybrid": _granite_hybrid, "bamba": _bamba,
     "jamba": _jamba, "kimi_linear": _kimi_linear, "bailing_hybrid": _kimi_linear,
     "minimax": _minimax, "deepseek_v32": sparse_attention, "deepseek_v4": deepseek_v4, "glm_moe_dsa": sparse_attention,
     "glm4_moe_lite": glm4_moe_lite, "ernie4_5_moe": _ernie_moe, "falcon_h1": _falcon_h1,

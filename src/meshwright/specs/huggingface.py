@@ -170,7 +170,7 @@ _INERT = re.compile(
     r"|scoring|norm_topk|use_mamba_kernels|time_step|implementation|flash|_act$|activation|ep_size"
     r"|pretraining_tp|logits_to_keep|id2label|label2id|is_encoder|add_cross|cross_attention|prune"
     r"|no_rope|num_nextn|qk_head_dim|moe_renormalize|layer_types|tie_encoder|seq_aux|n_group|topk_group|group|qk_norm_type|block_size|_factor|max_|attn_temp|floor"
-    r"|mtp|_dtype$|rotary_dim|routing_bias|_attn_implementation|attention_dropout|residual|z_loss|loss|kernel_options|head_mask"
+    r"|mtp|_dtype$|norm_before_gate|rotary_dim|routing_bias|_attn_implementation|attention_dropout|residual|z_loss|loss|kernel_options|head_mask"
 )
 
 
