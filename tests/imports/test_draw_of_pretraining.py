@@ -178,3 +178,9 @@ def test_a_table_that_a_launcher_fills_in_leaves_the_dispatcher_to_it(layers, na
                  "--wandb-project": str(layers)}  # fmt: skip
     found = import_text(yaml.safe_dump({"MODEL_ARGS": arguments}), "model.yaml", GIVEN)
     assert ("token-dispatcher" in remarks(found, "unmodelled")) == named
+
+
+@pytest.mark.parametrize(("recipe", "length"), [("llama3_8b", 8192), ("llama31_405b", 8192), ("qwen3_30b_a3b", 4096)])  # fmt: skip
+def test_a_performance_recipe_has_its_familys_length(tmp_path, recipe, length):
+    found = put(tmp_path, f"python setup_experiment.py -mr {recipe} -g h100 -ng 8 -gn 8 -tp 2 -pp 1 -cp 1 -mb 1 -gb 64")  # fmt: skip
+    assert found.job.seq_len == length and "--seq" in remarks(found, "guess")

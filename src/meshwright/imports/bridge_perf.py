@@ -23,6 +23,8 @@ _LONG = {
     "-ep": "--expert_model_parallel_size", "-et": "--expert_tensor_parallel_size", "-sl": "--seq_length",
     "-rl": "--recompute_num_layers", "-ol": "--activation_offload_layers", "-ms": "--max_steps", "-cv": "--config_variant",
 }  # fmt: skip
+_LONGER = ("llama3", "nemotron-h-", "nemotronh")
+"""Families whose recipes train on 8192 tokens (Megatron-Bridge recipes/llama, recipes/nemotronh); the others' on 4096."""
 _OVERRIDE = re.compile(r"[+~]{0,2}[a-z_]+(?:\.\w+)+=")
 """Fields of the recipe's configuration, which stand after the options."""
 _DEGREES = {
@@ -103,6 +105,10 @@ def read_words(words: list[str], given: Given) -> Reading:
             "--model_recipe_name",
             f"what the command leaves to the recipe is not here: {', '.join(unsaid)} count as 1",
         )
+    if not reading.seq_len and task == "pretrain" and named.startswith(_LONGER):
+        reading.seq_len = given.seq_len or 8192
+        if given.seq_len is None:
+            reading.guess("--seq", "the recipe's length is not here; 8192, as this family's have it, is taken")  # fmt: skip
     if task in ("lora", "peft"):
         adapters(reading, rank=32)
         reading.guess("--task", "the rank of the adapters is the recipe's; 32 is taken")
