@@ -1,11 +1,14 @@
 """Tables pasted as they stand on pages are read as their authors mean them."""
 
+import time
+
 import pytest
 
 from meshwright.cli import run as command
+from meshwright.evidence.around import told_by
 from meshwright.evidence.heads import column_of, joined
 from meshwright.evidence.import_rows import import_row
-from meshwright.evidence.pasted import grids, plain
+from meshwright.evidence.pasted import grids, plain, tables
 from meshwright.evidence.rows import read_rows
 
 
@@ -229,3 +232,23 @@ def test_a_model_told_beside_a_table_of_none(tmp_path):
     path.write_text("| GPUs | SeqLen | MBS |\n|--|--|--|\n| 8xH100 | 4096 | 1 |\n")
     (row,) = read_rows(path, {"model": "Llama 3 8B"})
     assert import_row(row).model.layers == 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| a |\n" + "-" * 1900 + "x\n", "\\begin{tabular}" * 5000, "**" * 20000, "[a](" * 20000, "|" * 50000, "\n" * 50000,
+        "<table>" + "<tr><td colspan=100 rowspan=100>x" * 60 + "</table>", "=====  =====\n" * 5000, "sequence length " * 5000,
+    ],
+)  # fmt: skip
+def test_hostile_texts_take_linear_time(text):
+    begun = time.monotonic()
+    tables(text)
+    told_by(text, lambda cell: False)
+    assert time.monotonic() - begun < 5.0  # quadratic readers take minutes
+
+
+def test_a_row_of_dashes_is_a_row_and_a_rule_is_none():
+    assert grids("| a | b |\n|:-:|--:|\n| 1 | - |\n| x | y |\n") == [
+        [["a", "b"], ["1", ""], ["x", "y"]]
+    ]

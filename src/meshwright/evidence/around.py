@@ -43,7 +43,9 @@ def told_by(text: str, names_a_model: Callable[[str], bool]) -> dict[str, str]:
     if len(lengths) == 1:
         told["seq_len"] = lengths.pop()
     headings = re.findall(
-        r"^\s*#{1,6}\s+(.{1,120})$|^\s*\*\*(.{1,120}?)\*\*:?\s*$", text, re.MULTILINE
+        r"^[ \t]{0,8}#{1,6} +(.{1,120})$|^[ \t]{0,8}\*\*(.{1,120}?)\*\*:?[ \t]{0,8}$",
+        text,
+        re.MULTILINE,
     )
     for heading in reversed(["".join(pair).strip(" #*") for pair in headings]):
         if names_a_model(heading):

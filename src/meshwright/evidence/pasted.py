@@ -16,10 +16,13 @@ Grid = list[list[str]]
 
 MOST_SPANNED = 100
 """Columns or rows that one cell may span."""
+MOST_COLUMNS = 200
+"""Of a table with spanning cells; what is beyond is passed over."""
 
 _BLANK = re.compile(r"^(?:[-–—−/]{1,3}|n/?a|none given|not (?:reported|available|applicable)|\?)$", re.I)  # fmt: skip
 _LINK = re.compile(r"!?\[([^\]\n]{0,300})\]\((?:[^()\n]|\([^()\n]{0,100}\)){0,600}\)")
 _TAG = re.compile(r"</?[a-zA-Z][^<>\n]{0,300}>")
+_BEGIN = re.compile(r"\\begin\{(?:tabular\w*|longtable|array)\*?\}")
 _MACRO = re.compile(
     r"\\(?:textbf|textit|texttt|emph|underline|mathbf|mathrm|text|bf|it|textsc|makecell|thead|small|footnotesize)\b\s*\{([^{}]{0,200})\}"
 )
@@ -128,14 +131,14 @@ class _Tables(HTMLParser):
         self._cell = None
         line, index = self._grid[-1], len(self._grid) - 1
         self._reach(line, index)
-        for _ in range(columns):
+        for _ in range(min(columns, MOST_COLUMNS - len(line))):
             for below in range(1, rows):
                 self._held[index + below, len(line)] = text
             line.append(text)
         self._reach(line, index)
 
     def _reach(self, line: list[str], index: int) -> None:
-        while (index, len(line)) in self._held:
+        while len(line) < MOST_COLUMNS and (index, len(line)) in self._held:
             line.append(self._held[index, len(line)])
 
 
@@ -151,11 +154,21 @@ def _html(text: str) -> list[Grid]:
     return [grid for grid in reader.found if len(grid) > 1]
 
 
+def _environments(text: str) -> list[str]:
+    """What stands between the beginning and the end of each environment of LaTeX that holds a table."""
+    bodies, at = [], 0
+    while found := _BEGIN.search(text, at):
+        end = text.find(r"\end{", found.end())
+        if end < 0:
+            break
+        bodies.append(text[found.end() : end])
+        at = end
+    return bodies
+
+
 def _latex(text: str) -> list[Grid]:
     found = []
-    for body in re.findall(
-        r"\\begin\{(?:tabular\w*|longtable|array)\*?\}(.{0,100000}?)\\end\{", text, re.DOTALL
-    ):
+    for body in _environments(text):
         lines: Grid = []
         for line in re.split(r"\\\\|\\tabularnewline", body):
             line = re.sub(r"(?<!\\)%[^\n]*", "", line)
@@ -179,7 +192,11 @@ def _latex_cell(cell: str) -> str:
     return re.sub(r"\\[a-zA-Z]+\b\s*|[{}]", "", cell)
 
 
-_RULE = re.compile(r"^\s*\|?[\s:|+=-]*[-=]{2,}[\s:|+=-]*\|?\s*$|^\s*\|(?:\s*:?-+:?\s*\|)+\s*$")
+def _ruled(line: str) -> bool:
+    """Whether a line only rules off: `|---|:-:|`, `+====+`."""
+    return not set(line) - set("|:+=- \t") and (
+        "--" in line or "==" in line or "|-" in line or "| -" in line
+    )
 
 
 def _markdown(text: str) -> list[tuple[Grid, str]]:
@@ -190,7 +207,7 @@ def _markdown(text: str) -> list[tuple[Grid, str]]:
     above: list[str] = []
     sure = False
     for line in [*text.splitlines(), ""]:
-        ruled = bool(_RULE.match(line))
+        ruled = _ruled(line)
         if "|" in line and not ruled:
             inner = line.strip()
             sure = sure or inner.startswith("|") or (not grid and "," not in inner)
