@@ -265,13 +265,13 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_process")
 def test_a_family_without_a_reader_is_built_and_counted() -> None:
     config = {
-        "model_type": "lfm2",
+        "model_type": "lfm3",
         **BASE,
         "num_hidden_layers": 4,
         "layer_types": ["conv", "conv", "full_attention", "conv"],
     }
     model = model_from_config(config)
-    assert "no reader for lfm2" in model.source
+    assert "no reader for lfm3" in model.source
     assert count_parameters(model).total == built(config)
     assert sum(count_parameters(model).parts().values()) == count_parameters(model).total
 
