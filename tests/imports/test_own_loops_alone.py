@@ -156,3 +156,8 @@ def test_a_loop_that_says_no_size_is_refused_as_such():
     text = MODEL + "model = build(cfg)\noptimizer = make(model)\n" + LOOP
     with pytest.raises(SpecError, match="a loop of its own, which takes model and batch from"):
         import_text(text, "train.py", GUESS)
+
+
+def test_what_python_would_say_of_a_text_is_not_said(recwarn: pytest.WarningsRecorder):
+    import_text(MODEL + "x = 1if True else 2\n" + CONSTANTS + LOOP, "train.py", GUESS)
+    assert not recwarn.list

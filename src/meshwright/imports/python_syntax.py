@@ -8,7 +8,9 @@ them changes a value that a configuration states, so a plain rewriting is enough
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
+import warnings
 from functools import lru_cache
 
 _PREFIX = re.compile(r"(?i)(?<![\w'\"])(?:f|rf|fr)(?=['\"])")
@@ -22,14 +24,13 @@ _ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 @lru_cache(maxsize=8)
 def parse_python(text: str) -> ast.Module | None:
     """The tree of a Python text, which nobody changes; None where it is none, in any version's syntax."""
-    try:
-        return ast.parse(text)
-    except _ERRORS:
-        pass
-    try:
-        return ast.parse(_older(text))
-    except _ERRORS:
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Python would say of somebody else's text
+        with contextlib.suppress(*_ERRORS):
+            return ast.parse(text)
+        with contextlib.suppress(*_ERRORS):
+            return ast.parse(_older(text))
+    return None
 
 
 def dotted(node: ast.expr) -> str:
