@@ -3,7 +3,8 @@
     torchrun … benchmarks/export_titan_run.py REPORT.json LOSSES.json STEPS     (started by export_runs.py)
 
 The recipe is the exported file. What stands in, as in prove_titan_run.py: the debug flavor's widths
-under the registered model's layers, the CPU for a device, random tokens and no tokenizer, plain attention. Degrees, batches, schedule
+under the registered model's layers, the CPU for a device, random tokens and no tokenizer, plain attention, nothing
+compiled. Degrees, batches, schedule
 and recomputation are the recipe's; the layout is read from torchtitan's ParallelDims and its model.
 """
 
@@ -31,6 +32,7 @@ def cut_down(config: Any, steps: int) -> Any:
     config.tokenizer, config.dataloader = donor.tokenizer, donor.dataloader
     config.dump_folder, config.optimizer.implementation = donor.dump_folder, "for-loop"
     config.training = replace(config.training, steps=steps)
+    config.compile = replace(config.compile, enable=False)
     config.metrics.log_freq = 1
     for layer in config.model_spec.model.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()

@@ -76,6 +76,18 @@ def test_gpt_oss_goes_to_torchtitan_with_attention_that_splits():
     assert 'model_registry("20b")' in export(plain, "torchtitan").files["recipe.py"]
     split = make_plan("gpt-oss-20b", dp=4, cp=2, zero=3, cp_method="all-gather", job=job)
     assert 'attn_backend="flex"' in export(split, "torchtitan").files["recipe.py"]
+    assert (
+        'CompileConfig(enable=True, components=["loss"])'
+        in export(plain, "torchtitan").files["recipe.py"]
+    )
+
+
+def test_what_torchtitan_runs_is_compiled_as_it_was_priced():
+    """A bf16 recipe left it to the default, which compiles nothing: 12 bytes a logit where 4 were priced."""
+    for name in ("bf16-fp32-grads", "fp8"):
+        job = Job(seq_len=4096, global_batch=64, framework="torchtitan", precision=RECIPES[name])
+        plan = make_plan("llama-3.1-8b", dp=8, zero=3, job=job)
+        assert "CompileConfig(enable=True)" in export(plan, "torchtitan").files["recipe.py"]
 
 
 def test_a_clone_of_megatron_bridge_brings_its_own_packages():

@@ -211,6 +211,10 @@ class Behaviour(Spec):
     zero3_gathers: Literal["layers", "modules"] = Field(
         description="ZeRO-3 gathers and frees a layer at a time, or each module by hooks of its own"
     )
+    zero3_shards_are_masters: bool = Field(
+        description="ZeRO-3 shards the fp32 weights that are updated and casts a layer as it gathers it; no "
+        "16-bit shard stays beside them"
+    )
     loads_whole: bool = Field(
         description="ZeRO-3: every device holds all weights, and its share of them, while loading"
     )
@@ -296,6 +300,13 @@ def behaviour(job: Job) -> Behaviour:
     known = behaviour_of(job.framework)
     return known.but(**job.framework_options) if job.framework_options else known
 
+
+UNCOMPILED_BLOCK: dict[str, Any] = {
+    "fused_norm": False, "fused_activation": False, "fused_rotary": False, "kernels_per_layer": 36,
+}  # fmt: skip
+UNCOMPILED_LOSS: dict[str, Any] = {"logits_bytes": 12.0, "loss_bytes": 40.0}
+"""Layers and loss as torch runs them uncompiled: the block and the cross-entropy of fp32 logits that
+data/frameworks.toml counts for deepspeed and huggingface."""
 
 HOST_TIMES = (
     "host_kernel_s",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from meshwright.costs.frameworks import UNCOMPILED_BLOCK, UNCOMPILED_LOSS
 from meshwright.evidence.rows import Row
 from meshwright.specs.job import Loss
 from meshwright.specs.layout import Offload
@@ -61,12 +62,7 @@ STATED: tuple[tuple[str, dict[str, Any]], ...] = (
 A fused cross-entropy (flash_attn, Transformer Engine, Apex, xformers) reads 16-bit logits and writes
 their gradient over them."""
 
-EAGER: dict[str, Any] = {
-    "fused_norm": False, "fused_activation": False, "fused_rotary": False, "kernels_per_layer": 36,
-    "logits_bytes": 12.0, "loss_bytes": 40.0,
-}  # fmt: skip
-"""Layers and loss as torch runs them uncompiled: the block and the cross-entropy of fp32 logits that
-costs/data/frameworks.toml counts for deepspeed and huggingface."""
+EAGER: dict[str, Any] = {**UNCOMPILED_BLOCK, **UNCOMPILED_LOSS}
 
 OWN_LOOP: dict[str, Any] = {
     # Under tensor parallelism the head's output is gathered unless loss_parallel is asked for (torch's tutorial of

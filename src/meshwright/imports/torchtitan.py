@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from meshwright.costs.frameworks import UNCOMPILED_BLOCK, UNCOMPILED_LOSS
 from meshwright.exports.torchtitan import FLAVORS, SCHEDULES
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Options, flags_of, flattened
@@ -178,6 +179,7 @@ def fill(options: Options, reading: Reading, split: str, train: str, given: Give
     balancer = options.word(f"{split}context_parallel_load_balancer", default="headtail")
     if cp > 1 and balancer in ("none", "null"):
         reading.job["framework_options"] = {"context_balanced": False}
+    _compiled(options, reading, train)
     if options.flag(f"{train}enable_cpu_offload", f"{split}enable_cpu_offload"):
         reading.offload |= {"optimizer", "parameters"}
     if options.flag(f"{split}enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
@@ -185,6 +187,18 @@ def fill(options: Options, reading: Reading, split: str, train: str, given: Give
             "enable_async_tensor_parallel",
             "tensor-parallel collectives hide behind products; not priced",
         )
+
+
+def _compiled(options: Options, reading: Reading, train: str) -> None:
+    """Blocks and loss run as torch has them unless `compile.enable` is set, then both by default (config/configs.py)."""
+    parts = options.text("compile.components", default="model loss")
+    if not options.flag("compile.enable", f"{train}compile"):
+        parts = ""
+    own = {} if "model" in parts else dict(UNCOMPILED_BLOCK)
+    if "loss" not in parts:
+        own |= UNCOMPILED_LOSS
+    if own:
+        reading.job["framework_options"] = reading.job.get("framework_options", {}) | own
 
 
 def _tokens(options: Options, reading: Reading, split: str, train: str, pp: int) -> None:
