@@ -67,6 +67,15 @@ def constant(module: object, name: str, value: float) -> Iterator[None]:
     changed()
 
 
+@contextlib.contextmanager
+def head_as_layers() -> Iterator[None]:
+    """The head's products in as few bits as those of the layers."""
+    with mock.patch.object(setting.Setting, "head_kernels", property(lambda own: own.kernels)):
+        changed()
+        yield
+    changed()
+
+
 CASES = [
     ("nothing switched off", contextlib.nullcontext),
     ("host time (launches, Python)", lambda: options(**HOSTS)),
@@ -85,6 +94,7 @@ CASES = [
     ("partial waves of tiles", lambda: constant(kernels, "WHOLE_WAVES", 0.0)),
     ("accumulating gradients", lambda: options(accumulate_bytes=0.0)),
     ("passes over the logits", lambda: options(loss_bytes=0.0)),
+    ("the head in 16 bits where layers have fewer", head_as_layers),
     ("generations of flash attention (all the newest)", lambda: options(flash_generation=3)),
     ("eager kernels (all fused)", lambda: options(
         fused_norm=True, fused_rotary=True, fused_softmax=True, fused_activation=True,
@@ -110,8 +120,9 @@ CASES = [
     ("hosts that wait for a stage's message", lambda: options(messages_wait=False)),
     ("FFN inputs in 8 bits where a configuration asks for them",
      lambda: options(ffn_inputs_8bit=False)),
-    ("single matrices that compiled programs gather, fp32 weights stored once",
-     lambda: options(planned_buffers=False)),
+    ("single matrices that compiled programs gather", lambda: options(planned_buffers=False)),
+    ("FSDP's fp32 shards that need none in 16 bits",
+     lambda: options(zero3_shards_are_masters=False)),
     ("ZeRO-3's hooks, module by module", lambda: options(zero3_gathers="layers")),
     ("gaps of the caching allocator",
      lambda: constants_set({"memory.allocator.fragmentation": 1e-9})),

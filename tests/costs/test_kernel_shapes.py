@@ -121,6 +121,22 @@ def test_weights_are_cast_once_a_step_and_frozen_ones_never():
     assert optimizer_s(global_batch=8, lora_rank=16, **fp8) < 0.1 * once
 
 
+def test_the_head_stays_in_16_bits_where_layers_have_fewer():
+    """Megatron-Core's output layer is not Transformer Engine's; torchtitan's and MaxText's is not converted."""
+    cluster, model = load_cluster("b200:1x8"), load_model("llama-3.1-8b")
+    layout = from_layouts([Layout(dp=8, micro_batch=1, zero=1)])
+
+    def parts(recipe: str, compute: str) -> dict[str, np.ndarray]:
+        precision = RECIPES[recipe].but(compute=compute)
+        job = Job(seq_len=8192, global_batch=8, framework="megatron", precision=precision)
+        return price(model, cluster, job, layout).time_parts
+
+    wide = parts("bf16", "bf16")
+    for narrow in (parts("fp8", "fp8"), parts("fp8", "fp4")):
+        assert narrow["embedding_and_head"] == wide["embedding_and_head"]
+        assert narrow["matmul"] < 0.8 * wide["matmul"]
+
+
 @pytest.mark.parametrize(
     ("system", "device"), [("h100_sxm", "h100"), ("gb300", "gb300"), ("a100_sxm", "a100-80g")]
 )

@@ -87,7 +87,8 @@ def test_a_host_that_reads_messages_back_is_not_ahead():
 def test_a_compiled_program_gathers_single_matrices_and_stores_weights_once():
     layout = dict(dp=8, zero=3)
     compiled = parts(layout, framework="maxtext")
-    layers = parts(layout, framework="maxtext", planned_buffers=False)
+    stored = dict(planned_buffers=False, zero3_shards_are_masters=False)
+    layers = parts(layout, framework="maxtext", **stored)
     # Of a layer the largest matrix, of all the embedding: two copies in 16 bits, an fp32 gradient.
     assert compiled["gathered_parameters"] == pytest.approx(32768 * 1024 * (2 * 2 + 4))
     assert compiled["parameters"] == 0.0 < layers["parameters"]
@@ -191,13 +192,26 @@ def test_fsdp_in_a_pipeline_keeps_its_stage_gathered_and_sums_whole_gradients():
     layout = dict(tp=1, pp=2, dp=4, zero=3)
     kept = parts(layout, framework="torchtitan")
     freed = parts(layout, framework="torchtitan", pipeline_unsharded=False)
-    count = 4 * kept["parameters"] / 2.0  # sharded over four replicas, two bytes each
+    count = 4 * kept["optimizer"] / 12.0  # sharded over four replicas, twelve bytes each
     assert kept["gathered_parameters"] == pytest.approx((2 + 4) * count)
     assert freed["gathered_parameters"] < kept["gathered_parameters"] / 2
     alone = dict(tp=1, pp=1, dp=8, zero=3)
     assert parts(alone, framework="torchtitan") == parts(
         alone, framework="torchtitan", pipeline_unsharded=False
     )
+
+
+def test_torchs_fsdp_keeps_no_16_bit_shard_beside_the_fp32_one_and_deepspeed_does():
+    """Its shard is the fp32 weight that the optimizer updates, cast as a layer is gathered."""
+    layout = dict(tp=1, pp=1, dp=8, zero=3)
+    for framework in ("torchtitan", "fsdp"):
+        sharded = parts(layout, framework=framework)
+        beside = parts(layout, framework=framework, zero3_shards_are_masters=False)
+        assert sharded["parameters"] == 0.0
+        assert beside["parameters"] == pytest.approx(sharded["optimizer"] / 12.0 * 2.0)
+        assert parts(layout, framework=framework, precision="pure-bf16")["parameters"] > 0.0
+    assert parts(layout, framework="deepspeed")["parameters"] > 0.0
+    assert parts(dict(tp=1, pp=1, dp=8, zero=2), framework="torchtitan")["parameters"] > 0.0
 
 
 def test_fsdp_that_reduces_after_the_last_micro_batch_sums_whole_gradients():

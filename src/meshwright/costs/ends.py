@@ -37,7 +37,7 @@ def ends_s(setting: Setting, columns: LayoutColumns, role: str) -> tuple[Floats,
 
 def head_times_s(setting: Setting, few: LayoutColumns) -> tuple[Floats, Floats]:
     """The LM head's products and the passes over the logits that the loss makes."""
-    model, kernels = setting.model, setting.kernels
+    model, kernels = setting.model, setting.head_kernels
     tokens = few.micro_batch * ceil_div(setting.job.seq_len, few.cp)
     multiple = setting.behaviour.vocab_multiple
     whole = padded_vocab(model.vocab, few.tp, multiple) if multiple > 1 else model.vocab

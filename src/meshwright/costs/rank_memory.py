@@ -332,11 +332,18 @@ def _gathered_matrices(rank: Rank) -> Floats:
 
 
 def _stored_weights(rank: Rank) -> Floats:
-    """Weights as they are stored; a compiled program casts its fp32 masters where it uses them."""
-    tuned = rank.job.finetune is not None
-    if rank.behaviour.planned_buffers and rank.job.precision.master_bytes and not tuned:
+    """Weights as they are stored beside the optimizer's fp32 ones.
+
+    A compiled program casts those where it uses them, torch's FSDP as it gathers them: they store no others.
+    """
+    stored = rank.state.parameters
+    if not rank.job.precision.master_bytes or rank.job.finetune is not None:
+        return stored
+    if rank.behaviour.planned_buffers:
         return np.zeros(rank.columns.rows)
-    return rank.state.parameters
+    if rank.behaviour.zero3_shards_are_masters:
+        return np.where((rank.columns.zero == 3) & (rank.columns.shard_degree > 1), 0.0, stored)
+    return stored
 
 
 def _in_compute_precision(rank: Rank) -> Floats:

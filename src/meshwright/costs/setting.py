@@ -36,6 +36,17 @@ class Setting:
     fabric: Fabric
 
     @cached_property
+    def head_kernels(self) -> Kernels:
+        """Kernels of the head's products, which stay in 16 bits where those of the layers have 8 or 4.
+
+        Megatron-Core's output layer is its own linear, not Transformer Engine's (models/gpt/gpt_model.py),
+        torchtitan's recipes keep "output" from being converted (components/quantization/float8.md).
+        """
+        compute = computed_in(self.job, self.cluster.device)
+        compute = "bf16" if compute in ("fp8", "fp4") else compute
+        return kernels_for(self.cluster.device, compute, _head_width(self.model))
+
+    @cached_property
     def books(self) -> dict[bool, LayerBook]:
         """Times of layers, without and with experts, as far as they were asked for."""
         whole = LayerModel(self.model, self.job, self.kernels, self.fabric, self.behaviour)
