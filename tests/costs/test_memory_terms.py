@@ -204,12 +204,12 @@ def test_fsdp_in_a_pipeline_keeps_its_stage_gathered_and_sums_whole_gradients():
 def test_torchs_fsdp_keeps_no_16_bit_shard_beside_the_fp32_one_and_deepspeed_does():
     """Its shard is the fp32 weight that the optimizer updates, cast as a layer is gathered."""
     layout = dict(tp=1, pp=1, dp=8, zero=3)
-    for framework in ("torchtitan", "fsdp"):
-        sharded = parts(layout, framework=framework)
-        beside = parts(layout, framework=framework, zero3_shards_are_masters=False)
+    for name in ("torchtitan", "fsdp"):
+        sharded = parts(layout, framework=name)
+        beside = parts(layout, framework=name, zero3_shards_are_masters=False)
         assert sharded["parameters"] == 0.0
         assert beside["parameters"] == pytest.approx(sharded["optimizer"] / 12.0 * 2.0)
-        assert parts(layout, framework=framework, precision="pure-bf16")["parameters"] > 0.0
+        assert parts(layout, framework=name, precision="pure-bf16")["parameters"] > 0.0
     assert parts(layout, framework="deepspeed")["parameters"] > 0.0
     assert parts(dict(tp=1, pp=1, dp=8, zero=2), framework="torchtitan")["parameters"] > 0.0
 

@@ -15,7 +15,7 @@ from meshwright.costs.parameters import local_parameters
 from meshwright.costs.pessimism import PESSIMISM
 from meshwright.costs.setting import Setting
 from meshwright.costs.stages import ROLES, stage_layers
-from meshwright.costs.states import exists, role_parameters, state_bytes
+from meshwright.costs.states import exists, role_parameters, state_bytes, stored_weights
 from meshwright.costs.step import stage_parts_by_role
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
@@ -72,7 +72,7 @@ def state_floor_bytes(model: Model, job: Job, columns: LayoutColumns) -> Floats:
     for role in ROLES:
         dense, expert = role_parameters(local, layers, columns, role)
         held = state_bytes(job, columns, dense, expert)
-        total = held.parameters * gone("parameters")
+        total = stored_weights(job, software, columns, held.parameters) * gone("parameters")
         total = total + held.gradients * gone("parameters", "optimizer")
         total = total + held.optimizer * gone("optimizer")
         least = np.maximum(least, total)

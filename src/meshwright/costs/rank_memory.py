@@ -21,7 +21,7 @@ from meshwright.costs.offload import IN_HOST
 from meshwright.costs.parameters import LocalParameters
 from meshwright.costs.phases import heaviest, phase_parts, total
 from meshwright.costs.stages import StageLayers
-from meshwright.costs.states import StateBytes, updated_parameters
+from meshwright.costs.states import StateBytes, stored_weights, updated_parameters
 from meshwright.costs.tables import table
 from meshwright.costs.transformers_layer import Kept
 from meshwright.specs.job import Job
@@ -110,7 +110,7 @@ def rank_parts(rank: Rank) -> dict[str, Floats]:
         working, gathered = np.where(at_loss, 0.0, working), np.where(at_loss, 0.0, gathered)
         logits, gaps = np.where(at_loss, logits, 0.0), 0.0
     parts = {
-        "parameters": _stored_weights(rank),
+        "parameters": stored_weights(rank.job, behaviour, columns, rank.state.parameters),
         "gradients": _gradients(rank),
         "optimizer": rank.state.optimizer,
         "gathered_parameters": gathered,
@@ -329,21 +329,6 @@ def _gathered_matrices(rank: Rank) -> Floats:
     matrix = np.maximum(matrix, rank.local.embedding_matrix)
     whole = matrix * (2.0 * precision.parameter_bytes + precision.gradient_reduce_bytes)
     return np.where((columns.zero == 3) & (columns.shard_degree > 1), whole, 0.0)
-
-
-def _stored_weights(rank: Rank) -> Floats:
-    """Weights as they are stored beside the optimizer's fp32 ones.
-
-    A compiled program casts those where it uses them, torch's FSDP as it gathers them: they store no others.
-    """
-    stored = rank.state.parameters
-    if not rank.job.precision.master_bytes or rank.job.finetune is not None:
-        return stored
-    if rank.behaviour.planned_buffers:
-        return np.zeros(rank.columns.rows)
-    if rank.behaviour.zero3_shards_are_masters:
-        return np.where((rank.columns.zero == 3) & (rank.columns.shard_degree > 1), 0.0, stored)
-    return stored
 
 
 def _in_compute_precision(rank: Rank) -> Floats:

@@ -11,6 +11,7 @@ from meshwright.costs import pipeline
 from meshwright.costs.adapters import Weights, adapter_state_bytes
 from meshwright.costs.columns import Floats, Ints, LayoutColumns
 from meshwright.costs.factored import STATISTIC_BYTES
+from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.parameters import LocalParameters
 from meshwright.costs.stages import StageLayers
 from meshwright.specs.job import Job
@@ -120,6 +121,22 @@ def state_bytes(
             share = np.sum(trains[0] + trains[1]) / max(np.sum(dense + expert), 1.0)
         optimizer = optimizer + share * split(statistics, 1, STATISTIC_BYTES)
     return StateBytes(trains[0], trains[1], parameters, gradients, optimizer, *gathered)
+
+
+def stored_weights(
+    job: Job, behaviour: Behaviour, columns: LayoutColumns, parameters: Floats
+) -> Floats:
+    """Bytes of weights that are stored beside the optimizer's fp32 ones, of the `parameters` a rank has.
+
+    A compiled program casts those where it uses them, torch's FSDP as it gathers them: they store no others.
+    """
+    if not job.precision.master_bytes or job.finetune is not None:
+        return parameters
+    if behaviour.planned_buffers:
+        return np.zeros(columns.rows)
+    if behaviour.zero3_shards_are_masters:
+        return np.where((columns.zero == 3) & (columns.shard_degree > 1), 0.0, parameters)
+    return parameters
 
 
 def updated_parameters(columns: LayoutColumns, state: StateBytes) -> Floats:
