@@ -167,7 +167,7 @@ def _print(found: Imported) -> None:
 
 
 def _first_sight(cases: list[Case]) -> list[str]:
-    """How files fared that were drawn by a hash from repositories that no reader had been tried on."""
+    """How files fared that were drawn, most of them by a hash, from repositories that no reader had been tried on."""
     lines: list[str] = []
     draws = tomllib.loads((Path(__file__).parent / "data" / "import_draws.toml").read_text())
     for split in sorted({case.split for case in cases if case.split.startswith("blind")}):
@@ -176,7 +176,7 @@ def _first_sight(cases: list[Case]) -> list[str]:
         right = sum(case.verdict.startswith("refused") for case in fresh)
         score = draws[split]
         lines += [
-            f"{len(fresh)} of them ({split}), of {len({case.repository for case in fresh})} other repositories, were drawn by a hash and",
+            f"{len(fresh)} of them ({split}), of {len({case.repository for case in fresh})} other repositories, were {score.get('drawn', 'drawn by a hash')} and",
             f"compared {score['compared']}: {score['faithful']} were faithful at first sight. Then the faults",
             f"were mended by kind: {read} are read and {right} refused for a reason now.",
             "",
