@@ -47,11 +47,14 @@ def test_the_architecture_page_names_every_room_and_none_that_is_not_there():
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
     package = ROOT / "src/meshwright"
     engine_part = page[page.index("Inside `engine/`") :]
-    for folder, text in ((package, page), (package / "engine", engine_part)):
+    imports_part = page[page.index("Inside `imports/`") :]
+    parts = ((package, page), (package / "engine", engine_part), (package / "imports", imports_part))
+    for folder, text in parts:
         rooms = {f"{one.name}/" for one in folder.iterdir() if one.is_dir() and one.name[0] != "_"}
         assert rooms <= set(re.findall(r"`([a-z_]+/)`", text)), folder
     files = {one.name for one in (package / "engine").glob("*.py") if one.name[0] != "_"}
     assert files <= set(re.findall(r"`([a-z_]+\.py)`", engine_part))
     for named in re.findall(r"^\| (`.*?) \|", page, re.M):
         for one in re.findall(r"`([a-z_]+(?:/|\.py))`", named):
-            assert (package / one).exists() or (package / "engine" / one).exists(), one
+            places = (package, package / "engine", package / "imports")
+            assert any((place / one).exists() for place in places), one

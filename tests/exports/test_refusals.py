@@ -12,9 +12,9 @@ from test_round_trip import READABLE
 from meshwright.cli import run
 from meshwright.exports import limits as limits_module
 from meshwright.exports.targets import FRAMEWORKS, export, require_expressible
-from meshwright.imports.bash import read_script
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
+from meshwright.imports.shell.follow import read_script
 from meshwright.planner.stacks import under
 from meshwright.specs import Job, SpecError, load_cluster, load_model
 from meshwright.specs.job import RECIPES

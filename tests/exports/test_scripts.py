@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.imports.bash import read_script
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
-from meshwright.imports.words import shown
+from meshwright.imports.shell.follow import read_script
+from meshwright.imports.shell.words import shown
 from meshwright.specs import SpecError, load_cluster
 
 DATA = Path(__file__).parent / "data"

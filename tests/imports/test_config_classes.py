@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.imports.config_classes import CLASSES, family_of, sizes_of
-from meshwright.imports.made_models import made_model
+from meshwright.imports.own.made_models import made_model
 from meshwright.imports.reading import Reading
 from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.model import Model

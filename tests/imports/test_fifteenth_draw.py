@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.imports.bash import read_script
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
-from meshwright.imports.shell_sed import sed
+from meshwright.imports.shell.follow import read_script
+from meshwright.imports.shell.sed import sed
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
 

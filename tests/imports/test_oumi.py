@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.imports.bash import read_script
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given, Imported
+from meshwright.imports.shell.follow import read_script
 from meshwright.specs import load_model
 from meshwright.specs.errors import SpecError
 

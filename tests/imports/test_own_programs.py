@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meshwright.imports.files import import_file, import_text
-from meshwright.imports.program_settings import program_settings
+from meshwright.imports.own.program_settings import program_settings
 from meshwright.imports.reading import Given
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.imports.bash import read_script
 from meshwright.imports.launch import find_launch
-from meshwright.imports.words import unmarked
+from meshwright.imports.shell.follow import read_script
+from meshwright.imports.shell.words import unmarked
 from meshwright.specs import SpecError
 
 CASES = [

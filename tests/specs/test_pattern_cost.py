@@ -8,7 +8,7 @@ from meshwright.engine.data import _WEIGHTED
 from meshwright.evidence.architectures import _ACTIVE, _SPARSE
 from meshwright.exports.megatron_read import _LOG_LINE
 from meshwright.imports.documents import _tamed, _without_placeholders
-from meshwright.imports.hf import is_trainer_text
+from meshwright.imports.formats.hf import is_trainer_text
 from meshwright.imports.names import _EXPERTS, _NOISE
 from meshwright.lessons.expressions import _PLACE
 from meshwright.lessons.prose import _LINK

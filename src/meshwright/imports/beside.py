@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshwright.imports.words import unmarked
+from meshwright.imports.shell.words import unmarked
 from meshwright.specs.foreign import parse_json, read_text
 
 _UP = 5

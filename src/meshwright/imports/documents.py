@@ -8,7 +8,10 @@ from typing import Any
 
 from meshwright.exports.bundle import STAMP_KEY
 from meshwright.exports.stamp import Stamp, read_stamp
-from meshwright.imports import (
+from meshwright.imports import cloud
+from meshwright.imports.beside import switched_on
+from meshwright.imports.filled_in import FILLED_IN, filled_in
+from meshwright.imports.formats import (
     accelerate,
     arctic,
     areal,
@@ -16,14 +19,12 @@ from meshwright.imports import (
     axolotl,
     bridge_saved,
     bridge_tables,
-    cloud,
     deepspeed,
     easyr1,
     fast_llm,
     flagscale,
     hf,
     hf_tables,
-    hydra,
     levanter,
     litgpt,
     llama_factory,
@@ -39,7 +40,6 @@ from meshwright.imports import (
     olmo,
     openrlhf,
     oumi,
-    own_tables,
     paddle,
     picotron,
     prime_rl,
@@ -50,10 +50,10 @@ from meshwright.imports import (
     torchtune,
     veomni,
 )
-from meshwright.imports.beside import switched_on
-from meshwright.imports.filled_in import FILLED_IN, filled_in
+from meshwright.imports.formats import verl as hydra
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import flattened
+from meshwright.imports.own import tables as own_tables
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.word_overrides import overridden
 from meshwright.specs.errors import SpecError

@@ -8,9 +8,9 @@ from pathlib import Path
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import documents, logs, makefiles, notebooks, python, scripts
 from meshwright.imports.beside import beside, keeps_scores, steps_beside
+from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.complete import complete
 from meshwright.imports.model_files import describe
-from meshwright.imports.python_syntax import parse_python
 from meshwright.imports.reading import Given, Imported, Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from meshwright.imports.own_arguments import typed
-from meshwright.imports.words import mark
+from meshwright.imports.own.arguments import typed
+from meshwright.imports.shell.words import mark
 
 FILLED_IN = re.compile(r":\s*[\"']?\$\{[A-Z][A-Z0-9_]*(?::?-[^}]*)?\}[\"']?\s*$", re.M)
 """A value that the environment is to fill in (`micro_batch_size: ${MICRO_BATCH_SIZE}`, `${MODEL:-a/b}`)."""

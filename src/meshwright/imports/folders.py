@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright.exports.stamp import read_stamp
-from meshwright.imports import accelerate, deepspeed, documents, hf
+from meshwright.imports import documents
 from meshwright.imports.complete import complete
+from meshwright.imports.formats import accelerate, deepspeed, hf
 from meshwright.imports.interpolate import merged
 from meshwright.imports.reading import Given, Imported
 from meshwright.specs.errors import SpecError
@@ -181,7 +182,7 @@ def _together(folder: Path, files: list[Path], given: Given) -> Imported | None:
     if arguments is not None and not several and (launcher or engine):
         return _arguments(arguments, launcher, engine, given, folder)
     if neox and any(str(key).replace("-", "_") == "num_layers" for key in neox):
-        from meshwright.imports import neox as reader
+        from meshwright.imports.formats import neox as reader
 
         return complete(reader.read(neox, given), given, stamp)
     return None

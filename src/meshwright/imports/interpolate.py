@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.words import mark, unset
+from meshwright.imports.shell.words import mark, unset
 from meshwright.specs.foreign import Limits, parse_yaml, read_text
 
 _WHOLE = re.compile(r"\$\{([^${}]*)\}")

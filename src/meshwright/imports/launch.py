@@ -7,10 +7,10 @@ import re
 import shlex
 from dataclasses import dataclass, field
 
+from meshwright.imports.formats.trl_command import as_launched
 from meshwright.imports.launch_counts import count
-from meshwright.imports.shell import Script
-from meshwright.imports.trl_command import as_launched
-from meshwright.imports.words import unmarked, unset
+from meshwright.imports.shell.state import Script
+from meshwright.imports.shell.words import unmarked, unset
 
 _TRAINERS = re.compile(
     r"(?:^|/)(?:[\w-]*(?:pretrain|train|finetune|sft|dpo|grpo|ppo|reward|posttrain|run_recipe|run_clm|"

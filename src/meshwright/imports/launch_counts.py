@@ -7,8 +7,8 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from meshwright.imports.shell import Script
-from meshwright.imports.words import text_of, unset
+from meshwright.imports.shell.state import Script
+from meshwright.imports.shell.words import text_of, unset
 
 if TYPE_CHECKING:
     from meshwright.imports.launch import Launch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.exports import torchtitan_read
 from meshwright.exports.megatron_read import log_flags
-from meshwright.imports import megatron
+from meshwright.imports.formats import megatron
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 

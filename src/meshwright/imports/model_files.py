@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshwright.imports.beside import beside
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.words import unmarked
+from meshwright.imports.shell.words import unmarked
 from meshwright.specs.foreign import Limits, parse_json, read_text
 from meshwright.specs.huggingface import model_from_config
 

@@ -6,11 +6,11 @@ import posixpath
 import re
 from typing import Any
 
-from meshwright.imports import usual_commands
 from meshwright.imports.launch import HOUSEKEEPING, Launch
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Missing, flags_of
-from meshwright.imports.words import shown, unset
+from meshwright.imports.own import commands as usual_commands
+from meshwright.imports.shell.words import shown, unset
 from meshwright.specs.errors import SpecError
 
 ASKS_FOR_PROGRAM = (

@@ -10,9 +10,9 @@ from typing import Any
 
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import programs, python, scripts
-from meshwright.imports.program_settings import MAGIC, notebook_program
-from meshwright.imports.program_values import Known
-from meshwright.imports.python_syntax import parse_python
+from meshwright.imports.code.names import Known
+from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.own.program_settings import MAGIC, notebook_program
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import instance
 from meshwright.specs import foreign

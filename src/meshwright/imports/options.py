@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.imports.option_tables import choices, idle, known
 from meshwright.imports.reading import Reading, Remark
-from meshwright.imports.words import shown, unmarked, unset
+from meshwright.imports.shell.words import shown, unmarked, unset
 from meshwright.specs.errors import SpecError
 
 _TRUE = frozenset({"true", "yes", "on", "1"})

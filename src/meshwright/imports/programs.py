@@ -7,26 +7,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import hf, lightning
+from meshwright.imports.code.names import ASKED_OF_DEVICE, Known
+from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.config_classes import family_of
-from meshwright.imports.hf_programs import trl_defaults
-from meshwright.imports.made_models import made_model
+from meshwright.imports.formats import hf, lightning
+from meshwright.imports.formats.hf_programs import trl_defaults
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
-from meshwright.imports.own_arguments import imported_settings, tables_beside
-from meshwright.imports.own_layers import lay_out
-from meshwright.imports.own_tables import inert
-from meshwright.imports.program_settings import (
+from meshwright.imports.own.arguments import imported_settings, tables_beside
+from meshwright.imports.own.layers import lay_out
+from meshwright.imports.own.made_models import made_model
+from meshwright.imports.own.program_settings import (
     UNSLOTH,
     UNSLOTH_LOSS,
     program_settings,
     unsloth_recomputes,
 )
-from meshwright.imports.program_values import ASKED_OF_DEVICE, Known
-from meshwright.imports.python_syntax import parse_python
+from meshwright.imports.own.tables import inert
+from meshwright.imports.own.usual import NAMES
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
-from meshwright.imports.usual import NAMES
 from meshwright.specs.errors import SpecError
 
 _LIBRARIES = re.compile(r"^[^\S\n]*(?:from|import) (?:transformers|trl|unsloth)\b", re.M)

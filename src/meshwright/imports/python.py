@@ -12,25 +12,23 @@ from pathlib import Path
 from meshwright.exports import fsdp
 from meshwright.exports import torchtitan_read as exported_titan
 from meshwright.exports.stamp import Stamp, read_stamp
-from meshwright.imports import (
+from meshwright.imports import logs, programs, python_starters
+from meshwright.imports.code.follow import parse_module
+from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.formats import (
     bridge,
     colossalai,
     fms_fsdp,
     internevo,
-    logs,
     nanochat,
     nanogpt,
     nemo_recipes,
     olmo,
-    own_programs,
-    programs,
-    python_starters,
     slime_python,
     torchtitan_registry,
     xtuner,
 )
-from meshwright.imports.pyfile import parse_module
-from meshwright.imports.python_syntax import parse_python
+from meshwright.imports.own import programs as own_programs
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import name_maker
 from meshwright.specs.errors import SpecError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from meshwright.exports.stamp import Stamp
 from meshwright.imports import cloud, notebooks
-from meshwright.imports.program_values import Known
-from meshwright.imports.python_syntax import dotted, parse_python
+from meshwright.imports.code.names import Known
+from meshwright.imports.code.syntax import dotted, parse_python
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import device_named
 

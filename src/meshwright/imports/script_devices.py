@@ -6,7 +6,7 @@ import contextlib
 import re
 
 from meshwright.imports.reading import Reading
-from meshwright.imports.shell import Script
+from meshwright.imports.shell.state import Script
 from meshwright.specs import load_cluster
 from meshwright.specs.errors import SpecError
 

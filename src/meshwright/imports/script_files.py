@@ -10,8 +10,8 @@ from typing import Any
 from meshwright.imports import documents
 from meshwright.imports.beside import beside
 from meshwright.imports.launch import Launch
-from meshwright.imports.shell import Script
-from meshwright.imports.words import shown, unmarked
+from meshwright.imports.shell.state import Script
+from meshwright.imports.shell.words import shown, unmarked
 from meshwright.specs.foreign import parse_json, read_text
 
 _NAMED = (

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import megatron, megatron_yaml, slime_options
+from meshwright.imports.formats import megatron, megatron_yaml, slime_options
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Missing, Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.script_files import json_named
-from meshwright.imports.shell import Script
-from meshwright.imports.shell_files import file_text
+from meshwright.imports.shell.files import file_text
+from meshwright.imports.shell.state import Script
+from meshwright.imports.shell.words import shown, unmarked, unset
 from meshwright.imports.tuning import adapters
-from meshwright.imports.words import shown, unmarked, unset
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 
-from meshwright.imports.shell import Script
+from meshwright.imports.shell.state import Script
 
 _OF_FILES = re.compile(r"\[\[? !? ?-[defhrsxL] ")
 """A condition on the machine's files, which no option answers."""

@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 
 from meshwright.exports.stamp import Stamp, read_stamp
-from meshwright.imports import (
+from meshwright.imports import documents, programs
+from meshwright.imports.beside import beside, file_of, program_beside
+from meshwright.imports.code.follow import parse_module
+from meshwright.imports.formats import (
     bridge,
     bridge_perf,
-    documents,
     hf,
     hf_programs,
-    hydra,
     llama_factory,
     llama_recipes,
     llmc,
@@ -24,25 +25,22 @@ from meshwright.imports import (
     olmo,
     olmo_overrides,
     openrlhf,
-    own_hydra,
-    own_loops,
     paddle,
-    programs,
     skyrl,
     small_trainers,
     swift,
     torchtitan_registry,
-    usual_commands,
 )
-from meshwright.imports.bash import read_script
-from meshwright.imports.beside import beside, file_of, program_beside
-from meshwright.imports.hf_launcher import launcher, one_process
+from meshwright.imports.formats import verl as hydra
+from meshwright.imports.formats.hf_launcher import launcher, one_process
 from meshwright.imports.launch import Launch, find_launch
 from meshwright.imports.not_training import ASKS_FOR_PROGRAM, refuse_other_tasks, unknown_program
 from meshwright.imports.options import Missing, flags_of
-from meshwright.imports.own_arguments import typed
-from meshwright.imports.program_settings import notebook_program
-from meshwright.imports.pyfile import parse_module
+from meshwright.imports.own import commands as usual_commands
+from meshwright.imports.own import hydra as own_hydra
+from meshwright.imports.own import loops as own_loops
+from meshwright.imports.own.arguments import typed
+from meshwright.imports.own.program_settings import notebook_program
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import (
     device_named,
@@ -55,10 +53,11 @@ from meshwright.imports.script_devices import (
 from meshwright.imports.script_files import configuration
 from meshwright.imports.script_megatron import read_megatron
 from meshwright.imports.script_refusals import nothing_found, starts_another
-from meshwright.imports.shell import Script
+from meshwright.imports.shell.follow import read_script
+from meshwright.imports.shell.state import Script
+from meshwright.imports.shell.words import shown, unmarked, unset
 from meshwright.imports.tasks import name_task
 from meshwright.imports.word_overrides import overridden
-from meshwright.imports.words import shown, unmarked, unset
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from meshwright.imports.options import flags_of
-from meshwright.imports.own_arguments import typed
+from meshwright.imports.own.arguments import typed
 
 _PLAIN = re.compile(r"(?:\+{1,2})?([A-Za-z_][\w.\-]*)=(.*)", re.DOTALL)
 _GONE = re.compile(r"~([A-Za-z_][\w.]*)(?:=.*)?")

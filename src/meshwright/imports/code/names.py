@@ -1,0 +1,393 @@
+"""What the names of a Python program stand for, without running it."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from meshwright.exports.program_calls import given_back, of_text
+from meshwright.imports.code.operators import binary
+from meshwright.imports.code.syntax import dotted
+
+_ORDERS: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+ASKED_OF_DEVICE = r"\b(?:is_(?:torch_)?(?:bf16|bfloat16)_\w+|(?:has_)?(?:bf16|bfloat16)_support\w*)|\bcuda\.is_available"
+"""What a program asks of its device; a device that trains today has both."""
+_DEVICE = re.compile(rf"(?:{ASKED_OF_DEVICE})$")
+_LARGEST = 1 << 40
+_WIDTHS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "half": "float16", "float": "float32"}  # fmt: skip
+"""torch's names of a number's width, its short ones included."""
+_LOADS = re.compile(
+    r"(?:^|\.)(?:safe_load|full_load|load|load_\w*|read_\w*|from_yaml|from_json|from_file)$"
+)
+_OF_TABLES = (".yaml", ".yml", ".json")
+_PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
+
+
+_ELSEWHERE = ("remote", "local", "spawn")
+"""How Modal and Ray start a function of the program on another machine."""
+
+
+class Larger(int):
+    """The larger of two numbers that a program chooses between."""
+
+
+class Known:
+    """What names stand for in a program, as far as one place says it."""
+
+    def __init__(
+        self,
+        tree: ast.AST,
+        said: Mapping[str, Any] | None = None,
+        below: Mapping[str, Any] | None = None,
+        tables: Callable[[str], dict[str, Any] | None] | None = None,
+    ) -> None:
+        self._tables = tables
+        """Reads a table that the program loads from a file, by the name that it has there."""
+        self.names: dict[str, Any] = {}
+        self.fields: dict[str, Any] = dict(said or {})
+        """Of whatever object: a parsed command line, a dataclass, a class of constants."""
+        self.declared: dict[str, Any] = dict(said or {})
+        """Of dataclasses alone."""
+        self.arguments: dict[str, Any] = {}
+        """Of a parser of its own, by name: what is said for them, or their defaults."""
+        self.is_parsed = False
+        """Whether a command line is parsed into dataclasses."""
+        self.heard: set[str] = set()  # names of `said` that some value came from
+        self._said = frozenset(said or ())
+        self._first: dict[str, ast.expr] = {}  # the first table that a name is set to
+        self._whence: dict[str, set[str]] = {}  # names of `said` that a name's value came from
+        every = list(ast.walk(tree))
+        self.functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
+        self._gives: dict[str, list[ast.expr]] = {}
+        self._following: set[str] = set()
+        self._plain = {
+            one.name
+            for one in every
+            if isinstance(one, ast.ClassDef)
+            and all(ast.unparse(base).rpartition(".")[2] in _PLAIN_BASES for base in one.bases)
+        }
+        self.parameters: dict[str, Any] = {}
+        """Of functions: what they are called with, or else their defaults."""
+        nodes = sorted(
+            (node for node in every if isinstance(node, (ast.stmt, ast.Call))),
+            key=lambda node: (node.lineno, node.col_offset),
+        )
+        for node in nodes:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                self._assign(node.targets[0], node.value)
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                self._assign(node.target, node.value)
+            elif isinstance(node, ast.ClassDef):
+                self._class(node)
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                for one in node.items:
+                    if isinstance(one.optional_vars, ast.Name):
+                        self._assign(one.optional_vars, one.context_expr)
+            elif isinstance(node, ast.Call):
+                called = dotted(node.func)
+                self.is_parsed |= called.endswith(("HfArgumentParser", "TrlParser"))
+                if called.endswith(".add_argument") or called in ("click.option", "typer.Option"):
+                    self._argument(node)
+        for function in self.functions.values():
+            self._defaults(function)
+        self._calls(nodes)
+        for name, value in (below or {}).items():  # of classes that it imports
+            self.fields.setdefault(name, value)
+        for node in nodes:  # once more, with what functions are called with
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                self._assign(node.targets[0], node.value)
+
+    def _calls(self, nodes: list[ast.stmt | ast.Call]) -> None:
+        """Take what functions and classes of the program are called with."""
+        made: set[str] = set()
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                self._handed(node)
+            if isinstance(node, ast.Call) and self.is_own(node):
+                self.heard = set()
+                for key, its in self.keywords(node):
+                    self._whence.setdefault(key, set()).update(self.heard)
+                    self.heard = set()
+                    if its is not None and key not in made:
+                        self.fields[key] = its  # over the class's own default, the first for good
+                        made.add(key)
+
+    def _defaults(self, function: ast.FunctionDef) -> None:
+        """Take what a function's parameters are where nobody says them."""
+        plain = function.args.args[len(function.args.args) - len(function.args.defaults) :]
+        only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+        for arg, default in [*zip(plain, function.args.defaults, strict=True), *only]:
+            if default is not None and (said := self.value(default)) is not None:
+                self.parameters.setdefault(arg.arg, said)
+
+    def _handed(self, node: ast.Call) -> None:
+        """Take what a function of the program is called with for its parameters."""
+        called = node.func
+        if isinstance(called, ast.Attribute) and called.attr in _ELSEWHERE:
+            called = called.value
+        function = self.functions.get(called.id) if isinstance(called, ast.Name) else None
+        if function is None:
+            return
+        named = [
+            (arg.arg, value) for arg, value in zip(function.args.args, node.args, strict=False)
+        ]
+        named += [(one.arg, one.value) for one in node.keywords if one.arg]
+        for name, value in named:
+            before, self.heard = self.heard, set()
+            if (said := self.value(value)) is not None:
+                self.parameters[name] = said
+                self._whence.setdefault(name, set()).update(self.heard)
+            self.heard |= before
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for one, its in zip(target.elts, value.elts, strict=False):
+                self._assign(one, its)
+            return
+        before, self.heard = self.heard, set()
+        said = self.value(value)
+        if isinstance(target, (ast.Name, ast.Attribute)) and said is not None and self.heard:
+            name = target.id if isinstance(target, ast.Name) else target.attr
+            self._whence.setdefault(name, set()).update(self.heard)
+        self.heard |= before
+        if isinstance(target, ast.Name) and said is not None:
+            # A table is read again, with what was not known yet when its line was.
+            if isinstance(said, dict) and self._first.setdefault(target.id, value) is value:
+                self.names[target.id] = said
+            self.names.setdefault(target.id, said)
+        elif isinstance(target, ast.Attribute) and said is not None:
+            self.fields.setdefault(target.attr, said)
+
+    def _class(self, node: ast.ClassDef) -> None:
+        for one in node.body:
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.value:
+                name, value = one.target.id, one.value
+            elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+                name, value = one.targets[0].id, one.value
+            else:
+                continue
+            if isinstance(value, ast.Call) and ast.unparse(value.func).endswith(("field", "Field")):
+                given = {key.arg: key.value for key in value.keywords}
+                default = given.get("default", value.args[0] if value.args else None)
+                factory = given.get("default_factory")
+                if isinstance(factory, ast.Lambda):
+                    default = factory.body
+                if default is None:
+                    continue
+                value = default
+            said = self.value(value)
+            if said is not None:
+                self.fields.setdefault(name, said)
+                if any("dataclass" in ast.unparse(one) for one in node.decorator_list):
+                    self.declared.setdefault(name, said)
+
+    def _argument(self, node: ast.Call) -> None:
+        words = [word for word in map(self.value, node.args) if isinstance(word, str)]
+        given = {key.arg: self.value(key.value) for key in node.keywords}
+        long = next((word for word in words if word.startswith("--")), words[0] if words else "")
+        name = given.get("dest") or long.partition("/")[0].lstrip("-").replace("-", "_")
+        default = given.get("default")
+        if default is None:
+            default = {"store_true": False, "store_false": True}.get(str(given.get("action")))
+        if given.get("action") == "store_false" and self.fields.get(str(name)) is True:
+            self.fields[str(name)] = False  # said, which switches it off
+        if name and default is not None:
+            self.fields.setdefault(str(name), default)
+        if name and str(name) in self.fields:
+            self.arguments[str(name)] = self.fields[str(name)]
+            if dotted(node.func) == "click.option":  # handed on as a parameter of that name
+                self.parameters.setdefault(str(name), self.fields[str(name)])
+
+    def is_own(self, call: ast.Call) -> bool:
+        """Whether a call makes an object of a class of the program's own, built on nothing of a library's."""
+        return dotted(call.func) in self._plain
+
+    def keywords(self, call: ast.Call) -> Iterator[tuple[str, Any]]:
+        """A call's keyword arguments, also of a table that is handed over with two stars."""
+        for keyword in call.keywords:
+            value = self.value(keyword.value)
+            if keyword.arg is not None:
+                yield keyword.arg, value
+            elif isinstance(value, dict):
+                yield from ((str(key), one) for key, one in value.items())
+
+    def value(self, node: ast.expr) -> Any:
+        """A constant, or None where the program does not say one."""
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            handler = _VALUES.get(type(node))
+            return handler(self, node) if handler else None
+
+    def _hear(self, name: str) -> None:
+        if name in self._said:
+            self.heard.add(name)
+        self.heard |= self._whence.get(name, set())
+
+    def _name(self, node: ast.Name) -> Any:
+        self._hear(node.id)
+        return self.names.get(node.id, self.parameters.get(node.id))
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        if node.attr in _WIDTHS and ast.unparse(node.value) == "torch":
+            return _WIDTHS[node.attr]
+        table = self.value(node.value) if self._tables is not None else None
+        if isinstance(table, dict) and node.attr in table:
+            return table[node.attr]
+        self._hear(node.attr)
+        return self.fields.get(node.attr)
+
+    def _subscript(self, node: ast.Subscript) -> Any:
+        table, key = self.value(node.value), self.value(node.slice)
+        if isinstance(key, str):
+            self._hear(key)
+        if isinstance(table, (list, tuple, str)) and isinstance(key, int):
+            return table[key] if -len(table) <= key < len(table) else None
+        return table.get(key) if isinstance(table, dict) and isinstance(key, (str, int)) else None
+
+    def _call(self, node: ast.Call) -> Any:
+        called, args = dotted(node.func), [self.value(arg) for arg in node.args]
+        if called in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
+            return args[1] if len(args) > 1 else None
+        made = given_back(called, args)
+        if made is None and isinstance(node.func, ast.Attribute):
+            made = of_text(self.value(node.func.value), node.func.attr, args)
+        if made is not None:
+            return made
+        if _DEVICE.search(called):
+            return True
+        if called == "getattr" and len(args) > 1 and dotted(node.args[0]) == "torch":
+            return _WIDTHS.get(str(args[1]))
+        if called == "dict" and not args:
+            return dict(self.keywords(node))
+        if called in ("open", "Path", "pathlib.Path") and args:
+            return args[0]  # where a file lies stands for the file
+        if self._tables is not None and args and _LOADS.search(called):
+            named = args[0] if isinstance(args[0], str) else ""
+            found = self._tables(named) if named.endswith(_OF_TABLES) else None
+            return named if found is None and called == "json.load" and named else found
+        if called.endswith(".get") and isinstance(node.func, ast.Attribute) and args:
+            table = self.value(node.func.value)
+            if isinstance(table, dict) and isinstance(args[0], str) and args[0] in table:
+                return table[args[0]]
+            return args[1] if len(args) > 1 else None
+        return self._returned(node.func)
+
+    def _returned(self, called: ast.expr) -> Any:
+        """What a function or method of the program gives back, where it says one thing alone."""
+        name = called.id if isinstance(called, ast.Name) else ""
+        if isinstance(called, ast.Attribute) and ast.unparse(called.value) in ("self", "cls"):
+            name = called.attr
+        function = self.functions.get(name)
+        if function is None or name in self._following:
+            return None
+        if name not in self._gives:
+            self._gives[name] = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]  # fmt: skip
+        given = self._gives[name]
+        if len(given) != 1:
+            return None
+        self._following.add(name)
+        try:
+            return self.value(given[0])
+        finally:
+            self._following.discard(name)
+
+    def _dict(self, node: ast.Dict) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            name, said = (None if key is None else self.value(key)), self.value(value)
+            if key is None and isinstance(said, dict):
+                found |= said  # a table spread into this one
+            elif isinstance(name, (str, int)) and said is not None:
+                found[name] = said
+        return found
+
+    def _list(self, node: ast.List | ast.Tuple) -> Any:
+        """A list of which every part is known."""
+        said: list[Any] = []
+        for one in node.elts:
+            inner = self.value(one.value if isinstance(one, ast.Starred) else one)
+            if inner is None:
+                return None
+            said += inner if isinstance(one, ast.Starred) and isinstance(inner, list) else [inner]
+        return said
+
+    def _unary(self, node: ast.UnaryOp) -> Any:
+        said = self.value(node.operand)
+        if isinstance(node.op, ast.USub) and isinstance(said, (int, float)):
+            return -said
+        return not said if isinstance(node.op, ast.Not) and isinstance(said, bool) else None
+
+    def _compare(self, node: ast.Compare) -> Any:
+        """Whether two things are equal, or one is in a list, where the program says both."""
+        if len(node.ops) != 1:
+            return None
+        left, kind, other = self.value(node.left), node.ops[0], node.comparators[0]
+        if isinstance(kind, (ast.Is, ast.IsNot)) and isinstance(other, ast.Constant) and other.value is None:  # fmt: skip
+            return None if left is None else isinstance(kind, ast.IsNot)
+        right = self.value(other)
+        if left is None or right is None:
+            return None
+        if isinstance(kind, (ast.Eq, ast.NotEq)):
+            return (left == right) == isinstance(kind, ast.Eq)
+        if isinstance(kind, (ast.In, ast.NotIn)) and isinstance(
+            right, (list, tuple, set, dict, str)
+        ):
+            try:
+                return (left in right) == isinstance(kind, ast.In)
+            except TypeError:
+                return None
+        if type(kind) in _ORDERS and all(isinstance(one, (int, float)) for one in (left, right)):
+            return _ORDERS[type(kind)](left, right)
+        return None
+
+    def _either(self, node: ast.BoolOp) -> Any:
+        said = [one for one in map(self.value, node.values) if one is not None]
+        if isinstance(node.op, ast.Or):
+            return next((one for one in said if one), said[-1] if said else None)
+        if any(not one for one in said):
+            return False
+        return said[-1] if len(said) == len(node.values) else None
+
+    def _if(self, node: ast.IfExp) -> Any:
+        test = self.value(node.test)
+        if test is not None:
+            return self.value(node.body if test else node.orelse)
+        both = self.value(node.body), self.value(node.orelse)
+        whole = all(isinstance(one, int) and not isinstance(one, bool) for one in both)
+        return Larger(max(both)) if whole else None
+
+    def _binary(self, node: ast.BinOp) -> Any:
+        left, right = self.value(node.left), self.value(node.right)
+        texts = isinstance(left, str) and isinstance(right, str)
+        if texts and isinstance(node.op, (ast.Add, ast.Div)):
+            return f"{left}{'/' if isinstance(node.op, ast.Div) else ''}{right}"[:10_000]
+        if isinstance(left, list) and isinstance(right, list) and isinstance(node.op, ast.Add):
+            return (left + right)[:1000]
+        numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
+        if not numbers or max(abs(left), abs(right)) > _LARGEST:
+            return None
+        made = binary(node.op, left, right)
+        return made if isinstance(made, (int, float)) and abs(made) <= _LARGEST else None
+
+    def _text(self, node: ast.JoinedStr) -> Any:
+        parts = [
+            self.value(one.value) if isinstance(one, ast.FormattedValue) else self.value(one)
+            for one in node.values
+        ]
+        if None in parts[:-1] and str(parts[-1]).startswith("/"):
+            parts = parts[-1:]  # a place on the machine: what lies there has a name of its own
+        return None if None in parts else "".join(map(str, parts))
+
+
+_VALUES: dict[type, Callable[[Known, Any], Any]] = {
+    ast.Name: Known._name, ast.Attribute: Known._attribute, ast.Subscript: Known._subscript,
+    ast.Call: Known._call, ast.Dict: Known._dict, ast.List: Known._list, ast.Tuple: Known._list, ast.UnaryOp: Known._unary,
+    ast.BoolOp: Known._either, ast.IfExp: Known._if, ast.BinOp: Known._binary,
+    ast.JoinedStr: Known._text, ast.Compare: Known._compare,
+}  # fmt: skip

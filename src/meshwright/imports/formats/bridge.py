@@ -1,0 +1,402 @@
+"""Megatron-Bridge: recipes in Python, and run_recipe's overrides."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.beside import beside
+from meshwright.imports.code.expressions import module_of
+from meshwright.imports.code.follow import call_function, functions, parse_module
+from meshwright.imports.code.values import Made, Module, Unknown
+from meshwright.imports.formats.bridge_overrides import (
+    adapted,
+    other_kinds,
+    override,
+    reshaped,
+    switched_off,
+)
+from meshwright.imports.formats.bridge_precision import precision_words
+from meshwright.imports.formats.megatron import read as read_flags
+from meshwright.imports.names import guess_model, model_named, refuse_other
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tuning import adapters
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.foreign import read_text
+from meshwright.specs.model import Model
+
+
+def is_bridge(program: str, words: list[str]) -> bool:
+    """Whether a command runs a Megatron-Bridge recipe."""
+    text = " ".join(words)
+    return bool(re.search(r"--recipe[ =]", text)) and (
+        "finetune" in program or "recipe" in program or "pretrain" in program
+    )
+
+
+def read_words(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:
+    """Return what run_recipe runs: a recipe, and overrides of its fields.
+
+    Raises:
+        SpecError: a field cannot be, or the model is not known.
+    """
+    recipe = _option(words, "--recipe")
+    flags = flags_of(words)
+    base: dict[str, Any] = {}
+    model: Model | None = given.model
+    named = ""
+    if recipe and not {"num-layers", "hidden-size"} <= set(flags):
+        found = _recipe_at(folder, recipe)
+        if found is not None:
+            base, named = _fields(found)
+        named = named or re.sub(r"_(pretrain|sft|finetune|peft|lora).*", "", recipe).replace(
+            "_", "-"
+        )
+        model = model or model_named(named)
+    off = switched_off(words)
+    if str(override(words, "train.skip_train")).lower() == "true":
+        raise SpecError("train.skip_train", True, "does not train; a training run is expected")
+    if given.model is None and model is not None and not base:
+        model = reshaped(model, words, flags)
+        off += other_kinds(words)
+    if given.model is None:
+        refuse_other((named or recipe).replace("_", "-"))
+        if "vlm" in _option(words, "--step_func"):
+            refuse_other("vlm")
+    merged = {**base, **flags}
+    if not {"bf16", "fp16"} & set(merged) and "mixed_precision=" not in " ".join(words):
+        merged["bf16"] = True
+    reading = megatron(merged, given, model, named, "Megatron-Bridge overrides")
+    for field, what in off:
+        reading.unmodelled(field, what)
+    if merged.get("bf16") is True and not base and "mixed_precision" not in " ".join(words):
+        reading.guess(
+            "mixed_precision", "it is the recipe's; bf16_mixed, as they usually have it, is taken"
+        )
+    if recipe and not base and "num-layers" not in flags:
+        reading.note(
+            f"the recipe {recipe} is not here: only what the overrides say is read", "--recipe"
+        )
+    scheme = _option(words, "--peft_scheme", "--peft")
+    if scheme in ("lora", "dora") or (not scheme and not base and re.search(r"_(peft|lora)(_|$)", recipe)):  # fmt: skip
+        rank = override(words, "peft.dim")
+        adapters(reading, method=scheme or "lora", rank=int(rank) if rank.isdigit() else 32)
+        if not rank.isdigit():
+            reading.guess("--peft", "the rank of the adapters is the recipe's; 32 is taken")
+    return reading
+
+
+_TABLES = ("model", "train", "optimizer", "ddp", "dist", "dataset", "checkpoint", "tokenizer", "scheduler", "comm_overlap", "rng",
+           "logger", "validation", "profiling", "mixed_precision", "peft", "inprocess_restart", "ft", "straggler")  # fmt: skip
+RENAMED = {
+    "num-moe-experts": "num-experts", "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
+    "num-layers-in-first-pipeline-stage": "decoder-first-pipeline-num-layers",
+    "num-layers-in-last-pipeline-stage": "decoder-last-pipeline-num-layers",
+    "sequence-length": "seq-length", "seq-len": "seq-length", "fp8-param": "fp8-param-gather",
+    "packed-sequence-specs.packed-sequence-size": "seq-length",
+}  # fmt: skip
+_SILENT = ("logger", "validation", "checkpoint", "rng", "profiling", "scheduler", "straggler", "ft", "inprocess_restart",
+           "peft")  # fmt: skip
+"""Tables whose fields change no plan."""
+
+
+def flags_of(words: list[str]) -> dict[str, Any]:
+    """The Megatron-LM flags that overrides of a configuration's fields amount to."""
+    flags: dict[str, Any] = {}
+    for word in words:
+        field, equals, value = word.lstrip("+").partition("=")
+        table, _dot, name = field.partition(".")
+        if (
+            word.startswith("--")
+            or not equals
+            or (table not in _TABLES and field != "mixed_precision")
+        ):
+            continue
+        value = value.strip().strip("\"'")
+        if field == "mixed_precision":
+            _mixed(flags, value)
+        elif not _special(flags, field, value) and table not in _SILENT:
+            flag = RENAMED.get(name.replace("_", "-"), name.replace("_", "-"))
+            _set(flags, flag, value)
+    if "num-query-groups" in flags:
+        flags["group-query-attention"] = True
+    if flags.get("fp16") and not flags.pop("grad-reduce-in-bf16", False):
+        flags["accumulate-allreduce-grads-in-fp32"] = True
+    return flags
+
+
+def _set(flags: dict[str, Any], flag: str, value: str) -> None:
+    if value.lower() in ("true", "false"):
+        flags[flag] = value.lower() == "true"
+    elif value.lower() not in ("null", "none", ""):
+        listed = value.startswith("[") and flag != "moe-layer-freq"
+        flags[flag] = value.strip("[]") if listed else value
+
+
+def _special(flags: dict[str, Any], field: str, value: str) -> bool:
+    """Overrides whose sense or values differ from the flag's."""
+    on = value.lower() == "true"
+    if field == "model.add_bias_linear":
+        _set(flags, "disable-bias-linear", str(not on))
+    elif field == "model.share_embeddings_and_output_weights":
+        _set(flags, "untie-embeddings-and-output-weights", str(not on))
+    elif field == "model.gated_linear_unit":
+        _set(flags, "swiglu", value)
+    elif field in ("ddp.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32"):
+        _set(flags, "grad-reduce-in-bf16", str(not on))
+    elif field in ("model.gradient_accumulation_fusion", "model.activation_func", "optimizer.use_distributed_optimizer",
+                   "tokenizer.vocab_size", "model.pipeline_dtype", "model.cuda_graph_warmup_steps",
+                   # YaRN's band in latent attention: numbers without a cost.
+                   "model.beta_fast", "model.beta_slow", "model.original_max_position_embeddings"):  # fmt: skip
+        pass
+    elif field.startswith("mixed_precision."):
+        name = field.partition(".")[2].replace("_", "-")
+        _set(flags, {"fp8": "fp8-format", "fp4": "fp4-format"}.get(name, name), value)
+    else:
+        return False
+    return True
+
+
+def _mixed(flags: dict[str, Any], value: str) -> None:
+    if value.startswith("fp16"):
+        flags["fp16"] = True
+    elif value.lower() not in ("null", "none"):
+        flags["bf16"] = True
+    if "fp8" in value:
+        flags["fp8-format"] = "hybrid"
+        flags["fp8-param-gather"] = True
+    if "fp4" in value:
+        flags["fp4-format"] = "e2m1"
+
+
+def _option(words: list[str], *names: str) -> str:
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else words[index + 1] if index + 1 < len(words) else ""
+    return ""
+
+
+def _recipe_at(folder: Path | None, recipe: str) -> Made | None:
+    """The configuration that a recipe's function returns, where its file lies beside the script."""
+    if folder is None or not recipe.isidentifier():
+        return None
+    family = recipe.split("_")[0]
+    for tail in (f"recipes/{family}/{family}.py", f"src/megatron/bridge/recipes/{family}/h100/{family}.py",
+                 f"{recipe}.py"):  # fmt: skip
+        path = beside(folder, tail)
+        if path is None:
+            continue
+        module = parse_module(read_text(path), str(path), path.parent)
+        for node in functions(module):
+            if node.name == recipe:
+                made = call_function(module, node, [], {})
+                return made if isinstance(made, Made) else None
+    return None
+
+
+def read_recipe(module: Module, name: str, given: Given) -> Reading:
+    """Return what one recipe of a Python file runs.
+
+    Raises:
+        SpecError: there are several and none is chosen, or none with that name.
+    """
+    home: dict[str, Module] = {}
+    known = {node.name: node for node in functions(module) if not node.name.startswith("_")
+             and (re.search(r"(pretrain|sft|peft|finetune|_config$)", node.name)) and _returns(node)}  # fmt: skip
+    for alias, (source, original) in module.imports.items():
+        # A file of other names for recipes of its neighbours.
+        if re.search(r"_config$|_recipe$", alias) and not alias.startswith("_"):
+            other = module_of(module, source)
+            target = other.names.get(original) if other is not None else None
+            if other is not None and isinstance(target, ast.FunctionDef) and _returns(target):
+                known[alias] = target
+                home[alias] = other
+    if not known:
+        raise SpecError(
+            "file", name, "describes no training run: no function in it returns a configuration"
+        )
+    chosen = given.config or (next(iter(known)) if len(known) == 1 else "")
+    if not chosen:
+        raise SpecError(
+            "--config",
+            None,
+            f"this file holds {len(known)} recipes: say which with --config, one of "
+            f"{', '.join(list(known)[:12])}{'…' if len(known) > 12 else ''}",
+        )
+    if chosen not in known:
+        raise SpecError("--config", chosen, nearest(chosen, known))
+    if given.model is None:
+        refuse_other(chosen)
+    first = known[chosen].args.args[:1]
+    if (
+        first
+        and not known[chosen].args.defaults
+        and re.fullmatch(r"(?:parsed_|cli_)?args|namespace", first[0].arg)
+    ):
+        raise SpecError("config", chosen, "takes model and batch from its command line: give the script or the file that it is started with")  # fmt: skip
+    made = call_function(home.get(chosen, module), known[chosen], [], {})
+    if not isinstance(made, Made):
+        raise SpecError("--config", chosen, "what this function returns cannot be followed")
+    flags, named = _fields(made)
+    if given.model is None:
+        refuse_other(named)
+        provider = made.fields.get("model")
+        source = (
+            module.imports.get(provider.name, ("", ""))[0] if isinstance(provider, Made) else ""
+        )
+        refuse_other(source.rpartition(".models.")[2].partition(".")[0])
+    model = given.model or (model_named(named) if named else None)
+    reading = megatron(flags, given, model, named, f"Megatron-Bridge recipe {chosen}")
+    _by_name(chosen, reading)
+    peft = made.fields.get("peft")
+    if isinstance(peft, Made) or "peft" in chosen or "lora" in chosen:
+        adapted(peft if isinstance(peft, Made) else Made("LoRA"), reading)
+    return reading
+
+
+def _by_name(recipe: str, reading: Reading) -> None:
+    """Devices that a recipe's name states (`…_pretrain_64gpu_h100_bf16_config`)."""
+    device = re.search(r"_(gb[23]00|b[23]00|h[12]00|a100)(?:_|$)", recipe)
+    if device:
+        reading.likely = device.group(1)
+    said = re.search(r"_(\d{1,5})gpu_([a-z]+\d+)", recipe)
+    if said:
+        reading.devices = int(said.group(1))
+        reading.likely = said.group(2)
+        reading.guess("--config", f"the recipe's name says {said.group(1)} devices; they are taken")
+
+
+def _returns(node: ast.FunctionDef) -> bool:
+    """Whether a function returns a configuration: anything but a model alone, by what it declares."""
+    if node.returns is not None and re.search(r"Provider", ast.unparse(node.returns)):
+        return False
+    found = [one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value]
+    parts = (re.match(r"(?!ConfigContainer)[A-Z]\w*Config\(", ast.unparse(one)) for one in found)
+    return bool(found) and not all(parts)  # a tokenizer's or a data set's alone is no run's
+
+
+def _fields(made: Made) -> tuple[dict[str, Any], str]:
+    """(Megatron-LM flags, the model's hub name) of a configuration."""
+    words: list[str] = []
+    for table in (
+        "model",
+        "train",
+        "optimizer",
+        "ddp",
+        "dataset",
+        "tokenizer",
+        "scheduler",
+        "comm_overlap",
+        "dist",
+    ):
+        part = made.fields.get(table)
+        values = part.fields if isinstance(part, Made) else part if isinstance(part, dict) else {}
+        for key, value in values.items():
+            if not isinstance(value, (str, int, float, list, tuple)):
+                if isinstance(value, Unknown) and value.text.startswith("torch."):
+                    words.append(f"{table}.{key}={value.text.removeprefix('torch.')}")
+                continue
+            if isinstance(value, list) and value and all(isinstance(one, list) for one in value):
+                value = _layout_letters(value)
+                if "t" not in value:
+                    continue  # made from a number of layers that the file does not state
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            words.append(f"{table}.{key}={text}")
+    words += precision_words(made.fields.get("mixed_precision"))
+    flags = flags_of(words)
+    if str(flags.get("cuda-graph-impl", "none")) == "none":
+        flags.pop("cuda-graph-scope", None)
+    model = made.fields.get("model")
+    for field, flag in (
+        ("seq_length", "seq-length"),
+        ("virtual_pipeline_model_parallel_size", "num-virtual-stages-per-pipeline-rank"),
+    ):
+        value = made.get(f"model.{field}")
+        if isinstance(value, int) and value:
+            flags.setdefault(flag, str(value))
+    if made.get("ddp.use_megatron_fsdp") is True:
+        flags["use-megatron-fsdp"] = True
+        flags.setdefault(
+            "data-parallel-sharding-strategy",
+            str(made.get("ddp.data_parallel_sharding_strategy", "no_shard")),
+        )
+    return flags, _hub(model)
+
+
+def _layout_letters(stages: list[list[Any]]) -> str:
+    """A pipeline layout of names, one list a stage, in Megatron-LM's letters."""
+    letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+    return "|".join("".join(letters.get(str(part), "") for part in stage) for stage in stages)
+
+
+def _hub(model: Any) -> str:
+    current = model
+    for _ in range(6):
+        if not isinstance(current, Made):
+            return ""
+        for one in [*current.args, *current.fields.values()]:
+            if isinstance(one, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", one):
+                return one
+        if current.name.endswith("ModelProvider") or re.search(r"Provider\w{0,80}$", current.name):
+            # `Qwen3ModelProvider8B`, and `NemotronHModel47BProvider`.
+            bare = re.sub(
+                r"Model(\d\w{0,20}B)Provider$", r"ModelProvider\1", current.name.rsplit(".", 1)[-1]
+            )
+            size = re.search(r"Provider(\w{1,80})$", bare)
+            family = bare.split("ModelProvider")[0]
+            # `Qwen3ModelProvider1P7B`: a P is the point of 1.7.
+            return (
+                f"{family}-{re.sub('(?<=[0-9])P(?=[0-9])', '.', size.group(1))}" if size else family
+            )
+        current = current.parent
+    return ""
+
+
+def guess_or_ask(named: str, given: Given) -> Model:
+    """A typical model of the size that a recipe's name states, where guesses are taken.
+
+    Raises:
+        SpecError: they are not, or the name states no size.
+    """
+    guessed = guess_model(named) if named else None
+    if guessed is not None and given.guess:
+        return guessed
+    offer = (
+        f" (a guess by its size: --model {guessed.name.removeprefix('typical-')}, taken with --guess)"
+        if guessed
+        else ""
+    )
+    raise SpecError("--model", None, f"the recipe names {named or 'a model'}, which is no preset: "
+                    f"give a preset, its config.json or a size{offer}")  # fmt: skip
+
+
+def megatron(
+    flags: dict[str, Any], given: Given, model: Model | None, named: str, title: str
+) -> Reading:
+    """Read Megatron-LM flags with the defaults of Megatron-Bridge.
+
+    Raises:
+        SpecError: a value that cannot be, or no model.
+    """
+    for flag in ("attention-dropout", "hidden-dropout"):
+        flags.setdefault(flag, "0.0")
+    flags.setdefault("use-distributed-optimizer", True)
+    guessed = None
+    if model is None and "num-layers" not in flags:
+        model = guessed = guess_or_ask(named, given)
+    if model is not None and "num-layers" not in flags:
+        from dataclasses import replace
+
+        given = replace(given, model=model)
+    options = Options(flags, "--")
+    reading = read_flags(options, given, title, recipe=True)
+    if guessed is not None:
+        reading.guess("--model", f"{named} is no preset; a typical shape of its size is taken")
+    reading.options = {
+        key: value.lstrip("-").replace("-", "_") for key, value in reading.options.items()
+    }
+    return reading

@@ -1,0 +1,162 @@
+"""What programs on top of TrainingArguments set themselves: ms-swift, QLoRA's script, open-instruct, and any at hand."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.beside import beside
+from meshwright.imports.formats import deepspeed_chat, open_instruct
+from meshwright.imports.formats.hf_lengths import LENGTHS
+from meshwright.imports.own.layers import own_switches
+from meshwright.imports.reading import Reading
+
+
+def is_swift(program: str) -> bool:
+    """Whether a command trains with ms-swift."""
+    return bool(re.match(r"swift (?:sft|pt|rlhf|dpo)\b", program)) or bool(
+        re.search(
+            r"(?:^|/)(?:swift[./]cli[./](?:sft|pt|rlhf)|llm_(?:sft|pt|rlhf|dpo))(?:\.py)?$", program
+        )
+    )
+
+
+_QUANTISES = {
+    "load_in_4bit",
+    "load_in_8bit",
+    "bits",
+    "quantization_bit",
+    "use_4bit_quantization",
+    "use_4bit",
+    "q_lora",
+}
+
+
+def set_defaults(
+    program: str, values: dict[str, Any], reading: Reading, own: dict[str, Any], folder: Path | None
+) -> None:
+    """What programs on top of TrainingArguments set themselves where nothing is said."""
+    if is_swift(program):
+        for old, new in _OLD_SWIFT.items():
+            if old in values:
+                values.setdefault(new, values.pop(old))
+        _swift_precision(values, reading)
+        if "gradient_checkpointing" not in values:
+            values["gradient_checkpointing"] = True
+            reading.note("is ms-swift's default, on", "--gradient_checkpointing")
+        chosen_tuner(values, reading)
+    elif deepspeed_chat.is_one(values, own):
+        deepspeed_chat.settle(values, own, reading)
+    elif posixpath.basename(program) == "qlora.py":
+        _qlora_defaults(values, reading)
+    elif "qlora" in posixpath.basename(program).lower() and not _QUANTISES & {*values, *own}:
+        if {"lora_r", "lora_rank", "use_lora", "use_peft"} & set(values):
+            values["load_in_4bit"] = True
+            reading.guess("--load_in_4bit", "is what the program is called after: frozen weights in 4 bits are taken")  # fmt: skip
+    elif "fastchat" in program and not own:
+        _fastchat_defaults(posixpath.basename(program), values, reading)
+    elif re.search(r"(?:^|[_-])lora(?:[_.-]|$)", posixpath.basename(program).lower()) and not (
+        any("lora" in name or "peft" in name for name in {**own, **values})
+        or beside(folder, program) is not None  # it says itself what it adds
+    ):
+        values["use_lora"] = True
+        reading.guess("--use_lora", "is what the program is called after: adapters are taken")
+    elif open_instruct.is_one(program):
+        open_instruct.settle(program, values, reading)
+
+
+_OF_THEMSELVES = {"no_cuda"}
+"""Options whose own name begins so."""
+
+
+def negated(values: dict[str, Any], own: dict[str, Any]) -> None:
+    """`--no_X` turns off what is on by itself (transformers' HfArgumentParser, argparse's BooleanOptionalAction)."""
+    for name in [name for name in values if name.startswith("no_")]:
+        if values[name] is True and name not in own and name not in _OF_THEMSELVES:
+            del values[name]
+            values[name.removeprefix("no_")] = False
+
+
+def set_switches(
+    program: str, folder: Path | None, values: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """Add what a program does by its own lines, where no option of the same kind is said."""
+    made = own_switches(program, folder, {**own, **values})
+    kinds = (
+        ("gradient_checkpointing", "activation_checkpointing"), LENGTHS, ("load_in_4bit", "load_in_8bit", "use_4bit_quantization", "bits"),
+        ("torch_dtype", "dtype"), ("bnb_4bit_quant_type",), ("bnb_4bit_use_double_quant",),
+    )  # fmt: skip
+    for names in kinds:
+        if not any(name in values or name in own for name in names):
+            values |= {name: made[name] for name in names if name in made}
+
+
+def _qlora_defaults(values: dict[str, Any], reading: Reading) -> None:
+    """QLoRA's own script: adapters of rank 64 on 4-bit weights, recomputed, unless it is told not to."""
+    if str(values.get("full_finetune", False)).lower() != "true":
+        values.setdefault("use_lora", True)
+        values.setdefault("lora_r", 64)
+        values.setdefault("bits", 4)
+        reading.note("is this script's default where it is not set", "--bits, --lora_r")
+    values.setdefault("gradient_checkpointing", True)
+
+
+def _fastchat_defaults(base: str, values: dict[str, Any], reading: Reading) -> None:
+    """FastChat's own options (fastchat/train/train.py, train_lora.py)."""
+    if not set(LENGTHS) & set(values):
+        values["model_max_length"] = 512
+        reading.note("512 is FastChat's own where it is not set", "--model_max_length")
+    if base.startswith("train_lora"):
+        usual = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]}  # fmt: skip
+        values |= {name: one for name, one in usual.items() if name not in values}
+        reading.note("8, on q and v, is FastChat's own where it is not set", "--lora_r")
+
+
+_OLD_SWIFT = {"sft_type": "train_type", "batch_size": "per_device_train_batch_size"}
+"""How ms-swift 2 called what ms-swift 3 and 4 call otherwise (swift/llm/utils/argument.py of 2.x)."""
+
+
+def _swift_precision(values: dict[str, Any], reading: Reading) -> None:
+    """ms-swift computes in what the weights are loaded in, mixed (swift/arguments/base_args/model_args.py)."""
+    if {"bf16", "fp16"} & set(values):
+        return
+    if not {"torch_dtype", "dtype"} & set(values):
+        values["torch_dtype"] = "bfloat16"
+        reading.note("ms-swift computes in the weights' own precision, bf16", "--torch_dtype")
+    width = str(values.get("torch_dtype", values.get("dtype"))).removeprefix("torch.")
+    values["fp16" if width in ("float16", "fp16", "float32", "fp32") else "bf16"] = True
+
+
+_OF_TUNER = (
+    (("lora_rank", "lora_r"), 8), (("lora_alpha",), 32), (("lora_dropout", "lora_dropout_p"), 0.05),
+    (("target_modules", "lora_target_modules", "lora_target", "target_regex", "target_parameters"), "all-linear"),
+)  # fmt: skip
+
+
+def chosen_tuner(values: dict[str, Any], reading: Reading) -> None:
+    """ms-swift's `--tuner_type` (older: `--train_type`) decides over a rank that is there anyway."""
+    kind = str(values.pop("tuner_type", None) or values.pop("train_type", None) or "lora").lower()
+    values.setdefault("use_lora", kind in ("lora", "longlora", "adalora"))
+    if values["use_lora"]:  # ms-swift's own, where nothing is said (swift/arguments/tuner_args.py)
+        for names, usual in _OF_TUNER:
+            if not any(name in values for name in names):
+                values[names[0]] = usual
+    if kind not in ("lora", "full"):
+        how = "adapters of one rank are" if values["use_lora"] else "all weights are"
+        reading.unmodelled("tuner_type", f"{kind} is not modelled; {how} priced as trained")
+
+
+def trl_defaults(found: dict[str, Any], reading: Reading) -> None:
+    """What TRL's own configurations take today where a program says nothing (trl/trainer/base_config.py, 1.x)."""
+    plain = {"bf16", "fp16", "torch_dtype", "dtype", "deepspeed", "_unsloth"} & set(found)
+    if not plain and "precision" not in reading.job:
+        found["bf16"] = True
+        reading.guess("bf16", "neither bf16 nor fp16 is set: TRL 1.x computes in bf16 then (older releases in fp32); bf16 is taken")  # fmt: skip
+    if "gradient_checkpointing" not in found:
+        found["gradient_checkpointing"] = True
+        reading.guess("gradient_checkpointing", "is not set: on in TRL 1.x (off in older releases); on is taken")  # fmt: skip
+    if not any(name in found for name in (*LENGTHS, "max_completion_length", "max_prompt_length")):
+        found["max_length"] = 1024
+        reading.guess("max_length", "is not set: TRL's own, 1,024 tokens, is taken")

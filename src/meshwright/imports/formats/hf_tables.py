@@ -1,0 +1,168 @@
+"""TrainingArguments in YAML or JSON: alone, or inside a file of one's own that says more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.formats import accelerate, deepspeed, hf, hf_programs, trl_command
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.foreign import parse_yaml, read_text
+
+
+def nested(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(its name, the table) of TrainingArguments inside a file that has more; empty where none is."""
+    for name in (
+        "training_args",
+        "training_arguments",
+        "training_config",
+        "run_args",
+        "train_args",
+    ):
+        if isinstance(inner := data.get(name), dict):
+            return name, inner
+    for name in ("training", "train"):
+        inner = data.get(name)
+        if isinstance(inner, dict) and "per_device_train_batch_size" in inner:
+            return name, inner
+    return "", {}
+
+
+def _with_model(data: dict[str, Any]) -> dict[str, Any]:
+    """A table of the model's name and length as TrainingArguments say them."""
+    model = data.get("model")
+    if not isinstance(model, dict):
+        return data
+    names = ("model_name_or_path", "name_or_path", "model_name", "name", "base_model", "path")
+    named = next((model[n] for n in names if isinstance(model.get(n), str)), "")
+    rest = {n: v for n, v in model.items() if model.get(n) != named}
+    return {**{n: v for n, v in data.items() if n != "model"}, **rest, "model_name_or_path": named}
+
+
+_METHODS = ("sft", "dpo", "kto", "orpo", "grpo", "trl")
+_ASIDE = ("container", "slurm", "paths", "logging", "checkpointing", "wandb", "accelerate")
+
+
+def _wrapped(data: dict[str, Any], reading: Reading, given: Given) -> dict[str, Any]:
+    """A file of one's own around TrainingArguments: its method's table, DeepSpeed's, and its size."""
+    data = dict(data)
+    config = data.get("deepspeed")
+    if isinstance(config, dict) and "zero_optimization" in config:
+        deepspeed.apply(data.pop("deepspeed"), reading, given, prefix="deepspeed.")
+    size = data.get("slurm")
+    if isinstance(size, dict) and not reading.world():
+        counts = [size.get(n) for n in ("num_nodes", "nodes", "gpus_per_node")]
+        hosts, per_host = counts[0] or counts[1] or 1, counts[2]
+        if isinstance(hosts, int) and isinstance(per_host, int):
+            reading.hosts, reading.per_host = hosts, per_host
+    for method in _METHODS:
+        if isinstance(data.get(method), dict):
+            data |= data.pop(method)
+    for name in _ASIDE:
+        if isinstance(data.get(name), dict):
+            data.pop(name)
+    for name in ("backend", "method", "offline"):
+        data.pop(name, None)
+    for table in ("training", "train"):
+        inner = data.get(table)
+        if isinstance(inner, dict) and "effective_batch_size" in inner:
+            inner = dict(inner)
+            inner["global_batch_size"] = inner.pop("effective_batch_size")
+            data[table] = inner
+    return data
+
+
+_OF_PEFT = (
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "target_modules",
+    "peft_type",
+    "use_dora",
+    "modules_to_save",
+)
+
+
+def _launched(data: dict[str, Any], reading: Reading, given: Given, folder: Path | None) -> None:
+    """What accelerate's configuration of the same export says, where it lies beside; else that it is needed."""
+    if not data.get("pad_to_multiple_of") or data.get("deepspeed"):
+        return
+    path = folder / "accelerate.yaml" if folder is not None else None
+    text = read_text(path) if path is not None and path.is_file() else ""
+    launcher = parse_yaml(text, "file", "accelerate.yaml") if "made by meshwright" in text else None
+    if isinstance(launcher, dict):
+        accelerate.apply(launcher, reading, given, folder)
+        del data["pad_to_multiple_of"]  # which the split sequences say already
+    else:
+        reading.note(
+            "rows are padded to pieces of this size, as split sequences need: what splits them is in accelerate's "
+            "own configuration, which is not here", "pad_to_multiple_of",
+        )  # fmt: skip
+
+
+_OPEN_INSTRUCT = {"with_tracking", "dataset_mix_dir", "use_slow_tokenizer", "checkpointing_steps", "dataset_mixer_list"}  # fmt: skip
+"""Words of open-instruct's finetune.py that TrainingArguments lack."""
+
+
+def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) -> Reading:
+    """Return what a YAML of TrainingArguments runs.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    reading = Reading(title, options=dict(hf.EDITS))
+    if len(_OPEN_INSTRUCT & set(data)) > 1 and not {"bf16", "fp16", "mixed_precision"} & set(data):
+        reading.format = "open-instruct YAML"
+        data = {**data, "bf16": True}
+        alone = "" if "deepspeed_stage" in data else ", without sharding,"
+        reading.guess("--mixed_precision", f"is the launcher's: bf16, as open-instruct's scripts have it{alone} is taken")  # fmt: skip
+    place, inner = nested(data)
+    if inner:
+        data = _with_model(_wrapped(data, reading, given))
+        peft: dict[str, Any] = next(
+            (
+                data[n]
+                for n in ("peft_config", "lora", "adapter_config")
+                if isinstance(data.get(n), dict)
+            ),
+            {},
+        )
+        if "adapter_config" in data:  # as PEFT saves it, with the defaults of every method
+            peft = {n: v for n, v in peft.items() if n in _OF_PEFT}
+            data.pop("adapter_config")
+        if "adalora" in str(peft.get("peft_type", "")).lower():
+            reading.unmodelled("peft_type", "AdaLoRA moves ranks between matrices; adapters of one rank are priced")  # fmt: skip
+        adapted = {"use_lora": True, "lora_rank": peft.get("r", 8)} if peft else {}
+        lengths = [data.get(name, 0) for name in ("max_input_length", "max_output_length")]
+        total = sum(one for one in lengths if isinstance(one, int))
+        inner = data[place]
+        data = {**data, **inner, **peft, **adapted, **({"max_length": total} if total else {})}
+        for name in (
+            place,
+            "peft_config",
+            "lora",
+            "max_input_length",
+            "max_output_length",
+            "r",
+            "task_type",
+        ):
+            data.pop(name, None)
+    if "template_name" in data and "train_mode" not in data and "use_lora" not in data:
+        # Firefly's own default; its full runs say so.
+        data = {**data, "train_mode": "qlora"}
+    if data.get("train_mode") == "qlora":
+        data = {**data, "use_lora": True, "load_in_4bit": True}
+    _launched(data, reading, given, folder)
+    if "accelerate_config" in data:  # TRL's command reads it
+        data = dict(data)
+        trl_command.configured(data, reading, given, folder)
+        hf_programs.trl_defaults(data, reading)
+    processes = data.get("num_processes")
+    if isinstance(processes, int) and processes > 0:
+        data = {name: one for name, one in data.items() if name != "num_processes"}
+        reading.devices = processes  # what its launcher is to start
+    if "tuner_type" in data or "train_type" in data:
+        data = dict(data)
+        hf_programs.chosen_tuner(data, reading)
+    return hf.fill(Options(flattened(data)), reading, given, folder)

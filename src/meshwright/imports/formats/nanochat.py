@@ -1,0 +1,131 @@
+"""nanochat's pretraining: every size of the model and its batch from `--depth`."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from typing import Any
+
+from meshwright.imports.formats.hf_launcher import one_process
+from meshwright.imports.launch import Launch
+from meshwright.imports.options import Options, flags_of
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.model import Model
+
+EDITS = {"micro_batch": "--device-batch-size"}
+_VOCAB = 32_768
+"""Tokens of the tokenizer that the project trains for itself."""
+_REFERENCE_TOKENS, _REFERENCE_DEPTH, _POWER = 2**19, 12, 0.383
+"""The batch that its author measured to be best at a depth, and how it grows with the tokens of a run."""
+_PATTERN = "sssl"
+"""Which layers have a short window where the command is silent."""
+_KNOWN = ("depth", "aspect-ratio", "device-batch-size", "target-param-data-ratio", "window-pattern")
+
+
+def reads(launch: Launch) -> bool:
+    """Whether a command starts nanochat's pretraining."""
+    named = posixpath.basename(launch.program).removesuffix(".py").rsplit(".", 1)[-1]
+    if named not in ("base_train", "mid_train"):
+        return False
+    flags = {one.replace("_", "-") for one in flags_of(launch.words)}
+    return "scripts" in launch.program or bool(flags & set(_KNOWN))
+
+
+def is_program(text: str) -> bool:
+    """Whether a Python text is that program itself."""
+    return "add_argument" in text and "--aspect-ratio" in text and "--device-batch-size" in text
+
+
+def read_program(text: str, given: Given) -> Reading:
+    """Return what the program runs by its own defaults."""
+    said = dict(re.findall(r'add_argument\("--([\w-]+)"[^\n]*?default=([^,)]+)', text))
+    flags = {name: value.strip("\"'") for name, value in said.items()}
+    reading = _read(flags, given, "nanochat program")
+    reading.guess("program", "started without options: its own defaults are taken")
+    return reading
+
+
+def read_words(launch: Launch, given: Given) -> Reading:
+    """Return what a command of it runs.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    flags = {one.replace("_", "-"): value for one, value in flags_of(launch.words).items()}
+    if any(re.match(r"--\w+_\w", word) for word in launch.words):
+        # Versions whose options had underscores had no windows, and one batch for every depth.
+        flags = {"window-pattern": "L", "total-batch-size": _REFERENCE_TOKENS, **flags}
+    reading = _read(flags, given, "nanochat command")
+    one_process(launch, reading)
+    return reading
+
+
+def _read(flags: dict[str, Any], given: Given, title: str) -> Reading:
+    options = Options(flags, "--")
+    options.guessing = given.guess
+    reading = Reading(title, options=dict(EDITS))
+    depth = options.whole("depth", default=20, least=1)
+    reading.seq_len = options.whole("max-seq-len", default=2048, least=2)
+    reading.micro_batch = options.whole("device-batch-size", default=32, least=1)
+    reading.model = given.model or _model(options, reading, depth)
+    total = options.number("total-batch-size", default=-1)
+    if total > 0:
+        reading.batch_tokens = int(total)
+    else:
+        reading.batch_tokens = _best_batch(depth, options)
+        reading.guess("--total-batch-size", f"{reading.batch_tokens} tokens, what the program's rule makes of a depth of {depth}, are taken")  # fmt: skip
+    recipe = RECIPES["fp32"].but(name="bf16", compute="bf16", activation_bytes=2)
+    if options.flag("fp8"):
+        recipe = recipe.but(name="fp8", compute="fp8")
+    reading.job = {
+        "precision": recipe.model_dump(),
+        "optimizer": OPTIMIZERS["muon"].model_dump(),
+        "framework": "fsdp",
+    }
+    reading.layout = {"zero": 1, "recompute": "none"}
+    reading.note("the optimizer's states and gradients are shared out over ranks: ZeRO-1", "optimizer")  # fmt: skip
+    reading.unmodelled("optimizer", "Muon for matrices, AdamW for tables; Muon's states are priced for all")  # fmt: skip
+    reading.unmodelled("compile", "torch.compile fuses kernels; the estimate runs PyTorch's own")
+    options.finish(reading, "nanochat", "own", "common", strict=given.strict)
+    return reading
+
+
+def _width(options: Options, depth: int) -> tuple[int, int]:
+    """The model's width, a whole number of heads, and a head's."""
+    head = options.whole("head-dim", default=128, least=1)
+    wanted = depth * options.whole("aspect-ratio", default=64, least=1)
+    return -(-wanted // head) * head, head
+
+
+def _model(options: Options, reading: Reading, depth: int) -> Model:
+    width, head = _width(options, depth)
+    pattern = options.word("window-pattern", default=_PATTERN)
+    fields: dict[str, Any] = {
+        "name": f"nanochat-d{depth}", "layers": depth, "hidden": width, "heads": width // head, "kv_heads": width // head,
+        "head_dim": head, "ffn": 4 * width, "vocab": _VOCAB, "gated": False, "norm": "rmsnorm", "qk_norm": "head",
+        "tied_embeddings": False,
+    }  # fmt: skip
+    if re.fullmatch(r"s+l", pattern):
+        fields |= {"window": max(reading.seq_len // 4, 1), "window_period": len(pattern)}
+        reading.guess("--window-pattern", f"short windows are a quarter of the sequence ({fields['window']}), as in current versions; half in older ones")  # fmt: skip
+    elif set(pattern) != {"l"}:
+        reading.unmodelled("--window-pattern", f"{pattern.upper()}: attention over whole sequences is priced")  # fmt: skip
+    reading.guess("--model", f"what gpt.py builds is taken as nanochat's: {depth} layers of {width}, its own {_VOCAB:,} tokens")  # fmt: skip
+    reading.unmodelled("value embeddings", f"current versions add a table of {_VOCAB:,} rows to every second layer; not priced")  # fmt: skip
+    return Model.parse(fields, "model")
+
+
+def _best_batch(depth: int, options: Options) -> int:
+    """Tokens of a batch by the program's rule: a power of two near B · (D / D of the reference)^0.383.
+
+    D, the run's tokens, is a multiple of the matrices' and the head's parameters.
+    """
+    grown = _parameters(depth, options) / _parameters(_REFERENCE_DEPTH, options)
+    return int(2 ** round(math.log2(_REFERENCE_TOKENS * grown**_POWER)))
+
+
+def _parameters(depth: int, options: Options) -> int:
+    width, _head = _width(options, depth)
+    return 12 * depth * width * width + _VOCAB * width

@@ -1,0 +1,372 @@
+"""NeMo: the YAML of its first generation, and NeMo RL's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.beside import beside
+from meshwright.imports.formats import megatron
+from meshwright.imports.interpolate import merged, read_table, resolved, words_to_table
+from meshwright.imports.names import PLANNED
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.shell.words import unset
+from meshwright.imports.tuning import adapters
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+
+_FIELDS = {
+    # Field of NeMo's model table → Megatron-LM's flag, where the spelling differs.
+    "encoder_seq_length": "seq-length", "tensor_model_parallel_size": "tensor-model-parallel-size",
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank", "num_moe_experts": "num-experts",
+    "activations_checkpoint_granularity": "recompute-granularity", "activations_checkpoint_method": "recompute-method",
+    "activations_checkpoint_num_layers": "recompute-num-layers", "rotary_percentage": "rotary-percent",
+}  # fmt: skip
+_DETAILS = (
+    ("fp8", "fp8"),
+    ("reduce_amax", "fp8"),
+    ("cpu_offloading_", "cpu_offloading"),
+    ("fsdp_", "fsdp"),
+)
+_USUAL = {
+    "transformer_block_type": ("pre_ln", "norms stand elsewhere in a layer; before attention and FFN they are priced"),
+    "ffn_dropout": (0, "dropout inside the FFN; not priced"),
+    "gradient_as_bucket_view": (True, "gradients are copied to buckets: more memory than estimated"),
+    "normalize_attention_scores": (True, "attention is not scaled; numerics only"),
+    "attention_type": ("multihead", "another attention; multi-head attention is priced"),
+    "headscale": (False, "heads are scaled by weights of their own; not priced"),
+}  # fmt: skip
+"""Fields of a model that have no flag: the usual value, and what another one means."""
+EDITS = {
+    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size", "micro_batch": "micro_batch_size",
+}  # fmt: skip
+_GATED = ("swiglu", "fast-swiglu", "geglu", "fast-geglu", "reglu", "fast-reglu", "quick-geglu")
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is of NeMo's first generation."""
+    model = data.get("model")
+    # NeMo-Aligner's take what the checkpoint says for granted: degrees and sizes are not repeated.
+    return (
+        isinstance(model, dict)
+        and bool({"tensor_model_parallel_size", "mcore_gpt", "megatron_amp_O2"} & set(model))
+        and ("trainer" in data or "exp_manager" in data)
+    )
+
+
+def _flags(data: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a NeMo YAML as the Megatron options that they set."""
+    flags: dict[str, Any] = {}
+    for key, value in model.items():
+        if isinstance(value, (dict, list)) or value is None or value is False:
+            continue
+        if any(str(key).startswith(part) and not model.get(switch) for part, switch in _DETAILS):
+            continue  # details of what is off
+        flags[_FIELDS.get(str(key), str(key).replace("_", "-"))] = value
+    train = model.get("data", {}).get("train_ds") if isinstance(model.get("data"), dict) else None
+    for key in ("micro_batch_size", "global_batch_size"):
+        if isinstance(train, dict) and isinstance(train.get(key), int):
+            flags.setdefault(key.replace("_", "-"), train[key])
+    activation = str(model.get("activation", "gelu"))
+    if activation in _GATED:
+        flags["swiglu"] = True
+    if model.get("bias") is False:
+        flags["disable-bias-linear"] = True
+    if model.get("share_embeddings_and_output_weights") is False:
+        flags["untie-embeddings-and-output-weights"] = True
+    if "rms" in str(model.get("normalization", "")):
+        flags["normalization"] = "RMSNorm"
+    trainer = data.get("trainer") if isinstance(data.get("trainer"), dict) else {}
+    precision = str((trainer or {}).get("precision", "bf16"))
+    flags["bf16" if "bf16" in precision else "fp16" if "16" in precision else "params-fp32"] = True
+    if model.get("fp8"):
+        flags["fp8"] = "hybrid"
+    tokenizer = model.get("tokenizer")
+    for key, flag in (
+        ("type", "tokenizer-type"),
+        ("model", "tokenizer-model"),
+        ("vocab_file", "vocab-file"),
+    ):
+        value = tokenizer.get(key) if isinstance(tokenizer, dict) else None
+        if isinstance(value, str) and value and not unset(value):
+            flags[flag] = value
+    _optimizer(flags, model)
+    old = not any(model.get(name) for name in ("mcore_gpt", "transformer_engine", "use_flash_attention"))  # fmt: skip
+    if old and "num_layers" in model:  # apex's layers, whose attention holds its scores
+        flags["transformer-impl"] = "local"
+    flags["tp-comm-overlap"] = bool(model.get("ub_tp_comm_overlap"))
+    said = model.get("data")
+    for key in ("reset_attention_mask", "reset_position_ids"):
+        if isinstance(said, dict) and said.get(key) is True:
+            flags[key.replace("_", "-")] = True
+    if model.get("overlap_p2p_comm") is False and model.get("virtual_pipeline_model_parallel_size"):
+        flags["no-overlap-p2p-communication"] = True
+    flags.setdefault("attention-dropout", 0.1)
+    return flags
+
+
+def _optimizer(flags: dict[str, Any], model: dict[str, Any]) -> None:
+    """The optimizer's flags; apex's distributed one reduces beside the backward unless it is told otherwise."""
+    optim = model.get("optim") if isinstance(model.get("optim"), dict) else {}
+    assert isinstance(optim, dict)
+    name = str(optim.get("name", "distributed_fused_adam"))
+    flags["use-distributed-optimizer"] = "distributed" in name or bool(
+        model.get("use_distributed_optimizer")
+    )
+    flags["optimizer"] = optimizer_named(name, "model.optim.name").name.replace("adamw", "adam")
+    flags["use-distributed-optimizer"] |= optim.get("use_distributed_optimizer") is True
+    reduced, gathered = (optim.get(key, optim.get(other)) for key, other in (
+        ("overlap_grad_sync", "overlap_grad_reduce"), ("overlap_param_sync", "overlap_param_gather")))  # fmt: skip
+    flags["overlap-grad-reduce"] = name != "mcore_distributed_optim" if reduced is None else bool(reduced)  # fmt: skip
+    flags["overlap-param-gather"] = bool(gathered)
+    if isinstance(optim.get("bucket_size"), int):
+        flags["ddp-bucket-size"] = optim["bucket_size"]
+    if optim.get("fp8_param_gather") is True and (model.get("fp8") or model.get("fp4")):
+        flags["fp8-param-gather"] = True
+    if "bf16" in str(optim.get("grad_sync_dtype", "")) and flags.get("bf16"):
+        flags["grad-reduce-in-bf16"] = True
+
+
+def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
+    """Return what a NeMo YAML runs.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is not modelled.
+    """
+    data = resolved(merged(data, words_to_table(overrides)), dict(given.variables))
+    model = data["model"]
+    sets = model.get("data") if isinstance(model.get("data"), dict) else {}
+    if "test_ds" in sets and "train_ds" not in sets:
+        raise SpecError("model.data", None, "holds a test set alone: it evaluates, and does not train")  # fmt: skip
+    if (
+        isinstance(model.get("hyena"), dict)
+        or "mamba" in str(model.get("spec_name", ""))
+        or "hyena" in model
+    ):
+        raise SpecError(
+            "model",
+            "hyena or mamba",
+            "not modelled: meshwright plans softmax-attention transformers",
+        )
+    _refuse_other(model, data)
+    flags = _flags(data, model)
+    trainer = data.get("trainer") if isinstance(data.get("trainer"), dict) else {}
+    options = Options(flags)
+    options.read |= {
+        "params-fp32",
+        "activation",
+        "bias",
+        "precision",
+        "share-embeddings-and-output-weights",
+        "optim",
+        "max-position-embeddings",
+        "answer-only-loss",
+        "base-config",
+        "name",
+        "gc-interval-train",
+        "gc-interval-valid",
+        "ub-tp-comm-overlap",
+    }
+    reading = megatron.read(options, given, "NeMo YAML", recipe=True)
+    reading.options = dict(EDITS)
+    devices, hosts = (trainer or {}).get("devices"), (trainer or {}).get("num_nodes")
+    reading.per_host = devices if isinstance(devices, int) and devices > 0 else 0
+    reading.hosts = hosts if isinstance(hosts, int) else 0
+    reading.job["framework"] = "nemo"
+    if not flags["tp-comm-overlap"]:  # the framework's recipes have it
+        reading.job["framework_options"] = {**reading.job.get("framework_options", {}), "tensor_overlapped": False}  # fmt: skip
+    if "pretrained_checkpoint" in data and "tensor_model_parallel_size" not in model:
+        _restored(reading)
+    _whole_weights(model, flags, reading)
+    _rest(data, model, given, reading)
+    return reading
+
+
+def _whole_weights(model: dict[str, Any], flags: dict[str, Any], reading: Reading) -> None:
+    """Without `megatron_amp_O2` weights and gradients are 32 bits wide and cast where they are used."""
+    half = "bf16" if flags.get("bf16") else "fp16" if flags.get("fp16") else ""
+    if half and not model.get("megatron_amp_O2") and "num_layers" in model:
+        recipe = RECIPES["fp32"].but(name=half, compute="fp8" if model.get("fp8") else half, activation_bytes=2)  # fmt: skip
+        reading.job["precision"] = recipe.model_dump()
+
+
+def _rest(data: dict[str, Any], model: dict[str, Any], given: Given, reading: Reading) -> None:
+    """What the tables beside the model's own fields say: adapters, FSDP, and all that is in no list."""
+    for field, (usual, what) in _USUAL.items():
+        if model.get(field, usual) not in (usual, None):
+            reading.unmodelled(f"model.{field}", what)
+    activation = str(model.get("activation", "gelu"))
+    if activation not in (*_GATED, "gelu", "squared-relu", "relu", "openai-gelu", "quick-gelu"):
+        reading.unmodelled(
+            "model.activation", f"{activation[:40]} is not known; a plain FFN is priced"
+        )
+    tables = {f"model.{key}": value for key, value in model.items() if isinstance(value, (dict, list)) and value}  # fmt: skip
+    others = {key: value for key, value in data.items() if key != "model"}
+    options = Options(flattened({**others, **tables}))
+    scheme = options.word("model.peft.peft_scheme")
+    if scheme not in ("", "none", "null"):
+        get = "model.peft.lora_tuning."
+        if "lora" not in scheme:
+            raise SpecError("model.peft.peft_scheme", scheme, f"trains other parts beside a frozen model: lora, or none, is expected ({PLANNED})")  # fmt: skip
+        adapters(reading, rank=options.whole(f"{get}adapter_dim", default=32), alpha=options.number(f"{get}alpha"),
+                 targets=options.raw(f"{get}target_modules"), dropout=options.number(f"{get}adapter_dropout"),
+                 option=f"{get}target_modules")  # fmt: skip
+    if model.get("fsdp") is True:
+        kind = str(model.get("fsdp_sharding_strategy", "full"))
+        reading.layout["zero"] = 2 if kind == "grad" else 3
+        if kind == "hybrid":
+            reading.unmodelled("model.fsdp_sharding_strategy", "shards inside a host and copies between hosts; one group of all is priced")  # fmt: skip
+    if options.flag("model.mcore_customization_config.parallel_attention") and reading.model is not None:  # fmt: skip
+        reading.model = reading.model.but(parallel_block=True)
+    options.finish(reading, "nemo1", "common", strict=given.strict)
+
+
+def _restored(reading: Reading) -> None:
+    """Degrees of a run that goes on from a checkpoint and leaves them to it: the least that its batch allows."""
+    world, micro, batch = reading.world(), reading.micro_batch or 1, reading.global_batch
+    tp = next((t for t in (1, 2, 4, 8) if world and batch and batch % max(1, world // t * micro) == 0), 1)  # fmt: skip
+    reading.layout["tp"] = tp
+    reading.guess("model.tensor_model_parallel_size", f"is the restored checkpoint's: {tp}, the least that the batch allows, is taken")  # fmt: skip
+
+
+def _refuse_other(model: dict[str, Any], data: dict[str, Any]) -> None:
+    """Refuse encoders, encoder-decoders and models of pictures or sound."""
+    named = f"{data.get('name', '')} {model.get('target', '')} {(data.get('run') or {}).get('name', '') if isinstance(data.get('run'), dict) else ''}"
+    two = isinstance(model.get("encoder"), dict) or isinstance(model.get("decoder"), dict)
+    found = re.search(
+        r"(?<![a-z])(t5|mt5|ul2|bart|bert|retro|clip|siglip|vit|neva|llava|sd|asr|whisper)(?![a-z0-9])",
+        named.lower(),
+    )
+    if "virtual_prompt_style" in model or "task_templates" in model:
+        raise SpecError("model", "virtual_prompt_style", f"trains prompts beside a frozen model: {PLANNED}")  # fmt: skip
+    tables = model.get("data")
+    if isinstance(tables, dict) and "validation_ds" in tables and "train_ds" not in tables and not {"optim", "micro_batch_size"} & set(model):  # fmt: skip
+        raise SpecError("model.data", "validation_ds", "an evaluation: there is no training data and no optimizer")  # fmt: skip
+    if two or found or "vision" in model:
+        raise SpecError(
+            "model",
+            found.group(1) if found else "encoder and decoder",
+            f"trains another kind of model: {PLANNED}",
+        )
+
+
+def is_rl(data: dict[str, Any]) -> bool:
+    """Whether a table is NeMo RL's."""
+    return "policy" in data and (
+        "cluster" in data or "grpo" in data or "sft" in data or "dpo" in data or "defaults" in data
+    )
+
+
+def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
+    """Return the training half of a NeMo RL configuration.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    for _ in range(6):
+        below = data.pop("defaults", None)
+        path = beside(folder, str(below)) if isinstance(below, str) else None
+        if path is None:
+            break
+        folder = path.parent
+        data = merged(read_table(path), data)
+    options = Options(flattened(resolved(data, dict(given.variables))))
+    reading = Reading("NeMo RL YAML", options={"micro_batch": "policy.train_micro_batch_size"})
+    reading.model, reading.model_name = given.model, options.loose("policy.model_name")
+    reading.hosts, reading.per_host = (
+        options.whole("cluster.num_nodes"),
+        options.whole("cluster.gpus_per_node"),
+    )
+    if options.raw("policy.generation.colocated.enabled") is False:
+        taken = options.whole("policy.generation.colocated.resources.num_nodes")
+        if taken and reading.hosts > taken:
+            reading.hosts -= taken
+    megatron_on = options.flag("policy.megatron_cfg.enabled")
+    second = options.flag("policy.dtensor_v2_cfg.enabled")
+    get = f"policy.{'megatron_cfg' if megatron_on else 'dtensor_v2_cfg' if second else 'dtensor_cfg'}."
+    reading.layout = {
+        "tp": options.whole(f"{get}tensor_model_parallel_size", f"{get}tensor_parallel_size", default=1) or 1,
+        "cp": options.whole(f"{get}context_parallel_size", default=1) or 1,
+        "pp": options.whole(f"{get}pipeline_model_parallel_size", f"{get}pipeline_parallel_size", default=1) or 1,
+        "ep": options.whole(f"{get}expert_model_parallel_size", f"{get}expert_parallel_size", default=1) or 1,
+        "sequence_parallel": options.flag(f"{get}sequence_parallel"),
+        "zero": 1 if megatron_on else 3,
+        "recompute": "full" if options.flag(f"{get}activation_checkpointing") else "none",
+    }  # fmt: skip
+    if options.flag(f"{get}cpu_offload"):
+        reading.offload |= {"optimizer", "parameters"}
+    reading.micro_batch = options.whole("policy.train_micro_batch_size")
+    reading.global_batch = options.whole("policy.train_global_batch_size")
+    reading.seq_len = options.whole("policy.max_total_sequence_length")
+    precision = options.word("policy.precision", default="bfloat16")
+    reading.job = {
+        "framework": "megatron" if megatron_on else "fsdp",
+        "precision": RECIPES["bf16-fp32-grads" if "bf" in precision else "fp32"].model_dump(),
+    }
+    ddp = "policy.megatron_cfg.distributed_data_parallel_config."
+    if megatron_on and options.has(f"{ddp}grad_reduce_in_fp32") and "bf" in precision:
+        wide = options.flag(f"{ddp}grad_reduce_in_fp32")
+        reading.job["precision"] = RECIPES["bf16-fp32-grads" if wide else "bf16"].model_dump()
+    for field, what in (("overlap_grad_reduce", "reduce_overlapped"), ("overlap_param_gather", "gather_overlapped")):  # fmt: skip
+        if megatron_on and options.has(f"{ddp}{field}") and not options.flag(f"{ddp}{field}"):
+            reading.job["framework_options"] = {**reading.job.get("framework_options", {}), what: False}  # fmt: skip
+    name = options.loose(
+        "policy.megatron_cfg.optimizer.optimizer" if megatron_on else "policy.optimizer.name"
+    )
+    try:
+        reading.job["optimizer"] = optimizer_named(
+            name or "adamw", "policy.optimizer.name"
+        ).model_dump()
+    except SpecError:
+        reading.unmodelled(
+            "policy.optimizer.name", f"the state of {name} is not known; AdamW's is priced"
+        )
+    _rl_engine(options, reading, get, megatron_on)
+    reading.note("the training half is priced, not generation")
+    if options.has("teacher.model_name"):
+        reading.unmodelled(
+            "teacher.model_name",
+            f"{options.loose('teacher.model_name')}, frozen, runs and is held beside it; not priced",
+        )
+    if options.flag("policy.sequence_packing.enabled"):
+        reading.job["document_masking"] = True
+    if options.flag("policy.dynamic_batching.enabled"):
+        reading.unmodelled(
+            "policy.dynamic_batching",
+            "micro-batches are filled to a number of tokens; a fixed one is priced",
+        )
+    options.within = (
+        f"{get}optimizer.", f"{get}distributed_data_parallel_config.", "policy.megatron_cfg.", "policy.dtensor_cfg.",
+    )  # fmt: skip
+    tables = ("rl", "nemo_rl", *(("megatron",) if megatron_on else ()), "common")
+    options.finish(reading, *tables, strict=given.strict)
+    return reading
+
+
+def _rl_engine(options: Options, reading: Reading, get: str, megatron_on: bool) -> None:
+    """What the engine that is on adapts, copies and moves; the tables of those that are off say nothing."""
+    engines = ("policy.megatron_cfg.", "policy.dtensor_cfg.", "policy.dtensor_v2_cfg.")
+    options.read |= {n for n in options.values if n.startswith(engines) and not n.startswith(get)}
+    tune = f"{get}{'peft' if megatron_on else 'lora_cfg'}."
+    if options.flag(f"{tune}enabled"):
+        every = options.flag(f"{tune}match_all_linear")
+        adapters(
+            reading, rank=options.whole(f"{tune}dim", default=8), alpha=options.number(f"{tune}alpha"),
+            targets=None if every else options.raw(f"{tune}target_modules"), dropout=options.number(f"{tune}dropout"),
+            option=f"{tune}target_modules",
+        )  # fmt: skip
+    options.read |= {n for n in options.values if n.startswith(tune)}
+    if (etp := options.whole(f"{get}expert_tensor_parallel_size", default=1)) > 1:
+        reading.layout["etp"] = etp
+    reading.replicate = options.whole(f"{get}dp_replicate_size")
+    if not options.flag(f"{get}optimizer.use_distributed_optimizer", default=True):
+        reading.layout["zero"] = 0
+    if options.flag(f"{get}optimizer.optimizer_cpu_offload"):
+        reading.offload.add("optimizer")
+    if options.flag(f"{get}fp8_cfg.enabled"):
+        reading.job["precision"] = RECIPES["fp8"].model_dump()
+    options.read |= {n for n in options.values if n.startswith(f"{get}fp8_cfg.")}

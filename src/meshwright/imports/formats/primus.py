@@ -1,0 +1,204 @@
+"""Primus: a YAML that names a framework, a model's file and overrides."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.beside import beside
+from meshwright.imports.formats import bridge, maxtext, megatron, torchtitan
+from meshwright.imports.formats.megatron_switches import NEGATED
+from meshwright.imports.interpolate import merged, read_table, resolved
+from meshwright.imports.names import model_named
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tuning import adapters
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+
+_OTHER = ("diffusion", "flux", "wan", "hybrid", "mamba", "zebra", "rl", "posttrain")
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is Primus's."""
+    return isinstance(data.get("modules"), dict)
+
+
+def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
+    """Return what a Primus configuration runs.
+
+    Raises:
+        SpecError: no trainer, or a value that cannot be.
+    """
+    data = resolved(data, dict(given.variables))
+    module = next(
+        (
+            part
+            for part in data["modules"].values()
+            if isinstance(part, dict) and "framework" in part
+        ),
+        None,
+    )
+    if module is None:
+        raise SpecError("modules", None, "no module with a framework was found")
+    framework = str(module["framework"])
+    overrides = module.get("overrides") if isinstance(module.get("overrides"), dict) else {}
+    named = str(module.get("model", ""))
+    base = _config(folder, framework, "models", named)
+    trainer = _config(folder, framework, "modules", str(module.get("config", "")))
+    values = merged(merged(base, trainer), overrides or {})
+    values = resolved(values, dict(given.variables))
+    title = f"Primus YAML ({framework})"
+    if framework == "megatron":
+        reading = _megatron(
+            values, given, title, named, bool(base), set(overrides or {}) | set(base)
+        )
+    elif framework == "megatron_bridge":
+        reading = _bridge(
+            values, given, title, str(values.get("hf_path") or base.get("hf_path") or named)
+        )
+    elif framework == "torchtitan":
+        reading = _torchtitan(values, given, title)
+    elif framework == "maxtext":
+        reading = maxtext.read(
+            {**values, "model_name": values.get("model_name") or named.removesuffix(".yaml")},
+            given,
+            folder,
+        )
+        reading.format = title
+    else:
+        raise SpecError(
+            "framework", framework, "megatron, megatron_bridge, torchtitan or maxtext is expected"
+        )
+    reading.device = reading.device or _device(folder)
+    if not base and named:
+        reading.note(f"the model's file {named} is not here", "model")
+    return reading
+
+
+def _bridge(values: dict[str, Any], given: Given, title: str, named: str) -> Reading:
+    """A Megatron-Bridge recipe of Primus: its overrides are Megatron-LM's words, its model is Hugging Face's."""
+    peft = str(values.pop("peft", "") or "")
+    named = re.sub(r"(?:_lora|_sft|_pretrain|_peft|_finetune|\.yaml).*", "", named)
+    words = (
+        ["mixed_precision=bf16_mixed"]
+        if not {"bf16", "fp16", "mixed_precision"} & set(values)
+        else []
+    )
+    words += [f"model.{key}={value}" for key, value in values.items()
+             if isinstance(value, (str, int, float)) and key not in ("recipe", "flavor", "hf_path")]  # fmt: skip
+    reading = bridge.megatron(
+        bridge.flags_of(words), given, given.model or model_named(named), named, title
+    )
+    if peft and peft.lower() != "none":
+        adapters(reading, rank=16)
+        reading.guess("peft", "the rank of the adapters is the recipe's; 16 is taken")
+    return reading
+
+
+def _device(folder: Path | None) -> str:
+    found = next(
+        (
+            part
+            for part in reversed(folder.parts if folder is not None else ())
+            if part.startswith("MI")
+        ),
+        "",
+    )
+    return found.lower()
+
+
+def _config(
+    folder: Path | None, framework: str, kind: str, named: str, depth: int = 0
+) -> dict[str, Any]:
+    """A file of Primus's own configurations with what it extends; empty where it is not at hand."""
+    if folder is None or not named or depth > 6:
+        return {}
+    path = beside(folder, f"primus/configs/{kind}/{framework}/{named}")
+    if path is None:
+        return {}
+    data = read_table(path)
+    found: dict[str, Any] = {}
+    below = data.pop("extends", None) or data.pop("bases", None) or []
+    for one in below if isinstance(below, list) else [below]:
+        found = merged(found, _config(folder, framework, kind, str(one), depth + 1))
+    return merged(found, data)
+
+
+def _megatron(
+    values: dict[str, Any], given: Given, title: str, named: str, whole: bool, said: set[str]
+) -> Reading:
+    flags: dict[str, Any] = {}
+    for key, value in values.items():
+        if value is None or value is False or isinstance(value, dict):
+            continue
+        name = str(key).replace("_", "-")
+        flags[
+            {"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}.get(
+                name, name
+            )
+        ] = value
+    off = [flag for key, flag in NEGATED.items() if values.get(key) is False and key in said]
+    flags |= dict.fromkeys(off, True)
+    said = said | {flag.replace("-", "_") for flag in off}
+    flags.pop("add-bias-linear", None)  # Megatron-LM's own way unless it is switched off
+    if values.get("add_bias_linear") is False:  # whoever says so: it is a part of the model
+        flags["disable-bias-linear"] = True
+    if any(
+        word in str(values.get("model_type", "")) + named.lower() for word in _OTHER
+    ) or values.get("is_hybrid_model"):
+        raise SpecError(
+            "model",
+            named or values.get("model_type"),
+            "no decoder-only transformer of softmax attention",
+        )
+    if values.get("group_query_attention") is False and "group_query_attention" in said:
+        flags.pop("num-query-groups", None)
+    moved = flags.pop("offload", None)
+    fp8 = values.get("fp8")
+    if isinstance(fp8, str) and fp8 not in ("none", "null"):
+        flags["fp8"] = fp8
+    if not any(name in values for name in ("bf16", "fp16")):
+        flags["bf16"] = True
+    if "num-layers" not in flags and given.model is None:
+        known = model_named(named.removesuffix(".yaml").replace("_", "-"))
+        if known is None:
+            raise SpecError(
+                "--model",
+                None,
+                f"the model's file {named} is not here: name the model, as llama3-8b",
+            )
+        from dataclasses import replace
+
+        given = replace(given, model=known)
+    for flag in ("attention-dropout", "hidden-dropout"):
+        # Primus's language models train without dropout unless a file says otherwise.
+        flags.setdefault(flag, 0.0)
+    options = Options(flags)
+    # Primus's own defaults are no choice of this file: only what it or its model states is named.
+    options.read |= {name for name in flags if name.replace("-", "_") not in said}
+    reading = megatron.read(options, given, title)
+    if moved:
+        reading.unmodelled("offload", "activations of offload_ops go to host memory between their passes; not priced")  # fmt: skip
+    reading.options = {
+        key: value.lstrip("-").replace("-", "_") for key, value in reading.options.items()
+    }
+    return reading
+
+
+def _torchtitan(values: dict[str, Any], given: Given, title: str) -> Reading:
+    options = Options(flattened(values))
+    reading = Reading(title, options={k: f"parallelism.{v}" for k, v in torchtitan.EDITS.items()})
+    torchtitan.named(reading, given, options.text("model.name"), options.text("model.flavor"))
+    torchtitan.fill(options, reading, "parallelism.", "training.", given)
+    torchtitan._checkpointing(
+        options, reading, options.word("activation_checkpoint.mode", default="selective")
+    )
+    converters = str(options.raw("model.converters") or "").lower()
+    if any(word in converters for word in ("float8", "mx", "fp8")) or options.flag(
+        "primus_turbo.enable_fp8"
+    ):
+        reading.job["precision"] = RECIPES["fp8"].model_dump()
+    options.finish(reading, "torchtitan", "common", strict=given.strict)
+    return reading

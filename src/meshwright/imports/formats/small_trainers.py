@@ -1,0 +1,33 @@
+"""Small trainers that a command's program tells by its name alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.imports.formats import easylm, fms_fsdp, litgpt, nanochat, nanogpt, open_lm, xtuner
+from meshwright.imports.launch import Launch
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell.state import Script
+
+
+def read(script: Script, launch: Launch, given: Given, folder: Path | None) -> Reading | None:
+    """What the command of such a trainer runs; None where it starts none of them.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    if easylm.reads(launch):
+        return easylm.read_words(launch, given, script)
+    if fms_fsdp.reads(launch):
+        return fms_fsdp.read_words(launch, given)
+    if litgpt.reads(launch):
+        return litgpt.read_words(launch, given, folder)
+    if open_lm.reads(launch):
+        return open_lm.read_words(launch, given, folder)
+    if nanochat.reads(launch):
+        return nanochat.read_words(launch, given)
+    if xtuner.reads(launch):
+        return xtuner.read_words(launch, given, folder)
+    if nanogpt.reads(launch, folder):
+        return nanogpt.read_words(launch, given, folder)
+    return None

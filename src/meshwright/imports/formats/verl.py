@@ -1,0 +1,268 @@
+"""verl: the training half of its commands and configurations."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.formats import easyr1
+from meshwright.imports.formats import verl_engines as engines
+from meshwright.imports.hydra_defaults import own_configuration, with_defaults
+from meshwright.imports.interpolate import merged, resolved, words_to_table
+from meshwright.imports.names import model_named
+from meshwright.imports.options import Options, flags_of, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import weights_alone
+from meshwright.imports.tuning import adapters
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+from meshwright.specs.model import Model
+
+
+def read_verl(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:
+    """Return the training half of a verl command.
+
+    Raises:
+        SpecError: it does not train, or a value cannot be.
+    """
+    if any(word in program for word in ("generation", "eval", "model_merger", "preprocess")):
+        raise SpecError("file", program, "does not train; a training command is expected")
+    if easyr1.is_command(words):
+        return easyr1.read_words(words, given, folder)
+    data = words_to_table(words)
+    said = set(flattened(data))
+    flags = flags_of([w for w in words if w.startswith("--")])
+    named = str(flags.get("config-name", ""))
+    path = own_configuration(program, flags, named, folder)
+    if path is not None:
+        groups = {name: value for name, value in data.items() if isinstance(value, str)}
+        data = merged(with_defaults(path, chosen=groups), data)
+    elif "megatron" in named:
+        data = merged({"actor_rollout_ref": {"actor": {"strategy": "megatron"}}}, data)
+    reading = read_verl_data(data, given, program, said=said if path is not None else None)
+    if "split" in program and reading.per_host > 1:
+        # verl's example of split placement gives the critic the other half.
+        reading.per_host //= 2
+        reading.guess("--cluster", f"{program} splits its devices between actor and critic; half of them are taken")  # fmt: skip
+    return reading
+
+
+def read_verl_data(
+    data: dict[str, Any],
+    given: Given,
+    program: str = "",
+    path: Path | None = None,
+    said: set[str] | None = None,
+    tables: tuple[str, ...] = ("rl", "common"),
+) -> Reading:
+    """Return the training half of a verl configuration.
+
+    Args:
+        path: of the file, whose `defaults` lie beside it.
+        said: what the command itself states, over a configuration of verl's own; None: all of it.
+        tables: which say what an option changes that is not read here.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    if path is not None and "defaults" in data:
+        data = with_defaults(path)
+    if "evaluator" in data and "trainer" not in data and not program:
+        raise SpecError("file", path.name if path else program, "describes no training run of its own: no trainer is configured")  # fmt: skip
+    options = Options(flattened(resolved(data, dict(given.variables))))
+    reading = Reading("verl command", options={"micro_batch": "ppo_micro_batch_size_per_gpu"})
+    options.guessing = given.guess
+    reading.model = given.model
+    reading.model_name = options.loose(
+        "model.partial_pretrain", "actor_rollout_ref.model.path", "model.path"
+    )
+    reading.hosts = options.whole("trainer.nnodes", default=1) or 1
+    reading.per_host = options.whole("trainer.n_gpus_per_node", default=8)
+    rollout = "actor_rollout_ref.rollout."
+    prompt = options.whole("data.max_prompt_length", f"{rollout}prompt_length", default=512)
+    response = options.whole("data.max_response_length", f"{rollout}response_length", default=512)
+    supervised = (
+        "sft" in program
+        or options.has("model.partial_pretrain")
+        or not any(name.startswith(_ACTOR) for name in options.values)
+    )
+    reading.job = {
+        "framework": "verl",
+        "precision": RECIPES["bf16"].but(gradient_bytes=4, gradient_reduce_bytes=4).model_dump(),
+    }
+    if supervised:
+        _verl_sft(options, reading, program)
+    else:
+        reading.seq_len = prompt + response
+        reading.guess(
+            "--seq", f"sequences have at most {reading.seq_len} tokens; that is taken for all"
+        )
+        _verl_actor(options, reading)
+        reading.note("the actor's training is priced, not rollouts, reference or critic")
+    beside = ("data.", "checkpoint.", "trainer.", "custom_", "ray_", "global_")
+    options.read |= {
+        n
+        for n in options.values
+        if n.endswith(("_group_", "_target_"))
+        or n.startswith(beside)
+        or (said is not None and n not in said)
+    }
+    options.finish(reading, *tables, strict=given.strict)
+    return reading
+
+
+_ACTOR = "actor_rollout_ref.actor."
+_SFT_NAMES = {
+    "model.": "actor_rollout_ref.model.",
+    "engine.": f"{_ACTOR}fsdp_config.",
+    "optim.": f"{_ACTOR}optim.",
+}
+"""Tables of a supervised run, and what a policy's are called."""
+
+
+def _verl_sft(options: Options, reading: Reading, program: str) -> None:
+    reading.seq_len = options.whole("data.max_length", default=1024)
+    reading.micro_batch = options.whole(
+        "data.micro_batch_size_per_gpu", "data.micro_batch_size", default=4
+    )
+    reading.global_batch = options.whole("data.train_batch_size", default=256)
+    again = options.flag("model.enable_gradient_checkpointing", default=True)
+    sp = 1
+    if _is_megatron_engine(options):
+        engines.megatron_layout(options, reading, "engine.", "optim.", _model(reading))
+    else:
+        sp = _sft_sharding(options, reading, again)
+        options.spoken = _SFT_NAMES
+        engines.optimizer(options, reading, "optim.")
+    _verl_adapters(options, reading, "model.")
+    if options.raw("engine.reshard_after_forward") in (False, "False", "false"):
+        reading.layout["zero"] = 2
+    reading.shard = max(0, int(options.number("engine.fsdp_size", default=-1)))
+    if "bf" in options.word("engine.model_dtype", default="fp32"):
+        reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
+        weights_alone(reading.job, sharded=True)
+    engines.model_switches(options, reading, "model.")
+    reading.count_steps(options, "trainer.total_training_steps")
+    by_tokens = re.search(r"(?:^|[./])sft_trainer(?:_ray)?(?:\.py)?$", program) is not None
+    if options.flag("data.use_dynamic_bsz", default=by_tokens):  # on by itself in today's trainer
+        tokens = options.whole("data.max_token_len_per_gpu", default=8192) * sp
+        reading.micro_batch = max(1, tokens // reading.seq_len)
+        reading.guess(
+            "--micro-batch",
+            f"micro-batches are filled to {tokens} tokens; {reading.micro_batch} sequences are taken",
+        )
+    if options.flag(
+        "model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params", "engine.offload_policy"
+    ):
+        reading.offload |= {"optimizer", "parameters"}
+    if options.flag("model.use_remove_padding", "use_remove_padding"):
+        reading.job["document_masking"] = True
+
+
+def _is_megatron_engine(options: Options) -> bool:
+    """Whether verl's SFT trainer runs on Megatron: its engine's group, or a field that only that one has."""
+    chosen = options.word("engine", "engine._group_", "engine.strategy")
+    return chosen == "megatron" or options.has("engine.tensor_model_parallel_size", "engine.pipeline_model_parallel_size")  # fmt: skip
+
+
+def _sft_sharding(options: Options, reading: Reading, again: bool) -> int:
+    """FSDP's layout of an SFT run; returns the ranks that share a sequence."""
+    names = ("ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size")
+    sp = options.whole(*names, default=1) or 1
+    reading.layout = {"zero": 3, "cp": sp, "recompute": "full" if again else "none"}
+    if sp > 1:
+        reading.layout["cp_method"] = "ulysses"
+    return sp
+
+
+_SHARED = {
+    "megatron": ("megatron.context_parallel_size",),
+    "torchtitan": ("torchtitan.context_parallel_size",),
+    "veomni": ("veomni.ulysses_parallel_size",),
+    "fsdp": ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"),
+}
+"""Where each engine says how many ranks share a sequence."""
+
+
+def _model(reading: Reading) -> Model | None:
+    return reading.model or model_named(reading.model_name)
+
+
+def _verl_actor(options: Options, reading: Reading) -> None:
+    engine = engines.engine_of(options, _ACTOR)
+    _verl_batch(options, reading, engine)
+    if engine == "megatron":
+        engines.megatron_layout(
+            options, reading, f"{_ACTOR}megatron.", f"{_ACTOR}optim.", _model(reading)
+        )
+    else:
+        lays_out = {"veomni": engines.veomni_layout, "torchtitan": engines.torchtitan_layout}
+        lays_out.get(engine, engines.fsdp_layout)(options, reading, _ACTOR)
+        engines.optimizer(options, reading, f"{_ACTOR}optim.")
+    table = "fsdp_config" if engine == "fsdp" else engine
+    _between_phases(options, reading, f"{_ACTOR}{table}.")
+    engines.model_switches(options, reading, "actor_rollout_ref.model.")
+    _verl_adapters(options, reading, "actor_rollout_ref.model.")
+    engines.beside_training(options, reading)
+    apart = options.flag(f"{_ACTOR}use_kl_loss") or options.flag("algorithm.use_kl_in_reward")
+    moved = options.flag("actor_rollout_ref.ref.fsdp_config.param_offload")
+    reading.reference = apart and not moved
+    if options.flag("actor_rollout_ref.model.use_remove_padding"):
+        reading.job["document_masking"] = True
+
+
+def _verl_adapters(options: Options, reading: Reading, where: str) -> None:
+    """The adapters that the model's own table, `where`, asks for."""
+    rank = options.whole(f"{where}lora_rank") or options.whole(f"{where}lora.rank")
+    if not rank:
+        return
+    adapters(
+        reading, method="dora" if options.word(f"{where}lora.type") == "dora" else "lora", rank=rank,
+        alpha=options.number(f"{where}lora_alpha", f"{where}lora.alpha", default=16.0),
+        targets=options.raw(f"{where}target_modules", f"{where}lora.target_modules"),
+        dropout=options.number(f"{where}lora.dropout"), option=f"{where}target_modules",
+    )  # fmt: skip
+
+
+def _verl_batch(options: Options, reading: Reading, engine: str) -> None:
+    samples = options.whole("actor_rollout_ref.rollout.n", default=1) or 1
+    mini = options.whole(f"{_ACTOR}ppo_mini_batch_size", default=256)
+    reading.global_batch = mini * samples
+    micro = options.whole(f"{_ACTOR}ppo_micro_batch_size_per_gpu")
+    whole = options.whole(f"{_ACTOR}ppo_micro_batch_size")
+    tokens = options.whole(f"{_ACTOR}ppo_max_token_len_per_gpu", default=16384)
+    dynamic = options.flag(f"{_ACTOR}use_dynamic_bsz")
+    if whole and not micro:
+        micro = max(1, whole // max(1, reading.hosts * reading.per_host))
+        if samples > 1:
+            reading.note(
+                f"is spread over all devices; verl before 0.2 multiplies it by rollout.n = {samples}",
+                f"{_ACTOR}ppo_micro_batch_size",
+            )
+    if not micro and not dynamic and options.has(f"{_ACTOR}use_dynamic_bsz"):
+        micro = 1
+        reading.guess("--micro-batch", "no micro-batch is set, nor are they filled by tokens; 1 is taken")  # fmt: skip
+    elif dynamic or not micro:
+        # The bound holds per device; the ranks that share a sequence hold its tokens together.
+        shared = options.whole(
+            *(f"{_ACTOR}{name}" for name in _SHARED[engine]), default=1
+        )  # fmt: skip
+        micro = max(1, tokens * max(1, shared) // reading.seq_len)
+        replicas = reading.hosts * reading.per_host // max(1, shared)
+        if replicas and engine in ("fsdp", "veomni") and reading.global_batch >= replicas:
+            micro = min(micro, reading.global_batch // replicas)  # no more than a replica's share
+        reading.guess(
+            "--micro-batch",
+            f"micro-batches are filled to {tokens} tokens; {micro} sequences are taken",
+        )
+    reading.micro_batch = micro
+
+
+def _between_phases(options: Options, reading: Reading, where: str) -> None:
+    """Note what moves to the host for the time in which answers are generated."""
+    for name, what in (("param_offload", "parameters"), ("optimizer_offload", "optimizer")):
+        if options.flag(f"{where}{name}"):
+            reading.note(
+                f"{what} leave the device between phases, not during the step", f"{where}{name}"
+            )

@@ -1,0 +1,139 @@
+"""A command of a program that is no framework's own: its words, and the DeepSpeed file that they name."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.formats import deepspeed
+from meshwright.imports.formats.hf_launcher import launcher, one_process
+from meshwright.imports.formats.hf_sharding import agrees, deepspeed_named
+from meshwright.imports.launch import Launch
+from meshwright.imports.launch_counts import whole
+from meshwright.imports.options import Options, flags_of
+from meshwright.imports.own import usual
+from meshwright.imports.own.arguments import own_deepspeed
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell.state import Script
+
+
+def is_usual(launch: Launch) -> bool:
+    """Whether a command trains and describes or names a model, and says a batch or a sequence."""
+    names = {name.replace("-", "_") for name in flags_of_words(launch)}
+    if not names & set(usual.TRAINS) and not re.search(
+        r"train|tune|sft", posixpath.basename(launch.program)
+    ):
+        shape = bool(names & set(usual.LAYERS)) and bool(names & set(usual.HIDDEN))
+        return shape and bool(names & set(usual.LENGTHS)) and usual.says_batch(names)
+    return usual.says_enough(names)
+
+
+def says_anything(launch: Launch) -> bool:
+    """Whether a command says something of a model or its sequences; a batch alone describes no run."""
+    names = {name.replace("-", "_") for name in flags_of_words(launch)}
+    return bool(
+        names & {*usual.LAYERS, *usual.HIDDEN, *usual.NAMES, *usual.LENGTHS, *usual.BATCHES}
+    )
+
+
+def flags_of_words(launch: Launch) -> dict[str, Any]:
+    """Options as `--name value`, and as `name=value` where a program takes those (Hydra)."""
+    flags = {
+        name.replace("-", "_"): _without_settings(value)
+        for name, value in flags_of(launch.words).items()
+    }
+    for word in launch.words:
+        name, equals, value = word.lstrip("+").partition("=")
+        if equals and _SETTING.match(word):
+            short = name.rsplit(".", 1)[-1]
+            flags.setdefault(
+                "model_name_or_path" if short == "name_or_path" else short, value.strip("\"'")
+            )
+    return flags
+
+
+_SETTING = re.compile(r"\+*[A-Za-z_][\w.]*=")
+
+
+def _without_settings(value: Any) -> Any:
+    """An option's value without the `name=value` words that follow it and are settings of their own."""
+    if not isinstance(value, list):
+        return value
+    found = value[:1] + [word for word in value[1:] if not _SETTING.match(word)]
+    return found[0] if len(found) == 1 else found
+
+
+_DEEPSPEED = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file", "deepspeed_config_path")  # fmt: skip
+
+
+def launched(
+    script: Script, launch: Launch, reading: Reading, given: Given, folder: Path | None
+) -> None:
+    """Take what the launcher's configuration says, in place of what was taken where the words say nothing."""
+    said = Reading("")
+    launcher(script, launch, said, given, folder)
+    reading.remarks += said.remarks
+    guessed = {one.option for one in reading.remarks if one.kind == "guess"}
+    if said.job.get("framework") and "sharding" in guessed:
+        reading.layout["zero"] = said.layout.get("zero", 0)
+        reading.job["framework"], reading.replicate = said.job["framework"], said.replicate
+        reading.offload |= said.offload
+        reading.remarks = [one for one in reading.remarks if one.option != "sharding"]
+    if "precision" in said.job and "precision" in guessed:
+        reading.job["precision"] = said.job["precision"]
+        reading.remarks = [one for one in reading.remarks if one.option != "precision"]
+    if said.world():
+        reading.hosts, reading.per_host, reading.devices = said.hosts, said.per_host, said.devices
+        launch.per_host = launch.hosts = (
+            0  # devices that are seen, of which so many processes take one each
+        )
+
+
+def read_words(
+    launch: Launch, given: Given, folder: Path | None = None, script: Script | None = None
+) -> Reading:
+    """Return what a command of a program runs whose options have their usual names.
+
+    Args:
+        folder: where the program may lie, which may set up DeepSpeed by a table of its own, and files that it names.
+        script: the script that starts it, which may write such a file.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    flags = flags_of_words(launch)
+    trainer = str(flags.get("trainer", ""))
+    if trainer.endswith("Trainer"):
+        # The reference implementation of DPO: its batch is of all ranks, its trainer says the sharding.
+        flags["global_batch_size"] = flags.pop("batch_size", None)
+        flags["sharding_strategy"] = "full_shard" if trainer.startswith("FSDP") else "no_shard"
+    program = posixpath.basename(launch.program)[:60]
+    file = next((one for one in _DEEPSPEED if str(flags.get(one)).endswith(".json")), "")
+    named = str(flags.pop(file)) if file else ""
+    table = own_deepspeed(launch.program, folder, flags)
+    devices = flags.pop("devices", None)
+    reading = usual.read_table(flags, given, "script of a program of its own", program=program)
+    if table or named:
+        told = {"sharding", "precision", "sequence parallelism"}
+        reading.remarks = [one for one in reading.remarks if one.option not in told]
+        reading.job.pop("precision", None)
+        reading.job["framework"] = "deepspeed"
+    if script is not None and launch.option("config-file", "config_file"):
+        launched(script, launch, reading, given, folder)
+    if named:
+        micro = reading.micro_batch
+        deepspeed_named(named, reading, given, folder, script)
+        agrees(reading, micro, 0)
+    elif table:
+        deepspeed.apply(table, reading, given)
+        reading.note("DeepSpeed is set up by a table in the program, which is read", program)
+    if "precision" not in reading.job:
+        usual.precision(Options(flags, "--"), reading)
+    if devices is not None and not (launch.per_host or launch.devices):
+        # Lightning's: how many of each host, or which.
+        reading.per_host = len(str(devices).split(",")) if "," in str(devices) else whole(str(devices))  # fmt: skip
+        reading.hosts = launch.hosts or whole(str(flags.get("num_nodes", "1")))
+    one_process(launch, reading)
+    return reading

@@ -1,0 +1,161 @@
+"""What a program at hand does to its model by its own lines: adapters, a loss without logits, recomputation, a mesh."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.beside import program_beside
+from meshwright.imports.code.names import Known
+from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.own.arguments import typed
+from meshwright.imports.reading import Reading
+from meshwright.specs.foreign import read_text
+
+RECOMPUTES = ("gradient_checkpointing_enable", "apply_activation_checkpointing", "checkpoint_wrapper")  # fmt: skip
+"""Ends of the names of calls that recompute a model's layers."""
+_ADAPTERS = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout",
+             "modules_to_save": "modules_to_save", "use_dora": "use_dora"}  # fmt: skip
+
+
+_MAKES_ADAPTERS = re.compile(r"\bLoraConfig\(|(?<!class )\b\w*(?:LoRA|Lora)\w*\(")
+_LAYER = re.compile(r"(?:\w+\.)*\w*(?:LoRA|Lora)(?!Config)\w*")
+"""A layer with adapters that a program writes itself (`LinearLoRA(layer, r=…)`)."""
+
+
+def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dict[str, Any]:
+    """Adapters that a program at hand makes whatever it is told, by the names of command lines; empty without.
+
+    Args:
+        said: its command line and its defaults, which decide its branches.
+    """
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file")
+    tree = parse_python(text) if _MAKES_ADAPTERS.search(text) else None
+    if tree is None:
+        return {}
+    known = Known(tree, {name: typed(value) for name, value in said.items()})
+    for node in _certain(tree, known):
+        if ast.unparse(node.func).endswith("LoraConfig"):
+            found = dict(known.keywords(node))
+            return {"use_peft": True} | {
+                ours: found[theirs]
+                for theirs, ours in _ADAPTERS.items()
+                if found.get(theirs) is not None
+            }
+        if made := adapted_layer(node, known):
+            return made
+    return {}
+
+
+def _certain(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
+    """Calls of a program that no unknown condition guards: what one guards is told by nobody."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.If, ast.IfExp)):
+            test = True if _CAN.search(ast.unparse(node.test)[:200]) else known.value(node.test)
+            if test is not None:
+                branch = node.body if test else node.orelse
+                waiting += branch if isinstance(branch, list) else [branch]
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        waiting += ast.iter_child_nodes(node)
+
+
+_CAN = re.compile(r"^hasattr\(model, ")
+"""A model of transformers has what a program asks for before it calls it."""
+_LENGTHS = ("max_length", "max_seq_length", "model_max_length")
+_LOADED = {"load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit", "bnb_4bit_quant_type": "bnb_4bit_quant_type",
+           "bnb_4bit_use_double_quant": "bnb_4bit_use_double_quant", "torch_dtype": "torch_dtype", "dtype": "torch_dtype"}  # fmt: skip
+"""What weights are loaded with, by the names of command lines."""
+
+
+def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dict[str, Any]:
+    """What a program at hand does whatever it is told: recomputes, loads in other widths, cuts at a length of its own.
+
+    Args:
+        said: its command line and its defaults, which decide its branches.
+    """
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file")
+    tree = parse_python(text) if "from_pretrained(" in text else None
+    if tree is None:
+        return {}
+    known = Known(tree, {name: typed(value) for name, value in said.items()})
+    found: dict[str, Any] = {}
+    for node in _certain(tree, known):
+        called = ast.unparse(node.func)
+        if called.endswith(RECOMPUTES):
+            found["gradient_checkpointing"] = True
+        elif called.endswith(("Config", "Arguments", "Trainer")) and "Lora" not in called:
+            words = dict(known.keywords(node))
+            length = next((words[one] for one in _LENGTHS if isinstance(words.get(one), int)), 0)
+            if length:
+                found.setdefault("max_length", length)
+        if called.endswith(("ForCausalLM.from_pretrained", "BitsAndBytesConfig")):
+            for theirs, value in known.keywords(node):
+                if theirs in _LOADED and value is not None:
+                    found.setdefault(_LOADED[theirs], value)
+    return found
+
+
+_FUSED = re.compile(
+    r"\bLigerFusedLinearCrossEntropyLoss\(|\bLigerForCausalLMLoss\(|^\s*apply_liger_kernel_to_\w+\((?![^()]*fused_linear_cross_entropy\s*=\s*False)",
+    re.M,
+)
+_CUT = re.compile(r"^[^\S\n]*from cut_cross_entropy(?:\.\w+)* import\b", re.M)
+
+
+def fuses_loss(program: str, folder: Path | None, reading: Reading) -> None:
+    """Take the loss that a program at hand makes itself without whole logits: Liger's, or Apple's cut cross-entropy."""
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file")
+    kind = "liger" if _FUSED.search(text) else "cut" if _CUT.search(text) else ""
+    if kind and "loss" not in reading.job:
+        reading.job["loss"] = kind
+        reading.note("the program computes its loss without whole logits", program[-60:])
+
+
+def adapted_layer(node: ast.Call, known: Known) -> dict[str, Any]:
+    """Adapters that a call of a layer of the program's own makes, by the names of command lines; empty where it is none."""
+    if not _LAYER.fullmatch(ast.unparse(node.func)):
+        return {}
+    found = dict(known.keywords(node))
+    rank = next((found[one] for one in ("r", "rank") if found.get(one)), None)
+    if not isinstance(rank, int):
+        return {}
+    made = {"use_peft": True, "lora_r": rank, "lora_target_modules": "all-linear"}
+    alpha = found.get("alpha", found.get("lora_alpha"))
+    return made | ({"lora_alpha": alpha} if isinstance(alpha, (int, float)) else {})
+
+
+_AXES = {"tp": "tp", "tensor": "tp", "model": "tp", "pp": "pp", "pipeline": "pp", "cp": "cp", "context": "cp", "ep": "ep", "expert": "ep"}  # fmt: skip
+
+
+def lay_out(tree: ast.AST, known: Known, reading: Reading) -> None:
+    """Take the degrees of the first device mesh that a program makes with names and sizes that it says itself."""
+    for node in ast.walk(tree):
+        if not (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith(("init_device_mesh", "DeviceMesh"))
+        ):
+            continue
+        words = {one.arg: one.value for one in node.keywords}
+        shape = words.get("mesh_shape") or (node.args[1] if len(node.args) > 1 else None)
+        names = known.value(words["mesh_dim_names"]) if "mesh_dim_names" in words else None
+        if not isinstance(shape, (ast.Tuple, ast.List)) or not isinstance(names, (tuple, list)):
+            continue
+        sizes = [known.value(one) for one in shape.elts]
+        for name, size in zip(names, sizes, strict=False):
+            axis = _AXES.get(str(name).lower(), "")
+            if axis and isinstance(size, int) and size > 1 and axis not in reading.layout:
+                reading.layout[axis] = size
+                reading.guess(
+                    "init_device_mesh", f"its dimension {name} of {size} is taken for {axis}"
+                )
+        return

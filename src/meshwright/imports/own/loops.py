@@ -1,0 +1,181 @@
+"""A loop of one's own that lies beside the script which starts it: its defaults, what it makes, the command over both."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.beside import program_beside
+from meshwright.imports.code.names import Known
+from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.formats.hf_launcher import one_process
+from meshwright.imports.launch import Launch
+from meshwright.imports.other_models import refuse_program
+from meshwright.imports.own import commands as usual_commands
+from meshwright.imports.own import usual
+from meshwright.imports.own.arguments import own_defaults, typed
+from meshwright.imports.own.layers import fuses_loss, lay_out, own_adapters
+from meshwright.imports.own.program_settings import program_settings, recomputes
+from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, texts_beside
+from meshwright.imports.own.tables import inert
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
+
+_TRAINS = re.compile(r"\.backward\(|\bbackward\(")
+_OF_A_LIBRARY = re.compile(
+    r"\b(?:Seq2Seq)?TrainingArguments\b|HfArgumentParser|TrlParser|\bAccelerator\(|deepspeed\.initialize\(|\bMosaic|composer"
+)
+_TRAINER = re.compile(r"(?<!class )\b(\w*Trainer)\(")
+_SPAWNS = re.compile(r"\bspawn\(|\bmp\.Process\(")
+_AUTOCASTS = re.compile(r"\bautocast\(")
+_NARROWS = re.compile(r"(?i)autocast|b?float16|\.half\(|\bb?fp?16|\bamp\b|precision|deepspeed")
+_WIDTHS = {"mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype", "bf16", "fp16", "use_bf16", "use_fp16"}  # fmt: skip
+_RENAMED = {"use_muon": "use_muon"}
+"""Names whose last part says enough, in whatever table of the command line they stand."""
+SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
+COPIES = re.compile(r"\bDistributedDataParallel\(|\bDDP\(")
+_MOST = 400_000
+
+
+def is_a_library_s(text: str) -> bool:
+    """Whether a program leaves its loop to a library: to a trainer that is no class of its own, or to an engine."""
+    trainers = set(_TRAINER.findall(text)) - set(re.findall(r"class (\w*Trainer)\b", text))
+    return bool(trainers) or _OF_A_LIBRARY.search(text) is not None
+
+
+def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
+    """What a loop at hand runs by a command; None where the program is no loop of its own.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    program = launch.program
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file", size_bytes=_MOST)
+    if path is None or not _TRAINS.search(text) or is_a_library_s(text):
+        return None
+    refuse_program(text, path.name)
+    said = {name: typed(value) for name, value in usual_commands.flags_of_words(launch).items()}
+    own = _defaults(text) | own_defaults(program, folder)
+    if usual.says_enough({**own, **said}):
+        return read_loop(text, launch, own, said, given, folder)
+    tree = parse_python(text)
+    others = texts_beside(text, path.parent)
+    own = own if tree is None else said_by(tree, others) | own
+    own.pop(SEVERAL, 0)
+    if not usual.says_enough({**own, **said}):
+        return None
+    reading = read_loop(text, launch, own, said, given, folder)
+    whole = "\n".join([text, *others])
+    optimize(reading, text, whole)
+    build(reading, whole, given)
+    return reading
+
+
+def read_loop(
+    text: str,
+    launch: Launch,
+    own: dict[str, Any],
+    said: dict[str, Any],
+    given: Given,
+    folder: Path | None,
+    making: bool = True,
+) -> Reading:
+    """What a loop runs by its own values and, over them, by a command's.
+
+    Args:
+        own: what the program takes where its command is silent.
+        said: what the command says.
+        making: whether what it makes a loader and a model with counts over `own`.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    program = launch.program
+    name = posixpath.basename(program)
+    made = _made(text, name, {**own, **said}) if making else {}
+    flags = {**own, **made, **own_adapters(program, folder, {**own, **said}), **said}
+    tree = parse_python(text)
+    known = None if tree is None else Known(tree, {**own, **said})
+    if tree is not None and known is not None and recomputes(tree, known):
+        flags.setdefault("gradient_checkpointing", True)
+    if SHARDS.search(text):
+        flags.setdefault("sharding_strategy", "full_shard")
+    elif COPIES.search(text):
+        flags.setdefault("sharding_strategy", "ddp")
+    if _AUTOCASTS.search(text) and flags.get("mixed_precision", "fp32") in ("fp32", "float32"):
+        flags["mixed_precision"] = "fp16" if "GradScaler" in text else "bf16"
+    elif not _NARROWS.search(text) and not _WIDTHS & set(flags):
+        flags["mixed_precision"] = "fp32"  # nothing of it computes in fewer bits
+    ranks = flags.pop("world_size", None)
+    flags = {_RENAMED.get(name.rpartition(".")[2], name): value for name, value in flags.items()}
+    reading = usual.read_table(
+        flags, given, "script of a program of its own", inert, program=name[:60],
+        assumed=frozenset(own.keys() - said.keys()),
+    )  # fmt: skip
+    if tree is not None and known is not None:
+        lay_out(tree, known, reading)
+    fuses_loss(program, folder, reading)
+    if isinstance(ranks, int) and ranks > 0 and not (launch.hosts and launch.per_host):
+        reading.devices = ranks
+    elif not _SPAWNS.search(text):
+        one_process(launch, reading)
+    return reading
+
+
+_MADE = ("gradient_checkpointing", "load_in_4bit", "bnb_4bit_quant_type", "torch_dtype", "max_length",
+         "per_device_train_batch_size", "gradient_accumulation_steps", "model_name_or_path", "optim")  # fmt: skip
+
+
+def _made(text: str, name: str, said: dict[str, Any]) -> dict[str, Any]:
+    """What the loop makes its model and its loader with, by its own lines."""
+    try:
+        found = program_settings(text, name, said)
+    except SpecError:
+        return {}
+    return {key: found[key] for key in _MADE if found.get(key) not in (None, "")}
+
+
+def _defaults(text: str) -> dict[str, Any]:
+    """Defaults of a function or a dataclass that a library makes the command line of (fastcore, Fire, jsonargparse, tyro, Typer)."""
+    tree = parse_python(text)
+    if tree is None:
+        return {}
+    known = Known(tree)
+    made = _taken(tree)
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name in made:
+            found |= Known(ast.Module(body=[node], type_ignores=[])).declared
+        if isinstance(node, ast.FunctionDef) and (node.name in made or _decorated(node)):
+            arguments = [*node.args.posonlyargs, *node.args.args]
+            plain = arguments[len(arguments) - len(node.args.defaults) :]
+            pairs = [*zip(plain, node.args.defaults, strict=True),
+                     *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]  # fmt: skip
+            for arg, default in pairs:
+                value = None if default is None else known.value(default)
+                if value not in (None, "", False):
+                    found[arg.arg] = value
+    return {name: value for name, value in found.items() if not isinstance(value, dict)}
+
+
+_CALLERS = ("CLI", "tyro.cli", "fire.Fire", "Fire", "typer.run", "auto_cli", "defopt.run")
+_DECORATORS = ("call_parse", "command", "argbind.bind", "chz.entrypoint")
+
+
+def _taken(tree: ast.Module) -> set[str]:
+    """Names of what is handed to a library that makes a command line of it."""
+    return {
+        ast.unparse(node.args[0]).rpartition(".")[2]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(_CALLERS)
+    }
+
+
+def _decorated(node: ast.FunctionDef) -> bool:
+    words = [ast.unparse(one).partition("(")[0] for one in node.decorator_list]
+    return any(one.endswith(_DECORATORS) for one in words)

@@ -1,0 +1,383 @@
+"""Settings out of a training program of one's own, for transformers' Trainer, TRL or Unsloth.
+
+The program is not run and its order hardly followed: the keyword arguments of the configuration objects
+that it makes are its settings, read in the order of its lines, the first of a name for good (what comes
+after the training loads what was trained). A name counts as what the program says of it at one place:
+a constant, a default of argparse, of a dataclass or of the environment.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from meshwright.imports.code.names import Known, Larger
+from meshwright.imports.code.syntax import dotted, parse_python
+from meshwright.imports.config_classes import family_of
+from meshwright.imports.own.layers import RECOMPUTES, adapted_layer
+from meshwright.imports.own.usual import NAMES
+from meshwright.specs import foreign
+from meshwright.specs.errors import SpecError
+
+UNSLOTH = {
+    "load_in_4bit": True, "max_seq_length": 2048, "r": 16, "lora_alpha": 16, "lora_dropout": 0.0,
+    "use_gradient_checkpointing": "unsloth",
+}  # fmt: skip
+"""What `FastLanguageModel.from_pretrained` and `get_peft_model` take where nothing is said
+(unsloth/models/loader.py and llama.py)."""
+
+UNSLOTH_LOSS = "liger"
+"""`unsloth_fused_ce_loss` (unsloth/models/llama.py) multiplies and sums in chunks: no logits are kept."""
+
+
+def unsloth_recomputes(asked: object) -> tuple[bool, bool]:
+    """Whether `use_gradient_checkpointing` recomputes layers, and keeps their inputs in host memory.
+
+    The latter is `Unsloth_Offloaded_Gradient_Checkpointer` (unsloth_zoo/gradient_checkpointing.py).
+    """
+    word = str(asked).lower()
+    return word in ("true", "unsloth"), word == "unsloth"
+
+
+LENGTHS = (
+    "max_length",
+    "max_seq_length",
+    "max_seq_len",
+    "model_max_length",
+    "block_size",
+    "seq_length",
+    "sequence_length",
+)
+"""How trainers and their models call the length to which sequences are cut."""
+_CONSTANTS = ("MAX_LENGTH", "MAX_SEQ_LENGTH", "MAX_SEQ_LEN", "MAX_LEN", "CUTOFF_LEN", "max_length", "max_seq_length", "max_seq_len", "max_len", "cutoff_len")  # fmt: skip
+"""Names of the length at which a program cuts its texts by its own lines."""
+_UNSLOTHS = re.compile(r"\bFast\w*Model\b")
+_CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_model",
+          "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset")  # fmt: skip
+_OTHERS = ("basicConfig", "GenerationConfig", "AutoConfig", "okenizer", "Processor", "parse_args", "TrainerState", "Callback",
+           "Sampling")  # fmt: skip
+MAGIC = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.M)
+"""A notebook's line for its shell or itself, with the lines that continue it."""
+
+
+def program_settings(
+    text: str,
+    name: str,
+    said: Mapping[str, Any] | None = None,
+    below: Mapping[str, Any] | None = None,
+    tables: Callable[[str], dict[str, Any] | None] | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments of the configuration objects that a program makes, without running it.
+
+    `_python` says that they are of a program, `_unsloth` that its model is Unsloth's, `_trainer` of which
+    kind its first trainer is (`dpo`; empty: transformers' own), `_larger` which settings it chooses
+    between two numbers by what only its machine knows: the larger is taken; `_shape` the class of
+    transformers' that describes a model which it builds, with its arguments; `_open` settings that it computes
+    from what only its run knows, by the expression; `_heard` the names of its command line that any of it came from.
+
+    Args:
+        said: what its command line says, by the names of its own options.
+        below: what classes say that it imports from files at hand.
+        tables: reads a table that it loads from a file at hand.
+
+    Raises:
+        SpecError: not Python, also without a notebook's lines for its shell; or a program whose command
+            line says all.
+    """
+    tree = _parsed(text)
+    if tree is None:
+        raise SpecError("config", name, "is not Python that can be read")
+    known = Known(tree, said, below, tables)
+    known.heard = set()
+    found: dict[str, Any] = {"_python": True}
+    lengths = _from_calls(tree, known, found)
+    for key in ("model_name", "model"):
+        if isinstance(found.get(key), str):
+            found.setdefault("model_name_or_path", found.pop(key))
+    if "model_name_or_path" not in found and (shape := _shape_file(tree, known)):
+        found["model_name_or_path"] = shape
+    if known.is_parsed:  # its dataclasses are its command line, under the same names
+        for key, value in known.declared.items():
+            found.setdefault(key, value)
+    if "_trainer" not in found:
+        _of_a_loop(found, known)
+    if "use_peft" not in found:
+        layers = (adapted_layer(call, known) for call in _reached(tree, known))
+        for key, value in next((one for one in layers if one), {}).items():
+            found.setdefault(key, value)
+    told = known.parameters | known.arguments  # of its functions, and of its command line
+    declared = next((one for one in LENGTHS if _counts(told.get(one)) or one in known.arguments), "")  # fmt: skip
+    if declared and not any(one in found for one in (*LENGTHS, "max_completion_length")):
+        found["max_length"] = told[declared]  # for a data set of its own
+    _where_silent(found, known, lengths)
+    if re.search(r"from_pretrained\([^()]*(?:\([^()]*\)[^()]*)*\)\s*\.half\(\)", text):
+        found.setdefault("torch_dtype", "float16")
+    if recomputes(tree, known):
+        found.setdefault("gradient_checkpointing", True)
+    if said is not None:
+        found["_heard"] = known.heard
+    silent = all(key.startswith("_") or key in _SAY_LITTLE for key in found)
+    if silent and "_unsloth" not in found and re.search(r"\w+_args\b|\bcfg\.|\bconfig\.", text):
+        raise SpecError("config", name, _TOLD.format("what calls it"))
+    opened = [one for one in (found.get("_open") or {}).values() if _OF_A_TABLE.match(one)]
+    if opened and "model_name_or_path" not in found and "_unsloth" not in found:
+        raise SpecError("config", name, _TOLD.format("its configuration"))
+    tabled = found.pop("_tabled", False) and _LOADS.search(text)
+    if tabled and not {"model_name_or_path", "_unsloth", "_shape"} & set(found):
+        raise SpecError("config", name, _TOLD.format("its configuration"))
+    if not {"model_name_or_path", "per_device_train_batch_size"} & set(found):
+        _refuse_parts(text, name)
+        if re.search(r"_batch_size\s*=\s*(?:\w+\.)*(?:args|config|cfg)\b", text):
+            raise SpecError("config", name, _TOLD.format("what calls it"))
+    return found
+
+
+def _where_silent(found: dict[str, Any], known: Known, lengths: list[Any]) -> None:
+    """Take a length at which texts are cut, and a model that a function elsewhere loads, where no object says one."""
+    constants = [known.names[one] for one in _CONSTANTS if one in known.names]
+    cut = [one for one in lengths if _counts(one)]
+    cut = cut or [one for one in constants[:1] if _counts(one) and one >= _SHORTEST]
+    if cut and not any(name in found for name in (*LENGTHS, "max_completion_length")):
+        found["max_length"] = max(cut)
+    if "model_name_or_path" not in found and not {"_shape", "_unsloth"} & set(found):
+        asked = next((known.arguments[one] for one in NAMES if one in known.arguments), None)
+        if isinstance(asked, str) and asked:
+            found["model_name_or_path"] = asked
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_SHORTEST = 16
+"""A smaller number under such a name counts something else than tokens."""
+
+
+def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[Any]:
+    """Add what the configuration objects are made with; lengths to which texts are cut come back."""
+    lengths = []
+    for call in _calls(tree, known):
+        called = dotted(call.func)
+        if "okenizer" in called:
+            lengths += [value for key, value in known.keywords(call) if key == "max_length"]
+            continue
+        if _UNSLOTHS.search(called):
+            found["_unsloth"] = True
+        if called.endswith("Trainer"):
+            name_of_class = called.rpartition(".")[2].removeprefix("Unsloth")
+            found.setdefault("_trainer", name_of_class.removesuffix("Trainer").lower())
+        if family_of(called):
+            found.setdefault("_shape", (called, list(known.keywords(call))))
+            continue
+        if known.is_own(call):
+            continue  # a table of the program's own: what it is for, it says where it reads it
+        if called.endswith("from_pretrained") and "teacher" in ast.unparse(call).lower():
+            continue
+        if called.endswith(("from_pretrained", "Trainer")) and call.args:
+            first = known.value(call.args[0])
+            if isinstance(first, str):
+                found.setdefault("model_name_or_path", first)
+        for key, value in known.keywords(call):
+            if key == "model_name" and called.endswith("from_pretrained"):
+                key = "model_name_or_path"
+            if value is not None and not (key == "model" and not isinstance(value, str)):
+                if isinstance(value, Larger) and key not in found:
+                    found.setdefault("_larger", []).append(key)
+                found.setdefault(key, value)
+        for keyword in call.keywords:
+            plain = isinstance(keyword.value, ast.Constant)
+            if keyword.arg == "per_device_train_batch_size":
+                found.setdefault(
+                    "_tabled", bool(_OF_A_TABLE.search(ast.unparse(keyword.value)[:400]))
+                )
+            if keyword.arg in ("optimizers", "optimizer_cls_and_kwargs"):
+                found |= _optimizer(keyword.value, tree)
+            told = keyword.arg in _TOLD_BY_OTHERS or (
+                keyword.arg == "deepspeed" and isinstance(keyword.value, (ast.Call, ast.IfExp))
+            )
+            if told and keyword.arg not in found and not plain:
+                found.setdefault("_open", {}).setdefault(
+                    str(keyword.arg), ast.unparse(keyword.value)[:60]
+                )
+        if called.endswith(("LoraConfig", "get_peft_model")):
+            found["use_peft"] = True
+    return lengths
+
+
+def _optimizer(pair: ast.expr, tree: ast.Module) -> dict[str, str]:
+    """The optimizer that a trainer is handed, by its class, in place of what its settings say."""
+    first = pair.elts[0] if isinstance(pair, ast.Tuple) and pair.elts else pair
+    if isinstance(first, ast.Name):
+        made = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == first.id
+        ]
+        first = made[-1] if made else first
+    named = first.func if isinstance(first, ast.Call) else first
+    if isinstance(named, ast.Constant):
+        return {}
+    return {"optim": ast.unparse(named).rpartition(".")[2][:40]}
+
+
+def _shape_file(tree: ast.Module, known: Known) -> str:
+    """What a program makes its model's configuration from, where it loads no weights."""
+    for call in _reached(tree, known):
+        called = dotted(call.func)
+        if (
+            re.search(r"Config\.from_(?:pretrained|json_file)$", called)
+            and "Generation" not in called
+        ):
+            first = known.value(call.args[0]) if call.args else None
+            if isinstance(first, str):
+                return first
+    return ""
+
+
+_TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
+                   "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim")  # fmt: skip
+"""Settings that a reader must not take for absent where the program computes them."""
+_SAY_LITTLE = ("use_peft", "gradient_checkpointing", "device_map", "dataset_text_field", "report_to", "packing", "use_cache")  # fmt: skip
+"""Settings that a library of functions has, too, whose caller says the rest."""
+_OF_LOOPS = {
+    "per_device_train_batch_size": ("per_device_train_batch_size", "micro_batch_size", "batch_size", "per_device_batch_size", "device_batch_size",
+                                    "batch_size_per_gpu", "train_batch_size"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", "accumulation_steps", "grad_accum_steps", "grad_accum", "grad_accumulation", "gradient_accumulation"),
+}  # fmt: skip
+
+
+def _of_a_loop(found: dict[str, Any], known: Known) -> None:
+    """What a loop of one's own says: its loader's batch, and its command line's accumulation."""
+    if "batch_size" in found:
+        found.setdefault("per_device_train_batch_size", found.pop("batch_size"))
+    for key, names in _OF_LOOPS.items():
+        told = {**known.names, **known.arguments}
+        name = next((name for name in names if name in told), "")
+        said = told.get(name)
+        if isinstance(said, int) and not isinstance(said, bool):
+            found.setdefault(key, said)
+            known.heard.add(name)
+
+
+_OF_A_TABLE = re.compile(r"(?:\w+\()?\w*(?:cfg|conf|config|settings|params)\w*(?:\[|\.get\()")
+"""A value out of a table that the program reads from a file."""
+_LOADS = re.compile(r"\b(?:yaml\.\w{0,20}load|json\.load|OmegaConf\.load|toml\w{0,10}\.load)\(")
+"""A program that reads a table from a file: what it would take without one is not what it runs."""
+_TOLD = "takes model and batch from {}: give the script or the file that it is started with"
+
+
+def _refuse_parts(text: str, name: str) -> None:
+    """Refuse a program that names neither model nor batch and is told both from outside.
+
+    Raises:
+        SpecError: by its command line, or by what calls its functions.
+    """
+    whence = ""
+    if re.search(r"HfArgumentParser|TrlParser|parse_args", text):
+        whence = "its command line"
+    elif re.search(r"^class \w*Trainer\(", text, re.M) or not re.search(
+        r"(?<!class )\b(?:Training)?\w*(?:Arguments|Config)\(", text
+    ):
+        whence = "what calls it"
+    if whence:
+        raise SpecError("config", name, _TOLD.format(whence))
+
+
+def _parsed(text: str) -> ast.Module | None:
+    plain = parse_python(text)  # a line may begin with % inside an expression
+    return plain if plain is not None else parse_python(MAGIC.sub(r"\1pass", text))
+
+
+def notebook_program(text: str, field: str, name: str) -> str:
+    """The Python of a Jupyter notebook: its code cells, without those that are in another language.
+
+    Raises:
+        SpecError: no JSON document with cells.
+    """
+    limits = foreign.Limits(any_number=True, last_wins=True)
+    data = foreign.parse_json(text, field, name, limits)
+    cells = data.get("cells") if isinstance(data, dict) else None
+    if not isinstance(cells, list):
+        raise SpecError(field, name, "is no notebook: a list of cells is expected")
+    found = []
+    for cell in cells:
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        source = cell.get("source")
+        said = "".join(map(str, source)) if isinstance(source, list) else str(source)
+        if not re.match(r"\s*%%(?!capture|time)", said) and _parsed(said) is not None:
+            found.append(said)
+    return "\n".join(found)
+
+
+def recomputes(tree: ast.AST, known: Known) -> bool:
+    """Whether a program switches recomputation on by a call, where what it depends on does not deny it."""
+    for call in _reached(tree, known):
+        called = dotted(call.func)
+        if called.endswith(RECOMPUTES):
+            return True
+        if called.endswith("prepare_model_for_kbit_training"):
+            said = dict(known.keywords(call)).get("use_gradient_checkpointing")
+            if said is None or said is True:
+                return True
+    return False
+
+
+def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
+    """Calls that make what a training is configured with, by line; what never runs is left out."""
+    idle = _idle(tree)
+    for call in _reached(tree, known):
+        if call in idle:
+            continue
+        called = dotted(call.func)
+        cuts = re.search(r"[tT]okenizer$", called) is not None
+        made = any(word in called for word in _CALLS) and not any(w in called for w in _OTHERS)
+        made = made or _hands_on(known.functions.get(called))
+        if made or cuts:
+            yield call
+
+
+def _idle(tree: ast.AST) -> set[ast.expr]:
+    """What a program makes under a name that nothing reads: a configuration that changes nothing."""
+    read = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}  # fmt: skip
+    return {
+        one.value
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Assign)
+        and isinstance(one.value, ast.Call)
+        and isinstance(one.targets[0], ast.Name)
+        and one.targets[0].id not in read
+        and ast.unparse(one.value.func).endswith("Config")
+    }
+
+
+def _hands_on(function: ast.FunctionDef | None) -> bool:
+    """Whether a function of the program makes a configuration of whatever words it is given."""
+    if function is None or function.args.kwarg is None:
+        return False
+    return any(
+        isinstance(node, ast.Call)
+        and dotted(node.func).endswith(("Config", "Arguments"))
+        and any(word.arg is None for word in node.keywords)
+        for node in ast.walk(function)
+    )
+
+
+def _reached(tree: ast.AST, known: Known) -> list[ast.Call]:
+    """Calls of a program by line, without the branches that its own values rule out."""
+    waiting: list[ast.AST] = [tree]
+    found = []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and (test := known.value(node.test)) is not None:
+            waiting += node.body if test else node.orelse
+            continue
+        if isinstance(node, ast.IfExp) and (test := known.value(node.test)) is not None:
+            waiting.append(node.body if test else node.orelse)
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Call):
+            found.append(node)
+    return sorted(found, key=lambda call: (call.lineno, call.col_offset))

@@ -1,0 +1,78 @@
+"""A hand-written training loop, imported by itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.launch import Launch
+from meshwright.imports.own import hydra as own_hydra
+from meshwright.imports.own import loops as own_loops
+from meshwright.imports.own import usual
+from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, texts_beside
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tasks import name_task
+
+_STEPS = re.compile(r"\.backward\(")
+_UPDATES = re.compile(r"\.step\(")
+_LANGUAGE = re.compile(
+    r"is_causal|causal_mask|\btril\(|\btriu\(|lm_head|\bcausal\b|\bGPT|[Ll]lama|LanguageModel|TransformerLM|next[ _]token"
+)
+_OTHER = re.compile(
+    r"\btorchvision\b|\bdiffusers?\b|Diffusion|\bConv2d\(|\bgymnasium\b|^import gym\b|\bMNIST\b|CIFAR|[Ss]eq2[Ss]eq|masked_lm|mlm_prob"
+    r"|\bBertFor|\btorchaudio\b|\btorch_geometric\b|cross_attn|\bMamba|\bssm\b|VisionTransformer",
+    re.M,
+)
+"""What such a program would have, was it to train something else than a decoder of text."""
+_TESTS = re.compile(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", re.M)
+_ADAPTS = re.compile(r"\bmark_only_lora_as_trainable\(")
+_RANKS = re.compile(
+    r"\bDistributedDataParallel\(|\bDDP\(|\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(|init_process_group\(|init_distributed\("
+)
+_PRETRAINED = re.compile(r"ForCausalLM|LMHeadModel|AutoModel\w*\.from_")
+
+
+def is_loop(text: str) -> bool:
+    """Whether a program trains a language model by a loop of its own, whatever it says of its sizes."""
+    trains = bool(_STEPS.search(text) and _UPDATES.search(text) and _LANGUAGE.search(text))
+    return trains and not _OTHER.search(text) and not _TESTS.search(text)
+
+
+def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | None:
+    """Return what a loop of one's own trains when it is started without options; None where it is none, or says too little.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    if "hydra.main" in text and folder is not None:
+        found = own_hydra.read(Launch(Path(name).name, [], ["python"]), given, folder)
+        if found is not None:
+            return found
+    if not (_STEPS.search(text) and _UPDATES.search(text)) or own_loops.is_a_library_s(text):
+        return None
+    if _TESTS.search(text):
+        return None
+    parts = [text, *texts_beside(text, folder)]
+    whole = "\n".join(parts)
+    if _PRETRAINED.search(text) or _OTHER.search(whole) or not _LANGUAGE.search(whole):
+        return None
+    tree = parse_python(text)
+    own = {} if tree is None else said_by(tree, parts[1:])
+    if tree is None or not (usual.says_enough(own) or (given.model and usual.says_batch(own))):
+        return None
+    several = own.pop(SEVERAL, 0)
+    if _ADAPTS.search(text):
+        own["use_lora"] = True
+    launch = Launch(Path(name).name, [], ["python"])
+    if _RANKS.search(whole):
+        launch.launcher = ["torchrun"]
+    making = not usual.says_batch(own)
+    reading = own_loops.read_loop(text, launch, own, {}, given, folder, making)
+    reading.format = "training loop of one's own"
+    name_task(reading, Path(name).name)
+    if several and given.model is None:
+        reading.guess("--model", f"the program has {several} tables of sizes; the first is taken")
+    optimize(reading, text, whole)
+    build(reading, whole, given)
+    return reading

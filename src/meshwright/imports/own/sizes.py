@@ -1,0 +1,242 @@
+"""What a hand-written program's own lines say of sizes and settings, and how the code builds its model.
+
+Such a program states its sizes wherever its author put them: options with defaults, constants, a
+table, a dataclass, the call that makes the model. Nothing is run; each is looked for by its usual name.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.code.names import Known
+from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.own import usual
+from meshwright.imports.own.arguments import imported_file
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_or_adamw
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
+from meshwright.specs.model import Model
+
+_MOST = 400_000
+_MOST_FILES = 8
+
+
+SEVERAL = "several shapes"
+"""Under which `said_by` says how many tables of sizes a program has, where it has more than one."""
+
+
+def said_by(tree: ast.Module, others: list[str]) -> dict[str, Any]:
+    """Sizes and settings that a program's own lines say, by names that are usual for them."""
+    known = Known(tree)
+    batches = {*usual.MICRO, *usual.BATCHES, *usual.LENGTHS}
+    # What functions are called with first says a batch or a length where nothing else does.
+    said = [pair for node in ast.walk(tree) if isinstance(node, ast.Call) for pair in known.keywords(node)]  # fmt: skip
+    found = {name: one for name, one in reversed([*said, *known.parameters.items()]) if name in batches and _plain(one)}  # fmt: skip
+    found |= {name: value for name, value in known.names.items() if _plain(value)}
+    found |= {name: value for name, value in known.fields.items() if _plain(value)}
+    tables: list[dict[str, Any]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            table = known.value(node)
+            if isinstance(table, dict):
+                plain = {str(key): one for key, one in table.items() if _plain(one)}
+                is_shape = _describes(plain)
+                tables += [plain] if is_shape else []
+                found |= plain if not is_shape or len(tables) == 1 else {}
+    shapes = list(_shapes(tree, known))
+    for one in shapes[:1]:
+        found |= one
+    found |= {name: value for name, value in known.arguments.items() if _plain(value)}
+    for text in others:
+        inner = parse_python(text)
+        if inner is not None:
+            fields = Known(inner).fields
+            found = {name: one for name, one in fields.items() if _plain(one)} | found
+    named = {_ALIASES.get(name.lower(), name.lower()): one for name, one in found.items()}
+    if "head_dim" in named and not set(named) & set(usual.HEADS):
+        width = next((named[one] for one in usual.HIDDEN if isinstance(named.get(one), int)), 0)
+        if isinstance(named["head_dim"], int) and named["head_dim"] > 0:
+            named["n_heads"] = width // named["head_dim"]
+    for short, long in (("b", "batch_size"), ("t", "seq_len")):  # build-nanogpt's B and T
+        if isinstance(found.get(short.upper()), int) and not set(named) & set(_LONG[long]):
+            named[long] = found[short.upper()]
+    _of_tokens(named)
+    sizes = {name: one for name, one in named.items() if name in _USUAL}
+    sizes = {name: one for name, one in sizes.items() if name in _WORDS or _counts(one)}
+    if len(tables) > 1 and not shapes:
+        sizes[SEVERAL] = len(tables)
+    return sizes
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, (int, float)) and (isinstance(value, bool) or value > 0)
+
+
+def _of_tokens(named: dict[str, Any]) -> None:
+    """Take batches that only tokens can be so many of as what a step and a device see of those."""
+    whole = next((named.get(one) for one in ("batch_size", "train_batch_size")), None)
+    each = named.get("device_batch_size")
+    if isinstance(each, int) and isinstance(whole, int) and each < whole:
+        named["global_batch_size"] = whole  # modded-nanogpt: of all devices, beside each one's
+        named.pop("batch_size", None)
+    elif isinstance(whole, int) and whole >= usual.TOKENS:
+        named["global_batch_size"] = named.pop("batch_size", whole)
+    length = next((named[one] for one in usual.LENGTHS if isinstance(named.get(one), int)), 0)
+    if isinstance(each, int) and each >= usual.TOKENS and length > 0:
+        named["device_batch_size"] = max(each // length, 1)
+
+
+_ALIASES = {
+    "hidden_dimension": "hidden_dim", "embedding_dim": "emb_dim", "embedding_size": "emb_dim", "embeddings_size": "emb_dim", "n_embed": "n_embd",
+    "dim_model": "d_model", "num_blocks": "num_layers", "n_blocks": "num_layers", "number_of_layers": "num_layers", "nhead": "n_heads",
+    "n_attention_heads": "n_heads", "num_attn_heads": "n_heads", "attention_heads": "n_heads", "dim_head": "head_dim", "ff_dim": "d_ff",
+    "dim_ff": "d_ff", "dim_feedforward": "d_ff", "ffn_hidden_dim": "ffn_dim", "context_size": "context_length", "n_ctx": "context_length",
+    "n_positions": "context_length", "seqlen": "seq_len", "max_sequence_length": "max_seq_len", "drop_rate": "dropout", "n_vocab": "vocab_size",
+    "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
+}  # fmt: skip
+"""Further names that hand-written programs give the usual sizes."""
+_LONG = {"batch_size": (*usual.MICRO, *usual.BATCHES), "seq_len": usual.LENGTHS}
+_USUAL = frozenset({
+    *usual.LAYERS, *usual.HIDDEN, *usual.HEADS, *usual.KV_HEADS, *usual.FFN, *usual.LENGTHS, *usual.MICRO, *usual.STEPS, *usual.BATCHES,
+    "vocab_size", "padded_vocab_size", "head_dim", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
+    "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "cpu_offload", "num_experts", "n_experts", "num_experts_per_tok", "top_k_experts",
+    "lora_r", "lora_rank", "lora_alpha",
+})  # fmt: skip
+
+
+_WORDS = frozenset({"optimizer", "mixed_precision", "dtype"})
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str, bool)) and value != ""
+
+
+def _describes(table: Iterable[str]) -> bool:
+    """Whether names say how many layers a model has and how wide it is."""
+    names = {_ALIASES.get(key.lower(), key.lower()) for key in table}
+    return bool(names & set(usual.LAYERS)) and bool(names & set(usual.HIDDEN))
+
+
+def _shapes(tree: ast.Module, known: Known) -> Iterator[dict[str, Any]]:
+    """What the model is made with: keywords of the call over the defaults of the class that it calls."""
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        made = {key: one for key, one in known.keywords(node) if _plain(one)}
+        if _describes(made):
+            inner: dict[str, Any] = {}
+            for one in classes.values():
+                inner |= {key: value for key, value in _initial(one, known).items() if key not in made}  # fmt: skip
+            yield inner | made
+
+
+def _initial(node: ast.ClassDef, known: Known) -> dict[str, Any]:
+    """Defaults of a class's `__init__`."""
+    found: dict[str, Any] = {}
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+            plain = one.args.args[len(one.args.args) - len(one.args.defaults) :]
+            for arg, default in zip(plain, one.args.defaults, strict=True):
+                value = known.value(default)
+                if _plain(value):
+                    found[arg.arg] = value
+    return found
+
+
+def texts_beside(text: str, folder: Path | None) -> list[str]:
+    """The texts of files at hand that a program imports: where its model is written."""
+    tree = parse_python(text) if folder is not None else None
+    found: list[str] = []
+    for node in tree.body if tree is not None and folder is not None else []:
+        for one in _modules(node):
+            path = imported_file(one, folder) if folder is not None else None
+            if path is not None and len(found) < _MOST_FILES:
+                with contextlib.suppress(SpecError):
+                    found.append(read_text(path, "file", size_bytes=_MOST))
+    return found
+
+
+def _modules(node: ast.stmt) -> list[ast.ImportFrom]:
+    """Modules that a statement imports, each as `from … import` names it (`import model`, `from . import model`)."""
+    if isinstance(node, ast.Import):
+        return [ast.ImportFrom(module=one.name, names=[], level=0) for one in node.names]
+    if isinstance(node, ast.ImportFrom) and not node.module:
+        return [ast.ImportFrom(module=one.name, names=[], level=node.level) for one in node.names]
+    return [node] if isinstance(node, ast.ImportFrom) else []
+
+
+_TOKENIZERS = {
+    r"get_encoding\([\"']gpt2|GPT2Tokenizer|from_pretrained\([\"'](?:openai-community/)?gpt2": 50_257, r"cl100k_base": 100_277, r"o200k_base": 200_019,
+}  # fmt: skip
+"""Tokenizers that a program names, and how many tokens each knows."""
+
+
+def _tokens(text: str) -> int:
+    return next((size for words, size in _TOKENIZERS.items() if re.search(words, text)), 0)
+
+
+_GATED = re.compile(r"[Ss]wi[Gg][Ll][Uu]|[Gg]e[Gg][Ll][Uu]|F\.silu\([^\n]*\*|gate_proj|\bw3\b")
+_RMS = re.compile(r"RMSNorm|rms_norm")
+_ROTARY = re.compile(r"(?i)rotary|\brope\b|freqs_cis|apply_rot")
+_LEARNED = re.compile(r"\bwpe\b|pos(?:ition(?:al)?)?_?emb\w*(?:_table)? *= *nn\.Embedding")
+_TIED = re.compile(r"\.weight *= *self\.[\w.]+\.weight|wte\.weight *= *|tie_weights\(|wte\.weight\.t\(\)|\.weight *= *\w+\.lm_head\.weight")  # fmt: skip
+_TWO_THIRDS = re.compile(r"8 */ *3|\* *8 *// *3|2 *\* *\w+(?:\.\w+)* *(?:\*[^\n]*)?// *3|2 */ *3")
+
+
+_SCORES = re.compile(r"softmax\(")
+_FUSED = re.compile(r"scaled_dot_product_attention|flash_attn|flex_attention|memory_efficient_attention|nn\.MultiheadAttention")  # fmt: skip
+_KINDS = r"(?i)adam|muon|soap|shampoo|lion|sophia|adafactor|sgd|lamb|adagrad|rmsprop|psgd|lars|optim(?:izer)?$"
+_MADE = re.compile(r"(?<![\w.])(?:torch\.optim|optim|optimizers?|bnb\.optim)\.([A-Z]\w+)\(|= *((?:\w*Muon\w*|AdamW?|SOAP|Shampoo|Lion|Sophia\w*|Adafactor|SGD)\w*)\(")  # fmt: skip
+
+
+def optimize(reading: Reading, text: str, whole: str) -> None:
+    """Take the optimizer that the loop makes, and the attention that its model computes."""
+    made = dict.fromkeys(one.group(1) or one.group(2) for one in _MADE.finditer(text))
+    made = {one: None for one in made if re.search(_KINDS, one)}
+    if any(re.search(r"Offload|CPUAdam", one) for one in made):
+        reading.offload.add("optimizer")
+        made = {re.sub(r"Offload|CPU|Optimizer", "", one): None for one in made}
+    muon = next((one for one in made if "muon" in one.lower()), "")
+    others = [one for one in made if one.lower() not in ("adam", "adamw")]
+    name = "muon" if muon else others[0] if others else ""
+    if name:
+        reading.job["optimizer"] = optimizer_or_adamw(reading, name, "optimizer", shown=name).model_dump()  # fmt: skip
+        rest = [one for one in made if one not in (muon, name)]
+        if rest:
+            reading.unmodelled("optimizer", f"{', '.join(rest)} beside {muon or name}, whose states are priced for all")  # fmt: skip
+    if _SCORES.search(whole) and not _FUSED.search(whole):
+        reading.job["attention_kernel"] = "unfused"
+
+
+def build(reading: Reading, text: str, given: Given) -> None:
+    """Take how the model is built from the words of the code that builds it: gates, norms, positions, tied tables."""
+    if given.model is not None or reading.model is None:
+        return
+    model = reading.model
+    gated = bool(_GATED.search(text))
+    rotary, learned = bool(_ROTARY.search(text)), bool(_LEARNED.search(text))
+    fields: dict[str, Any] = {
+        "gated": gated,
+        "norm": "rmsnorm" if _RMS.search(text) else "layernorm",
+        "tied_embeddings": bool(_TIED.search(text)),
+    }
+    if learned and not rotary:
+        fields |= {"positions": "learned", "max_positions": max(reading.seq_len, 1)}
+    if gated and model.ffn == 4 * model.hidden and _TWO_THIRDS.search(text):
+        fields["ffn"] = -(-8 * model.hidden // 3 // 64) * 64
+    if any("in a tokenizer's file" in one.text for one in reading.remarks) and (tokens := _tokens(text)):  # fmt: skip
+        fields["vocab"] = tokens
+        reading.remarks = [one for one in reading.remarks if "in a tokenizer's file" not in one.text]  # fmt: skip
+    reading.model = Model.parse({**model.model_dump(), **fields}, "model")
+    reading.remarks = [one for one in reading.remarks if "FFNs are not described" not in one.text]
+    kind = f"{'a gated' if gated else 'a plain'} FFN of {reading.model.ffn}"
+    where = "learned" if learned and not rotary else "rotary" if rotary else "no learned"
+    tables = "tied" if fields["tied_embeddings"] else "separate"
+    reading.guess("--model", f"by the words of the code that builds it: {kind}, {fields['norm']}, {where} positions, {tables} tables of {reading.model.vocab:,} tokens")  # fmt: skip

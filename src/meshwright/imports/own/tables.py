@@ -1,0 +1,218 @@
+"""A configuration that is no framework's: nested tables, read by the names that most programs use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.cloud import tables
+from meshwright.imports.formats import deepspeed
+from meshwright.imports.formats.hf_sharding import deepspeed_named
+from meshwright.imports.interpolate import resolved
+from meshwright.imports.options import flattened
+from meshwright.imports.other_models import refuse_tables
+from meshwright.imports.own import usual
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.script_devices import device_named
+from meshwright.imports.tasks import name_task
+from meshwright.specs.errors import SpecError
+
+_MODELS = re.compile(
+    r"(?:^|\.)(?:(?:base_?)?models?|model_(?:args|config|cfgs?)|student)\.(?:name|id|path|model_name|model_name_or_path|model_id|name_or_path|hf_model_name_or_path|hf_id|hf_model_ckpt|pretrained\w*)$"
+)
+_NAMED = (
+    "model_name_or_path",
+    "model_name",
+    "base_model",
+    "model_id",
+    "model",
+    "llm_backbone",
+    "model_id_or_path",
+)
+_RATES = ("lr", "learning_rate", "max_learning_rate", "max_lr")
+_BATCHES = (
+    "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size", "device_batch_size",
+    "train_micro_batch_size", "batch_size_per_device", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size",
+    "per_gpu_train_batch_size", "micro_batch_size_per_gpu",
+)  # fmt: skip
+_RENAMED = {
+    "lora.rank": "lora_rank", "lora.r": "lora_r", "lora.alpha": "lora_alpha", "lora.target_modules": "lora_target_modules",
+    "lora.dropout": "lora_dropout", "distributed_args.stage": "zero_stage", "optimizer_args.class_name": "optimizer", "full_shard": "use_fsdp",
+    "activation_checkpointing.enabled": "activation_checkpointing", "gradient_checkpointing.enabled": "gradient_checkpointing",
+    "adapter.type": "peft_method", "adapter.r": "lora_r", "adapter.alpha": "lora_alpha", "adapter.target_modules": "lora_target_modules",
+    "adapter.dropout": "lora_dropout", "quantization.bits": "bits", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
+}  # fmt: skip
+"""Names whose last part alone says too little."""
+_INERT = re.compile(
+    r"(?i)(?:^|[._])(?:eval|val|test|validation|generation|inference|log\w*|sav\w*|checkpoint\w*|output\w*|dataset\w*|data|corpus|wandb|hub|tokenizer\w*"
+    r"|scheduler\w*|lr\w*|warmup\w*|decay\w*|beta\w*|eps|seed|schema\w*|name|path|root|methods|pin_memory|num_workers\w*|prefetch_factor|local_files_only|model_class|class_args|strict\w*|sanity\w*|autograd\w*|fine_tune\w*|lora_dropout|id|version|description|\w*_(?:id|path|dir|root|sha256|file|name|rows|count|ratio|coef|norm|weight|type|steps|lr|scope|identity|schema|contract|config|method|args))(?=$|[._])"
+)
+"""What says nothing of memory, time or numbers of a step."""
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether tables name or describe a model, and say a batch and a rate of learning."""
+    flat = _flat(data)
+    rate = any(name.rsplit(".", 1)[-1] in _RATES for name in flat)
+    batch = any(
+        name.rsplit(".", 1)[-1] in _BATCHES and _whole(value) for name, value in flat.items()
+    )
+    lasts = {name.rsplit(".", 1)[-1] for name in flat}
+    shape = bool(lasts & set(usual.LAYERS)) and bool(lasts & set(usual.HIDDEN))
+    left = any((_MODELS.search(name) or name in _NAMED) and value in (None, "") for name, value in flat.items())  # fmt: skip
+    return rate and batch and (bool(_model(flat)) or shape or left or "path_to_model_config" in flat)  # fmt: skip
+
+
+def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Reading:
+    """Return what such tables run; the reading says that their names are taken as most programs mean them.
+
+    Args:
+        folder: where a file of DeepSpeed's that they name is looked for.
+
+    Raises:
+        SpecError: a value that cannot be, or a model that is no decoder.
+    """
+    data, chosen = _one_training(resolved(data, dict(given.variables)), given)
+    flat = _flat(data)
+    refuse_tables(flat, "the configuration")
+    table = next((one for one in tables(data) if "zero_optimization" in one), None)
+    if table is not None:  # DeepSpeed's own, whose names are read by its reader
+        place = next(name for name in flat if "zero_optimization" in name).partition("zero_optimization")[0]  # fmt: skip
+        flat = {name: one for name, one in flat.items() if not name.startswith(place or "zero_optimization")}  # fmt: skip
+    flags: dict[str, Any] = {"model_name_or_path": _model(flat)}
+    for name, value in flat.items():
+        last = name.rsplit(".", 1)[-1]
+        tail = ".".join(name.split(".")[-2:])
+        renamed = _RENAMED.get(tail, _RENAMED.get(last, last))
+        if value is not None and not _MODELS.search(name) and not _of_another(name):
+            flags.setdefault(renamed, value)
+    for name in ("num_nodes", "nodes", *_PER_HOST):
+        flags.pop(name, None)
+    if "fsdp_algorithm" in flags and flags.pop(
+        "fsdp_algorithm"
+    ):  # dolomite-engine's: stages of FSDP
+        flags["use_fsdp"] = flags.pop("zero_stage", 3) == 3
+    sharded = (
+        flags.pop("ds_cfgs", None) or flags.pop("deepspeed_config", None) or flags.get("deepspeed")
+    )
+    stored = str(
+        flags.pop("backbone_dtype", flags.pop("bits", ""))
+    )  # H2O LLM Studio's, and Ludwig's
+    if stored in ("int4", "4", "int8", "8"):
+        flags[f"load_in_{stored[-1]}bit"] = True
+    teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher(?!_forcing)", name)), "")
+    reading = usual.read_table(flags, given, "configuration of a program of its own", inert)
+    if table is not None:
+        _shard(reading)
+        deepspeed.apply(table, reading, given, prefix="deepspeed.")
+        reading.job["framework"] = "deepspeed"
+    elif isinstance(sharded, str) and sharded.endswith(".json"):
+        _shard(reading)
+        deepspeed_named(sharded, reading, given, folder, None)
+    if teacher:
+        reading.unmodelled(
+            teacher.split(".")[0], "a frozen teacher is held and run, too; not priced"
+        )
+    kinds = (str(value) for name, value in flat.items() if _KIND.search(name))
+    for kind in (chosen, *kinds):
+        name_task(reading, kind)
+    listed = [
+        value for name, value in flat.items() if name.endswith("gpus") and isinstance(value, list)
+    ]
+    reading.likely = device_named(" ".join(str(one) for name, one in flat.items() if _DEVICES.search(name))) or reading.likely  # fmt: skip
+    hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), _PER_HOST))  # fmt: skip
+    per_host = per_host or (len(listed[0]) if listed else 0)
+    reading.hosts, reading.per_host = (hosts or 1, per_host) if per_host else (0, 0)
+    reading.shard = _number(flat, "data_parallel_sharding_world_size", "shard_degree")
+    if not reading.shard and any(one.option.startswith(("hybrid", "hsdp")) for one in reading.remarks):  # fmt: skip
+        reading.shard = reading.per_host  # which the remark says
+    return reading
+
+
+def _shard(reading: Reading) -> None:
+    """Forget what was taken for a sharding that another file or table says."""
+    reading.remarks = [one for one in reading.remarks if one.option not in ("sharding", "deepspeed", "ds_cfgs")]  # fmt: skip
+
+
+_PER_HOST = ("gpus_per_node", "num_gpus_per_node", "devices", "gpus", "num_gpus")
+_KIND = re.compile(
+    r"(?:^|\.)(?:trainer|training|train|method|rl|alignment)\.(?:type|method|trainer_type|algorithm|stage)$|^(?:method|stage|rl)$"
+)
+"""Names under which a table says what it trains for."""
+_DEVICES = re.compile(
+    r"(?i)(?:^|[._])(?:hardware|accelerators?|gpus?|device|gpu_(?:type|model|name)|\w*device_name\w*)$"
+)
+"""Names under which a table says what it runs on."""
+
+
+def _one_training(data: dict[str, Any], given: Given) -> tuple[dict[str, Any], str]:
+    """The tables with one of several trainings alone, and its name; empty where there is only one.
+
+    Raises:
+        SpecError: there are several, and none was chosen.
+    """
+    places = [
+        ((), data),
+        *(((str(name),), one) for name, one in data.items() if isinstance(one, dict)),
+    ]
+    for place, inner in places:
+        stages = [str(name) for name, table in inner.items() if _is_training(str(name), table)]
+        if len(stages) < 2:
+            continue
+        if given.config not in stages:
+            raise SpecError(
+                "--config",
+                given.config or None,
+                f"the file configures several trainings: one of {', '.join(stages)} is expected",
+            )
+        # What the training says counts over what stands beside it.
+        chosen = {given.config: inner[given.config]}
+        beside = {name: one for name, one in inner.items() if name not in stages}
+        rest = {name: one for name, one in data.items() if name not in place} if place else {}
+        return {**chosen, **beside, **rest}, given.config
+    return data, ""
+
+
+def _is_training(name: str, table: Any) -> bool:
+    """Whether a table says a batch and for how long, or at which rate, it trains."""
+    if not isinstance(table, dict) or _of_another(f"{name}."):
+        return False
+    long = {*_RATES, "num_train_epochs", "max_steps", "epochs"}
+    return bool(set(table) & set(_BATCHES)) and bool(set(table) & long)
+
+
+def inert(name: str) -> bool:
+    """Whether an option says nothing of memory, time or numerics of a step, by its name."""
+    return _INERT.search(name) is not None
+
+
+def _of_another(name: str) -> bool:
+    """Whether a field is of a teacher, or of what runs beside the training."""
+    return re.search(r"(?:^|[._])(?:teacher|eval|validation|generation|inference|reference)(?=[._])", name) is not None  # fmt: skip
+
+
+def _flat(data: dict[str, Any]) -> dict[str, Any]:
+    """All fields by their dotted names; of a list of tables, its first one's."""
+    found: dict[str, Any] = {}
+    for name, value in flattened(data).items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            found |= {f"{name}.{inner}": one for inner, one in flattened(value[0]).items()}
+        else:
+            found[str(name)] = value
+    return found
+
+
+def _model(flat: dict[str, Any]) -> str:
+    found = [str(value) for name, value in flat.items() if _MODELS.search(name) and isinstance(value, str) and not _of_another(name)]  # fmt: skip
+    found += [str(flat[name]) for name in _NAMED if isinstance(flat.get(name), str)]  # fmt: skip
+    return next((one for one in found if one), "")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _number(flat: dict[str, Any], *names: str) -> int:
+    """The first whole number under one of these last names; 0 where there is none."""
+    return next((value for name, value in flat.items() if name.rsplit(".", 1)[-1] in names and _whole(value)), 0)  # fmt: skip

@@ -1,0 +1,249 @@
+"""The commands of a shell script that change what the rest of it sees."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+from meshwright.imports.beside import beside
+from meshwright.imports.shell.batch import batch_options
+from meshwright.imports.shell.conditions import test
+from meshwright.imports.shell.output import formatted
+from meshwright.imports.shell.state import Command, Script
+from meshwright.imports.shell.words import arithmetic, mark, shown, unmarked, unset
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
+
+MAX_INCLUDED = 200
+"""Files that a script includes or starts; one that starts twenty runs includes its settings each time."""
+
+_SURROUNDINGS = re.compile(
+    r"(?:^|/)(?:activate|deactivate|enable|\.?bashrc|\.?bash_profile|\.?profile|modules?\.sh|lmod|init/bash|setvars\.sh|conda\.sh|miniforge\S*|mamba\.sh|"
+    r"thisroot\.sh|nvm\.sh|set_env\.sh)$"
+)
+"""What a shell sources for its environments, compilers and modules: it says nothing of a training."""
+
+
+def include(script: Script, words: list[str]) -> bool | None:
+    """Follow a file that the script includes."""
+    if not words:
+        return None
+    path = beside(script.folder, words[0])
+    if path is None:
+        if not _SURROUNDINGS.search(words[0]):
+            script.missing.append(shown(words[0]))
+        return None  # where the script lives it is there, or the run would not start
+    if len(script.included) > MAX_INCLUDED:
+        raise SpecError("source", shown(words[0]), "too many included files")
+    script.included.append(path)
+    before, name = script.scope.positional, script.scope.name
+    if len(words) > 1:
+        script.scope.positional = words[1:]
+    script.scope.name = str(path)
+    try:
+        script.run_text(read_text(path, "source"))
+    finally:
+        script.scope.positional, script.scope.name = before, name
+    return True
+
+
+def _evaluate(script: Script, words: list[str]) -> bool | None:
+    # What a program of the machine would print (`eval "$(conda shell.bash hook)"`) is not here.
+    if any(unmarked(word) or not any("$(" in name for name in unset(word)) for word in words):
+        # Quotes in what a name stands for that only the machine knows are none of this text.
+        text = re.sub(
+            r"\ue000[^\ue001]*\ue001", lambda m: re.sub(r"['\"`]", "", m.group()), " ".join(words)
+        )
+        script.run_text(text)
+    return None
+
+
+def _read(script: Script, words: list[str]) -> bool | None:
+    names = [
+        w
+        for i, w in enumerate(words)
+        if not w.startswith("-") and w and words[i - 1] not in ("-d", "-p")
+    ]
+    if script.fed is not None and not unset(script.fed):
+        return _split_into(script, words, names, script.fed)
+    for name in names:
+        script.scope.variables.setdefault(name, mark(name))
+    return True
+
+
+def _split_into(script: Script, words: list[str], names: list[str], text: str) -> bool:
+    """`IFS=, read -r A B <<< text`: the text's fields by name, what is left to the last name."""
+    separators = script.scope.get("IFS")
+    between = separators if isinstance(separators, str) and separators else " \t\n"
+    blank = not between.strip()
+    pattern = f"[{re.escape(between)}]" + ("+" if blank else "")
+    text = text.strip(between) if blank else text.rstrip("\n")
+    if any(re.fullmatch(r"-\w*a", word) for word in words):
+        script.set(names[-1], re.split(pattern, text))
+        return True
+    fields = re.split(pattern, text, maxsplit=len(names) - 1)
+    for name, value in zip(names, [*fields, *[""] * len(names)], strict=False):
+        script.set(name, value)
+    return True
+
+
+def _printf(script: Script, words: list[str]) -> bool | None:
+    """`printf -v NAME format values`, and what a plain one prints."""
+    target = ""
+    if words[:1] == ["-v"] and len(words) > 2:
+        target, words = words[1], words[2:]
+    text = formatted(words[1:] if words[:1] == ["--"] else words)
+    if target:
+        script.set(target, text)
+    elif script.printed is not None:
+        script.printed.append(text.rstrip("\n"))
+    return True
+
+
+def _shift(script: Script, words: list[str]) -> bool | None:
+    count = int(words[0]) if words and words[0].isdigit() else 1
+    script.scope.positional = script.scope.positional[count:]
+    return True
+
+
+def forget(script: Script, words: list[str]) -> bool | None:
+    """Take variables away, as `unset` does."""
+    for word in words:
+        script.scope.variables.pop(word, None)
+    return True
+
+
+def _set(script: Script, words: list[str]) -> bool | None:
+    """`set -- a b`: the script's arguments from here on; other options of the shell change nothing."""
+    if "--" in words:
+        script.scope.positional = words[words.index("--") + 1 :]
+    return True
+
+
+def _mapfile(script: Script, words: list[str]) -> bool | None:
+    """`mapfile -t NAME < file`: the lines as an array."""
+    names = [word for word in words if not word.startswith("-")]
+    if script.fed is not None and names:
+        script.set(names[-1], script.fed.rstrip("\n").split("\n"))
+    elif names:
+        script.scope.variables.setdefault(names[-1], mark(names[-1]))
+    return True
+
+
+def _let(script: Script, words: list[str]) -> bool | None:
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            script.set(name, arithmetic(value, script.scope))
+    return True
+
+
+def _change(script: Script, words: list[str]) -> bool | None:
+    """`cd`: where files that the script names later lie."""
+    if words and not words[0].startswith("-") and unmarked(words[0]).strip("/. "):
+        script.directory = unmarked(words[0]).strip("/")
+    return True
+
+
+def _in_shell(script: Script, words: list[str]) -> bool | None:
+    """`bash -c "…"`, and `bash train.sh a b` where that script is at hand."""
+    if "-c" in words and words.index("-c") + 1 < len(words):
+        text, *rest = words[words.index("-c") + 1 :]
+        scope = script.scope
+        before = scope.name, scope.positional
+        if rest:
+            scope.name, scope.positional = rest[0], rest[1:]
+        try:
+            return _evaluate(script, [text])
+        finally:
+            scope.name, scope.positional = before
+    at = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    if at < len(words) and script.files.get(unmarked(words[at])) and starts_script(script, ["bash", *words[at:]], {}):  # fmt: skip
+        return None  # a script that this one has written
+    if at < len(words) and beside(script.folder, words[at]) is not None:
+        variables, positional = dict(script.scope.variables), script.scope.positional
+        script.scope.positional = []
+        found = include(script, words[at:])
+        script.scope.variables, script.scope.positional = variables, positional
+        return found
+    script.commands.append(Command(["bash", *words]))
+    return None
+
+
+BUILTINS: dict[str, Callable[[Script, list[str]], bool | None]] = {
+    "source": include, ".": include, "eval": _evaluate, "exec": lambda s, w: s.start(w, {}),
+    "printf": _printf, "cd": _change, "pushd": _change,
+    "read": _read, "shift": _shift, "unset": forget, "set": _set, "mapfile": _mapfile, "readarray": _mapfile, "let": _let, "bash": _in_shell,
+    "sh": _in_shell, "nohup": lambda s, w: s.start(w, {}), "time": lambda s, w: s.start(w, {}),
+    "[": lambda s, w: test(s, w[:-1]), "test": lambda s, w: test(s, w),
+}  # fmt: skip
+
+STARTERS = frozenset({
+    "srun", "sbatch", "torchrun", "mpirun", "mpiexec", "singularity", "apptainer", "docker", "podman", "timeout", "numactl",
+    "nsys", "ray", "pdsh", "deepspeed",
+})  # fmt: skip
+"""Commands that start what follows their own options."""
+
+
+def _inside(script: Script, text: str, ahead: list[str], environment: dict[str, str]) -> bool:
+    """Follow the text of `mpirun … bash -c "… bash train.sh"`; the launcher's words come first."""
+    before, scope = len(script.commands), script.scope
+    kept = dict(scope.variables)
+    scope.variables |= environment
+    try:
+        _evaluate(script, [text])
+    finally:
+        scope.variables = kept
+    for command in script.commands[before:]:
+        command.words = [*ahead, *command.words]
+    return len(script.commands) > before
+
+
+def exported(words: list[str]) -> dict[str, str]:
+    """Variables that `sbatch --export=ALL,NAME=value` hands on; a value with a comma ends there, as SLURM has it."""
+    listed = [word.partition("=")[2] for word in words if word.startswith("--export=")]
+    listed += [after for word, after in pairwise(words) if word == "--export"]
+    pairs = [one.partition("=") for text in listed for one in text.split(",")]
+    return {name: value for name, equals, value in pairs if equals and name.isidentifier()}
+
+
+def starts_script(script: Script, words: list[str], environment: dict[str, str]) -> bool:
+    """Follow the script that a launcher starts, where it is at hand; the launcher's words come first."""
+    scope = script.scope
+    for index, word in enumerate(words[1:], 1):
+        inside = re.fullmatch(r"-\w*c", words[index - 1]) and words[index - 2] in ("bash", "sh")
+        if inside and index > 1 and re.search(r"(?:^|[\s;&])(?:bash|sh|\./\S*)\s*\S*\.sh\b", word):
+            return _inside(script, word, words[: index - 2], environment)
+        bare = unmarked(word)
+        if word.startswith("-") or not bare.endswith((".sh", ".bash", ".sbatch", ".slurm")):
+            continue
+        text = script.files.get(bare) or script.files.get(posixpath.basename(bare))
+        path = None if text is not None else beside(script.folder, bare)
+        if path is not None and len(script.included) <= MAX_INCLUDED:
+            script.included.append(path)
+            text = read_text(path, "script")
+        if text is None or bare.endswith(posixpath.basename(scope.name)) or text in script.running:
+            continue  # not here, or it starts itself again (as a job that goes on)
+        before = len(script.commands)
+        kept, positional = dict(scope.variables), scope.positional
+        scope.variables |= environment
+        if posixpath.basename(words[0]) == "sbatch":
+            # The job's own requests, what the command says over them, and what it hands on.
+            script.sbatch |= batch_options(text) | batch_options(
+                f"#SBATCH {' '.join(words[1:index])}"
+            )
+            scope.variables |= exported(words[1:index])
+        scope.positional = words[index + 1 :]
+        script.running.append(text)
+        try:
+            script.run_text(text)
+        finally:
+            script.running.pop()
+            scope.variables, scope.positional = kept, positional
+        ahead = words[: index - 1] if words[index - 1] in ("bash", "sh") else words[:index]
+        for command in script.commands[before:]:
+            command.words = [*ahead, *command.words]
+        return len(script.commands) > before
+    return False

@@ -1,0 +1,67 @@
+"""What harmless commands of a shell would print."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING
+
+from meshwright.imports.shell.numbers import calculated
+from meshwright.imports.shell.words import Scope, arithmetic
+
+if TYPE_CHECKING:
+    from meshwright.imports.shell.state import Script
+
+_DEVICES = re.compile(
+    r"\bcuda\.device_count\(\)|\b(?:nvidia-smi|rocm-smi|npu-smi)\b.*(?:\bwc\b[^|]*-l|\bgrep\b[^|]*-c)",
+    re.S,
+)
+_HOSTS = re.compile(r"\bscontrol\s+show\s+hostnames?\b.*\bwc\b[^|]*-l|\bSLURM_(?:JOB_)?NODELIST\b.*\bwc\b[^|]*-l", re.S)  # fmt: skip
+
+
+def simple_output(words: list[str], scope: Scope) -> str | None:
+    """What a harmless command would print: echo, dirname, basename, expr, seq and the like."""
+    if not words:
+        return ""
+    name, args = posixpath.basename(words[0]), [w for w in words[1:] if w != "--"]
+    if name == "echo":
+        return " ".join(a for a in args if a not in ("-n", "-e"))
+    if name == "printf" and args:
+        return formatted(args)
+    if re.fullmatch(r"python[\d.]*", name) and len(args) == 2 and args[0] == "-c":
+        said = re.fullmatch(r"\s*print\((.*)\)\s*", args[1], re.DOTALL)
+        return calculated(said.group(1)) if said else None
+    if name in ("dirname", "basename") and args:
+        made = getattr(posixpath, name)(args[-1] if name == "dirname" else args[0])
+        return made or "."
+    if name in ("realpath", "readlink") and args:
+        return posixpath.normpath(args[-1])
+    if name == "expr":
+        return arithmetic(" ".join(args).replace("\\*", "*"), scope)
+    if name == "seq" and args and all(a.isdigit() and len(a) < 6 for a in args):
+        low, high = (1, int(args[0])) if len(args) == 1 else (int(args[0]), int(args[-1]))
+        step = int(args[1]) if len(args) == 3 else 1
+        return " ".join(map(str, range(low, high + 1, max(step, 1))))
+    return None
+
+
+def formatted(words: list[str]) -> str:
+    """What `printf` makes of a format and its values."""
+    values = iter(words[1:])
+    text = re.sub(r"%[-\d.]*[sdqbif]", lambda _match: next(values, ""), words[0] if words else "")
+    return text.replace("\\n", "\n").replace("\\t", " ")
+
+
+def counted_by_machine(script: Script, text: str) -> str:
+    """What a command would print that counts devices or hosts: by the script, the machine, or else a guess of 8 and 1.
+
+    Empty for any other command, and where nothing is to be guessed.
+    """
+    hosts, devices = script.machine or ((1, 8) if script.guessing else (0, 0))
+    if _DEVICES.search(text):
+        seen = script.value("CUDA_VISIBLE_DEVICES")
+        listed = str(len(seen.split(","))) if re.fullmatch(r"\d+(?:,\s*\d+)*", seen) else ""
+        return listed or script.value("SLURM_GPUS_ON_NODE") or str(devices or "")
+    if _HOSTS.search(text):
+        return script.value("SLURM_NNODES") or str(hosts or "")
+    return ""
