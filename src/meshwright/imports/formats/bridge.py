@@ -28,6 +28,8 @@ from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.foreign import read_text
 from meshwright.specs.model import Model
 
+_TASK = re.compile(r"_(pretrain|sft|finetune|peft|lora).*")  # after the model, in a recipe's name
+
 
 def is_bridge(program: str, words: list[str]) -> bool:
     """Whether a command runs a Megatron-Bridge recipe."""
@@ -52,9 +54,7 @@ def read_words(program: str, words: list[str], given: Given, folder: Path | None
         found = _recipe_at(folder, recipe)
         if found is not None:
             base, named = _fields(found)
-        named = named or re.sub(r"_(pretrain|sft|finetune|peft|lora).*", "", recipe).replace(
-            "_", "-"
-        )
+        named = named or _TASK.sub("", recipe).replace("_", "-")
         model = model or model_named(named)
     off = switched_off(words)
     if str(override(words, "train.skip_train")).lower() == "true":
@@ -77,9 +77,7 @@ def read_words(program: str, words: list[str], given: Given, folder: Path | None
             "mixed_precision", "it is the recipe's; bf16_mixed, as they usually have it, is taken"
         )
     if recipe and not base and "num-layers" not in flags:
-        reading.note(
-            f"the recipe {recipe} is not here: only what the overrides say is read", "--recipe"
-        )
+        reading.note(f"the recipe {recipe} is not here: only overrides are read", "--recipe")
     scheme = _option(words, "--peft_scheme", "--peft")
     if scheme in ("lora", "dora") or (not scheme and not base and re.search(r"_(peft|lora)(_|$)", recipe)):  # fmt: skip
         rank = override(words, "peft.dim")
