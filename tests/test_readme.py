@@ -48,7 +48,11 @@ def test_the_architecture_page_names_every_room_and_none_that_is_not_there():
     package = ROOT / "src/meshwright"
     engine_part = page[page.index("Inside `engine/`") :]
     imports_part = page[page.index("Inside `imports/`") :]
-    parts = ((package, page), (package / "engine", engine_part), (package / "imports", imports_part))
+    parts = (
+        (package, page),
+        (package / "engine", engine_part),
+        (package / "imports", imports_part),
+    )
     for folder, text in parts:
         rooms = {f"{one.name}/" for one in folder.iterdir() if one.is_dir() and one.name[0] != "_"}
         assert rooms <= set(re.findall(r"`([a-z_]+/)`", text)), folder
