@@ -10,6 +10,8 @@ from meshwright.specs.frameworks import (
     framework,
     framework_names,
     job_lacks,
+    names_of_one_program,
+    planned_as,
     source_of,
 )
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
@@ -64,3 +66,11 @@ def test_moments_of_16_bits_beside_fp32_masters_where_a_stack_has_them():
     job = Job(framework="hai-llm", optimizer=OPTIMIZERS["adamw-bf16"], precision=RECIPES["fp8"])
     assert job_lacks(job, framework("hai-llm")) == []
     assert any(field == "job.optimizer" for field, _, _ in job_lacks(job, framework("trl")))
+
+
+def test_one_program_under_two_names_is_planned_by_what_it_shards():
+    assert names_of_one_program("megatron-fsdp") == ("megatron-fsdp", "megatron")
+    names = [planned_as("megatron-fsdp", zero) for zero in range(4)]
+    assert names == [planned_as("megatron", zero) for zero in range(4)]
+    assert names == ["megatron", "megatron", "megatron-fsdp", "megatron-fsdp"]
+    assert {planned_as("torchtitan", zero) for zero in range(4)} == {"torchtitan"}

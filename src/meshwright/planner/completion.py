@@ -148,12 +148,12 @@ def nearest(
     for fixed in attempts:
         if found := _near(question, target, fixed, most):
             return found
-    found = []
+    others: dict[str, tuple[Layout, Estimate]] = {}
     for fixed in _near_values(question, last or keep):
-        found += _near(question, target, fixed, 2)
-        if len(found) >= most:
+        others |= {one.label(): (one, priced) for one, priced in _near(question, target, fixed, 2)}
+        if len(others) >= most:
             break
-    return found[:most]
+    return list(others.values())[:most]
 
 
 def _near_values(question: Question, keep: Mapping[str, Any]) -> list[dict[str, Any]]:

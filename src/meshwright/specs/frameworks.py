@@ -336,6 +336,25 @@ def framework(name: str) -> Framework:
     return Framework.parse(_cells(name), f"frameworks.{name}")
 
 
+def names_of_one_program(name: str) -> tuple[str, ...]:
+    """A framework and what shares its program under another name (`shards_as`)."""
+    also = [one for one in framework_names() if name in (framework(one).shards_as, one)]
+    return tuple(dict.fromkeys([name, framework(name).shards_as or name, *also]))
+
+
+def planned_as(name: str, zero: int) -> str:
+    """The name under which a layout with this ZeRO stage is planned by the same program.
+
+    Raises:
+        SpecError: no such framework.
+    """
+    for one in names_of_one_program(name):
+        can = framework(one)
+        if zero in can.zero and not (zero >= 2 and can.shards_as):
+            return one
+    return name
+
+
 def source_of(name: str, cell: str) -> str:
     """Return where a cell of the table comes from, following `base`.
 

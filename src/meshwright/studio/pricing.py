@@ -18,12 +18,13 @@ from meshwright.planner.plan import price_layout
 from meshwright.planner.words import PART_WORDS
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.frameworks import framework as framework_of
+from meshwright.specs.frameworks import names_of_one_program, planned_as
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Estimate, Plan
 from meshwright.specs.quantities import format_bytes, format_seconds
 from meshwright.studio.commands import Asked, AskedInQuery, Links, layout_links
 from meshwright.studio.planning import PlanRequest, asked_by, axes_of, best_plan, read_asked
-from meshwright.studio.questions import MOST_DEVICES, read_model
+from meshwright.studio.questions import AUTO, MOST_DEVICES, read_model
 
 
 class PriceProblem(TypedDict):
@@ -166,18 +167,21 @@ def _priced(question: Question, asked: Asked, wanted: dict[str, Any], changed: s
     base = best.layout if best else Layout()
     if best:  # under the framework that the plan chose, on the devices that it uses
         question = replace(question, cluster=best.cluster, job=best.job)
+    free = best is not None and asked.framework == AUTO
     try:
         layout = completed(question, base, wanted)
+        if free:
+            question = _named(question, planned_as(question.job.framework, layout.zero))
         sentence = why_not(question, layout)
     except SpecError as error:
         refused = _refused(wanted, error.field, str(error))
-        near = nearest(question, base, wanted, changed)
+        near = _nearest(question, base, wanted, changed, free)
         refused["completions"] = [_completion(base, one, priced) for one, priced in near]
         return refused
     if sentence is not None:
         if sentence.startswith("the framework"):
             sentence = framework_of(question.job.framework).title + sentence[len("the framework") :]
-        near = nearest(question, layout, wanted, changed)
+        near = _nearest(question, layout, wanted, changed, free)
         refused = _refused(layout.plain(), "layout", sentence, layout.label())
         refused["completions"] = [_completion(base, one, priced) for one, priced in near]
         refused["changes"], refused["axes"] = differences(base, layout), axes_of(layout)
@@ -202,6 +206,29 @@ def _priced(question: Question, asked: Asked, wanted: dict[str, Any], changed: s
         "plan": made.plain(),
         "links": links,
     }
+
+
+def _named(question: Question, framework: str) -> Question:
+    return replace(question, job=question.job.but(framework=framework))
+
+
+def _nearest(
+    question: Question, target: Layout, wanted: dict[str, Any], changed: str, free: bool
+) -> list[tuple[Layout, Estimate]]:
+    """The nearest layouts that run, those first that keep what was set by hand.
+
+    `free`: nobody asked for a framework, so that what shares a program counts as one.
+    """
+    names = names_of_one_program(question.job.framework) if free else (question.job.framework,)
+    found: dict[str, tuple[Layout, Estimate]] = {}
+    for name in names:
+        for one, priced in nearest(_named(question, name), target, wanted, changed):
+            found.setdefault(one.label(), (one, priced))
+
+    def keeps(layout: Layout) -> bool:
+        return all(getattr(layout, name, value) == value for name, value in wanted.items())
+
+    return sorted(found.values(), key=lambda each: not keeps(each[0]))[:4]
 
 
 def _only(base: Layout, layout: Layout, wanted: dict[str, Any]) -> Layout:
