@@ -217,7 +217,8 @@ def _page(cases: list[Case], before: str = "") -> str:
         "llama3-8b given where a file names no model, or none that is a preset.", "",
         "Which option says nothing of memory, time or numerics was judged name by name in the frameworks' own parsers",
         "(`imports/data/options.toml`, `options_tables.toml`); what is in no list is named. Known to be left: programs of one's own whose model and",
-        "batch come from what calls them, and whether one task or eight start under a bare `srun`.", "",
+        "batch come from what calls them, and whether one task or eight start under a bare `srun`. Pax's registries and trainers of a",
+        "repository's own package (minGPT's, benchopt's) train and are refused as describing no run: they count as refused, rightly or not.", "",
         f"{len(verdicts)} files of {len(repositories)} repositories: {accepted} read, {refused} refused because they are "
         f"no training run of a decoder-only", f"transformer, {asks} left asking, "
         f"{len(verdicts) - accepted - refused - asks} that should have been read.",
