@@ -549,7 +549,7 @@ export interface Layout {
   recompute: "none" | "selective" | "full"
   recompute_layers: number
   recompute_modules: ("core_attn" | "moe_act" | "layernorm" | "mla_up_proj" | "mlp" | "moe" | "shared_experts")[]
-  offload: ("activations" | "optimizer" | "parameters")[]
+  offload: ("activations" | "optimizer" | "parameters" | "attn_norm" | "qkv_linear" | "core_attn" | "attn_proj" | "mlp_norm" | "expert_fc1" | "moe_act")[]
   sequence_parallel: boolean
   cp_method: "all-gather" | "ring" | "ulysses" | "hierarchical"
   schedule: string
