@@ -5,13 +5,14 @@ from __future__ import annotations
 import posixpath
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import text_of, unset
 
 if TYPE_CHECKING:
     from meshwright.imports.launch import Launch
+    from meshwright.imports.reading import Reading
 
 ON_ONE_HOST = ("llamafactory-cli", "swift", "megatron", "xtuner")
 """Tools that start torchrun themselves, on one host unless NNODES says otherwise."""
@@ -134,3 +135,14 @@ def _variable(script: Script, names: tuple[str, ...]) -> int:
             if found:
                 return found
     return 0
+
+
+def asked_in_table(table: dict[str, Any], reading: Reading) -> None:
+    """Hosts and devices that a configuration's own `slurm.sbatch` asks for."""
+    slurm = table.get("slurm")
+    batch = slurm.get("sbatch") if isinstance(slurm, dict) else None
+    hosts, per_host = (batch.get(name) if isinstance(batch, dict) else None for name in ("nodes", "gpus_per_node"))  # fmt: skip
+    if isinstance(hosts, int) and isinstance(per_host, int):
+        reading.hosts, reading.per_host = hosts, per_host
+    elif isinstance(hosts, int):
+        reading.note(f"SLURM is asked for {hosts} hosts, not of how many devices", "slurm.sbatch.nodes")  # fmt: skip

@@ -338,7 +338,7 @@ def framework(name: str) -> Framework:
 
 def names_of_one_program(name: str) -> tuple[str, ...]:
     """A framework and what shares its program under another name (`shards_as`)."""
-    also = [one for one in framework_names() if name in (framework(one).shards_as, one)]
+    also = [one for one in framework_names() if framework(one).shards_as == name]
     return tuple(dict.fromkeys([name, framework(name).shards_as or name, *also]))
 
 

@@ -10,6 +10,7 @@ from meshwright.imports.formats import megatron
 from meshwright.imports.formats.megatron_switches import NEGATED
 from meshwright.imports.hydra_defaults import with_defaults
 from meshwright.imports.interpolate import merged, resolved
+from meshwright.imports.launch_counts import asked_in_table
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.words import unset
@@ -64,12 +65,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if parts := table.get("extends"):
         names = parts if isinstance(parts, list) else [parts]
         reading.note(f"{', '.join(map(str, names[:6]))} which it extends are not read", "extends")
-    batch = whole.get("slurm", {}).get("sbatch", {}) if isinstance(whole.get("slurm"), dict) else {}
-    hosts, per_host = (batch.get(name) if isinstance(batch, dict) else None for name in ("nodes", "gpus_per_node"))  # fmt: skip
-    if isinstance(hosts, int) and isinstance(per_host, int):
-        reading.hosts, reading.per_host = hosts, per_host
-    elif isinstance(hosts, int):
-        reading.note(f"SLURM is asked for {hosts} hosts, not of how many devices", "slurm.sbatch.nodes")  # fmt: skip
+    asked_in_table(whole, reading)
     return reading
 
 

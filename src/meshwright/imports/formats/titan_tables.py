@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.imports.beside import beside
 from meshwright.imports.formats import torchtitan
 from meshwright.imports.interpolate import merged, read_table, resolved
+from meshwright.imports.launch_counts import asked_in_table
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
@@ -51,13 +52,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading.format = "torchtitan tables in Hydra YAML"
     for name in missing:
         reading.note(f"{name} of its defaults is not here", "defaults")
-    slurm = whole.get("slurm")
-    batch = slurm.get("sbatch") if isinstance(slurm, dict) else None
-    hosts, per_host = (batch.get(name) if isinstance(batch, dict) else None for name in ("nodes", "gpus_per_node"))  # fmt: skip
-    if isinstance(hosts, int) and isinstance(per_host, int):
-        reading.hosts, reading.per_host = hosts, per_host
-    elif isinstance(hosts, int):
-        reading.note(f"SLURM is asked for {hosts} hosts, not of how many devices", "slurm.sbatch.nodes")  # fmt: skip
+    asked_in_table(whole, reading)
     return reading
 
 
