@@ -103,6 +103,7 @@ def test_nothing_fits_exits_with_1_and_says_the_ways_out(capsys):
         (["plan", "llama3-70b", "-c", "h100:8x8", "--precision", "bf15"], "bf16"),
         (["plan", "llama3-70b", "-c", "h100:8x8", "--global-batch", "-3"], "global"),
         (["plan", "llama3-70b", "-c", "h100:8x8", "--reserve", "6"], "6GiB"),
+        (["plan", "llama3-70b", "-c", "h100:8x8", "--reserve", "6.5"], "6.5GiB"),
         (["plan", "llama3-70b", "-c", "h100:8x8", "--seq", "banana"], "--seq"),
         (["plan", "llama3-70b", "-c", "h100:8x8", "--framework", "megatrn"], "megatron"),
         (["plan", "llama3-70b", "-c", "h100:8x8", "--objective", "joy"], "time, memory, cost"),

@@ -163,7 +163,7 @@ def read_cluster(cluster: str, reserve: str | None) -> Cluster:
     loaded = load_cluster(cluster)
     if reserve is not None:
         kept = parse_bytes(reserve, "--reserve")
-        if reserve.strip().isdecimal() and 0 < kept < 2**20:
+        if reserve.strip()[-1:].isdigit() and 0 < kept < 2**20:
             unit = f"a size with its unit is expected: {reserve.strip()}GiB, say"
             raise SpecError("--reserve", reserve, unit)
         if kept >= loaded.device.memory_bytes:
