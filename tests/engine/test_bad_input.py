@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 def _left_of(session):
     """Processes of a session that are still there, after a moment to go."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while True:
         left = []
         for stat in Path("/proc").glob("[0-9]*/stat"):

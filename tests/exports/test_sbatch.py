@@ -103,8 +103,8 @@ def test_every_host_starts_its_own_ranks(framework, cluster, tmp_path):
     assert ranks == set(range(hosts))
 
 
-def finished(cluster, number, limit_s=30):
-    """The state in which a job ended."""
+def finished(cluster, number, limit_s=120):
+    """The state in which a job ended, or what SLURM says of one that goes on for longer than a busy machine needs."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         text = cluster.call("scontrol", "show", "job", number, "-o").stdout
@@ -112,13 +112,18 @@ def finished(cluster, number, limit_s=30):
         if state and state[1] not in ("PENDING", "RUNNING", "COMPLETING"):
             return state[1]
         time.sleep(0.1)
-    return "still running"
+    return f"still running: {text}{cluster.call('scontrol', 'show', 'step').stdout}"
 
 
 def test_a_job_that_fails_on_one_host_ends_on_all(cluster, tmp_path):
+    """One host leaves when both run: before that, SLURM's own signal may come too early for the other."""
     fake = tmp_path / "bin"
     fake.mkdir()
-    (fake / "torchrun").write_text('#!/bin/sh\n[ "$SLURM_NODEID" = 1 ] && exit 3\nexec sleep 60\n')
+    (fake / "torchrun").write_text(
+        f'#!/bin/sh\ntouch "{tmp_path}/runs$SLURM_NODEID"\n'
+        f'[ "$SLURM_NODEID" = 1 ] || exec sleep 600\n'
+        f'until [ -e "{tmp_path}/runs0" ]; do sleep 0.1; done\nexit 3\n'
+    )
     (fake / "torchrun").chmod(0o755)
     (tmp_path / "train.sbatch").write_text(script("nanotron")["train.sbatch"])
     path = f"{fake}:{cluster.environment['PATH']}"
