@@ -126,14 +126,17 @@ def drawn(random: Random, able: Framework, model: Model | None = None) -> Plan:
     rows = layout["micro_batch"] * dp * pp * random.randint(1, 5)
     cluster = load_cluster(f"{device}:{max(1, -(-world // host))}x{min(host, world)}")
     return Plan(
-        model=model, cluster=cluster, job=_job(random, able, model, rows), layout=Layout(**layout),
+        model=model, cluster=cluster, layout=Layout(**layout),
+        job=_job(random, able, model, rows, layout["zero"]),
         estimate=NO_ESTIMATE, fits=True,
     )  # fmt: skip
 
 
-def _job(random: Random, able: Framework, model: Model, rows: int) -> Job:
+def _job(random: Random, able: Framework, model: Model, rows: int, zero: int) -> Job:
+    # What shards further under a framework's own words has a name of its own there.
+    name = able.shards_as if zero >= 2 and able.shards_as else able.name
     fields: dict[str, Any] = {
-        "seq_len": random.choice((1024, 2048, 8192, 32768)), "global_batch": rows, "framework": able.name,
+        "seq_len": random.choice((1024, 2048, 8192, 32768)), "global_batch": rows, "framework": name,
         "precision": RECIPES[random.choice(list(RECIPES))], "optimizer": OPTIMIZERS[random.choice(able.optimizers)],
     }  # fmt: skip
     options = {}

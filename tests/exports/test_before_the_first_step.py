@@ -4,9 +4,12 @@ import pytest
 import yaml
 from plans import make_plan
 
+from meshwright.cli.inputs import read_question
+from meshwright.cli.options import QuestionOptions
 from meshwright.exports import fabric, megatron, megatron_bridge
 from meshwright.exports.images import image, setup
-from meshwright.exports.targets import export
+from meshwright.exports.targets import export, require_expressible
+from meshwright.imports.critique import price
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given
 from meshwright.specs.errors import SpecError
@@ -154,3 +157,23 @@ def test_torchtitan_in_8_bits_comes_with_torchao():
             make_plan("llama3.1-8b", job=job, dp=8, zero=2), "jobset", launches="torchtitan"
         )
         assert ("torchao==" in made.files["jobset.yaml"]) is has
+
+
+@pytest.mark.parametrize("name", ["trainer", "accelerate", "fsdp", "lightning", "megatron", "deepspeed"])  # fmt: skip
+def test_all_weights_train_further_in_the_precision_that_a_framework_has(name):
+    options = QuestionOptions(
+        model="llama3.1-8b", cluster="h100:1x8", finetune="full", framework=name
+    )
+    model, cluster, job = read_question(options)
+    require_expressible(model, job, cluster)
+    assert job.precision.master_bytes in framework(name).master_bytes
+
+
+def test_what_shards_in_megatron_s_place_is_read_and_priced_under_its_own_name(tmp_path):
+    job = Job(seq_len=4096, global_batch=64, framework="megatron-fsdp")
+    made = make_plan("llama3.1-8b", job=job, dp=8, zero=3)
+    for target, read in (("megatron", "megatron-fsdp"), ("primus", "primus")):
+        export(made, target).write(tmp_path)
+        back = import_file(tmp_path / ("run.sh" if target == "megatron" else "primus.yaml"))
+        assert back.job.framework == read
+        assert price(back).fits

@@ -13,7 +13,7 @@ from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError, nearest, one_line
 from meshwright.specs.finetune import GROUPS, Finetune, finetune_recipe
-from meshwright.specs.frameworks import find_framework
+from meshwright.specs.frameworks import find_framework, framework
 from meshwright.specs.job import OPTIMIZERS, Job, PrecisionRecipe
 from meshwright.specs.jobs import precision_recipe
 from meshwright.specs.layout import Layout
@@ -74,7 +74,10 @@ def read_job(options: QuestionOptions, device: Device | None = None, devices: in
         tool = options.framework or changes.get("framework", base.framework)
         tool = find_framework(tool, "--framework")
         usual = "bf16" if _copies(changes["finetune"], tool, devices) else TUNED_PRECISION
-        precision = "fp16" if old else usual  # T4 and V100 have no units for bf16
+        if old:
+            precision = "fp16"  # T4 and V100 have no units for bf16
+        elif usual != TUNED_PRECISION or not _always_copies(changes["finetune"], tool):
+            precision = usual  # else the framework's own, below
     if options.framework is not None:
         changes["framework"] = find_framework(options.framework, "--framework")
         if "attention_kernel" not in base.model_fields_set:
@@ -113,6 +116,11 @@ def _copies(tune: Finetune, tool: str, devices: int) -> bool:
     """
     sharded = devices > 1 and tool in _BY_DEEPSPEED
     return not tune.adapts and (sharded or tool == "llama-factory")
+
+
+def _always_copies(tune: Finetune, tool: str) -> bool:
+    """Whether a framework has no words for weights of 16 bits without a 32-bit copy, where all of them train."""
+    return not tune.adapts and 0 not in framework(tool).master_bytes
 
 
 def _fine_tuning(base: Job, options: QuestionOptions) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
         reading.note(f"ep = {fields['ep']} is left out: {model.name} has no experts", "--model")
     fields.setdefault("offload", sorted(reading.offload))
     layout = Layout.parse(fields, "layout")
-    reading.job |= _made_for(stamp)
+    reading.job |= _made_for(stamp, reading.job.get("framework", ""))
     if not stamp.target:
         _accumulation(reading, fields, batch // (dp * micro))
     if reading.steps > STEPS:
@@ -127,13 +127,17 @@ def _accumulation(reading: Reading, fields: dict[str, Any], micro_batches: int) 
         )
 
 
-def _made_for(stamp: Stamp) -> dict[str, str]:
-    """The framework that an exported file was made for, which its own words may name more narrowly."""
+def _made_for(stamp: Stamp, read: str) -> dict[str, str]:
+    """The framework that an exported file was made for, unless its words are of what shards in that one's place."""
     from meshwright.exports.targets import FRAMEWORKS
 
     for target in FRAMEWORKS.values():
         if f"{target.title} {target.version}" in stamp.target:
-            return {"framework": target.limits.framework}
+            return (
+                {}
+                if target.limits.can.shards_as == read
+                else {"framework": target.limits.framework}
+            )
     return {}
 
 
