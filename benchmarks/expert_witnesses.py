@@ -1,8 +1,9 @@
-"""Measured runs that say whether a claimed gain is there: same model, device, length and precision.
+"""Measured runs that say whether a claimed gain is there: same model, device and length, no lower precision.
 
 A planner that claims to beat a published layout is either wrong or has seen something. Published tables
 hold other layouts of the same model on the same device; where one of them was measured to be faster per
-device than the expert's, the claim does not rest on the cost model alone.
+device than the expert's, the claim does not rest on the cost model alone. A run whose products are wider
+(16 bits against an expert's 8) counts, because it had the slower tensor cores; one whose are narrower does not.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
 Sameness = tuple[object, ...]
+WIDTHS = {"fp4": 4, "fp8": 8, "int8": 8, "bf16": 16, "fp16": 16, "tf32": 19, "fp32": 32}
+"""Bits of the operands of a precision's products."""
 FASTER = 0.05
 """Share of an expert's measured rate by which a run must be faster to count."""
 
@@ -35,13 +38,15 @@ class Witness:
     gpus: int
     source: str
     tokens_per_s: float
+    compute: str = ""
+    """Precision of its products."""
 
 
 def same(question: Question) -> Sameness:
     """What two runs must share so that their rates per device say something of each other."""
     job = question.job
     device = question.cluster.device.name
-    return (*_shape(question.model), device, job.seq_len, job.precision.compute, job.finetune)
+    return (*_shape(question.model), device, job.seq_len, job.finetune)
 
 
 def _shape(model: Model) -> Sameness:
@@ -68,8 +73,9 @@ def _measured() -> Iterator[tuple[Sameness, Witness]]:
             continue
         question = Question(run.model, run.cluster, run.job)
         found = Witness(
-            run.layout.label(), run.job.framework, run.gpus, row["source"], rate(question, seconds)
-        )
+            run.layout.label(), run.job.framework, run.gpus, row["source"], rate(question, seconds),
+            run.job.precision.compute,
+        )  # fmt: skip
         yield same(question), found
 
 
@@ -85,17 +91,20 @@ def witnesses() -> dict[Sameness, list[Witness]]:
 def witness_of(question: Question, layout: Layout, expert_s: float) -> tuple[Witness, float] | None:
     """The fastest other layout measured at the same question on any number of devices, and the expert's own rate.
 
-    A run under the expert's own framework comes before all others. None where the expert's step was not measured, or nothing was measured to be faster than it.
+    A run under the expert's own framework comes before all others, then one of its own precision. None where the expert's step was not measured, or nothing was measured to be faster than it.
     """
     if math.isnan(expert_s):
         return None
     own = rate(question, expert_s)
+    compute = question.job.precision.compute
     faster = [
         one
         for one in witnesses().get(same(question), [])
         if one.tokens_per_s > own * (1 + FASTER) and one.layout != layout.label()
-    ]
+        and WIDTHS[one.compute] >= WIDTHS[compute]
+    ]  # fmt: skip
     asked = framework(question.job.framework).behaviour
     alike = [one for one in faster if framework(one.framework).behaviour == asked]
-    best = next(iter(alike or faster), None)
+    exact = [one for one in alike or faster if one.compute == compute]
+    best = next(iter(exact or alike or faster), None)
     return (best, own) if best else None

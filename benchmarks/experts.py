@@ -241,7 +241,7 @@ def page(found: list[Verdict], unanswered: list[str]) -> str:
         f"and batch, by default one that fits with {WANTED:.0%}; the gain is what the planner claims over the expert, so a large one is more likely "
         "an error of the cost model than of the expert. It is not where another layout of the same model "
         "was measured to be faster per device than the expert's, on the same device, at the same length "
-        "and precision: the last section names that run.", "",
+        "and no lower precision: the last section names that run.", "",
         "| figure | value |", "|---|--:|",
         f"| recipes | {figures['recipes']} |",
         f"| refused (the framework could not run it, we say) | {figures['refused']} |",
@@ -308,7 +308,7 @@ def _seen(verdict: Verdict) -> str:
     if one is None:
         return ""
     return (
-        f" Measured: {one.layout} on {one.gpus} under {one.framework} did {one.tokens_per_s:,.0f} tokens/s "
+        f" Measured: {one.layout} on {one.gpus} under {one.framework} in {one.compute} did {one.tokens_per_s:,.0f} tokens/s "
         f"a device ({one.source}), the expert's layout {verdict.measured_rate:,.0f}."
     )
 

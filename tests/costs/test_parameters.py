@@ -136,6 +136,7 @@ PUBLISHED_BILLIONS = {
     "yi-6b": 6.06, "yi-9b": 8.83, "yi-34b": 34.4, "deepseek-coder-1.3b": 1.35, "deepseek-coder-6.7b": 6.74,
     "deepseek-coder-33b": 33.3, "internlm2-1.8b": 1.89, "internlm2-7b": 7.74, "internlm2-20b": 19.86, "baichuan2-7b": 7.51,
     "codellama-7b": 6.74, "codellama-13b": 13.0, "command-r-35b": 35, "seed-oss-36b": 36.2, "minimax-m2": 229,
+    "ling-mini-2.0": 16.26, "ling-flash-2.0": 103, "ling-1t": 1000, "exaone-4.0-32b": 32.0,
     "stablelm-2-1.6b": 1.64,
 }  # fmt: skip
 

@@ -51,6 +51,9 @@ def built(config):
 
 OTHERWISE = {
     "kimi-linear-48b-a3b": "the preset's config names no layer kinds; transformers' default differs",
+    "ling-mini-2.0": "transformers has no class of this family",
+    "ling-flash-2.0": "transformers has no class of this family",
+    "ling-1t": "transformers has no class of this family",
     "minimax-text-01": "transformers takes layer_types and not the published attn_type_list",
 }
 

@@ -434,3 +434,42 @@ def test_longcat_s_layer_is_two_of_which_one_has_experts():
     total = sum(one.numel() for one in theirs.parameters())
     # transformers holds matrices for the experts that compute nothing; published checkpoints do not.
     assert count_parameters(model).total == total - 3 * 8 * 2 * 64 * 256
+
+
+@pytest.mark.parametrize("family", ["bailing_moe", "bailing_moe_v2"])
+def test_ling_counts_as_the_family_that_it_is_spelt_after(family):
+    """transformers has no class of inclusionAI's; GLM-4.5's holds the same matrices and norms."""
+    second = family == "bailing_moe_v2"
+    own = {**BASE, "model_type": family, "head_dim": 24, "moe_intermediate_size": 40, "num_experts": 7,
+           "num_experts_per_tok": 2, "num_shared_experts": 2, "use_bias": False,
+           "first_k_dense_replace": 2, "moe_router_enable_expert_bias": True}  # fmt: skip
+    model = model_from_config(own)
+    theirs = {**BASE, **ROUTED, "model_type": "glm4_moe", "head_dim": 24, "n_shared_experts": 2,
+              "first_k_dense_replace": 2, "use_qk_norm": second}  # fmt: skip
+    assert count_parameters(model).total == built(theirs)
+    assert "not read" not in model.source
+    assert [model.is_moe_layer(layer) for layer in range(8)] == [False] * 2 + [True] * 6
+
+
+def test_a_head_of_no_width_is_one_that_is_not_stated():
+    stated = {**BASE, "model_type": "glm4", "num_key_value_heads": 2}
+    assert model_from_config({**stated, "head_dim": 0}) == model_from_config(stated)
+
+
+def test_delta_attention_and_heads_without_rotary_dimensions_of_an_unknown_family(monkeypatch):
+    """GLM-5 Next, which has no reader: most layers are delta attention, the others latent without a rotary part."""
+    config = {**BASE, "kv_lora_rank": 20, "q_lora_rank": 30, "qk_nope_head_dim": 12, "qk_rope_head_dim": 0,
+              "v_head_dim": 10, "head_dim": 0, "linear_num_heads": 4, "linear_head_dim": 24,
+              "linear_conv_kernel_dim": 4, "layer_types": KINDS}  # fmt: skip
+    answer = {
+        "layers": [{"mixer": 1000, "ffn": 3 * 96 * 200, "norms": 192}] * 8, "outside": {"lm_head.weight": 1},
+        "config": config, "encoder": 0, "tables": 0, "total": 800_000, "class": "Glm5", "transformers": "5",
+    }  # fmt: skip
+    monkeypatch.setattr("meshwright.specs.huggingface.trace", lambda _: answer)
+    model = model_from_config({**config, "model_type": "glm5_next"})
+    assert model.latent_attention is not None
+    assert model.latent_attention.rope_head_dim == 0
+    assert model.mixer is not None
+    assert (model.mixer.kind, model.mixer.heads, model.mixer.key_dim) == ("kda", 4, 24)
+    assert sum(kind.startswith("linear") for kind in model.layer_kinds) == 6
+    assert "gated delta nets" in model.source

@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from meshwright.specs.errors import SpecError
 from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.models import _without_dots, is_size, load_model, model_names, typical_model
+from meshwright.specs.traced import trace
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -97,6 +99,32 @@ def test_a_multimodal_config_gives_its_language_model(monkeypatch):
     model = model_from_config({"model_type": "gemma3", "text_config": text, "vision_config": {}})
     assert model.family == "gemma3_text"
     assert "not counted" in model.source
+
+
+def test_a_count_that_was_kept_needs_no_second_process(monkeypatch, tmp_path):
+    """Where MESHWRIGHT_COUNTS names a folder; another config, a damaged file and no folder are counted anew."""
+    asked = []
+
+    def process(command, *, input, **_):
+        asked.append(input)
+        answer = {"total": 7, "layers": [{}], "config": {}, "encoder": 3}
+        return SimpleNamespace(stdout=json.dumps(answer))
+
+    monkeypatch.setattr("meshwright.specs.traced.subprocess.run", process)
+    monkeypatch.setattr("meshwright.specs.traced_kept.metadata.version", lambda _: "5.0")
+    monkeypatch.delenv("MESHWRIGHT_COUNTS", raising=False)
+    first = trace({"model_type": "one"})
+    assert trace({"model_type": "one"}) == first
+    assert len(asked) == 2
+    monkeypatch.setenv("MESHWRIGHT_COUNTS", str(tmp_path / "counts"))
+    assert trace({"model_type": "one"}) == trace({"model_type": "one"}) == first
+    assert len(asked) == 3
+    trace({"model_type": "two"})
+    assert len(asked) == 4
+    for file in (tmp_path / "counts").iterdir():
+        file.write_text("{", "utf-8")
+    assert trace({"model_type": "one"}) == first
+    assert len(asked) == 5
 
 
 def test_explicit_fields():

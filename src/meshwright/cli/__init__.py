@@ -65,6 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
     of ours; 74 the output cannot be written; 130 Ctrl-C; 143 SIGTERM.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    os.environ.setdefault("MESHWRIGHT_COUNTS", os.path.join(cache, "meshwright", "counts"))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -50,7 +50,9 @@ class Config:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.read: set[str] = {"model_type"}
         """Keys that were asked for, present or not."""
-        self.data: Mapping[str, Any] = _Watched(data, self.read)
+        # A head of no width is one that is not stated: of latent attention without rotary dimensions.
+        stated = {key: value for key, value in data.items() if key != "head_dim" or value != 0}
+        self.data: Mapping[str, Any] = _Watched(stated, self.read)
 
     def spelt(self, **changes: Any) -> Config:
         """The same config with some keys given in another spelling; shares what was read."""

@@ -272,6 +272,7 @@ def _glm4(config: Config) -> Fields:
 def _exaone4(config: Config) -> Fields:
     fields = {**llama(config), "qk_norm": "head", "window_period": period(config, 4)}
     fields["kv_heads"] = config.whole("num_key_value_heads", default=32)
+    config.read.add("sliding_window_pattern")  # "LLLG", which the period says
     return {**fields, "qkv_bias": False, "attention_out_bias": False, "ffn_bias": False}
 
 

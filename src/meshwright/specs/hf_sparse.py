@@ -78,7 +78,7 @@ def _qwen3_moe(config: Config) -> Fields:
 def latent_of(config: Config, heads: int) -> Fields:
     """The fields of latent attention as DeepSeek's configurations spell them."""
     nope = config.whole("qk_nope_head_dim", default=128)
-    rope = config.whole("qk_rope_head_dim", default=64)
+    rope = config.whole("qk_rope_head_dim", default=64, least=0)
     # An explicit null means no query compression; an absent key is the class's default.
     compressed = "q_lora_rank" not in config.data
     latent = {
@@ -130,6 +130,32 @@ def _glm4_moe(config: Config) -> Fields:
     )
     qk_norm = "head" if config.flag("use_qk_norm", default=False) else "none"
     return {**fields, "attention_out_bias": False, "qk_norm": qk_norm, "experts": experts}
+
+
+def _bailing(config: Config) -> Fields:
+    """Ling and Ring (inclusionAI's Bailing, whose code comes with its checkpoints; V2 normalises queries and keys)."""
+    second = config.data.get("model_type") == "bailing_moe_v2"
+    config.read.add("moe_router_enable_expert_bias")  # a buffer and no weight
+    fields = llama(config)
+    bias = config.flag("use_bias", default=not second)
+    width = config.whole("moe_intermediate_size")
+    shared = config.whole("num_shared_experts", default=1 if second else 0, least=0)
+    experts = experts_of(
+        experts=config.whole("num_experts"),
+        top_k=config.whole("num_experts_per_tok"),
+        ffn=width,
+        shared_ffn=shared
+        * config.whole("moe_shared_expert_intermediate_size", default=width, least=0),
+        dense_layers=config.whole("first_k_dense_replace", default=1 if second else 0, least=0),
+    )
+    return {
+        **fields,
+        "qkv_bias": config.flag("use_qkv_bias", default=False),
+        "attention_out_bias": bias,
+        "ffn_bias": False,
+        "qk_norm": "head" if config.flag("use_qk_norm", default=second) else "none",
+        "experts": experts,
+    }
 
 
 def _gpt_oss(config: Config) -> Fields:
@@ -265,6 +291,7 @@ SPARSE: dict[str, Callable[[Config], Fields]] = {
     "mixtral": _mixtral, "phimoe": _phimoe, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe,
     "deepseek_v2": deepseek, "deepseek_v3": deepseek, "glm4_moe": _glm4_moe, "dots1": _dots1,
     "gpt_oss": _gpt_oss, "llama4_text": _llama4, "olmoe": _olmoe, "granitemoe": _granitemoe,
-    "minimax_m2": _minimax_m2, "longcat_flash": _longcat,
+    "minimax_m2": _minimax_m2, "longcat_flash": _longcat, "bailing_moe": _bailing,
+    "bailing_moe_v2": _bailing,
 }  # fmt: skip
 """Reader of each mixture-of-experts `model_type`."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.specs import traced_kept
 from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config
 from meshwright.specs.hf_dense import Fields, llama
@@ -22,6 +24,8 @@ from meshwright.specs.model import TABLES
 
 PATIENCE_S = 120.0
 """Time that building a config's modules may take."""
+AFTER_S = 1.0
+"""Time after which whoever waits at a terminal is told for what."""
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k")
@@ -35,8 +39,15 @@ def trace(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SpecError: torch or transformers is not there, or cannot build the config.
     """
+    if (before := traced_kept.kept(config)) is not None:
+        return before
     family = config.get("model_type")
     command = [sys.executable, "-m", "meshwright.engine.model.traced"]
+    told = threading.Timer(
+        AFTER_S, _tell, [f"counting {family}: its modules are being built without weights …"]
+    )
+    told.daemon = True
+    told.start()
     try:
         ran = subprocess.run(
             command, input=json.dumps(dict(config)), capture_output=True, text=True,
@@ -47,6 +58,8 @@ def trace(config: Mapping[str, Any]) -> dict[str, Any]:
         answer = {"error": f"not built within {PATIENCE_S:.0f} s"}
     except ValueError:
         answer = {"error": "the counting process failed"}
+    finally:
+        told.cancel()
     if "error" in answer:
         raise SpecError(
             "config.model_type",
@@ -54,7 +67,13 @@ def trace(config: Mapping[str, Any]) -> dict[str, Any]:
             f"this family is not supported: it has no reader, and transformers cannot build it ({answer['error']}); "
             "describe the model by its shape instead",
         )
+    traced_kept.keep(config, answer)
     return dict(answer)
+
+
+def _tell(what: str) -> None:
+    if sys.stderr.isatty():
+        print(what, file=sys.stderr, flush=True)
 
 
 def traced_fields(answer: Mapping[str, Any]) -> Fields:
@@ -103,18 +122,25 @@ def traced_fields(answer: Mapping[str, Any]) -> Fields:
     return fields
 
 
-_LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_LATENT = ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
 _DELTA = ("linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads",
           "linear_key_head_dim", "linear_conv_kernel_dim")  # fmt: skip
+_KIMI_DELTA = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
 
 
 def _mixing(config: Mapping[str, Any], heads: int) -> Fields:
     """Fields of what mixes tokens, where a config spells all of it as the families with readers do."""
     found: Fields = {}
-    if all(config.get(name) for name in _LATENT):
+    if all(config.get(name) for name in _LATENT) and "qk_rope_head_dim" in config:
         found |= latent_of(Config({"q_lora_rank": 0, **config}), heads)
     if all(config.get(name) for name in _DELTA):
         found["mixer"] = gated_delta(Config(dict(config)))
+    elif all(config.get(name) for name in _KIMI_DELTA):
+        heads, width, taps = (int(config[name]) for name in _KIMI_DELTA)
+        found["mixer"] = {
+            "kind": "kda", "heads": heads, "head_dim": width, "key_heads": heads, "key_dim": width,
+            "conv": taps, "rank": width,
+        }  # fmt: skip
     return found
 
 

@@ -25,6 +25,11 @@ _NORM = re.compile(r"norm|ln_|\bln\d")
 _MIXER = re.compile(r"attn|attention|mamba|mixer|conv|temporal|ssm|linear_attn|laurel|delta|rwkv")
 
 
+UNNEEDED = (
+    "scipy", "sklearn", "pandas", "datasets", "tensorflow", "jax", "flax", "deepspeed", "bitsandbytes",
+    "peft",
+)  # fmt: skip
+"""Packages that transformers imports where they are installed, and that no module needs to be counted."""
 MOST_BYTES = 6 * 2**30
 """Memory that counting a config may take."""
 
@@ -132,6 +137,8 @@ def main() -> None:
     """Read a config from standard input, print its tally, or one line of `error`."""
     # A config may ask for a million layers; it gets no more than a laptop has.
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    for name in UNNEEDED:
+        sys.modules[name] = None  # type: ignore[assignment]  # Python's way to say: there is none
     try:
         answer: dict[str, Any] = tally(json.load(sys.stdin))
     except (ValueError, ImportError, RecursionError, MemoryError) as error:
