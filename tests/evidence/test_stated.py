@@ -7,8 +7,9 @@ from meshwright.costs.parameters import count_parameters
 from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
 from meshwright.evidence.named import named_framework
+from meshwright.evidence.optimizers import optimizer_of
 from meshwright.evidence.rows import Row
-from meshwright.evidence.software import optimizer_of, rule_for, zero_of
+from meshwright.evidence.software import rule_for, zero_of
 from meshwright.evidence.stated import says
 
 
@@ -250,7 +251,7 @@ def test_scales_of_4_bit_weights_are_quantised_where_a_program_does_so(setup, tw
 )
 def test_optimizers_by_the_width_of_their_states(setup, optimizer):
     cells = row(setup=setup, gpus=1)
-    assert optimizer_of(cells, rule_for(cells)).name == optimizer
+    assert optimizer_of(cells, rule_for(cells), []).name == optimizer
 
 
 def test_torchs_layers_are_compiled_where_a_row_says_so():

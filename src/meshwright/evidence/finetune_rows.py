@@ -111,7 +111,8 @@ _OPTIMIZER_BITS = re.compile(
 _LATENT = re.compile(r"\b(?:q|kv)[-_]lora[-_]rank\b[\"' =:]*\d*", re.IGNORECASE)
 """Megatron's ranks of latent attention, which are no adapters'."""
 _FULL = re.compile(
-    r"\bfull[- ](?:parameter|fine-?tun|model fine-?tun|SFT)|full_finetune", re.IGNORECASE
+    r"\bfull[- ](?:parameter|fine-?tun|model fine-?tun|SFT)|full_finetune|\b(?:method|mode|tuning|fine-?tun\w*): ?full\b",
+    re.IGNORECASE,
 )
 """All weights train, also where the software named beside it could train adapters (`… + peft`)."""
 _STATED = re.compile(

@@ -56,7 +56,7 @@ _SAYS_NOTHING = re.compile(
     r"measured|memory|\bmem\b|vram|peak|time|second|throughput|through[- ]put|tok|sample|flop|\bmfu\b|\bhfu\b|\btgs\b|\btps\b|"
     r"speed|loss|accuracy|score|date|note|comment|outcome|status|oom|cost|price|\bdraw\b|step|util|power|author|performance|"
     r"hours|latency|\bs ?/ ?it(?:er)?\b|\bit(?:er)? ?/ ?s\b|improvement|\bgain|usage|result|\bgpu m$|\bbubble|\bhbm\b|\bwps\b|\bram\b|perplex|epoch|speedup|"
-    r"吞吐|显存|性能|耗时|占用",
+    r"吞吐|显存|性能|耗时|占用|速度|用时|内存|时间",
     re.IGNORECASE,
 )
 
@@ -70,7 +70,7 @@ _EACH = r"(?: |/| per | each )(?:per )?(?:gpu|device|npu|hpu|card|rank|chip|work
 _WORDS: tuple[tuple[str, str], ...] = (
     (BATCH_TOKENS, rf"(?:global |total )?{_BS} ?(?:in )?tokens|tokens ?(?:per |/ ?)(?:global )?(?:batch|step|update|iteration)|(?:global )?batch tokens"),
     (REPLICA_BATCH, rf"{_BS}(?: |/| per )+(?:dp|replica|data parallel(?: rank| group)?)"),
-    (ACCUMULATION, r"(?:grad(?:ient)?s? ?)?acc(?:um\w*)?(?: ?steps?| num)?|gas?|(?:num |n |# )?micro ?batch(?:es)? ?(?:num|count|number)?|pp chunks|num microbatches"),
+    (ACCUMULATION, r"(?:grad(?:ient)?s? ?)?acc(?:um\w*)?(?: (?:mini|micro))?(?: ?steps?| num)?|gas?|(?:num |n |# )?micro ?batch(?:es)? ?(?:num|count|number)?|pp chunks|num microbatches"),
     ("micro_batch", rf"(?:mic(?:ro)?|local|per (?:gpu|device|npu|rank|card)|device|gpu)(?: train(?:ing)?)? ?{_BS}(?: tokens)?|m{_BS}|(?:train )?{_BS}{_EACH}"),
     ("global_batch", rf"(?:glob(?:al)?|total|eff(?:ective)?|overall|g)(?: train(?:ing)?)? ?{_BS}"),
     (BATCH, rf"(?:train(?:ing)? )?{_BS}"),
@@ -82,12 +82,12 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("model", r"(?:base |llm |pretrained )?model(?: ?(?:name|id|path|name or path|type|card))?|llm|network architecture|checkpoint name|模型"),
     ("params_b", r"(?:# ?|n |num |total )?param(?:eter)?s?(?: count| num| b| billions?)?|model size|size|model size b|参数量?"),
     ("layers", rf"(?:{_COUNT} ?)?(?:of )?(?:hidden |transformer |decoder )?(?:layers?|blocks)|depth|n layers?"),
-    ("hidden", r"(?:n ?)?(?:hidden|embed\w*|emb|d ?model|model dim\w*)(?: ?(?:dim\w*|size|width))?|n ?embd|width"),
+    ("hidden", r"(?:n ?)?(?:hidden|embed\w*|emb|d ?model|model dim\w*)(?: ?(?:dim\w*|size|width))?|n ?embd|width|dim"),
     ("kv_heads", rf"(?:{_COUNT} ?)?(?:of )?(?:kv|key value|k v) ?heads?|(?:{_COUNT} )?(?:query|gqa) groups"),
     ("heads", rf"(?:{_COUNT} ?)?(?:of )?(?:attention |attn |query |q )?heads?"),
     ("ffn", r"(?:ffn|ff|mlp|feed ?forward|intermediate|inner)(?: (?:hidden|inner|intermediate))?(?: ?(?:dim\w*|size|width))?"),
     ("vocab", r"vocab(?:ulary)?(?: ?size)?"),
-    ("seq_len", r"(?:max(?:imum)? |packed |train(?:ing)? )?(?:seq(?:uence)?s?|context|ctx|cut ?off|sample|input|block)(?: ?(?:len(?:gth)?s?|size|window))|(?:max )?(?:length|seq(?:uence)?|ctx|context)|tokens per sample|max len|序列(?:长度)?"),
+    ("seq_len", r"(?:max(?:imum)? |packed |train(?:ing)? |encoder |decoder |model )?(?:max )?(?:seq(?:uence)?s?|context|ctx|cut ?off|sample|input|block)(?: ?(?:len(?:gth)?s?|size|window))|(?:model )?(?:max )?(?:length|seq(?:uence)?|ctx|context)|tokens per sample|max len|序列(?:长度)?"),
     ("precision", r"(?:compute |training |model )?(?:precision|d ?type|data ?type|numerics|number format)(?: .*)?|精度"),
     ("tp", rf"(?:tensor{_PARALLEL}|t ?p|model parallel(?:ism)?|mp){_DEGREE}"),
     ("pp", rf"(?:pipeline{_PARALLEL}|pp){_DEGREE}"),
@@ -101,7 +101,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (CHECKPOINTED, r"(?:num(?:ber)? (?:of )?|n )?(?:ckpt|check ?point(?:ed|ing)?|recomputed?|remat) layers?(?: num)?|recompute num layers"),
     ("recompute", r"(?:selective |full )?(?:re ?comput\w*|remat)(?: .*)?|(?:activation|gradient|grad|act|selective)s? ?(?:check ?point\w*|ckpt|re ?comput\w*|remat)(?: .*)?|check ?point(?:s|ing)?|ac|gc|重计算"),
     ("schedule", r"(?:pipeline |pp )?(?:schedule|algorithm)"),
-    ("setup", r"(?:framework|software|library|lib|config\w*|settings?|setup|remarks?|details|stack|code ?base|trainer|engine|backend|框架)(?: version)?"),
+    ("setup", r"(?:framework|software|library|lib|config\w*|settings?|setup|remarks?|details|stack|code ?base|trainer|engine|backend|框架|配置)(?: version)?"),
     ("id", r"(?:run|exp(?:eriment)?|row|config)(?: ?(?:id|name|#))|#|id"),
 )  # fmt: skip
 """Columns by the words of a head, units and punctuation aside; the first that matches the whole head counts."""

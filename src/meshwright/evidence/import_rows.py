@@ -12,6 +12,7 @@ from meshwright.evidence.architectures import model_of
 from meshwright.evidence.batches import Degrees, accumulation, batches, repaired
 from meshwright.evidence.finetune_rows import finetune_of
 from meshwright.evidence.machines import SkipRow, cluster_of
+from meshwright.evidence.optimizers import optimizer_of
 from meshwright.evidence.row_stages import (
     cost_balanced_layers,
     schedule_of,
@@ -25,7 +26,6 @@ from meshwright.evidence.software import (
     framework_options,
     megatron_arguments,
     modules_of,
-    optimizer_of,
     precision_of,
     recompute_of,
     rule_for,
@@ -102,10 +102,11 @@ def _import(row: Row, rule: SourceRule, assumed: list[str]) -> Run:
         batch, micro = repaired(batch, micro, degrees.dp, accumulate, assumed)
     model = model_of(row, rule, seq_len, assumed)
     cluster = cluster_of(row, rule, gpus, assumed)
-    precision, optimizer = precision_of(row, rule, known, assumed), optimizer_of(row, rule)
+    precision, optimizer = precision_of(row, rule, known, assumed), optimizer_of(row, rule, assumed)
     finetune = finetune_of(row, rule, assumed)
     if finetune is not None and not finetune.adapts and whole_in_16_bits(row, rule):
-        precision = RECIPES["pure-bf16"]
+        eight = precision.compute == "fp8"  # torchao's linears over weights in bf16
+        precision = RECIPES["pure-bf16"].but(compute="fp8") if eight else RECIPES["pure-bf16"]
         assumed.append("no fp32 master copy")
     if not precision.master_bytes and optimizer.name == "adamw":
         optimizer = OPTIMIZERS["adamw-bf16"]  # torch's moments have their weights' precision

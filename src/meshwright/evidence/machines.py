@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from meshwright.evidence.instances import HOST_GPUS, machine_of
 from meshwright.evidence.rows import Row
 from meshwright.evidence.software import SourceRule
 from meshwright.specs import presets
@@ -71,9 +72,6 @@ _DEVICES: tuple[tuple[str, str], ...] = (
 )
 """Accelerators by how tables print them and their preset; the first match counts, an empty one is none."""
 
-_HOST_GPUS = {"gb200": 4, "gb300": 4, "gh200": 4, "tpu-v4": 4, "tpu-v5p": 4, "tpu-v7": 4}
-"""Devices of one host where it is not 8; used where a row does not say."""
-
 HOSTS_MEMORY = 2.5
 """Times its preset's memory from which on a printed size cannot be a device's own."""
 OTHER_MEMORY = 0.08
@@ -93,6 +91,8 @@ def device_key(row: Row) -> str:
         )
     if exact := _exact_spellings().get(_squeezed(text)):
         return exact
+    if (machine := machine_of(text)) is not None:
+        text = machine.device
     for words in (re.sub(r"\(.{0,200}?\)", " ", text), text):
         for pattern, key in _DEVICES:
             if re.search(pattern, words, re.IGNORECASE):
@@ -100,10 +100,9 @@ def device_key(row: Row) -> str:
                     return key
                 raise SkipRow(f"no device preset for {text!r}")
     # A preset whose name or alias is printed whole, the longest first: "RTX 6000 Ada 48GB".
-    squeezed = _squeezed(text)
     for name in sorted(device_names(), key=len, reverse=True):
         spellings = (name, *presets.table("devices")[name].get("aliases", ()))
-        if any(_squeezed(one) in squeezed for one in spellings):
+        if any(_printed(_squeezed(one)).search(text) for one in spellings):
             return name
     raise SkipRow(f"no device preset for {text!r}")
 
@@ -111,6 +110,13 @@ def device_key(row: Row) -> str:
 def _squeezed(text: str) -> str:
     """A name without case, blanks and punctuation."""
     return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+@cache
+def _printed(squeezed: str) -> re.Pattern[str]:
+    """A spelling anywhere in a text, whatever stands between its letters: A40, but not of A4000."""
+    inside = r"[^A-Za-z0-9]*".join(map(re.escape, squeezed))
+    return re.compile(rf"(?<![A-Za-z0-9]){inside}(?![0-9])", re.IGNORECASE)
 
 
 @cache
@@ -178,7 +184,7 @@ def cluster_of(row: Row, rule: SourceRule, gpus: int, assumed: list[str]) -> Clu
     key = device_key(row)
     host = row.count("gpus_per_node")
     if host is None:
-        host = _HOST_GPUS.get(key, 8)
+        host = HOST_GPUS.get(key, 8)
         if gpus > 1:
             assumed.append(f"gpus_per_node={host}")
     host = min(host, gpus)

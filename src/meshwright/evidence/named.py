@@ -37,11 +37,11 @@ _NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
 _SHARED_NAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"FSDP2|fully_shard|prime-?rl|\bDTensor\b", ("torchtitan",)),
     (r"\bFSDP\b", ("fsdp",)),
-    (r"py-?torch|nano-?gpt|\bDDP\b|torch\.compile", ("pytorch", "torchtitan")),
     (
-        r"\bSFT\b|fine-?tun|(?<![a-z])(?:Q|Do)?-?LoRA(?![a-z])|\bPEFT\b",
+        r"\bSFT\b|fine-?tun|(?<![a-z])(?:Q|Do)?-?LoRA(?![a-z])|\bPEFT\b|\bmethod: ?full\b",
         ("huggingface", "deepspeed"),
     ),
+    (r"py-?torch|nano-?gpt|\bDDP\b|torch\.compile", ("pytorch", "torchtitan")),
 )
 """The same, for what is a part of many programs."""
 
@@ -69,6 +69,18 @@ def named_framework(row: Row) -> str | None:
                     shared = names is _SHARED_NAMES and found == "fsdp" and _split(row)
                     return "torchtitan" if shared else found
     return None
+
+
+def programs_named(text: str) -> list[str]:
+    """The programs that a text names, each as it prints it; what many programs share is none."""
+    found: dict[str, str] = {}
+    for pattern, behaviours in _NAMES:
+        if one := re.search(pattern, text, re.IGNORECASE):
+            found.setdefault(behaviours[0], one[0])
+    if "megatron-deepspeed" in found:
+        found.pop("megatron", None)
+        found.pop("deepspeed", None)
+    return list(found.values())
 
 
 def torchs_layers(row: Row) -> bool:

@@ -112,22 +112,29 @@ def read_rows(path: str | Path, told: Mapping[str, str] | None = None) -> list[R
     Raises:
         SpecError: the file cannot be read, is not UTF-8, or no column says which model ran.
     """
-    from meshwright.evidence.around import read_with, told_by
+    from meshwright.evidence.around import joined_by_column, one_each, read_with, told_by
+    from meshwright.evidence.named import programs_named
 
     text = foreign.read_text(path, "rows", foreign.TABLE_BYTES)
-    found = [(_with_header(grid), above) for grid, above in pasted.tables(text)]
-    if not found:
-        table = foreign.parse_csv(pasted.with_commas(text), "rows", str(path))
+    grids = pasted.tables(text)
+    if not grids:
+        table = _in_lines(foreign.parse_csv(pasted.with_commas(text), "rows", str(path)))
+        found = [(table, "")]
         rows = read_with(table, told or {}, _names_a_model, 1, whole=False)
     else:
         prose = "\n".join(line for line in text.splitlines() if "|" not in line)
+        found, properties = _apart(grids)
         everywhere = told_by(prose, _names_a_model)
-        for near_only in ("model", "settings", "gpus"):
+        for near_only in _NEAR_ONLY:
             everywhere.pop(near_only, "")
+        if len(programs := programs_named(text)) == 1:
+            everywhere["settings"] = programs[0]
         read: list[list[dict[str, str]]] = []
         count = 1
-        for table, above in found:
-            near = {**everywhere, **told_by(above, _names_a_model)}
+        for (table, above), said in zip(found, properties, strict=True):
+            near = joined_by_column(
+                everywhere, one_each(said, _names_a_model), told_by(above, _names_a_model)
+            )
             near = {name: value for name, value in near.items() if name not in (told or {})}
             first = read_with(table, near, _names_a_model, count, whole=True)
             read.append(_and_told(table, first, near, told or {}, count))
@@ -138,14 +145,56 @@ def read_rows(path: str | Path, told: Mapping[str, str] | None = None) -> list[R
         ]
         rows = [row for one in runs or read[:1] for row in one]
     if not _says_a_model(rows) and rows:
-        tables = [table for table, _ in found] or [table]
-        seen = ", ".join(shorten(head, str, 24) for one in tables[:1] for head in list(one[0])[:8])
+        heads_seen = list(found[0][0][0])[:8]
+        seen = ", ".join(shorten(head, str, 24) for head in heads_seen)
         raise SpecError(
             "rows", str(path),
             "a column that names the model is expected (`model`, or layers and hidden size), or --set model=NAME; "
             f"its columns are {seen}",
         )  # fmt: skip
     return [Row(Path(path).stem, cells) for cells in rows]
+
+
+_NEAR_ONLY = (
+    "settings", "zero_or_fsdp", "recompute", "precision", "tp", "pp", "cp", "ep", "layers", "heads", "hidden", "vocab",
+)  # fmt: skip
+"""What only the text before a table tells of it, and no sentence elsewhere on its page."""
+
+
+def _apart(
+    grids: list[tuple[pasted.Grid, str]],
+) -> tuple[list[tuple[list[dict[str, str]], str]], list[list[tuple[str, str]]]]:
+    """Tables of runs with the text before each, and what the tables of properties before each say.
+
+    A table that says one thing a line (`Parameter | Value`) is a run only where the page has no other.
+    """
+    from meshwright.evidence.turned import turned
+
+    tables = [(turned(grid), above, grid) for grid, above in grids]
+    single = [lines is not grid and len(lines) == 2 for lines, _, grid in tables]
+    found, properties = [], []
+    said: list[tuple[str, str]] = []
+    passed = ""
+    for (lines, above, _), alone in zip(tables, single, strict=True):
+        if alone and not all(single):
+            said = [*said, *list(zip(*lines, strict=True))[1:]]
+            passed += above + "\n"
+            continue
+        found.append((_with_header(lines), passed + above))
+        properties.append(said)
+        passed = ""
+    return found, properties
+
+
+def _in_lines(table: list[dict[str, str]]) -> list[dict[str, str]]:
+    """A CSV's runs in lines, also where they stand in its columns."""
+    from meshwright.evidence.turned import turned
+
+    if not table:
+        return table
+    grid = [list(table[0]), *(list(row.values()) for row in table)]
+    lines = turned(grid)
+    return table if lines is grid else _with_header(lines)
 
 
 def _and_told(

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, cast
 
-from meshwright.costs.frameworks import Behaviour, framework
+from meshwright.costs.frameworks import UNCOMPILED_LOSS, Behaviour, framework
 from meshwright.evidence.named import (
     fallback_framework,
     named_framework,
@@ -24,18 +24,11 @@ from meshwright.evidence.stated import (
     accumulates_whole,
     adam_fused,
     own_loop_options,
+    says,
     stated_options,
     uncompiled,
 )
-from meshwright.specs.job import (
-    FP4,
-    OPTIMIZERS,
-    OTHER_OPTIMIZERS,
-    RECIPES,
-    Framework,
-    OptimizerRecipe,
-    PrecisionRecipe,
-)
+from meshwright.specs.job import FP4, RECIPES, Framework, PrecisionRecipe
 from meshwright.specs.layout import Recompute, RecomputeModule
 
 
@@ -141,18 +134,25 @@ _FUSED_FORKS = re.compile(r"Gaudi|\bHPU|910[BC]|Atlas", re.IGNORECASE)
 --use-fused-sdpa, Ascend's npu_fusion_attention."""
 
 
+def _of_torchs_loops(row: Row, options: dict[str, Any]) -> dict[str, Any]:
+    """Behaviour of a program on torch's own layers: a loop of somebody's own, compiled or not."""
+    if own_loop(row):
+        options |= own_loop_options(f"{row['setup']}; {row['zero_or_fsdp']}")
+        if not _PURE.search(f"{row['precision']}; {row['setup']}"):
+            options["frozen_bytes"] = 4.0  # parameters are created in fp32, frozen ones with them
+    if torchs_layers(row) and uncompiled(f"{row['setup']}; {row['precision']}"):
+        options |= EAGER
+    elif plain_torch(row) and says(r"torch\.?compile", row["setup"]):
+        # A script on PyTorch alone compiles its model with the loss in it, as nanoGPT's forward returns both.
+        options = {name: value for name, value in options.items() if name not in UNCOMPILED_LOSS}
+    return options
+
+
 def framework_options(row: Row, rule: SourceRule) -> dict[str, Any]:
     """Return the run's deviations from its framework: the source's, then the row's own."""
     options = dict(rule.options)
     if rule.framework == "torchtitan" and not rule.documented:
-        if own_loop(row):
-            options |= own_loop_options(f"{row['setup']}; {row['zero_or_fsdp']}")
-            if not _PURE.search(f"{row['precision']}; {row['setup']}"):
-                options["frozen_bytes"] = (
-                    4.0  # parameters are created in fp32, frozen ones with them
-                )
-        if torchs_layers(row) and uncompiled(f"{row['setup']}; {row['precision']}"):
-            options |= EAGER
+        options = _of_torchs_loops(row, options)
     forked = rule.framework == "megatron-deepspeed" and not rule.documented
     if forked and _FUSED_FORKS.search(row["gpu"]):
         options["attention_kernel"] = "flash"
@@ -242,9 +242,11 @@ _FOUR_BIT_ROUNDS = re.compile(r"v5\.[1-9]|v[6-9]\.")
 (mlcommons/training_results_v5.1, names that end in `_fp4.sh`)."""
 
 _PURE = re.compile(
-    r"(?:bf|fp)?16-true|pure[-_ ]?(?:bf16|bfloat16|16)|full[-_ ]?bf16|bf16[-_ ]full", re.IGNORECASE
+    r"(?:bf|fp)?16-true|\btorch\.bfloat16\b|pure[-_ ]?(?:bf16|bfloat16|16)|full[-_ ]?bf16|bf16[-_ ]full",
+    re.IGNORECASE,
 )
-"""Weights, gradients and moments in 16 bits, without a master copy, as Lightning and others print it."""
+"""Weights, gradients and moments in 16 bits, without a master copy, as Lightning and others print it; `torch.bfloat16` is the
+type that transformers' from_pretrained(torch_dtype=…) gives all weights."""
 
 
 def whole_in_16_bits(row: Row, rule: SourceRule) -> bool:
@@ -258,7 +260,8 @@ def whole_in_16_bits(row: Row, rule: SourceRule) -> bool:
     named = re.search(r"\btrl\b|axolotl|\bms-?swift\b", row["setup"], re.IGNORECASE)
     if not named and rule.framework not in ("torchtune", "litgpt"):
         return False
-    if "bf16" not in row["precision"]:
+    formats = r"bf16|bfloat16|fp8|float8" if rule.framework == "torchtune" else r"bf16|bfloat16"
+    if not re.search(formats, row["precision"], re.IGNORECASE):
         return False
     return not re.search(
         r"deep ?speed|zero|mixed|autocast|\bamp\b|fp32|master|megatron", text, re.IGNORECASE
@@ -283,33 +286,6 @@ def recipe_of(text: str) -> PrecisionRecipe:
     return RECIPES["bf16"]
 
 
-def optimizer_of(row: Row, rule: SourceRule) -> OptimizerRecipe:
-    """Return the optimizer of a row: the one that `setup` names, else the source's, else AdamW."""
-    if named := rule.default("optimizer"):
-        return OPTIMIZERS[named]
-    text = row["setup"]
-    for pattern, name in _OPTIMIZERS:
-        if re.search(pattern, text, re.IGNORECASE):
-            return OPTIMIZERS.get(name) or OTHER_OPTIMIZERS[name]
-    return OPTIMIZERS["adamw"]
-
-
-_OPTIMIZERS = (
-    (r"\bmuon\b", "muon"),
-    (r"\blion(?:\b|_).{0,4}8-?bit|8-?bit.{0,4}\blion\b", "lion8bit"),
-    (r"\blion(?:\b|_)", "lion"),
-    (r"paged.{0,4}adam\w*?[-_ ]?8-?bit|8-?bit.{0,4}paged.{0,4}adam", "paged-adam8bit"),
-    (r"paged.{0,4}adam", "paged-adamw"),
-    (r"4-?bit adam|adam\w*[-_ ]?4-?bit", "adam4bit"),
-    (r"8-?bit adam|adam\w*[-_ ]?8-?bit|bnb adam|adamw?[-_ ]?(?:fp8|float8)", "adam8bit"),
-    (r"\blamb\b", "lamb"),
-    (r"ademamix", "ademamix"),
-    (r"ada-?factor", "adafactor"),
-    (r"\bsgd\b.{0,12}moment", "sgd-momentum"),
-    (r"\bsgd\b", "sgd"),
-)
-
-
 def recompute_of(row: Row, rule: SourceRule, assumed: list[str]) -> Recompute:
     """Return the recomputation mode: the row's, else the source's, else the framework's."""
     text = row["recompute"].lower().strip()
@@ -319,7 +295,12 @@ def recompute_of(row: Row, rule: SourceRule, assumed: list[str]) -> Recompute:
         return "selective"
     if re.match(r"full|yes|true|on\b|1$|all|uniform|block|enabled|every|checkpoint|gradient", text):
         return "full"
-    mode: Recompute = rule.default("recompute") or framework(rule.framework).recompute
+    own: Recompute = framework(rule.framework).recompute
+    if plain_torch(row) and not rule.documented:
+        own = (
+            "none"  # a loop on PyTorch alone computes again what it wraps in torch.utils.checkpoint
+        )
+    mode: Recompute = rule.default("recompute") or own
     assumed.append(f"recompute={mode}")
     return mode
 

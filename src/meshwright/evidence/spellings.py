@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 
 from meshwright.evidence import heads
+from meshwright.evidence.instances import Machine, machines_in, names_a_device
+from meshwright.evidence.remarks import DEGREES, degrees_remarked, length, remarked, whole
 
 MOST_AT_ONCE = 2**17
 """Tokens from which on no device takes a batch at once."""
 MANY = 4
 """Sequences a replica from which on a bare batch is taken for a whole step's."""
 
-_DEGREES = ("tp", "pp", "vpp", "dp", "cp", "ep")
 _BATCH = re.compile(
     r"(?:bs|mbs|batch(?: size)?|micro[- ]?batch)? ?[=:]? ?(\d+)\W{0,3}(?:ga|gas|grad\w*[- ]?accum\w*|accum\w*)(?:[- ]steps)? ?[=:]? ?(\d+)",
     re.IGNORECASE,
@@ -38,7 +39,8 @@ def in_the_schema(
     model or device, but with others, is of those of the row above it, as in a table of merged cells.
     """
     model = _models_head(table, names_a_model) if names_a_model else ""
-    found = [_row(cells, index, model) for index, cells in enumerate(table, start=first)]
+    device = _devices_head(table)
+    found = [_row(cells, index, model, device) for index, cells in enumerate(table, start=first)]
     for column in ("model", "gpu"):
         _fill_down(found, column)
     _all_steps(found)
@@ -75,6 +77,19 @@ def _models_head(table: list[dict[str, str]], known: Callable[[str], bool]) -> s
     return best if best and told[best] else ""
 
 
+def _devices_head(table: list[dict[str, str]]) -> str:
+    """The head of the column most of whose cells name devices, where no head says so."""
+    if not table or any(heads.column_of(head) == "gpu" for head in table[0]):
+        return ""
+    told = {
+        head: sum(names_a_device(row.get(head, "")) for row in table)
+        for head in table[0]
+        if heads.column_of(head) in (heads.SAID, "id", "setup")
+    }
+    best = max(told, key=lambda head: told[head], default="")
+    return best if best and 2 * told[best] > len(table) else ""
+
+
 _SHAPE = ("layers", "hidden", "params_b", "seq_len", "global_batch", "micro_batch", "gpus")
 
 
@@ -91,13 +106,19 @@ def _fill_down(rows: list[dict[str, str]], column: str) -> None:
             row[column] = above
 
 
-def _row(cells: Mapping[str, str], index: int, model: str = "") -> dict[str, str]:
+def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     said: list[str] = []
     for head, cell in cells.items():
         column = "model" if head == model else heads.column_of(head)
+        if head == device and names_a_device(cell):
+            if column == "setup":
+                said.append(cell)
+            column = "gpu"
         if (parts := heads.joined(head)) and _take_apart(parts, cell, found):
             continue
+        if column == heads.NODES and machines_in(cell) is not None:
+            column = "gpu"
         if column == "gpu" and re.fullmatch(r"\s*(?![2-5]0[5-9]0\b)\d[\d,]*\s*", cell):
             column = "gpus"
         if column == heads.ACCUMULATION:
@@ -168,8 +189,13 @@ def _checkpointed(cell: str, found: dict[str, str], said: list[str]) -> None:
 def _counted(found: dict[str, str]) -> None:
     """Devices: `8x A100`, `4x8`, `2 nodes x 8 GPUs`, and a column of nodes."""
     gpu, gpus = found.get("gpu", ""), found.get("gpus", "")
+    if each := _PER_HOST.match(gpus):
+        found["gpus_per_node"] = found.get("gpus_per_node", "").strip() or each[1]
+        gpus = ""
+    if (machines := machines_in(gpu)) is not None:
+        gpus = _of_machines(found, gpus, *machines)
     before = re.match(r"\s*(\d{1,6})\s*[x×*]\s*(?=[A-Za-z])(.+)", gpu)
-    if before is not None:
+    if before is not None and machines is None:
         found["gpu"] = before[2]
         gpus = gpus.strip() or before[1]
     both = re.match(r"\s*(\d{1,6})\s*[x×*]\s*(?=[A-Za-z])(.+)", gpus)
@@ -193,8 +219,8 @@ def _counted(found: dict[str, str]) -> None:
         each = re.match(r"\s*(\d+)", found.get("gpus_per_node", ""))
         if not gpus.strip():
             gpus = str(int(nodes[1]) * (int(each[1]) if each else 8))
-        elif each is None and (whole := re.match(r"\s*(\d+)\s*$", gpus)):
-            found["gpus_per_node"] = str(max(1, int(whole[1]) // max(1, int(nodes[1]))))
+        elif each is None and (total := re.match(r"\s*(\d+)\s*$", gpus)):
+            found["gpus_per_node"] = str(max(1, int(total[1]) // max(1, int(nodes[1]))))
     if not gpus.strip() and (slice_ := _SLICE.search(found.get("gpu", ""))):
         two_cores = slice_[1].lower() in ("2", "3", "4", "5p")
         gpus = str(int(slice_[2]) // (2 if two_cores else 1))
@@ -202,23 +228,52 @@ def _counted(found: dict[str, str]) -> None:
         found["gpus"] = gpus
 
 
+_FAMILIES = re.compile(
+    r"(?<![\w/-])(Llama[- ]?[23](?:\.\d)?|LLaMA|Qwen[- ]?[\d.]*\d|Mistral|Gemma(?:[- ]?\d)?|OPT|Pythia|Falcon|BLOOM|GPT-?[23])(?![\w-])",
+    re.IGNORECASE,
+)
+_PER_HOST = re.compile(
+    r"\s*(\d{1,3})\s*(?:x\s*)?(?:(?:GPU|device|core|chip)s?\s*)?(?:per|/|a|each)\s*(?:node|host|instance|machine|server)\b",
+    re.IGNORECASE,
+)
+
+
+def _of_machines(found: dict[str, str], gpus: str, number: int | None, machine: Machine) -> str:
+    """Devices of machines that a cell names: so many of them, or those that its parenthesis counts.
+
+    What counts twice as many devices a host as Trainium's machine has chips counts NeuronCores.
+    """
+    inside = re.search(r"\(\s*(?:\d+\s*nodes?,?\s*)?(\d{1,6})\s*[x×*]", found["gpu"])
+    each = found.get("gpus_per_node", "").strip()
+    if machine.device.startswith("Trainium") and each == str(2 * machine.devices):
+        found["gpu"] += " (NeuronCores)"
+    elif not each:
+        found["gpus_per_node"] = str(machine.devices)
+    if gpus.strip():
+        return gpus
+    if inside is not None:
+        return inside[1]
+    return str(number * machine.devices) if number else ""
+
+
 def _cut(found: dict[str, str]) -> None:
     """Lengths, sizes, degrees and batches as numbers."""
     if found.get("seq_len", "").strip():
-        found["seq_len"] = _length(found["seq_len"])
+        found["seq_len"] = length(found["seq_len"])
     if size := re.match(
         r"\s*~?(\d+(?:\.\d+)?) ?([MBT])\b", found.get("params_b", ""), re.IGNORECASE
     ):
         found["params_b"] = f"{float(size[1]) * {'M': 1e-3, 'B': 1.0, 'T': 1e3}[size[2].upper()]:g}"
-    for axis in _DEGREES:
+    for axis in DEGREES:
         written = re.match(rf"\s*(?:{axis}|x)? ?[=:-]? ?(\d+)(?:[- ]?(?:way|x)\b)?\s*$", found.get(axis, ""), re.IGNORECASE)  # fmt: skip
         if written is not None:
             found[axis] = written[1]
     for column in ("micro_batch", "global_batch"):
         both = _BATCH.search(found.get(column, ""))
         if both is not None:
-            found[column] = "" if column == "global_batch" else both[1]
-            found["micro_batch"] = both[1]
+            of_a_step = column == "global_batch" and re.match(r"\s*\d", found[column])
+            found[column] = both[1] if of_a_step or column == "micro_batch" else ""
+            found["micro_batch"] = found.get("micro_batch", "") if of_a_step else both[1]
             found["setup"] = f"{found['setup']}; gradient accumulation {both[2]}".lstrip("; ")
         else:
             only = re.match(r"\s*(?:bs|mbs|gbs|batch)? ?[=:]? ?(\d[\d,]*)\s*(?=$|[A-Za-z/(])", found.get(column, ""), re.IGNORECASE)  # fmt: skip
@@ -226,90 +281,15 @@ def _cut(found: dict[str, str]) -> None:
                 found[column] = only[1]
     if not found.get("model", "").strip() and not found.get("hidden", "").strip() and size:
         found["model"] = size[0].strip()
+    if re.fullmatch(r"\s*\d+(?:\.\d+)? ?[BM]\s*", found.get("model", ""), re.IGNORECASE):
+        families = {one.lower(): one for one in _FAMILIES.findall(found["setup"])}
+        if len(families) == 1:  # a size alone, of a family that a remark names
+            found["model"] = f"{families.popitem()[1]} {found['model'].strip()}"
     words = f"{found.get('zero_or_fsdp', '')}; {found['setup']}"
-    _said_degrees(found, words)
-    _said(found, words)
+    degrees_remarked(found, words)
+    remarked(found, words)
     _whose_batch(found)
     _no_batch(found)
-
-
-_AXIS_WORDS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
-
-
-def _in_words(axis: str, words: str) -> re.Match[str] | None:
-    """A degree spelt out: `tensor parallel size 8`, `expert-parallelism=4`, `8-way tensor parallelism`."""
-    if axis not in _AXIS_WORDS:
-        return None
-    named = rf"{_AXIS_WORDS[axis]}(?:[-_ ]model)?[-_ ]parallel(?:ism)?"
-    return re.search(
-        rf"{named}(?:[-_ ](?:size|degree))?(?: ?[=:] ?| (?:of )?)(\d{{1,4}})\b(?!\.)",
-        words,
-        re.IGNORECASE,
-    ) or re.search(rf"\b(\d{{1,4}})-way {named}", words, re.IGNORECASE)
-
-
-def _said_degrees(found: dict[str, str], words: str) -> None:
-    """Degrees that only a remark says, where the devices can be cut so."""
-    told = {}
-    for axis in _DEGREES:
-        pattern = rf"(?<![\w.]){axis}(?: ?[=:] ?| |-)?(\d{{1,4}})\b(?!\.)"
-        if not found.get(axis, "").strip() and (
-            one := re.search(pattern, words, re.IGNORECASE) or _in_words(axis, words)
-        ):
-            told[axis] = one[1]
-    if not found.get("cp", "").strip() and (one := _SEQUENCES.search(words)):
-        told.setdefault("cp", one[1])
-    split = math.prod(_whole(told.get(axis) or found.get(axis, "")) for axis in ("tp", "pp", "cp"))
-    if not found.get("gpus", "").strip() or _whole(found["gpus"]) % split == 0:
-        found.update(told)
-
-
-_SEQUENCES = re.compile(
-    r"(?:\bulysses[-_ ]?(?:sp|size|degree)?|(?<![\w.])sp|sequence[-_ ]parallel[-_ ](?:size|degree))(?: ?[=:] ?|[- ])(\d{1,3})\b",
-    re.IGNORECASE,
-)
-"""Ranks that share a sequence: `sp=4`, `ulysses 8`."""
-_SHARDED = (
-    (r"(?<![a-z])(?:ds|deep ?speed)[-_ ]?z(?:ero)?[-_ ]?([0-3])(?![0-9])", r"ZeRO-\1"),
-    (r"\bZeRO[-_ ]?(?:stage)?[-_ ]?([0-3])(?![0-9])(?! ?\+\+)|\bstage[-_ ]([0-3])\b", ""),
-    (r"\bHSDP\b|\bSHARD_GRAD_OP\b|\bFSDP-?v?2\b|\bFSDP ?= ?\d+|\bFSDP1?\b|\bDDP\b", ""),
-)
-_CHECKPOINTS = r"(?:gradient|activation)[-_ ](?:check ?point\w*|recompute\w*)|\bgrad[-_ ]ckpt\b"
-_KEEPS = (
-    ("none", rf"(?:\bno|\bwithout|\bw/o) (?:{_CHECKPOINTS})|(?:{_CHECKPOINTS})(?: ?[=:] ?| )(?:off|false|disabled|none|no)\b"),
-    ("selective", r"selective[-_ ](?:recomp\w+|activation|AC\b|check\w+)|\bSAC\b"),
-    ("full", rf"{_CHECKPOINTS}|\bfull[-_ ](?:recomp\w+|AC\b|activation)|recompute[-_ ]full"),
-)  # fmt: skip
-"""How states are sharded and what is computed again, where only a remark says so."""
-
-_SAID = (
-    ("global_batch", r"\b(?:gbs|global[-_ ]?batch(?:[-_ ]?size)?)[=: ]{0,2}(\d[\d,]*)\b(?! ?[kM]?\w* tok)"),
-    ("micro_batch", r"\b(?:mbs|micro[-_ ]?batch(?:[-_ ]?size)?|per[-_ ]device[-_ ](?:train[-_ ])?batch[-_ ]size)[=: ]{0,2}(\d+)\b"),
-    ("micro_batch", r"\b(?:bs|batch(?:[-_ ]?size)?)[=: ]{0,2}(\d+) ?(?:/|per)[- ]?(?:gpu|device)"),
-    ("gpus", r"(?<![\w.])(\d{1,5}) (?:GPUs|NPUs|HPUs|TPUs|chips)\b"),
-    (heads.BATCH, r"\b(?:bs|batch(?:[-_ ]?size)?)[=: ]{0,2}(\d+)\b"),
-    ("seq_len", r"\b(?:seq(?:uence)?(?:[-_ ]?len(?:gth)?)?|SL|ctx|context(?:[-_ ]length)?|(?:max|packed) (?:length|to))[=: ]{0,2}(\d[\d.,]*[kK]?)\b"),
-)  # fmt: skip
-"""Batches and lengths as a remark has them: `MBS1 GBS256`, `bs 2/GPU`, `seq 2048`."""
-
-
-def _said(found: dict[str, str], words: str) -> None:
-    """Batches, lengths, sharding and recomputation that only a remark says."""
-    if not found.get("zero_or_fsdp", "").strip():
-        for pattern, written in _SHARDED:
-            if one := re.search(pattern, words, re.IGNORECASE):
-                found["zero_or_fsdp"] = one.expand(written) if written else one[0]
-                break
-    if not found.get("recompute", "").strip():
-        kept = (kind for kind, pattern in _KEEPS if re.search(pattern, words, re.IGNORECASE))
-        found["recompute"] = next(kept, "")
-    for column, pattern in _SAID:
-        batch = column == heads.BATCH and (
-            found.get("micro_batch", "").strip() or found.get("global_batch", "").strip()
-        )
-        told = re.search(pattern, words, re.IGNORECASE)
-        if told is not None and not batch and not found.get(column, "").strip():
-            found[column] = told[1].replace(",", "") if column != "seq_len" else _length(told[1])
 
 
 NO_BATCH = "no batch is told: one sequence a device at a time"
@@ -330,7 +310,7 @@ def _no_batch(found: dict[str, str]) -> None:
     ):
         found["micro_batch"] = "1"
         found["read_as"] = NO_BATCH
-        times = max(TIMES_A_STEP, TIMES_A_STAGE * _whole(found.get("pp", "")))
+        times = max(TIMES_A_STEP, TIMES_A_STAGE * whole(found.get("pp", "")))
         found["setup"] = f"{found['setup']}; gradient accumulation {times}".lstrip("; ")
 
 
@@ -352,9 +332,9 @@ def _whose_batch(found: dict[str, str]) -> None:
         replicas = _replicas(found)
         told = re.search(r"global|total|effective", cell, re.IGNORECASE)
         many = replicas > 1 and int(number) >= MANY * replicas and int(number) % replicas == 0
-        tokens = int(number) * _whole(found.get("seq_len", ""))
-        whole = told or many or (tokens > MOST_AT_ONCE and int(number) % replicas == 0)
-        column = "global_batch" if whole and not re.search(r"per|/", cell) else "micro_batch"
+        tokens = int(number) * whole(found.get("seq_len", ""))
+        of_a_step = told or many or (tokens > MOST_AT_ONCE and int(number) % replicas == 0)
+        column = "global_batch" if of_a_step and not re.search(r"per|/", cell) else "micro_batch"
     else:
         return
     if not found.get(column, "").strip():
@@ -367,20 +347,6 @@ def _whose_batch(found: dict[str, str]) -> None:
 def _replicas(found: Mapping[str, str]) -> int:
     """Data-parallel ranks: stated, else what devices and the other degrees leave."""
     if found.get("dp", "").strip():
-        return _whole(found["dp"])
-    split = math.prod(_whole(found.get(axis, "")) for axis in ("tp", "pp", "cp"))
-    return max(1, _whole(found.get("gpus", "")) // split)
-
-
-def _length(text: str) -> str:
-    """`2k` and `1M` tokens as numbers."""
-    found = re.match(r"\s*~?(\d+(?:\.\d+)?) ?([KM])\b", text, re.IGNORECASE)
-    if found is None:
-        return text
-    return str(round(float(found[1]) * 2 ** (10 if found[2] in "kK" else 20)))
-
-
-def _whole(text: str) -> int:
-    """A cell's leading whole number, else 1."""
-    found = re.match(r"\s*(\d{1,9})", text)
-    return max(1, int(found[1])) if found else 1
+        return whole(found["dp"])
+    split = math.prod(whole(found.get(axis, "")) for axis in ("tp", "pp", "cp"))
+    return max(1, whole(found.get("gpus", "")) // split)

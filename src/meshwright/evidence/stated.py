@@ -131,11 +131,8 @@ def accumulates_whole(row: Row) -> bool:
 
 
 _ASSUMED: tuple[tuple[str, object, str], ...] = (
-    (
-        "logits_sharded",
-        False,
-        "a training loop of its own on torch's FSDP (whole logits, eager loss)",
-    ),
+    ("logits_sharded", False, "a training loop of its own on torch's layers (whole logits)"),
+    ("loss_bytes", EAGER["loss_bytes"], "an eager loss"),
     ("accumulates_whole", True, "gradients summed whole until the last micro-batch"),
     ("frozen_bytes", 4.0, "frozen weights in fp32"),
     ("kernels_per_layer", EAGER["kernels_per_layer"], "layers not compiled"),
@@ -204,16 +201,18 @@ OFFLOADED: tuple[tuple[str, Offload], ...] = (
     ),
     (
         r"optimi[sz]er[-_ ](?:states? )?(?:to )?(?:cpu[-_ ])?offload|offload\w*[-_ ](?:of )?(?:the )?optim|"
-        r"cpu[-_ ]?adam|zero-?(?:[123] ?[+,]? ?(?:cpu[-_ ])?)?offload|zero-?infinity|adamw? (?:on|in) (?:the )?(?:cpu|host)",
+        r"\bFSDP\b.{0,20}\bCPU[-_ ]?offload|cpu[-_ ]?adam|zero-?(?:[123] ?[+,]? ?(?:cpu[-_ ])?)?offload|zero-?infinity|adamw? (?:on|in) (?:the )?(?:cpu|host)",
         "optimizer",
     ),
     (
-        r"offload\w*[-_ ](?:of )?param|param\w*[-_ ](?:cpu[-_ ])?offload|zero-?infinity",
+        r"offload\w*[-_ ](?:of )?param|param\w*[-_ ](?:cpu[-_ ])?offload|zero-?infinity|"
+        r"\bFSDP\b.{0,20}\bCPU[-_ ]?offload|zero-?3 ?[+,]? ?(?:cpu[-_ ])?offload",
         "parameters",
     ),
 )
 """What lives in the host's memory, as DeepSpeed, torchtune, TRL and Megatron print it (`offload_optimizer`,
-`DeepSpeedCPUAdam`, `enable_activation_offloading`)."""
+`DeepSpeedCPUAdam`, `enable_activation_offloading`). FSDP's CPUOffload(offload_params=True) keeps parameters, gradients and so the
+update there, ZeRO-3's offload parameters and states."""
 
 
 def stated_offloads(row: Row) -> tuple[Offload, ...]:

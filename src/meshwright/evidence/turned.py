@@ -1,0 +1,68 @@
+"""Tables whose runs stand in columns, and tables of two columns that say one thing a line, laid as runs in lines."""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.evidence import heads
+from meshwright.evidence.named import programs_named
+from meshwright.evidence.pasted import Grid
+
+_COMPARES = re.compile(
+    r"^(?:ratio|delta|Δ|diff\w*|change|gain|improve\w*|speed-?up|savings?|notes?|comments?|remarks?|reduction|"
+    r"description|meaning|default|unit|vs\b.*|差异|备注|说明|是否.*|变化)\b|^Δ",
+    re.IGNORECASE,
+)
+"""Heads of columns that compare or explain the others, and are no run."""
+FEWEST = 2
+"""Labels of a first column that must be heads before it is taken for the header."""
+
+
+def _known(label: str) -> bool:
+    if not label.strip() or (column := heads.column_of(label)) in (heads.SAID, "id"):
+        return False
+    return column != heads.MEASURED or not programs_named(label)  # MindSpeed is no speed
+
+
+def turned(grid: Grid) -> Grid:
+    """Return a table with its runs in lines: as it is, or turned where its first column holds the heads.
+
+    It does where at least half of the labels below its corner are heads, and fewer of those beside it.
+    """
+    if len(grid) < FEWEST + 1 or len(grid[0]) < 2:
+        return grid
+    labels = [line[0] for line in grid[1:] if line and any(line)]
+    across = [cell for cell in grid[0][1:] if cell.strip()]
+    down = sum(map(_known, labels))
+    if (
+        down < FEWEST
+        or 2 * down < len(labels)
+        or sum(map(_known, across)) * len(labels) >= down * len(across)
+    ):
+        return grid
+    lines = [line for line in grid[1:] if line and line[0].strip()]
+    runs = [
+        index
+        for index, head in enumerate(grid[0])
+        if index
+        and not _COMPARES.search(head.strip())
+        and any(_cell(line, index) for line in lines)
+    ]
+    return [["config", *(line[0] for line in lines)]] + [
+        [_title(grid[0][index]), *(_cell(line, index) for line in lines)] for index in runs
+    ]
+
+
+def _title(head: str) -> str:
+    """A run's head; of a table of properties (`Parameter | Value`) it says nothing."""
+    return (
+        ""
+        if re.fullmatch(
+            r"\s*(?:values?|settings?|details?|specs?|取?值|配置)\s*", head, re.IGNORECASE
+        )
+        else head
+    )
+
+
+def _cell(line: list[str], index: int) -> str:
+    return line[index].strip() if index < len(line) else ""

@@ -1,0 +1,211 @@
+"""What stands around a table, tables that lie on their side, and what remarks and machines' names say."""
+
+import pytest
+
+from meshwright.evidence.import_rows import import_row
+from meshwright.evidence.instances import machine_of
+from meshwright.evidence.rows import Row, read_rows
+from meshwright.evidence.spellings import in_the_schema
+from meshwright.evidence.turned import turned
+
+TABLE = """
+| Config | tok/s |
+|---|---|
+| first | 1 |
+| second | 2 |
+"""
+
+
+def rows_of(tmp_path, text, name="page.md"):
+    (tmp_path / name).write_text(text)
+    return read_rows(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("prose", "column", "value"),
+    [
+        ("We train Qwen2.5-3B on one H100 at a sequence length of 2,048.", "model", "Qwen2.5-3B"),
+        ("Llama3-8B on one H100, sequence length 2048.", "gpus", "1"),
+        ("Llama3-8B on two nodes with 8 A100 GPUs each, seq 4096.", "gpus", "16"),
+        ("Llama3-8B, 2 nodes, 8x GH200, seq_len=4096, experts of 768, seq_len=4096.", "gpus", "8"),
+        ("Llama3-8B on 8 H100, micro batch size 4, sequence length 2048.", "micro_batch", "4"),
+        ("Llama3-8B on 8 H100, batch size 1, sequence length 2048.", "micro_batch", "1"),
+        ("Llama3-8B on 8 H100, seq 2048, 2**19 tokens per step.", "setup", "global batch tokens=524288"),
+        ("Llama3-8B on 8 H100, seq 2048, batch size 1, per-op SAC.", "recompute", "selective"),
+        ("Llama3-8B on 8 H100, seq 2048, batch size 1, ZeRO Stage 2.", "zero_or_fsdp", "zero stage 2"),
+        ("GPT-2 124M (12 layers, 12 heads, d_model 768, vocab 50304) on 1 H100, seq 1024.", "vocab", "50304"),
+    ],
+)  # fmt: skip
+def test_sentences_before_a_table_tell_of_its_runs(tmp_path, prose, column, value):
+    first, second = rows_of(tmp_path, f"{prose}\n{TABLE}")
+    assert value in first[column] and value in second[column]
+
+
+def test_what_sentences_tell_is_said_and_no_other_number_is_a_length(tmp_path):
+    first, _ = rows_of(tmp_path, f"Qwen3-8B on 8 H100, inner_dim=768, seq_len=4096\n{TABLE}")
+    assert first["seq_len"] == "4096"
+    assert any("seq_len=4096 (around the table)" in one for one in import_row(first).assumed)
+
+
+def test_lines_and_tables_of_properties_are_columns_of_all_rows(tmp_path):
+    text = f"""
+| Parameter | Value |
+|---|---|
+| Model | Qwen3-8B |
+| Sequence Length | 8192 |
+| GPUs | 8x MI350X |
+
+- **Global batch size:** 128 (grad_accum=2)
+- **Parallelism:** TP=2, PP=1
+{TABLE}"""
+    first, _ = rows_of(tmp_path, text)
+    assert (first["model"], first["seq_len"], first["gpus"]) == ("Qwen3-8B", "8192", "8")
+    assert (first["global_batch"], first["micro_batch"], first["tp"]) == ("128", "", "2")
+
+
+def test_a_nearer_word_counts_more_than_a_page_s_properties(tmp_path):
+    text = f"| Property | Value |\n|---|---|\n| Number of GPUs | 8 |\n| GPU | MI350X |\n\nQwen3-8B on one MI350X, seq 512, batch size 2.\n{TABLE}"
+    first, _ = rows_of(tmp_path, text)
+    assert first["gpus"] == "1"
+
+
+def test_runs_in_columns_are_turned(tmp_path):
+    text = """
+| Metric | Megatron-LM | DeepSpeed-ZeRO3 | Ratio |
+|---|---|---|---|
+| Model | Qwen3-8B | Qwen3-8B | |
+| GPUs | 16x A800 | 16x A800 | |
+| max_length | 8192 | 8192 | |
+| 训练速度 | 9.6s/it | 91.2s/it | 9.5 |
+"""
+    first, second = rows_of(tmp_path, text)
+    assert (first["gpus"], second["seq_len"]) == ("16", "8192")
+    assert "Megatron-LM" in first["setup"] and "9.6" not in first["setup"]
+    assert second["zero_or_fsdp"] == "ZeRO-3"
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        [["框架", "配置", "耗时"], ["MindSpeed-LLM", "TP2", "1"], ["MindSpeed-MM", "TP1", "2"]],
+        [["GPUs", "Size", "Time"], ["16", "7.5B", "661"], ["64", "30B", "1439"]],
+        [["Model", "tok/s"], ["Llama 7B", "1"]],
+    ],
+)
+def test_runs_in_lines_stay(grid):
+    assert turned(grid) is grid
+
+
+def test_a_row_s_own_program_is_not_that_of_the_heading(tmp_path):
+    text = """# Qwen3-8B Speed Benchmark: torchtitan vs Megatron-LM
+8 H100, sequence length 4096, batch size 8.
+
+| Backend | tok/s |
+|---|---|
+| torchtitan | 1 |
+| Megatron-LM | 2 |
+"""
+    assert [import_row(row).job.framework for row in rows_of(tmp_path, text)] == ["torchtitan", "megatron"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cells", "gpus", "each", "device"),
+    [
+        ({"Cluster": "2x p5en.48xlarge (16x H200, 141 GB HBM3)"}, 16, 8, "H200"),
+        ({"Cluster": "2x p6-b300.48xlarge"}, 16, 8, "B300"),
+        ({"Instance": "p3.16xlarge", "GPUs": "8"}, 8, 8, "V100"),
+        ({"instances": "trn1.32xlarge", "nodes": "16", "devices": "32 per node"}, 512, 32, "NeuronCore"),
+        ({"machine": "g5.12xlarge", "gpus": "4"}, 4, 4, "A10G"),
+    ],
+)  # fmt: skip
+def test_machines_by_their_names(cells, gpus, each, device):
+    (row,) = in_the_schema([{"model": "Llama3-8B", "seq_len": "2048", "batch per gpu": "1", **cells}])  # fmt: skip
+    run = import_row(Row("t", row))
+    assert (run.gpus, run.cluster.gpus_per_node) == (gpus, each)
+    assert device in run.cluster.device.name
+
+
+def test_a_name_says_how_many_devices_its_machine_has():
+    assert machine_of("a3-megagpu-8g").devices == 8 and machine_of("a2-highgpu-4g").devices == 4
+    assert machine_of("a2") is None
+
+
+def test_the_column_whose_cells_name_devices_is_the_devices(tmp_path):
+    text = """GPT-2 124M, sequence length 1024
+
+| pod | bs |
+|---|---|
+| 1 x L40S | 16 |
+| 1 x RTX A4000 | 16 |
+"""
+    first, second = rows_of(tmp_path, text)
+    assert (first["gpu"], first["gpus"], second["gpus"]) == ("L40S", "1", "1")
+    # A longer number is another card.
+    assert second["gpu"] == "RTX A4000"
+    with pytest.raises(Exception, match="no device preset for 'RTX A4000'"):
+        import_row(second)
+
+
+BASE = {"model": "Llama3-8B", "gpu": "H100", "gpus": "8", "seq_len": "4096", "batch per gpu": "1"}
+
+
+def run_of(**cells):
+    (row,) = in_the_schema([{**BASE, **{k.replace("_", " "): v for k, v in cells.items()}}])
+    return import_row(Row("t", row))
+
+
+@pytest.mark.parametrize(
+    ("remark", "compute"),
+    [
+        ("float8 + torch.compile, torchtitan", "fp8"),
+        ("None (bfloat16), torchtitan", "bf16"),
+        ("mxfp8_cublas_rceil, torchtitan", "fp8"),
+        ("torchtitan, fp8 all-gather", "bf16"),
+        ("torchtitan, gradients in fp16", "bf16"),
+        ("bf16 or fp8", "bf16"),
+    ],
+)
+def test_a_precision_that_only_a_remark_names(remark, compute):
+    assert run_of(Scaling_Method=remark).job.precision.compute == compute
+
+
+def test_an_optimizer_nobody_knows_is_said():
+    assert "the state of LOMO is not known; AdamW's is priced" in run_of(optimizer="LOMO").assumed
+    for known in ("AdamW", "Distributed optimizer", "SGD", "torch.optim.AdamW"):
+        assert not any("is not known" in one for one in run_of(optimizer=known).assumed)
+
+
+def test_sequences_shared_in_words():
+    run = run_of(setup="ring attention over 8 GPUs, deepspeed zero3 offload", batch_per_gpu="1")
+    assert (run.layout.cp, run.layout.dp) == (8, 1)
+    assert set(run.layout.offload) == {"optimizer", "parameters"}
+
+
+def test_full_fine_tuning_by_a_column_of_methods():
+    run = run_of(method="Full", dtype="torch.bfloat16", gpus="1")
+    assert run.job.finetune.method == "full" and run.job.framework == "trl"
+    assert run.job.precision.master_bytes == 0
+    offloaded = run_of(method="Full", strategy="FSDP with CPU offloading")
+    assert set(offloaded.layout.offload) == {"optimizer", "parameters"}
+
+
+def test_a_compiled_script_has_its_loss_compiled_and_computes_nothing_again():
+    script = run_of(setup="PyTorch, torch.compile")
+    eager = run_of(setup="PyTorch")
+    assert "logits_bytes" not in script.job.framework_options
+    assert eager.job.framework_options["logits_bytes"] == 12
+    assert script.layout.recompute == eager.layout.recompute == "none"
+    fsdp = run_of(setup="FSDP2, torch.compile")  # its loss is outside of what it compiles
+    assert fsdp.job.framework_options["logits_bytes"] == 12
+
+
+def test_a_size_alone_is_of_the_family_that_a_remark_names():
+    (row,) = in_the_schema([{"Params": "7B", "setup": "ZeRO-3, LLaMA, DeepSpeed"}])
+    assert row["model"] == "LLaMA 7B"
+    (row,) = in_the_schema([{"Params": "7B", "setup": "OPT and LLaMA"}])
+    assert row["model"] == "7B"
+
+
+def test_degrees_as_alpa_has_them():
+    run = run_of(setup="dp=2, op=2, pp=2, use_remat=True")
+    assert (run.layout.tp, run.layout.pp, run.layout.recompute) == (2, 2, "full")
