@@ -154,7 +154,10 @@ def test_a_program_is_read_by_its_own_hydra_files(tmp_path: Path):
 
 def test_a_loop_that_says_no_size_is_refused_as_such():
     text = MODEL + "model = build(cfg)\noptimizer = make(model)\n" + LOOP
-    with pytest.raises(SpecError, match="a loop of its own, which takes model and batch from"):
+    with pytest.raises(
+        SpecError,
+        match=r"a loop of its own and does not say its model.*give --model, and --micro-batch",
+    ):
         import_text(text, "train.py", GUESS)
 
 

@@ -29,6 +29,7 @@ from meshwright.imports.formats import (
     xtuner,
 )
 from meshwright.imports.own import programs as own_programs
+from meshwright.imports.own.asked import unfollowed
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import name_maker
 from meshwright.specs.errors import SpecError
@@ -116,18 +117,7 @@ def read(
     started = python_starters.read(text, name, given, folder, stamp)
     if started is not None:
         return started
-    raise _unfollowed(text, name)
-
-
-def _unfollowed(text: str, name: str) -> SpecError:
-    if own_programs.is_loop(text):
-        return SpecError("file", name, "trains by a loop of its own, which takes model and batch from what cannot be followed: give the script or the configuration that it is started with")  # fmt: skip
-    return SpecError(
-        "file",
-        name,
-        "describes no training run of torchtitan, NeMo, Megatron-Bridge, OLMo-core or transformers' Trainer "
-        "that can be followed: a recipe, or the script or YAML with a training program's arguments, is expected",
-    )
+    raise unfollowed(text, name)
 
 
 def _quoted(word: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from typing import Any
 
 from meshwright.imports.reading import Reading
+from meshwright.specs.job import RECIPES
 
 _IMPORTS = re.compile(r"^[^\S\n]*(?:from|import) (?:pytorch_lightning|lightning)\b", re.M)
 _HARMLESS = ("accelerator", "max_epochs", "callbacks", "logger", "enable_checkpointing", "log_every_n_steps", "val_check_interval",
@@ -55,6 +57,38 @@ def translated(text: str, found: dict[str, Any], reading: Reading) -> dict[str, 
         made["bf16"] = True
         reading.unmodelled("precision", f"{precision[:40]}: what is computed in fewer bits is not priced; bf16 is")  # fmt: skip
     return made | _sharded(_word(words.get("strategy")), said, reading)
+
+
+def of_fabric(tree: ast.AST, value: Callable[[ast.expr], Any], reading: Reading) -> bool:
+    """Take what a program makes its Fabric with: devices, precision, what shards; whether it makes one.
+
+    Args:
+        value: what an expression stands for in the program; None where it cannot be followed.
+    """
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    made = next((one for one in calls if ast.unparse(one.func).rpartition(".")[2] == "Fabric"), None)  # fmt: skip
+    if made is None:
+        return False
+    words = {one.arg: value(one.value) for one in made.keywords if one.arg}
+    _placed(words, reading)
+    told = {one.arg for one in made.keywords}
+    said = _calls(ast.unparse(tree))
+    if "strategy" in told or {"FSDPStrategy", "DeepSpeedStrategy"} & set(said):
+        reading.remarks = [one for one in reading.remarks if one.option != "sharding"]
+        table = _sharded(_word(words.get("strategy")), said, reading)
+        if table.get("gradient_checkpointing"):
+            reading.layout["recompute"] = "full"
+            reading.remarks = [one for one in reading.remarks if one.option != "recompute"]
+        stage = table.get("deepspeed")
+        if isinstance(stage, dict):
+            reading.layout["zero"] = stage["zero_optimization"]["stage"]
+            reading.job["framework"] = "deepspeed"
+    kind = str(words.get("precision") or "")
+    name = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "32": "fp32", "32-true": "fp32", "bf16-true": "pure-bf16"}.get(kind.lower())  # fmt: skip
+    if name is not None:
+        reading.remarks = [one for one in reading.remarks if one.option != "precision"]
+        reading.job["precision"] = RECIPES[name].model_dump()
+    return True
 
 
 def _word(named: Any) -> str:

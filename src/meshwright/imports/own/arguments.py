@@ -161,9 +161,23 @@ def imported_file(node: ast.ImportFrom, folder: Path) -> Path | None:
     if node.level:
         near = [start / f"{named}.py", start / named / "__init__.py"]
         return next((one for one in near if one.is_file()), None)
-    path = beside(folder, f"{named}.py")
+    for place in (f"{named}.py", f"src/{named}.py"):
+        path = beside(folder, place)
+        if path is not None and path.name == f"{parts[-1]}.py":
+            return path
     # `transformers` or `trl` as a folder beside the program would be another project's own copy.
-    return path if path is not None and path.name == f"{parts[-1]}.py" else None
+    if parts[0] in _LIBRARIES:
+        return None
+    for place in (f"{named}/__init__.py", f"src/{named}/__init__.py"):
+        path = beside(folder, place)
+        if path is not None and path.parent.name == parts[-1]:
+            return path
+    return None
+
+
+_LIBRARIES = frozenset({
+    "torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "numpy", "megatron", "nemo", "lightning", "litgpt", "jax", "flax",
+})  # fmt: skip
 
 
 def _with_bases(name: str, classes: dict[str, ast.ClassDef], depth: int = 0) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     if tree is None:
         return {}
     known = Known(tree, {name: typed(value) for name, value in said.items()})
-    for node in _certain(tree, known):
+    for node in certain(tree, known):
         if ast.unparse(node.func).endswith("LoraConfig"):
             found = dict(known.keywords(node))
             return {"use_peft": True} | {
@@ -51,7 +51,7 @@ def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     return {}
 
 
-def _certain(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
+def certain(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls of a program that no unknown condition guards: what one guards is told by nobody."""
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -88,7 +88,7 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
         return {}
     known = Known(tree, {name: typed(value) for name, value in said.items()})
     found: dict[str, Any] = {}
-    for node in _certain(tree, known):
+    for node in certain(tree, known):
         called = ast.unparse(node.func)
         if called.endswith(RECOMPUTES):
             found["gradient_checkpointing"] = True

@@ -12,6 +12,7 @@ from meshwright.imports.beside import program_beside
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.formats.hf_launcher import one_process
+from meshwright.imports.formats.lightning import of_fabric
 from meshwright.imports.launch import Launch
 from meshwright.imports.other_models import refuse_program
 from meshwright.imports.own import commands as usual_commands
@@ -122,6 +123,8 @@ def read_loop(
     fuses_loss(program, folder, reading)
     if isinstance(ranks, int) and ranks > 0 and not (launch.hosts and launch.per_host):
         reading.devices = ranks
+    elif tree is not None and known is not None and of_fabric(tree, known.value, reading):
+        pass  # which starts a process a device by itself
     elif not _SPAWNS.search(text):
         one_process(launch, reading)
     return reading

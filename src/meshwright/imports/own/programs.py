@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.launch import Launch
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
 from meshwright.imports.own import usual
+from meshwright.imports.own.asked import asks_for_experts, asks_for_model
+from meshwright.imports.own.made_with import mixes_experts
 from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, texts_beside
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
@@ -25,6 +28,7 @@ _OTHER = re.compile(
     re.M,
 )
 """What such a program would have, was it to train something else than a decoder of text."""
+_SHAPE = (usual.LAYERS, usual.HIDDEN, usual.HEADS)
 _TESTS = re.compile(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", re.M)
 _ADAPTS = re.compile(r"\bmark_only_lora_as_trainable\(")
 _RANKS = re.compile(
@@ -33,17 +37,11 @@ _RANKS = re.compile(
 _PRETRAINED = re.compile(r"ForCausalLM|LMHeadModel|AutoModel\w*\.from_")
 
 
-def is_loop(text: str) -> bool:
-    """Whether a program trains a language model by a loop of its own, whatever it says of its sizes."""
-    trains = bool(_STEPS.search(text) and _UPDATES.search(text) and _LANGUAGE.search(text))
-    return trains and not _OTHER.search(text) and not _TESTS.search(text)
-
-
 def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | None:
-    """Return what a loop of one's own trains when it is started without options; None where it is none, or says too little.
+    """Return what a loop of one's own trains when it is started without options; None where it is none.
 
     Raises:
-        SpecError: a value that cannot be.
+        SpecError: a value that cannot be, or it does not say its model.
     """
     if "hydra.main" in text and folder is not None:
         found = own_hydra.read(Launch(Path(name).name, [], ["python"]), given, folder)
@@ -58,17 +56,28 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     if _PRETRAINED.search(text) or _OTHER.search(whole) or not _LANGUAGE.search(whole):
         return None
     tree = parse_python(text)
-    own = {} if tree is None else said_by(tree, parts[1:])
-    if tree is None or not (usual.says_enough(own) or (given.model and usual.says_batch(own))):
+    if tree is None:
         return None
+    own = said_by(tree, parts[1:])
     several = own.pop(SEVERAL, 0)
+    if (
+        given.model is None
+        and "model_name" not in own
+        and not all(any(one in own for one in names) for names in _SHAPE)
+    ):
+        raise asks_for_model(own, Path(name).name)
+    mixed: dict[str, Any] = {}
+    if given.model is None and mixes_experts([one for one in map(parse_python, parts) if one], own):
+        mixed = {one: own[one] for one in usual.OF_EXPERTS if one in own}
+        if not mixed:
+            raise asks_for_experts(Path(name).name)
     if _ADAPTS.search(text):
         own["use_lora"] = True
     launch = Launch(Path(name).name, [], ["python"])
     if _RANKS.search(whole):
         launch.launcher = ["torchrun"]
     making = not usual.says_batch(own)
-    reading = own_loops.read_loop(text, launch, own, {}, given, folder, making)
+    reading = own_loops.read_loop(text, launch, own, mixed, given, folder, making)
     reading.format = "training loop of one's own"
     name_task(reading, Path(name).name)
     if several and given.model is None:

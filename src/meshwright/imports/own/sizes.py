@@ -9,14 +9,21 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.names import model_named
 from meshwright.imports.own import usual
 from meshwright.imports.own.arguments import imported_file
+from meshwright.imports.own.made_with import (
+    ALIASES,
+    describes,
+    models_made,
+    named_shape,
+    usual_names,
+)
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.specs.errors import SpecError
@@ -33,49 +40,94 @@ SEVERAL = "several shapes"
 
 def said_by(tree: ast.Module, others: list[str]) -> dict[str, Any]:
     """Sizes and settings that a program's own lines say, by names that are usual for them."""
-    known = Known(tree)
+    inner = [one for one in map(parse_python, others) if one is not None]
+    below: dict[str, Any] = {}
+    made = _made_somewhere([tree, *inner])
+    for one in reversed(inner):
+        body = [node for node in one.body if not isinstance(node, ast.ClassDef) or node.name in made]  # fmt: skip
+        below |= Known(ast.Module(body=body, type_ignores=[])).fields
+    known = Known(tree, below=below)
     batches = {*usual.MICRO, *usual.BATCHES, *usual.LENGTHS}
     # What functions are called with first says a batch or a length where nothing else does.
     said = [pair for node in ast.walk(tree) if isinstance(node, ast.Call) for pair in known.keywords(node)]  # fmt: skip
     found = {name: one for name, one in reversed([*said, *known.parameters.items()]) if name in batches and _plain(one)}  # fmt: skip
     found |= {name: value for name, value in known.names.items() if _plain(value)}
-    found |= {name: value for name, value in known.fields.items() if _plain(value)}
+    found |= {
+        name: one for name, one in known.fields.items() if _plain(one) and below.get(name) != one
+    }
     tables: list[dict[str, Any]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             table = known.value(node)
             if isinstance(table, dict):
                 plain = {str(key): one for key, one in table.items() if _plain(one)}
-                is_shape = _describes(plain)
+                is_shape = describes(plain)
+                plain = usual_names(plain) if is_shape else plain
                 tables += [plain] if is_shape else []
                 found |= plain if not is_shape or len(tables) == 1 else {}
-    shapes = list(_shapes(tree, known))
-    for one in shapes[:1]:
-        found |= one
+    shapes = models_made(tree, known, inner)
+    left: set[str] = set()
+    for shape in shapes[:1]:
+        left = shape.left
+        found |= {name: one for name, one in usual_names(shape.said).items() if _plain(one)}
+    chosen = {} if shapes else usual_names(named_shape(tree, known, inner))
+    found |= chosen
     found |= {name: value for name, value in known.arguments.items() if _plain(value)}
-    for text in others:
-        inner = parse_python(text)
-        if inner is not None:
-            fields = Known(inner).fields
-            found = {name: one for name, one in fields.items() if _plain(one)} | found
-    named = {_ALIASES.get(name.lower(), name.lower()): one for name, one in found.items()}
+    found = {name: value for name, value in below.items() if _plain(value)} | found
+    for name in left:  # handed to the model, and nobody could follow it: no default stands for it
+        found.pop(name, None)
+    named = {ALIASES.get(name.lower(), name.lower()): one for name, one in found.items()}
     if "head_dim" in named and not set(named) & set(usual.HEADS):
         width = next((named[one] for one in usual.HIDDEN if isinstance(named.get(one), int)), 0)
         if isinstance(named["head_dim"], int) and named["head_dim"] > 0:
             named["n_heads"] = width // named["head_dim"]
-    for short, long in (("b", "batch_size"), ("t", "seq_len")):  # build-nanogpt's B and T
+    for short, long in (("b", "micro_batch_size"), ("t", "seq_len")):  # build-nanogpt's B and T
         if isinstance(found.get(short.upper()), int) and not set(named) & set(_LONG[long]):
             named[long] = found[short.upper()]
+    _of_one_device(tree, named)
     _of_tokens(named)
     sizes = {name: one for name, one in named.items() if name in _USUAL}
     sizes = {name: one for name, one in sizes.items() if name in _WORDS or _counts(one)}
-    if len(tables) > 1 and not shapes:
+    if isinstance(chosen.get("model_name"), str) and model_named(chosen["model_name"]) is not None:
+        sizes["model_name"] = chosen["model_name"]
+    if len(tables) > 1 and not shapes and not chosen:
         sizes[SEVERAL] = len(tables)
     return sizes
 
 
+def _made_somewhere(trees: list[ast.Module]) -> set[str]:
+    """Names that a program calls, hands on or builds on: a class of none of these says nothing by its defaults."""
+    named: list[ast.expr] = []
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                named += [node.func, *node.args, *(one.value for one in node.keywords)]
+            elif isinstance(node, ast.ClassDef):
+                named += node.bases
+    return {one.id if isinstance(one, ast.Name) else one.attr for one in named if isinstance(one, (ast.Name, ast.Attribute))}  # fmt: skip
+
+
 def _counts(value: Any) -> bool:
     return isinstance(value, (int, float)) and (isinstance(value, bool) or value > 0)
+
+
+def _of_one_device(tree: ast.Module, named: dict[str, Any]) -> None:
+    """Take a batch that is divided by the micro-batch alone, and not by the devices, as what one device adds up."""
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+        if not (isinstance(value, ast.BinOp) and isinstance(value.op, (ast.FloorDiv, ast.Div))):
+            continue
+        whole, part = (ast.unparse(one).rpartition(".")[2] for one in (value.left, value.right))
+        batch, micro = named.get(whole), named.get(part)
+        if (
+            whole not in ("batch_size", "train_batch_size", "effective_batch_size")
+            or part not in usual.MICRO
+        ):
+            continue
+        if isinstance(batch, int) and isinstance(micro, int) and micro and batch % micro == 0:
+            named["gradient_accumulation_steps"] = batch // micro
+            named.pop(whole)
+            return
 
 
 def _of_tokens(named: dict[str, Any]) -> None:
@@ -92,20 +144,11 @@ def _of_tokens(named: dict[str, Any]) -> None:
         named["device_batch_size"] = max(each // length, 1)
 
 
-_ALIASES = {
-    "hidden_dimension": "hidden_dim", "embedding_dim": "emb_dim", "embedding_size": "emb_dim", "embeddings_size": "emb_dim", "n_embed": "n_embd",
-    "dim_model": "d_model", "num_blocks": "num_layers", "n_blocks": "num_layers", "number_of_layers": "num_layers", "nhead": "n_heads",
-    "n_attention_heads": "n_heads", "num_attn_heads": "n_heads", "attention_heads": "n_heads", "dim_head": "head_dim", "ff_dim": "d_ff",
-    "dim_ff": "d_ff", "dim_feedforward": "d_ff", "ffn_hidden_dim": "ffn_dim", "context_size": "context_length", "n_ctx": "context_length",
-    "n_positions": "context_length", "seqlen": "seq_len", "max_sequence_length": "max_seq_len", "drop_rate": "dropout", "n_vocab": "vocab_size",
-    "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
-}  # fmt: skip
-"""Further names that hand-written programs give the usual sizes."""
-_LONG = {"batch_size": (*usual.MICRO, *usual.BATCHES), "seq_len": usual.LENGTHS}
+_LONG = {"micro_batch_size": usual.MICRO, "seq_len": usual.LENGTHS}
 _USUAL = frozenset({
     *usual.LAYERS, *usual.HIDDEN, *usual.HEADS, *usual.KV_HEADS, *usual.FFN, *usual.LENGTHS, *usual.MICRO, *usual.STEPS, *usual.BATCHES,
     "vocab_size", "padded_vocab_size", "head_dim", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
-    "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "cpu_offload", "num_experts", "n_experts", "num_experts_per_tok", "top_k_experts",
+    "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "cpu_offload", *usual.OF_EXPERTS,
     "lora_r", "lora_rank", "lora_alpha",
 })  # fmt: skip
 
@@ -117,50 +160,34 @@ def _plain(value: Any) -> bool:
     return isinstance(value, (int, float, str, bool)) and value != ""
 
 
-def _describes(table: Iterable[str]) -> bool:
-    """Whether names say how many layers a model has and how wide it is."""
-    names = {_ALIASES.get(key.lower(), key.lower()) for key in table}
-    return bool(names & set(usual.LAYERS)) and bool(names & set(usual.HIDDEN))
-
-
-def _shapes(tree: ast.Module, known: Known) -> Iterator[dict[str, Any]]:
-    """What the model is made with: keywords of the call over the defaults of the class that it calls."""
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        made = {key: one for key, one in known.keywords(node) if _plain(one)}
-        if _describes(made):
-            inner: dict[str, Any] = {}
-            for one in classes.values():
-                inner |= {key: value for key, value in _initial(one, known).items() if key not in made}  # fmt: skip
-            yield inner | made
-
-
-def _initial(node: ast.ClassDef, known: Known) -> dict[str, Any]:
-    """Defaults of a class's `__init__`."""
-    found: dict[str, Any] = {}
-    for one in node.body:
-        if isinstance(one, ast.FunctionDef) and one.name == "__init__":
-            plain = one.args.args[len(one.args.args) - len(one.args.defaults) :]
-            for arg, default in zip(plain, one.args.defaults, strict=True):
-                value = known.value(default)
-                if _plain(value):
-                    found[arg.arg] = value
-    return found
-
-
 def texts_beside(text: str, folder: Path | None) -> list[str]:
-    """The texts of files at hand that a program imports: where its model is written."""
-    tree = parse_python(text) if folder is not None else None
-    found: list[str] = []
-    for node in tree.body if tree is not None and folder is not None else []:
-        for one in _modules(node):
-            path = imported_file(one, folder) if folder is not None else None
-            if path is not None and len(found) < _MOST_FILES:
-                with contextlib.suppress(SpecError):
-                    found.append(read_text(path, "file", size_bytes=_MOST))
-    return found
+    """The texts of files at hand that a program imports, and what a package of those hands on: where its model is written."""
+    if folder is None:
+        return []
+    found: dict[Path, str] = {}
+    waiting = [(text, folder, 0)]
+    while waiting:
+        inner, where, depth = waiting.pop(0)
+        tree = parse_python(inner)
+        for node in _imports(tree) if tree is not None else []:
+            path = imported_file(node, where)
+            if path is None or path in found or len(found) >= _MOST_FILES:
+                continue
+            with contextlib.suppress(SpecError):
+                found[path] = read_text(path, "file", size_bytes=_MOST)
+                if path.name == "__init__.py" and depth < _DEEPEST:
+                    waiting.append((found[path], path.parent, depth + 1))
+    return list(found.values())
+
+
+_DEEPEST = 2
+"""How many packages are followed that only hand on what others define."""
+
+
+def _imports(tree: ast.Module) -> list[ast.ImportFrom]:
+    """What a program imports, first at its top, then inside functions."""
+    inner = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node not in tree.body]  # fmt: skip
+    return [one for node in [*tree.body, *inner] for one in _modules(node)]
 
 
 def _modules(node: ast.stmt) -> list[ast.ImportFrom]:
@@ -215,11 +242,32 @@ def optimize(reading: Reading, text: str, whole: str) -> None:
         reading.job["attention_kernel"] = "unfused"
 
 
+_BUILDS = re.compile(
+    r"\bnn\.(?:Module|Embedding|Linear|Embed|Dense)\b|\bnnx\.|\beqx\.|\bhk\.|\bEmbedding\("
+)
+"""What code has that builds a model's layers."""
+
+
+def _built_elsewhere(reading: Reading, model: Model, text: str) -> None:
+    """Say that the code which builds the model is not at hand; a class called GPT is taken for one like GPT-2."""
+    if re.search(r"\bGPT\w{0,20}\(", text) and re.search(r"\bn_embd\b", text):
+        fields = {"positions": "learned", "max_positions": max(reading.seq_len, 1), "tied_embeddings": True}  # fmt: skip
+        reading.model = Model.parse({**model.model_dump(), **fields}, "model")
+        reading.remarks = [one for one in reading.remarks if "FFNs are not described" not in one.text]  # fmt: skip
+        what = f"two matrices of {model.ffn}, layernorm, learned positions and tied tables are taken, as GPT-2 has them"  # fmt: skip
+    else:
+        what = f"{'a gated' if model.gated else 'a plain'} FFN of {model.ffn}, rotary positions and separate tables are taken"  # fmt: skip
+    reading.guess("--model", f"the code that builds it is not here: {what}")
+
+
 def build(reading: Reading, text: str, given: Given) -> None:
     """Take how the model is built from the words of the code that builds it: gates, norms, positions, tied tables."""
     if given.model is not None or reading.model is None:
         return
     model = reading.model
+    if not _BUILDS.search(text):
+        _built_elsewhere(reading, model, text)
+        return
     gated = bool(_GATED.search(text))
     rotary, learned = bool(_ROTARY.search(text)), bool(_LEARNED.search(text))
     fields: dict[str, Any] = {

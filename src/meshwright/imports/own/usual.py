@@ -240,6 +240,10 @@ _EXPERT_FFN = (
     "expert_hidden_dim",
 )
 _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")
+OF_EXPERTS = tuple(
+    one for one in (*_EXPERTS, *_CHOSEN, *_EXPERT_FFN, *_SHARED_EXPERTS) if one != "top_k"
+)
+"""What describes experts; a bare `top_k` is one of sampling, too."""
 
 
 def _degrees(options: Options, reading: Reading) -> None:

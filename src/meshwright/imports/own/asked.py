@@ -1,0 +1,55 @@
+"""What is asked for, or said, of a hand-written program whose lines do not tell what it trains."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwright.imports.own import usual
+from meshwright.specs.errors import SpecError
+
+_FOUND = (("micro-batch", usual.MICRO), ("batch", usual.BATCHES), ("sequence", usual.LENGTHS))
+
+
+def asks_for_model(own: dict[str, Any], name: str) -> SpecError:
+    """What is asked of a loop that says no model, or a part of one, beside what it does say."""
+    kinds = (("layers", usual.LAYERS), ("a width", usual.HIDDEN), ("heads", usual.HEADS))
+    said = [word for word, names in kinds if any(one in own for one in names)]
+    lacks = [word for word, names in kinds if not any(one in own for one in names)]
+    known = ", ".join(f"{word} {own[one]}" for word, names in _FOUND for one in names[:99] if one in own)[:120]  # fmt: skip
+    read = f" (it says {known})" if known else ""
+    more = "" if known else ", and --micro-batch and --seq"
+    what = f"says {' and '.join(said)} of its model, but not {' or '.join(lacks)}" if said and lacks else "does not say its model in lines that can be followed"  # fmt: skip
+    return SpecError("--model", None, f"{name[-60:]} trains by a loop of its own and {what}{read}: give --model{more}, or import the script or configuration that it is started with")  # fmt: skip
+
+
+def asks_for_experts(name: str) -> SpecError:
+    """What is asked of a loop that builds layers of experts without saying how many, how wide, and how many are chosen."""
+    return SpecError("--model", None, f"{name[-60:]} builds layers of experts and does not say how many, how wide, or how many are chosen: give --model")  # fmt: skip
+
+
+_LOOPS = re.compile(r"\.backward\(|value_and_grad\(|jax\.grad\(")
+_STARTS = re.compile(
+    r"\.(?:fit|train|pretrain|run)\(|\b(?:train|main|launch|run_exp|pretrain|fit)\("
+)
+_TOLD = (
+    (re.compile(r"@hydra\.main|hydra_runner|OmegaConf\.(?:load|from_cli|merge)"), "its configuration (Hydra or OmegaConf)"),
+    (re.compile(r"pyconfig\.initialize|initialize_megatron|add_argument\(|parse_args\(|HfArgumentParser|TrlParser|jsonargparse|tyro\.cli|fire\.Fire|typer\.|click\.|sys\.argv|simple_parsing|absl\.app|app\.run\("), "its command line"),
+    (re.compile(r"yaml\.\w{0,10}load\(|json\.load\(|toml\w*\.load|from_file\(|\.load_config\(|load_config\("), "a configuration that it loads"),
+)  # fmt: skip
+
+
+def unfollowed(text: str, name: str) -> SpecError:
+    """Why a Python file that no reader took is none that can be imported, and what to give instead."""
+    loops, starts = _LOOPS.search(text), _STARTS.search(text)
+    whence = next((word for found, word in _TOLD if found.search(text)), "")
+    if re.search(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", text, re.M):
+        return SpecError("file", name, "does not train: it tests")
+    if whence and (loops or starts):
+        return SpecError("file", name, f"takes model and batch from {whence}: give the script or the configuration that it is started with")  # fmt: skip
+    if loops:
+        return SpecError("file", name, "describes no training run of a language model: it has a loop that trains, and no line of it says that its model is a decoder of text")  # fmt: skip
+    if re.search(r"^if __name__|^main\(", text, re.M) is None:
+        return SpecError("file", name, "describes no training run: it holds functions and classes that a program calls; import that program, or the script that starts it")  # fmt: skip
+    return SpecError("file", name, "describes no training run that can be followed: it starts nothing that trains by a recipe, a trainer's settings or a loop; "
+                     "a recipe, or the script or YAML with a training program's arguments, is expected")  # fmt: skip

@@ -1,0 +1,156 @@
+"""What a hand-written program makes its model with: a call's words over the defaults of the class that it calls."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.imports.code.names import Known
+from meshwright.imports.code.syntax import dotted
+from meshwright.imports.own import usual
+from meshwright.imports.own.layers import certain
+
+ALIASES = {
+    "hidden_dimension": "hidden_dim", "embedding_dim": "emb_dim", "embedding_size": "emb_dim", "embeddings_size": "emb_dim", "n_embed": "n_embd",
+    "dim_model": "d_model", "num_blocks": "num_layers", "n_blocks": "num_layers", "number_of_layers": "num_layers", "nhead": "n_heads",
+    "n_attention_heads": "n_heads", "num_attn_heads": "n_heads", "attention_heads": "n_heads", "dim_head": "head_dim", "ff_dim": "d_ff",
+    "dim_ff": "d_ff", "dim_feedforward": "d_ff", "ffn_hidden_dim": "ffn_dim", "context_size": "context_length", "n_ctx": "context_length",
+    "n_positions": "context_length", "seqlen": "seq_len", "max_sequence_length": "max_seq_len", "drop_rate": "dropout", "n_vocab": "vocab_size",
+    "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
+}  # fmt: skip
+"""Further names that hand-written programs give the usual sizes."""
+_BARE = {
+    "layers": "num_layers", "width": "hidden_size", "hidden": "hidden_size", "embed": "hidden_size", "embd": "hidden_size",
+    "embedding": "hidden_size", "heads": "num_heads", "kv_heads": "num_kv_heads", "ff": "d_ff", "ffn": "d_ff", "mlp": "d_ff",
+    "context": "context_length", "ctx": "context_length", "seq": "seq_len", "vocab": "vocab_size", "nlayer": "num_layers", "n_hidden": "hidden_size",
+    "num_embeddings": "vocab_size",
+}  # fmt: skip
+"""Names that say enough only where layers and a width stand together."""
+
+
+def usual_names(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of one model by the usual names, its bare ones (`layers`, `width`) included."""
+    named = {str(key).lower(): one for key, one in said.items()}
+    found = {ALIASES.get(key, key): one for key, one in named.items()}
+    for bare, name in _BARE.items():
+        if bare in found and not isinstance(found[bare], (dict, list)):
+            found.setdefault(name, found[bare])
+    return found
+
+
+def describes(names: Iterable[str]) -> bool:
+    """Whether names say how many layers a model has and how wide it is."""
+    found = set(usual_names(dict.fromkeys(names, 0)))
+    return bool(found & set(usual.LAYERS)) and bool(found & set(usual.HIDDEN))
+
+
+@dataclass(slots=True)
+class Made:
+    """One call that makes a model: what it says and its class takes, and the names handed to it that nobody could follow."""
+
+    said: dict[str, Any] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    rank: int = 0
+
+
+def models_made(tree: ast.Module, known: Known, others: Iterable[ast.Module]) -> list[Made]:
+    """The calls that make a model, the ones that say most themselves first."""
+    classes: dict[str, ast.ClassDef] = {}
+    for one in (*others, tree):
+        classes |= {node.name: node for node in ast.walk(one) if isinstance(node, ast.ClassDef)}
+    own = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    found = []
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call) and dotted(node.func) != "dict"
+        ):  # what is made of it, says it
+            made = _made(node, known, classes, own)
+            if made is not None:
+                found.append(made)
+    return sorted(found, key=lambda one: one.rank)
+
+
+def _made(
+    node: ast.Call, known: Known, classes: dict[str, ast.ClassDef], own: list[ast.ClassDef]
+) -> Made | None:
+    called = classes.get(dotted(node.func).rpartition(".")[2])
+    defaults, order = ({}, []) if called is None else _taken(called)
+    words = [(one.arg, one.value) for one in node.keywords if one.arg]
+    words += list(zip(order, node.args, strict=False))
+    said = {name: known.value(value) for name, value in words}
+    spread = {key: value for key, value in known.keywords(node) if value is not None}
+    said = {**spread, **{key: value for key, value in said.items() if value is not None}}
+    left = {str(name) for name, _value in words if name not in said}
+    plain = {key: value for key, value in said.items() if _plain(value)}
+    whole = {key: value for key, value in defaults.items() if key not in left} | plain
+    if not describes([*whole, *left]):
+        return None
+    rank = 0 if describes(plain) else 1 if describes([*plain, *left]) else 2
+    inner: dict[str, Any] = {}
+    for one in own:  # classes below it say what it hands on without a word
+        inner |= {key: value for key, value in _taken(one)[0].items() if key not in {*said, *left}}
+    return Made(inner | whole, left, rank)
+
+
+def _taken(node: ast.ClassDef) -> tuple[dict[str, Any], list[str]]:
+    """What a class takes where nobody says it, and the order of its arguments: of `__init__`, or a dataclass's fields."""
+    alone = Known(ast.Module(body=[node], type_ignores=[]))
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+            plain = one.args.args[len(one.args.args) - len(one.args.defaults) :]
+            pairs = [*zip(plain, one.args.defaults, strict=True)]
+            pairs += [(arg, value) for arg, value in zip(one.args.kwonlyargs, one.args.kw_defaults, strict=True) if value]  # fmt: skip
+            said = {arg.arg: alone.value(value) for arg, value in pairs}
+            order = [arg.arg for arg in one.args.args[1:]]
+            return {key: value for key, value in said.items() if _plain(value)}, order
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]  # fmt: skip
+    order = [one.target.id for one in fields if isinstance(one.target, ast.Name)]
+    return {key: value for key, value in alone.fields.items() if key in order and _plain(value)}, order  # fmt: skip
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str, bool)) and value != ""
+
+
+_PARTS = r"MoE|Moe|MOE|MixtureOfExperts|Experts"
+_SWITCH = ("use_moe", "moe", "moe_enabled", "enable_moe", "is_moe", "use_experts")
+
+
+def mixes_experts(trees: Iterable[ast.Module], said: Mapping[str, Any]) -> bool:
+    """Whether a program makes layers of experts whatever it is told, as far as its own values say."""
+    if any(said.get(one) in (False, 0, "false") for one in _SWITCH):
+        return False
+    trees = list(trees)
+    classes = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}  # fmt: skip
+    for tree in trees:
+        for call in certain(tree, Known(tree, dict(said))):
+            name = dotted(call.func).rpartition(".")[2]
+            if name in classes and re.search(_PARTS, name):
+                return True
+    return False
+
+
+_NAMES = ("from_name", "from_preset", "from_pretrained_config")
+
+
+def named_shape(tree: ast.Module, known: Known, others: Iterable[ast.Module]) -> dict[str, Any]:
+    """The sizes that a program takes by a name out of a table of its own (`Config.from_name("7B")`), or the name alone."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in _NAMES):
+            continue
+        words = {one.arg: one.value for one in node.keywords}
+        first = node.args[0] if node.args else words.get("name")
+        name = known.value(first) if first is not None else None
+        if not isinstance(name, str) or not name:
+            continue
+        for one in (tree, *others):
+            tables = (known.value(inner) for inner in ast.walk(one) if isinstance(inner, ast.Dict))
+            for table in tables:
+                inner = table.get(name) if isinstance(table, dict) else None
+                if isinstance(inner, dict) and describes(inner):
+                    return {str(key): value for key, value in inner.items() if _plain(value)}
+        return {"model_name": name}
+    return {}
