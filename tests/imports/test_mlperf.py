@@ -65,3 +65,24 @@ def test_without_the_yaml_it_says_so(tmp_path):
     (tmp_path / "config_x.sh").write_text(ONE.split("\n", 1)[1])
     with pytest.raises(SpecError, match=r"conf/\*\.yaml"):
         import_file(tmp_path / "config_x.sh", Given(guess=True))
+
+
+def test_the_yaml_may_lie_under_src(tmp_path: Path):
+    inner = tmp_path / "src"
+    inner.mkdir()
+    moved = submission(tmp_path)
+    (moved / "conf").rename(inner / "conf")
+    found = import_file(tmp_path / "config_DGXB200_2x8x4xtp2pp1.sh", Given(guess=True))
+    assert (found.layout.tp, found.model.name) == (2, "llama3.1-8b")
+
+
+@pytest.mark.parametrize(
+    ("folder", "what"),
+    [("retinanet", "a vision model"), ("dlrm_dcnv2", "a recommender"), ("bert", "an encoder"), ("stable_diffusion", "a diffusion model")],
+)  # fmt: skip
+def test_other_benchmarks_are_refused_by_their_folder(tmp_path: Path, folder: str, what: str):
+    place = tmp_path / folder / "implementations" / "pytorch"
+    place.mkdir(parents=True)
+    path = submission(place) / "config_DGXB200_2x8x4xtp2pp1.sh"
+    with pytest.raises(SpecError, match=f"trains {what}"):
+        import_file(path, Given(guess=True))

@@ -10,6 +10,7 @@ from meshwright.imports.reading import Given, Imported
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
 
+GUESS = Given(guess=True)
 GPU = Given(cluster=load_cluster("h100:2x8"), guess=True)
 NANOTRON = {
     "general": {"project": "x", "run": "y"},
@@ -189,3 +190,47 @@ def test_overrides_of_another_kind_are_named(word: str):
     name = word.partition("=")[0].rpartition(".")[2].replace("_", "-")
     found = import_text(f"{BRIDGE}{word}\n", "x.sh", GPU)
     assert any(name in one.option.replace("_", "-") for one in found.remarks)
+
+
+RATE = "\nlr0: 1.0e-4\nbatch_size: 4\nmax_length: 2048\n"
+
+
+def test_a_table_of_text_without_a_model_asks_for_it():
+    text = RATE.replace("max_length", "tokenizer_json: t.json\nmax_length")
+    with pytest.raises(SpecError, match="--model"):
+        import_text(text, "c.yaml", GUESS)
+    with pytest.raises(SpecError, match="names no model, batch and rate"):
+        import_text("learning_rate: 0.1\nbatch_size: 4\n", "c.yaml", GUESS)
+
+
+def test_a_family_and_its_size_stand_apart():
+    found = import_text("model: llama2\nmodel_size: 13b" + RATE, "c.yaml", GUESS)
+    assert found.model.name == "llama2-13b"
+
+
+def test_a_model_is_described_in_short_words():
+    text = "model: {vocab_size: 259, context: 64, width: 128, heads: 4, layers: 4}\ntraining: {batch_size: 32, learning_rate: 0.1}\n"
+    found = import_text(text, "c.yaml", GUESS)
+    assert (found.model.layers, found.model.hidden, found.model.heads) == (4, 128, 4)
+    assert (found.job.seq_len, [one for one in found.remarks if one.kind == "unread"]) == (64, [])
+
+
+def test_what_stands_under_a_switched_off_fsdp_says_nothing():
+    text = "model: llama2-7b\nfsdp_train: {}\nfsdp_hyperparameters: {{cpu_offload: true}}\ndevice: [0, 1]"
+    on = import_text(text.format("true") + RATE, "c.yaml", GUESS)
+    assert (on.layout.zero, bool(on.offload), on.layout.world) == (3, True, 2)
+    off = import_text(text.format("false") + RATE, "c.yaml", GUESS)
+    assert (off.layout.zero, bool(off.offload)) == (0, False)
+
+
+def test_weights_in_four_bits_train_through_adapters():
+    found = import_text("model: llama2-7b\nbit: 4" + RATE, "c.yaml", GUESS)
+    assert found.job.finetune is not None
+    assert found.job.finetune.label().startswith("qlora rank 8")
+
+
+def test_a_shape_in_words_that_others_write_too_is_no_neox():
+    shape = "num_layers: 8\nhidden_size: 512\nnum_attention_heads: 8\nvocab_size: 16000\n"
+    with pytest.raises(SpecError, match="describes no training run"):
+        import_text(shape, "model.yaml", GUESS)
+    assert import_text(shape + "pos_emb: rotary\n", "m.yaml", GUESS).format.startswith("GPT-NeoX")

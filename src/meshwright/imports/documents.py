@@ -106,7 +106,7 @@ def read(
     Raises:
         SpecError: it cannot be parsed, or is of no known framework.
     """
-    data = _parsed(text, name)
+    data = nemo.whole(_parsed(text, name))
     if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
     if isinstance(stamped := data.get(STAMP_KEY), dict):
@@ -230,6 +230,8 @@ def _refuse_other(data: Data, text: str, name: str) -> None:
         )
     if "num_csx" in str(data.get("runconfig")) or str(data.get("backend")) == "CSX":
         raise SpecError("file", name, "describes no training run of GPUs or TPUs: it is for Cerebras' systems, which are not modelled")  # fmt: skip
+    if {"deploymentSpec", "pipelineInfo"} <= set(data):
+        raise SpecError("file", name, "describes no training run of its own: it is a compiled Kubeflow pipeline; import the program of the step that trains")  # fmt: skip
     if "includes" in data and "modules" not in data:
         raise SpecError("file", name, "describes no training run of its own: it is a part that others include; import the experiment that names it")  # fmt: skip
     if len(data) > 500 and all(isinstance(one, int) for one in data.values()):

@@ -141,7 +141,15 @@ def _trains(program: str) -> bool:
         return not _OTHER.search(program)  # `trl vllm-serve`
     if _BINARY.fullmatch(posixpath.basename(first)):
         return True
+    if of_maxtext_without_training(first):
+        return False
     return first.endswith(".ipynb") or bool(_TRAINERS.search(first)) or first.startswith(_MODULES)
+
+
+def of_maxtext_without_training(program: str) -> bool:
+    """Whether a program of MaxText converts, checks, decodes or measures and trains nothing."""
+    rest = program.lower().partition("maxtext")[2]
+    return re.search(r"conver|ckpt|checkpoint_|logit_checker|decode|infer|quantize|param_only|evaluat|microbenchmark|download|[/.]tests?[/.]", rest) is not None  # fmt: skip
 
 
 def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:

@@ -6,7 +6,7 @@ import posixpath
 import re
 from typing import Any
 
-from meshwright.imports.launch import HOUSEKEEPING, Launch
+from meshwright.imports.launch import HOUSEKEEPING, Launch, of_maxtext_without_training
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Missing, flags_of
 from meshwright.imports.own import commands as usual_commands
@@ -48,8 +48,7 @@ def refuse_other_tasks(launch: Launch, flags: dict[str, Any]) -> None:
         SpecError: it does not.
     """
     base = posixpath.basename(launch.program).lower()
-    jax = launch.program.lower().partition("maxtext")[2]
-    if re.search(r"conver|decode|infer|quantize|param_only|evaluat|microbenchmark", jax):
+    if of_maxtext_without_training(launch.program):
         raise SpecError("file", base, f"{launch.program[-60:]} does not train; a training script is expected")  # fmt: skip
     for word, what in _REFUSED.items():
         if re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshwright.imports.formats import nemo
 from meshwright.imports.interpolate import read_table
+from meshwright.imports.names import PLANNED
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import text_of, unset
@@ -21,6 +22,13 @@ _MODELS = (
     (re.compile(r"llama31_8b"), "llama3.1-8b"),
 )
 """Models of the suite's benchmarks by the names of their folders."""
+_OTHERS = (
+    (re.compile(r"^(?:retinanet|resnet\d*|ssd\w*|mask_?rcnn|maskrcnn|single_stage_detector|unet_?3d|image_segmentation|object_detection)$"), "a vision model"),
+    (re.compile(r"^(?:stable_diffusion|flux\w*|text_to_image)$"), "a diffusion model"),
+    (re.compile(r"^dlrm\w*$|^recommendation\w*$"), "a recommender"), (re.compile(r"^bert$|^language_model$"), "an encoder"),
+    (re.compile(r"^(?:rnnt|rnn_speech\w*)$"), "a model of speech"), (re.compile(r"^(?:rgat|gnn|graph_neural_network)$"), "a graph network"),
+)  # fmt: skip
+"""Benchmarks of the suite, by their folders, that train no decoder of text."""
 _SIZES = {"8b": "llama3.1-8b", "405b": "llama3.1-405b"}
 _DEVICES = re.compile(r"(?i)(gb300|gb200|b300|b200|h200|h100|a100|mi3[025]5?x|mi300x)")
 
@@ -36,6 +44,12 @@ def read(script: Script, name: str, given: Given, folder: Path | None) -> Readin
     Raises:
         SpecError: the YAML or the model is not known, or a value cannot be.
     """
+    places = (
+        [part.lower() for part in (folder.resolve() / name).parts] if folder is not None else []
+    )
+    other = next((what for word, what in _OTHERS if any(word.search(part) for part in places)), "")
+    if other:
+        raise SpecError("file", name[-60:], f"trains {other}: {PLANNED}")
     path = _yaml(folder)
     if path is None:
         raise SpecError("file", name, "sets variables for a NeMo configuration (conf/*.yaml) that is not here: import it within its submission's folder")  # fmt: skip
@@ -66,7 +80,7 @@ def read(script: Script, name: str, given: Given, folder: Path | None) -> Readin
 
 def _yaml(folder: Path | None) -> Path | None:
     """The configuration that reads the variables: the one in `conf` that asks the environment for most."""
-    for place in (folder, folder.parent) if folder is not None else ():
+    for place in (folder, folder / "src", folder.parent) if folder is not None else ():
         found = sorted((place / "conf").glob("*.yaml"))
         asked = {path: read_text(path, "conf").count("${oc.env:") for path in found[:20]}
         if asked and max(asked.values()) > 3:

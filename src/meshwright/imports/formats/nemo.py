@@ -58,6 +58,12 @@ def is_config(data: dict[str, Any]) -> bool:
     )
 
 
+def whole(data: dict[str, Any]) -> dict[str, Any]:
+    """A table as it is; where it is such a file's `model` alone, as a checkpoint holds it (`model_config.yaml`), in its place."""
+    alone = {"encoder_seq_length", "num_layers"} <= set(data) and {"mcore_gpt", "megatron_amp_O2"} & set(data)  # fmt: skip
+    return {"model": data, "trainer": {}} if alone else data
+
+
 def _flags(data: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     """The fields of a NeMo YAML as the Megatron options that they set."""
     flags: dict[str, Any] = {}

@@ -35,11 +35,16 @@ def is_config(data: dict[str, Any]) -> bool:
     keys = {str(key).replace("-", "_") for key in data}
     if is_part(data):
         return True
+    its = bool(keys & (_ITS | _OF_RUNS)) or any("-" in str(key) for key in data)
     return (
         bool(keys & {"pipe_parallel_size", "model_parallel_size"})
-        or {"num_layers", "hidden_size"} <= keys
+        or ({"num_layers", "hidden_size"} <= keys and its)
     ) and not {"model", "modules"} & keys
 
+
+_ITS = {"pos_emb", "no_weight_tying", "gpt_j_residual", "gpt_j_tied", "output_layer_parallelism", "attention_config", "bias_gelu_fusion", "train_micro_batch_size_per_gpu",
+        "scaled_upper_triang_masked_softmax_fusion", "rotary_pct", "train_data_paths", "data_path", "zero_optimization", "make_vocab_size_divisible_by"}  # fmt: skip
+"""What only its files say beside a shape that others write in the same words."""
 
 _OF_RUNS = {"checkpoint_activations", "partition_activations", "synchronize_each_layer", "data_impl", "train_iters", "lr_decay_iters",
             "lr_decay_style", "checkpoint_factor", "output_layer_init_method"}  # fmt: skip

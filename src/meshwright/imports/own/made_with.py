@@ -37,7 +37,7 @@ def usual_names(said: Mapping[str, Any]) -> dict[str, Any]:
     found = {ALIASES.get(key, key): one for key, one in named.items()}
     for bare, name in _BARE.items():
         if bare in found and not isinstance(found[bare], (dict, list)):
-            found.setdefault(name, found[bare])
+            found.setdefault(name, found.pop(bare))
     return found
 
 

@@ -13,6 +13,7 @@ from meshwright.imports.interpolate import resolved
 from meshwright.imports.options import flattened
 from meshwright.imports.other_models import refuse_tables
 from meshwright.imports.own import usual
+from meshwright.imports.own.made_with import describes, usual_names
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import device_named
 from meshwright.imports.tasks import name_task
@@ -30,7 +31,10 @@ _NAMED = (
     "llm_backbone",
     "model_id_or_path",
 )
-_RATES = ("lr", "learning_rate", "max_learning_rate", "max_lr")
+_RATES = (
+    "lr", "learning_rate", "max_learning_rate", "max_lr", "lr0", "lr_max", "base_lr", "peak_lr", "init_lr", "initial_lr",
+    "peak_learning_rate", "base_learning_rate", "initial_learning_rate",
+)  # fmt: skip
 _BATCHES = (
     "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size", "device_batch_size",
     "train_micro_batch_size", "batch_size_per_device", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size",
@@ -41,7 +45,7 @@ _RENAMED = {
     "lora.dropout": "lora_dropout", "distributed_args.stage": "zero_stage", "optimizer_args.class_name": "optimizer", "full_shard": "use_fsdp",
     "activation_checkpointing.enabled": "activation_checkpointing", "gradient_checkpointing.enabled": "gradient_checkpointing",
     "adapter.type": "peft_method", "adapter.r": "lora_r", "adapter.alpha": "lora_alpha", "adapter.target_modules": "lora_target_modules",
-    "adapter.dropout": "lora_dropout", "quantization.bits": "bits", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
+    "adapter.dropout": "lora_dropout", "gradient_checkpointing.activate": "gradient_checkpointing", "gradient_checkpointing.use": "gradient_checkpointing", "quantization.bits": "bits", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
 }  # fmt: skip
 """Names whose last part alone says too little."""
 _INERT = re.compile(
@@ -53,7 +57,7 @@ _INERT = re.compile(
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether tables name or describe a model, and say a batch and a rate of learning."""
-    flat = _flat(data)
+    flat = _flat(_in_usual_words(data))
     rate = any(name.rsplit(".", 1)[-1] in _RATES for name in flat)
     batch = any(
         name.rsplit(".", 1)[-1] in _BATCHES and _whole(value) for name, value in flat.items()
@@ -61,7 +65,22 @@ def is_config(data: dict[str, Any]) -> bool:
     lasts = {name.rsplit(".", 1)[-1] for name in flat}
     shape = bool(lasts & set(usual.LAYERS)) and bool(lasts & set(usual.HIDDEN))
     left = any((_MODELS.search(name) or name in _NAMED) and value in (None, "") for name, value in flat.items())  # fmt: skip
-    return rate and batch and (bool(_model(flat)) or shape or left or "path_to_model_config" in flat)  # fmt: skip
+    asked = any(_OF_TEXT.search(name) for name in lasts)  # of text, whose model stands elsewhere
+    return rate and batch and (bool(_model(flat)) or shape or left or asked or "path_to_model_config" in flat)  # fmt: skip
+
+
+_OF_TEXT = re.compile(r"(?i)tokeni[sz]|^vocab|^(?:max_)?seq(?:uence)?_?len|^max_(?:seq|context|length|tokens)|^context_|^block_size$|^lora_|^n_ctx$|^packing$")  # fmt: skip
+"""Names that only a run over text has."""
+
+
+def _in_usual_words(data: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Tables with one that describes a model in words of its own (`layers`, `width`) by the usual names."""
+    found = {name: _in_usual_words(one, depth + 1) if isinstance(one, dict) and depth < _DEEPEST else one for name, one in data.items()}  # fmt: skip
+    plain = {str(name): one for name, one in found.items() if _whole(one)}
+    return usual_names(found) if depth and describes(plain) else found
+
+
+_DEEPEST = 6
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Reading:
@@ -74,13 +93,15 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
         SpecError: a value that cannot be, or a model that is no decoder.
     """
     data, chosen = _one_training(resolved(data, dict(given.variables)), given)
-    flat = _flat(data)
+    flat = _flat(_in_usual_words(data))
     refuse_tables(flat, "the configuration")
     table = next((one for one in tables(data) if "zero_optimization" in one), None)
     if table is not None:  # DeepSpeed's own, whose names are read by its reader
         place = next(name for name in flat if "zero_optimization" in name).partition("zero_optimization")[0]  # fmt: skip
         flat = {name: one for name, one in flat.items() if not name.startswith(place or "zero_optimization")}  # fmt: skip
-    flags: dict[str, Any] = {"model_name_or_path": _model(flat)}
+    off = any(flat.get(name) is False for name in usual.FSDP)
+    flat = {name: one for name, one in flat.items() if not (off and re.match(r"\w*fsdp\w*\.", name))}  # fmt: skip
+    flags: dict[str, Any] = {"model_name_or_path": _sized(_model(flat), flat)}
     for name, value in flat.items():
         last = name.rsplit(".", 1)[-1]
         tail = ".".join(name.split(".")[-2:])
@@ -97,10 +118,12 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
         flags.pop("ds_cfgs", None) or flags.pop("deepspeed_config", None) or flags.get("deepspeed")
     )
     stored = str(
-        flags.pop("backbone_dtype", flags.pop("bits", ""))
+        flags.pop("backbone_dtype", flags.pop("bits", flags.pop("bit", "")))
     )  # H2O LLM Studio's, and Ludwig's
     if stored in ("int4", "4", "int8", "8"):
         flags[f"load_in_{stored[-1]}bit"] = True
+    elif re.search(r"float|^(?:16|32)$", stored):
+        flags.setdefault("dtype", stored if "float" in stored else f"float{stored}")
     teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher(?!_forcing)", name)), "")
     reading = usual.read_table(flags, given, "configuration of a program of its own", inert)
     if table is not None:
@@ -118,7 +141,11 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     for kind in (chosen, *kinds):
         name_task(reading, kind)
     listed = [
-        value for name, value in flat.items() if name.endswith("gpus") and isinstance(value, list)
+        value
+        for name, value in flat.items()
+        if isinstance(value, list)
+        and all(map(_index, value))
+        and (name.endswith("gpus") or name.rsplit(".", 1)[-1] in _LISTED)
     ]
     reading.likely = device_named(" ".join(str(one) for name, one in flat.items() if _DEVICES.search(name))) or reading.likely  # fmt: skip
     hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), _PER_HOST))  # fmt: skip
@@ -135,6 +162,7 @@ def _shard(reading: Reading) -> None:
     reading.remarks = [one for one in reading.remarks if one.option not in ("sharding", "deepspeed", "ds_cfgs")]  # fmt: skip
 
 
+_LISTED = ("device", "devices", "gpu_ids", "device_ids", "gpu_id", "cuda_devices")
 _PER_HOST = ("gpus_per_node", "num_gpus_per_node", "devices", "gpus", "num_gpus")
 _KIND = re.compile(
     r"(?:^|\.)(?:trainer|training|train|method|rl|alignment)\.(?:type|method|trainer_type|algorithm|stage)$|^(?:method|stage|rl)$"
@@ -206,7 +234,18 @@ def _flat(data: dict[str, Any]) -> dict[str, Any]:
 def _model(flat: dict[str, Any]) -> str:
     found = [str(value) for name, value in flat.items() if _MODELS.search(name) and isinstance(value, str) and not _of_another(name)]  # fmt: skip
     found += [str(flat[name]) for name in _NAMED if isinstance(flat.get(name), str)]  # fmt: skip
+    found += [str(one) for name, one in flat.items() if name.rsplit(".", 1)[-1] in _NAMED[:4] and isinstance(one, str) and not _of_another(name)]  # fmt: skip
     return next((one for one in found if one), "")
+
+
+def _sized(name: str, flat: dict[str, Any]) -> str:
+    """A family's name with the size that stands beside it (`model: llama2`, `model_size: 13b`)."""
+    size = next((str(value) for key, value in flat.items() if key.rsplit(".", 1)[-1] in ("model_size", "model_scale") and value), "")  # fmt: skip
+    return f"{name}-{size}" if size and name and not re.search(r"\d[bBmM]\b", name) else name
+
+
+def _index(value: Any) -> bool:
+    return not isinstance(value, bool) and re.fullmatch(r"\d\d?", str(value)) is not None
 
 
 def _whole(value: Any) -> bool:

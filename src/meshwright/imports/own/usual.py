@@ -13,9 +13,10 @@ from typing import Any
 from meshwright.imports.names import model_named, refuse_other, shape_named
 from meshwright.imports.options import Options
 from meshwright.imports.other_models import says_text
+from meshwright.imports.own.usual_adapters import adapt
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw
-from meshwright.imports.tuning import adapters, recomputes_as_unsloth
+from meshwright.imports.tuning import recomputes_as_unsloth
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
@@ -55,6 +56,17 @@ _SHARED_SEQUENCES = (
     "ulysses_sequence_parallel_size", "ulysses_size", "ds_sequence_parallel_size",
 )  # fmt: skip
 TRAINS = ("lr", "learning_rate", "num_train_epochs", "num_epochs", "epochs", "max_steps", "optimizer", "weight_decay", "train_iters")  # fmt: skip
+FSDP = (
+    "enable_fsdp",
+    "use_fsdp",
+    "fsdp_train",
+    "train_fsdp",
+    "fsdp_enabled",
+    "use_fsdp2",
+    "enable_fsdp2",
+    "with_fsdp",
+)
+"""Switches of FSDP by their names."""
 _SHARDING = {
     "full": 3, "full_shard": 3, "fsdp": 3, "hybrid": 3, "hsdp": 3, "hybrid_shard": 3, "shard_grad_op": 2, "grad_op": 2,
     "hybrid_shard_zero2": 2, "no_shard": 0, "ddp": 0, "none": 0, "no": 0,
@@ -272,7 +284,7 @@ def _sharding(options: Options, reading: Reading) -> None:
     if not strategy and str(options.values.get("strategy")).strip().lower() in (*_SHARDING, "auto"):
         strategy = options.word("strategy")  # of many things a program calls so
     stage = options.whole("zero_stage", "deepspeed_stage", default=-1, least=-1)
-    switches = ("enable_fsdp", "use_fsdp", *(["fsdp"] if _is_switch(options.values.get("fsdp")) else []))  # fmt: skip
+    switches = (*FSDP, *(["fsdp"] if _is_switch(options.values.get("fsdp")) else []))  # fmt: skip
     fsdp = options.flag(*switches) if options.has(*switches) else False
     if 0 <= stage <= 3:
         reading.layout["zero"] = stage
@@ -326,7 +338,7 @@ def _job(options: Options, reading: Reading) -> None:
         "use_flash_attn", "use_flash_attention"
     ):
         reading.job["attention_kernel"] = "unfused"
-    _adapters(options, reading)
+    adapt(options, reading)
 
 
 def precision(options: Options, reading: Reading) -> None:
@@ -356,44 +368,3 @@ def precision(options: Options, reading: Reading) -> None:
         recipe = "bf16"
         reading.guess("precision", "no option of that kind is set; bf16 is taken")
     reading.job["precision"] = RECIPES[recipe].model_dump()
-
-
-_TUNERS = (
-    "train_type",
-    "finetuning_type",
-    "finetune_type",
-    "tuning_type",
-    "tuning_method",
-    "peft_method",
-    "peft_type",
-)
-
-
-def _adapters(options: Options, reading: Reading) -> None:
-    kind = next((one for one in map(options.word, _TUNERS) if one), "")
-    ranks = ("lora_r", "lora_rank", "r")
-    # A rank that the program would take for adapters says nothing of whether it makes any.
-    said = any(name in options and name not in options.assumed for name in ranks)
-    if not options.flag(
-        "use_peft",
-        "use_lora",
-        "lora",
-        default="lora" in kind or "dora" in kind or (said and not kind),
-    ):
-        options.read |= {name for name in options.assumed if name.startswith("lora")} | set(ranks)
-        return
-    four = options.flag(
-        "load_in_4bit", "use_4bit", default="qlora" in kind or "hqq" in kind or "bnb" in kind
-    )
-    method: dict[str, Any] = {
-        "method": "dora" if "dora" in kind else "lora",
-        "bits": 4 if four else 8 if options.flag("load_in_8bit", "use_8bit") else 0,
-    }
-    storage = options.word("bnb_4bit_quant_type", default="" if "hqq" in kind else "nf4")
-    method["storage"] = storage if four and storage in ("nf4", "fp4") else ""
-    if options.has("bnb_4bit_use_double_quant", "use_double_quant"):
-        method["twice"] = options.flag("bnb_4bit_use_double_quant", "use_double_quant")
-    adapters(
-        reading, rank=options.whole(*ranks, "lora_dim", default=8) or 8,
-        alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "target_modules"), **method,
-    )  # fmt: skip

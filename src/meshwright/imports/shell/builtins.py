@@ -217,7 +217,9 @@ def starts_script(script: Script, words: list[str], environment: dict[str, str])
         if inside and index > 1 and re.search(r"(?:^|[\s;&])(?:bash|sh|\./\S*)\s*\S*\.sh\b", word):
             return _inside(script, word, words[: index - 2], environment)
         bare = unmarked(word)
-        if word.startswith("-") or not bare.endswith((".sh", ".bash", ".sbatch", ".slurm")):
+        written = bare in script.files and posixpath.basename(words[index - 1]) in ("sbatch", "bash", "sh")  # fmt: skip
+        named = bare.endswith((".sh", ".bash", ".sbatch", ".slurm")) or written
+        if word.startswith("-") or not named:
             continue
         text = script.files.get(bare) or script.files.get(posixpath.basename(bare))
         path = None if text is not None else beside(script.folder, bare)
