@@ -79,12 +79,12 @@ def test_a_run_on_a_frozen_volume_says_so_and_goes_on_when_it_thaws(tmp_path):
     if subprocess.run(["mount", "-o", "loop", image, volume], capture_output=True).returncode:
         pytest.skip("no loop device may be mounted here")
     command = [
-        sys.executable, script, "train", "toy", "--dp", "2", "--out", volume / "run", "--steps", "400",
+        sys.executable, script, "train", "toy", "--dp", "2", "--out", volume / "run", "--steps", "100",
         "--seq", "32", "--no-tensorboard", "--no-history", "--json",
     ]  # fmt: skip
     thaw = ["fsfreeze", "-u", volume]
     # Should nothing be said, the run ends none the less, and the test with it.
-    late = threading.Timer(90.0, lambda: subprocess.run(thaw, check=False))
+    late = threading.Timer(300.0, lambda: subprocess.run(thaw, check=False))
     try:
         process = subprocess.Popen(
             list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -97,7 +97,7 @@ def test_a_run_on_a_frozen_volume_says_so_and_goes_on_when_it_thaws(tmp_path):
         said = next(line for line in process.stderr if "not answered" in line)
         assert str(volume / "run") in said
         subprocess.run(thaw, check=True)
-        _, rest = process.communicate(timeout=200)
+        _, rest = process.communicate(timeout=600)
         assert process.returncode == 0
         assert "answers again" in rest
     finally:
