@@ -17,6 +17,8 @@ from meshwright.imports.tasks import PAIRED
 from meshwright.planner.fits import Verdict, verdict
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
+from meshwright.specs.jobs import load_job
+from meshwright.specs.layout import Layout
 
 FILES = {
     "axolotl.yml": """
@@ -178,6 +180,22 @@ def test_json_has_the_verdict_and_priced_ways_down(
     ways = said["ways_down"]
     assert ways and ways[-1]["fits"] and not any(way["fits"] for way in ways[:-1])
     assert ways[-1]["peak_memory_bytes"] < said["estimate"]["peak_memory_bytes"]
+
+
+def test_a_way_down_frees_memory() -> None:
+    """What the run does already, or what frees nothing, is no way down."""
+    tune = {"method": "qlora", "rank": 16, "targets": ["all-linear"]}
+    model, cluster = load_model("llama3-70b"), load_cluster("rtx3090:1x2")
+    job = load_job({"seq_len": 8192, "global_batch": 16, "framework": "trl", "finetune": tune,
+                    "framework_options": {"accumulates_whole": True}})  # fmt: skip
+    layout = Layout(dp=2, zero=3, recompute="full", offload=("optimizer", "parameters"))
+    found = verdict(model, cluster, job, layout)
+    assert not found.fits
+    peaks = [found.estimate.peak_memory_bytes]
+    peaks += [way.estimate.peak_memory_bytes for way in found.ways]
+    assert peaks == sorted(set(peaks), reverse=True)
+    assert not any("host memory" in way.change or "sync_each" in way.change for way in found.ways)
+    assert found.ways[-1].fits
 
 
 def test_offload_takes_states_off_the_device_and_costs_time(folder: Path) -> None:

@@ -9,7 +9,13 @@ from test_round_trip import READABLE
 
 from meshwright.exports.canonical import canonical
 from meshwright.exports.nearest import nearest_plan
-from meshwright.exports.targets import FRAMEWORKS, export, export_all, require_expressible
+from meshwright.exports.targets import (
+    FRAMEWORKS,
+    export,
+    export_all,
+    require_expressible,
+    unwritten,
+)
 from meshwright.imports.files import import_file
 from meshwright.planner.plan import plan
 from meshwright.planner.space import Constraints
@@ -52,6 +58,7 @@ def questions(draw, name):
         require_expressible(model, job, cluster)
     except SpecError:
         assume(False)
+    assume(not unwritten(model, job, cluster))
     fixed = draw(
         st.sampled_from(
             ({}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"recompute": "full"}, {"micro_batch": 1},

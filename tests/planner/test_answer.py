@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.costs.columns import from_layouts
 from meshwright.exports.targets import export
+from meshwright.planner.finalists import balanced, dealt
 from meshwright.planner.flips import circumstances
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.notes import _above_measured, measured_mfu
@@ -18,10 +19,12 @@ from meshwright.planner.plan import GAMBLE, plan
 from meshwright.planner.search import reprice, search
 from meshwright.planner.space import Constraints
 from meshwright.planner.stacks import STACKS, under
+from meshwright.simulator.plan_step import plan_step
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.jobs import load_job
+from meshwright.specs.layout import Layout
 from meshwright.specs.model import Experts, Model
 from meshwright.specs.models import load_model
 from meshwright.specs.plan import Range
@@ -249,6 +252,27 @@ def test_a_million_tokens_on_one_host_have_a_priced_way_out():
              Job(seq_len=2**20, global_batch=1, framework="megatron-fsdp"), defend=False)  # fmt: skip
     assert "activations in host memory" in str(caught.value)
     assert "loss in chunks" in str(caught.value)
+
+
+def test_the_stages_with_the_head_are_short_in_interleaved_pipelines_too():
+    """A head of 256,000 words is five layers' work: the last rank holds so many fewer, its last chunks one."""
+    model = load_model("layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=256000")
+    job = load_job({"seq_len": 4096, "global_batch": 256, "framework": "megatron"})
+    question = Question(model, load_cluster("h100:4x8"), job)
+    even = Layout(dp=8, pp=4, virtual_stages=4, schedule="interleaved", zero=1)
+    chosen = balanced(question, [even]).columns.layout(0)
+    held = chosen.stage_layers
+    assert held is not None
+    assert sum(held) == 32
+    assert len(held) == 16
+    assert sum(held[3::4]) < sum(held[1::4])
+    assert why_illegal(question, chosen) is None
+    times = [
+        plan_step(model, question.cluster, job, layout).run().step_s for layout in (even, chosen)
+    ]
+    assert times[1] < 0.8 * times[0]
+    assert dealt((3, 5, 2), 2) == (1, 3, 1, 2, 2, 1)
+    assert dealt((3, 4, 1), 2) == (1, 2, 1, 2, 2, 0)
 
 
 def test_a_batch_that_shares_badly_is_said():

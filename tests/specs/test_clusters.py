@@ -184,3 +184,17 @@ def test_a_plan_file_is_a_cluster_file(tmp_path):
 def test_a_file_with_half_a_size_asks_for_a_size(size):
     with pytest.raises(SpecError, match=r"a size is expected, such as mine\.toml:1x4"):
         load_cluster(f"mine.toml:{size}")
+
+
+def test_more_cards_in_the_slots_of_a_host_share_its_network():
+    """Eight L40S or A10 in a host are as common as the template's four; a fabric has as many as it has."""
+    four, eight = load_cluster("l40s:2x4"), load_cluster("l40s:2x8")
+    assert eight.gpus == 16
+    assert eight.levels[0].bandwidth_bytes_s == four.levels[0].bandwidth_bytes_s
+    assert eight.levels[1].bandwidth_bytes_s == four.levels[1].bandwidth_bytes_s / 2
+    assert "share the network" in eight.source
+    for asked, instead in (("gb300:4x72", "gb300:72x4"), ("tpu-v5p:1x64", "tpu-v5p:16x4")):
+        with pytest.raises(SpecError, match=instead):
+            load_cluster(asked)
+    with pytest.raises(SpecError, match="has 4 devices"):
+        load_cluster("l40s:1x16")

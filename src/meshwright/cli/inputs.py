@@ -119,8 +119,12 @@ def _copies(tune: Finetune, tool: str, devices: int) -> bool:
 
 
 def _always_copies(tune: Finetune, tool: str) -> bool:
-    """Whether a framework has no words for weights of 16 bits without a 32-bit copy, where all of them train."""
-    return not tune.adapts and 0 not in framework(tool).master_bytes
+    """Whether a framework has no words for weights of 16 bits without a 32-bit copy, where all of them train.
+
+    What trains adapters loads weights in 16 bits, and trains them so when asked to.
+    """
+    can = framework(tool)
+    return not tune.adapts and not can.adapters and 0 not in can.master_bytes
 
 
 def _fine_tuning(base: Job, options: QuestionOptions) -> dict[str, Any]:

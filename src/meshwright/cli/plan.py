@@ -55,8 +55,7 @@ def command(
 
     constraints = Constraints.parse(options.chosen(constraint))
     model, cluster, job = inputs.read_question(question)
-    named = inputs.names_framework(question)
-    if named:
+    if inputs.names_framework(question):
         require_expressible(model, job, cluster)
     data = load_lengths(lengths) if lengths else None
     if padded:
@@ -72,8 +71,7 @@ def command(
         made = padded_plan(made, constraints, data, defend=not brief)
     elif data is not None:
         made = made.but(notes=(*made.notes, *length_notes(made, data)))
-    if not named:
-        made = made.but(notes=(*made.notes, *unwritten(made)))
+    made = made.but(notes=(*made.notes, *unwritten(made.model, made.job, made.cluster)))
     if output:
         save_plan(made, output)
     front = _front(made, constraints) if pareto else []

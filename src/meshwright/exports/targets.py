@@ -228,13 +228,16 @@ def nearest_expressible(
 
 
 def require_expressible(model: Model, job: Job, cluster: Cluster) -> None:
-    """Refuse a question whose answer could not be exported to the framework that it names.
+    """Refuse a question whose answer the framework that it names could not be told.
+
+    A model that our files have no words for is planned all the same (`unwritten` says so): the framework may have
+    it, as Megatron-Core has Nemotron's hybrids and Megatron-Bridge GLM-5.
 
     Raises:
-        SpecError: every target of that framework lacks something that no layout changes.
+        SpecError: every target of that framework lacks something of the job or the devices that no layout changes.
     """
     found = _inexpressible(model, job, cluster)
-    if found is not None:
+    if found is not None and found[1].field != "model":
         target, stuck = found
         raise SpecError(
             stuck.field,
@@ -243,9 +246,9 @@ def require_expressible(model: Model, job: Job, cluster: Cluster) -> None:
         )
 
 
-def unwritten(plan: Plan) -> tuple[str, ...]:
-    """A sentence where no files can be written for a plan, whatever its layout, whose framework nobody named."""
-    found = _inexpressible(plan.model, plan.job, plan.cluster)
+def unwritten(model: Model, job: Job, cluster: Cluster) -> tuple[str, ...]:
+    """A sentence where no files can be written for a plan, whatever its layout."""
+    found = _inexpressible(model, job, cluster)
     if found is None:
         return ()
     target, stuck = found

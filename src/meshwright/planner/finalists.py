@@ -135,7 +135,8 @@ def _splits(question: Question, layout: Layout) -> list[Layout]:
     even, surplus = divmod(question.model.layers, layout.pp)
     fixed = layout.stage_recompute_layers is not None
     fixed = fixed or not framework(question.job.framework).stage_layers
-    if layout.pp < 3 or layout.virtual_stages > 1 or even < 2 or fixed:
+    turning = layout.virtual_stages == 1 or layout.schedule == "interleaved"
+    if layout.pp < 3 or even < 2 or fixed or not turning:
         return [layout]
     splits = [layout]
     for first in range(max(even - 4, 1), even + 1):
@@ -144,8 +145,22 @@ def _splits(question: Question, layout: Layout) -> list[Layout]:
             inner = layout.pp - 2
             middle = [rest // inner + (i < rest % inner) for i in range(inner)]
             if (first, last) != (even, even) or surplus:
-                splits.append(layout.but(stage_layers=(first, *middle, last)))
+                held = dealt((first, *middle, last), layout.virtual_stages)
+                splits.append(layout.but(stage_layers=held))
     return splits
+
+
+def dealt(ranks: Sequence[int], chunks: int) -> tuple[int, ...]:
+    """Layers of each virtual stage, in the pipeline's order, from those of each rank.
+
+    As evenly as they go: what is over goes to a rank's first chunks, and of the first rank to its last, so
+    that the stages with the embedding and the head are the short ones. One may hold nothing else.
+    """
+    counts = [
+        [rank // chunks + (chunk < rank % chunks) for chunk in range(chunks)] for rank in ranks
+    ]
+    counts[0].reverse()
+    return tuple(held[chunk] for chunk in range(chunks) for held in counts)
 
 
 def _fewer(layout: Layout) -> list[Layout]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.costs.parameters import count_parameters
 from meshwright.costs.step import estimate
@@ -89,61 +90,79 @@ def _price(model: Model, cluster: Cluster, job: Job, layout: Layout) -> tuple[Es
 
 
 def _ways(model: Model, cluster: Cluster, job: Job, layout: Layout, wanted: float) -> Iterator[Way]:
-    """Changes from the cheapest to the largest, each on top of those before, until one fits."""
-    for change, new_job, new_layout in _changes(job, layout):
-        job, layout = new_job, new_layout
+    """Changes from the cheapest to the largest, each on top of those before, until one fits.
+
+    What frees nothing is neither shown nor kept: it would cost time alone.
+    """
+    peak = _price(model, cluster, job, layout)[0].peak_memory_bytes
+    for change, of_job, of_layout in _changes(job, layout):
+        new_job, new_layout = job.but(**of_job), layout.but(**of_layout)
         try:
-            priced, odds = _price(model, cluster, job, layout)
+            priced, odds = _price(model, cluster, new_job, new_layout)
         except SpecError:
             continue
+        if priced.peak_memory_bytes > (1.0 - LEAST) * peak and odds < wanted:
+            continue
+        job, layout, peak = new_job, new_layout, priced.peak_memory_bytes
         yield Way(change, priced, odds, odds >= wanted)
         if odds >= wanted:
             return
 
 
-def _changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
-    """Each change in words, on top of all before it."""
+LEAST = 0.002
+"""Share of the peak that a change must free to be a way down."""
+
+Change = tuple[str, dict[str, Any], dict[str, Any]]
+
+
+def _changes(job: Job, layout: Layout) -> Iterator[Change]:
+    """Each change in words, then what it makes of job and layout."""
     if layout.recompute != "full":
-        layout = layout.but(recompute="full")
-        yield "recompute activations (gradient checkpointing)", job, layout
+        yield "recompute activations (gradient checkpointing)", {}, {"recompute": "full"}
     if job.framework_options.get("accumulates_whole"):
-        job = job.but(framework_options={**job.framework_options, "accumulates_whole": False})
-        yield "+ gradients reduced every micro-batch (sync_each_batch: true)", job, layout
+        options = {**job.framework_options, "accumulates_whole": False}
+        yield (
+            "+ gradients reduced every micro-batch (sync_each_batch: true)",
+            {"framework_options": options},
+            {},
+        )
     if job.loss in ("framework", "full"):
-        job = job.but(loss="cut")
-        yield "+ a loss that keeps no logits (Cut cross-entropy, or Liger's)", job, layout
-    while layout.micro_batch > 1:
-        layout = layout.but(micro_batch=max(1, layout.micro_batch // 2))
-        if job.global_batch % (layout.dp * layout.micro_batch) == 0:
-            yield f"+ micro-batch {layout.micro_batch}, more accumulation", job, layout
+        yield "+ a loss that keeps no logits (Cut cross-entropy, or Liger's)", {"loss": "cut"}, {}
+    micro = layout.micro_batch
+    while micro > 1:
+        micro = max(1, micro // 2)
+        if job.global_batch % (layout.dp * micro) == 0:
+            yield f"+ micro-batch {micro}, more accumulation", {}, {"micro_batch": micro}
     if layout.dp > 1 and layout.zero < 3:
-        layout = layout.but(zero=3)
-        yield "+ ZeRO-3 / FSDP: share the weights among the devices", job, layout
+        yield "+ ZeRO-3 / FSDP: share the weights among the devices", {}, {"zero": 3}
     tune = job.finetune
     full = tune is None or not tune.adapts
     if full and job.precision.name != "pure-bf16":
-        job = job.but(precision=RECIPES["pure-bf16"], optimizer=OPTIMIZERS["adamw-bf16"])
-        yield "+ weights, gradients and moments in 16 bits", job, layout
+        halves: dict[str, Any] = {"precision": RECIPES["pure-bf16"]}
+        if job.optimizer.state_bytes > OPTIMIZERS["adamw-bf16"].state_bytes:
+            halves["optimizer"] = OPTIMIZERS["adamw-bf16"]
+        yield "+ weights, gradients and moments in 16 bits", halves, {}
     if full and job.optimizer.state_bytes > 2:
-        job = job.but(optimizer=OPTIMIZERS["paged-adam8bit"])
-        yield "+ a paged 8-bit optimizer", job, layout
+        paged = {"optimizer": OPTIMIZERS["paged-adam8bit"]}
+        yield "+ a paged 8-bit optimizer", paged, {}
     if full:
-        before = layout
-        layout = layout.but(offload=("optimizer",))
-        yield "+ the optimizer's states in host memory (offload)", job, layout
-        layout = layout.but(offload=("optimizer", "parameters"))
-        yield "+ parameters and gradients in host memory, too", job, layout
-        layout = before
-        job = job.but(finetune=finetune_recipe("lora"), optimizer=OPTIMIZERS["adamw"])
-        yield "LoRA on all linear layers, rank 16, instead of all weights", job, layout
-    if job.finetune is not None and job.finetune.storage == "16-bit":
-        fields = job.finetune.model_dump()
-        tuned = fields | {"method": "qlora", "storage": "nf4", "double_quantization": True}
-        job = job.but(finetune=finetune_recipe(tuned))
-        yield "+ the frozen weights in 4 bits (QLoRA)", job, layout
+        states = {"offload": ("optimizer",)}
+        yield "+ the optimizer's states in host memory (offload)", {}, states
+        everything = {"offload": ("optimizer", "parameters")}
+        yield "+ parameters and gradients in host memory, too", {}, everything
+        tune = finetune_recipe("lora")
+        lora = {"finetune": tune, "optimizer": OPTIMIZERS["adamw"]}
+        kept = {"offload": layout.offload}
+        yield "LoRA on all linear layers, rank 16, instead of all weights", lora, kept
+    if tune is not None and tune.storage == "16-bit":
+        fields = tune.model_dump()
+        fields |= {"method": "qlora", "storage": "nf4", "double_quantization": True}
+        quantised = {"finetune": finetune_recipe(fields)}
+        yield "+ the frozen weights in 4 bits (QLoRA)", quantised, {}
     if not full:
-        layout = layout.but(offload=("optimizer", "parameters"))
-        yield ("+ frozen weights, adapters and their states in host memory (offload)", job, layout)
-    while job.seq_len > 1024:
-        job = job.but(seq_len=max(1024, job.seq_len // 2))
-        yield f"+ sequences of {job.seq_len} tokens", job, layout
+        hosted = {"offload": ("optimizer", "parameters")}
+        yield "+ frozen weights, adapters and their states in host memory (offload)", {}, hosted
+    tokens = job.seq_len
+    while tokens > 1024:
+        tokens = max(1024, tokens // 2)
+        yield f"+ sequences of {tokens} tokens", {"seq_len": tokens}, {}

@@ -139,24 +139,38 @@ def _from_preset(name: str, size: str) -> Cluster:
     full = int(host["gpus_per_node"])
     is_device = presets.known("devices", name)
     nodes, gpus_per_node = _size(name, size, full, 1 if is_device else int(host.get("nodes", 1)))
+    levels = _levels(_fitted(host["levels"], full, gpus_per_node), nodes, gpus_per_node, "levels")
+    source = f"host template {host_name}: {host['source']}"
     if gpus_per_node > full:
-        raise SpecError(
-            "cluster",
-            f"{name}:{size}",
-            f"a {host_name} host has {full} devices: write {name}:NODESx{full}, "
-            "or describe your host in a TOML file",
-        )
+        if levels[0].kind != "pcie" or gpus_per_node > MOST_ON_PCIE:
+            world = nodes * gpus_per_node
+            size_of = f"{world // full}x{full}" if world % full == 0 else f"NODESx{full}"
+            raise SpecError(
+                "cluster",
+                f"{name}:{size}",
+                f"a {host_name} host has {full} devices: write {name}:{size_of}, "
+                "or describe your host in a TOML file",
+            )
+        # More cards in the slots of the same host share what leaves it.
+        levels = tuple(
+            level.but(bandwidth_bytes_s=level.bandwidth_bytes_s * full / gpus_per_node)
+            if level.domain > gpus_per_node else level
+            for level in levels
+        )  # fmt: skip
+        source += f"; {gpus_per_node} devices share the network that the template's {full} have"
     return Cluster(
         name=f"{presets.normalise(name)}:{nodes}x{gpus_per_node}",
         device=load_device(device),
         nodes=nodes,
         gpus_per_node=gpus_per_node,
-        levels=_levels(
-            _fitted(host["levels"], full, gpus_per_node), nodes, gpus_per_node, "levels"
-        ),
+        levels=levels,
         host_memory_bytes=parse_bytes(host.get("host_memory", 0)),
-        source=f"host template {host_name}: {host['source']}",
+        source=source,
     )
+
+
+MOST_ON_PCIE = 8
+"""Cards that a host without a fabric of its own is taken to have room for, where its template has fewer."""
 
 
 def _size(name: str, size: str, full: int, nodes: int) -> tuple[int, int]:
