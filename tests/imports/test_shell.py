@@ -1,5 +1,6 @@
 """Shell scripts followed statically: against bash itself, and what it must never do."""
 
+import contextlib
 import shutil
 import subprocess
 
@@ -37,6 +38,13 @@ CASES = [
     'read A B <<< "  x   y z "\nprog "$A" "$B"',
     'IFS=: read -ra L <<< "a:b:c"\nprog ${L[@]} ${#L[@]}',
     "export W='prog a $V'\nV=1\nbash -c 'prog \"$0\" $W' zero",
+    'prog {1..3} {3..1} {01..03} {a..c} {1..9..4} x{a,b}y{1,2} --r={1,{2,3}} {x} {a,"b c"} "{1,2}" ${Q}{1..2} {}',
+    "for i in {2..0}; do L+=($i); done\nprog ${L[@]}",
+    'V=3\nC="a ${V:+--n "$V"} b ${Q:+--q "$Q"} c"\nprog $C $[V + 1]',
+    "[[ $Q -eq 0 ]] && A=zero\n[[ $Q -gt 1 || $Q -ne 0 ]] && B=more\n((Q)) || C=off\nprog $A ${B:-none} $C",
+    "(X=inner; exit 0)\nX+=outer\nprog $X",
+    'L=(a)\nwhile read -r K V; do L+=("$K-$V"); done < <(printf "")\nprog none ${L[@]}',
+    'bash -c "prog \\"\\$@\\"" zero one two',
 ]
 
 
@@ -142,6 +150,37 @@ def test_of_several_trainings_one_is_chosen_by_number():
     assert find_launch(read_script(text)).words[3] == "3"
     assert find_launch(read_script(text)).runs == 3
     assert find_launch(read_script(text), 1).words[3] == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("torchrun train.py --a 1\nexit 0\ntorchrun train.py --a 1 --b 2", ["--a", "1"]),
+        ('if [ -z "$1" ]; then echo usage; exit 1; fi\ntorchrun train.py --a 1', ["--a", "1"]),
+        ("(exit 0)\ntorchrun train.py --a 1", ["--a", "1"]),
+    ],
+)
+def test_a_script_that_has_trained_and_ended_trains_no_more(text, words):
+    launch = find_launch(read_script(text))
+    assert launch is not None
+    assert (launch.words, launch.runs) == (words, 1)
+
+
+def test_a_container_tool_is_there_and_what_it_starts_is_followed(tmp_path):
+    (tmp_path / "inner.sh").write_text('torchrun train.py --size $SIZE "$@"\n')
+    text = (
+        'run() {\n  if command -v docker > /dev/null; then docker "$@"; else exit 1; fi\n}\nexport SIZE=3\n'
+        'run run --rm image /bin/bash -c "cd /x && bash inner.sh \\"\\$@\\"" bash --more 4'
+    )
+    launch = find_launch(read_script(text, folder=tmp_path))
+    assert launch is not None
+    assert launch.words == ["--size", "3", "--more", "4"]
+
+
+def test_quotes_and_braces_of_any_depth_end():
+    for text in ('x="' + '${"' * 3000, "prog " + '{"' * 3000, "prog " + "{1..400}" * 3):
+        with contextlib.suppress(SpecError):  # a quote that is never closed
+            read_script(text)
 
 
 def test_an_eval_of_what_a_program_would_print_is_passed_over():

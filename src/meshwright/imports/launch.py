@@ -18,7 +18,7 @@ _TRAINERS = re.compile(
 )
 _OTHER = re.compile(
     r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|preprocess|prepare_|merge|export|serve|server|prune|"
-    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]e|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz)",
+    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]e|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz|mmlu|(?:^|/)validate\.py)",
     re.IGNORECASE,
 )
 _MODULES = (
@@ -38,6 +38,7 @@ _TOOLS = (
     "open_instruct",
     "oumi",
     "litgpt",
+    "primus-cli",
 )
 _BINARY = re.compile(r"train_\w*cu")
 """What llm.c's makefile builds; the words of `make train_gpt2cu` start nothing."""
@@ -100,7 +101,10 @@ def find_launch(script: Script, chosen: int = 0) -> Launch | None:
     """
     best: tuple[tuple[int, int], Launch] | None = None
     trainings: list[Launch] = []
+    ended: int | None = None
     for command in script.commands:
+        if ended is not None and command.exits > ended:
+            continue  # the script has trained and ended
         if command.words and posixpath.basename(command.words[0]) in ("echo", "printf", "cat"):
             continue
         found = _at_program(_flat(command.words))
@@ -109,6 +113,8 @@ def find_launch(script: Script, chosen: int = 0) -> Launch | None:
         found.environment = command.environment
         flags = sum(word.startswith("-") or "=" in word for word in found.words)
         score = (2 * _trains(found.program) - bool(_OTHER.search(found.program)), flags)
+        if score[0] > 1 and ended is None:
+            ended = command.exits
         if score[0] > 1 and all(_run_of(one) != _run_of(found) for one in trainings):
             trainings.append(found)
         if best is None or score > best[0]:

@@ -17,7 +17,12 @@ from meshwright.imports.formats.megatron_job import (
 )
 from meshwright.imports.formats.megatron_offload import offloaded
 from meshwright.imports.formats.megatron_shape import read_shape, skip_shape
-from meshwright.imports.formats.megatron_switches import behaviour, graphs_and_capacity, name_others
+from meshwright.imports.formats.megatron_switches import (
+    behaviour,
+    graphs_and_capacity,
+    name_others,
+    padding,
+)
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.planner.dispatchers import DEDUPLICATED, OPTION
@@ -87,6 +92,8 @@ def read(
             reading.job["framework_options"] = own | reading.job.get("framework_options", {})
         if not recipe:
             name_others(options, reading, reading.model.experts, mask=title in _OF_ITS_LOADER and mindspeed.TABLE not in more, spread=fields["ep"] > 1)  # fmt: skip
+    elif own := padding(options):
+        reading.job["framework_options"] = own | reading.job.get("framework_options", {})
     add_budget(options, reading)
     if mindspeed.TABLE in more:
         mindspeed.refine(options, reading, fields)

@@ -156,7 +156,9 @@ def _ffn(options: Options, hidden: int) -> tuple[bool, int]:
     activation = options.word("glu-activation")
     gated = bool(activation) or options.flag("swiglu", "quick-geglu", "gated-linear-unit", "geglu")
     gated |= options.flag("swiglu-fusion")
-    usual = int(hidden * 8 / 3) // 64 * 64 if gated and not activation else 4 * hidden
+    # Yuan's fork, known by the filter before its attention, keeps four widths with any activation.
+    narrow = gated and not activation and not options.has("use-lf-gate", "lf-conv2d-group")
+    usual = int(hidden * 8 / 3) // 64 * 64 if narrow else 4 * hidden
     return gated, options.whole("ffn-hidden-size", "intermediate-size", default=usual)
 
 
@@ -315,7 +317,7 @@ def _experts(
     residual = options.word("mlp-type") == "residual"
     fields: dict[str, Any] = {
         "experts": counts[0],
-        "top_k": options.whole("moe-router-topk", "topk", "moe-topk", default=1 if dialect != "megatron" else 2),
+        "top_k": options.whole("moe-router-topk", "topk", "moe-topk", "moe-top-k", default=1 if dialect != "megatron" or options.has("moe-num-experts") else 2),
         "ffn": options.whole("moe-ffn-hidden-size", "moe-intermediate-size", default=ffn),
         "shared_ffn": options.whole("moe-shared-expert-intermediate-size", "shared-moe-ffn-hidden-size",
                                     default=ffn if residual else 0),

@@ -55,13 +55,17 @@ def behaviour(
     bucket = options.whole("ddp-bucket-size")
     if bucket:
         found |= {"bucket_parameters": float(bucket), "bucket_parameters_per_rank": 0.0}
-    multiple = options.whole("make-vocab-size-divisible-by", default=_VOCAB_MULTIPLE)
-    if multiple not in (0, _VOCAB_MULTIPLE):
-        found["vocab_multiple"] = multiple
+    found |= padding(options)
     kind = options.word("cross-entropy-fusion-impl", default="native")
     if options.flag("cross-entropy-loss-fusion") and kind != "linear":
         found["logits_bytes"] = _FUSED_LOGITS_BYTES
     return found
+
+
+def padding(options: Options) -> dict[str, bool | int | float | str]:
+    """What the vocabulary is padded to a multiple of, where that is not the usual 128 (times tp)."""
+    multiple = options.whole("make-vocab-size-divisible-by", default=_VOCAB_MULTIPLE)
+    return {} if multiple in (0, _VOCAB_MULTIPLE) else {"vocab_multiple": multiple}
 
 
 def name_others(options: Options, reading: Reading, experts: Experts | None, *, mask: bool, spread: bool = False) -> None:  # fmt: skip

@@ -10,10 +10,13 @@ from meshwright.imports.beside import beside
 from meshwright.imports.formats import bridge, maxtext, megatron, torchtitan
 from meshwright.imports.formats.megatron_switches import NEGATED
 from meshwright.imports.interpolate import merged, read_table, resolved
+from meshwright.imports.launch import Launch, launch_option
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell.words import shown
 from meshwright.imports.tuning import adapters
+from meshwright.imports.word_overrides import overridden
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
@@ -74,6 +77,39 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading.device = reading.device or _device(folder)
     if not base and named:
         reading.note(f"the model's file {named} is not here", "model")
+    return reading
+
+
+_PROGRAM = re.compile(r"(?:^|/)primus/cli/main\.py$|^primus\.cli\.main$|^primus-cli\b")
+
+
+def reads(launch: Launch) -> bool:
+    """Whether a command is Primus's own: `primus-cli … -- train pretrain --config FILE` or what it starts."""
+    words = [*launch.program.split()[1:], *launch.words]
+    return bool(_PROGRAM.search(launch.program.split(" ")[0])) and "train" in words
+
+
+def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
+    """Return what such a command runs: its configuration with the command's words over the overrides.
+
+    Raises:
+        SpecError: no configuration is named or at hand, or a value that cannot be.
+    """
+    words = launch.words[launch.words.index("train") + 1 :] if "train" in launch.words else launch.words  # fmt: skip
+    named = launch_option(words, ("config", "exp"))
+    path = beside(folder, named)
+    if path is None:
+        raise SpecError("--config", shown(named), "the configuration is not here: Primus's command takes model and batch from it")  # fmt: skip
+    data = read_table(path)
+    if not is_config(data):
+        raise SpecError("--config", path.name, "no configuration of Primus's: a table of modules is expected")  # fmt: skip
+    for module in data["modules"].values():
+        if isinstance(module, dict) and "framework" in module:
+            said = overridden(module.get("overrides") or {}, words)
+            off = {key: None for key, value in said.items() if value in ("None", "null")}
+            module["overrides"] = said | off
+    reading = read(data, given, path.parent)
+    reading.format += ", named by a script"
     return reading
 
 

@@ -1,10 +1,19 @@
-"""Small trainers that a command's program tells by its name alone."""
+"""Trainers that a command's program tells by its name alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.imports.formats import easylm, fms_fsdp, litgpt, nanochat, nanogpt, open_lm, xtuner
+from meshwright.imports.formats import (
+    easylm,
+    fms_fsdp,
+    litgpt,
+    nanochat,
+    nanogpt,
+    open_lm,
+    primus,
+    xtuner,
+)
 from meshwright.imports.launch import Launch
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.state import Script
@@ -16,6 +25,8 @@ def read(script: Script, launch: Launch, given: Given, folder: Path | None) -> R
     Raises:
         SpecError: a value that cannot be.
     """
+    if primus.reads(launch):
+        return primus.read_words(launch, given, folder)
     if easylm.reads(launch):
         return easylm.read_words(launch, given, script)
     if fms_fsdp.reads(launch):

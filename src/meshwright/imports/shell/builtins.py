@@ -70,7 +70,7 @@ def _read(script: Script, words: list[str]) -> bool | None:
         return _split_into(script, words, names, script.fed)
     for name in names:
         script.scope.variables.setdefault(name, mark(name))
-    return True
+    return None  # whether there is anything to read
 
 
 def _split_into(script: Script, words: list[str], names: list[str], text: str) -> bool:
@@ -147,6 +147,23 @@ def _change(script: Script, words: list[str]) -> bool | None:
     return True
 
 
+_THERE = frozenset({"docker", "podman", "nvidia-smi", "python", "python3", "torchrun", "accelerate", "deepspeed", "scontrol", "yq", "jq", "uv"})  # fmt: skip
+"""Tools of which one has the first that a script asks for; what else it asks for is the machine's to say."""
+
+
+def _command(script: Script, words: list[str]) -> bool | None:
+    """`command -v docker`: whether it is there; `command docker …`: that one."""
+    if words[:1] in (["-v"], ["-V"]):
+        return True if words[1:2] and words[1] in _THERE else None
+    return script.start(words, {})
+
+
+def _exit(script: Script, _words: list[str]) -> bool | None:
+    """`exit`: what comes after it counts only where nothing before it trains (`launch.find_launch`)."""
+    script.exits += script.printed is None
+    return None
+
+
 def _in_shell(script: Script, words: list[str]) -> bool | None:
     """`bash -c "…"`, and `bash train.sh a b` where that script is at hand."""
     if "-c" in words and words.index("-c") + 1 < len(words):
@@ -164,9 +181,10 @@ def _in_shell(script: Script, words: list[str]) -> bool | None:
         return None  # a script that this one has written
     if at < len(words) and beside(script.folder, words[at]) is not None:
         variables, positional = dict(script.scope.variables), script.scope.positional
-        script.scope.positional = []
+        exits, script.scope.positional = script.exits, []
         found = include(script, words[at:])
         script.scope.variables, script.scope.positional = variables, positional
+        script.exits = exits
         return found
     script.commands.append(Command(["bash", *words]))
     return None
@@ -174,10 +192,10 @@ def _in_shell(script: Script, words: list[str]) -> bool | None:
 
 BUILTINS: dict[str, Callable[[Script, list[str]], bool | None]] = {
     "source": include, ".": include, "eval": _evaluate, "exec": lambda s, w: s.start(w, {}),
-    "printf": _printf, "cd": _change, "pushd": _change,
+    "exit": _exit, "command": _command, "printf": _printf, "cd": _change, "pushd": _change,
     "read": _read, "shift": _shift, "unset": forget, "set": _set, "mapfile": _mapfile, "readarray": _mapfile, "let": _let, "bash": _in_shell,
     "sh": _in_shell, "nohup": lambda s, w: s.start(w, {}), "time": lambda s, w: s.start(w, {}),
-    "[": lambda s, w: test(s, w[:-1]), "test": lambda s, w: test(s, w),
+    "[": lambda s, w: test(s, w[:-1], False), "test": lambda s, w: test(s, w, False),
 }  # fmt: skip
 
 STARTERS = frozenset({
@@ -187,15 +205,20 @@ STARTERS = frozenset({
 """Commands that start what follows their own options."""
 
 
-def _inside(script: Script, text: str, ahead: list[str], environment: dict[str, str]) -> bool:
-    """Follow the text of `mpirun … bash -c "… bash train.sh"`; the launcher's words come first."""
+def _inside(
+    script: Script, text: str, rest: list[str], ahead: list[str], environment: dict[str, str]
+) -> bool:
+    """Follow the text of `mpirun … bash -c "… bash train.sh" NAME ARGUMENT…`; the launcher's words come first."""
     before, scope = len(script.commands), script.scope
-    kept = dict(scope.variables)
+    kept, named, positional, exits = dict(scope.variables), scope.name, scope.positional, script.exits  # fmt: skip
     scope.variables |= environment
+    if rest:
+        scope.name, scope.positional = rest[0], rest[1:]
     try:
         _evaluate(script, [text])
     finally:
-        scope.variables = kept
+        scope.variables, scope.name, scope.positional = kept, named, positional
+        script.exits = exits
     for command in script.commands[before:]:
         command.words = [*ahead, *command.words]
     return len(script.commands) > before
@@ -213,9 +236,11 @@ def starts_script(script: Script, words: list[str], environment: dict[str, str])
     """Follow the script that a launcher starts, where it is at hand; the launcher's words come first."""
     scope = script.scope
     for index, word in enumerate(words[1:], 1):
-        inside = re.fullmatch(r"-\w*c", words[index - 1]) and words[index - 2] in ("bash", "sh")
+        inside = re.fullmatch(r"-\w*c", words[index - 1]) and posixpath.basename(
+            words[index - 2]
+        ) in ("bash", "sh")
         if inside and index > 1 and re.search(r"(?:^|[\s;&])(?:bash|sh|\./\S*)\s*\S*\.sh\b", word):
-            return _inside(script, word, words[: index - 2], environment)
+            return _inside(script, word, words[index + 1 :], words[: index - 2], environment)
         bare = unmarked(word)
         written = bare in script.files and posixpath.basename(words[index - 1]) in ("sbatch", "bash", "sh")  # fmt: skip
         named = bare.endswith((".sh", ".bash", ".sbatch", ".slurm")) or written
@@ -229,7 +254,7 @@ def starts_script(script: Script, words: list[str], environment: dict[str, str])
         if text is None or bare.endswith(posixpath.basename(scope.name)) or text in script.running:
             continue  # not here, or it starts itself again (as a job that goes on)
         before = len(script.commands)
-        kept, positional = dict(scope.variables), scope.positional
+        kept, positional, exits = dict(scope.variables), scope.positional, script.exits
         scope.variables |= environment
         if posixpath.basename(words[0]) == "sbatch":
             # The job's own requests, what the command says over them, and what it hands on.
@@ -243,7 +268,7 @@ def starts_script(script: Script, words: list[str], environment: dict[str, str])
             script.run_text(text)
         finally:
             script.running.pop()
-            scope.variables, scope.positional = kept, positional
+            scope.variables, scope.positional, script.exits = kept, positional, exits
         ahead = words[: index - 1] if words[index - 1] in ("bash", "sh") else words[:index]
         for command in script.commands[before:]:
             command.words = [*ahead, *command.words]

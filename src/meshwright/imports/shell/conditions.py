@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 from meshwright.imports.beside import beside
 from meshwright.imports.shell.state import Script, raw
-from meshwright.imports.shell.words import arithmetic, expand_text, mark, shown, unmarked, unset
+from meshwright.imports.shell.words import (
+    arithmetic,
+    expand_text,
+    mark,
+    shown,
+    text_of,
+    unmarked,
+    unset,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -19,8 +27,7 @@ def test_command(script: Script, node: Node) -> bool | None:
     """Decide a test in brackets; None where it depends on the machine."""
     text = raw(node).strip()
     if text.startswith("(("):
-        made = arithmetic(text[2:-2], script.scope)
-        return None if unset(made) else made not in ("0", "")
+        return truth(script, text[2:-2])
     inner = text[2:-2] if text.startswith("[[") else text[1:-1]
     words: list[str] = []
     for token in re.findall(
@@ -32,7 +39,43 @@ def test_command(script: Script, node: Node) -> bool | None:
             words.append(token)
         else:
             words.append(expand_text(token, script.scope))
-    return test(script, words)
+    return test(script, words, text.startswith("[["))
+
+
+def truth(script: Script, text: str) -> bool | None:
+    """Whether arithmetic in double brackets is not zero; None where that depends on the machine."""
+    made = arithmetic(text, script.scope)
+    if not unset(made):
+        return made not in ("0", "")
+    named = {name for one in _NAMES.findall(text) for name in unset(text_of(script.scope.get(one) or mark(one)))}  # fmt: skip
+    if not _plain_names("".join(map(mark, named))) or any(name.isdigit() for name in named):
+        return None
+    _say_zero(script, sorted(named))
+    before = dict(script.scope.variables)
+    script.scope.variables |= dict.fromkeys(named, "0")
+    try:
+        made = arithmetic(text, script.scope)
+    finally:
+        script.scope.variables = before
+    return None if unset(made) else made not in ("0", "")
+
+
+_NAMES = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+
+
+def _say_zero(script: Script, names: list[str]) -> None:
+    for name in names:
+        said = f"{shown(mark(name))} (taken as 0)"
+        script.doubts += [said] if said not in script.doubts else []
+
+
+def _as_number(script: Script, text: str) -> str:
+    """What `[[` compares as a number: bash takes 0 for a name that nothing sets, and so does who sets nothing."""
+    names = unset(text)
+    if not names or unmarked(text) or not _plain_names(text) or any(one.isdigit() for one in names):
+        return text
+    _say_zero(script, names)
+    return "0"
 
 
 def _of_one_value(script: Script, words: list[str]) -> bool | None:
@@ -70,17 +113,22 @@ def _with_unset(script: Script, left: str, operator: str, right: str) -> bool | 
     return None
 
 
-def test(script: Script, words: list[str]) -> bool | None:
-    """Decide a test as `[` does; None where it depends on the machine or on what is not stated."""
+def test(script: Script, words: list[str], counts: bool) -> bool | None:
+    """Decide a test as `[` does; None where it depends on the machine or on what is not stated.
+
+    Args:
+        counts: within double brackets, where a number that nothing sets is 0.
+    """
     for operator, joined in (("||", "-o"), ("&&", "-a")):
         for index, word in enumerate(words):
             if word in (operator, joined) and index:
-                one, other = test(script, words[:index]), test(script, words[index + 1 :])
+                one = test(script, words[:index], counts)
+                other = test(script, words[index + 1 :], counts)
                 if operator == "||":
                     return True if one or other else None if None in (one, other) else False
                 return False if False in (one, other) else None if None in (one, other) else True
     if words and words[0] == "!":
-        inner = test(script, words[1:])
+        inner = test(script, words[1:], counts)
         return None if inner is None else not inner
     if len(words) in (1, 2):
         return _of_one_value(script, words)
@@ -88,6 +136,8 @@ def test(script: Script, words: list[str]) -> bool | None:
         return None
     left, operator, right = words
     if operator in _NUMERIC:
+        if counts:
+            left, right = _as_number(script, left), _as_number(script, right)
         if left.lstrip("-").isdigit() and right.lstrip("-").isdigit() and len(left + right) < 40:
             return _NUMERIC[operator](int(left), int(right))
         return (operator == "-eq" and script.guessing and take(script, left, right)) or None

@@ -16,7 +16,7 @@ from meshwright.imports.beside import beside
 from meshwright.imports.shell import blocks as shell_blocks
 from meshwright.imports.shell.batch import batch_options, batch_variables
 from meshwright.imports.shell.builtins import BUILTINS, STARTERS, forget, starts_script
-from meshwright.imports.shell.conditions import test_command
+from meshwright.imports.shell.conditions import test_command, truth
 from meshwright.imports.shell.files import changed_in_place, file_text, table_lines
 from meshwright.imports.shell.output import counted_by_machine, simple_output
 from meshwright.imports.shell.redirect import herestring, joined, pipeline, redirected
@@ -217,8 +217,7 @@ def _compound(script: Script, node: Node) -> bool | None:
         sign = operator[0] if operator not in ("=",) else ""
         script.set(name, arithmetic(f"{name} {sign} ({rest or 1})" if sign else rest, script.scope))
         return True
-    made = arithmetic(inner, script.scope)
-    return None if unset(made) else made not in ("0", "")
+    return truth(script, inner)
 
 
 def _declaration(script: Script, node: Node) -> bool | None:
@@ -300,7 +299,7 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
     if base == "false":
         return False
     if base not in QUIET or any(word.startswith("--num-layers") for word in words):
-        script.commands.append(Command(words, environment))
+        script.commands.append(Command(words, environment, script.exits))
     return None if base not in QUIET else True
 
 
@@ -312,11 +311,14 @@ def _opened(script: Script, words: list[str]) -> list[str]:
         ):
             inner = words[index + 2]
             if "$" in inner and not unset(inner):
-                return [
-                    *words[: index + 2],
-                    expand_heredoc(inner, script.scope),
-                    *words[index + 3 :],
-                ]
+                scope, rest = script.scope, words[index + 3 :]
+                before = scope.name, scope.positional
+                scope.name, scope.positional = (rest or [scope.name])[0], rest[1:]
+                try:
+                    opened = expand_heredoc(inner, scope)
+                finally:
+                    scope.name, scope.positional = before
+                return [*words[: index + 2], opened, *rest]
     return words
 
 
@@ -343,6 +345,15 @@ def _list(script: Script, node: Node) -> bool | None:
     return status
 
 
+def _subshell(script: Script, node: Node) -> bool | None:
+    """`( … )`: what it sets, and that it ends, stays within."""
+    variables, exits = dict(script.scope.variables), script.exits
+    try:
+        return _children(script, node)
+    finally:
+        script.scope.variables, script.exits = variables, exits
+
+
 def _function(script: Script, node: Node) -> bool | None:
     name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
     if name is not None and body is not None:
@@ -357,7 +368,7 @@ def _negated(script: Script, node: Node) -> bool | None:
 
 _HANDLERS: dict[str, Callable[[Script, Node], bool | None]] = {
     "program": _children, "compound_statement": _compound, "do_group": _children,
-    "subshell": _children, "variable_assignments": _children, "variable_assignment": _assignment,
+    "subshell": _subshell, "variable_assignments": _children, "variable_assignment": _assignment,
     "declaration_command": _declaration, "command": _command, "if_statement": shell_blocks.run_if,
     "case_statement": shell_blocks.run_case, "for_statement": shell_blocks.run_for, "c_style_for_statement": shell_blocks.run_c_for,
     "while_statement": shell_blocks.run_while, "list": _list, "pipeline": pipeline, "redirected_statement": redirected,

@@ -56,7 +56,8 @@ def _files_of(script: Script, node: Node) -> tuple[str, str]:
         elif child.type == "file_redirect" and raw(child).startswith("<"):
             destination = child.child_by_field_name("destination")
             if destination is not None:
-                source = expand_text(raw(destination), script.scope)
+                named = raw(destination)  # `<(command)` is expanded where it runs
+                source = named if named.startswith("<(") else expand_text(named, script.scope)
     return target, source
 
 

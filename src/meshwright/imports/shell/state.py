@@ -35,6 +35,8 @@ class Command:
 
     words: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    exits: int = 0
+    """How often the script would have ended before it came here, if what it needs were there."""
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Script:
     """Those of them that some number was made of."""
     has_else: bool = False
     """Whether who sets nothing has a way past the branch that is decided now: an `else`, or no other branch."""
+    exits: int = 0
     steps: int = 0
     depth: int = 0
     printed: list[str] | None = None

@@ -11,7 +11,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from meshwright.imports.shell.braces import braced
 from meshwright.imports.shell.numbers import calculated, choices
+from meshwright.imports.shell.quotes import closing, closing_quote
 from meshwright.specs.errors import SpecError
 
 MAX_VALUE = 200_000
@@ -86,7 +88,11 @@ def text_of(value: Value) -> str:
 
 
 def expand_words(raw: str, scope: Scope) -> list[str]:
-    """Expand one raw word into fields, as the shell splits what is not quoted."""
+    """Expand one raw word into fields: its braces, and what the shell splits where it is not quoted."""
+    return [field for word in braced(raw) for field in _fields(word, scope)]
+
+
+def _fields(raw: str, scope: Scope) -> list[str]:
     pieces = _pieces(raw, scope)
     fields: list[str] = []
     current: str | None = None
@@ -158,7 +164,7 @@ def _pieces(raw: str, scope: Scope) -> list[Piece]:
             found.append((raw[index + 1 : end], True, None))
             index = end + 1
         elif letter == '"':
-            end = _closing_quote(raw, index)
+            end = closing_quote(raw, index)
             found.append(("", True, None))
             found += _double(raw[index + 1 : end], scope)
             index = end + 1
@@ -207,43 +213,6 @@ def _double(raw: str, scope: Scope, *, heredoc: bool = False) -> list[Piece]:
     return found
 
 
-def _closing_quote(raw: str, start: int) -> int:
-    index = start + 1
-    while index < len(raw):
-        if raw[index] == "\\":
-            index += 2
-        elif raw[index] == '"':
-            return index
-        elif raw.startswith("$(", index):
-            index = _closing(raw, index + 1)
-        else:
-            index += 1
-    return len(raw)
-
-
-def _closing(raw: str, start: int) -> int:
-    """Index after the bracket that closes the one at `start`; quotes inside are passed over."""
-    opens, closes = raw[start], {"(": ")", "{": "}"}[raw[start]]
-    depth, index = 0, start
-    while index < len(raw):
-        letter = raw[index]
-        if letter == "\\":
-            index += 2
-            continue
-        if letter == "'" and opens == "(":
-            end = raw.find("'", index + 1)
-            index = len(raw) if end < 0 else end + 1
-            continue
-        if letter == '"':
-            index = _closing_quote(raw, index) + 1
-            continue
-        depth += (letter == opens) - (letter == closes)
-        index += 1
-        if depth == 0:
-            return index
-    return len(raw)
-
-
 def _dollar(raw: str, index: int, scope: Scope) -> tuple[str, list[str] | None, int]:
     """(text, the items of an array in quotes, index after) of what starts with $ or a backtick."""
     if raw[index] == "`":
@@ -251,13 +220,15 @@ def _dollar(raw: str, index: int, scope: Scope) -> tuple[str, list[str] | None, 
         end = len(raw) if end < 0 else end
         return _substitute(raw[index + 1 : end], scope), None, end + 1
     if raw.startswith("$((", index):
-        end = _closing(raw, index + 1)
+        end = closing(raw, index + 1)
         return arithmetic(raw[index + 3 : end - 2], scope), None, end
+    if raw.startswith("$[", index) and (end := raw.find("]", index)) > 0:  # the older spelling
+        return arithmetic(raw[index + 2 : end], scope), None, end + 1
     if raw.startswith("$(", index):
-        end = _closing(raw, index + 1)
+        end = closing(raw, index + 1)
         return _substitute(raw[index + 2 : end - 1], scope), None, end
     if raw.startswith("${", index):
-        end = _closing(raw, index + 1)
+        end = closing(raw, index + 1)
         text, several = _parameter(raw[index + 2 : end - 1], scope)
         return text, several, end
     match = _NAME.match(raw, index + 1)

@@ -1,0 +1,49 @@
+"""Primus's own command: its configuration with the command's words over it, through the scripts around it."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
+from meshwright.specs import SpecError
+
+CONFIG = """
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: llama3_8B.yaml
+    overrides: {micro_batch_size: 2, global_batch_size: 128, seq_length: 8192, tensor_model_parallel_size: 2, recompute_granularity: full, fp8: hybrid}
+"""
+WORDS = "train pretrain --config configs/small.yaml --micro_batch_size 4 --tensor_model_parallel_size=1 --fp8 None"
+
+
+def folder_with(tmp_path: Path, script: str) -> Path:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "small.yaml").write_text(CONFIG)
+    path = tmp_path / "run.sh"
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"torchrun --nproc_per_node 8 --nnodes 2 primus/cli/main.py {WORDS}",
+        f"NNODES=2\nGPUS_PER_NODE=8\nbash runner/primus-cli direct -- {WORDS}",
+    ],
+)
+def test_words_of_the_command_count_over_its_configuration(tmp_path, script):
+    found = import_file(folder_with(tmp_path, script), Given(guess=True))
+    layout, job = found.layout, found.job
+    assert (layout.tp, layout.micro_batch, layout.dp, layout.recompute) == (1, 4, 16, "full")
+    assert (job.global_batch, job.seq_len, job.precision.compute) == (128, 8192, "bf16")
+    assert found.model.layers == 32
+
+
+def test_a_configuration_that_is_not_here_is_named(tmp_path):
+    path = folder_with(tmp_path, "torchrun primus/cli/main.py train pretrain --config none.yaml --lr 1")  # fmt: skip
+    with pytest.raises(SpecError, match=r"none\.yaml.*not here"):
+        import_file(path, Given(guess=True))
