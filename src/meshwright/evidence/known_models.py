@@ -69,6 +69,12 @@ def _spellings() -> tuple[str, ...]:
     return (*model_names(), *other)
 
 
+@cache
+def _squeezed_spellings() -> tuple[tuple[str, str], ...]:
+    """Each of them without what differs from hand to hand, and as it stands."""
+    return tuple((_squeeze(spelling), spelling) for spelling in _spellings())
+
+
 def _squeeze(name: str) -> str:
     """`Llama 3.1-8B`, `meta-llama/Llama-3.1-8B` and `llama3.1-8b` spelled alike."""
     text = name.lower().rsplit("/", 1)[-1]
@@ -85,8 +91,10 @@ def of_a_near_size(name: str, size_b: float | None) -> dict[str, Any] | None:
     if found is None or not size_b:
         return None
     near: list[tuple[float, str]] = []
-    for spelling in _spellings():
-        other = re.fullmatch(rf"{re.escape(found[1])}-?(\d+(?:\.\d+)?)([mb])", _squeeze(spelling))
+    for squeezed, spelling in _squeezed_spellings():
+        if not squeezed.startswith(found[1]):
+            continue
+        other = re.fullmatch(r"-?(\d+(?:\.\d+)?)([mb])", squeezed.removeprefix(found[1]))
         if other is not None:
             size = float(other[1]) * (1e-3 if other[2] == "m" else 1.0)
             if size:

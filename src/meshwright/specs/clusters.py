@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,7 @@ def _is_file(text: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=256)  # tables of runs name few clusters in many rows
 def _from_preset(name: str, size: str) -> Cluster:
     if presets.known("devices", name):
         device = presets.find("devices", name, "cluster")
