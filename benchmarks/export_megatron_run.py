@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,10 @@ LOCAL = (
 
 
 def words_of(script: str) -> list[str]:
-    """The words after the program in an exported `run.sh`, less the choice of a CUDA attention."""
-    command = script[script.index("exec torchrun") :].replace("\\\n", " ")
-    words = [word for word in shlex.split(command) if word != "$@"]
+    """The words after the program that an exported `run.sh` starts, less the choice of a CUDA attention."""
+    told = script.replace("exec torchrun", "printf '%s\\n'")
+    environment = {**os.environ, "DATA": "mock", "MASTER_ADDR": "localhost", "NODE_RANK": "0"}
+    words = subprocess.check_output(["bash", "-c", told], env=environment, text=True).splitlines()
     after = next(i for i, word in enumerate(words) if word.endswith("pretrain_gpt.py"))
     text = " ".join(shlex.quote(word) for word in words[after + 1 :])
     return shlex.split(re.sub(r"--attention-backend \w+", "", text))

@@ -207,7 +207,7 @@ def test_started_scripts_run_nothing_of_a_name(framework, fake_programs, tmp_pat
     ]
     done = subprocess.run(
         ["bash"], input="\n".join(lines), cwd=work, capture_output=True, text=True, timeout=120,
-        env={"PATH": f"{fake_programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "a",
+        env={"PATH": f"{fake_programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "a", "DATA": "mock",
              "MASTER_ADDR": "a", "NODE_RANK": "0"},
     )  # fmt: skip
     assert "FAILED" not in done.stdout, done.stderr

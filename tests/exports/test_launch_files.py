@@ -28,7 +28,7 @@ def run(text, tmp_path, *words, **environment):
     script.write_text(text)
     return subprocess.run(
         ["bash", str(script), *words], capture_output=True, text=True, check=False, cwd=tmp_path,
-        env={"PATH": f"{fake}:{os.environ['PATH']}", **environment},
+        env={"PATH": f"{fake}:{os.environ['PATH']}", "DATA": "mock", **environment},
     )  # fmt: skip
 
 

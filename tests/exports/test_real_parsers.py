@@ -232,7 +232,7 @@ def started_words(text, tmp_path):
         ["bash", str(script)], capture_output=True, text=True, check=True, cwd=tmp_path,
         env={"PATH": f"{fake}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "host[7-8]",
              "MASTER_ADDR": "host7", "PET_MASTER_ADDR": "host7", "PET_MASTER_PORT": "1234",
-             "SKYPILOT_NODE_IPS": "host7\nhost8", **second},
+             "SKYPILOT_NODE_IPS": "host7\nhost8", "DATA": "mock", **second},
     )  # fmt: skip
     return done.stdout.splitlines()
 
@@ -349,7 +349,7 @@ def test_ray_starts_every_rank_with_the_same_words():
     text = export(plan, "ray", launches="megatron").files["ray_train.py"]
     tree = ast.parse(text)
     # What follows the driver's own name goes on to the program.
-    words = next(ast.literal_eval(n.value.left) for n in tree.body
+    words = next(ast.literal_eval(n.value) for n in tree.body
                  if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "WORDS")  # fmt: skip
     assert words[1:] == megatron.words(megatron.all_flags(plan))
     assert "num_workers=8" in text

@@ -56,7 +56,7 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
         "envs": variables(plan, command) | ({"HF_TOKEN": ""} if command.framework in HUB else {}),
         "workdir": ".",
         "setup": "\n".join(["set -e", *brought]) + "\n",
-        "run": "".join(f"{line}\n" for line in found) + head + shell,
+        "run": command.asked() + "".join(f"{line}\n" for line in found) + head + shell,
     }
     return stamp + yaml_text([data])
 
@@ -76,7 +76,19 @@ import ray.train
 import torch.distributed
 from ray.train.torch import TorchConfig, TorchTrainer
 
-WORDS = {words} + sys.argv[1:]
+ASKED = {asked}
+
+
+def filled():
+    """The words that ASKED makes of what was filled in; its sentence and the end where something was not."""
+    done = subprocess.run(
+        ["bash", "-c", ASKED + "printf '%s ' ${{INPUTS:-}}"], stdout=subprocess.PIPE, text=True
+    )
+    return sys.exit(done.returncode) if done.returncode else done.stdout.split()
+
+
+WORDS = {words}
+MORE = filled() + sys.argv[1:]
 ENVIRONMENT = {environment}
 
 
@@ -95,7 +107,7 @@ def run():
     torch.distributed.destroy_process_group()
     os.chdir(os.environ["RUN_FOLDER"])
     sys.path.insert(0, os.getcwd())
-    program, *rest = map(expanded, WORDS)
+    program, *rest = [*map(expanded, WORDS), *MORE]
     if program == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
@@ -124,12 +136,15 @@ def ray_script(plan: Plan, command: Command, stamp: str) -> str:
     import pprint
 
     gpu = plan.cluster.device.vendor != "cpu"
-    asked = re.findall(r"\$\{(\w+)", " ".join(command.words))
+    filled = command.inputs.defaults if command.inputs else {}
+    told = re.findall(r"\$\{(\w+)", " ".join(command.words))
+    given = {name: value for name, value in variables(plan, command).items() if name not in filled}
     return _RAY.format(
         stamp=(stamp + needs(plan, command.framework)).rstrip(),
-        told=tuple(dict.fromkeys((*asked, "HF_TOKEN", "HF_HOME", "HF_ASSETS_PATH"))),
+        told=tuple(dict.fromkeys((*filled, *told, "HF_TOKEN", "HF_HOME", "HF_ASSETS_PATH"))),
         words=pprint.pformat(list(command.words), width=96, compact=True),
-        environment=pprint.pformat(variables(plan, command), sort_dicts=False, width=96),
+        asked=pprint.pformat(command.asked(), width=96),
+        environment=pprint.pformat(given, sort_dicts=False, width=96),
         backend="nccl" if gpu else "gloo",
         world=plan.layout.world,
         gpu=gpu,

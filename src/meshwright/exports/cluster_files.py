@@ -39,14 +39,19 @@ def container_variables(plan: Plan, command: Command) -> list[dict[str, Any]]:
 
 
 def variables(plan: Plan, command: Command) -> dict[str, str]:
-    """The run's environment, without its reasons."""
-    return {name: value for name, (value, _) in environment(plan, command.framework).items()}
+    """The run's environment, without its reasons; first what is to be filled in."""
+    asked = command.inputs.defaults if command.inputs else {}
+    return asked | {
+        name: value for name, (value, _) in environment(plan, command.framework).items()
+    }
 
 
 def host_command(plan: Plan, command: Command, rank: str, address: str, port: str) -> str:
     """What one host runs, a flag a line."""
     launcher = launch_words(plan, command, rank, address, port)
-    return " \\\n  ".join(["exec " + " ".join(launcher), *command.lines()]) + "\n"
+    return (
+        " \\\n  ".join(["exec " + " ".join(launcher), *command.lines(), *command.filled()]) + "\n"
+    )
 
 
 class _Dumper(yaml.SafeDumper):

@@ -95,7 +95,7 @@ def token_note() -> str:
 
 def _prepared(plan: Plan, command: Command) -> str:
     """Lines that a container runs first: a folder it can write to, and the framework."""
-    lines = ["set -e", f"mkdir -p /workspace && cp -L {CODE}/* /workspace/ 2>/dev/null || true",
+    lines = ["set -e", *command.asked().splitlines(), f"mkdir -p /workspace && cp -L {CODE}/* /workspace/ 2>/dev/null || true",
              "cd /workspace", *setup(plan, command.framework, container=True)]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from meshwright.exports.fabric import check_hosts, environment
 from meshwright.exports.images import needs
+from meshwright.exports.inputs import Inputs, block
 from meshwright.specs.plan import Plan
 
 
@@ -23,6 +24,12 @@ class Command:
     framework: str
     accelerated: bool = False
     """Whether accelerate's own launcher starts it, from the `accelerate.yaml` beside it."""
+    inputs: Inputs | None = None
+    """What whoever launches fills in, where the program asks for it."""
+
+    def asked(self) -> str:
+        """Shell lines that take what was filled in."""
+        return block(self.inputs) if self.inputs else ""
 
     def text(self, indent: str = "  ") -> str:
         """The words as shell lines, one flag with its value a line."""
@@ -38,6 +45,10 @@ class Command:
             # What is a host's to fill in stands in double quotes already.
             groups[-1].append(word if '"$' in word else shlex.quote(word))
         return [" ".join(group) for group in groups]
+
+    def filled(self) -> tuple[str, ...]:
+        """What follows the words, of what was filled in."""
+        return self.inputs.words if self.inputs else ()
 
 
 def exports(plan: Plan, framework: str) -> str:
@@ -77,13 +88,15 @@ def torchrun_script(plan: Plan, command: Command, stamp: str) -> str:
     launcher = launch_words(
         plan, command, '"${NODE_RANK:-0}"', '"${MASTER_ADDR:-127.0.0.1}"', '"${MASTER_PORT:-29500}"'
     )
+    more = "".join(f"{word} " for word in command.filled())
     head = " \\\n  ".join(" ".join(part) for part in (launcher[:5], launcher[5:]) if part)
     return (
         f"#!/usr/bin/env bash\n{stamp}{needs(plan, command.framework)}"
         "# Start it on every host; NODE_RANK counts hosts in network order from 0. What follows the\n"
         "# script's name goes on to the program.\n"
-        f"set -euo pipefail\n{_meeting_point(plan, command)}\n{exports(plan, command.framework)}\n"
-        f'exec {head} \\\n  {command.text()} \\\n  "$@"\n'
+        f"set -euo pipefail\n\n{command.asked()}{_meeting_point(plan, command)}\n"
+        f"{exports(plan, command.framework)}\n"
+        f'exec {head} \\\n  {command.text()} \\\n  {more}"$@"\n'
     )
 
 
@@ -136,7 +149,7 @@ def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
         "# Host order is SLURM's topology order; tensor parallelism stays inside a host. All of a host's\n"
         "# memory is asked for (0): an exclusive host's default share can be far less. What a site wants\n"
         "# more goes before the file: sbatch --time=24:00:00 --partition=NAME --account=NAME train.sbatch\n"
-        f"set -euo pipefail\n\n{exports(plan, command.framework)}"
+        f"set -euo pipefail\n\n{command.asked()}{exports(plan, command.framework)}"
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
         "MASTER_PORT=${MASTER_PORT:-29500}\n"
         "export MASTER_ADDR MASTER_PORT\n\n"
@@ -154,5 +167,6 @@ def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
         f'exec {inner} \\\n  "$@"\nEND\n'
         "# srun takes no --cpus-per-task from sbatch since SLURM 22.05: unsaid, a rank gets one core.\n"
         'srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 \\\n'
-        '  ${HOOKS[@]+"${HOOKS[@]}"} bash -c "$RUN" bash "$@"\n'
+        '  ${HOOKS[@]+"${HOOKS[@]}"} bash -c "$RUN" bash '
+        f'{"".join(f"{word} " for word in command.filled())}"$@"\n'
     )

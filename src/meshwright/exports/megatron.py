@@ -221,8 +221,6 @@ def job_flags(plan: Plan) -> Flags:
         "init-method-std": "0.02",
         "clip-grad": "1.0",
         "weight-decay": "0.1",
-        "mock-data": True,
-        "tokenizer-type": "NullTokenizer",
         "vocab-size": str(model.vocab),
         "log-interval": "1",
         "log-throughput": True,

@@ -60,6 +60,8 @@ def overrides(plan: Plan) -> dict[str, Any]:
     found["add_bias_linear"] = True
     # Primus's own trainer computes in bf16 unless it is told not to.
     found["bf16"] = False
+    # Random tokens, until the command line names data (inputs.py).
+    found |= {"mock_data": True, "tokenizer_type": "NullTokenizer"}
     spelled = {flag: (name, False) for name, flag in _NEGATED.items()}
     names = {flag: name for name, flag in _RENAMED.items()}
     for flag, value in flags.items():

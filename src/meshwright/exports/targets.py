@@ -26,6 +26,7 @@ from meshwright.exports import (
 from meshwright.exports.bundle import Bundle, comment
 from meshwright.exports.cluster_files import HUB
 from meshwright.exports.families import unknown_numbers
+from meshwright.exports.inputs import Inputs, note, of_bridge, of_maxtext, of_megatron, of_primus
 from meshwright.exports.launch import Command, slurm_script, torchrun_script
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits, gradient_notes, require, unplannable
@@ -48,6 +49,8 @@ class Framework:
     files: Callable[[Plan, str], dict[str, str]]
     words: Callable[[Plan], tuple[str, ...]]
     notes: Callable[[Plan], tuple[str, ...]] = lambda plan: ()
+    inputs: Callable[[Model], Inputs] | None = None
+    """What whoever launches fills in; None: its files name data and folders themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def _megatron_words(plan: Plan) -> tuple[str, ...]:
 FRAMEWORKS: dict[str, Framework] = {
     "megatron": Framework(
         "Megatron-LM", megatron.VERSION, megatron.LIMITS, _no_files, _megatron_words,
-        megatron.notes,
+        megatron.notes, of_megatron,
     ),
     "deepspeed": Framework(
         "DeepSpeed", deepspeed.VERSION, deepspeed.LIMITS, deepspeed.files,
@@ -97,16 +100,17 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "megatron-bridge": Framework(
         "Megatron-Bridge", megatron_bridge.VERSION, megatron_bridge.LIMITS, _no_files,
-        megatron_bridge.words,
+        megatron_bridge.words, inputs=of_bridge,
     ),
     "primus": Framework(
         "Primus", primus.VERSION, primus.LIMITS, primus.files,
         lambda plan: ('"${PRIMUS:-.}/primus/cli/main.py"', "train", "pretrain", "--config", "primus.yaml"),
-        primus.notes,
+        primus.notes, of_primus,
     ),
     "maxtext": Framework(
         "MaxText", maxtext.VERSION, maxtext.LIMITS, maxtext.files,
         lambda plan: ("-m", "maxtext.trainers.pre_train.train", "maxtext.yml"), maxtext.notes,
+        of_maxtext,
     ),
     "fsdp": Framework(
         "PyTorch", fsdp.VERSION, fsdp.LIMITS, fsdp.files, lambda plan: ("train_fsdp.py",),
@@ -291,6 +295,8 @@ def _notes(plan: Plan, name: str) -> tuple[str, ...]:
     """What whoever starts a framework's files should know."""
     framework = STARTED[name]
     found = (*framework.notes(plan), *gradient_notes(plan, framework.limits))
+    if framework.inputs:
+        found += (note(framework.inputs(plan.model)),)
     if name in FINETUNERS:
         return found
     if plan.job.finetune is not None:
@@ -302,7 +308,11 @@ def _notes(plan: Plan, name: str) -> tuple[str, ...]:
 
 def _started(plan: Plan, name: str, files: dict[str, str]) -> Command:
     """What each rank runs; where a bundle holds accelerate's own configuration, its launcher reads it."""
-    return Command(STARTED[name].words(plan), name, accelerated="accelerate.yaml" in files)
+    asks = STARTED[name].inputs
+    return Command(
+        STARTED[name].words(plan), name, accelerated="accelerate.yaml" in files,
+        inputs=asks(plan.model) if asks else None,
+    )  # fmt: skip
 
 
 def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundle:

@@ -70,7 +70,7 @@ def slice_jobset(plan: Plan, command: Command, stamp: str) -> str:
     single = chips <= plan.cluster.gpus_per_node
     hosts, each = (1, chips) if single else (chips // CHIPS_PER_HOST, CHIPS_PER_HOST)
     shell = "\n".join(
-        ["set -e", "mkdir -p /workspace && cp -L /code/* /workspace/ 2>/dev/null || true", "cd /workspace",
+        ["set -e", *command.asked().splitlines(), "mkdir -p /workspace && cp -L /code/* /workspace/ 2>/dev/null || true", "cd /workspace",
          *setup(plan, command.framework, container=True), host_command(plan, command, "", "", "")]
     )  # fmt: skip
     wanted = {"google.com/tpu": each}

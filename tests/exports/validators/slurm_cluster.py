@@ -51,7 +51,11 @@ class SlurmCluster:
 
     def __init__(self, folder: Path, hosts: int, cpus: int, gpus: int) -> None:
         self.folder = folder
-        self.environment = {"PATH": _path(), "SLURM_CONF": str(folder / "slurm.conf")}
+        self.environment = {
+            "DATA": "mock",
+            "PATH": _path(),
+            "SLURM_CONF": str(folder / "slurm.conf"),
+        }
         control, *ports = _ports(1 + hosts)
         for name in ("state", "spool"):
             (folder / name).mkdir()

@@ -1,0 +1,82 @@
+"""What whoever launches fills in: a script that was not told its data, tokenizer or folder ends with a sentence."""
+
+import os
+import subprocess
+
+import pytest
+import yaml
+from plans import make_plan
+
+from meshwright.exports.inputs import block, of_megatron
+from meshwright.exports.targets import STARTED, export
+from meshwright.imports.files import import_file
+from meshwright.specs.models import load_model
+
+ASKING = tuple(name for name, one in STARTED.items() if one.inputs)
+
+
+def decided(text, **filled):
+    """(exit code, INPUTS, what was said) of a block under what was filled in."""
+    done = subprocess.run(
+        ["bash", "-c", f"set -eu\n{text}printf %s \"$INPUTS\""], capture_output=True, text=True, check=False,
+        env={"PATH": os.environ["PATH"], **filled},
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_what_is_not_filled_in_is_named_with_what_would_be_accepted():
+    text = block(of_megatron(load_model("llama3-8b")))
+    for filled, name, says in (
+        ({}, "DATA", "or mock"),
+        ({"DATA": "/data/a"}, "CHECKPOINTS", "a folder that every host sees, or none"),
+        ({"DATA": ""}, "DATA", "preprocess_data.py"),
+    ):
+        code, _, said = decided(text, **filled)
+        assert code
+        assert f"{name}: is not set: " in said
+        assert says in said
+    unpublished = block(of_megatron(load_model("llama3-8b").but(source="")))
+    code, _, said = decided(unpublished, DATA="/data/a", CHECKPOINTS="none")
+    assert code
+    assert "TOKENIZER: is not set" in said
+
+
+def test_random_tokens_keep_nothing_and_data_come_with_their_tokenizer_and_folder():
+    text = block(of_megatron(load_model("llama3-8b")))
+    assert decided(text, DATA="mock")[1] == "--mock-data --tokenizer-type NullTokenizer"
+    words = decided(text, DATA="0.3 /a 0.7 /b", CHECKPOINTS="/ckpt")[1].split()
+    assert words[:5] == ["--data-path", "0.3", "/a", "0.7", "/b"]
+    assert words[words.index("--tokenizer-model") + 1] == "meta-llama/Meta-Llama-3-8B"
+    assert words[words.index("--save") + 1] == words[words.index("--load") + 1] == "/ckpt"
+    assert "--save" not in decided(text, DATA="/a", CHECKPOINTS="none")[1]
+
+
+@pytest.mark.parametrize("launcher", ["kubernetes", "jobset", "pytorchjob", "skypilot"])
+def test_clusters_list_what_is_to_be_filled_in_first(launcher):
+    made = export(make_plan("llama3-8b", dp=8), launcher, launches="megatron")
+    text = next(iter(made.files.values()))
+    names = ("DATA", "TOKENIZER", "CHECKPOINTS")
+    if launcher == "skypilot":
+        assert tuple(yaml.safe_load(text)["envs"])[:3] == names
+    else:
+        # Before anything is fetched or installed.
+        assert text.index("- name: DATA") < text.index("- name: OMP_NUM_THREADS")
+        assert text.index("DATA:?is not set") < text.index("git clone")
+    assert "$INPUTS" in text
+
+
+def test_slurm_hands_what_was_filled_in_to_every_host():
+    text = export(make_plan("llama3-8b", dp=8), "slurm", launches="megatron").files["train.sbatch"]
+    assert text.index("DATA:?is not set") < text.index("srun")
+    assert text.rstrip().endswith('bash -c "$RUN" bash $INPUTS "$@"')
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_script_that_asks_is_read_back_without_a_word_about_it(name, tmp_path):
+    if name == "maxtext":
+        pytest.skip("its YAML is what is read")
+    made = export(make_plan("llama3-8b", dp=8), name)
+    made.write(tmp_path)
+    assert "DATA=${DATA:-}" in made.files["run.sh"]
+    told = [remark.text for remark in import_file(tmp_path / "run.sh").remarks]
+    assert not [text for text in told if "DATA" in text or "INPUTS" in text or "mock" in text]
