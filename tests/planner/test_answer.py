@@ -13,6 +13,7 @@ from meshwright.exports.targets import export
 from meshwright.planner.finalists import balanced, dealt
 from meshwright.planner.flips import circumstances
 from meshwright.planner.legality import Question, why_illegal
+from meshwright.planner.neighbours import steps
 from meshwright.planner.notes import _above_measured, measured_mfu
 from meshwright.planner.odds import WANTED, Odds
 from meshwright.planner.plan import GAMBLE, plan
@@ -271,8 +272,25 @@ def test_the_stages_with_the_head_are_short_in_interleaved_pipelines_too():
         plan_step(model, question.cluster, job, layout).run().step_s for layout in (even, chosen)
     ]
     assert times[1] < 0.8 * times[0]
+    near = dict(steps(question, chosen))
+    assert any(other.stage_layers == held for other in near.values())
+    for other in near.values():
+        assert len(other.stage_layers or ()) in (0, other.pp * other.virtual_stages)
     assert dealt((3, 5, 2), 2) == (1, 3, 1, 2, 2, 1)
     assert dealt((3, 4, 1), 2) == (1, 2, 1, 2, 2, 0)
+
+
+def test_neighbours_of_uneven_chunks_keep_their_number():
+    """62 layers on four stages of four chunks: what names its stages may, at fewer layers a chunk, too."""
+    model = load_model("layers=62,hidden=2048,heads=16,kv_heads=8,ffn=8192,vocab=256000")
+    job = load_job({"seq_len": 4096, "global_batch": 256, "framework": "megatron"})
+    question = Question(model, load_cluster("h100:4x8"), job)
+    uneven = Layout(dp=4, tp=2, pp=4, virtual_stages=4, schedule="interleaved", zero=1, sequence_parallel=True)  # fmt: skip
+    split = balanced(question, [uneven]).columns.layout(0)
+    for chosen in (uneven, split):
+        near = [other for axis, other in steps(question, chosen) if axis.startswith("tp")]
+        assert near
+        assert {other.virtual_stages for other in near} == {4}
 
 
 def test_a_batch_that_shares_badly_is_said():

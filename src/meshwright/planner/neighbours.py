@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from meshwright.costs.columns import RECOMPUTES, from_layouts, named
 from meshwright.costs.offload import host_short_bytes
 from meshwright.costs.step import estimates, price
-from meshwright.planner.corners import largest_divisor
+from meshwright.planner.corners import largest_divisor, offered
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.odds import WANTED, Odds
 from meshwright.planner.space import Constraints, divisors, recompute_modes, shard_degrees
@@ -133,10 +133,11 @@ def _runnable(question: Question, layout: Layout) -> Layout | None:
         changes["ep"] = max(fitting, default=1)
     if layout.schedule == "interleaved":
         layers, pp = question.model.layers, layout.pp
+        can_name = offered(question).stage_layers
         fitting = [
             v
             for v in range(1, layout.virtual_stages + 1)
-            if v == 1 or layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0
+            if v == 1 or can_name or layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0
         ]
         virtual = max(v for v in fitting if v * pp <= layers or v == 1)
         if batch // (layout.dp * micro) < pp:
@@ -145,6 +146,8 @@ def _runnable(question: Question, layout: Layout) -> Layout | None:
             changes |= {
                 "virtual_stages": virtual,
                 "schedule": "interleaved" if virtual > 1 else "1f1b",
+                "stage_layers": None,
+                "stage_recompute_layers": None,
             }
     return layout.but(**changes)
 
