@@ -280,6 +280,19 @@ def test_the_stages_with_the_head_are_short_in_interleaved_pipelines_too():
     assert dealt((3, 4, 1), 2) == (1, 2, 1, 2, 2, 0)
 
 
+@pytest.mark.parametrize(("framework", "fewest"), [("megatron", 0), ("meshwright", 1)])
+def test_only_the_ends_of_a_pipeline_may_hold_no_layer(framework, fewest):
+    model = load_model("layers=20,hidden=2048,heads=16,kv_heads=8,ffn=8192,vocab=256000")
+    job = load_job({"seq_len": 4096, "global_batch": 256, "framework": framework})
+    question = Question(model, load_cluster("h100:4x8"), job)
+    even = Layout(dp=8, pp=4, virtual_stages=3, schedule="interleaved", zero=1)
+    held = balanced(question, [even]).columns.layout(0).stage_layers
+    assert held is not None
+    assert min(held[1:-1]) >= 1
+    assert min(held) >= fewest
+    assert held[-1] == fewest
+
+
 def test_neighbours_of_uneven_chunks_keep_their_number():
     """62 layers on four stages of four chunks: what names its stages may, at fewer layers a chunk, too."""
     model = load_model("layers=62,hidden=2048,heads=16,kv_heads=8,ffn=8192,vocab=256000")

@@ -138,9 +138,12 @@ def _splits(question: Question, layout: Layout) -> list[Layout]:
     turning = layout.virtual_stages == 1 or layout.schedule == "interleaved"
     if layout.pp < 3 or even < 2 or fixed or not turning:
         return [layout]
+    # Only the stages with the embedding and the head may hold nothing else; the engine's hold a layer each.
+    alone = question.job.framework != "meshwright"
+    fewest = max(even - 4, layout.virtual_stages - alone, 1)
     splits = [layout]
-    for first in range(max(even - 4, 1), even + 1):
-        for last in range(max(even - 4, 1), even + 1):
+    for first in range(fewest, even + 1):
+        for last in range(fewest, even + 1):
             rest = question.model.layers - first - last
             inner = layout.pp - 2
             middle = [rest // inner + (i < rest % inner) for i in range(inner)]
@@ -154,7 +157,7 @@ def dealt(ranks: Sequence[int], chunks: int) -> tuple[int, ...]:
     """Layers of each virtual stage, in the pipeline's order, from those of each rank.
 
     As evenly as they go: what is over goes to a rank's first chunks, and of the first rank to its last, so
-    that the stages with the embedding and the head are the short ones. One may hold nothing else.
+    that the stages with the embedding and the head are the short ones.
     """
     counts = [
         [rank // chunks + (chunk < rank % chunks) for chunk in range(chunks)] for rank in ranks
