@@ -16,7 +16,10 @@ def test_a_check_with_more_options_is_not_the_training():
     assert (found.job.seq_len, found.layout.micro_batch) == (2048, 2)
 
 
-@pytest.mark.parametrize("command", [CHECK, CONVERT])
+SERVE = "python3 -m MaxText.maxengine_server MaxText/configs/base.yml\n"
+
+
+@pytest.mark.parametrize("command", [CHECK, CONVERT, SERVE])
 def test_a_check_or_a_conversion_alone_trains_nothing(command: str):
     with pytest.raises(SpecError, match="does not train"):
         import_text(command, "run.sh", GUESS)

@@ -146,3 +146,43 @@ def test_fabric_says_devices_sharding_and_precision():
 def test_what_cannot_be_followed_is_refused_for_its_reason(text: str, reason: str):
     with pytest.raises(SpecError, match=reason):
         read("import os\n" + text)
+
+
+def test_a_width_that_is_switched_on_by_nobody_is_not_taken():
+    narrow = "ctx = torch.autocast(device_type='cuda', dtype=torch.bfloat16) if args.bf16 else nullcontext()\n"
+    parse = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--bf16', action='store_true')\nargs = parser.parse_args()\n"
+    assert read(MODEL + parse + narrow + CONSTANTS + LOOP).job.precision.name == "fp32"
+    scaled = "dtype = 'bfloat16'\nctx = torch.autocast(device_type='cuda', dtype=dtype)\nscaler = GradScaler(enabled=dtype == 'float16')\n"
+    assert read(MODEL + scaled + CONSTANTS + LOOP).job.precision.name == "bf16"
+
+
+def test_tables_are_tied_as_the_program_says():
+    tying = "if config.tie_word_embeddings:\n    self.lm_head.weight = self.tok_emb.weight\n"
+    assert not read(
+        MODEL + tying + "tie_word_embeddings = False\n" + CONSTANTS + LOOP
+    ).model.tied_embeddings
+    assert read(MODEL + tying + CONSTANTS + LOOP).model.tied_embeddings
+
+
+def test_a_program_that_writes_the_name_of_a_library_s_class_has_its_own_model():
+    saved = "config = {'architectures': ['LlamaForCausalLM']}\n"
+    assert read(MODEL + saved + CONSTANTS + LOOP).model.layers == 10
+
+
+def test_settings_of_a_program_lie_in_a_file_that_it_imports(tmp_path: Path):
+    (tmp_path / "settings.py").write_text(
+        "class TrainingConfig(BaseModel):\n    model_name: str = 'Qwen/Qwen3-0.6B'\n    batch_size: int = 3\n    max_length: int = 640\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "from transformers import AutoModelForCausalLM\nfrom settings import TrainingConfig\n"
+        "config = TrainingConfig(model_name='Qwen/Qwen3-0.6B')\nmodel = DDP(AutoModelForCausalLM.from_pretrained(config.model_name))\n"
+        "loader = make_loader(config)\n" + LOOP
+    )
+    found = import_file(tmp_path / "train.py", GUESS)
+    assert (found.layout.micro_batch, found.job.seq_len) == (3, 640)
+
+
+def test_a_program_of_composer_s_is_told_by_its_configuration():
+    text = "from composer import Trainer\nfrom omegaconf import DictConfig\ndef main(cfg: DictConfig):\n    trainer = Trainer(model=model, train_dataloader=loader)\n    trainer.fit()\n"
+    with pytest.raises(SpecError, match="takes model and batch from its configuration"):
+        read("from transformers import PreTrainedTokenizerBase\n" + text)

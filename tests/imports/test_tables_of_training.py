@@ -234,3 +234,16 @@ def test_a_shape_in_words_that_others_write_too_is_no_neox():
     with pytest.raises(SpecError, match="describes no training run"):
         import_text(shape, "model.yaml", GUESS)
     assert import_text(shape + "pos_emb: rotary\n", "m.yaml", GUESS).format.startswith("GPT-NeoX")
+
+
+def test_a_network_without_attention_is_refused():
+    text = "model: {kind: mlp, hidden_size: 128, num_layers: 4}\noptimizer: {learning_rate: 0.1}\ndata: {micro_batch_size: 4}\ntopology: {sequence_parallel_size: 1}\n"
+    with pytest.raises(SpecError, match="without attention"):
+        import_text(text, "c.yaml", GUESS)
+
+
+def test_the_length_of_a_nested_table_of_training_arguments_is_in_its_data():
+    text = "model: {base_model_id: Qwen/Qwen3-0.6B}\ndataset: {max_seq_length: 640}\ntraining: {per_device_train_batch_size: 2, learning_rate: 0.1, bf16: true}\nlora: {r: 4, bias: none}\n"
+    found = import_text(text, "c.yaml", GUESS)
+    assert (found.model.name, found.job.seq_len) == ("qwen3-0.6b", 640)
+    assert [one for one in found.remarks if one.kind == "unread"] == []

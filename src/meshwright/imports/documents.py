@@ -21,6 +21,7 @@ from meshwright.imports.formats import (
     bridge_tables,
     deepspeed,
     easyr1,
+    fairseq2,
     fast_llm,
     flagscale,
     hf,
@@ -143,7 +144,18 @@ def read(
         return primus.read(data, given, folder), stamp
     if flagscale.is_config(data):
         return flagscale.read(data, given, folder), stamp
-    for one in (arctic, areal, automodel, easyr1, levanter, roll, picotron, fast_llm, veomni):
+    for one in (
+        arctic,
+        areal,
+        automodel,
+        easyr1,
+        fairseq2,
+        levanter,
+        roll,
+        picotron,
+        fast_llm,
+        veomni,
+    ):
         if one.is_config(data):
             return one.read(_told(data, overrides), given), stamp
     for tuner in (oumi, axolotl, llama_factory):

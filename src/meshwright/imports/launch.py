@@ -155,7 +155,7 @@ def _trains(program: str) -> bool:
 def of_maxtext_without_training(program: str) -> bool:
     """Whether a program of MaxText converts, checks, decodes or measures and trains nothing."""
     rest = program.lower().partition("maxtext")[2]
-    return re.search(r"conver|ckpt|checkpoint_|logit_checker|decode|infer|quantize|param_only|evaluat|microbenchmark|download|[/.]tests?[/.]", rest) is not None  # fmt: skip
+    return re.search(r"conver|engine|serv(?:e|ing|er)|ckpt|checkpoint_|logit_checker|decode|infer|quantize|param_only|evaluat|microbenchmark|download|[/.]tests?[/.]", rest) is not None  # fmt: skip
 
 
 def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:

@@ -24,6 +24,13 @@ _KINDS = (
 """What is trained, names of its options, and values that only it has."""
 
 
+_OF_MODELS = re.compile(
+    r"(?i)(?:^|\.)(?:model(?:_config|_args)?\.(?:kind|type|name|arch(?:itecture)?)|model_(?:kind|type)|model|arch)$"
+)
+_PLAIN = {"mlp", "cnn", "lstm", "gru", "rnn", "linear", "resnet", "resnet18", "resnet50", "linear_regression", "logistic_regression"}  # fmt: skip
+"""What a table calls its model where it has no attention."""
+
+
 def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
     """Refuse what tables describe, by names of fields that say something and by values.
 
@@ -31,6 +38,9 @@ def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
         SpecError: they describe no decoder of text.
     """
     said = {str(key): value for key, value in flat.items() if value not in (None, "", {}, [])}
+    plain = next((value for key, value in said.items() if _OF_MODELS.search(key) and str(value).lower() in _PLAIN), "")  # fmt: skip
+    if plain:
+        raise SpecError("model", str(plain)[:60], f"trains a network without attention: {PLANNED}")
     words = [one for value in said.values() for one in _texts(value)]
     for kind, names, values in _KINDS:
         if any(names.search(key) for key in said) or any(values.search(one) for one in words):

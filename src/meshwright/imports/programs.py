@@ -58,6 +58,8 @@ def _refuse_other(text: str, name: str) -> None:
         raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
     if re.search(r"\b\w+ForMaskedLM\b", text) and "CausalLM" not in text:
         raise SpecError("config", name, f"trains an encoder: {PLANNED}")
+    if re.search(r"^[^\S\n]*from composer import\b", text, re.M) and re.search(r"OmegaConf|DictConfig", text):  # fmt: skip
+        raise SpecError("config", name, "takes model and batch from its configuration: give the script or the file that it is started with")  # fmt: skip
     if re.search(r"^[^\S\n]*(?:from|import) diffusers\b", text, re.M):
         raise SpecError("config", name, f"trains a diffusion model: {PLANNED}")
     if re.search(r"ForSequenceClassification\.", text) and not re.search(

@@ -34,10 +34,19 @@ def _with_model(data: dict[str, Any]) -> dict[str, Any]:
     model = data.get("model")
     if not isinstance(model, dict):
         return data
-    names = ("model_name_or_path", "name_or_path", "model_name", "name", "base_model", "path")
+    names = ("model_name_or_path", "name_or_path", "model_name", "name", "base_model", "path", "model_id", "base_model_id", "base_model_name",
+             "base_model_name_or_path", "pretrained_model_name_or_path", "id", "hf_id", "checkpoint")  # fmt: skip
     named = next((model[n] for n in names if isinstance(model.get(n), str)), "")
     rest = {n: v for n, v in model.items() if model.get(n) != named}
     return {**{n: v for n, v in data.items() if n != "model"}, **rest, "model_name_or_path": named}
+
+
+def _length_of_data(data: dict[str, Any]) -> int:
+    """Tokens of a sequence, where the table of the data says them; 0 where it does not."""
+    tables = [data.get(one) for one in ("dataset", "data", "data_args", "tokenizer", "dataset_config")]  # fmt: skip
+    names = ("max_seq_length", "max_seq_len", "max_length", "cutoff_len", "block_size", "sequence_length")  # fmt: skip
+    said = [one[name] for one in tables if isinstance(one, dict) for name in names if isinstance(one.get(name), int)]  # fmt: skip
+    return next((one for one in said if one > 1), 0)
 
 
 _METHODS = ("sft", "dpo", "kto", "orpo", "grpo", "trl")
@@ -137,7 +146,10 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         lengths = [data.get(name, 0) for name in ("max_input_length", "max_output_length")]
         total = sum(one for one in lengths if isinstance(one, int))
         inner = data[place]
-        data = {**data, **inner, **peft, **adapted, **({"max_length": total} if total else {})}
+        total = total or _length_of_data(data)
+        data = {**data, **({"max_length": total} if total else {}), **inner, **peft, **adapted}
+        if peft.get("bias") == "none":
+            data.pop("bias")
         for name in (
             place,
             "peft_config",

@@ -79,13 +79,13 @@ _SETTINGS = re.compile(r"Config$|Settings$|Args$|Arguments$|Params$|^config$|^se
 
 
 def imported_settings(text: str, folder: Path | None) -> dict[str, Any]:
-    """What classes of settings say that a program makes without arguments and imports from a file at hand."""
+    """What classes of settings say that a program makes and imports from a file at hand."""
     tree = parse_python(text) if folder is not None else None
     if tree is None:
         return {}
     made = {
         ast.unparse(node.func) for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and not node.args and not node.keywords and _SETTINGS.search(ast.unparse(node.func))
+        if isinstance(node, ast.Call) and not node.args and _SETTINGS.search(ast.unparse(node.func))
     }  # fmt: skip
     found: dict[str, Any] = {}
     for node in tree.body:

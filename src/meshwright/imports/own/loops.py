@@ -35,6 +35,16 @@ _SPAWNS = re.compile(r"\bspawn\(|\bmp\.Process\(")
 _AUTOCASTS = re.compile(r"\bautocast\(")
 _NARROWS = re.compile(r"(?i)autocast|b?float16|\.half\(|\bb?fp?16|\bamp\b|precision|deepspeed")
 _WIDTHS = {"mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype", "bf16", "fp16", "use_bf16", "use_fp16"}  # fmt: skip
+_SWITCHES = (
+    "bf16",
+    "fp16",
+    "use_bf16",
+    "use_fp16",
+    "amp",
+    "use_amp",
+    "mixed_precision",
+    "use_mixed_precision",
+)
 _RENAMED = {"use_muon": "use_muon"}
 """Names whose last part says enough, in whatever table of the command line they stand."""
 SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
@@ -73,7 +83,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     reading = read_loop(text, launch, own, said, given, folder)
     whole = "\n".join([text, *others])
     optimize(reading, text, whole)
-    build(reading, whole, given)
+    build(reading, whole, given, own)
     return reading
 
 
@@ -108,8 +118,18 @@ def read_loop(
         flags.setdefault("sharding_strategy", "full_shard")
     elif COPIES.search(text):
         flags.setdefault("sharding_strategy", "ddp")
-    if _AUTOCASTS.search(text) and flags.get("mixed_precision", "fp32") in ("fp32", "float32"):
-        flags["mixed_precision"] = "fp16" if "GradScaler" in text else "bf16"
+    switches = [flags[one] for one in _SWITCHES if one in flags]
+    if switches and not any(switches) and all(isinstance(one, bool) for one in switches):
+        flags["mixed_precision"] = "fp32"  # it would compute in fewer bits, was it told to
+    elif _AUTOCASTS.search(text) and flags.get("mixed_precision", "fp32") in ("fp32", "float32"):
+        width = str(flags.get("dtype", ""))  # which it hands to autocast
+        flags["mixed_precision"] = (
+            width
+            if width in ("bfloat16", "float16")
+            else "fp16"
+            if "GradScaler" in text
+            else "bf16"
+        )
     elif not _NARROWS.search(text) and not _WIDTHS & set(flags):
         flags["mixed_precision"] = "fp32"  # nothing of it computes in fewer bits
     ranks = flags.pop("world_size", None)

@@ -102,12 +102,14 @@ def program_settings(
         for key, value in known.declared.items():
             found.setdefault(key, value)
     if "_trainer" not in found:
-        _of_a_loop(found, known)
+        _of_a_loop(found, known, below or {})
     if "use_peft" not in found:
         layers = (adapted_layer(call, known) for call in _reached(tree, known))
         for key, value in next((one for one in layers if one), {}).items():
             found.setdefault(key, value)
-    told = known.parameters | known.arguments  # of its functions, and of its command line
+    told = (
+        dict(below or {}) | known.parameters | known.arguments
+    )  # of its settings, its functions, its command line
     declared = next((one for one in LENGTHS if _counts(told.get(one)) or one in known.arguments), "")  # fmt: skip
     if declared and not any(one in found for one in (*LENGTHS, "max_completion_length")):
         found["max_length"] = told[declared]  # for a data set of its own
@@ -248,12 +250,12 @@ _OF_LOOPS = {
 }  # fmt: skip
 
 
-def _of_a_loop(found: dict[str, Any], known: Known) -> None:
+def _of_a_loop(found: dict[str, Any], known: Known, below: Mapping[str, Any]) -> None:
     """What a loop of one's own says: its loader's batch, and its command line's accumulation."""
     if "batch_size" in found:
         found.setdefault("per_device_train_batch_size", found.pop("batch_size"))
     for key, names in _OF_LOOPS.items():
-        told = {**known.names, **known.arguments}
+        told = {**below, **known.names, **known.arguments}
         name = next((name for name in names if name in told), "")
         said = told.get(name)
         if isinstance(said, int) and not isinstance(said, bool):

@@ -34,7 +34,7 @@ _ADAPTS = re.compile(r"\bmark_only_lora_as_trainable\(")
 _RANKS = re.compile(
     r"\bDistributedDataParallel\(|\bDDP\(|\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(|init_process_group\(|init_distributed\("
 )
-_PRETRAINED = re.compile(r"ForCausalLM|LMHeadModel|AutoModel\w*\.from_")
+_PRETRAINED = re.compile(r"(?:ForCausalLM|LMHeadModel|AutoModel\w*)\s*\.from_|\bAutoModelFor\w+")
 
 
 def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | None:
@@ -83,5 +83,5 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     if several and given.model is None:
         reading.guess("--model", f"the program has {several} tables of sizes; the first is taken")
     optimize(reading, text, whole)
-    build(reading, whole, given)
+    build(reading, whole, given, own)
     return reading

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +146,20 @@ def _of_tokens(named: dict[str, Any]) -> None:
 
 
 _LONG = {"micro_batch_size": usual.MICRO, "seq_len": usual.LENGTHS}
+_TIES = (
+    "tie_word_embeddings",
+    "tie_embeddings",
+    "tied_embeddings",
+    "weight_tying",
+    "tie_weights",
+    "share_embeddings",
+)
+"""Switches of one table for tokens in and out."""
 _USUAL = frozenset({
     *usual.LAYERS, *usual.HIDDEN, *usual.HEADS, *usual.KV_HEADS, *usual.FFN, *usual.LENGTHS, *usual.MICRO, *usual.STEPS, *usual.BATCHES,
     "vocab_size", "padded_vocab_size", "head_dim", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
-    "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "cpu_offload", *usual.OF_EXPERTS,
-    "lora_r", "lora_rank", "lora_alpha",
+    "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "amp", "use_amp", "use_mixed_precision", "cpu_offload", *usual.OF_EXPERTS,
+    "lora_r", "lora_rank", "lora_alpha", *_TIES,
 })  # fmt: skip
 
 
@@ -260,8 +270,12 @@ def _built_elsewhere(reading: Reading, model: Model, text: str) -> None:
     reading.guess("--model", f"the code that builds it is not here: {what}")
 
 
-def build(reading: Reading, text: str, given: Given) -> None:
-    """Take how the model is built from the words of the code that builds it: gates, norms, positions, tied tables."""
+def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> None:
+    """Take how the model is built from the words of the code that builds it: gates, norms, positions, tied tables.
+
+    Args:
+        own: what the program says of sizes and switches.
+    """
     if given.model is not None or reading.model is None:
         return
     model = reading.model
@@ -273,7 +287,9 @@ def build(reading: Reading, text: str, given: Given) -> None:
     fields: dict[str, Any] = {
         "gated": gated,
         "norm": "rmsnorm" if _RMS.search(text) else "layernorm",
-        "tied_embeddings": bool(_TIED.search(text)),
+        "tied_embeddings": bool(
+            next((own[one] for one in _TIES if one in own), _TIED.search(text))
+        ),  # fmt: skip
     }
     if learned and not rotary:
         fields |= {"positions": "learned", "max_positions": max(reading.seq_len, 1)}

@@ -31,6 +31,11 @@ _NAMED = (
     "llm_backbone",
     "model_id_or_path",
 )
+_NAMED_INSIDE = (
+    "model_name_or_path", "model_name", "base_model", "model_id", "base_model_id", "base_model_name", "base_model_name_or_path", "pretrained_model",
+    "pretrained_model_name_or_path", "hf_model_name", "hf_model_id", "base_model_path", "pretrained_model_path",
+)  # fmt: skip
+"""Names that say a model's name in whatever table they stand."""
 _RATES = (
     "lr", "learning_rate", "max_learning_rate", "max_lr", "lr0", "lr_max", "base_lr", "peak_lr", "init_lr", "initial_lr",
     "peak_learning_rate", "base_learning_rate", "initial_learning_rate",
@@ -234,7 +239,7 @@ def _flat(data: dict[str, Any]) -> dict[str, Any]:
 def _model(flat: dict[str, Any]) -> str:
     found = [str(value) for name, value in flat.items() if _MODELS.search(name) and isinstance(value, str) and not _of_another(name)]  # fmt: skip
     found += [str(flat[name]) for name in _NAMED if isinstance(flat.get(name), str)]  # fmt: skip
-    found += [str(one) for name, one in flat.items() if name.rsplit(".", 1)[-1] in _NAMED[:4] and isinstance(one, str) and not _of_another(name)]  # fmt: skip
+    found += [str(one) for name, one in flat.items() if name.rsplit(".", 1)[-1] in _NAMED_INSIDE and isinstance(one, str) and not _of_another(name)]  # fmt: skip
     return next((one for one in found if one), "")
 
 

@@ -33,7 +33,7 @@ LENGTHS = (
     "context_size", "context_window", "max_len", "n_ctx", "n_positions",
 )  # fmt: skip
 MICRO = (
-    "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size_per_device", "device_batch_size",
+    "micro_batch_size", "micro_batch", "per_device_train_batch_size", "train_batch_size", "batch_size_per_device", "device_batch_size",
     "train_micro_batch_size", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size", "per_gpu_train_batch_size",
     "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "batch_size", "bs",
 )  # fmt: skip
