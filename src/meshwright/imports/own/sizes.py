@@ -289,7 +289,7 @@ def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> 
         "norm": "rmsnorm" if _RMS.search(text) else "layernorm",
         "tied_embeddings": bool(
             next((own[one] for one in _TIES if one in own), _TIED.search(text))
-        ),  # fmt: skip
+        ),
     }
     if learned and not rotary:
         fields |= {"positions": "learned", "max_positions": max(reading.seq_len, 1)}

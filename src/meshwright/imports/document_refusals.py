@@ -1,0 +1,104 @@
+"""What is said of a configuration that no reader takes, by what only such files say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwright.imports import cloud
+from meshwright.imports.names import PLANNED
+from meshwright.imports.options import flattened
+from meshwright.specs.errors import SpecError
+
+Data = dict[str, Any]
+
+
+def refuse_part(data: Data, name: str) -> None:
+    """Refuse what another file or a command names, and which runs nothing by itself."""
+    named = data.get("fsdp_config")
+    if any(
+        "layer_cls_to_wrap" in str(key)
+        for key in [*data, *(named if isinstance(named, dict) else [])]
+    ):
+        raise SpecError(
+            "file", name, "is what --fsdp_config names: import the command that names it"
+        )
+
+
+def unknown(data: Data, text: str, name: str) -> SpecError:
+    """What is said of a document that no reader took."""
+    if _GROUP_OF_HYDRA.search(text):
+        return SpecError("file", name, "describes no training run of its own: it is a group that a Hydra configuration's defaults name")  # fmt: skip
+    if not _trains(data):
+        return SpecError(
+            "file",
+            name,
+            "describes no training run: it says no optimizer, rate of learning or number of steps",
+        )
+    return SpecError(
+        "file",
+        name,
+        "is of no known framework, and names no model, batch and rate of learning in words that most programs use: "
+        "import the program or the script that reads it",
+    )
+
+
+_GROUP_OF_HYDRA = re.compile(
+    r"\$\{oc\.select:|^_target_: verl\.|^# @package|: \?\?\?$|^[^\S\n]*[\w.]+: \$\{actor_rollout_ref\.",
+    re.MULTILINE,
+)
+_OF_TRAINING = re.compile(
+    r"(?i)(?:^|_)(?:lr|learning_rate|optimizer|optim|max_steps|train_steps|epochs|accumulation)(?:_|$)"
+)
+
+
+def _trains(data: Data) -> bool:
+    """Whether any field of a table belongs to a training run."""
+    return any(_OF_TRAINING.search(str(key)) for table in cloud.tables(data) for key in table)
+
+
+_OF_RECIPES = {"model", "train", "optimizer", "ddp", "dist", "logger", "checkpoint", "scheduler", "dataset", "rng",
+               "mixed_precision", "validation", "tokenizer", "comm_overlap"}  # fmt: skip
+"""Tables of Megatron-Bridge's configuration."""
+
+
+def refuse_other(data: Data, text: str, name: str) -> None:
+    """Refuse what no reader here is for, by what only such files say."""
+    if "azuremlschemas" in str(data.get("$schema", "")) or "azureml://" in text:
+        raise SpecError(
+            "file", name, "describes no training run: it asks a service, which chooses how to run"
+        )
+    if "num_csx" in str(data.get("runconfig")) or str(data.get("backend")) == "CSX":
+        raise SpecError("file", name, "describes no training run of GPUs or TPUs: it is for Cerebras' systems, which are not modelled")  # fmt: skip
+    if {"deploymentSpec", "pipelineInfo"} <= set(data):
+        raise SpecError("file", name, "describes no training run of its own: it is a compiled Kubeflow pipeline; import the program of the step that trains")  # fmt: skip
+    if "includes" in data and "modules" not in data:
+        raise SpecError("file", name, "describes no training run of its own: it is a part that others include; import the experiment that names it")  # fmt: skip
+    if len(data) > 500 and all(isinstance(one, int) for one in data.values()):
+        raise SpecError("file", name, "is a vocabulary; a configuration is expected")
+    evaluates = {"icl_tasks", "eval_gauntlet", "device_eval_batch_size"} & set(data)
+    if evaluates and isinstance(data.get("models"), list) and "train_loader" not in data:
+        raise SpecError("file", name, "evaluates models; it does not train")
+    if any(re.search(r"(?:^|\.)vision_config\.\w", key) for key in flattened(data)):
+        raise SpecError("model", name, f"trains a vision-language model: {PLANNED}")
+    if re.search(r"(?i)rerank|embedqa|[-_]embed(?:ding)?[-_]|cross-?encoder|biencoder", str(data.get("base_model", ""))):  # fmt: skip
+        raise SpecError("model", data["base_model"], f"trains a retrieval model: {PLANNED}")
+    recipe = str(data.get("recipe", ""))
+    if re.search(r"(?i)eagle|dflash|drafter|speculat", recipe):
+        raise SpecError("recipe", recipe, f"trains a draft model beside a frozen one: {PLANNED}")  # fmt: skip
+    if re.search(
+        r"(?mi)^model_type:\s*[\"']?(?:hawk|mingru|minlstm|mamba|rwkv)|^[^\S\n]+state_dim\s*:", text
+    ):
+        raise SpecError("model", name, f"trains a state-space model: {PLANNED}")
+    trained = data.get("model"), data.get("train")
+    if (
+        all(isinstance(one, dict) for one in trained)
+        and set(data) <= _OF_RECIPES
+        and {"train_iters", "global_batch_size", "micro_batch_size"} & set(data["train"])
+    ):
+        raise SpecError("file", name, "describes no training run: it overrides fields of a recipe; import the command that names both")  # fmt: skip
+    if re.search(
+        r"(?m)^[^\S\n]*(?:unet_config|first_stage_config|vae_\w*|vae|unet|noise_scheduler|num_latent_t|t2v\w*|crossattn_emb_size|diffusers?\w*)\s*:|fastvideo\.",
+        text,
+    ):
+        raise SpecError("file", name, f"trains a diffusion model: {PLANNED}")
