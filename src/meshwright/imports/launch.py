@@ -40,6 +40,11 @@ _TOOLS = (
     "litgpt",
     "primus-cli",
 )
+_IDLE_VERBS = frozenset({
+    "fetch", "preprocess", "delinearize-llama4", "webui", "web-ui", "webchat", "api", "chat", "env", "version", "app", "cp", "ls", "cat",
+    "validate", "deploy", "rollout", "sample", "copy-cfg", "list-cfg", "check-custom-dataset", "log-dataset", "judge", "synth", "login",
+})  # fmt: skip
+"""What tools do that train nothing, beside what the names of programs say (`trl vllm-serve`)."""
 _BINARY = re.compile(r"train_\w*cu")
 """What llm.c's makefile builds; the words of `make train_gpt2cu` start nothing."""
 _RUNS_NOTEBOOKS = re.compile(
@@ -144,7 +149,7 @@ def _trains(program: str) -> bool:
     if first == "litgpt":
         return re.search(r" (?:pretrain|finetune)", program) is not None
     if posixpath.basename(first) in _TOOLS:
-        return not _OTHER.search(program)  # `trl vllm-serve`
+        return not _OTHER.search(program) and program.rpartition(" ")[2] not in _IDLE_VERBS
     if _BINARY.fullmatch(posixpath.basename(first)):
         return True
     if of_maxtext_without_training(first):
@@ -291,10 +296,19 @@ def _at_program(words: list[str]) -> Launch | None:
         (word for word in words[start:after_program] if unset(word.rsplit("/", 1)[-1])), ""
     )
     rest, before = list(rest[:end]), words[:start]
+    if (
+        program == "axolotl train"
+    ):  # accelerate's or torchrun's options stand after `--`, older ones before it
+        before = [*before, *_LAUNCHED_BY.get(launch_option(rest, ("launcher",)), ("accelerate", "launch")), *rest]  # fmt: skip
+        rest = rest[: rest.index("--")] if "--" in rest else rest
     if program.startswith("trl "):
         around, rest = as_launched(rest)
         before = [*before, *around]
     return Launch(program, rest, before, left_open=written)
+
+
+_LAUNCHED_BY: dict[str, tuple[str, ...]] = {"torchrun": ("torchrun",), "python": ("python",)}
+"""What `axolotl train --launcher NAME` starts; nothing said: accelerate."""
 
 
 def launch_option(words: list[str], names: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from meshwright.imports.launch import Launch
     from meshwright.imports.reading import Reading
 
-ON_ONE_HOST = ("llamafactory-cli", "swift", "megatron", "xtuner")
+ON_ONE_HOST = ("llamafactory-cli", "swift", "megatron", "xtuner", "tune")
 """Tools that start torchrun themselves, on one host unless NNODES says otherwise."""
 
 

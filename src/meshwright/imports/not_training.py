@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from meshwright.imports.launch import HOUSEKEEPING, Launch, of_maxtext_without_training
@@ -68,6 +69,36 @@ def refuse_other_tasks(launch: Launch, flags: dict[str, Any]) -> None:
         raise SpecError("file", posixpath.basename(launch.program), f"trains an encoder: {PLANNED}")
     if "Bert" in tokenizer:
         raise SpecError("--tokenizer-type", tokenizer, f"trains an encoder: {PLANNED}")
+
+
+_OF_TRAINING = re.compile(
+    r"per_device|micro|batch|learning_rate|(?:^|_)lr(?:_|$)|epoch|steps|(?<!pre)train|optim|gradient|lora|peft|deepspeed|fsdp|"
+    r"packing|cutoff|warmup|stage|weight_decay|num_generations|config|recipe"
+)
+_NAMED_TRAINER = re.compile(
+    r"train|tune|sft|dpo|grpo|ppo|kto|orpo|rlhf|reward|align|distill|run_clm|main|swift |llamafactory|trl "
+)
+
+
+def says_training(name: str) -> bool:
+    """Whether an option, written with underscores, is one that only a training has."""
+    return "eval" not in name and _OF_TRAINING.search(name) is not None
+
+
+def refuse_without_training(program: str, names: Iterable[str], text: str) -> None:
+    """Refuse a command that names a model, but nothing that only a training has.
+
+    Args:
+        names: of the options that it says, with underscores.
+        text: the program's, where it is at hand.
+
+    Raises:
+        SpecError: nothing of it says that it trains.
+    """
+    base = posixpath.basename(program)
+    says = any(says_training(name) for name in names)
+    if not says and not _NAMED_TRAINER.search(base) and not re.search(r"Trainer\(|\.backward\(", text):  # fmt: skip
+        raise SpecError("file", base, "does not train: its command names a model, and no batch, rate of learning or length of a run")  # fmt: skip
 
 
 def unknown_program(launch: Launch, name: str) -> SpecError:

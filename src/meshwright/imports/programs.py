@@ -29,7 +29,9 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
 
-_LIBRARIES = re.compile(r"^[^\S\n]*(?:from|import) (?:transformers|trl|unsloth)\b", re.M)
+_LIBRARIES = re.compile(
+    r"^[^\S\n]*(?:from |import (?:[\w.]+, ?){0,9})(?:transformers|trl|unsloth)\b", re.M
+)
 
 _INERT = ("random_state", "prefetch_factor", "pin_memory", "use_rslora", "token", "trust_remote_code", "task_type",
           "dataset_num_proc", "dataset_text_field", "fast_inference", "gpu_memory_utilization",

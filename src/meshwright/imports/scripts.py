@@ -30,6 +30,7 @@ from meshwright.imports.formats import (
     small_trainers,
     swift,
     torchtitan_registry,
+    torchtune,
 )
 from meshwright.imports.formats import verl as hydra
 from meshwright.imports.formats.hf_launcher import launcher, one_process
@@ -266,17 +267,9 @@ def _dispatch(
         return llama_factory.read(overridden({}, words), given, folder), stamp
     if usual_commands.is_usual(launch):
         return usual_commands.read_words(launch, given, folder, script), stamp
-    raise _absent(launch, name)
-
-
-def _absent(launch: Launch, name: str) -> SpecError:
-    """What is said of a command that nobody reads."""
-    if not launch.program.startswith("tune "):
-        return unknown_program(launch, name)
-    said = flags_of(launch.words).get("config", "")
-    named = said[0] if isinstance(said, list) else said  # `key=value` words follow it
-    return SpecError("--config", named, "torchtune's own configuration is not here: "
-                     "`tune cp` writes it; import that YAML")  # fmt: skip
+    if program == "tune run":
+        return torchtune.read_named(words, given), stamp
+    raise unknown_program(launch, name)
 
 
 def _program_here(

@@ -24,9 +24,16 @@ _TASKS = {
     "rloo": f"{_ROLLOUTS}; the training half is priced",
     "gkd": "a frozen teacher is held and run, too, and answers may be generated between the steps; the student's training is priced",
 }
-_SAME = {"rm": "reward", "rlhf": "ppo", "dapo": "grpo", "gspo": "grpo", "dr_grpo": "grpo"}
+_SAME = {
+    "rm": "reward",
+    "rlhf": "ppo",
+    "dapo": "grpo",
+    "gspo": "grpo",
+    "dr_grpo": "grpo",
+    "gdpo": "grpo",
+}
 _NAMED = re.compile(
-    r"(?<![a-z])(dpo|ipo|kto|orpo|simpo|cpo|reward|rm|grpo|dapo|gspo|ppo|rloo|gkd)(?![a-z])"
+    r"(?<![a-z])(dpo|ipo|kto|orpo|simpo|cpo|reward|rm|grpo|gdpo|dapo|gspo|ppo|rloo|gkd)(?![a-z])"
 )
 
 

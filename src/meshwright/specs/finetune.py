@@ -28,7 +28,7 @@ which transformers keep as one tensor a layer that PEFT's `all-linear` does not 
 _MODULES: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",), "out_proj": ("o",),
     "output_proj": ("o",), "dense": ("o",), "wq": ("q",), "wk": ("k",), "wv": ("v",), "wo": ("o",),
-    "qkv_proj": ("q", "k", "v"), "query_key_value": ("q", "k", "v"), "c_attn": ("q", "k", "v"),
+    "qkv_proj": ("q", "k", "v"), "query_key_value": ("q", "k", "v"), "w_pack": ("q", "k", "v"), "c_attn": ("q", "k", "v"),
     "wqkv": ("q", "k", "v"), "qkv": ("q", "k", "v"), "linear_qkv": ("q", "k", "v"),
     "linear_proj": ("o",),
     "q_a_proj": ("q",), "q_b_proj": ("q",), "kv_a_proj_with_mqa": ("k",), "kv_b_proj": ("v",),

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import ast
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from meshwright.exports.program_calls import given_back, of_text
-from meshwright.imports.code.operators import binary
+from meshwright.imports.code.operators import binary, compared, literal
 from meshwright.imports.code.syntax import dotted
 
-_ORDERS: dict[type, Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
 ASKED_OF_DEVICE = r"\b(?:is_(?:torch_)?(?:bf16|bfloat16)_\w+|(?:has_)?(?:bf16|bfloat16)_support\w*)|\bcuda\.is_available"
 """What a program asks of its device; a device that trains today has both."""
 _DEVICE = re.compile(rf"(?:{ASKED_OF_DEVICE})$")
@@ -30,6 +26,10 @@ _PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
 
 _ELSEWHERE = ("remote", "local", "spawn")
 """How Modal and Ray start a function of the program on another machine."""
+
+
+_OF_WORDS = ("fire.Fire", "Fire", "typer.run", "CLI", "jsonargparse.CLI", "jsonargparse.auto_cli", "auto_cli", "tyro.cli", "defopt.run")  # fmt: skip
+"""What hands a command line's words to a function of the program, by its parameters' names."""
 
 
 class Larger(int):
@@ -48,7 +48,7 @@ class Known:
     ) -> None:
         self._tables = tables
         """Reads a table that the program loads from a file, by the name that it has there."""
-        self.names: dict[str, Any] = {}
+        self.names: dict[str, Any] = {"__name__": "__main__"}  # what is started
         self.fields: dict[str, Any] = dict(said or {})
         """Of whatever object: a parsed command line, a dataclass, a class of constants."""
         self.declared: dict[str, Any] = dict(said or {})
@@ -128,6 +128,9 @@ class Known:
     def _handed(self, node: ast.Call) -> None:
         """Take what a function of the program is called with for its parameters."""
         called = node.func
+        if dotted(called) in _OF_WORDS and node.args and isinstance(node.args[0], ast.Name):
+            self._told(node.args[0].id)
+            return
         if isinstance(called, ast.Attribute) and called.attr in _ELSEWHERE:
             called = called.value
         function = self.functions.get(called.id) if isinstance(called, ast.Name) else None
@@ -143,6 +146,14 @@ class Known:
                 self.parameters[name] = said
                 self._whence.setdefault(name, set()).update(self.heard)
             self.heard |= before
+
+    def _told(self, name: str) -> None:
+        """Take what the command line says for the parameters of a function that hears it (`fire.Fire(train)`)."""
+        function = self.functions.get(name)
+        for arg in function.args.args + function.args.kwonlyargs if function is not None else []:
+            if arg.arg in self._said:
+                self.parameters[arg.arg] = literal(self.fields[arg.arg])
+                self._whence.setdefault(arg.arg, set()).add(arg.arg)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -333,18 +344,7 @@ class Known:
         right = self.value(other)
         if left is None or right is None:
             return None
-        if isinstance(kind, (ast.Eq, ast.NotEq)):
-            return (left == right) == isinstance(kind, ast.Eq)
-        if isinstance(kind, (ast.In, ast.NotIn)) and isinstance(
-            right, (list, tuple, set, dict, str)
-        ):
-            try:
-                return (left in right) == isinstance(kind, ast.In)
-            except TypeError:
-                return None
-        if type(kind) in _ORDERS and all(isinstance(one, (int, float)) for one in (left, right)):
-            return _ORDERS[type(kind)](left, right)
-        return None
+        return compared(kind, left, right)
 
     def _either(self, node: ast.BoolOp) -> Any:
         said = [one for one in map(self.value, node.values) if one is not None]

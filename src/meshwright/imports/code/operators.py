@@ -100,3 +100,28 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.LtE: lambda a, b: a <= b, ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b,
     ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
+
+
+def compared(kind: ast.cmpop, left: Any, right: Any) -> bool | None:
+    """What a comparison of two known values gives; None where it says nothing."""
+    numbers = all(isinstance(one, (int, float)) for one in (left, right))
+    held = isinstance(right, (list, tuple, set, dict, str))
+    if isinstance(kind, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) and not numbers:
+        return None
+    if isinstance(kind, (ast.In, ast.NotIn)) and not held:
+        return None
+    try:
+        return bool(COMPARISONS[type(kind)](left, right)) if type(kind) in COMPARISONS else None
+    except TypeError:
+        return None
+
+
+def literal(value: Any) -> Any:
+    """A word of a command line that is written as a list of Python's, as that list."""
+    if not isinstance(value, str) or not value.strip().startswith(("[", "(")):
+        return value
+    try:
+        found = ast.literal_eval(value.strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return value
+    return list(found) if isinstance(found, tuple) else found

@@ -52,9 +52,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading.micro_batch = options.whole("micro_batch_size", default=1) or 1
     reading.accumulation = options.whole("gradient_accumulation_steps", default=1) or 1
     reading.global_batch = 0
-    total = options.whole("batch_size")
-    if total and "gradient_accumulation_steps" not in options:
-        reading.accumulation = max(1, total // reading.micro_batch)
+    _whole_batch(options, reading)
     reading.seq_len = _length(options, reading)
     reading.job["framework"] = "axolotl"
     _precision(options, reading)
@@ -97,6 +95,15 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         reading.job["loss"] = "cut"
     options.finish(reading, "axolotl", "fsdp", "hf", "common", strict=given.strict)
     return reading
+
+
+def _whole_batch(options: Options, reading: Reading) -> None:
+    total = options.whole("batch_size")
+    if not total or "gradient_accumulation_steps" in options:
+        return
+    reading.accumulation = max(1, total // reading.micro_batch)
+    if reading.accumulation > 1:
+        reading.guess("batch_size", f"{total} in parts of {reading.micro_batch}, as axolotl took it before its options had defaults of their own: now gradient_accumulation_steps is 1 where nothing is said")  # fmt: skip
 
 
 def _length(options: Options, reading: Reading) -> int:

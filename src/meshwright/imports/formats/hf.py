@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.imports.beside import program_beside
 from meshwright.imports.formats import accelerate, trl_command
 from meshwright.imports.formats.hf_adapters import read_adapters
 from meshwright.imports.formats.hf_launcher import launcher, one_process
@@ -17,6 +18,7 @@ from meshwright.imports.formats.hf_programs import negated, set_defaults, set_sw
 from meshwright.imports.formats.hf_sharding import agrees, sharding
 from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.names import PLANNED, refuse_other, shape_named
+from meshwright.imports.not_training import refuse_without_training
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.own.arguments import folder_of, own_defaults
 from meshwright.imports.own.layers import fuses_loss, own_adapters
@@ -26,7 +28,7 @@ from meshwright.imports.tasks import name_by_options, name_generation, name_task
 from meshwright.imports.tuning import evaluation, recomputes_as_unsloth
 from meshwright.imports.word_overrides import overridden
 from meshwright.specs.errors import SpecError
-from meshwright.specs.foreign import parse_yaml
+from meshwright.specs.foreign import parse_yaml, read_text
 from meshwright.specs.job import RECIPES
 
 if TYPE_CHECKING:
@@ -76,8 +78,9 @@ _WORDS = re.compile(
 
 
 def has_words(text: str) -> bool:
-    """Whether a YAML says at least four of TrainingArguments' words, without its batch."""
-    return len(set(_WORDS.findall(text))) > 3
+    """Whether a YAML says at least four of TrainingArguments' words, without its batch and without axolotl's."""
+    others = re.search(r"^(?:base_model|micro_batch_size)[^\S\n]*:", text, re.MULTILINE)
+    return others is None and len(set(_WORDS.findall(text))) > 3
 
 
 def read_words(
@@ -98,6 +101,8 @@ def read_words(
     values |= {k: v for k, v in flags.items() if k != "config"}
     if launch.program.startswith("llamafactory"):  # `key=value`, as OmegaConf takes it
         values |= overridden({}, [word for word in launch.words if not word.startswith("-")])
+    here = program_beside(folder, launch.program)
+    refuse_without_training(launch.program, values, read_text(here, "file") if here else "")
     reading = Reading(
         "Hugging Face Trainer script", options={k: f"--{v}" for k, v in EDITS.items()}
     )

@@ -34,7 +34,14 @@ def read_adapters(options: Options, reading: Reading) -> None:
     )
     said = any(name in options and not (off and name in options.assumed) for name in ranks)
     asked = options.flag(
-        "is_lora", "use_peft", "use_lora", "lora", "lora_enable", "use_peft_lora", default=said
+        "is_lora",
+        "use_peft",
+        "use_lora",
+        "lora",
+        "lora_enable",
+        "enable_lora",
+        "use_peft_lora",
+        default=said,
     )
     if "trainable" in options and options.has("lora_rank"):
         options.values.setdefault("target_modules", options.loose("trainable"))

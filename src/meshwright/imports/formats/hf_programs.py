@@ -11,6 +11,7 @@ from meshwright.imports.beside import beside
 from meshwright.imports.formats import deepspeed_chat, open_instruct
 from meshwright.imports.formats.hf_lengths import LENGTHS
 from meshwright.imports.own.layers import own_switches
+from meshwright.imports.own.program_settings import UNSLOTH_LOSS
 from meshwright.imports.reading import Reading
 
 
@@ -55,6 +56,8 @@ def set_defaults(
         if {"lora_r", "lora_rank", "use_lora", "use_peft"} & set(values):
             values["load_in_4bit"] = True
             reading.guess("--load_in_4bit", "is what the program is called after: frozen weights in 4 bits are taken")  # fmt: skip
+    elif re.fullmatch(r"unsloth[-_]cli(?:\.py)?", posixpath.basename(program)) and not own:
+        _unsloth_defaults(values, reading)
     elif "fastchat" in program and not own:
         _fastchat_defaults(posixpath.basename(program), values, reading)
     elif re.search(r"(?:^|[_-])lora(?:[_.-]|$)", posixpath.basename(program).lower()) and not (
@@ -86,7 +89,8 @@ def set_switches(
     made = own_switches(program, folder, {**own, **values})
     kinds = (
         ("gradient_checkpointing", "activation_checkpointing"), LENGTHS, ("load_in_4bit", "load_in_8bit", "use_4bit_quantization", "bits"),
-        ("torch_dtype", "dtype"), ("bnb_4bit_quant_type",), ("bnb_4bit_use_double_quant",),
+        ("torch_dtype", "dtype"), ("bnb_4bit_quant_type",), ("bnb_4bit_use_double_quant",), ("optim",), ("bf16", "fp16", "mixed_precision"),
+        ("per_device_train_batch_size", "per_device_batch_size"), ("gradient_accumulation_steps",),
     )  # fmt: skip
     for names in kinds:
         if not any(name in values or name in own for name in names):
@@ -101,6 +105,18 @@ def _qlora_defaults(values: dict[str, Any], reading: Reading) -> None:
         values.setdefault("bits", 4)
         reading.note("is this script's default where it is not set", "--bits, --lora_r")
     values.setdefault("gradient_checkpointing", True)
+
+
+def _unsloth_defaults(values: dict[str, Any], reading: Reading) -> None:
+    """Unsloth's own command line (unsloth-cli.py), which trains adapters on one device."""
+    usual = {"r": 16, "lora_alpha": 16, "max_seq_length": 2048, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+             "optim": "adamw_8bit", "use_gradient_checkpointing": "unsloth", "bf16": True, "lora_target_modules": "all-linear"}  # fmt: skip
+    values |= {name: one for name, one in usual.items() if name not in values} | {"use_peft": True}
+    values.setdefault("lora_r", values.pop("r"))
+    values.pop("dtype", None)
+    reading.devices = 1
+    reading.job["loss"] = UNSLOTH_LOSS
+    reading.note("Unsloth's own count where the command is silent", "unsloth-cli.py")
 
 
 def _fastchat_defaults(base: str, values: dict[str, Any], reading: Reading) -> None:

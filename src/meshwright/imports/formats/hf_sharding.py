@@ -60,8 +60,7 @@ def _deepspeed(
     stage = options.whole("deepspeed_stage", default=-1, least=-1)
     if stage < 0 and options.has("zero_stage"):
         stage = options.whole("zero_stage")
-        if options.flag("offload"):
-            reading.offload |= {"optimizer", "parameters"} if stage == 3 else {"optimizer"}
+        reading.offload |= _offloaded(options, stage)
     if stage >= 0:
         reading.layout["zero"] = min(stage, 3)
         reading.job["framework"] = "deepspeed"
@@ -69,6 +68,17 @@ def _deepspeed(
         reading.offload.add("parameters")
     if options.flag("deepspeed_offload_optimizer"):
         reading.offload.add("optimizer")
+
+
+def _offloaded(options: Options, stage: int) -> set[str]:
+    """What `offload` moves to host memory: a switch, or the word of what (safe-rlhf's `none, parameter, optimizer, all`)."""
+    word = options.word("offload", default="false")
+    if word in ("parameter", "param", "optimizer", "all"):
+        parts = {"parameters"} if word.startswith("param") else {"optimizer"}
+        return {"optimizer", "parameters"} if word == "all" else parts
+    if not options.flag("offload"):
+        return set()
+    return {"optimizer", "parameters"} if stage == 3 else {"optimizer"}
 
 
 _FSDP_WORDS = {*accelerate.STRATEGY_ZERO, "FSDP2", "FSDP", "OFFLOAD", "TRUE", "AUTO_WRAP", "CONFIG"}
@@ -116,8 +126,13 @@ def _rollouts(options: Options, reading: Reading) -> None:
     if not all(name in options for name in names):
         return
     answers = math.prod(options.whole(name, least=1) for name in names)
-    reading.global_batch = max(1, answers // (options.whole("num_mini_batches", default=1) or 1))
-    reading.guess("--global-batch", f"{answers} answers are packed; each is taken to fill a row")
+    batch = max(1, answers // (options.whole("num_mini_batches", default=1) or 1))
+    each = max(reading.devices, 1) * max(reading.micro_batch, 1)
+    reading.global_batch = -(-batch // each) * each  # learners that have fewer wait for the others
+    taken = "each is taken to fill a row"
+    if reading.global_batch != batch:
+        taken = f"{taken}, and {reading.global_batch} for the same number on every learner"
+    reading.guess("--global-batch", f"{answers} answers are packed; {taken}")
     name_task(reading, "grpo")
 
 

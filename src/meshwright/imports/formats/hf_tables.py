@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.formats import accelerate, deepspeed, hf, hf_programs, trl_command
+from meshwright.imports.not_training import says_training
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
 
 
@@ -120,6 +122,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
     Raises:
         SpecError: a value that cannot be.
     """
+    if not any(says_training(name) for name in flattened(data)):
+        raise SpecError("file", title, "does not train: it names a model, and no batch, rate of learning or length of a run")  # fmt: skip
     reading = Reading(title, options=dict(hf.EDITS))
     if len(_OPEN_INSTRUCT & set(data)) > 1 and not {"bf16", "fp16", "mixed_precision"} & set(data):
         reading.format = "open-instruct YAML"

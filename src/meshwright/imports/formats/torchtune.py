@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from meshwright.imports.interpolate import merged, resolved, words_to_table
 from meshwright.imports.names import PLANNED, model_named
-from meshwright.imports.options import Options, flattened
+from meshwright.imports.options import Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, torch_moments
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
-from meshwright.specs.errors import SpecError
+from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import RECIPES
 
 EDITS = {
@@ -67,6 +70,36 @@ def read(data: dict[str, Any], given: Given, overrides: list[str], text: str = "
     if "kd" in str(data.get("teacher_model", "")) or "teacher_model" in data:
         reading.unmodelled("teacher_model", "a frozen teacher's weights and forward are not priced")
     options.finish(reading, "torchtune", "common", strict=given.strict)
+    return reading
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    text = resources.files("meshwright.imports").joinpath("data/torchtune_recipes.toml").read_text("utf-8")  # fmt: skip
+    return tomllib.loads(text)
+
+
+def read_named(words: list[str], given: Given) -> Reading:
+    """Return what `tune run RECIPE --config NAME key=value…` runs, of a configuration that torchtune ships.
+
+    Raises:
+        SpecError: no configuration of that name is known, it does not train, or a value cannot be.
+    """
+    said = flags_of(words).get("config", "")
+    named = str(said[0] if isinstance(said, list) else said)  # `key=value` words follow it
+    known = _shipped()["recipes"]
+    if named not in known:
+        near = "" if named.endswith((".yaml", ".yml")) else f" ({nearest(named, known)})"
+        raise SpecError("--config", named, f"is not here, and none of torchtune's own{near}: `tune cp` writes those; import that YAML")  # fmt: skip
+    values = {**_shipped()["usual"], **known[named]}
+    alone = values.pop("single", False) or any("single_device" in word for word in words)
+    data: dict[str, Any] = {}
+    for name, value in values.items():
+        *outer, last = name.split(".")
+        (data.setdefault(outer[0], {}) if outer else data)[last] = value
+    overrides = [word for word in words if not word.startswith("-")]
+    reading = read(data, given, overrides, "single_device" if alone else "")
+    reading.note(f"{named} is read as torchtune {_shipped()['read']} ships it", "--config")
     return reading
 
 

@@ -28,8 +28,12 @@ def own_defaults(program: str, folder: Path | None) -> dict[str, Any]:
         return {}
     text = read_text(path, "file")
     if not any(parser in text for parser in _PARSERS):
-        tree = parse_python(text) if "add_argument(" in text else None
-        return {} if tree is None else _declared(tree)
+        tree = parse_python(text)
+        if tree is None:
+            return {}
+        if "add_argument(" in text:
+            return _declared(tree)
+        return _imported_parsers(tree, path) if "import" in text else {}
     tree = parse_python(text)
     if tree is None:
         return {}
@@ -41,10 +45,29 @@ def own_defaults(program: str, folder: Path | None) -> dict[str, Any]:
     return found
 
 
+_ADAPTS = re.compile(r"lora|peft")
+"""Switches that decide, off, that the rank beside them says nothing."""
+
+
+def _imported_parsers(tree: ast.Module, path: Path) -> dict[str, Any]:
+    """What the parsers of the files that a program imports from take, where its text has none."""
+    found: dict[str, Any] = {}
+    files = [imported_file(node, path.parent) for node in tree.body if isinstance(node, ast.ImportFrom)]  # fmt: skip
+    for inner in [one for one in files if one is not None][:_MOST_FILES]:
+        text = read_text(inner, "file")
+        parsed = parse_python(text) if "add_argument(" in text else None
+        if parsed is not None:
+            found = _declared(parsed) | found
+    return found
+
+
 def _declared(tree: ast.Module) -> dict[str, Any]:
     """Defaults of a program's own parser, those that say something."""
     given = Known(tree).arguments
-    return {name: value for name, value in given.items() if value not in (None, "", False)}
+    return {
+        name: value for name, value in given.items()
+        if value not in (None, "") and (value is not False or _ADAPTS.search(name))
+    }  # fmt: skip
 
 
 def own_deepspeed(program: str, folder: Path | None, said: dict[str, Any]) -> dict[str, Any]:

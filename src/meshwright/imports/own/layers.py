@@ -70,6 +70,10 @@ def certain(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
 _CAN = re.compile(r"^hasattr\(model, ")
 """A model of transformers has what a program asks for before it calls it."""
 _LENGTHS = ("max_length", "max_seq_length", "model_max_length")
+_SHORTEST = 16
+"""A smaller length of texts is a part of one."""
+_OF_TRAINER = ("optim", "bf16", "fp16", "gradient_checkpointing", "per_device_train_batch_size", "gradient_accumulation_steps")  # fmt: skip
+"""What a program hands to the trainer itself."""
 _LOADED = {"load_in_4bit": "load_in_4bit", "load_in_8bit": "load_in_8bit", "bnb_4bit_quant_type": "bnb_4bit_quant_type",
            "bnb_4bit_use_double_quant": "bnb_4bit_use_double_quant", "torch_dtype": "torch_dtype", "dtype": "torch_dtype"}  # fmt: skip
 """What weights are loaded with, by the names of command lines."""
@@ -88,6 +92,7 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
         return {}
     known = Known(tree, {name: typed(value) for name, value in said.items()})
     found: dict[str, Any] = {}
+    cuts: list[int] = []
     for node in certain(tree, known):
         called = ast.unparse(node.func)
         if called.endswith(RECOMPUTES):
@@ -97,10 +102,17 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
             length = next((words[one] for one in _LENGTHS if isinstance(words.get(one), int)), 0)
             if length:
                 found.setdefault("max_length", length)
+            if called.endswith("Arguments") or "output_dir" in words:
+                found |= {name: words[name] for name in _OF_TRAINER if words.get(name) is not None and name not in found}  # fmt: skip
+        elif re.search(r"[tT]okenizer(?:\.\w+)?$", called):
+            cut = dict(known.keywords(node)).get("max_length")
+            cuts += [cut] if isinstance(cut, int) and not isinstance(cut, bool) else []
         if called.endswith(("ForCausalLM.from_pretrained", "BitsAndBytesConfig")):
             for theirs, value in known.keywords(node):
                 if theirs in _LOADED and value is not None:
                     found.setdefault(_LOADED[theirs], value)
+    if cuts and max(cuts) >= _SHORTEST:
+        found.setdefault("max_length", max(cuts))
     return found
 
 
