@@ -127,7 +127,7 @@ def drawn(random: Random, able: Framework, model: Model | None = None) -> Plan:
     cluster = load_cluster(f"{device}:{max(1, -(-world // host))}x{min(host, world)}")
     return Plan(
         model=model, cluster=cluster, layout=Layout(**layout),
-        job=_job(random, able, model, rows, layout["zero"]),
+        job=_job(random, able, model, rows, layout["zero"] if dp * cp > 1 else 0),
         estimate=NO_ESTIMATE, fits=True,
     )  # fmt: skip
 

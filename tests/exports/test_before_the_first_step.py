@@ -12,10 +12,13 @@ from meshwright.exports.targets import export, require_expressible
 from meshwright.imports.critique import price
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given
+from meshwright.planner.legality import Question, why_illegal
+from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.frameworks import framework
 from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
 from meshwright.specs.numerics import numerics_of, renormalizes_routing
 
@@ -178,3 +181,41 @@ def test_what_shards_in_megatron_s_place_is_read_and_priced_under_its_own_name(t
         back = import_file(tmp_path / ("run.sh" if target == "megatron" else "primus.yaml"))
         assert back.job.framework == read
         assert price(back).fits
+
+
+@pytest.mark.parametrize("name", ["megatron", "deepspeed", "accelerate", "nemo", "verl"])
+def test_sequences_are_split_under_kernels_that_can(name):
+    """Transformer Engine's attention with scores, and transformers' eager, know nothing of other ranks' keys."""
+    method = framework(name).context_methods[0]
+    layout = Layout(dp=4, cp=2, zero=3 if name != "megatron" else 1, cp_method=method)
+    asked = [
+        Job(seq_len=4096, global_batch=64, framework=name, attention_kernel=one)
+        for one in ("flash", "unfused")
+    ]
+    told = [
+        why_illegal(Question(load_model("llama3-8b"), load_cluster("h100:1x8"), job), layout)
+        for job in asked
+    ]
+    assert told[0] is None
+    assert "context" in told[1]
+
+
+def test_a_plan_that_splits_sequences_with_all_scores_is_not_written():
+    job = Job(seq_len=4096, global_batch=64, attention_kernel="unfused", framework="megatron")
+    with pytest.raises(
+        SpecError, match="splits sequences under flash attention alone, not unfused"
+    ):
+        export(make_plan("llama3-8b", job=job, dp=4, cp=2, zero=1, cp_method="ring"), "megatron")
+
+
+def test_cards_that_a_container_has_no_kernels_for_are_named():
+    job = Job(
+        seq_len=1024,
+        global_batch=64,
+        framework="megatron",
+        precision=RECIPES["fp16"],
+        attention_kernel="unfused",
+    )
+    plan = make_plan("gpt2-xl", "v100-32g:1x8", job, dp=8, zero=1)
+    assert any("CUDA 13" in one for one in export(plan, "megatron").notes)
+    assert not any("CUDA 13" in one for one in export(make_plan("gpt2-xl", dp=8), "megatron").notes)

@@ -58,6 +58,16 @@ def image(plan: Plan, name: str) -> str:
     return _NVIDIA.get(name, own.format(cuda=_CUDA_OF_VOLTA if _is_volta(plan) else _CUDA))
 
 
+def unfit(plan: Plan, name: str) -> tuple[str, ...]:
+    """What a container lacks for the plan's devices: CUDA 13 has no kernels for Volta (its release notes)."""
+    if not _is_volta(plan) or name not in _NVIDIA:
+        return ()
+    return (
+        f"{_NVIDIA[name]} is built for CUDA 13, which has no kernels for {plan.cluster.device.name}: take a container "
+        "of CUDA 12 that holds Transformer Engine",
+    )
+
+
 def _is_grace(plan: Plan) -> bool:
     """Whether the hosts' processors are NVIDIA's own, which are Arm's."""
     return plan.cluster.device.name.startswith(("GB", "GH"))

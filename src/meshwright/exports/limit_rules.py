@@ -325,6 +325,10 @@ def ranks(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
             yield Problem(
                 "cp", layout.cp, f"has context parallelism for models with {need}", {"cp": 1}
             )
+    kernel = plan.job.attention_kernel
+    if layout.cp > 1 and can.context_kernels and kernel not in can.context_kernels:
+        says = f"splits sequences under {' or '.join(can.context_kernels)} attention alone"
+        yield Problem("cp", layout.cp, f"{says}, not {kernel}", {"cp": 1})
     methods = can.context_methods_of(plan.model)
     if layout.cp > 1 and can.has("cp") and not methods:
         yield Problem("cp", layout.cp, "has no context parallelism for this attention", {"cp": 1})

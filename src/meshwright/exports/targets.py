@@ -26,6 +26,7 @@ from meshwright.exports import (
 from meshwright.exports.bundle import Bundle, comment
 from meshwright.exports.cluster_files import HUB
 from meshwright.exports.families import unknown_numbers
+from meshwright.exports.images import unfit
 from meshwright.exports.inputs import Inputs, note, of_bridge, of_maxtext, of_megatron, of_primus
 from meshwright.exports.launch import Command, slurm_script, torchrun_script
 from meshwright.exports.limit_rules import Problem
@@ -294,7 +295,7 @@ def _framework(plan: Plan, name: str, command: str) -> Bundle:
 def _notes(plan: Plan, name: str) -> tuple[str, ...]:
     """What whoever starts a framework's files should know."""
     framework = STARTED[name]
-    found = (*framework.notes(plan), *gradient_notes(plan, framework.limits))
+    found = (*framework.notes(plan), *gradient_notes(plan, framework.limits), *unfit(plan, name))
     if framework.inputs:
         found += (note(framework.inputs(plan.model)),)
     if name in FINETUNERS:

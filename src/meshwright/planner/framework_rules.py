@@ -157,7 +157,9 @@ def _context(question: Question, c: LayoutColumns) -> Bools:
     wrong = not_in(codes, c.cp_method)
     if can.context_alone:
         wrong |= (c.tp > 1) | (c.pp > 1)
-    if lacks(question.model, can.context_needs):
+    kernel = question.job.attention_kernel
+    whole = bool(can.context_kernels) and kernel not in can.context_kernels
+    if whole or lacks(question.model, can.context_needs):
         wrong |= c.cp > 1
     return (c.cp > 1) & wrong
 

@@ -108,6 +108,9 @@ class Framework(Spec):
     context_methods_latent: tuple[str, ...] = Field(description="the same for latent attention")
     context_methods_window: tuple[str, ...] = Field(description="the same for sliding windows")
     context_methods_sinks: tuple[str, ...] = Field(description="the same for attention with sinks")
+    context_kernels: tuple[str, ...] = Field(
+        description="kernels of attention where cp > 1; empty: any that it has"
+    )
     context_alone: bool = Field(description="cp > 1 goes with neither tp > 1 nor pp > 1")
     context_replicates_kv_heads: bool = Field(
         description="Ulysses over more ranks than key-value heads, each sent to several"
