@@ -4,9 +4,10 @@ import pytest
 
 from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.instances import machine_of
+from meshwright.evidence.possible import as_well
 from meshwright.evidence.rows import Row, read_rows
 from meshwright.evidence.spellings import in_the_schema
-from meshwright.evidence.turned import turned
+from meshwright.evidence.turned import one_header, turned, uncrossed
 
 TABLE = """
 | Config | tok/s |
@@ -150,7 +151,9 @@ BASE = {"model": "Llama3-8B", "gpu": "H100", "gpus": "8", "seq_len": "4096", "ba
 
 
 def run_of(**cells):
-    (row,) = in_the_schema([{**BASE, **{k.replace("_", " "): v for k, v in cells.items()}}])
+    told = {k.replace("_", " "): v for k, v in cells.items()}
+    kept = {k: v for k, v in BASE.items() if k.replace("_", " ") not in told}
+    (row,) = in_the_schema([{**kept, **told}])
     return import_row(Row("t", row))
 
 
@@ -209,3 +212,94 @@ def test_a_size_alone_is_of_the_family_that_a_remark_names():
 def test_degrees_as_alpa_has_them():
     run = run_of(setup="dp=2, op=2, pp=2, use_remat=True")
     assert (run.layout.tp, run.layout.pp, run.layout.recompute) == (2, 2, "full")
+
+
+def test_headers_in_two_lines_are_one(tmp_path):
+    text = """<p>Llama-2-70B on 64 H100, sequence length 4096</p>
+<table><tr><th rowspan="2">Framework</th><th colspan="3">Parallelism</th><th colspan="2">Batch</th><th rowspan="2">tok/s</th></tr>
+<tr><th>TP</th><th>PP</th><th>DP</th><th>Micro</th><th>Global</th></tr>
+<tr><td>Megatron-LM</td><td>8</td><td>2</td><td>4</td><td>1</td><td>256</td><td>1,020</td></tr></table>"""
+    (row,) = rows_of(tmp_path, text, "page.html")
+    assert [row[column] for column in ("tp", "pp", "dp", "micro_batch", "global_batch")] == [
+        "8", "2", "4", "1", "256"
+    ]  # fmt: skip
+    plain = [["Model", "TP", "PP"], ["Llama 7B", "1", "2"], ["Llama 13B", "2", "2"]]
+    assert one_header(plain) is plain
+
+
+def test_a_table_of_methods_by_models_has_a_run_in_each_cell(tmp_path):
+    text = """Fine-tuning on a single RTX 4090, seq 2048, batch size 1
+
+| Method | 7B | 13B |
+|---|---|---|
+| LoRA | 18 GB | OOM |
+| QLoRA | 7.5 GB | 11.8 GB |
+"""
+    rows = rows_of(tmp_path, text)
+    assert [row["model"] for row in rows] == ["7B", "13B"] * 2
+    assert [import_row(row).job.finetune.method for row in rows] == ["lora"] * 2 + ["qlora"] * 2
+    lengths = [["Model", "1k", "2k"], ["7B", "1", "2"]]
+    assert uncrossed(lengths) is lengths
+
+
+def test_a_device_that_only_a_head_names(tmp_path):
+    rows = rows_of(tmp_path, "Model,# GPUs (A100),Seq,MBS\nLlama-2-7B,8,2048,1\n", "table.csv")
+    assert "A100" in import_row(rows[0]).cluster.device.name
+
+
+@pytest.mark.parametrize(
+    ("cells", "column", "value"),
+    [
+        ({"seq": "4 096"}, "seq_len", "4096"),
+        ({"seq": "4’096"}, "seq_len", "4096"),
+        ({"seq": "4k-8k"}, "seq_len", "4096"),
+        ({"gpu": "4 A100"}, "gpus", "4"),
+        ({"gpu": "910B3"}, "gpu", "910B3"),
+        ({"bs": "2 (x4 GPUs, GA=8)"}, "micro_batch", "2"),
+    ],
+)
+def test_numbers_as_people_space_them(cells, column, value):
+    (row,) = in_the_schema([{"model": "Llama3-8B", **cells}])
+    assert row[column] == value
+
+
+def test_what_is_read_out_of_place_is_said():
+    first, second = in_the_schema([{"model": "Llama3-8B", "gpus": "8"}, {"model": "", "gpus": "16"}])  # fmt: skip
+    assert "read_as" not in first and second["read_as"] == "model=Llama3-8B (of a row above)"
+    (row,) = in_the_schema([{"model": "Llama3-8B", "seq": "4k-8k", "bs": "1"}])
+    assert "of lengths 4k-8k the first is taken" in row["read_as"]
+    assert "dp=2 (what 8 devices leave, 8 is printed)" in run_of(tp="2", pp="2", dp="8").assumed
+
+
+@pytest.mark.parametrize("unknown", ["A1000", "RTX A4000", "H1000"])
+def test_a_device_with_a_longer_number_is_another_one(unknown):
+    with pytest.raises(Exception, match="no device preset"):
+        run_of(gpu=unknown)
+
+
+def test_what_blanks_may_as_well_mean():
+    alone = {"gpus": "1", "seq_len": "2048"}
+    qlora = run_of(setup="QLoRA", **alone)
+    assert {one.job.precision.compute for one in as_well(qlora)} == {"bf16", "fp32"}
+    told = run_of(setup="QLoRA, bnb_4bit_compute_dtype=bfloat16", **alone)
+    assert {one.job.precision.compute for one in as_well(told)} == {"bf16"}
+    cards = run_of(gpu="RTX 3090", setup="DDP")
+    inner = cards.cluster.levels[0].bandwidth_bytes_s
+    assert any(one.cluster.levels[0].bandwidth_bytes_s < inner for one in as_well(cards))
+    step = {"batch_per_gpu": "", "global_batch": "160", "gpus": "4", "seq_len": "1024"}
+    batches = {one.layout.micro_batch for one in as_well(run_of(setup="DeepSpeed ZeRO-3", **step))}
+    assert {1, 40} <= batches
+
+
+def test_eager_float8_is_not_compiled():
+    eager = run_of(setup="torchtitan, float8nocompile prototype")
+    assert eager.job.framework_options["kernels_per_layer"] == 36
+    compiled = run_of(setup="torchtitan, float8")
+    assert "kernels_per_layer" not in compiled.job.framework_options
+
+
+def test_what_was_measured_is_no_remark():
+    (row,) = in_the_schema(
+        [{"model": "Llama3-8B", "t": "667.35ms", "nvidia-smi": "48182MiB / 183359MiB", "steady": "9.6 s/it", "how": "packed"}]
+    )  # fmt: skip
+    assert row["setup"] == "nvidia-smi; how: packed"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import typer
 
+MOST_SAID = 8
+"""Assumptions that the summary of a table written to a file prints."""
+
 
 def command(
     rows: str = typer.Argument(..., help="Table of runs, CSV or as pasted."),
@@ -53,3 +56,8 @@ def command(
     print(f"{len(priced)} of {len(table)} rows priced ({share:.1f} %), written to {output}")
     for reason, count in reasons.most_common(10):
         print(f"  {count} skipped: {reason}")
+    assumed = Counter(one for made in priced if made.run for one in made.run.assumed)
+    if assumed:
+        print("assumed, most often first (column `assumed` has all of them):")
+    for words, count in assumed.most_common(MOST_SAID):
+        print(f"  {count} rows: {words}")

@@ -65,6 +65,8 @@ def finetune_of(row: Row, rule: SourceRule, assumed: list[str]) -> Finetune | No
     if targets and (known is None or targets != [ALL_LINEAR]):
         fields["targets"] = targets
     assumed.append(f"adapters={fields}")
+    if quantised and known is None and not _COMPUTE.search(text) and not _SETS_COMPUTE.search(text):
+        assumed.append(COMPUTED)
     if quantised:
         fields["storage"] = "int4" if re.search(r"int4|gptq|awq", text, re.IGNORECASE) else "nf4"
         double = says(r"nf4-dq|double[_ ]quant", text)
@@ -100,6 +102,17 @@ def _prepared_by_peft(row: Row, rule: SourceRule, text: str) -> bool:
     return not re.search(others, f"{text}; {row['zero_or_fsdp']}", re.IGNORECASE)
 
 
+COMPUTED = "4-bit weights multiplied in 16 bits (bitsandbytes' own default is fp32)"
+"""What is assumed of a run that does not print its bnb_4bit_compute_dtype: BitsAndBytesConfig leaves it at float32, and
+torch multiplies fp32 without TF32 unless it is told otherwise; scripts mostly set bf16."""
+_COMPUTE = re.compile(
+    r"compute[-_ ]d?type|(?:bf|fp)16[- ]compute|nf4[-/](?:bf|fp)16", re.IGNORECASE
+)
+_SETS_COMPUTE = re.compile(
+    r"unsloth|axolotl|llama-?factory|torchtune|swift|fms[-_ ]acceleration|litgpt|lit-gpt|xtuner",
+    re.IGNORECASE,
+)
+"""Programs that set it themselves."""
 _QUANTISED_TWICE = re.compile(r"axolotl|llama-?factory|unsloth|torchtune", re.IGNORECASE)
 """Programs whose 4-bit weights have quantised scales unless they are told otherwise: axolotl's loaders/model.py and
 LLaMA-Factory's quantization arguments set bnb_4bit_use_double_quant, Unsloth's models and torchtune's NF4 come so."""

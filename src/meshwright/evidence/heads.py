@@ -56,7 +56,7 @@ _SAYS_NOTHING = re.compile(
     r"measured|memory|\bmem\b|vram|peak|time|second|throughput|through[- ]put|tok|sample|flop|\bmfu\b|\bhfu\b|\btgs\b|\btps\b|"
     r"speed|loss|accuracy|score|date|note|comment|outcome|status|oom|cost|price|\bdraw\b|step|util|power|author|performance|"
     r"hours|latency|\bs ?/ ?it(?:er)?\b|\bit(?:er)? ?/ ?s\b|improvement|\bgain|usage|result|\bgpu m$|\bbubble|\bhbm\b|\bwps\b|\bram\b|perplex|epoch|speedup|"
-    r"吞吐|显存|性能|耗时|占用|速度|用时|内存|时间",
+    r"nvidia-smi|rocm-smi|npu-smi|^\s*t\s*$|吞吐|显存|性能|耗时|占用|速度|用时|内存|时间",
     re.IGNORECASE,
 )
 

@@ -194,6 +194,8 @@ def _degrees(row: Row, rule: SourceRule, assumed: list[str]) -> Degrees:
     if gpus % (tp * pp * cp):
         raise SkipRow(f"{gpus} devices are not a multiple of tp·pp·cp = {tp}·{pp}·{cp}")
     dp = gpus // (tp * pp * cp)
+    if (printed := row.count("dp")) and printed != dp:
+        assumed.append(f"dp={dp} (what {gpus} devices leave, {printed} is printed)")
     ep = _count(row, rule, "ep", assumed) or 1
     if ep == 1 and says(r"deep ?ep\b|hybrid ?ep\b", setup):
         # A dispatcher between ranks has ranks to dispatch to: those of a host at least.

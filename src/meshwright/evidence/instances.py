@@ -70,3 +70,8 @@ def machines_in(text: str) -> tuple[int | None, Machine] | None:
 def names_a_device(cell: str) -> bool:
     """Whether a cell is about a device or a machine: `1 x H100 SXM`, `p4d.24xlarge`, no sentence that mentions one."""
     return 0 < len(cell.strip()) <= 60 and bool(_DEVICE_CELL.search(cell) or machine_of(cell))
+
+
+def device_names_in(text: str) -> list[str]:
+    """The devices that a text names, as it prints them."""
+    return [found[0] for found in _DEVICE_CELL.finditer(text)]

@@ -38,6 +38,7 @@ def known_architecture(name: str) -> dict[str, Any] | None:
 @cache
 def _known(name: str) -> dict[str, Any] | None:
     name = re.sub(r"[\s()\[\]{}]+", " ", name).strip()  # `Llama 3.1 (8B)`
+    name = re.sub(r"\bopenllama(?![a-z])", "open_llama", name, flags=re.IGNORECASE)
     name = _VERSION.sub(r"\1\2", name)
     name = _RUN_TOGETHER.sub(r"\1\2.\3", name)
     for entry in _architectures():

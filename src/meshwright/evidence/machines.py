@@ -95,16 +95,16 @@ def device_key(row: Row) -> str:
         text = machine.device
     for words in (re.sub(r"\(.{0,200}?\)", " ", text), text):
         for pattern, key in _DEVICES:
-            if re.search(pattern, words, re.IGNORECASE):
+            if re.search(rf"(?:{pattern})(?:(?<!\d)|(?!\d))", words, re.IGNORECASE):
                 if key:
                     return key
-                raise SkipRow(f"no device preset for {text!r}")
+                raise SkipRow(f"no device preset for {text!r} (`meshwright devices` lists them)")
     # A preset whose name or alias is printed whole, the longest first: "RTX 6000 Ada 48GB".
     for name in sorted(device_names(), key=len, reverse=True):
         spellings = (name, *presets.table("devices")[name].get("aliases", ()))
         if any(_printed(_squeezed(one)).search(text) for one in spellings):
             return name
-    raise SkipRow(f"no device preset for {text!r}")
+    raise SkipRow(f"no device preset for {text!r} (`meshwright devices` lists them)")
 
 
 def _squeezed(text: str) -> str:
@@ -214,6 +214,8 @@ def cluster_of(row: Row, rule: SourceRule, gpus: int, assumed: list[str]) -> Clu
         if rule.default("network_latency_s"):
             latency = float(rule.default("network_latency_s"))
             cluster = _with_level(cluster, -1, latency_s=latency)
+    if cluster.levels[0].kind == "pcie" and host > 1 and not row["interconnect"]:
+        assumed.append(f"pcie={cluster.levels[0].bandwidth_bytes_s / 1e9:.0f}GB/s between cards")
     joined = re.search(r"NVLink (\d+) inter-?GPU", row["interconnect"], re.IGNORECASE)
     if joined and host > 1:
         cluster = _in_islands(cluster, int(joined[1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshwright.evidence.finetune_rows import COMPUTED
 from meshwright.evidence.import_rows import Run
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import framework as capabilities
@@ -50,9 +51,12 @@ def other_readings(run: Run) -> Iterator[Run]:
         )
 
 
+MOST_TOKENS_AT_ONCE = 2**16
+"""Tokens of a device's batch up to which a run may as well have taken its share of a step at once."""
 SLOWER_NETWORK = 4.0
 """Times as slow as a device's preset that the network of a row may be that prints none: hosts of its kind are sold with one card
-as with eight."""
+as with eight; and cards on PCIe that reach each other only through the host's memory (NCCL's SHM transport, as all GeForce) or behind
+a switch."""
 
 
 def as_well(run: Run) -> Iterator[Run]:
@@ -69,3 +73,19 @@ def as_well(run: Run) -> Iterator[Run]:
         yield replace(run, layout=layout.but(recompute=other, recompute_modules=()))
     if "micro_batch" in guessed and layout.micro_batch > 1:
         yield replace(run, layout=layout.but(micro_batch=1))
+    share = run.job.global_batch // layout.dp
+    if (
+        "micro_batch" in guessed
+        and layout.pp == 1
+        and layout.micro_batch < share <= MOST_TOKENS_AT_ONCE // run.job.seq_len
+    ):
+        yield replace(run, layout=layout.but(micro_batch=share))  # no accumulation at all
+    if COMPUTED in run.assumed:
+        full = run.job.precision.but(compute="fp32")
+        options = {**run.job.framework_options, "tf32": False}
+        yield replace(run, job=run.job.but(precision=full.model_dump(), framework_options=options))
+    if "pcie" in guessed:
+        first, *outer = run.cluster.levels
+        slower = first.but(bandwidth_bytes_s=first.bandwidth_bytes_s / SLOWER_NETWORK)
+        levels = [level.model_dump() for level in (slower, *outer)]
+        yield replace(run, cluster=run.cluster.but(levels=levels))

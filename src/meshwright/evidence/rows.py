@@ -168,9 +168,10 @@ def _apart(
 
     A table that says one thing a line (`Parameter | Value`) is a run only where the page has no other.
     """
-    from meshwright.evidence.turned import turned
+    from meshwright.evidence.turned import one_header, turned, uncrossed
 
-    tables = [(turned(grid), above, grid) for grid, above in grids]
+    straight = [(uncrossed(one_header(grid)), above) for grid, above in grids]
+    tables = [(turned(grid), above, grid) for grid, above in straight]
     single = [lines is not grid and len(lines) == 2 for lines, _, grid in tables]
     found, properties = [], []
     said: list[tuple[str, str]] = []
@@ -188,12 +189,12 @@ def _apart(
 
 def _in_lines(table: list[dict[str, str]]) -> list[dict[str, str]]:
     """A CSV's runs in lines, also where they stand in its columns."""
-    from meshwright.evidence.turned import turned
+    from meshwright.evidence.turned import turned, uncrossed
 
     if not table:
         return table
     grid = [list(table[0]), *(list(row.values()) for row in table)]
-    lines = turned(grid)
+    lines = turned(uncrossed(grid))
     return table if lines is grid else _with_header(lines)
 
 

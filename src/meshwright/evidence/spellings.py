@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from meshwright.evidence import heads
+from meshwright.evidence.cells import MEASURED_CELL, device_in_heads, devices_head, models_head
 from meshwright.evidence.instances import Machine, machines_in, names_a_device
 from meshwright.evidence.remarks import DEGREES, degrees_remarked, length, remarked, whole
 
@@ -23,6 +24,11 @@ _BATCH = re.compile(
     r"(?:bs|mbs|batch(?: size)?|micro[- ]?batch)? ?[=:]? ?(\d+)\W{0,3}(?:ga|gas|grad\w*[- ]?accum\w*|accum\w*)(?:[- ]steps)? ?[=:]? ?(\d+)",
     re.IGNORECASE,
 )
+_LATER = re.compile(
+    r"^\s*(\d+)\b.*?\b(?:ga|gas|grad\w*[- ]?acc\w*|accum\w*)(?:[- ]steps)? ?[=:]? ?(\d+)",
+    re.IGNORECASE,
+)
+"""A batch and, somewhere after it, its accumulation: `2 (x4 GPUs, GA=8)`."""
 _TIMES = re.compile(r"^\s*(\d[\d,]*)\s*(?:nodes?|hosts?)?\s*[x×*]\s*(\d[\d,]*)?\b", re.IGNORECASE)
 _SLICE = re.compile(r"\bv(\d(?:p|e|[- ]?lite(?:pod)?)?)-(\d{1,5})\b", re.IGNORECASE)
 """A TPU slice by its name, which counts cores of the versions that have two a chip: `v5p-512`, `v5e-256`."""
@@ -38,9 +44,13 @@ def in_the_schema(
     `first` on. Where no head says `model`, the column does whose cells `names_a_model` knows most of; a row without
     model or device, but with others, is of those of the row above it, as in a table of merged cells.
     """
-    model = _models_head(table, names_a_model) if names_a_model else ""
-    device = _devices_head(table)
+    model = models_head(table, names_a_model) if names_a_model else ""
+    device = devices_head(table)
+    in_heads = device_in_heads(table) if not device else ""
     found = [_row(cells, index, model, device) for index, cells in enumerate(table, start=first)]
+    for row in found:
+        if in_heads and not row.get("gpu", "").strip():
+            row["gpu"] = in_heads
     for column in ("model", "gpu"):
         _fill_down(found, column)
     _all_steps(found)
@@ -62,34 +72,6 @@ def _all_steps(rows: list[dict[str, str]]) -> None:
             row["read_as"] = f"batch {number} is a step's"
 
 
-def _models_head(table: list[dict[str, str]], known: Callable[[str], bool]) -> str:
-    """The head of the column whose cells name models, where no head says so."""
-    if not table or any(
-        heads.column_of(head) in ("model", "layers", "params_b") for head in table[0]
-    ):
-        return ""
-    told = {
-        head: sum(known(row.get(head, "")) for row in table)
-        for head in table[0]
-        if heads.column_of(head) in (heads.SAID, "id", "setup", heads.MEASURED)
-    }
-    best = max(told, key=lambda head: told[head], default="")
-    return best if best and told[best] else ""
-
-
-def _devices_head(table: list[dict[str, str]]) -> str:
-    """The head of the column most of whose cells name devices, where no head says so."""
-    if not table or any(heads.column_of(head) == "gpu" for head in table[0]):
-        return ""
-    told = {
-        head: sum(names_a_device(row.get(head, "")) for row in table)
-        for head in table[0]
-        if heads.column_of(head) in (heads.SAID, "id", "setup")
-    }
-    best = max(told, key=lambda head: told[head], default="")
-    return best if best and 2 * told[best] > len(table) else ""
-
-
 _SHAPE = ("layers", "hidden", "params_b", "seq_len", "global_batch", "micro_batch", "gpus")
 
 
@@ -104,6 +86,8 @@ def _fill_down(rows: list[dict[str, str]], column: str) -> None:
         described = column == "model" and (row.get("layers") or row.get("params_b"))
         if above and column in row and told and not described:
             row[column] = above
+            said = f"{column}={above} (of a row above)"
+            row["read_as"] = "; ".join(filter(None, [row.get("read_as", ""), said]))
 
 
 def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = "") -> dict[str, str]:
@@ -127,10 +111,13 @@ def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = ""
             said += [f"global batch tokens={cell.strip()}"] * bool(cell.strip())
         elif column == heads.CHECKPOINTED:
             _checkpointed(cell, found, said)
+        elif column == heads.SAID and MEASURED_CELL.match(cell):
+            found[head] = cell
         elif column == heads.SAID:
             said += [f"{head}: {cell}"] * bool(cell.strip())
         elif column == heads.MEASURED:
             found[head] = cell
+            said += ["nvidia-smi"] * ("nvidia-smi" in head.lower())  # how memory was counted
         elif column == "zero_or_fsdp":
             found.setdefault(column, "")
             found[column] = found[column] or _sharding(head, cell)
@@ -195,6 +182,12 @@ def _counted(found: dict[str, str]) -> None:
     if (machines := machines_in(gpu)) is not None:
         gpus = _of_machines(found, gpus, *machines)
     before = re.match(r"\s*(\d{1,6})\s*[x×*]\s*(?=[A-Za-z])(.+)", gpu)
+    if (
+        before is None
+        and (spaced := re.match(r"\s*(\d{1,6})\s+(.+)", gpu))
+        and names_a_device(spaced[2])
+    ):
+        before = spaced
     if before is not None and machines is None:
         found["gpu"] = before[2]
         gpus = gpus.strip() or before[1]
@@ -232,6 +225,8 @@ _FAMILIES = re.compile(
     r"(?<![\w/-])(Llama[- ]?[23](?:\.\d)?|LLaMA|Qwen[- ]?[\d.]*\d|Mistral|Gemma(?:[- ]?\d)?|OPT|Pythia|Falcon|BLOOM|GPT-?[23])(?![\w-])",
     re.IGNORECASE,
 )
+_SPACED = ("gpus", "hidden", "ffn", "vocab", "seq_len", "micro_batch", "global_batch", heads.BATCH)
+"""Columns of numbers that people write with a blank between thousands."""
 _PER_HOST = re.compile(
     r"\s*(\d{1,3})\s*(?:x\s*)?(?:(?:GPU|device|core|chip)s?\s*)?(?:per|/|a|each)\s*(?:node|host|instance|machine|server)\b",
     re.IGNORECASE,
@@ -258,6 +253,17 @@ def _of_machines(found: dict[str, str], gpus: str, number: int | None, machine: 
 
 def _cut(found: dict[str, str]) -> None:
     """Lengths, sizes, degrees and batches as numbers."""
+    noted = ""
+    for column in _SPACED:
+        if (cell := found.get(column, "")) and re.match(
+            r"\s*\d{1,3}(?:[ '’\u2009\u202f]\d{3})+(?!\d)", cell
+        ):
+            found[column] = re.sub(r"(?<=\d)[ '’\u2009\u202f](?=\d{3}(?!\d))", "", cell)
+    if spread := re.match(
+        r"\s*(\d[\d,.]*\s?[kKM]?)\s*(?:-|–|to|\.\.)\s*\d", found.get("seq_len", "")
+    ):
+        noted = f"of lengths {found['seq_len'].strip()} the first is taken"
+        found["seq_len"] = spread[1]
     if found.get("seq_len", "").strip():
         found["seq_len"] = length(found["seq_len"])
     if size := re.match(
@@ -269,7 +275,7 @@ def _cut(found: dict[str, str]) -> None:
         if written is not None:
             found[axis] = written[1]
     for column in ("micro_batch", "global_batch"):
-        both = _BATCH.search(found.get(column, ""))
+        both = _BATCH.search(found.get(column, "")) or _LATER.search(found.get(column, ""))
         if both is not None:
             of_a_step = column == "global_batch" and re.match(r"\s*\d", found[column])
             found[column] = both[1] if of_a_step or column == "micro_batch" else ""
@@ -290,6 +296,8 @@ def _cut(found: dict[str, str]) -> None:
     remarked(found, words)
     _whose_batch(found)
     _no_batch(found)
+    if noted:
+        found["read_as"] = "; ".join(filter(None, [found.get("read_as", ""), noted]))
 
 
 NO_BATCH = "no batch is told: one sequence a device at a time"
@@ -324,7 +332,7 @@ def _whose_batch(found: dict[str, str]) -> None:
         found.get("micro_batch", "").strip() and found.get("global_batch", "").strip()
     ):
         return
-    if both := _BATCH.search(cell):
+    if both := _BATCH.search(cell) or _LATER.search(cell):
         column, number = "micro_batch", both[1]
         found["setup"] = f"{found['setup']}; gradient accumulation {both[2]}".lstrip("; ")
     elif only := re.match(r"\D{0,12}(\d[\d,]*)", cell):

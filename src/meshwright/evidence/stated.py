@@ -111,8 +111,11 @@ def uncompiled(text: str) -> bool:
     """Whether nothing says that a program of torch's own layers compiles them.
 
     torchtitan's `compile.enable` is off unless it is asked for (config/job_config.py), and its guide to float8 asks
-    for it always (docs/float8.md).
+    for it always (docs/float8.md); torchao's float8nocompile is its kernels without.
     """
+    told = says(r"torch\.?compile\b", text)
+    if not told and says(r"no-?compile|\beager\b(?! att)|without compil", text):
+        return True
     return not says(r"compil(?:e[ds]?\b|ation|e_model)|\binductor\b|float8|fp8", text) and not says(
         _LIBRARY_LAYERS, text
     )

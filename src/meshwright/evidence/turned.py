@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from meshwright.evidence import heads
 from meshwright.evidence.named import programs_named
@@ -22,6 +23,51 @@ def _known(label: str) -> bool:
     if not label.strip() or (column := heads.column_of(label)) in (heads.SAID, "id"):
         return False
     return column != heads.MEASURED or not programs_named(label)  # MindSpeed is no speed
+
+
+def one_header(grid: Grid) -> Grid:
+    """Return a table whose header stands in two lines, as spanning cells leave it, with one: `Parallelism | TP`."""
+    if len(grid) < 3 or len(grid[0]) != len(grid[1]):
+        return grid
+    upper, lower = grid[0], grid[1]
+    spans = any(a.strip() and a == b for a, b in pairwise(upper))
+    holes = any(cell.strip() for cell in upper) and not all(cell.strip() for cell in upper[1:])
+    numbers = any(re.match(r"\s*[~<≈]?\d", cell) for cell in lower)
+    known = sum(
+        _known(cell) or _known(f"{cell} {above}") for above, cell in zip(upper, lower, strict=True)
+    )
+    if not (spans or holes) or numbers or known < FEWEST:
+        return grid
+    return [[_both(above, cell) for above, cell in zip(upper, lower, strict=True)], *grid[2:]]
+
+
+def _both(above: str, below: str) -> str:
+    """One head of two: the lower one where it says which column it is, else both together."""
+    above, below = above.strip(), below.strip()
+    if not above or not below or above == below:
+        return above or below
+    together = (below, f"{below} {above}", f"{above} {below}")
+    return next((one for one in together if _known(one)), together[2])
+
+
+_SIZE = re.compile(r"\s*~?\d+(?:\.\d+)?\s?[BM]\s*$", re.IGNORECASE)
+
+
+def uncrossed(grid: Grid) -> Grid:
+    """Return a table of methods by models, whose heads are the models, with a line for each of both."""
+    if len(grid) < 2:
+        return grid
+    sizes = [index for index, head in enumerate(grid[0]) if _SIZE.match(head)]
+    others = [index for index in range(len(grid[0])) if index not in sizes]
+    if len(sizes) < 2 or len(others) > 1 or (others and others[0] != 0):
+        return grid
+    label = [(grid[0][index].strip() or "config") for index in others]
+    return [[*label, "model", "measured"]] + [
+        [*(_cell(line, index) for index in others), grid[0][index].strip(), _cell(line, index)]
+        for line in grid[1:]
+        for index in sizes
+        if _cell(line, index)
+    ]
 
 
 def turned(grid: Grid) -> Grid:
