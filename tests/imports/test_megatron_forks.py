@@ -39,3 +39,26 @@ def test_the_vocabulary_is_padded_as_it_says_in_every_dialect(more):
 def test_what_only_tests_a_model_does_not_train(program):
     with pytest.raises(SpecError, match="does not train"):
         read("", BASE.replace("pretrain_gpt.py", program))
+
+
+def test_a_fork_s_own_llama_needs_no_options(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "pretrain_llama.py").write_text(
+        "from megatron.model import LlamaModel, LlamaModelPipe\n"
+    )
+    text = BASE.replace("pretrain_gpt.py", "pretrain_llama.py") + "--ffn-hidden-size 2816\n"
+    model = import_text(text, str(tmp_path / "run.sh"), GIVEN, tmp_path).model
+    assert (model.gated, model.norm, model.positions, model.ffn) == (True, "rmsnorm", "rope", 2816)
+
+
+def test_an_optimizer_that_nobody_knows_is_named_and_priced_as_adamw():
+    found = read("--optimizer somebodys")
+    assert found.job.optimizer.name == "adamw"
+    assert any("somebodys" in note for note in found.notes)
+
+
+def test_what_trains_on_one_of_several_machines_is_found_by_a_guess():
+    text = f'HERE=$(ip addr | tail -1)\nif [ "$HEAD" = "$HERE" ]; then\n  {BASE}\nelse\n  ray start\nfi\n'
+    found = import_text(text, "run.sh", GIVEN)
+    assert found.model.layers == 4
+    assert any("counts as true" in note for note in found.notes)

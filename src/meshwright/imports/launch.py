@@ -6,9 +6,12 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from meshwright.imports.formats.trl_command import as_launched
 from meshwright.imports.launch_counts import count
+from meshwright.imports.reading import Given
+from meshwright.imports.shell.follow import read_script
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import unmarked, unset
 
@@ -18,7 +21,7 @@ _TRAINERS = re.compile(
 )
 _OTHER = re.compile(
     r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|preprocess|prepare_|merge|export|serve|server|prune|"
-    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]e|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz|mmlu|(?:^|/)validate\.py)",
+    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]e|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz|mmlu|(?:^|/)(?:validate|test_\w+)\.py)",
     re.IGNORECASE,
 )
 _MODULES = (
@@ -97,6 +100,31 @@ class Launch:
     def starts_ranks(self) -> bool:
         """Whether a launcher of distributed training stands before the program."""
         return any(posixpath.basename(w) in ("accelerate", "torchrun", "deepspeed") for w in self.launcher)  # fmt: skip
+
+
+def followed(
+    text: str, name: str, given: Given, folder: Path | None
+) -> tuple[Script, Launch | None]:
+    """A script and its training command; where guesses are wanted and nothing trains, what is undecided counts as true.
+
+    Raises:
+        SpecError: the script is too long or too deep to be followed.
+    """
+    on = given.cluster
+    machine = (on.nodes, on.gpus_per_node) if on is not None else None
+    chosen = int(given.config) if given.config.isdigit() else 0
+
+    def read(assume: bool) -> tuple[Script, Launch | None]:
+        said = dict(given.variables), list(given.arguments)
+        script = read_script(text, name, folder, *said, given.guess, machine, assume)
+        return script, find_launch(script, chosen)
+
+    script, launch = read(assume=False)
+    if launch is None and given.guess and script.doubts:
+        again, found = read(assume=True)
+        if found is not None and not found.other:
+            return again, found
+    return script, launch
 
 
 def find_launch(script: Script, chosen: int = 0) -> Launch | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshwright.imports.beside import program_beside
 from meshwright.imports.formats import megatron, megatron_yaml, slime_options
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import model_named, refuse_other
@@ -19,7 +20,7 @@ from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import shown, unmarked, unset
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
-from meshwright.specs.foreign import parse_yaml
+from meshwright.specs.foreign import parse_yaml, read_text
 
 _DEEPSPEED = (
     "zero-stage",
@@ -48,6 +49,7 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     """
     flags = flags_of(launch.words)
     flags = _of_yaml(script, folder, flags)
+    flags = _own_llama(launch.program, folder) | flags
     options = Options(flags, "--")
     open_words = [name for word in launch.words for name in unset(word)]
     if not flags and open_words:
@@ -113,6 +115,19 @@ def _of_yaml(script: Script, folder: Path | None, flags: dict[str, Any]) -> dict
         return flags
     found = megatron_yaml.core_flags(table)
     return {name: one for name, one in {**flags, **found}.items() if name != "yaml-cfg"}
+
+
+_OWN_LLAMA = re.compile(r"from megatron\.model import [^\n]*\bLlamaModel")
+_LLAMA = {
+    "swiglu": True, "normalization": "RMSNorm", "use-rotary-position-embeddings": True, "disable-bias-linear": True,
+    "untie-embeddings-and-output-weights": True, "attention-dropout": 0.0, "hidden-dropout": 0.0,
+}  # fmt: skip
+
+
+def _own_llama(program: str, folder: Path | None) -> dict[str, Any]:
+    """Options that a fork builds into a model of its own, `LlamaModel`, by the program at hand that trains it."""
+    path = program_beside(folder, program)
+    return dict(_LLAMA) if path is not None and _OWN_LLAMA.search(read_text(path, "file")) else {}
 
 
 _CHECKPOINTS = ("hf-checkpoint", "hf-model-id", "hf-model-path", "hf-path", "load-hf-model")

@@ -34,7 +34,7 @@ from meshwright.imports.formats import (
 )
 from meshwright.imports.formats import verl as hydra
 from meshwright.imports.formats.hf_launcher import launcher, one_process
-from meshwright.imports.launch import Launch, find_launch
+from meshwright.imports.launch import Launch, followed
 from meshwright.imports.not_training import ASKS_FOR_PROGRAM, refuse_other_tasks, unknown_program
 from meshwright.imports.options import Missing, flags_of
 from meshwright.imports.own import commands as usual_commands
@@ -54,7 +54,6 @@ from meshwright.imports.script_devices import (
 from meshwright.imports.script_files import configuration
 from meshwright.imports.script_megatron import read_megatron
 from meshwright.imports.script_refusals import nothing_found, starts_another
-from meshwright.imports.shell.follow import read_script
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import shown, unmarked, unset
 from meshwright.imports.tasks import name_task
@@ -80,12 +79,7 @@ def read(
     Raises:
         SpecError: no command trains, or what it runs cannot be read.
     """
-    on = given.cluster
-    script = read_script(
-        text, name, folder, dict(given.variables), list(given.arguments), given.guess,
-        (on.nodes, on.gpus_per_node) if on is not None else None,
-    )  # fmt: skip
-    launch = find_launch(script, int(given.config) if given.config.isdigit() else 0)
+    script, launch = followed(text, name, given, folder)
     if launch is not None and not given.guess:
         bare = next((w for w in launch.words if unset(w) and not unmarked(w)), "")
         at = launch.words.index(bare) if bare else 0
@@ -183,7 +177,9 @@ def _doubts(script: Script, reading: Reading) -> None:
         )
     if script.doubts:
         reading.note(
-            f"what depends on the machine counts as false: {'; '.join(script.doubts[:3])}"[:200]
+            f"what depends on the machine counts as {'true' if script.assuming else 'false'}: {'; '.join(script.doubts[:3])}"[
+                :200
+            ]
         )
 
 

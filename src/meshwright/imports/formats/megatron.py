@@ -65,9 +65,10 @@ def read(
     reading = Reading(title, options=dict(EDITS))
     options.guessing = given.guess
     more += mindspeed.translate(options)
-    reading.model = given.model or read_shape(options, reading, dialect=dialect)
-    if given.model is not None:
-        skip_shape(options, reading, given.model)
+    known = given.model or mindspeed.known_shape(options, reading)
+    reading.model = known or read_shape(options, reading, dialect=dialect)
+    if known is not None:
+        skip_shape(options, reading, known)
     fields = reading.layout
     fields |= _degrees(options, reading, reading.model)
     fields |= _stages(options, reading.model, fields["pp"])

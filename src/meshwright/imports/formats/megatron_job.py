@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES, OptimizerRecipe, PrecisionRecipe
 
@@ -131,9 +131,8 @@ def optimizer_of(options: Options, reading: Reading) -> OptimizerRecipe:
         SpecError: an optimizer whose state is not known.
     """
     name = options.word("optimizer", default="adam")
-    optimizer = optimizer_named(
-        name, "--optimizer", momentum=options.number("sgd-momentum", default=0.9)
-    )
+    momentum = options.number("sgd-momentum", default=0.9)
+    optimizer = optimizer_or_adamw(reading, name, "--optimizer", momentum)
     aware = options.flag("use-precision-aware-optimizer")
     named = aware or options.has("exp-avg-dtype", "exp-avg-sq-dtype")
     if named and optimizer.name.startswith("adam"):  # no other has these moments

@@ -54,7 +54,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     below, missing = _below(data, folder)
     whole = resolved(data, dict(given.variables))
     table = resolved(merged(below, _table(whole) or {}), dict(given.variables))
-    options = Options(_flags(table), "--")
+    options = Options(flags_in_table(table), "--")
     options.guessing = given.guess
     reading = megatron.read(
         options, given, "Megatron-LM arguments in YAML", more=("megatron_print",)
@@ -91,7 +91,7 @@ def _below(data: dict[str, Any], folder: Path | None) -> tuple[dict[str, Any], l
     return found, missing
 
 
-def _flags(table: dict[str, Any]) -> dict[str, Any]:
+def flags_in_table(table: dict[str, Any]) -> dict[str, Any]:
     """Megatron-LM's options of such a table; what is off, empty or left to another table is none."""
     flags: dict[str, Any] = {}
     hybrid = table.get("hybrid_override_pattern") or table.get("is_hybrid_model")

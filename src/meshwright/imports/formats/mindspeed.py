@@ -10,6 +10,8 @@ from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
+from meshwright.specs.model import Model
+from meshwright.specs.models import load_model
 
 _SIGNS = (
     "first-k-dense-replace", "n-shared-experts", "handler-name", "no-shared-storage", "context-parallel-algo",
@@ -61,6 +63,32 @@ def translate(options: Options) -> tuple[str, ...]:
     if window:
         values |= {"window-size": str(window), "window-attn-skip-freq": "2"}
     return (TABLE,)
+
+
+_KNOWN = ("deepseek-v4-flash", "deepseek-v4-pro")
+
+
+_OF_V4 = ("hc-", "enable-mhc", "use-triton-mhc", "index-", "enable-dsa", "o-lora-rank", "o-groups", "kv-compress", "compress-", "n-hash-layers")  # fmt: skip
+"""Options of its streams and its attention, which the preset has."""
+
+
+def known_shape(options: Options, reading: Reading) -> Model | None:
+    """DeepSeek-V4 by its preset: its attention and its streams have no options here that describe them whole.
+
+    Raises:
+        SpecError: the sizes are those of no preset.
+    """
+    if options.word("position-embedding-type") != "deepseek4":
+        return None
+    said = options.whole("num-layers"), options.whole("hidden-size")
+    for name in _KNOWN:
+        model = load_model(name)
+        if (model.layers, model.hidden) == said:
+            options.values["position-embedding-type"] = "rope"
+            options.read |= {one for one in options.values if one.startswith(_OF_V4)}
+            reading.note(f"the options are {name}'s, whose preset is taken", "--model")
+            return model
+    raise SpecError("--position-embedding-type", "deepseek4", f"DeepSeek-V4's attention with {said[0]} layers is not modelled; {' and '.join(_KNOWN)} are")  # fmt: skip
 
 
 def _layers(options: Options) -> None:

@@ -10,7 +10,7 @@ from meshwright.imports.interpolate import read_table
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
@@ -244,7 +244,7 @@ def _job(options: Options, reading: Reading) -> None:
     reading.job |= {
         "framework": "megatron-deepspeed",
         "precision": recipe.model_dump(),
-        "optimizer": optimizer_named(kind, "optimizer.type").model_dump(),
+        "optimizer": optimizer_or_adamw(reading, kind, "optimizer.type").model_dump(),
         "dropout": options.number("hidden_dropout", default=0.0),
     }
     attention = options.number("attention_dropout", default=0.0)

@@ -45,6 +45,7 @@ def run_if(script: Script, node: Node) -> bool | None:
         if status is None and condition is not None and _matters(body):
             short = " ".join(raw(condition).split())[:60]
             script.doubts.append(short)
+            status = script.assuming or None
         if status:
             for child in body:
                 script.run(child)

@@ -63,6 +63,7 @@ def read_script(
     arguments: list[str] | None = None,
     guess: bool = False,
     machine: tuple[int, int] | None = None,
+    assume: bool = False,
 ) -> Script:
     """Follow a script and return what it sets and starts.
 
@@ -72,13 +73,21 @@ def read_script(
         arguments: its positional parameters.
         guess: where a test compares a name that nothing states with a text, take that text.
         machine: hosts and devices of each that it runs on, where that is known.
+        assume: a branch whose test depends on the machine is followed.
 
     Raises:
         SpecError: the script is too long or too deep to be followed.
     """
     text = _PLACE.sub(r"'<\1>'", text)
     scope = Scope(variables=dict(given or {}), positional=list(arguments or []), name=name)
-    script = Script(scope, folder, guessing=guess, given=frozenset(given or {}), machine=machine)
+    script = Script(
+        scope,
+        folder,
+        guessing=guess,
+        given=frozenset(given or {}),
+        machine=machine,
+        assuming=assume,
+    )
     script.sbatch |= batch_options(text)
     scope.run = lambda command: _captured(script, command)
     scope.counts = lambda found: _counts(script, found)

@@ -57,6 +57,8 @@ class Script:
     functions: dict[str, Node] = field(default_factory=dict)
     guessing: bool = False
     guesses: dict[str, str] = field(default_factory=dict)
+    assuming: bool = False
+    """Whether a test that depends on the machine counts as true: where nothing trains if it is false."""
     countable: dict[str, str] = field(default_factory=dict)
     """Variables that count the machine's devices or hosts, with what is taken for them."""
     machine: tuple[int, int] | None = None

@@ -1,0 +1,80 @@
+"""MindSpeed-RL: reinforcement learning on Ascend NPUs; the actor's update by Megatron-LM's arguments in a YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.beside import beside
+from meshwright.imports.formats import megatron
+from meshwright.imports.formats.megatron_tables import flags_in_table
+from meshwright.imports.interpolate import read_table, resolved
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tasks import name_task
+
+_PARTS = ("megatron_training", "actor_config", "rl_config")
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is one of its experiments."""
+    return isinstance(data.get("megatron_training"), dict)
+
+
+def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
+    """Return what the actor's update runs.
+
+    Raises:
+        SpecError: an argument is missing, impossible, or of a model that is not modelled.
+    """
+    data = resolved(data, dict(given.variables))
+    training, actor, policy = (data[part] if isinstance(data.get(part), dict) else {} for part in _PARTS)  # fmt: skip
+    named = str(actor.get("model") or training.get("model") or "")
+    model = _model(folder, named)
+    table = {**model, **training, **actor}
+    table.pop("model", None)
+    # The update's own batch counts samples, the table's global batch the prompts that are sampled from.
+    batch = policy.get("mini_batch_size")
+    if isinstance(batch, int) and batch > 0:
+        table["global_batch_size"] = batch
+    flags = flags_in_table(table)
+    for name, value in flags.items():
+        if isinstance(value, list):
+            flags[name] = " ".join(map(str, value))
+    options = Options(flags, "--")
+    options.read |= {"stage", "dataset-additional-keys", "full-shuffle-instruction-dataset", "use-mcore-models"}  # fmt: skip
+    options.values.setdefault("reuse-fp32-param", False)  # a sign of MindSpeed's words
+    reading = megatron.read(options, given, "MindSpeed-RL YAML")
+    reading.options = {axis: name.lstrip("-").replace("-", "_") for axis, name in reading.options.items()}  # fmt: skip
+    reading.device = reading.device or "ascend-910b"
+    resource = policy.get("actor_resource")
+    count = resource.get("num_npus") if isinstance(resource, dict) else None
+    if isinstance(count, int) and count > 0:
+        reading.devices = count
+    name_task(reading, str(training.get("stage", "")))
+    reading.reference |= bool(policy.get("use_integrated_worker")) or "ref_config" in data
+    _lengths(data, policy, reading)
+    if named and not model:
+        reading.note(f"the model's file {named}.yaml is not here", "defaults")
+    if policy:
+        reading.note("sampling and scoring by the same devices are not priced", "generate_config")
+    return reading
+
+
+def _model(folder: Path | None, named: str) -> dict[str, Any]:
+    """What the model's own file says; empty where it is not at hand."""
+    path = beside(folder, f"model/{named}.yaml") if named else None
+    table = read_table(path) if path is not None else {}
+    inner = table.get(named)
+    return inner if isinstance(inner, dict) else table
+
+
+def _lengths(data: dict[str, Any], policy: dict[str, Any], reading: Reading) -> None:
+    """A sequence of the update is a prompt with its answer."""
+    generate = data.get("generate_config")
+    sampling = generate.get("sampling_config") if isinstance(generate, dict) else None
+    answer = sampling.get("max_tokens") if isinstance(sampling, dict) else None
+    prompt = policy.get("max_prompt_length")
+    if isinstance(answer, int) and isinstance(prompt, int) and answer > 0 and prompt > 0:
+        reading.seq_len = prompt + answer
+        reading.guess("--seq", f"sequences have at most {prompt + answer} tokens; that is taken for all")  # fmt: skip

@@ -1,0 +1,69 @@
+"""MindSpeed-RL's experiments: the actor's update, with its model's file beside them."""
+
+import pytest
+
+from meshwright.imports.files import import_file, import_text
+from meshwright.imports.reading import Given
+from meshwright.specs import load_cluster
+from meshwright.specs.errors import SpecError
+
+MODEL = """
+small:
+  num_layers: 8
+  hidden_size: 1024
+  num_attention_heads: 16
+  ffn_hidden_size: 4096
+  swiglu: true
+  normalization: RMSNorm
+  position_embedding_type: rope
+  disable_bias_linear: true
+  padded_vocab_size: 32000
+"""
+EXPERIMENT = """
+defaults:
+  - model: [small]
+megatron_training:
+  model: small
+  bf16: true
+  use_distributed_optimizer: true
+  sequence_parallel: true
+  global_batch_size: 16
+  seq_length: 2048
+  stage: ray_grpo
+  attention_dropout: 0.0
+  hidden_dropout: 0.0
+  no_shared_storage: true
+  swap_optimizer: true
+actor_config: {model: small, micro_batch_size: 2, tensor_model_parallel_size: 2, pipeline_model_parallel_size: 2, num_layers: 10, noop_layers: "0,9"}
+rl_config: {use_integrated_worker: true, mini_batch_size: 64, n_samples_per_prompt: 8, max_prompt_length: 1024, actor_resource: {num_npus: 16}}
+generate_config: {sampling_config: {max_tokens: 3072}}
+"""
+
+
+def test_the_update_takes_its_own_batch_lengths_and_devices(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "small.yaml").write_text(MODEL)
+    path = tmp_path / "grpo.yaml"
+    path.write_text(EXPERIMENT)
+    found = import_file(path, Given())
+    layout, job, model = found.layout, found.job, found.model
+    assert (model.layers, model.hidden, model.vocab, model.gated) == (8, 1024, 32000, True)
+    assert (layout.tp, layout.pp, layout.dp, layout.micro_batch, layout.zero) == (2, 2, 4, 2, 1)
+    assert (job.global_batch, job.seq_len, job.framework) == (64, 4096, "megatron")
+    assert (found.task, found.reference, "optimizer" in found.offload) == ("grpo", True, True)
+
+
+V4 = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --position-embedding-type deepseek4 --num-layers {layers} --hidden-size 4096 --no-shared-storage "
+    "--num-attention-heads 64 --num-experts 256 --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --bf16 --enable-mhc --hc-mult 4\n"
+)
+
+
+def test_deepseek_v4_is_its_preset_or_refused():
+    given = Given(cluster=load_cluster("h100:1x8"))
+    found = import_text(V4.format(layers=43), "run.sh", given)
+    assert found.model.name == "deepseek-v4-flash"
+    assert not any("residual streams" in note for note in found.notes)
+    with pytest.raises(SpecError, match="DeepSeek-V4"):
+        import_text(V4.format(layers=40), "run.sh", given)
