@@ -110,11 +110,9 @@ def read(
             return tables.read(data, given, folder), stamp
     if mindformers.is_config(data):
         return mindformers.read(data, given), stamp
-<<<<<<< HEAD
-    if primus.is_config(data):
-        return primus.read(data, given, folder), stamp
-    if flagscale.is_config(data):
-        return flagscale.read(data, given, folder), stamp
+    for around in (mindspeed_rl, primus, flagscale):
+        if around.is_config(data):
+            return around.read(data, given, folder), stamp
     for one in (
         arctic,
         areal,
@@ -127,12 +125,6 @@ def read(
         fast_llm,
         veomni,
     ):
-=======
-    for around in (mindspeed_rl, primus, flagscale):
-        if around.is_config(data):
-            return around.read(data, given, folder), stamp
-    for one in (arctic, areal, automodel, easyr1, levanter, roll, picotron, fast_llm, veomni):
->>>>>>> 7bff4e1 (Imports: MindSpeed-RL, DeepSeek-V4 by MindSpeed's options, forks with their own Llama, branches that the machine decides)
         if one.is_config(data):
             return one.read(_told(data, overrides), given), stamp
     for tuner in (oumi, axolotl, llama_factory):
