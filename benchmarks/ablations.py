@@ -13,13 +13,15 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
 from meshwright import evidence
-from meshwright.costs import frameworks, host, kernels, layer, setting
+from meshwright.costs import frameworks, host, kernels, layer, memory, setting, step
+from meshwright.costs.ends import ends_s
 from meshwright.costs.stages import StageLayers
 from meshwright.costs.tables import changed
 from meshwright.evidence.constants import constants_set
@@ -76,6 +78,26 @@ def head_as_layers() -> Iterator[None]:
     changed()
 
 
+@contextlib.contextmanager
+def further_left_out() -> Iterator[None]:
+    """Layers that predict further tokens cost nothing, nor do their passes of the head."""
+
+    def plain(model, columns, layers):
+        return layers
+
+    def ends(own, columns, role):
+        return ends_s(replace(own, model=own.model.but(predict_layers=0)), columns, role)
+
+    with (
+        mock.patch.object(step, "with_further", plain),
+        mock.patch.object(memory, "with_further", plain),
+        mock.patch.object(step, "ends_s", ends),
+    ):
+        changed()
+        yield
+    changed()
+
+
 CASES = [
     ("nothing switched off", contextlib.nullcontext),
     ("host time (launches, Python)", lambda: options(**HOSTS)),
@@ -109,6 +131,13 @@ CASES = [
     ("slowdown by what is overlapped",
      lambda: constants_set({"overlap.slowdown.per_hidden_second": 1e-9})),
     ("overlap of experts' all-to-alls", lambda: options(expert_overlapped=False)),
+    ("deduplicating dispatch of experts", lambda: options(expert_dispatch="all-to-all")),
+    ("gathering where racks' tokens go", lambda: without(layer, "routing_map_s", 0.0)),
+    ("CUDA graphs", lambda: options(graphs="none")),
+    ("what scans of linear mixers reach",
+     lambda: constant(kernels, "SCAN_FLOPS_PER_SM", 1e18)),
+    ("layers that predict further tokens",
+     further_left_out),
     ("passes over biases inside experts", lambda: options(expert_bias_fused=True)),
     ("what pipelines keep gathered", lambda: options(pipeline_unsharded=False)),
     ("copies during the update", lambda: options(update_bytes=0.0)),

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from meshwright import costs
-from meshwright.costs.experts import distinct_share, reachable
+from meshwright.costs.experts import dispatch_s, distinct_share, reachable, routing_map_s
 from meshwright.costs.host import EXPERT_KERNELS, EXPERT_KERNELS_8BIT
+from meshwright.costs.layer_setting import LayerKeys, LayerModel
+from meshwright.costs.setting import Setting
 from meshwright.costs.step import estimate
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.job import RECIPES, Job
@@ -175,3 +177,33 @@ def test_graphs_leave_the_host_only_what_they_do_not_hold(mixtral, h100_64):
         for graphs in ("none", "layers", "all")
     ]
     assert launch[0] > 2 * launch[1] > launch[2] == 0.0
+
+
+def test_dispatch_in_a_rack_moves_what_hybrid_kernels_were_measured_at(mixtral):
+    # DeepEP's hybrid-ep branch: 4,096 tokens of 7,168 in bf16 to 8 of 256 experts, 36 GB200, kernels alone: 632 and
+    # 597 GB/s of what each token sends once to each rank that it visits.
+    many = with_experts(mixtral.but(hidden=7168), top_k=8, experts=288, ffn=2048)
+    rack = load_cluster("gb200:9x4")
+    keys = {"dp": 36, "tp": 1, "ep": 36, "micro_batch": 1}
+    job = Job(seq_len=4096, global_batch=36, framework_options={"expert_dispatch": "deduplicated"})
+    setting = Setting.of(many, rack, job)
+    whole = LayerModel(many, job, setting.kernels, setting.fabric, setting.behaviour)
+    one = np.array([1])
+    rows = LayerKeys(one, one, 36 * one, one, one, 0 * one, one, one, one, 0 * one)
+    taken = float(dispatch_s(whole, rows, 4096 * one)[0])
+    visited = 36 * (1 - (1 - 1 / 36) ** 8)
+    sent = 4096 * 7168 * 2 * visited * 35 / 36
+    assert taken == pytest.approx(sent / 632e9 + sent / 597e9, rel=0.1)
+    # and a byte for each of 288 experts of every rank's tokens is gathered before
+    gathered = float(routing_map_s(whole, rows, 4096 * one)[0])
+    assert 36 * 4096 * 288 / 900e9 < gathered < 36 * 4096 * 288 / 400e9
+    assert estimate(many, rack, job, Layout(zero=1, **keys)).step_time_s > 0
+
+
+def test_only_dispatch_in_racks_gathers_where_tokens_go(mixtral, h100_64):
+    job = Job(seq_len=4096, global_batch=64, framework_options={"expert_dispatch": "deduplicated"})
+    setting = Setting.of(mixtral, h100_64, job)
+    whole = LayerModel(mixtral, job, setting.kernels, setting.fabric, setting.behaviour)
+    one = np.array([1])
+    rows = LayerKeys(one, one, 8 * one, one, one, 0 * one, one, one, one, 0 * one)
+    assert float(routing_map_s(whole, rows, 4096 * one)[0]) == 0.0

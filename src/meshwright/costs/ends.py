@@ -25,6 +25,10 @@ def ends_s(setting: Setting, columns: LayoutColumns, role: str) -> tuple[Floats,
     on_first = pipeline.head_on_first_rank(columns)
     has_head = on_first if role == "first" else ~on_first
     head_forward, head_backward = head_times_s(setting, few)
+    if depths := setting.model.predict_layers:
+        join = join_times_s(setting, few)
+        head_forward = (1.0 + depths) * head_forward + depths * join[0]
+        head_backward = (1.0 + depths) * head_backward + depths * join[1]
     forward = np.where(has_head, head_forward[inverse], 0.0)
     backward = np.where(has_head, head_backward[inverse], 0.0)
     if role == "first":
@@ -52,3 +56,12 @@ def head_times_s(setting: Setting, few: LayoutColumns) -> tuple[Floats, Floats]:
     loss_forward = stream_time_s(kernels, moved * LOSS_FORWARD_SHARE, 4.0)
     loss_backward = stream_time_s(kernels, moved * (1.0 - LOSS_FORWARD_SHARE), 2.0)
     return product + loss_forward, gradients + loss_backward
+
+
+def join_times_s(setting: Setting, few: LayoutColumns) -> tuple[Floats, Floats]:
+    """The product that makes one input of a hidden state and the next token's embedding, before each layer that
+    predicts a further token; split over tensor-parallel ranks (Megatron-Core's eh_proj)."""
+    tokens = few.micro_batch * ceil_div(setting.job.seq_len, few.cp)
+    out = ceil_div(setting.model.hidden, few.tp)
+    into = np.full_like(few.tp, 2 * setting.model.hidden)
+    return linear_times_s(setting.kernels, tokens, out, into, frozen=head_frozen(setting.job))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costs.collectives import all_to_all_cost, ring_bandwidth
+from meshwright.costs.collectives import all_gather, all_to_all_cost, ring_bandwidth
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.data_parallel import overlap_slowdown
 from meshwright.costs.fabric import place
@@ -22,6 +22,14 @@ DISPATCH_REACH = 0.72
 """Share of the rate of an NVLink ring that kernels which send tokens by the copy reach inside a
 domain: DeepEP's 20 multiprocessors move 275 to 277 GB/s on H100 where an all-to-all of NCCL moves 381
 (dispatch and combine of 4,096 tokens; ai-dynamo/aiconfigurator)."""
+
+HYBRID_REACH = 0.9
+"""The same of HybridEP, whose kernels alone reach a NVLink domain that is larger than a host: dispatch and combine
+of 4,096 tokens in bf16 among 36 GB200 move 632 and 597 GB/s with the 32 multiprocessors that recipes give them, where a
+ring moves 691 (deepseek-ai/DeepEP, branch hybrid-ep, docs/README_Hybrid-EP.md)."""
+
+HOST_DEVICES = 8
+"""Devices of the largest host: a NVLink domain beyond it is a rack's."""
 
 
 def routed_tokens(model: Model, job: Job, keys: LayerKeys, tokens: Ints) -> Ints:
@@ -68,13 +76,37 @@ def dispatch_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
     leaving = (ranks - group.members[0]) / ranks
     per_byte = np.where(leaving > 0.0, cost.crossing_s / np.maximum(size * leaving, 1.0), 0.0)
     outside = size * leaving * per_byte * distinct_share(reachable(model, hosts), top_k)
-    reached = ring_bandwidth(setting.fabric, np.maximum(group.members[0], 2.0)) * DISPATCH_REACH
+    rack = setting.fabric.levels[0].domain > HOST_DEVICES
+    ring = ring_bandwidth(setting.fabric, np.maximum(group.members[0], 2.0))
+    reached = ring * (HYBRID_REACH if rack else DISPATCH_REACH)
     inside = (
         size * ((ranks - 1.0) / ranks) * distinct_share(reachable(model, ranks), top_k) / reached
     )
     # What arrives from outside is handed on inside while the rest arrives.
     moving = np.maximum(outside, np.where(group.members[0] > 1.0, inside, 0.0))
-    return 2.0 * np.where(ranks > 1.0, cost.latency_s + moving, 0.0)
+    # Inside a rack one kernel writes to all ranks at once.
+    at_once = rack & (group.domains[0] == 1.0)
+    latency = np.where(at_once, setting.fabric.link.base_s, cost.latency_s)
+    return 2.0 * np.where(ranks > 1.0, latency + moving, 0.0)
+
+
+def routing_map_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
+    """Time in which ranks of a rack gather where each other's tokens go, before a layer's dispatch.
+
+    HybridEP gathers a byte a token and expert (csrc/hybrid_ep/executor/executor.cu, `allgather_routing_map`), inside
+    a rack by a kernel of its own; backward has it already.
+    """
+    rack = setting.fabric.levels[0].domain > HOST_DEVICES
+    if setting.behaviour.expert_dispatch != "deduplicated" or not rack:
+        return np.zeros(len(tokens))
+    assert setting.model.experts is not None
+    each = ceil_div(tokens * keys.etp, keys.tp) / keys.etp
+    group = place(setting.fabric, keys.ep, stride=keys.ep_stride)
+    whole = each * float(setting.model.experts.experts) * group.ranks
+    ring = ring_bandwidth(setting.fabric, np.maximum(group.members[0], 2.0))
+    at_once = setting.fabric.link.base_s + whole * ((group.ranks - 1.0) / group.ranks) / ring
+    gathered = np.where(group.domains[0] == 1.0, at_once, all_gather(setting.fabric, whole, group))
+    return np.where(group.ranks > 1.0, gathered, 0.0)
 
 
 def reachable(model: Model, places: Floats) -> Floats:

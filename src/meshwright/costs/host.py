@@ -8,6 +8,7 @@ from meshwright.costs.adapters import layer_matrices
 from meshwright.costs.columns import Bools, Floats, LayoutColumns
 from meshwright.costs.frameworks import Behaviour
 from meshwright.costs.kernels import ceil_div
+from meshwright.costs.mixers import layer_shares
 from meshwright.costs.processors import check_s
 from meshwright.costs.setting import Setting
 from meshwright.costs.stages import StageLayers
@@ -44,15 +45,18 @@ def launch_s(
     issues twice as many kernels as forward, and the forward's again when recomputing in full.
     """
     framework = setting.behaviour
-    one: Floats | float = framework.kernels_per_layer * framework.host_kernel_s
+    half = 0.5 * framework.kernels_per_layer * framework.host_kernel_s
+    one: Floats | float = half * layer_shares(setting.model, moe=False).parts
+    sparse = half * layer_shares(setting.model, moe=True).parts
     experts = setting.model.experts
     local = ceil_div(experts.experts, columns.ep) if experts else np.zeros_like(columns.ep)
     eight = setting.job.precision.compute in ("fp8", "fp4")
     each = EXPERT_KERNELS_8BIT if eight else EXPERT_KERNELS
     own = local * (each * framework.host_kernel_s)
-    moe: Floats | float = one + MOE_KERNELS * framework.host_kernel_s
+    routing = MOE_KERNELS * framework.host_kernel_s
+    moe: Floats | float = sparse + routing
     if framework.graphs != "none":
-        one, moe = 0.0 * one, 0.0 * moe
+        one, moe, routing = 0.0 * one, 0.0 * moe, 0.0
     if framework.graphs == "all":
         own = 0.0 * own
     if framework.graphs == "none":
@@ -70,7 +74,7 @@ def launch_s(
         device_forward, device_backward = device_forward + forward, device_backward + backward
     # The host reads how many tokens each expert got before it issues the experts' kernels: there the
     # device has caught up, and idles for these launches. The backward knows the counts.
-    idle = IDLE_SHARE * layers.moe[role] * (moe - one + own)
+    idle = IDLE_SHARE * layers.moe[role] * (routing + own)
     repeated = np.where(columns.recompute == 2, idle, 0.0)
     whole = 2.0 * host + backward_collectives + backward_checked + gathered + again
     whole = whole + fixed * (2.0 / 3.0)
@@ -85,7 +89,9 @@ def collectives_s(
 ) -> tuple[Floats, Floats]:
     """Host time to issue a stage's tensor-parallel collectives in (forward, backward)."""
     framework = setting.behaviour
-    one = framework.host_collective_s * layers.total(role) * (framework.graphs == "none")
+    pairs = layers.dense[role] * (0.5 * layer_shares(setting.model, moe=False).parts)
+    pairs = pairs + layers.moe[role] * (0.5 * layer_shares(setting.model, moe=True).parts)
+    one = framework.host_collective_s * pairs * (framework.graphs == "none")
     forward, backward = tensor_collectives(framework, columns)
     return forward * one, backward * one
 

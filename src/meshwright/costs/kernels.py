@@ -50,6 +50,22 @@ TFLOP/s forward at 2,048, 4,096 and 8,192, backward 316, 444 and 539) a tile pay
 (apache/tvm tl_doc/flash_perf.md, causal against not) gives 2.5. So short sequences lose most in the
 backward, and at 100,000 tokens it is nearly as fast as the forward."""
 
+SCAN_FLOPS_PER_SM = 0.55e12
+"""What chunked scans of linear mixers reach per multiprocessor, in FLOP/s, whatever its tensor cores.
+
+Chunks of 64 or 128 tokens leave products too small to fill a tile, and their kernels are Triton's: the gated
+delta rule's forward over 8,192 to 65,536 tokens reaches 0.50 to 0.61 TFLOP/s a multiprocessor on H100, H200, B200,
+B300, GB200 and GB300, Mamba-2's 0.55 to 0.65 on B200 (ai-dynamo/aiconfigurator, `chunk_gated_delta_rule` and
+`mamba_chunk_scan_combined`), where flash attention over as many keys would be two to four times as fast."""
+
+SCAN_BACKWARD = 8.0 / 3.0
+"""Products of a scan's backward over those of its forward: state, inside and from the state forward; backward the
+states again, and gradients of states, inputs (two), keys, queries, and of the chunk's inner matrix twice
+(state-spaces/mamba ops/triton/ssd_combined.py, `_mamba_chunk_scan_combined_bwd`)."""
+
+FEWEST_SMS = 16
+"""Multiprocessors from which on a device counts as built of them; a TPU has one or two tensor cores."""
+
 
 @dataclass(frozen=True)
 class Kernels:
@@ -296,6 +312,12 @@ def flash_attention_time_s(
     started = pairs_per_query / (pairs_per_query + start)
     whole = kernels.attention_peak_flops * rate * fill * started
     return flops / whole + kernels.kernel_gap_s
+
+
+def scan_time_s(kernels: Kernels, flops: Floats, backward: bool) -> Floats:
+    """Time of the chunked scan of a linear mixer whose forward multiplies `flops`, in seconds."""
+    products = flops * (SCAN_BACKWARD if backward else 1.0)
+    return products / (kernels.sms * SCAN_FLOPS_PER_SM) + kernels.kernel_gap_s
 
 
 def unfused_attention_time_s(

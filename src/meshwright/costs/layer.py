@@ -17,11 +17,13 @@ from meshwright.costs.collectives import all_gather, all_reduce, reduce_scatter
 from meshwright.costs.columns import Floats, Ints
 from meshwright.costs.context_parallel import GATHER, RING, context_parallel_s
 from meshwright.costs.data_parallel import overlap_slowdown
-from meshwright.costs.experts import dispatch_s, overlapped_dispatch_s, routed_tokens
+from meshwright.costs.experts import dispatch_s, overlapped_dispatch_s, routed_tokens, routing_map_s
 from meshwright.costs.fabric import place
 from meshwright.costs.kernels import (
+    FEWEST_SMS,
     ceil_div,
     flash_attention_time_s,
+    scan_time_s,
     stream_time_s,
     unfused_attention_time_s,
 )
@@ -31,7 +33,7 @@ from meshwright.costs.mixers import LayerShares, equivalent_keys, layer_shares, 
 from meshwright.costs.module_times import module_times_s
 from meshwright.costs.selective import repeated_forward_s
 from meshwright.costs.tables import table
-from meshwright.specs.model import Model
+from meshwright.specs.model import Mixer, Model
 
 PARTS = (
     "matmul", "attention", "elementwise",
@@ -132,6 +134,10 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     )
     forward["expert_parallel"] = dispatch_s(setting, keys, tokens) if moe else 0.0 * dense_forward
     backward["expert_parallel"] = forward["expert_parallel"].copy()
+    if moe:
+        forward["expert_parallel"] = forward["expert_parallel"] + routing_map_s(
+            setting, keys, tokens
+        )
     hidden = None
     if moe and setting.behaviour.expert_overlapped:
         hidden = overlapped_dispatch_s(forward, backward)
@@ -158,16 +164,24 @@ def _mixing(setting: LayerModel, keys: LayerKeys, share: LayerShares, *, backwar
             generation=generation, backward=backward,
         )  # fmt: skip
     if share.linear and model.mixer is not None:
-        mixer = model.mixer
-        time = time + share.linear * flash_attention_time_s(
-            setting.kernels, sequences=keys.micro_batch, query_len=queries,
-            pairs_per_query=np.full_like(
-                queries, round(equivalent_keys(mixer)), dtype=np.float64
-            ),
-            heads=ceil_div(mixer.heads, keys.tp), qk_dim=mixer.key_dim, v_dim=mixer.head_dim,
-            generation=generation, backward=backward,
-        )  # fmt: skip
+        time = time + share.linear * _scan(setting, keys, model.mixer, backward=backward)
     return time
+
+
+def _scan(setting: LayerModel, keys: LayerKeys, mixer: Mixer, *, backward: bool) -> Floats:
+    """Time of a linear mixer's scan: as flash attention over as many keys, or as what scans reach."""
+    queries = ceil_div(setting.job.seq_len, keys.cp)
+    heads = ceil_div(mixer.heads, keys.tp)
+    pairs = np.full_like(queries, round(equivalent_keys(mixer)), dtype=np.float64)
+    as_attention = flash_attention_time_s(
+        setting.kernels, sequences=keys.micro_batch, query_len=queries, pairs_per_query=pairs,
+        heads=heads, qk_dim=mixer.key_dim, v_dim=mixer.head_dim,
+        generation=setting.behaviour.flash_generation, backward=backward,
+    )  # fmt: skip
+    if setting.kernels.sms < FEWEST_SMS:
+        return as_attention
+    flops = 2.0 * pairs * (mixer.key_dim + mixer.head_dim) * heads * queries * keys.micro_batch
+    return np.maximum(as_attention, scan_time_s(setting.kernels, flops, backward))
 
 
 def _attention(setting: LayerModel, keys: LayerKeys, *, backward: bool) -> Floats:
@@ -237,9 +251,9 @@ def _elementwise(
     if model.residual_streams > 1:
         per_stream, beside = STREAM_PASSES[backward]
         residual_passes += per_stream * model.residual_streams + beside - 3.0
-    passes = (
-        model.norms_per_layer * (norm_passes + (1.0 if backward else 0.0)) + 2 * residual_passes
-    )
+    share = layer_shares(model, moe=moe)
+    passes = model.norms_per_layer * (norm_passes + (1.0 if backward else 0.0))
+    passes += share.parts * residual_passes
     moved = shared * passes * element
     width = model.ffn
     if moe:
@@ -254,7 +268,6 @@ def _elementwise(
         if model.experts.expert_bias and not behaviour.expert_bias_fused:
             passes = EXPERT_BIAS_EAGER[backward]
             moved = moved + routed * (model.experts.ffn / keys.etp) * element * passes
-    share = layer_shares(model, moe=moe)
     activation = share.ffn * tokens * (width / keys.tp) * (3.0 if model.gated else 2.0)
     activation = activation * (1.0 if behaviour.fused_activation else 2.0)
     moved = moved + activation * element * (1.6 if backward else 1.0)
@@ -282,7 +295,8 @@ def _tensor_parallel(
     all-gather and a reduce-scatter of the same total size (Korthikanti et al. 2022, §4.2.2), and
     backward gathers the two column-parallel inputs once more for the weight gradients; those hide
     behind the input-gradient product. Where products that read one input do not share its collective,
-    there are more of them (`input_reductions`, `input_gathers`). An MoE layer's FFN pair is needed only by shared experts.
+    there are more of them (`input_reductions`, `input_gathers`). An MoE layer's FFN pair is needed only by shared experts,
+    a block of one part has one pair.
     """
     element = setting.job.precision.activation_bytes
     size = tokens * float(setting.model.hidden) * element
@@ -294,7 +308,9 @@ def _tensor_parallel(
     spans = keys.tp * keys.tp_stride > fabric.levels[0].domain
     messages = np.where(spans, keys.tp * member_s(), 0.0)
     gather, scatter, reduce = gather + messages, scatter + messages, reduce + 2.0 * messages
-    pairs = 2.0 if not moe or (setting.model.experts and setting.model.experts.shared_ffn) else 1.0
+    share = layer_shares(setting.model, moe=moe)
+    shared = not moe or bool(setting.model.experts and setting.model.experts.shared_ffn)
+    pairs = share.parts - (0.0 if shared else share.ffn)
     sp = keys.sequence_parallel > 0
     gathers = pairs / 2.0 * setting.behaviour.input_gathers
     reductions = pairs / 2.0 * setting.behaviour.input_reductions

@@ -20,7 +20,7 @@ from meshwright.costs.offload import Moved, leave_device, modules_in_host
 from meshwright.costs.offload_modules import input_bytes
 from meshwright.costs.parameters import local_parameters
 from meshwright.costs.rank_memory import MOVING, Rank, constants, in_phases, rank_parts
-from meshwright.costs.stages import ROLES, StageLayers, roles_in
+from meshwright.costs.stages import ROLES, StageLayers, roles_in, with_further
 from meshwright.costs.states import StateBytes, exists, role_parameters, state_bytes
 from meshwright.specs.job import Job
 from meshwright.specs.layout import CONTEXT_METHODS
@@ -75,6 +75,8 @@ def memory(
     `host_paced` says of each row whether the device waits for the host's launches; None: nowhere.
     `process_bytes`: ranks take this beside tensors (processes with gloo, chips under XLA); None: GPUs with NCCL.
     """
+    if not behaviour.eager:  # which counts them by itself
+        layers = with_further(model, columns, layers)
     local = local_parameters(model, columns, behaviour.vocab_multiple)
     counted = (
         factored_statistics(model, columns, behaviour.vocab_multiple)

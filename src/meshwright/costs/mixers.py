@@ -1,8 +1,8 @@
 """Layers that mix tokens otherwise than by full softmax attention: windows, sparse, linear.
 
-Sizes are those of transformers' modules (a differential test compares parameter counts). No kernel
-of these layers has been measured here: their scan is priced as flash attention over as many keys as
-its products amount to, which `docs/models.md` says.
+Sizes are those of transformers' modules (a differential test compares parameter counts). A scan is priced as
+flash attention over as many keys as its products amount to, no faster than scans were measured at
+(`kernels.SCAN_FLOPS_PER_SM`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class LayerShares:
     attention: float
     linear: float
     ffn: float
+    parts: float = 2.0
+    """Parts of the mean layer, each with its own residual sum: two but where layers are blocks of one part."""
 
 
 def layer_shares(model: Model, *, moe: bool) -> LayerShares:
@@ -42,7 +44,8 @@ def layer_shares(model: Model, *, moe: bool) -> LayerShares:
     attention = sum(mixer in ("attention", "window", "both") for mixer, _ in kinds)
     linear = sum(mixer in ("linear", "both") for mixer, _ in kinds)
     ffn = sum(ffn != "none" for _, ffn in kinds)
-    return LayerShares(attention / count, linear / count, ffn / count)
+    mixing = sum(mixer != "none" for mixer, _ in kinds)
+    return LayerShares(attention / count, linear / count, ffn / count, (mixing + ffn) / count)
 
 
 def window_share(model: Model) -> float:

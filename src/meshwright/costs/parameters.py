@@ -277,6 +277,8 @@ class LocalParameters:
     embedding_matrix: Floats
     head: Floats
     tied: bool
+    further: bool
+    """Whether layers beside the head predict further tokens: they embed them too."""
     vocab: Floats
     """Vocabulary after padding, before it is split."""
 
@@ -311,6 +313,7 @@ def local_parameters(model: Model, columns: LayoutColumns, vocab_multiple: int) 
         embedding_matrix=matrix,
         head=head - (matrix if model.tied_embeddings else 0.0) + final_norm_parameters(model),
         tied=model.tied_embeddings,
+        further=model.predict_layers > 0,
         vocab=vocab,
     )
 

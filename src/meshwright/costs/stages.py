@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.costs.columns import Floats, Ints, LayoutColumns, recomputed_by_role
+from meshwright.costs.pipeline import head_on_first_rank
 from meshwright.specs.model import Experts, Model
 
 ROLES = ("first", "middle", "last")
@@ -87,6 +88,25 @@ def stage_layers(model: Model, columns: LayoutColumns) -> StageLayers:
             continue
         moe[role] = _interleaved(model.experts, model.layers, role, layers)
         dense[role] = layers - moe[role]
+    return StageLayers(dense, moe)
+
+
+def with_further(model: Model, columns: LayoutColumns, layers: StageLayers) -> StageLayers:
+    """With the layers that predict further tokens, which stand behind the others where the head is.
+
+    Each is a whole layer of the kind that the last one would be. Where a model lists blocks of one part each, it is one
+    of those that mix tokens and one with experts (Nemotron 3's `*E`), each as the mean of its kind.
+    """
+    if not model.predict_layers:
+        return layers
+    on_first = head_on_first_rank(columns)
+    dense, moe = dict(layers.dense), dict(layers.moe)
+    sparse = model.is_moe_layer(model.layers)
+    parted = any(kind.startswith("none+") for kind in model.layer_kinds)
+    for role, holds in (("first", on_first), ("last", ~on_first)):
+        depths = np.where(holds, float(model.predict_layers), 0.0)
+        moe[role] = moe[role] + sparse * depths
+        dense[role] = dense[role] + (parted or not sparse) * depths
     return StageLayers(dense, moe)
 
 

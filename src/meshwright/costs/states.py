@@ -42,8 +42,8 @@ def role_parameters(
     if role == "first":
         dense = dense + local.embedding + np.where(with_head, local.head, 0.0)
     if role == "last":
-        # A tied head is a second copy of the embedding on the last rank.
-        head = local.embedding_matrix + local.head if local.tied else local.head
+        # A tied head is a second copy of the embedding on the last rank, which further tokens need too.
+        head = local.head + local.embedding_matrix * (local.tied or local.further)
         dense = dense + np.where(with_head, 0.0, head)
     copies = pipeline.copies_of_parameters(columns)
     dense = np.where(held, dense * copies, 0.0)

@@ -39,7 +39,7 @@ from meshwright.costs.pessimism import pessimistic_s
 from meshwright.costs.pipeline_messages import exposed_hops_s, hop_s
 from meshwright.costs.recompute_modules import repeated_flops_per_token
 from meshwright.costs.setting import Setting, computed_in
-from meshwright.costs.stages import ROLES, StageLayers, roles_in, stage_layers
+from meshwright.costs.stages import ROLES, StageLayers, roles_in, stage_layers, with_further
 from meshwright.costs.tables import table
 from meshwright.costs.update import optimizer_s
 from meshwright.specs.cluster import Cluster
@@ -87,7 +87,8 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
             setting,
             measured_step.Setup(machine, model, job, columns, layers, distances, micro_batches),
         )
-    stage_parts = stage_parts_by_role(setting, columns, layers, distances)
+    whole = with_further(model, columns, layers)
+    stage_parts = stage_parts_by_role(setting, columns, whole, distances)
     host_paced = host_sets_the_pace(stage_parts["first"])
     used = memory(
         model, job, setting.behaviour, columns, layers, micro_batches, host_paced,
@@ -99,7 +100,7 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     parts["pipeline_p2p"] = exposed_hops_s(setting, columns, hop, micro_batches)
     parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
     parts["data_parallel"], data_parallel_worst = data_parallel_s(
-        setting.behaviour, setting.fabric, columns, distances, used, times, layers, micro_batches
+        setting.behaviour, setting.fabric, columns, distances, used, times, whole, micro_batches
     )
     parts["optimizer"] = optimizer_s(setting, columns, used)
     parts["shared_cores"] = np.zeros(columns.rows)

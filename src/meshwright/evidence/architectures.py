@@ -83,6 +83,9 @@ def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Mo
     experts = _experts(row, base, arguments)
     if experts is not None:
         base["experts"] = experts
+    if further := _further(row, rule, arguments):
+        base["predict_layers"] = further
+        assumed.append(f"predict_layers={further}")
     base["name"] = row["model"] or "custom"
     base["source"] = base.get("source") or row["source"]
     if not named:
@@ -95,6 +98,20 @@ def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Mo
         return Model.parse(base)
     except SpecError as error:
         raise SkipRow(f"model: {error}") from None
+
+
+def _further(row: Row, rule: SourceRule, arguments: dict[str, Any]) -> int:
+    """Layers that predict further tokens: those that a row names, else those that its source documents."""
+    if "mtp-num-layers" in arguments:
+        return int(arguments["mtp-num-layers"] or 0)
+    text = f"{row['model']}; {row['setup']}"
+    if re.search(r"(?:w/o|without|no) MTP\b", text, re.IGNORECASE):
+        return 0
+    if named := re.search(r"\bmtp[-_ ](?:num[-_ ]layers|depth)?\W{1,2}(\d)\b", text, re.IGNORECASE):
+        return int(named[1])
+    if re.search(r"(?:w/|with|\+) ?MTP\b", text, re.IGNORECASE):
+        return 1
+    return int(rule.default("predict_layers") or 0)
 
 
 def _dimensions(row: Row, rule: SourceRule, assumed: list[str]) -> dict[str, Any]:

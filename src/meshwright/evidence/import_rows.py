@@ -280,6 +280,8 @@ def _layout(
         raise SkipRow(f"{model.experts.experts} experts over ep = {ep}")
     schedule = schedule_of(row, vpp)
     stage_layers = stated_split(row, model.layers, degrees.pp)
+    if stage_layers is None and (documented := rule.default("stage_layers")):
+        stage_layers = tuple(documented) if len(documented) == degrees.pp * vpp else None
     if stage_layers is None and capabilities(rule.framework).stage_layers:
         stage_layers = split_with_ends(model.layers, degrees.pp * vpp)
     if "vocab" in row["schedule"].lower():

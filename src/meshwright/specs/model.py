@@ -215,10 +215,6 @@ class Model(Spec):
                 "max_positions", self.max_positions, "learned positions need at least 1"
             )
         self._check_kinds()
-        if self.predict_layers and self.layer_kinds:
-            raise SpecError(
-                "predict_layers", self.predict_layers, "0 where layer_kinds lists every layer"
-            )
         if self.indexer and self.indexer.owners > self.layers:
             raise SpecError("indexer.owners", self.indexer.owners, f"at most {self.layers} layers")
         if self.experts and self.experts.dense_layers > self.layers:
@@ -316,7 +312,9 @@ class Model(Spec):
         return ((self.ffn,) if dense else ()) + ((shared,) if shared else ())
 
     def is_moe_layer(self, index: int) -> bool:
-        """Whether layer `index` (from 0) has experts."""
+        """Whether layer `index` (from 0) has experts; beyond the last, one that predicts further."""
+        if self.layer_kinds and index >= self.layers:
+            return self.experts is not None
         if self.layer_kinds:
             return self.layer_kinds[index].endswith("+moe")
         if self.experts is None or index < self.experts.dense_layers:
