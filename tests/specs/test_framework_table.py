@@ -16,6 +16,7 @@ from meshwright.specs.frameworks import (
 )
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import AXES, SCHEDULES
+from meshwright.specs.models import load_model
 from meshwright.specs.presets import table
 
 FREE = ("name", "title", "aliases", "behaviour", "checked", "released", "base", "sources")
@@ -74,3 +75,14 @@ def test_one_program_under_two_names_is_planned_by_what_it_shards():
     assert names == [planned_as("megatron", zero) for zero in range(4)]
     assert names == ["megatron", "megatron", "megatron-fsdp", "megatron-fsdp"]
     assert {planned_as("torchtitan", zero) for zero in range(4)} == {"torchtitan"}
+
+
+def test_sparse_attention_gathers_its_keys_under_megatron():
+    """GLM-5.2's recipe of Megatron-Bridge: DSAttention knows one way to meet other ranks' keys, TE's latent another."""
+    sparse, latent = load_model("glm-5.2"), load_model("deepseek-v3")
+    for name in ("megatron", "nemo", "megatron-fsdp"):
+        assert framework(name).context_methods_of(sparse) == ("all-gather",)
+        assert framework(name).context_methods_of(latent) == ("ring",)
+    assert framework("any").context_methods_of(sparse) == framework("any").context_methods_of(
+        latent
+    )

@@ -106,6 +106,9 @@ class Framework(Spec):
     replicated_kv_heads: bool = Field(description="tp may exceed the key-value heads")
     context_methods: tuple[str, ...] = Field(description="how keys and values reach other ranks")
     context_methods_latent: tuple[str, ...] = Field(description="the same for latent attention")
+    context_methods_sparse: tuple[str, ...] = Field(
+        description="the same for latent attention to the keys that an indexer picks; empty: as for all of them"
+    )
     context_methods_window: tuple[str, ...] = Field(description="the same for sliding windows")
     context_methods_sinks: tuple[str, ...] = Field(description="the same for attention with sinks")
     context_kernels: tuple[str, ...] = Field(
@@ -190,6 +193,8 @@ class Framework(Spec):
     def context_methods_of(self, model: Model) -> tuple[str, ...]:
         """How keys and values of a model's attention can reach other context-parallel ranks."""
         methods = self.context_methods_latent if model.latent_attention else self.context_methods
+        if model.latent_attention and model.indexer and self.context_methods_sparse:
+            methods = self.context_methods_sparse
         if model.window:
             methods = tuple(one for one in methods if one in self.context_methods_window)
         if model.attention_sinks:
