@@ -231,9 +231,10 @@ def module_of(module: Module, source: str) -> Module | None:
             path = folder / tail
             found = path if path.is_file() else None
         else:
-            found = beside(module.folder, str(tail)) if len(parts) > 1 else None
-            if found is None and len(parts) > 1:
-                found = beside(module.folder, str(Path("src") / tail))
+            # Looked for by as much of the path as fits: below `src` first, and another package's `__init__` is none.
+            found = beside(module.folder, str(Path("src") / tail)) if len(parts) > 1 else None
+            if found is not None and found.stem == "__init__" and found.parent.name != parts[-1]:
+                found = None
         if found is None:
             continue
         if found not in run.modules:

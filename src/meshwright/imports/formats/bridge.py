@@ -19,6 +19,7 @@ from meshwright.imports.formats.bridge_overrides import (
     switched_off,
 )
 from meshwright.imports.formats.bridge_precision import precision_words
+from meshwright.imports.formats.bridge_programs import by_name, layout_letters, recipe_of, started
 from meshwright.imports.formats.megatron import read as read_flags
 from meshwright.imports.names import guess_model, model_named, refuse_other
 from meshwright.imports.options import Options
@@ -207,12 +208,20 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
              and (re.search(r"(pretrain|sft|peft|finetune|_config$)", node.name)) and _returns(node)}  # fmt: skip
     for alias, (source, original) in module.imports.items():
         # A file of other names for recipes of its neighbours.
-        if re.search(r"_config$|_recipe$", alias) and not alias.startswith("_"):
+        if re.search(r"_config$|_recipe$", alias) and not alias.startswith("_") and ".training." not in source:  # fmt: skip
             other = module_of(module, source)
             target = other.names.get(original) if other is not None else None
             if other is not None and isinstance(target, ast.FunctionDef) and _returns(target):
                 known[alias] = target
                 home[alias] = other
+    main = started(module) if not given.config else None
+    if main is not None:
+        flags, hub = _fields(main)
+        if not known or hub or "num-layers" in flags:
+            reading = _read_made(main, recipe_of(main), module, given)
+            if recipe_of(main) in module.imports:
+                reading.note(f"the recipe {recipe_of(main)} is not here: only what the program changes is read", "config")  # fmt: skip
+            return reading
     if not known:
         raise SpecError(
             "file", name, "describes no training run: no function in it returns a configuration"
@@ -239,7 +248,14 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     made = call_function(home.get(chosen, module), known[chosen], [], {})
     if not isinstance(made, Made):
         raise SpecError("--config", chosen, "what this function returns cannot be followed")
+    return _read_made(made, chosen, module, given)
+
+
+def _read_made(made: Made, chosen: str, module: Module, given: Given) -> Reading:
+    """What a configuration that was followed runs; `chosen` is its recipe's name."""
     flags, named = _fields(made)
+    if not named and "num-layers" not in flags:
+        named = _TASK.sub("", chosen).replace("_", "-")
     if given.model is None:
         refuse_other(named)
         provider = made.fields.get("model")
@@ -249,23 +265,11 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
         refuse_other(source.rpartition(".models.")[2].partition(".")[0])
     model = given.model or (model_named(named) if named else None)
     reading = megatron(flags, given, model, named, f"Megatron-Bridge recipe {chosen}")
-    _by_name(chosen, reading)
+    by_name(chosen, reading)
     peft = made.fields.get("peft")
     if isinstance(peft, Made) or "peft" in chosen or "lora" in chosen:
         adapted(peft if isinstance(peft, Made) else Made("LoRA"), reading)
     return reading
-
-
-def _by_name(recipe: str, reading: Reading) -> None:
-    """Devices that a recipe's name states (`…_pretrain_64gpu_h100_bf16_config`)."""
-    device = re.search(r"_(gb[23]00|b[23]00|h[12]00|a100)(?:_|$)", recipe)
-    if device:
-        reading.likely = device.group(1)
-    said = re.search(r"_(\d{1,5})gpu_([a-z]+\d+)", recipe)
-    if said:
-        reading.devices = int(said.group(1))
-        reading.likely = said.group(2)
-        reading.guess("--config", f"the recipe's name says {said.group(1)} devices; they are taken")
 
 
 def _returns(node: ast.FunctionDef) -> bool:
@@ -299,7 +303,7 @@ def _fields(made: Made) -> tuple[dict[str, Any], str]:
                     words.append(f"{table}.{key}={value.text.removeprefix('torch.')}")
                 continue
             if isinstance(value, list) and value and all(isinstance(one, list) for one in value):
-                value = _layout_letters(value)
+                value = layout_letters(value)
                 if "t" not in value:
                     continue  # made from a number of layers that the file does not state
             text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -323,12 +327,6 @@ def _fields(made: Made) -> tuple[dict[str, Any], str]:
             str(made.get("ddp.data_parallel_sharding_strategy", "no_shard")),
         )
     return flags, _hub(model)
-
-
-def _layout_letters(stages: list[list[Any]]) -> str:
-    """A pipeline layout of names, one list a stage, in Megatron-LM's letters."""
-    letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-    return "|".join("".join(letters.get(str(part), "") for part in stage) for stage in stages)
 
 
 def _hub(model: Any) -> str:
