@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 import yaml
+from plans import make_plan
 
 from meshwright.exports import torchtune
 from meshwright.exports.targets import FINETUNERS, LAUNCHERS, export, export_all
@@ -245,3 +246,13 @@ def test_verl_s_words_reach_hydra_as_they_are_meant():
     said = done.stdout.splitlines()
     assert "data.train_files=/d/x.parquet" in said
     assert "trainer.logger=[console]" in said
+
+
+def test_layers_of_a_published_model_are_named_by_itself():
+    """SmolLM3 is shaped like Llama, and its class is not `LlamaDecoderLayer`: accelerate ends where none is found."""
+    job = Job(seq_len=8192, global_batch=64, framework="trl", finetune=finetune_recipe({"method": "lora"}),
+              precision=RECIPES["pure-bf16"])  # fmt: skip
+    plan = make_plan("smollm3-3b", job=job, dp=4, cp=2, cp_method="ring", zero=2)
+    given = yaml.safe_load(export(plan, "trl").files["accelerate.yaml"])["fsdp_config"]
+    assert given["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+    assert "fsdp_transformer_layer_cls_to_wrap" not in given

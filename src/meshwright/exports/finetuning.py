@@ -346,6 +346,8 @@ def _trl_files(plan: Plan, command: str) -> dict[str, str]:
     if splits_layers(plan):
         found.pop("deepspeed.json", None)
         config = accelerate.config(plan)
+        # A published model names its layers itself; one shaped like Llama has a class of its own.
+        config.get("fsdp_config", {}).pop("fsdp_transformer_layer_cls_to_wrap", None)
         tune = plan.job.finetune
         if "fsdp_config" in config and (tune is None or tune.storage == "16-bit"):
             # One process of a host reads the checkpoint, not each of them.
