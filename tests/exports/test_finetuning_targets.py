@@ -6,6 +6,8 @@ import pytest
 import yaml
 from plans import make_plan
 
+from meshwright.cli.inputs import read_question
+from meshwright.cli.options import QuestionOptions
 from meshwright.exports import torchtune
 from meshwright.exports.targets import FINETUNERS, LAUNCHERS, export, export_all
 from meshwright.imports.files import import_file
@@ -256,3 +258,49 @@ def test_layers_of_a_published_model_are_named_by_itself():
     given = yaml.safe_load(export(plan, "trl").files["accelerate.yaml"])["fsdp_config"]
     assert given["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
     assert "fsdp_transformer_layer_cls_to_wrap" not in given
+
+
+def quantised(model, tool, cluster="h100:1x8", zero=0):
+    tune = finetune_recipe(
+        {"method": "qlora", "storage": "nf4", "double_quantization": True, "targets": "attention"}
+    )
+    job = Job(
+        seq_len=1024, global_batch=64, framework=tool, finetune=tune, precision=RECIPES["pure-bf16"]
+    )
+    return make_plan(model, cluster, job, dp=8, zero=zero)
+
+
+def test_experts_in_one_parameter_are_quantised_by_axolotl_alone(tmp_path):
+    """bitsandbytes takes linear layers: under TRL and LLaMA-Factory the experts of a mixture would keep 16 bits."""
+    for tool in ("trl", "llama-factory"):
+        with pytest.raises(SpecError, match="stays in 16 bits: plan with --framework axolotl"):
+            export(quantised("qwen3-30b-a3b", tool), tool)
+        export(quantised("qwen3-8b", tool), tool)
+    made = export(quantised("qwen3-30b-a3b", "axolotl"), "axolotl")
+    assert yaml.safe_load(made.files["axolotl.yaml"])["quantize_moe_experts"] is True
+    made.write(tmp_path)
+    back = import_file(tmp_path / "axolotl.yaml")
+    assert back.job.finetune.storage == "nf4"
+    assert not [one for one in back.remarks if "quantize_moe" in one.option]
+    assert (
+        "quantize_moe_experts"
+        not in export(quantised("qwen3-8b", "axolotl"), "axolotl").files["axolotl.yaml"]
+    )
+    with pytest.raises(SpecError, match="ZeRO stage 0, 1, 2"):
+        export(quantised("qwen3-30b-a3b", "axolotl", zero=3), "axolotl")
+    asked = {"model": "qwen3-30b-a3b", "finetune": "qlora"}
+    assert read_question(QuestionOptions(cluster="h100:1x8", **asked))[2].framework == "axolotl"
+    assert read_question(QuestionOptions(cluster="mi300x:1x8", **asked))[2].framework == "trl"
+
+
+def test_published_weights_do_not_become_what_they_are_not():
+    """FP8 is not quantised again and does not train; a table of positions ends."""
+    with pytest.raises(SpecError, match="published in FP8, of which no nf4 is made"):
+        export(quantised("kimi-k2", "axolotl"), "axolotl")
+    whole = Job(seq_len=1024, global_batch=64, framework="trl", finetune=finetune_recipe("full"),
+                precision=RECIPES["pure-bf16"])  # fmt: skip
+    with pytest.raises(SpecError, match="published in FP8, which do not train"):
+        export(make_plan("minimax-m2", job=whole, dp=8, zero=3), "trl")
+    with pytest.raises(SpecError, match="whose table has 1,024 positions"):
+        export(make_plan("gpt2-xl", job=whole.but(seq_len=2048), dp=8), "trl")
+    export(make_plan("gpt2-xl", job=whole, dp=8), "trl")

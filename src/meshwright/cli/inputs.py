@@ -13,7 +13,7 @@ from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError, nearest, one_line
 from meshwright.specs.finetune import GROUPS, Finetune, finetune_recipe
-from meshwright.specs.frameworks import find_framework, framework
+from meshwright.specs.frameworks import find_framework, framework, quantises_experts
 from meshwright.specs.job import OPTIMIZERS, Job, PrecisionRecipe
 from meshwright.specs.jobs import precision_recipe
 from meshwright.specs.layout import Layout
@@ -35,6 +35,10 @@ def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:
     job = read_job(options, cluster.device, cluster.gpus)
     if options.finetune is not None and options.targets is None:
         job = _placed(job, model)
+    if job.framework == "trl" and quantises_experts(model, job) and not names_framework(options):
+        # TRL's quantiser passes over experts; axolotl's does not, where it runs.
+        instead = framework("axolotl").is_exported_on(cluster.device.vendor)
+        job = job.but(framework="axolotl" if instead else "trl")
     if options.dispatcher is not None:
         from meshwright.planner.dispatchers import asked_dispatcher
 

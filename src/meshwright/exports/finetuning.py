@@ -20,7 +20,7 @@ from meshwright.exports.model_names import repository
 from meshwright.exports.tuning_attention import axolotl_words, keeps_scores, trl_words
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
-from meshwright.specs.frameworks import without_master
+from meshwright.specs.frameworks import quantises_experts, without_master
 from meshwright.specs.job import Job
 from meshwright.specs.plan import Plan
 
@@ -139,6 +139,10 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         other: dict[str, Any] = {} if kind == "nf4" else {"bnb_4bit_quant_type": kind}
         if tune.method == "qlora" and not tune.double_quantization:
             other["bnb_4bit_use_double_quant"] = False
+        if quantises_experts(plan.model, job):
+            data["quantize_moe_experts"] = (
+                True  # one parameter a layer, which bitsandbytes passes over
+            )
         data |= loaded | ({"bnb_config_kwargs": other} if other else {})
     data |= {
         "sequence_len": job.seq_len, "sample_packing": True, "pad_to_sequence_len": True,

@@ -16,6 +16,7 @@ from meshwright.specs.frameworks import (
     AXIS_TITLES,
     Framework,
     lacks,
+    quantises_experts,
     tunes_whole_fp16,
     without_master,
 )
@@ -117,6 +118,8 @@ def sharding(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
         allowed = [stage for stage in allowed if stage >= 2]
     if without_master(plan.job):
         allowed = [stage for stage in allowed if stage in can.zero_without_master]
+    if quantises_experts(plan.model, plan.job):
+        allowed = [stage for stage in allowed if stage in can.zero_quantised_experts]
     if plan.job.optimizer.name not in can.optimizers_sharded:
         allowed = [stage for stage in allowed if stage < 2]
     if allowed and layout.zero not in allowed:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from meshwright.exports.adapter_names import ADAPTED
 from meshwright.exports.freezing import frozen_problems
 from meshwright.exports.limit_rules import Problem
-from meshwright.exports.model_names import part_of
+from meshwright.exports.model_names import part_of, repository
 from meshwright.exports.tuning_attention import kernel_problems
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.finetune import GROUPS, Finetune
+from meshwright.specs.frameworks import quantises_experts
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 
@@ -43,6 +44,7 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
             if tool == "verl" and tune.dropout:
                 says = "has no dropout before its adapters"
                 yield Problem("finetune.dropout", tune.dropout, says)
+        yield from _published(tool, model, job, tune)
         yield from frozen_problems(tool, model, tune)
         if part_of(model):
             says = "loads a published checkpoint whole, and this one holds an image encoder, too, which the plan did not price"
@@ -50,6 +52,31 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
         yield from kernel_problems(tool, model, job, cluster)
 
     return found
+
+
+_IN_FP8 = frozenset({
+    "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/DeepSeek-V4-Flash",
+    "deepseek-ai/DeepSeek-V4-Pro", "moonshotai/Kimi-K2-Base", "MiniMaxAI/MiniMax-M2",
+})  # fmt: skip
+"""Where presets are published with weights of 8 bits (`quantization_config` of their config.json)."""
+
+
+def _published(tool: str, model: Model, job: Job, tune: Finetune) -> Iterator[Problem]:
+    """What published weights do not become: fewer bits twice, trained in 8 bits, a longer table of positions."""
+    if quantises_experts(model, job) and tool != "axolotl":
+        says = (
+            "quantises linear layers, and transformers 5 holds experts' matrices as one parameter, which stays in "
+            "16 bits: plan with --framework axolotl, or --finetune lora"
+        )
+        yield Problem("finetune.storage", tune.storage, says)
+    narrow = repository(model) in _IN_FP8 and tool != "verl"
+    if narrow and (tune.storage != "16-bit" or not tune.adapts):
+        do = f"of which no {tune.storage} is made" if tune.adapts else "which do not train"
+        says = f"is given weights that are published in FP8, {do}: plan with --finetune lora"
+        yield Problem("finetune", tune.label(), says)
+    if model.positions == "learned" and 0 < model.max_positions < job.seq_len:
+        says = f"is given published weights, whose table has {model.max_positions:,} positions"
+        yield Problem("seq_len", job.seq_len, says)
 
 
 def _placeless(model: Model, tune: Finetune) -> Iterator[Problem]:

@@ -17,7 +17,14 @@ from meshwright.planner.question import (
     not_in,
     scheduled,
 )
-from meshwright.specs.frameworks import AXIS_TITLES, Axis, lacks, tunes_whole_fp16, without_master
+from meshwright.specs.frameworks import (
+    AXIS_TITLES,
+    Axis,
+    lacks,
+    quantises_experts,
+    tunes_whole_fp16,
+    without_master,
+)
 from meshwright.specs.layout import AXES, CONTEXT_METHODS, MODULES, OFFLOADS, ranked
 
 
@@ -42,6 +49,8 @@ def _zero(question: Question, c: LayoutColumns) -> Bools:
         wrong |= c.zero >= 2
     if without_master(question.job):
         wrong |= not_in(can.zero_without_master, c.zero)
+    if quantises_experts(question.model, question.job):
+        wrong |= not_in(can.zero_quantised_experts, c.zero)
     # With a single replica nothing is sharded, whatever the framework calls it.
     several = c.dp * c.cp > 1
     if tunes_whole_fp16(question.job) and 0 not in can.zero_tuning_fp16:

@@ -129,6 +129,9 @@ class Framework(Spec):
     zero_without_master: tuple[int, ...] = Field(
         description="ZeRO stages that can keep no copy of 16-bit weights, for 16-bit compute"
     )
+    zero_quantised_experts: tuple[int, ...] = Field(
+        description="ZeRO stages under which a mixture's frozen experts are kept in 4 or 8 bits, too"
+    )
     zero_tuning_fp16: tuple[int, ...] = Field(
         description="ZeRO stages under which all weights of a trained model train further in fp16"
     )
@@ -214,6 +217,14 @@ class Framework(Spec):
             if (pp == 1 or stage in self.zero_with_pipeline)
             and (tp == 1 or stage in self.zero_with_tensor)
         )
+
+
+def quantises_experts(model: Model, job: Job) -> bool:
+    """Whether a mixture's experts, which one parameter of a layer may hold, wait in fewer than 16 bits."""
+    tune = job.finetune
+    return (
+        model.experts is not None and tune is not None and tune.adapts and tune.storage != "16-bit"
+    )
 
 
 def without_master(job: Job) -> bool:

@@ -259,6 +259,10 @@ def _adapters(options: Options, reading: Reading) -> None:
     )
     nested = options.raw("bnb_config_kwargs.bnb_4bit_use_double_quant")
     dora = options.flag("peft_use_dora")
+    if four or eight or kind == "qlora":
+        options.flag(
+            "quantize_moe_experts"
+        )  # priced so: the frozen weights are, whatever holds them
     linear = options.flag("lora_target_linear")
     targets = None if linear else options.raw("lora_target_modules")
     if kind in ("lora", "qlora", "dora"):
