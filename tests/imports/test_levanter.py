@@ -82,3 +82,11 @@ def test_gpt2_has_its_own_defaults():
 def test_a_family_that_is_no_decoder_is_one_sentence():
     with pytest.raises(SpecError, match="no decoder that is known"):
         import_text(TEXT.format(model="", trainer="  per_device_parallelism: 4", mp="f32").replace("type: llama", "type: backpack"), "run.yaml", Given(guess=True))  # fmt: skip
+
+
+def test_a_batch_of_minus_one_is_what_all_devices_hold():
+    text = "model: {type: llama, hidden_dim: 512, intermediate_dim: 1024, num_layers: 4, num_heads: 8, num_kv_heads: 8, seq_len: 1024}\ntrainer: {mp: 'p=f32,c=bf16', train_batch_size: -1, per_device_parallelism: 4, num_train_steps: 10}\noptimizer: {learning_rate: 0.1}\n"
+    found = import_text(text, "c.yaml", Given(guess=True))
+    assert (found.layout.micro_batch, found.job.global_batch) == (4, 4 * found.layout.dp)
+    with pytest.raises(SpecError, match="per_device_parallelism"):
+        import_text(text.replace("per_device_parallelism: 4, ", ""), "c.yaml", Given(guess=True))

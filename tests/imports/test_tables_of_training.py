@@ -247,3 +247,16 @@ def test_the_length_of_a_nested_table_of_training_arguments_is_in_its_data():
     found = import_text(text, "c.yaml", GUESS)
     assert (found.model.name, found.job.seq_len) == ("qwen3-0.6b", 640)
     assert [one for one in found.remarks if one.kind == "unread"] == []
+
+
+def test_a_micro_batch_says_more_than_a_batch_beside_it():
+    text = "model: {path: Qwen/Qwen3-0.6B}\ndata: {train_batch_size: 64, micro_batch_size_per_gpu: 4, max_length: 2048}\nengine: {strategy: fsdp2}\noptim: {lr: 0.1}\n"
+    found = import_text(text, "c.yaml", GUESS)
+    assert (found.layout.micro_batch, found.job.global_batch, found.layout.zero) == (4, 64, 3)
+
+
+def test_a_tower_that_is_not_frozen_is_no_vision_model():
+    text = "model_name: Qwen/Qwen3-0.6B\nbatch_size: 4\nlearning_rate: 0.1\nmax_length: 512\nfreeze_vision_tower: {}\n"
+    assert import_text(text.format("false"), "c.yaml", GUESS).model.name == "qwen3-0.6b"
+    with pytest.raises(SpecError, match="vision"):
+        import_text(text.format("true"), "c.yaml", GUESS)

@@ -27,6 +27,7 @@ from meshwright.imports.formats import (
     flagscale,
     hf,
     hf_tables,
+    hyperpod,
     levanter,
     litgpt,
     llama_factory,
@@ -168,6 +169,8 @@ def read(
         reading = llama_factory.read(inner, given, folder)
         cloud.size(data, reading)
         return reading, stamp
+    if hyperpod.is_config(data):
+        return hyperpod.read(_told(data, overrides), given, folder), stamp
     if hf.is_trainer(data) or hf.is_trainer(hf_tables.nested(data)[1]):
         return hf_tables.read(data, given, folder, _trainer_title(data)), stamp
     refuse_part(data, name)

@@ -37,7 +37,11 @@ def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
     Raises:
         SpecError: they describe no decoder of text.
     """
-    said = {str(key): value for key, value in flat.items() if value not in (None, "", {}, [])}
+    said = {
+        str(key): value
+        for key, value in flat.items()
+        if value not in (None, "", {}, []) and value is not False
+    }
     plain = next((value for key, value in said.items() if _OF_MODELS.search(key) and str(value).lower() in _PLAIN), "")  # fmt: skip
     if plain:
         raise SpecError("model", str(plain)[:60], f"trains a network without attention: {PLANNED}")

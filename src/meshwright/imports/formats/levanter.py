@@ -146,8 +146,11 @@ def _batch(options: Options, reading: Reading, given: Given) -> None:
     if steps:
         options.values["trainer.train_batch_size"] = steps[-1]
         reading.note("the batch grows while training; the last is priced", "trainer.train_batch_size")  # fmt: skip
-    reading.global_batch = options.whole("trainer.train_batch_size", default=512, least=1)
     each = options.whole("trainer.per_device_parallelism", default=-1, least=-1)
+    filled = options.whole("trainer.train_batch_size", default=512, least=-1)
+    if filled < 1 and each < 1:
+        raise SpecError("trainer.train_batch_size", filled, "a batch, or trainer.per_device_parallelism beside -1, is expected")  # fmt: skip
+    reading.global_batch = max(filled, 0)  # at -1, what all devices hold at once
     if each > 0:
         reading.each = reading.micro_batch = each * int(reading.layout["tp"])
         return

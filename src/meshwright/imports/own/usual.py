@@ -33,9 +33,9 @@ LENGTHS = (
     "context_size", "context_window", "max_len", "n_ctx", "n_positions",
 )  # fmt: skip
 MICRO = (
-    "micro_batch_size", "micro_batch", "per_device_train_batch_size", "train_batch_size", "batch_size_per_device", "device_batch_size",
+    "micro_batch_size", "micro_batch", "per_device_train_batch_size", "micro_train_batch_size", "batch_size_per_device", "device_batch_size",
     "train_micro_batch_size", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size", "per_gpu_train_batch_size",
-    "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "batch_size", "bs",
+    "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "train_batch_size", "batch_size", "bs",
 )  # fmt: skip
 STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation",
           "grad_accum", "grad_accumulation", "accumulation_steps", "acc_steps", "grad_acc", "grad_acc_steps", "grad_accum_steps",
@@ -69,7 +69,7 @@ FSDP = (
 """Switches of FSDP by their names."""
 _SHARDING = {
     "full": 3, "full_shard": 3, "fsdp": 3, "hybrid": 3, "hsdp": 3, "hybrid_shard": 3, "shard_grad_op": 2, "grad_op": 2,
-    "hybrid_shard_zero2": 2, "no_shard": 0, "ddp": 0, "none": 0, "no": 0,
+    "hybrid_shard_zero2": 2, "fsdp1": 3, "fsdp2": 3, "no_shard": 0, "ddp": 0, "none": 0, "no": 0,
 }  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def _degrees(options: Options, reading: Reading) -> None:
         ("tp", ("tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree", "model_parallel_size", "tp_size", "tp")),
         ("pp", ("pipeline_parallel_size", "pipeline_model_parallel_size", "pipeline_parallel_degree", "pipe_parallel_size", "pp_size", "pp")),
         ("cp", ("context_parallel_size", "sequence_parallel_size", "context_parallel_degree", "cp_size", "sp_size", "cp",
-                "context_parallel_dim", "cp_degree", *_SHARED_SEQUENCES)),
+                "context_parallel_dim", "cp_degree", "ring_attn_size", *_SHARED_SEQUENCES)),
         ("ep", ("expert_parallel_size", "expert_model_parallel_size", "expert_parallel_degree", "ep_size", "ep")),
     ):  # fmt: skip
         size = options.whole(*names, default=1, least=1)
