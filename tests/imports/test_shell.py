@@ -177,6 +177,14 @@ def test_a_container_tool_is_there_and_what_it_starts_is_followed(tmp_path):
     assert launch.words == ["--size", "3", "--more", "4"]
 
 
+def test_a_command_that_another_script_starts_from_a_variable():
+    launch = find_launch(
+        read_script('export COMMAND="cd x\nuv run run_grpo.py --config $C a.b=1"\nbash ray.sub')
+    )
+    assert launch is not None
+    assert (launch.program, launch.words[-1]) == ("run_grpo.py", "a.b=1")
+
+
 def test_quotes_and_braces_of_any_depth_end():
     for text in ('x="' + '${"' * 3000, "prog " + '{"' * 3000, "prog " + "{1..400}" * 3):
         with contextlib.suppress(SpecError):  # a quote that is never closed

@@ -55,3 +55,24 @@ def test_the_other_engine_shards_the_weights():
 def test_rollouts_alone_train_nothing():
     with pytest.raises(SpecError, match="does not train"):
         import_text(RUN + "--debug-rollout-only", "run.sh", GIVEN)
+
+
+def test_pictures_are_no_text():
+    with pytest.raises(SpecError, match="vision-language"):
+        import_text(RUN + """--multimodal-keys '{"image": "images"}'""", "run.sh", GIVEN)
+
+
+@pytest.mark.parametrize(("value", "named"), [("1", True), ("0", False)])
+def test_a_variable_of_the_job_that_rounds_weights_is_named(value, named):
+    job = f"""ray job submit --runtime-env-json='{{"env_vars": {{"OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "{value}"}}}}' -- python3 train.py """
+    text = RUN.replace("python3 train.py ", job)
+    found = import_text(text, "run.sh", GIVEN)
+    assert any("INT4" in one.option for one in found.remarks) == named
+
+
+def test_a_launcher_s_default_of_the_environment_is_taken():
+    words = RUN.partition("train.py ")[2].replace(
+        "--actor-num-gpus-per-node 8", "--actor-num-gpus-per-node {GPUS}"
+    )
+    text = f'import os\nGPUS = int(os.environ.get("GPUS_OF_MINE", "4"))\n\n\ndef main():\n    train_args = f"{words}"\n    U.execute_train(train_args=train_args)\n'
+    assert import_text(text, "run.py", Given(guess=True)).cluster.gpus == 16

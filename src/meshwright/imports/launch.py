@@ -191,8 +191,15 @@ def of_maxtext_without_training(program: str) -> bool:
     return re.search(r"conver|engine|serv(?:e|ing|er)|ckpt|checkpoint_|logit_checker|decode|infer|quantize|param_only|evaluat|microbenchmark|download|[/.]tests?[/.]", rest) is not None  # fmt: skip
 
 
+_COMMAND = re.compile(r"(?i)(?:^|_)(?:cmd|command)$")
+
+
 def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:
-    """Flags that a script only collects in variables, for another script to use."""
+    """A command, or flags, that a script only collects in variables, for another script to use."""
+    for name, value in script.scope.variables.items():
+        found = _at_program(_flat(_split(value))) if _COMMAND.search(name) and isinstance(value, str) else None  # fmt: skip
+        if found is not None and _trains(found.program) and not _OTHER.search(found.program):
+            return (2, len(found.words)), found
     flags: list[str] = []
     for name, value in script.scope.variables.items():
         words = value if isinstance(value, list) else _split(value) if value.count("--") > 2 else []

@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.imports.beside import program_beside
 from meshwright.imports.formats import megatron, megatron_yaml, slime_options
 from meshwright.imports.launch import Launch
-from meshwright.imports.names import model_named, refuse_other
+from meshwright.imports.names import PLANNED, model_named, refuse_other
 from meshwright.imports.options import Missing, Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.script_files import json_named
@@ -81,9 +81,11 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     title = {"megatron": "Megatron-LM script"}.get(dialect, "Megatron-DeepSpeed script")
     if "rollout-batch-size" in flags:
         title = "slime script"
-        flags_hf = str(flags.get("hf-checkpoint", ""))
+        if "multimodal-keys" in flags:
+            raise SpecError("--multimodal-keys", flags["multimodal-keys"], f"trains a vision-language model: {PLANNED}")  # fmt: skip
         options.read.add("hf-checkpoint")
-        reading = _slime(options, given, title, flags_hf)
+        reading = _slime(options, given, title)
+        slime_options.environment(" ".join(launch.launcher), reading)
     else:
         reading = megatron.read(options, given, title, dialect, config)
     if config:
@@ -163,7 +165,7 @@ def _of_checkpoint(
     return replace(given, model=model), Remark("note" if bridged else "guess", "--model", text)
 
 
-def _slime(options: Options, given: Given, title: str, _hub: str) -> Reading:
+def _slime(options: Options, given: Given, title: str) -> Reading:
     """A reinforcement-learning script: the training half, on the actor's devices."""
     hosts = options.whole("actor-num-nodes", default=1, least=1)
     per_host = options.whole("actor-num-gpus-per-node", default=8, least=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
 from meshwright.specs.errors import SpecError
@@ -48,3 +50,15 @@ def after(options: Options, reading: Reading) -> None:
     for name, what in _SAID.items():
         if options.text(name):
             reading.unmodelled(f"--{name}", what)
+
+
+_SWITCHES = {
+    "OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "weights are rounded to 4 bits in every product; not priced"
+}
+
+
+def environment(words: str, reading: Reading) -> None:
+    """Name what variables of a job's environment (`--runtime-env-json`) switch on in the training half."""
+    for name, what in _SWITCHES.items():
+        if re.search(rf"{name}\W{{1,8}}1\b", words):
+            reading.unmodelled(name, what)
