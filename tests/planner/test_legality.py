@@ -104,6 +104,18 @@ def test_a_release_lacks_what_came_later(today, then, layout, words):
     assert words in why_illegal(asked[then], layout)
 
 
+def test_what_only_shards_needs_something_to_share():
+    """Megatron-FSDP with one replica is Megatron-LM: it was offered beside it as another framework's plan."""
+    job = Job(seq_len=8192, global_batch=64)
+    alone, shared = Layout(tp=8), Layout(tp=4, dp=2, zero=3)
+    fsdp = Question(LLAMA, load_cluster("h100:1x8"), job.but(framework="megatron-fsdp"))
+    assert "of which there is one" in why_illegal(fsdp, alone)
+    assert why_illegal(fsdp, shared) is None
+    for name in ("megatron", "torchtitan", "maxtext"):
+        plain = Question(LLAMA, load_cluster("h100:1x8"), job.but(framework=name))
+        assert "of which there is one" not in (why_illegal(plain, alone) or "")
+
+
 def test_a_stage_may_hold_the_embedding_or_the_loss_alone():
     """Llama 3.1 405B: 126 layers in 128 chunks, one fewer on the first and the last."""
     model = LLAMA.but(layers=126)

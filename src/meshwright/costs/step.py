@@ -35,6 +35,7 @@ from meshwright.costs.memory import PARTS as MEMORY_PARTS
 from meshwright.costs.memory import MemoryColumns, default_process_bytes, memory
 from meshwright.costs.module_times import repeated_s
 from meshwright.costs.offload import in_host, offload_s
+from meshwright.costs.partial_training import model_flops_per_token, spared, trained_shares
 from meshwright.costs.pessimism import pessimistic_s
 from meshwright.costs.pipeline_messages import exposed_hops_s, hop_s
 from meshwright.costs.recompute_modules import repeated_flops_per_token
@@ -246,7 +247,7 @@ def _stage_parts(
     parts["recompute"] = (np.zeros(columns.rows), again)
     parts["embedding_and_head"] = ends_s(setting, columns, role)
     parts["launch"] = launch_s(setting, columns, layers, parts, role)
-    return parts
+    return spared(setting.model, setting.job, columns, parts)
 
 
 def _stage_times(
@@ -347,12 +348,13 @@ def estimate_of(
     step = float(table.step_time_s[row])
     gpus = int(columns.dp[row] * columns.tp[row] * columns.pp[row] * columns.cp[row])
     tokens_per_gpu = job.tokens / (step * gpus)
-    model_flops = flops.model_flops_per_token(model, job.seq_len, frozen=job.frozen)
+    model_flops = model_flops_per_token(model, job)
     mode = RECOMPUTES[int(columns.recompute[row])]
     again = flops.recomputed_flops_per_token(model, job.seq_len, mode)
     if names := named(int(columns.recompute_modules[row]), MODULES):
         attention = flops.attention_flops_per_token(model, job.seq_len)
         again = repeated_flops_per_token(model, names, attention)
+    again *= trained_shares(model, job)[0]
     executed = model_flops + again * _recomputed_share(model, columns, row)
     peak_rate = cluster.device.peak(computed_in(job, cluster.device))
     layers = stage_layers(model, columns.slice(row, row + 1))

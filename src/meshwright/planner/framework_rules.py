@@ -21,6 +21,7 @@ from meshwright.specs.frameworks import (
     AXIS_TITLES,
     Axis,
     lacks,
+    only_shards,
     quantises_experts,
     tunes_whole_fp16,
     without_master,
@@ -65,6 +66,13 @@ def _sharded_elsewhere(question: Question, c: LayoutColumns) -> Bools:
     if not asked(question).shards_as:
         return none(c)
     return np.asarray(c.zero >= 2)
+
+
+def _nothing_to_shard(question: Question, c: LayoutColumns) -> Bools:
+    """What only shards is the other program where there is one replica."""
+    if not only_shards(asked(question).name):
+        return none(c)
+    return np.asarray(c.dp * c.cp == 1)
 
 
 def _shard(question: Question, c: LayoutColumns) -> Bools:
@@ -260,6 +268,11 @@ FRAMEWORK_RULES: tuple[Rule, ...] = (
         "framework: sharded elsewhere",
         "what shards gradients and weights there (ZeRO-2, ZeRO-3) is planned as --framework megatron-fsdp",
         _sharded_elsewhere,
+    ),
+    Rule(
+        "framework: nothing to shard",
+        "the framework shards weights among replicas (dp · cp), of which there is one: --framework megatron is the same",
+        _nothing_to_shard,
     ),
     Rule(
         "framework: shard degree",

@@ -374,6 +374,12 @@ def planned_as(name: str, zero: int) -> str:
     return name
 
 
+@cache
+def only_shards(name: str) -> bool:
+    """Whether a framework is a program's sharding alone, and what does not shard is planned under another name."""
+    return any(framework(one).shards_as == name for one in framework_names())
+
+
 def source_of(name: str, cell: str) -> str:
     """Return where a cell of the table comes from, following `base`.
 
