@@ -219,3 +219,12 @@ def test_cards_that_a_container_has_no_kernels_for_are_named():
     plan = make_plan("gpt2-xl", "v100-32g:1x8", job, dp=8, zero=1)
     assert any("CUDA 13" in one for one in export(plan, "megatron").notes)
     assert not any("CUDA 13" in one for one in export(make_plan("gpt2-xl", dp=8), "megatron").notes)
+
+
+def test_megatron_fsdp_is_told_to_gather_beside_the_forward():
+    """It does so by itself where it shards weights; where it shards gradients alone it gathers them all at once."""
+    job = Job(seq_len=4096, global_batch=64, framework="megatron-fsdp")
+    for zero in (2, 3):
+        plan = make_plan("llama3.1-8b", job=job, dp=8, zero=zero)
+        assert "--overlap-param-gather" in export(plan, "megatron").files["run.sh"]
+        assert "ddp.overlap_param_gather=true" in export(plan, "megatron-bridge").files["run.sh"]

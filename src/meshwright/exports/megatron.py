@@ -136,10 +136,11 @@ def layout_string(split: tuple[int, ...]) -> str:
 def _shard_flags(layout: Layout) -> Flags:
     if layout.zero == 0:  # the plan prices gradients that are reduced beside the backward here, too
         return {"overlap-grad-reduce": True}
-    flags: Flags = {"use-distributed-optimizer": True, "overlap-grad-reduce": True}
-    if layout.zero == 1:
-        flags["overlap-param-gather"] = True
-    else:
+    # Megatron-FSDP turns both on itself where it shards weights, but gathers at once where it shards gradients alone.
+    flags: Flags = {
+        "use-distributed-optimizer": True, "overlap-grad-reduce": True, "overlap-param-gather": True,
+    }  # fmt: skip
+    if layout.zero > 1:
         flags |= {
             "use-megatron-fsdp": True,
             "data-parallel-sharding-strategy": SHARDING[layout.zero],

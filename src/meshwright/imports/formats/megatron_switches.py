@@ -41,10 +41,12 @@ def behaviour(
     found: dict[str, bool | int | float | str] = {}
     reduces = options.flag("overlap-grad-reduce", default=overlaps)
     gathers = options.flag("overlap-param-gather", default=overlaps)
-    # From ZeRO-2 on Megatron-FSDP overlaps whatever it is told (megatron_fsdp.py), and so does FSDP2.
+    # From ZeRO-2 on Megatron-FSDP reduces beside the backward whatever it is told, and gathers so from ZeRO-3 on
+    # (megatron_fsdp.py); FSDP2 does both.
     if zero < 2 and not reduces:
         found["reduce_overlapped"] = False
-    if zero == 1 and not gathers:
+    fsdp2 = options.flag("use-torch-fsdp2")
+    if zero in (1, 2) and not gathers and not fsdp2:
         found["gather_overlapped"] = False
     if options.flag("tp-comm-overlap"):
         found["tensor_overlapped"] = True
