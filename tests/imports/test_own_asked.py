@@ -186,3 +186,19 @@ def test_a_program_of_composer_s_is_told_by_its_configuration():
     text = "from composer import Trainer\nfrom omegaconf import DictConfig\ndef main(cfg: DictConfig):\n    trainer = Trainer(model=model, train_dataloader=loader)\n    trainer.fit()\n"
     with pytest.raises(SpecError, match="takes model and batch from its configuration"):
         read("from transformers import PreTrainedTokenizerBase\n" + text)
+
+
+def test_no_default_stands_where_a_table_of_unknown_words_is_handed_over():
+    config = "from dataclasses import dataclass\n@dataclass\nclass GPTConfig:\n    n_layer: int = 4\n    n_head: int = 4\n    n_embd: int = 128\n    vocab_size: int = 50257\n"
+    made = "batch_size = 4\nmodel = GPT(GPTConfig(**cfg['model']))\n"
+    with pytest.raises(SpecError, match="give --model"):
+        read(MODEL + config + made + MADE + LOOP)
+    table = "cfg = {'model': {'n_layer': 6, 'n_head': 5, 'n_embd': 640}}\n"
+    assert read(MODEL + config + table + made + MADE + LOOP).model.layers == 6
+
+
+def test_a_loop_around_a_library_s_model_runs_on_one_device():
+    text = "import transformers, argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=3)\nparser.add_argument('--max_length', type=int, default=256)\nargs = parser.parse_args()\nmodel = transformers.AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-0.6B')\n"
+    found = read(text + MADE + LOOP)
+    assert (found.layout.world, found.layout.micro_batch, found.job.seq_len) == (1, 3, 256)
+    assert read(text + "model = DDP(model)\n" + MADE + LOOP).layout.world == 8

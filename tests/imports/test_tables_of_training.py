@@ -260,3 +260,16 @@ def test_a_tower_that_is_not_frozen_is_no_vision_model():
     assert import_text(text.format("false"), "c.yaml", GUESS).model.name == "qwen3-0.6b"
     with pytest.raises(SpecError, match="vision"):
         import_text(text.format("true"), "c.yaml", GUESS)
+
+
+def test_a_shape_that_speaks_of_no_text_is_no_language_model():
+    text = "architecture: transformer\nhidden_dim: 256\nnum_layers: 4\nnum_heads: 8\nlearning_rate: 0.1\nbatch_size: 256\nexploration_constant: 1.4\n"
+    with pytest.raises(SpecError, match="no training run of a language model"):
+        import_text(text, "c.yaml", GUESS)
+    with pytest.raises(SpecError, match="without attention"):
+        import_text("model: {rnn_type: lstm, hidden_dim: 8, n_layers: 2}\ntraining: {batch_size: 4, learning_rate: 0.1}\ndataset: {vocab_size: 100}\n", "c.yaml", GUESS)  # fmt: skip
+
+
+def test_tables_of_tokens_are_tied_as_it_says():
+    text = "model: {n_layer: 8, n_head: 8, n_embd: 512, block_size: 512, vocab_size: 50257, tie_weights: true}\ntrain: {batch_size: 2, learning_rate: 0.1}\n"
+    assert import_text(text, "c.yaml", GUESS).model.tied_embeddings

@@ -25,7 +25,7 @@ _KINDS = (
 
 
 _OF_MODELS = re.compile(
-    r"(?i)(?:^|\.)(?:model(?:_config|_args)?\.(?:kind|type|name|arch(?:itecture)?)|model_(?:kind|type)|model|arch)$"
+    r"(?i)(?:^|\.)(?:model(?:_config|_args)?\.(?:kind|type|name|arch(?:itecture)?)|model_(?:kind|type)|model|arch|(?:model\.)?(?:rnn|cell)_type)$"
 )
 _PLAIN = {"mlp", "cnn", "lstm", "gru", "rnn", "linear", "resnet", "resnet18", "resnet50", "linear_regression", "logistic_regression"}  # fmt: skip
 """What a table calls its model where it has no attention."""
@@ -73,7 +73,7 @@ def _texts(value: Any) -> list[str]:
 
 
 _OF_TEXT = re.compile(
-    r"(?i)token|vocab|seq|context|ctx|\blm\b|text|prompt|lora|peft|flash|rope|chat|corpus|causal|llm|gpt|instruct|sft|dpo|grpo|bpe|block_size|max_len|cutoff|deepspeed|fsdp|zero"
+    r"(?i)token|vocab|seq|context|ctx|\blm\b|text|prompt|(?<![a-z])lora|peft|flash|rope|chat|corpus|causal|llm|gpt|instruct|sft|dpo|grpo|bpe|block_size|max_len|cutoff|deepspeed|fsdp|zero"
 )
 
 

@@ -46,10 +46,22 @@ _LOOP = r"\bDistributedDataParallel\(|\bDDP\(|\bFSDP\(|\bFullyShardedDataParalle
 """What a loop of one's own wraps its model in."""
 
 
+_LOADED = re.compile(r"(?:ForCausalLM|LMHeadModel)(?:\.from_\w+)?\(")
+_STEPS = re.compile(r"\.backward\((?:.|\n){0,4000}?\.step\(")
+"""A loop that trains a model of the library's, on the one device that it is started on."""
+_SPREADS = re.compile(
+    rf"{_LOOP}|\bAccelerator\(|init_process_group\(|init_distributed\(|deepspeed\.initialize\(|\bFabric\(|\bspawn\("
+)
+
+
 def is_program(text: str) -> bool:
     """Whether a Python text makes a trainer of transformers, TRL or Unsloth."""
+    if _LIBRARIES.search(text) is None:
+        return False
     made = re.search(rf"Trainer\(|\bAccelerator\(|{_LOOP}", text)
-    return _LIBRARIES.search(text) is not None and made is not None
+    return made is not None or (
+        _LOADED.search(text) is not None and _STEPS.search(text) is not None
+    )
 
 
 def _refuse_other(text: str, name: str) -> None:
@@ -133,6 +145,10 @@ def read(
         )
     if not made["_trainer"]:
         _looped(text, said, reading)
+        alone = made["_trainer"] is None and said is None and not name.endswith(".ipynb")
+        if alone and not _SPREADS.search(text) and not reading.world():
+            reading.devices = 1
+            reading.note("a loop that starts no other process: one device is priced", "launcher")
     micro, steps = (
         found.get("per_device_train_batch_size"),
         found.get("gradient_accumulation_steps"),

@@ -84,6 +84,10 @@ def _made(
     spread = {key: value for key, value in known.keywords(node) if value is not None}
     said = {**spread, **{key: value for key, value in said.items() if value is not None}}
     left = {str(name) for name, _value in words if name not in said}
+    if any(one.arg is None and known.value(one.value) is None for one in node.keywords):
+        left |= {
+            name for name in defaults if name not in said
+        }  # a table handed over that nobody could follow
     plain = {key: value for key, value in said.items() if _plain(value)}
     whole = {key: value for key, value in defaults.items() if key not in left} | plain
     if not describes([*whole, *left]):

@@ -96,7 +96,7 @@ def program_settings(
     for key in ("model_name", "model"):
         if isinstance(found.get(key), str):
             found.setdefault("model_name_or_path", found.pop(key))
-    if "model_name_or_path" not in found and (shape := _shape_file(tree, known)):
+    if not found.get("model_name_or_path") and (shape := _shape_file(tree, known)):
         found["model_name_or_path"] = shape
     if known.is_parsed:  # its dataclasses are its command line, under the same names
         for key, value in known.declared.items():

@@ -146,20 +146,11 @@ def _of_tokens(named: dict[str, Any]) -> None:
 
 
 _LONG = {"micro_batch_size": usual.MICRO, "seq_len": usual.LENGTHS}
-_TIES = (
-    "tie_word_embeddings",
-    "tie_embeddings",
-    "tied_embeddings",
-    "weight_tying",
-    "tie_weights",
-    "share_embeddings",
-)
-"""Switches of one table for tokens in and out."""
 _USUAL = frozenset({
     *usual.LAYERS, *usual.HIDDEN, *usual.HEADS, *usual.KV_HEADS, *usual.FFN, *usual.LENGTHS, *usual.MICRO, *usual.STEPS, *usual.BATCHES,
     "vocab_size", "padded_vocab_size", "head_dim", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
     "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "amp", "use_amp", "use_mixed_precision", "cpu_offload", *usual.OF_EXPERTS,
-    "lora_r", "lora_rank", "lora_alpha", *_TIES,
+    "lora_r", "lora_rank", "lora_alpha", *usual.TIES,
 })  # fmt: skip
 
 
@@ -288,7 +279,7 @@ def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> 
         "gated": gated,
         "norm": "rmsnorm" if _RMS.search(text) else "layernorm",
         "tied_embeddings": bool(
-            next((own[one] for one in _TIES if one in own), _TIED.search(text))
+            next((own[one] for one in usual.TIES if one in own), _TIED.search(text))
         ),
     }
     if learned and not rotary:

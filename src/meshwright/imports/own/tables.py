@@ -11,7 +11,7 @@ from meshwright.imports.formats import deepspeed
 from meshwright.imports.formats.hf_sharding import deepspeed_named
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.options import flattened
-from meshwright.imports.other_models import refuse_tables
+from meshwright.imports.other_models import refuse_tables, says_text
 from meshwright.imports.own import usual
 from meshwright.imports.own.made_with import describes, usual_names
 from meshwright.imports.reading import Given, Reading
@@ -100,6 +100,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     data, chosen = _one_training(resolved(data, dict(given.variables)), given)
     flat = _flat(_in_usual_words(data))
     refuse_tables(flat, "the configuration")
+    if not _model(flat) and not says_text(flat):
+        raise SpecError("file", "the configuration", "describes no training run of a language model: it names no model, no length of a sequence and no tokenizer")  # fmt: skip
     table = next((one for one in tables(data) if "zero_optimization" in one), None)
     if table is not None:  # DeepSpeed's own, whose names are read by its reader
         place = next(name for name in flat if "zero_optimization" in name).partition("zero_optimization")[0]  # fmt: skip

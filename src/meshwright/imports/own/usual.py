@@ -215,6 +215,7 @@ def _shape(options: Options, reading: Reading) -> Model | None:
             "kv_heads": options.whole(*KV_HEADS) or heads, "head_dim": options.whole("head_dim") or hidden // heads,
             "ffn": ffn or 4 * hidden, "vocab": vocab, "gated": gated,
             "norm": "rmsnorm" if gated else "layernorm",
+            **({"tied_embeddings": options.flag(*TIES)} if options.has(*TIES) else {}),
             "experts": {"experts": experts, "top_k": options.whole(*_CHOSEN), "ffn": options.whole(*_EXPERT_FFN),
                         "shared_ffn": options.whole(*_SHARED_EXPERTS) * options.whole(*_EXPERT_FFN)} if experts > 1 else None,
         },
@@ -222,6 +223,15 @@ def _shape(options: Options, reading: Reading) -> Model | None:
     )  # fmt: skip
 
 
+TIES = (
+    "tie_word_embeddings",
+    "tie_embeddings",
+    "tied_embeddings",
+    "weight_tying",
+    "tie_weights",
+    "share_embeddings",
+)
+"""Switches of one table for tokens in and out."""
 _UNITS = ("activation_function", "hidden_act", "activation", "act_fn", "mlp_type", "ffn_type")
 """Names under which a program says what its FFNs compute: a gate where it ends in `glu`."""
 _EXPERTS = (
