@@ -144,11 +144,7 @@ def read(
             "what the program asks of its device (CUDA, bf16) counts as there", "torch.cuda"
         )
     if not made["_trainer"]:
-        _looped(text, said, reading)
-        alone = made["_trainer"] is None and said is None and not name.endswith(".ipynb")
-        if alone and not _SPREADS.search(text) and not reading.world():
-            reading.devices = 1
-            reading.note("a loop that starts no other process: one device is priced", "launcher")
+        _looped(text, said, reading, made["_trainer"] is None and not name.endswith(".ipynb"))
     micro, steps = (
         found.get("per_device_train_batch_size"),
         found.get("gradient_accumulation_steps"),
@@ -206,8 +202,15 @@ def _told(
         found |= {"model_name_or_path": str(model)} if model else {}
 
 
-def _looped(text: str, said: dict[str, Any] | None, reading: Reading) -> None:
-    """How a loop of one's own lays its devices out and shards its model."""
+def _looped(text: str, said: dict[str, Any] | None, reading: Reading, alone: bool) -> None:
+    """How a loop of one's own lays its devices out and shards its model.
+
+    Args:
+        alone: whether it is a loop indeed, in a program.
+    """
+    if alone and said is None and not _SPREADS.search(text) and not reading.world():
+        reading.devices = 1
+        reading.note("a loop that starts no other process: one device is priced", "launcher")
     if (tree := parse_python(text)) is not None:
         lay_out(tree, Known(tree, said), reading)
     if re.search(r"\bFSDP\(|FullyShardedDataParallel\(|\bfully_shard\(", text):
