@@ -177,6 +177,13 @@ def test_a_container_tool_is_there_and_what_it_starts_is_followed(tmp_path):
     assert launch.words == ["--size", "3", "--more", "4"]
 
 
+def test_quotes_of_what_only_the_machine_knows_split_no_command():
+    text = 'ROOT="$(cd "$(dirname "$0")/.." && git rev-parse)"\nCMD="torchrun --log-dir $ROOT/logs $ROOT/train.py --a 1"\nsrun bash -c "$CMD"'
+    launch = find_launch(read_script(text))
+    assert launch is not None
+    assert (launch.program, launch.words) == ("/train.py", ["--a", "1"])
+
+
 def test_a_command_that_another_script_starts_from_a_variable():
     launch = find_launch(
         read_script('export COMMAND="cd x\nuv run run_grpo.py --config $C a.b=1"\nbash ray.sub')

@@ -12,7 +12,7 @@ from meshwright.imports.shell.batch import batch_options
 from meshwright.imports.shell.conditions import test
 from meshwright.imports.shell.output import formatted
 from meshwright.imports.shell.state import Command, Script
-from meshwright.imports.shell.words import arithmetic, mark, shown, unmarked, unset
+from meshwright.imports.shell.words import arithmetic, mark, shown, unmarked, unquoted, unset
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
@@ -52,10 +52,7 @@ def include(script: Script, words: list[str]) -> bool | None:
 def _evaluate(script: Script, words: list[str]) -> bool | None:
     # What a program of the machine would print (`eval "$(conda shell.bash hook)"`) is not here.
     if any(unmarked(word) or not any("$(" in name for name in unset(word)) for word in words):
-        # Quotes in what a name stands for that only the machine knows are none of this text.
-        text = re.sub(
-            r"\ue000[^\ue001]*\ue001", lambda m: re.sub(r"['\"`]", "", m.group()), " ".join(words)
-        )
+        text = unquoted(" ".join(words))
         script.run_text(text)
     return None
 

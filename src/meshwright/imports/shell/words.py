@@ -51,6 +51,11 @@ def unmarked(text: str) -> str:
     return _MARK.sub("", text)
 
 
+def unquoted(text: str) -> str:
+    """A text whose marks hold no quotes: those of a value that only the machine knows are none of the text's own."""
+    return _MARK.sub(lambda found: re.sub(r"['\"`\\]", "", found.group()), text)
+
+
 @dataclass
 class Scope:
     """Variables of a script, its positional parameters, and how to evaluate a substitution."""
