@@ -7,7 +7,7 @@ from folders import GUESS, put
 
 from meshwright.imports.files import import_text
 from meshwright.imports.reading import Given, Imported
-from meshwright.specs import load_cluster
+from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
 
 AXOLOTL = """
@@ -181,3 +181,57 @@ def test_what_stands_under_a_program_s_main_counts(tmp_path: Path):
     words = "deepspeed --num_gpus 4 train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --bf16"
     tune = put(tmp_path, words, train__py=UNDER_MAIN).job.finetune
     assert tune and (tune.rank, set(tune.targets)) == (24, {"q", "v"})
+
+
+def test_tables_of_adapters_and_widths_inside_arguments():
+    text = """
+model: {model_id: mistralai/Mistral-7B-Instruct-v0.3}
+training: {per_device_train_batch_size: 2, gradient_accumulation_steps: 8, bf16: true}
+quantization: {use_4bit: true, bnb_4bit_quant_type: nf4}
+sft: {max_seq_length: 2048, packing: true}
+"""
+    tune = import_text(text, "t.yaml", GUESS).job.finetune
+    assert tune and tune.storage == "nf4"
+    plain = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 1\npeft: {lora_r: 24, target_modules: [q_proj, v_proj, o_proj], use_qlora: true}\n"
+    tune = import_text(plain, "t.yaml", GUESS).job.finetune
+    assert tune and (tune.rank, set(tune.targets), tune.storage) == (24, {"q", "v", "o"}, "nf4")
+    off = plain.replace("use_qlora: true", "enabled: false")
+    assert import_text(off, "t.yaml", GUESS).job.finetune is None
+
+
+HYDRA = """
+import hydra
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+@hydra.main(config_path="configs", config_name="sft")
+def main(config):
+    Trainer(model=AutoModelForCausalLM.from_pretrained(config.pretrained_model_name), args=TrainingArguments(**config.arguments)).train()
+main()
+"""
+GRPO = """
+model_name: run-of-tuesday
+pretrained_model_name: Qwen/Qwen2.5-7B
+max_length: 2048
+batch_size: 4
+lr: 1e-5
+is_quantized: false
+is_peft: false
+quantization_config: {load_in_4bit: true}
+peft_config: {r: 128, target_modules: all-linear}
+"""
+
+
+@pytest.mark.parametrize("said", ["--config-name grpo", "--config-name=grpo.yaml"])
+def test_switches_left_off_decide_over_tables(tmp_path: Path, said: str):
+    run = put(tmp_path, f"accelerate launch --num_processes 4 main.py {said}", main__py=HYDRA, configs___grpo__yaml=GRPO)  # fmt: skip
+    assert (run.model.name, run.job.finetune, run.task) == ("qwen2.5-7b", None, "grpo")
+
+
+def test_encoders_called_after_bert_are_refused():
+    with pytest.raises(SpecError, match="encoder"):
+        import_text("python train.py --model_name allenai/scibert_scivocab_uncased --batch_size 16 --num_epochs 10 --max_seq_length 256\n", "r.sh", GUESS)  # fmt: skip
+
+
+def test_processors_are_no_devices():
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\nmixed_precision: 'no'\nnum_machines: 1\nnum_processes: 1\nuse_cpu: true\n"
+    run = import_text(text, "a.yaml", Given(model=load_model("llama3-8b"), guess=True))
+    assert "processors" in said(run, "use_cpu")

@@ -23,7 +23,8 @@ _EXPERTS = re.compile(r"(?<!\d)\d+x\d|-a\d+(\.\d+)?b", re.IGNORECASE)
 
 
 _ENCODERS = re.compile(
-    r"(?:^|[_-])(?:esm2?|esm1nv|bert|roberta|deberta|vit|clip|electra)(?:[_-]|\d|$)", re.IGNORECASE
+    r"(?:^|[_-])(?:esm2?|esm1nv|[a-z]{0,10}bert|roberta|deberta|vit|clip|electra)(?:[_-]|\d|$)",
+    re.IGNORECASE,
 )
 _BOTH = re.compile(
     r"(?:^|[_-])(?:m?t5|flan|(?:distil)?m?bart|pegasus|whisper|ul2|switch-(?:base|large|xxl|c))(?:[_-]|\d|$)",

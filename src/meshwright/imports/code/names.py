@@ -154,6 +154,8 @@ class Known:
             if arg.arg in self._said:
                 self.parameters[arg.arg] = literal(self.fields[arg.arg])
                 self._whence.setdefault(arg.arg, set()).add(arg.arg)
+            if arg.arg in self.parameters:  # its command line
+                self.arguments.setdefault(arg.arg, self.parameters[arg.arg])
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):

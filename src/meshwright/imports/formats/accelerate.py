@@ -77,6 +77,8 @@ def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | N
             f"runs on SageMaker: {options.loose('ec2_instance_type')}", "compute_environment"
         )
     kind = str(options.raw("distributed_type") or "NO").upper().rsplit(".", 1)[-1]
+    if kind == "MULTI_CPU" or options.flag("use_cpu"):
+        reading.unmodelled("use_cpu", "the run is on processors; the cluster's devices are priced")
     processes = options.whole("num_processes")
     hosts = options.whole("num_machines", default=1) or 1
     reading.devices, reading.hosts = processes, hosts

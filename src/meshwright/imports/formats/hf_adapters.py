@@ -36,6 +36,7 @@ def read_adapters(options: Options, reading: Reading) -> None:
     asked = options.flag(
         "is_lora",
         "use_peft",
+        "is_peft",
         "use_lora",
         "lora",
         "lora_enable",

@@ -14,14 +14,16 @@ _AROUND = (
     "model_kwargs.",
     "quantization_config.",
     "bnb_config.",
+    "quantization.",
+    "bnb.",
     "parallelism_config.",
 )
 _FIELDS = re.compile(
-    r"load_in_[48]bit|bnb_4bit_\w+|torch_dtype|dtype|attn_implementation|tp_plan|(?:tp|cp|sp)_size|"
+    r"load_in_[48]bit|use_[48]bit|use_qlora|bnb_4bit_\w+|torch_dtype|dtype|attn_implementation|tp_plan|(?:tp|cp|sp)_size|"
     r"dp_(?:shard|replicate)_size|device_map|use_cache"
 )
-_ADAPTERS = ("peft_config.", "lora_config.")
-_OF_PEFT = re.compile(r"r|lora_alpha|lora_dropout|target_modules|modules_to_save|use_dora|use_rslora|peft_type|bias|task_type")  # fmt: skip
+_ADAPTERS = ("peft_config.", "lora_config.", "peft.", "lora.")
+_OF_PEFT = re.compile(r"r|rank|lora_r|lora_rank|enabled|lora_alpha|lora_dropout|target_modules|modules_to_save|use_dora|use_rslora|peft_type|bias|task_type")  # fmt: skip
 _DEEPSPEED = ("deepspeed", "deepspeed_config", "ds_config")
 _LONGEST = 100_000
 
@@ -49,7 +51,7 @@ def lifted(values: dict[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     if any(name.startswith(_ADAPTERS) for name in opened):
-        inner["use_peft"] = True
+        inner["use_peft"] = inner.pop("enabled", True)
     return {**inner, **found, **whole}
 
 
@@ -63,7 +65,9 @@ def _inside(name: str) -> str:
     for around in _ADAPTERS:
         field = name.removeprefix(around)
         if field != name and _OF_PEFT.fullmatch(field):
-            return "lora_r" if field == "r" else field
+            return "lora_r" if field in ("r", "rank") else field
+        if field != name and _FIELDS.fullmatch(field):
+            return field
     return ""
 
 

@@ -47,6 +47,7 @@ def read(
     for word in launch.words:  # `loss=dpo`: a group that says what it trains for
         if re.match(r"\+*(?:loss|method|algorithm|trainer|objective)=", word):
             name_task(reading, unmarked(word).partition("=")[2])
+    name_task(reading, _chosen(launch.words)[1])
     guessed = {one.option for one in reading.remarks if one.kind == "guess"}
     if "sharding" in guessed and (SHARDS.search(text) or COPIES.search(text)):
         reading.layout["zero"] = 3 if SHARDS.search(text) else 0
@@ -60,9 +61,8 @@ def read(
 def _settings(text: str, path: Path, words: list[str]) -> dict[str, Any] | None:
     """The tables that the program sees: the files of its `config_path`, the groups that words choose, words over both."""
     where, name = _named(text)
-    for flag, word in pairwise(words):
-        name = word if flag in ("--config-name", "-cn") else name
-        where = word if flag in ("--config-path", "-cp") else where
+    said_where, said_name = _chosen(words)
+    where, name = said_where or where, said_name or name
     root = (path.parent / where).resolve()
     file = root / f"{name.removesuffix('.yaml')}.yaml"
     if not name or not file.is_file():
@@ -78,6 +78,16 @@ def _settings(text: str, path: Path, words: list[str]) -> dict[str, Any] | None:
             table = {part: table}
         data = merged(data, table)
     return data
+
+
+def _chosen(words: list[str]) -> tuple[str, str]:
+    """The folder and the name of the configuration that a command says; empty where it says none."""
+    split = [part for word in words for part in (word.split("=", 1) if word.startswith("--config-") else [word])]  # fmt: skip
+    where = name = ""
+    for flag, word in pairwise(split):
+        name = unmarked(word) if flag in ("--config-name", "-cn") else name
+        where = unmarked(word) if flag in ("--config-path", "-cp") else where
+    return where, name
 
 
 def _named(text: str) -> tuple[str, str]:

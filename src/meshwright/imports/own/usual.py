@@ -49,7 +49,7 @@ BATCHES = (
 )
 TOKENS = 65_536
 """From here on a batch is one of tokens."""
-NAMES = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "hf_model",
+NAMES = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model_name", "hf_model",
          "config_name", "model_path", "model_variant", "init_ckpt", "model_dir", "hf_model_name_or_path", "model")  # fmt: skip
 _SHARED_SEQUENCES = (
     "seq_parallel_size", "sequence_parallel_degree", "seq_parallel_degree", "sp_degree", "ulysses_degree", "ulysses_parallel_size",
@@ -114,7 +114,7 @@ def read_table(
         f"{what} no framework's own: its options are read by their usual meaning",
     )
     reading.model = given.model or _shape(options, reading)
-    named = shape_named(options.loose(*NAMES), options.loose("config_name"))
+    named = shape_named(_name_of_model(options), options.loose("config_name"))
     if reading.model is None and named:
         refuse_other(named)
         reading.model_name = named
@@ -148,6 +148,13 @@ def read_table(
 def _names_of(flags: dict[str, Any]) -> list[str]:
     """What options that name data and models say."""
     return [str(value) for name, value in flags.items() if re.search(r"model|data|name|task|corpus", name)]  # fmt: skip
+
+
+def _name_of_model(options: Options) -> str:
+    """The first name that is a model's, else the first: a run has one, too, and calls it so."""
+    said = [text for name in NAMES if name in options and (text := options.loose(name))]
+    known = (one for one in said if model_named(one) is not None)
+    return next(known, said[0] if said else "")
 
 
 def _whole_batch(options: Options, reading: Reading, micro: str) -> int:

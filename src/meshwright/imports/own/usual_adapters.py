@@ -19,15 +19,22 @@ _TUNERS = (
 )
 
 
+_QUANTISES = ("is_quantized", "is_quantised", "use_quantization", "enable_quantization", "quantize")
+_IN_BITS = ("load_in_4bit", "use_4bit", "load_in_8bit", "use_8bit")
+
+
 def adapt(options: Options, reading: Reading) -> None:
     """Take the adapters that options describe, or that weights in 4 or 8 bits cannot do without."""
     kind = next((one for one in map(options.word, _TUNERS) if one), "")
     ranks = ("lora_r", "lora_rank", "r")
+    if options.has(*_QUANTISES) and not options.flag(*_QUANTISES):  # whatever stands in its tables
+        options.values |= {name: False for name in _IN_BITS if name in options}
     stored = options.flag("load_in_4bit", "use_4bit") or options.flag("load_in_8bit", "use_8bit")
     # A rank that the program would take for adapters says nothing of whether it makes any.
     said = any(name in options and name not in options.assumed for name in ranks)
     if not options.flag(
         "use_peft",
+        "is_peft",
         "use_lora",
         "lora",
         default="lora" in kind or "dora" in kind or (said and not kind) or stored,
