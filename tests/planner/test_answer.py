@@ -306,6 +306,20 @@ def test_neighbours_of_uneven_chunks_keep_their_number():
         assert {other.virtual_stages for other in near} == {4}
 
 
+def test_where_memory_is_asked_for_nobody_is_blamed_for_time():
+    """Frameworks ranked by headroom are compared by it, and no note speaks of times that are close."""
+    model, cluster = load_model("olmo3-7b"), load_cluster("h100:2x8")
+    job = Job(seq_len=8192, global_batch=64)
+    made = plan(model, cluster, job, objective="memory", defend=False, top=0)
+    first, *others = [one for one in made.frameworks if one.layout is not None]
+    for other in others:
+        assert other.peak_memory_bytes >= first.peak_memory_bytes
+        assert other.why_not.endswith("more memory")
+    assert others
+    assert "ranked by the memory that is left" in made.notes[0]
+    assert not any("too close to call: tp" in note or "survive" in note for note in made.notes)
+
+
 def test_a_batch_that_shares_badly_is_said():
     made = plan(SMALL, load_cluster("h100:1x7"),
                 Job(seq_len=2048, global_batch=512, framework="megatron"), defend=False)  # fmt: skip

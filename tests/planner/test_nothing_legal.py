@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.planner.constraints import Constraints
-from meshwright.planner.legality import Question
+from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.nothing_legal import any_legal
 from meshwright.planner.plan import plan
 from meshwright.planner.search import search
@@ -12,6 +12,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import Finetune
 from meshwright.specs.frameworks import AXIS_TITLES, framework, framework_names
 from meshwright.specs.job import Job
+from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
 
 CLUSTER = load_cluster("h100:2x8")
@@ -87,3 +88,11 @@ def test_fine_tuning_is_planned_for_its_own_stack_where_none_is_named():
     job = Job(seq_len=2048, global_batch=32, finetune=Finetune(method="lora"))
     made = plan(load_model("llama3-8b"), load_cluster("h100:1x8"), job, defend=False)
     assert made.job.framework == "trl"
+
+
+def test_the_stages_that_do_run_are_named():
+    """`estimate` without --zero under a framework that always shards: which stage it would take is said."""
+    question = Question(load_model("deepseek-v3"), load_cluster("h800:256x8"),
+                        Job(seq_len=4096, global_batch=15360, framework="hai-llm"))  # fmt: skip
+    said = why_illegal(question, Layout(pp=16, ep=64, dp=128)) or ""
+    assert said.endswith("not ZeRO-0, but ZeRO-1 with these degrees")

@@ -242,7 +242,7 @@ def require_expressible(model: Model, job: Job, cluster: Cluster) -> None:
         SpecError: every target of that framework lacks something of the job or the devices that no layout changes.
     """
     found = _inexpressible(model, job, cluster)
-    if found is not None and found[1].field != "model":
+    if found is not None and found[1].field not in ("model", "model.family"):
         target, stuck = found
         raise SpecError(
             stuck.field,

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.costs.columns import Bools, Ints, LayoutColumns, from_layouts, layers_per_rank
 from meshwright.planner.framework_rules import FRAMEWORK_RULES
 from meshwright.planner.layout_rules import LAYOUT_RULES
-from meshwright.planner.question import Question, Rule
+from meshwright.planner.question import Question, Rule, asked
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -60,6 +60,10 @@ def why_illegal(question: Question, layout: Layout) -> str | None:
     columns = from_layouts([layout])
     for rule in RULES:
         if bool(rule.forbids(question, columns)[0]):
+            stages = asked(question).zero_stages(tp=layout.tp, pp=layout.pp)
+            if rule.name == "framework: ZeRO stage" and layout.zero not in stages:
+                can = " or ".join(f"ZeRO-{stage}" for stage in stages)
+                return f"{rule.sentence}: not ZeRO-{layout.zero}, but {can} with these degrees"
             return rule.sentence
     return None
 

@@ -40,14 +40,22 @@ WORTH_ANOTHER_BATCH = 0.05
 
 
 def notes(
-    solution: Solution, best: Estimate, constraints: Constraints, asked: Question, replan: Replan
+    solution: Solution,
+    best: Estimate,
+    constraints: Constraints,
+    asked: Question,
+    replan: Replan,
+    by_memory: bool = False,
 ) -> list[str]:
-    """All notes of a plan, a sentence each; `replan` answers another question as this one was answered."""
+    """All notes of a plan, a sentence each; `replan` answers another question as this one was answered.
+
+    `by_memory`: layouts were ranked by the memory that they leave, whatever their time.
+    """
     question, result = solution.question, solution.result
-    found = [
-        "ranked by a pessimistic step time (communication up to 35 % slower than modelled); "
-        f"at least {MEMORY_MARGIN:.0%} of the modelled peak is kept free"
-    ]
+    ranked = "a pessimistic step time (communication up to 35 % slower than modelled)"
+    if by_memory:
+        ranked = "the memory that is left on the fullest device, whatever a step takes"
+    found = [f"ranked by {ranked}; at least {MEMORY_MARGIN:.0%} of the modelled peak is kept free"]
     if question.job.framework == UPPER_BOUND:
         asked_it = asked_for(asked.job)
         found.append(
@@ -77,7 +85,8 @@ def notes(
             "the fine-tuning tools' names of layers do not reach (`--targets` says otherwise)"
         )
     found += _dispatcher(solution, best, asked)
-    found += [*_close(solution, best), *_simulated(solution.choice)]
+    found += [] if by_memory else _close(solution, best)
+    found += _simulated(solution.choice)
     other = replace(asked, cluster=question.cluster)
     return [*found, *_poor_divisors(other, best, replan), *layout_notes(question, best)]
 

@@ -67,10 +67,10 @@ def _batch_expected(question: Question, constraints: Constraints) -> str:
     other = replace(question, job=job.but(global_batch=whole))
     if not any_legal(other, constraints):
         return ""
-    under = "" if job.framework == "any" else f"{asked(question).title} leaves "
+    under = "there are" if job.framework == "any" else f"{asked(question).title} has"
     return (
-        f"{under or 'there are '}no degrees on {world} devices whose data-parallel ranks divide it; "
-        f"{whole}, say, is divided"
+        f"{under} no degrees on {world} devices whose data-parallel ranks divide a batch of "
+        f"{job.global_batch}; one of {whole}, say, is divided"
     )
 
 

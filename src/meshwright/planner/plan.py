@@ -147,7 +147,7 @@ def plan(
         searched=solution.result.searched if objective == "cost" else found.searched,
         notes=(
             *_used(question.cluster, cluster),
-            *notes(solution, best, constraints, asked, found.replan),
+            *notes(solution, best, constraints, asked, found.replan, objective == "memory"),
             *capacity_note(question, chosen, best),
             *graph_note(question.job),
             *_unmeasured(question.cluster),
@@ -199,7 +199,7 @@ def _answers(
     solutions, refused = solve_all(asked, constraints, objective, progress=progress)
     found = _Answers(
         solutions,
-        answers(solutions, refused),
+        answers(solutions, refused, objective),
         all_searched([one.result.searched for one in solutions]),
         lambda _: None,
     )

@@ -310,7 +310,9 @@ def _rank(solution: Solution, objective: str) -> tuple[float, float]:
     return (odds if _starts(solution.question) else odds + 1.0, value)
 
 
-def answers(solutions: list[Solution], refused: dict[str, str]) -> tuple[FrameworkAnswer, ...]:
+def answers(
+    solutions: list[Solution], refused: dict[str, str], objective: str = "time"
+) -> tuple[FrameworkAnswer, ...]:
     """The table of a plan: what each framework would do, best first, and why not."""
     best = _priced(solutions[0])
     found = []
@@ -319,7 +321,7 @@ def answers(solutions: list[Solution], refused: dict[str, str]) -> tuple[Framewo
         if priced is None:
             found.append(FrameworkAnswer(framework=name, why_not=_shortfall(solution)))
             continue
-        why = "" if solution is solutions[0] else _why_not(solution, best, priced)
+        why = "" if solution is solutions[0] else _why_not(solution, best, priced, objective)
         found.append(
             FrameworkAnswer(
                 framework=name, layout=solution.layout, step_time_s=priced.step_time_s,
@@ -345,8 +347,13 @@ def _shortfall(solution: Solution) -> str:
     return f"does not fit: its lightest layout is short of {format_bytes(found[1])}"
 
 
-def _why_not(solution: Solution, best: Estimate | None, priced: Estimate) -> str:
+def _why_not(
+    solution: Solution, best: Estimate | None, priced: Estimate, objective: str = "time"
+) -> str:
     assert best is not None
+    more = priced.peak_memory_bytes - best.peak_memory_bytes
+    if objective == "memory" and more > 0:
+        return f"needs {format_bytes(more)} more memory"
     if (
         solution.result.fit_probability
         and (best.fit_probability or 1) - (priced.fit_probability or 1) > 0.1
