@@ -126,6 +126,28 @@ def test_the_deepspeed_export_runs_and_equals_plain_training(layout, tmp_path):
     assert losses == pytest.approx(plain, abs=3e-6)
 
 
+def test_the_deepspeed_export_trains_a_checkpoint_further(tmp_path):
+    """Under ZeRO-3, where transformers cuts shards while it reads."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    export(tiny_plan(LLAMA, dp=2, zero=3), "deepspeed").write(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("_meshwright")
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model.save_pretrained(tmp_path / "weights")
+    words = [
+        str(VALIDATORS / "deepspeed_cpu.py"),
+        "train.py",
+        "--backend",
+        "gloo",
+        "--weights",
+        "weights",
+    ]
+    losses = run(tmp_path, words, 2, DS_ACCELERATOR="cpu")
+    plain = plain_losses(tmp_path, seeded=lambda other: other.load_state_dict(model.state_dict()))
+    assert losses == pytest.approx(plain, abs=3e-6)
+
+
 def test_the_accelerate_export_runs_and_equals_plain_training(tmp_path):
     export(tiny_plan(LLAMA, dp=2), "accelerate").write(tmp_path)
     losses = run(tmp_path, ["train.py"], 2, ACCELERATE_USE_CPU="true")

@@ -9,6 +9,7 @@ from plans import make_plan
 
 from meshwright.exports.targets import export
 from meshwright.specs import Job, load_cluster
+from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
 TWO = make_plan("llama3-8b", tp=8, dp=2, cluster="h100:2x8")
@@ -77,7 +78,7 @@ def test_an_image_that_has_the_framework_on_the_vendor_s_devices():
 @pytest.mark.parametrize(
     ("device", "named"),
     [("gb200:2x4", "GB200:4"), ("mi325x:2x8", "MI325X:8"), ("v100:2x8", "V100-32GB:8"),
-     ("l40s:2x4", "L40S:4"), ("h20:2x8", "H20:8")],
+     ("l40s:2x4", "L40S:4"), ("h20:2x8", "H20:8"), ("rtx-pro-6000:2x8", "RTXPRO6000:8")],
 )  # fmt: skip
 def test_skypilot_knows_the_devices_and_sets_the_framework_up(device, named):
     cluster = load_cluster(device)
@@ -87,6 +88,18 @@ def test_skypilot_knows_the_devices_and_sets_the_framework_up(device, named):
     task = yaml.safe_load(export(plan, "skypilot", launches="deepspeed").files["sky.yaml"])
     assert task["resources"]["accelerators"] == named
     assert "deepspeed==" in task["setup"]
+
+
+def test_every_exported_device_has_a_name_at_skypilot_or_is_refused():
+    for name in ("l40:2x8", "mi350x:1x8", "mi300a:1x4"):
+        cluster = load_cluster(name)
+        plan = make_plan("llama3-8b", dp=cluster.gpus, zero=3, cluster=name)
+        if name.startswith("l40"):
+            task = yaml.safe_load(export(plan, "skypilot", launches="fsdp").files["sky.yaml"])
+            assert task["resources"]["accelerators"] == "L40:8"
+        else:
+            with pytest.raises(SpecError, match="SkyPilot has no name for hosts of MI3"):
+                export(plan, "skypilot", launches="fsdp")
 
 
 def test_skypilot_brings_an_image_where_no_machine_has_the_framework():

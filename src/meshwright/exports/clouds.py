@@ -12,24 +12,29 @@ from meshwright.exports.cluster_files import HUB, host_command, job_name, variab
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.images import machine_image, needs, setup
 from meshwright.exports.launch import Command
+from meshwright.specs.errors import SpecError
 from meshwright.specs.plan import Plan
 
 _SKY = (
     ("gb300", "GB300"), ("gb200", "GB200"), ("gh200", "GH200"), ("b300", "B300"), ("b200", "B200"),
     ("h200", "H200"), ("h20 ", "H20"), ("h100", "H100"), ("h800", "H800"), ("a800", "A800"),
     ("a100 pcie 80", "A100-80GB"), ("a100 sxm 80", "A100-80GB"), ("a100", "A100"),
-    ("v100 sxm 32", "V100-32GB"), ("v100", "V100"), ("l40s", "L40S"), ("l4 ", "L4"),
+    ("v100 sxm 32", "V100-32GB"), ("v100", "V100"), ("l40s", "L40S"), ("l40 ", "L40"), ("l4 ", "L4"),
     ("a10g", "A10G"), ("a10 ", "A10"), ("a40", "A40"), ("t4", "T4"), ("mi250", "MI250"),
-    ("mi300", "MI300X"), ("mi325", "MI325X"), ("mi355", "MI355X"), ("rtx 4090", "RTX4090"),
+    ("mi300x", "MI300X"), ("mi325", "MI325X"), ("mi355", "MI355X"), ("rtx 4090", "RTX4090"),
     ("rtx 3090", "RTX3090"), ("rtx 5090", "RTX5090"), ("rtx a6000", "RTXA6000"),
-    ("rtx a5000", "RTXA5000"), ("rtx 6000 ada", "RTX6000-Ada"), ("tpu v4", "tpu-v4"),
+    ("rtx a5000", "RTXA5000"), ("rtx 6000 ada", "RTX6000-Ada"), ("rtx pro 6000", "RTXPRO6000"), ("tpu v4", "tpu-v4"),
     ("tpu v5e", "tpu-v5litepod"), ("tpu v5p", "tpu-v5p"), ("tpu v6e", "tpu-v6e"),
     ("trainium1", "Trainium"), ("trainium2", "Trainium2"),
 )  # fmt: skip
 
 
 def skypilot(plan: Plan, command: Command, stamp: str) -> str:
-    """A SkyPilot task: it numbers its nodes and gives their addresses."""
+    """A SkyPilot task: it numbers its nodes and gives their addresses.
+
+    Raises:
+        SpecError: none of its clouds has hosts of such devices.
+    """
     hosts, per_host = check_hosts(plan)
     device = plan.cluster.device.name
     known = next((sky for part, sky in _SKY if part in device.lower()), None)
@@ -38,6 +43,8 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
         resources["accelerators"] = f"{known}-{per_host}"
     elif known:
         resources["accelerators"] = f"{known}:{per_host}"
+    elif plan.cluster.device.vendor != "cpu":
+        raise SpecError("cluster", plan.cluster.name, f"SkyPilot has no name for hosts of {device}")
     if container := machine_image(plan, command.framework):
         # No machine's own image has PyTorch for ROCm, or Transformer Engine; `setup` runs inside this one.
         resources["image_id"] = f"docker:{container}"

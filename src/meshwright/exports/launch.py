@@ -89,12 +89,13 @@ def torchrun_script(plan: Plan, command: Command, stamp: str) -> str:
         plan, command, '"${NODE_RANK:-0}"', '"${MASTER_ADDR:-127.0.0.1}"', '"${MASTER_PORT:-29500}"'
     )
     more = "".join(f"{word} " for word in command.filled())
+    asked = f"\n{command.asked()}" if command.inputs else ""
     head = " \\\n  ".join(" ".join(part) for part in (launcher[:5], launcher[5:]) if part)
     return (
         f"#!/usr/bin/env bash\n{stamp}{needs(plan, command.framework)}"
         "# Start it on every host; NODE_RANK counts hosts in network order from 0. What follows the\n"
         "# script's name goes on to the program.\n"
-        f"set -euo pipefail\n\n{command.asked()}{_meeting_point(plan, command)}\n"
+        f"set -euo pipefail\n{asked}{_meeting_point(plan, command)}\n"
         f"{exports(plan, command.framework)}\n"
         f'exec {head} \\\n  {command.text()} \\\n  {more}"$@"\n'
     )

@@ -302,9 +302,14 @@ def _notes(plan: Plan, name: str) -> tuple[str, ...]:
         return found
     if plan.job.finetune is not None:
         found += (
-            f"the files begin with new weights: tell {framework.title} where those to train further lie",
+            f"the files begin with new weights: tell {framework.title} where those to train further lie"
+            + (" (bash run.sh --weights FOLDER)" if _reads_weights(plan, name) else ""),
         )
     return found if name in ("torchtitan", "maxtext") else (*found, *unknown_numbers(plan.model))
+
+
+def _reads_weights(plan: Plan, name: str) -> bool:
+    return name == "accelerate" or (name == "deepspeed" and plan.layout.pp == 1)
 
 
 def _started(plan: Plan, name: str, files: dict[str, str]) -> Command:
