@@ -55,6 +55,7 @@ from meshwright.imports.formats import (
     veomni,
 )
 from meshwright.imports.formats import verl as hydra
+from meshwright.imports.logged_tables import unwrapped
 from meshwright.imports.own import tables as own_tables
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.word_overrides import overridden
@@ -78,7 +79,7 @@ def read(
     Raises:
         SpecError: it cannot be parsed, or is of no known framework.
     """
-    data = nemo.whole(_parsed(text, name))
+    data = nemo.whole(unwrapped(_parsed(text, name)))
     if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
     if isinstance(stamped := data.get(STAMP_KEY), dict):

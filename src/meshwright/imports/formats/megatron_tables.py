@@ -66,6 +66,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         names = parts if isinstance(parts, list) else [parts]
         reading.note(f"{', '.join(map(str, names[:6]))} which it extends are not read", "extends")
     asked_in_table(whole, reading)
+    world = table.get("world_size")  # in a print of all arguments of a run
+    if isinstance(world, int) and world > 0 and not reading.world():
+        reading.devices = world
     return reading
 
 

@@ -19,6 +19,8 @@ _SIGNS = (
     "moe-tp-extend-ep", "moe-permutation-async-comm", "moe-alltoall-overlap-comm", "ai-framework", "use-cp-send-recv-overlap",
     "model-type-hf", "recompute-activation-function", "o2-optimizer", "multi-head-latent-attention", "gemm-gradient-accumulation-fusion",
     "use-ascend-coc", "use-ascend-mc2", "moe-fb-overlap", "tp-2d", "smart-swap", "tokenizer-not-use-fast",
+    "is-instruction-dataset", "is-pairwise-dataset", "prompt-type", "no-pad-to-seq-lengths", "use-fused-swiglu", "use-fused-rmsnorm",
+    "use-fused-rotary-pos-emb", "use-fused-ring-attention-update", "use-glm-rope", "enable-high-availability",
 )  # fmt: skip
 """Names that only MindSpeed and its model library have."""
 _METHODS = {
@@ -170,13 +172,15 @@ def refine(options: Options, reading: Reading, fields: dict[str, Any]) -> None:
     if options.flag("reuse-fp32-param"):
         # A 32-bit weight is the 16-bit one and what rounding took from it.
         reading.job["precision"]["master_bytes"] = 2
-    if options.has("lora-r") or options.has("lora-target-modules"):
+    targets, rank = options.raw("lora-target-modules"), options.whole("lora-r", default=8)
+    # A print of all arguments has a rank, and no modules, where there are no adapters.
+    if targets or (options.has("lora-r") and not options.has("lora-target-modules")):
         adapters(
             reading,
             method="qlora" if options.flag("qlora") else "lora",
-            rank=options.whole("lora-r", default=8),
+            rank=rank,
             alpha=options.number("lora-alpha"),
-            targets=options.raw("lora-target-modules"),
+            targets=targets,
             dropout=options.number("lora-dropout"),
             option="--lora-target-modules",
         )
