@@ -235,3 +235,37 @@ def test_processors_are_no_devices():
     text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\nmixed_precision: 'no'\nnum_machines: 1\nnum_processes: 1\nuse_cpu: true\n"
     run = import_text(text, "a.yaml", Given(model=load_model("llama3-8b"), guess=True))
     assert "processors" in said(run, "use_cpu")
+
+
+METHOD = """
+model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
+grpo: {per_device_train_batch_size: 6, gradient_accumulation_steps: 16, max_prompt_length: 512, max_completion_length: 3584, beta: 0.04,
+       bf16: true, gradient_checkpointing: true, num_generations: 6, learning_rate: 1e-6}
+lora: {enabled: true, r: 24, target_modules: [q_proj, v_proj]}
+"""
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_arguments_in_a_table_called_after_its_method(tmp_path: Path, started: bool):
+    words = "accelerate launch --num_processes 2 grpo.py --config c.yaml --seed 1"
+    run = put(tmp_path, words, c__yaml=METHOD) if started else import_text(METHOD, "c.yaml", GUESS)
+    tune = run.job.finetune
+    assert tune and (tune.rank, set(tune.targets)) == (24, {"q", "v"})
+    assert (run.layout.micro_batch, run.job.seq_len, run.layout.recompute) == (6, 4096, "full")
+    assert run.job.global_batch == 6 * 16 * run.layout.dp and (run.task, run.reference) == ("grpo", True)  # fmt: skip
+    off = import_text(METHOD.replace("enabled: true", "enabled: false"), "c.yaml", GUESS)
+    assert off.job.finetune is None
+
+
+PHASES = """
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
+SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2, max_length=4096, bf16=True)).train()
+DPOTrainer(model=model, args=DPOConfig(per_device_train_batch_size=1, beta=0.1, max_prompt_length=512)).train()
+"""
+
+
+def test_the_first_phase_of_a_program_names_its_task():
+    run = import_text(PHASES, "train.py", GUESS)
+    assert (run.task, run.layout.micro_batch) == ("", 2)

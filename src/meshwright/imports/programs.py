@@ -82,6 +82,10 @@ def _refuse_other(text: str, name: str) -> None:
         raise SpecError("config", name, f"trains a classifier of sequences: {PLANNED}")
 
 
+_STAGES = {"sft": {"stage": "sft"}}
+"""What a program's first trainer says of its task, by itself."""
+
+
 def read(
     text: str,
     name: str,
@@ -155,7 +159,9 @@ def read(
     _by_library(text, found, reading)
     if lightning.is_one(text):
         found = lightning.translated(text, found, reading)
-    reading = hf.fill(Options(found), reading, given, folder)
+    reading = hf.fill(
+        Options(found | _STAGES.get(str(made["_trainer"]), {})), reading, given, folder
+    )
     if computed:
         told = ", ".join(f"{key} from {text}" for key, text in computed.items())
         if "per_device_train_batch_size" in computed:

@@ -13,7 +13,7 @@ from meshwright.imports.formats import accelerate, trl_command
 from meshwright.imports.formats.hf_adapters import read_adapters
 from meshwright.imports.formats.hf_launcher import launcher, one_process
 from meshwright.imports.formats.hf_lengths import sequences
-from meshwright.imports.formats.hf_nested import lifted
+from meshwright.imports.formats.hf_nested import lifted, raised
 from meshwright.imports.formats.hf_programs import negated, set_defaults, set_switches, trl_defaults
 from meshwright.imports.formats.hf_sharding import agrees, sharding
 from meshwright.imports.interpolate import LIMITS
@@ -96,7 +96,7 @@ def read_words(
     values: dict[str, Any] = {}
     if text:
         data = parse_yaml(text, "file", "configuration", LIMITS)
-        values = flattened(data) if isinstance(data, dict) else {}
+        values = flattened(raised(data)[0]) if isinstance(data, dict) else {}
     flags = {name.replace("-", "_"): value for name, value in flags_of(launch.words).items()}
     values |= {k: v for k, v in flags.items() if k != "config"}
     if launch.program.startswith("llamafactory"):  # `key=value`, as OmegaConf takes it
@@ -211,6 +211,8 @@ def fill(
 def _task(options: Options, reading: Reading) -> None:
     """What is trained for, by a stage's name or by options that one task has."""
     name_task(reading, options.loose("stage", "rlhf_type", "training_stage"))
+    if options.word("stage") in ("sft", "pt"):
+        return  # whatever another phase of the same file is told
     answers = options.has("max_completion_length") and not options.has("beta", "loss_type")
     name_by_options(reading, options)
     if options.has("reward_funcs", "num_generations") or answers:

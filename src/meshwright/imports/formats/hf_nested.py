@@ -28,6 +28,20 @@ _DEEPSPEED = ("deepspeed", "deepspeed_config", "ds_config")
 _LONGEST = 100_000
 
 
+METHODS = ("sft", "dpo", "kto", "orpo", "grpo", "trl")
+"""Tables of a file of one's own that are called after what they train for."""
+
+
+def raised(data: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """A file whose TrainingArguments stand in a table called after a method, with that table's fields outside; and its name."""
+    for name in METHODS:
+        inner = data.get(name)
+        if isinstance(inner, dict) and "per_device_train_batch_size" in inner:
+            others = {key: value for key, value in data.items() if key not in METHODS}
+            return {**others, **inner}, name
+    return data, ""
+
+
 def lifted(values: dict[str, Any]) -> dict[str, Any]:
     """Options with the fields of such tables under their own names; what stands outside counts over them."""
     opened: dict[str, Any] = {}

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.formats import accelerate, deepspeed, hf, hf_programs, trl_command
+from meshwright.imports.formats.hf_nested import METHODS, raised
 from meshwright.imports.not_training import says_training
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
 
@@ -51,7 +53,6 @@ def _length_of_data(data: dict[str, Any]) -> int:
     return next((one for one in said if one > 1), 0)
 
 
-_METHODS = ("sft", "dpo", "kto", "orpo", "grpo", "trl")
 _ASIDE = ("container", "slurm", "paths", "logging", "checkpointing", "wandb", "accelerate")
 
 
@@ -67,7 +68,7 @@ def _wrapped(data: dict[str, Any], reading: Reading, given: Given) -> dict[str, 
         hosts, per_host = counts[0] or counts[1] or 1, counts[2]
         if isinstance(hosts, int) and isinstance(per_host, int):
             reading.hosts, reading.per_host = hosts, per_host
-    for method in _METHODS:
+    for method in METHODS:
         if isinstance(data.get(method), dict):
             data |= data.pop(method)
     for name in _ASIDE:
@@ -131,6 +132,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         alone = "" if "deepspeed_stage" in data else ", without sharding,"
         reading.guess("--mixed_precision", f"is the launcher's: bf16, as open-instruct's scripts have it{alone} is taken")  # fmt: skip
     place, inner = nested(data)
+    if not inner:
+        data, method = raised(data)
+        name_task(reading, method)
     if inner:
         data = _with_model(_wrapped(data, reading, given))
         peft: dict[str, Any] = next(
@@ -146,7 +150,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
             data.pop("adapter_config")
         if "adalora" in str(peft.get("peft_type", "")).lower():
             reading.unmodelled("peft_type", "AdaLoRA moves ranks between matrices; adapters of one rank are priced")  # fmt: skip
-        adapted = {"use_lora": True, "lora_rank": peft.get("r", 8)} if peft else {}
+        on = bool(peft) and peft.get("enabled", True) is not False
+        adapted = {"use_lora": on, "lora_rank": peft.get("r", 8)} if peft else {}
+        peft = peft if on else {}
         lengths = [data.get(name, 0) for name in ("max_input_length", "max_output_length")]
         total = sum(one for one in lengths if isinstance(one, int))
         inner = data[place]
