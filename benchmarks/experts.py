@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from expert_witnesses import Witness, witness_of
+from meshwright.costs.columns import layers_per_rank
 from meshwright.costs.step import estimate
 from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.machines import SkipRow
@@ -193,11 +194,19 @@ def judge(recipe: Recipe) -> Verdict | None:
     witness, measured_rate = found or (None, math.nan)
     return Verdict(
         recipe.name, recipe.source, f"{cluster.gpus} × {cluster.device.name}",
-        question.model.experts is not None, layout.label(), solution.layout.label(), refused,
+        question.model.experts is not None, _shown(layout), _shown(solution.layout), refused,
         expert.fits, expert.fit_probability or 0.0, expert.step_time_s, best.step_time_s, gain,
         why_lost(question, best, expert, layout) if large else "", witness, measured_rate,
         recipe.measured_s, 1 - boldest.step_time_s / expert.step_time_s,
     )  # fmt: skip
+
+
+def _shown(layout: Layout) -> str:
+    """A layout's label, with the layers of its first, its fullest and its last rank where they are named."""
+    if layout.stage_layers is None:
+        return layout.label()
+    ranks = layers_per_rank(layout, layout.stage_layers)
+    return f"{layout.label()} layers:{ranks[0]}/{max(ranks)}/{ranks[-1]}"
 
 
 def summary(found: list[Verdict]) -> dict[str, Any]:
@@ -241,7 +250,8 @@ def page(found: list[Verdict], unanswered: list[str]) -> str:
         f"and batch, by default one that fits with {WANTED:.0%}; the gain is what the planner claims over the expert, so a large one is more likely "
         "an error of the cost model than of the expert. It is not where another layout of the same model "
         "was measured to be faster per device than the expert's, on the same device, at the same length "
-        "and no lower precision: the last section names that run.", "",
+        "and no lower precision: the last section names that run. `layers:19/21/19` are those of the first, the fullest and "
+        "the last rank of a pipeline whose stages are named.", "",
         "| figure | value |", "|---|--:|",
         f"| recipes | {figures['recipes']} |",
         f"| refused (the framework could not run it, we say) | {figures['refused']} |",
