@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meshwright.imports.shell.numbers import calculated
 from meshwright.imports.shell.words import mark, unset
 from meshwright.specs.foreign import Limits, parse_yaml, read_text
 
@@ -79,6 +80,8 @@ def _looked_up(
         return default if unset(default) else _typed(default)
     if name in _COMPUTED and colon:
         return _computed(name, default)
+    if (name in _COMPARED or name in ("if", "oc.eval", "eval")) and colon:
+        return _decided(name, default)
     if name == "oc.select":
         name, colon, default = default.partition(",")
     bare = name.strip().lstrip(".")
@@ -118,6 +121,30 @@ def _computed(name: str, text: str) -> Any:
             return mark(f"{name}:{text}"[:60])
         found = _COMPUTED[name](found, one)
     return int(found) if float(found).is_integer() else found
+
+
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "gt": lambda a, b: a > b, "lt": lambda a, b: a < b, "ge": lambda a, b: a >= b, "le": lambda a, b: a <= b,
+    "eq": lambda a, b: a == b, "neq": lambda a, b: a != b,
+}  # fmt: skip
+
+
+def _decided(name: str, text: str) -> Any:
+    """What a comparison, `if:test,this,that` or an expression in Python's words comes to; a mark where it cannot be said."""
+    if missing := unset(text):
+        return mark(missing[0])
+    if name.endswith("eval"):
+        found = calculated(text)
+        return mark(f"{name}:{text}"[:60]) if found is None else _typed(found)
+    values = [_typed(one) for one in text.split(",")]
+    if name == "if" and len(values) == 3:
+        return values[1] if values[0] else values[2]
+    if name in _COMPARED and len(values) == 2:
+        try:
+            return _COMPARED[name](*values)
+        except TypeError:
+            pass
+    return mark(f"{name}:{text}"[:60])
 
 
 def _typed(text: str) -> Any:

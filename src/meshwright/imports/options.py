@@ -296,7 +296,7 @@ class Missing(SpecError):
         if name.isdigit():
             remedy = f'the script takes it as its argument {name}: --args "…" gives all of them; --guess takes what it can'
         elif name.startswith("$"):
-            remedy = "this depends on the machine; give the option's value with --set"
+            remedy = "this depends on the machine; give the option's value with --set; --guess takes what it can"
         elif said:
             remedy = f"{plain} is what {said[:60]} says on the machine: --set {plain}=… gives it; --guess takes what it can"
         else:

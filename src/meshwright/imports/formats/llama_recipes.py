@@ -87,7 +87,8 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
     _sharding(options, reading, shards)
     _job(options, reading, shards, source, launch.program)
     _adapters(options, reading)
-    if options.flag("freeze_layers") and "finetune" not in reading.job:
+    frozen = str(options.raw("freeze_layers")).lower()  # true, or which ones: `0-2,4-6`
+    if frozen not in ("none", "false", "0") and "finetune" not in reading.job:
         frozen_part(reading, "--freeze_layers")
     one_process(launch, reading)
     if not shards and launch.starts_ranks():

@@ -48,7 +48,7 @@ def after(options: Options, reading: Reading) -> None:
     if options.number("log-probs-chunk-size") > 0:
         reading.unmodelled("--log-probs-chunk-size", "log-probabilities are taken in parts; the estimate holds all logits")  # fmt: skip
     for name, what in _SAID.items():
-        if options.text(name):
+        if options.raw(name):  # whatever it says: a file's name may be open
             reading.unmodelled(f"--{name}", what)
 
 
