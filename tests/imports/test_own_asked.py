@@ -202,3 +202,35 @@ def test_a_loop_around_a_library_s_model_runs_on_one_device():
     found = read(text + MADE + LOOP)
     assert (found.layout.world, found.layout.micro_batch, found.job.seq_len) == (1, 3, 256)
     assert read(text + "model = DDP(model)\n" + MADE + LOOP).layout.world == 8
+
+
+def command(folder: Path, model: str, words: str, loop: str = ""):
+    """A script that starts a program beside it, whose options say its sizes."""
+    names = ("n-layer", "n-head", "n-embd", "batch-size", "block-size")
+    parse = "import argparse\nparser = argparse.ArgumentParser()\n" + "".join(f"parser.add_argument('--{name}', type=int)\n" for name in names)  # fmt: skip
+    (folder / "model.py").write_text(MODEL + model)
+    (folder / "train.py").write_text(f"from model import GPT\n{parse}{MADE}{loop}" + LOOP)
+    sizes = " ".join(f"--{name} {size}" for name, size in zip(names, (10, 5, 640, 6, 512), strict=True))  # fmt: skip
+    (folder / "run.sh").write_text(f"torchrun --nproc_per_node=4 train.py {sizes} {words}\n")
+    return import_file(folder / "run.sh", GUESS)
+
+
+def test_a_command_s_model_is_built_as_the_code_at_hand_says(tmp_path: Path):
+    llama = "class SwiGLU: pass\nclass RMSNorm: pass\ndef apply_rotary(x): pass\n"
+    model = command(tmp_path, llama, "").model
+    assert (model.layers, model.hidden, model.gated, model.norm) == (10, 640, True, "rmsnorm")
+
+
+def test_a_command_s_mixture_is_never_read_as_dense(tmp_path: Path):
+    experts = "class SparseMoE(nn.Module): pass\nclass Block(nn.Module):\n    def __init__(self):\n        self.mlp = SparseMoE()\n"
+    with pytest.raises(SpecError, match="builds layers of experts"):
+        command(tmp_path, experts, "")
+
+
+def test_an_optimizer_that_the_command_says_counts_over_the_code(tmp_path: Path):
+    assert command(tmp_path, "", "--optimizer lion").job.optimizer.name == "lion"
+
+
+def test_an_optimizer_that_an_option_chooses_is_read_by_it(tmp_path: Path):
+    loop = "parser.add_argument('--optimizer', default='adamw')\nother = torch.optim.SGD(model.parameters())\n"
+    assert command(tmp_path, "", "", loop).job.optimizer.name == "adamw"

@@ -18,7 +18,9 @@ from meshwright.imports.other_models import refuse_program
 from meshwright.imports.own import commands as usual_commands
 from meshwright.imports.own import usual
 from meshwright.imports.own.arguments import own_defaults, typed
+from meshwright.imports.own.asked import asks_for_experts
 from meshwright.imports.own.layers import fuses_loss, lay_out, own_adapters
+from meshwright.imports.own.made_with import mixes_experts
 from meshwright.imports.own.program_settings import program_settings, recomputes
 from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, texts_beside
 from meshwright.imports.own.tables import inert
@@ -72,18 +74,24 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     refuse_program(text, path.name)
     said = {name: typed(value) for name, value in usual_commands.flags_of_words(launch).items()}
     own = _defaults(text) | own_defaults(program, folder)
-    if usual.says_enough({**own, **said}):
-        return read_loop(text, launch, own, said, given, folder)
+    options = {**own, **said}
     tree = parse_python(text)
     others = texts_beside(text, path.parent)
-    own = own if tree is None else said_by(tree, others) | own
-    own.pop(SEVERAL, 0)
+    if not usual.says_enough({**own, **said}):
+        own = own if tree is None else said_by(tree, others) | own
+        own.pop(SEVERAL, 0)
     if not usual.says_enough({**own, **said}):
         return None
-    reading = read_loop(text, launch, own, said, given, folder)
+    trees = [one for one in map(parse_python, (text, *others)) if one is not None]
+    mixed = mixes_experts(trees, {**own, **said}) and given.model is None
+    told = {one: own[one] for one in usual.OF_EXPERTS if mixed and one in own}
+    reading = read_loop(text, launch, own, {**told, **said}, given, folder)
+    if mixed and reading.model is not None and reading.model.experts is None:
+        raise asks_for_experts(path.name)
     whole = "\n".join([text, *others])
-    optimize(reading, text, whole)
-    build(reading, whole, given, own)
+    if not {"optimizer", "optim"} & set(options):  # one that an option chooses is read by it
+        optimize(reading, text, whole)
+    build(reading, whole, given, {**own, **said})
     return reading
 
 

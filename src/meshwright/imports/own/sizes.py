@@ -251,6 +251,8 @@ _BUILDS = re.compile(
 
 def _built_elsewhere(reading: Reading, model: Model, text: str) -> None:
     """Say that the code which builds the model is not at hand; a class called GPT is taken for one like GPT-2."""
+    if re.search(r"ForCausalLM|LMHeadModel|\bAutoModel", text):
+        return  # a library builds it, as its kind is
     if re.search(r"\bGPT\w{0,20}\(", text) and re.search(r"\bn_embd\b", text):
         fields = {"positions": "learned", "max_positions": max(reading.seq_len, 1), "tied_embeddings": True}  # fmt: skip
         reading.model = Model.parse({**model.model_dump(), **fields}, "model")
@@ -273,11 +275,11 @@ def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> 
     if not _BUILDS.search(text):
         _built_elsewhere(reading, model, text)
         return
-    gated = bool(_GATED.search(text))
+    gated = model.gated or bool(_GATED.search(text))
     rotary, learned = bool(_ROTARY.search(text)), bool(_LEARNED.search(text))
     fields: dict[str, Any] = {
         "gated": gated,
-        "norm": "rmsnorm" if _RMS.search(text) else "layernorm",
+        "norm": "rmsnorm" if model.norm == "rmsnorm" or _RMS.search(text) else "layernorm",
         "tied_embeddings": bool(
             next((own[one] for one in usual.TIES if one in own), _TIED.search(text))
         ),
