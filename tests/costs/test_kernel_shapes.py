@@ -13,12 +13,14 @@ from meshwright.costs.kernels import (
     expert_times_s,
     flash_attention_time_s,
     gemm_time_s,
+    generation,
     generations,
     kernels_for,
     linear_times_s,
 )
 from meshwright.costs.step import price
-from meshwright.specs import Job, Layout, load_cluster, load_model
+from meshwright.specs import Job, Layout, load_cluster, load_model, presets
+from meshwright.specs.devices import device_names, load_device
 from meshwright.specs.job import RECIPES
 
 KERNELS = Path(__file__).parents[3] / "shared" / "kernels"
@@ -36,6 +38,16 @@ def h100():
 def test_every_generation_names_a_measured_device_of_like_build():
     assert {str(table["like"]) for table in generations().values()} <= set(measured())
     assert set(CHIPS.values()) <= set(measured())
+
+
+def test_no_nvidia_preset_is_of_an_unknown_generation():
+    nvidia = [
+        name for name in device_names() if presets.table("devices")[name]["vendor"] == "nvidia"
+    ]
+    unknown = [name for name in nvidia if generation(load_device(name)) == "other"]
+    assert len(nvidia) > 20 and not unknown
+    assert generation(load_device("a6000")) == generation(load_device("a40")) == "ampere"
+    assert generation(load_device("rtx-pro-6000")) == "ada"  # sm_120 multiplies as sm_89 does
 
 
 def test_measured_rates_lie_below_the_data_sheets():

@@ -303,3 +303,14 @@ def test_what_was_measured_is_no_remark():
         [{"model": "Llama3-8B", "t": "667.35ms", "nvidia-smi": "48182MiB / 183359MiB", "steady": "9.6 s/it", "how": "packed"}]
     )  # fmt: skip
     assert row["setup"] == "nvidia-smi; how: packed"
+
+
+def test_remarks_above_a_header_and_a_rank_in_a_sentence(tmp_path):
+    (row,) = rows_of(tmp_path, "# our cluster, June\nmodel,gpus,seq\nLlama3-8B,8,2048\n", "a.csv")
+    assert (row["model"], row["gpus"]) == ("Llama3-8B", "8")
+    (row,) = rows_of(tmp_path, "#GPUs,model,seq\n8,Llama3-8B,2048\n", "b.csv")
+    assert row["gpus"] == "8"
+    text = f"Llama3-8B with LoRA r=8 on 1 H100, seq 2048, batch size 1\n{TABLE}"
+    assert import_row(rows_of(tmp_path, text)[0]).job.finetune.rank == 8
+    (row,) = in_the_schema([{"model": "OLMo 7B", "gpus": "8", "seq": "2048", "Batch (tokens)": "~4M"}])  # fmt: skip
+    assert row["setup"] == "global batch tokens=4M"

@@ -69,6 +69,12 @@ def told_by(text: str, names_a_model: Callable[[str], bool]) -> dict[str, str]:
     return told | _settings(text[-_NEAR:], only_names=True)
 
 
+_ADAPTERS = re.compile(
+    r"(?<![a-z])(Q?-?LoRA)(?![a-z])(?:[ (,]{1,3}(?:with )?r(?:ank)?[ =:]{1,3}(\d+))?", re.IGNORECASE
+)
+"""Adapters with their rank: `LoRA r=8`, `QLoRA (rank 64)`."""
+
+
 def _settings(text: str, only_names: bool = False) -> dict[str, str]:
     """The software that a text names, where it is one program, with torch.compile; a heading's other words beside it."""
     names = programs_named(text)
@@ -76,7 +82,7 @@ def _settings(text: str, only_names: bool = False) -> dict[str, str]:
         return {}
     words = [*names, *(["torch.compile"] if says(r"torch\.?compile\b", text) else [])]
     adapters = {
-        one.lower() for one in re.findall(r"(?<![a-z])Q?-?LoRA(?![a-z])", text, re.IGNORECASE)
+        " r=".join(filter(None, (kind.lower(), rank))) for kind, rank in _ADAPTERS.findall(text)
     }
     if only_names and len(adapters) == 1 and not re.search(r"\bfull\b", text, re.IGNORECASE):
         words.append(adapters.pop())

@@ -37,6 +37,9 @@ sources that weigh alike. Memory was measured by one source in nearly nine hundr
 one to a few hundred: neither may it speak for all, nor one row as much as a hundred. `promise_kept` says what that is
 worth."""
 
+FEWEST_ROWS = round(2.0 / (1.0 - COVERAGE))
+"""Rows from which on a group has ends of its own: of fewer, an end that leaves a tenth outside is a single row."""
+
 READ_FEW = 100.0
 """The same for rows as people have them, of step times as of memory."""
 
@@ -109,7 +112,8 @@ def _table(
     ranges = []
     for (device, kind), members in sorted(groups.items()):
         sources = {one.source for one in members}
-        if len(sources) < SOURCES and (device, kind) != (ANY, ANY):
+        known_little = len(sources) < SOURCES or len(members) < FEWEST_ROWS
+        if known_little and (device, kind) != (ANY, ANY):
             continue
         low, high = _quantiles(members, few)
         ranges.append(

@@ -63,8 +63,22 @@ def grids(text: str) -> list[Grid]:
     return [grid for grid, _ in tables(text)]
 
 
+def _below_remarks(text: str) -> str:
+    """A table without the lines above its header that begin with `#` and hold fewer cells than the next: `#GPUs` is none."""
+    rest = text.lstrip("\ufeff\r\n ")
+    passed = False
+    while rest.startswith("#") and "\n" in rest:
+        first, below = rest.split("\n", 1)
+        following = below.split("\n", 1)[0]
+        if all(first.count(one) >= following.count(one) for one in ",;\t"):
+            break
+        rest, passed = below, True
+    return rest if passed else text
+
+
 def with_commas(text: str) -> str:
     """Return a table that tabs, semicolons or runs of blanks separate as CSV; any other as it is."""
+    text = _below_remarks(text)
     head = text.lstrip("\ufeff\r\n ").split("\n", 1)[0]
     if "," in head:
         return text

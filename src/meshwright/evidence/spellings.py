@@ -108,7 +108,7 @@ def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = ""
         if column == heads.ACCUMULATION:
             said += [f"gradient accumulation {cell}"] * bool(cell.strip())
         elif column == heads.BATCH_TOKENS:
-            said += [f"global batch tokens={cell.strip()}"] * bool(cell.strip())
+            said += [f"global batch tokens={cell.strip().lstrip('~≈ ')}"] * bool(cell.strip())
         elif column == heads.CHECKPOINTED:
             _checkpointed(cell, found, said)
         elif column == heads.SAID and MEASURED_CELL.match(cell):
