@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from folders import GUESS, put
 
-from meshwright.imports.files import import_text
+from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given, Imported
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
@@ -269,3 +269,14 @@ DPOTrainer(model=model, args=DPOConfig(per_device_train_batch_size=1, beta=0.1, 
 def test_the_first_phase_of_a_program_names_its_task():
     run = import_text(PHASES, "train.py", GUESS)
     assert (run.task, run.layout.micro_batch) == ("", 2)
+
+
+def test_a_table_that_extends_another(tmp_path: Path):
+    files = {
+        "configs___base__yaml": "bf16: true\ngradient_checkpointing: true\nper_device_train_batch_size: 8\nmodel_name_or_path: Qwen/Qwen2.5-7B\n",
+        "configs___mine__yaml": "extends: base.yaml\nper_device_train_batch_size: 2\nmax_length: 1024\nlearning_rate: 1e-5\n",
+    }
+    run = put(tmp_path, "accelerate launch --num_processes 2 sft.py --config configs/mine.yaml", **files)  # fmt: skip
+    alone = import_file(tmp_path / "configs" / "mine.yaml", GUESS)
+    for one in (run, alone):
+        assert (one.model.name, one.layout.micro_batch, one.layout.recompute, one.job.seq_len) == ("qwen2.5-7b", 2, "full", 1024)  # fmt: skip

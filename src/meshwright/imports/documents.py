@@ -55,6 +55,7 @@ from meshwright.imports.formats import (
     veomni,
 )
 from meshwright.imports.formats import verl as hydra
+from meshwright.imports.inherited import whole_text
 from meshwright.imports.logged_tables import unwrapped
 from meshwright.imports.own import tables as own_tables
 from meshwright.imports.reading import Given, Reading
@@ -79,6 +80,7 @@ def read(
     Raises:
         SpecError: it cannot be parsed, or is of no known framework.
     """
+    text, overrides = whole_text(text, folder), overrides or []
     data = nemo.whole(unwrapped(_parsed(text, name)))
     if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
@@ -87,7 +89,6 @@ def read(
     started = any(isinstance(data.get(key), str) for key in ("run", "command"))
     if "apiVersion" in data or (started and not llm_foundry.is_config(data)):
         return cloud.read(data, name, given, stamp, folder)
-    overrides = overrides or []
     refuse_other(data, text, name)
     if deepspeed.is_config(data) and neox.is_part(data):
         return neox.read(data, given), stamp

@@ -34,6 +34,7 @@ from meshwright.imports.formats import (
 )
 from meshwright.imports.formats import verl as hydra
 from meshwright.imports.formats.hf_launcher import launcher, one_process
+from meshwright.imports.inherited import whole_text
 from meshwright.imports.launch import Launch, followed
 from meshwright.imports.not_training import ASKS_FOR_PROGRAM, refuse_other_tasks, unknown_program
 from meshwright.imports.options import Missing, flags_of
@@ -361,7 +362,7 @@ def _configured(
 ) -> tuple[Reading, Stamp]:
     """Read the file that a command names; the command's own words count over it."""
     _option, where = named
-    text = where if isinstance(where, str) else read_text(where, "file")
+    text = where if isinstance(where, str) else whole_text(read_text(where, "file"), where.parent)
     name = "configuration.yaml" if isinstance(where, str) else str(where)
     inner = read_stamp(text)
     beside_it = folder if isinstance(where, str) else where.parent

@@ -1,0 +1,37 @@
+"""A configuration that begins with another file's values and says only what differs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.beside import beside
+from meshwright.imports.interpolate import LIMITS, merged, read_table
+from meshwright.specs.foreign import parse_yaml
+
+_NAMED = re.compile(r"(?m)^(extends|inherit_from|inherits|base_config|_base_)[^\S\n]*:[^\S\n]*[\"']?([^\s\"'#]+\.ya?ml)\b")  # fmt: skip
+_DEEPEST = 5
+
+
+def whole_text(text: str, folder: Path | None) -> str:
+    """The text of a YAML with the values of the files that it extends below its own; itself where it extends none at hand.
+
+    Raises:
+        SpecError: one of the files cannot be parsed.
+    """
+    found = _NAMED.search(text)
+    if found is None or folder is None or beside(folder, found.group(2)) is None:
+        return text
+    data = parse_yaml(text, "file", found.group(2), LIMITS)
+    return json.dumps(_whole(data, folder), indent=1, default=str) if isinstance(data, dict) else text  # fmt: skip
+
+
+def _whole(data: dict[str, Any], folder: Path, depth: int = 0) -> dict[str, Any]:
+    name = next((one for one in ("extends", "inherit_from", "inherits", "base_config", "_base_") if isinstance(data.get(one), str)), "")  # fmt: skip
+    path = beside(folder, str(data[name])) if name else None
+    if path is None or depth > _DEEPEST:
+        return data
+    below = _whole(read_table(path), path.parent, depth + 1)
+    return merged(below, {key: value for key, value in data.items() if key != name})
