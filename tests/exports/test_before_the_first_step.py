@@ -228,3 +228,11 @@ def test_megatron_fsdp_is_told_to_gather_beside_the_forward():
         plan = make_plan("llama3.1-8b", job=job, dp=8, zero=zero)
         assert "--overlap-param-gather" in export(plan, "megatron").files["run.sh"]
         assert "ddp.overlap_param_gather=true" in export(plan, "megatron-bridge").files["run.sh"]
+
+
+def test_products_in_8_bits_are_scaled_by_their_own_tensors():
+    """Megatron-Core refuses norms and activations that run again under delayed scaling, its default."""
+    job = Job(seq_len=4096, global_batch=64, framework="megatron", precision=RECIPES["fp8"])
+    flags = megatron.all_flags(make_plan("llama3-8b", job=job, dp=8, zero=1))
+    assert flags["fp8-recipe"] == "tensorwise"
+    assert "fp8-recipe" not in words("llama3-8b", dp=8)

@@ -243,7 +243,8 @@ def job_flags(plan: Plan) -> Flags:
         if job.precision.gradient_reduce_bytes >= 4:
             flags["accumulate-allreduce-grads-in-fp32"] = True
     if compute == "fp8":
-        flags["fp8-format"] = "hybrid"
+        # Scales of the tensor itself, as Megatron-Bridge's export has them: delayed ones refuse to run norms again.
+        flags |= {"fp8-format": "hybrid", "fp8-recipe": "tensorwise"}
     if compute == "fp4":
         flags["fp4-format"] = "e2m1"
     optimizer = job.optimizer.name
