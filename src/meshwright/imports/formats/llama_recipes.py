@@ -16,6 +16,7 @@ from typing import Any
 from meshwright.imports.beside import beside, program_beside
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.formats import llm_recipes
 from meshwright.imports.formats.hf_launcher import one_process
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options, flags_of
@@ -49,6 +50,8 @@ def reads(launch: Launch, folder: Path | None) -> bool:
     names = {name.replace("-", "_") for name in flags_of(launch.words)}
     if launch.program in _MODULES:
         return True
+    if llm_recipes.has_words(launch):
+        return False
     base = posixpath.basename(launch.program)
     if base in ("finetuning.py", "llama_finetuning.py", "finetuning") and names & (
         _ITS_OWN | {"use_peft", "peft_method"}

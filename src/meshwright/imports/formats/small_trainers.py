@@ -8,6 +8,7 @@ from meshwright.imports.formats import (
     easylm,
     fms_fsdp,
     litgpt,
+    llm_recipes,
     nanochat,
     nanogpt,
     open_lm,
@@ -39,6 +40,8 @@ def read(script: Script, launch: Launch, given: Given, folder: Path | None) -> R
         return nanochat.read_words(launch, given)
     if xtuner.reads(launch):
         return xtuner.read_words(launch, given, folder)
+    if llm_recipes.has_words(launch):
+        return llm_recipes.read_words(launch, given)
     if nanogpt.reads(launch, folder):
         return nanogpt.read_words(launch, given, folder)
     return None
