@@ -234,3 +234,12 @@ def test_an_optimizer_that_the_command_says_counts_over_the_code(tmp_path: Path)
 def test_an_optimizer_that_an_option_chooses_is_read_by_it(tmp_path: Path):
     loop = "parser.add_argument('--optimizer', default='adamw')\nother = torch.optim.SGD(model.parameters())\n"
     assert command(tmp_path, "", "", loop).job.optimizer.name == "adamw"
+
+
+@pytest.mark.parametrize("name", ["convert_qwen_hf_to_nemo.py", "nemo_to_hf.py", "merge_lora.py"])
+def test_a_conversion_is_refused_as_one(name: str):
+    text = "import argparse\nfrom transformers import AutoModelForCausalLM\nfrom lightning import Trainer\nparser = argparse.ArgumentParser()\nargs = parser.parse_args()\ntrainer = Trainer(devices=1)\nmodel = AutoModelForCausalLM.from_pretrained(args.path)\n"
+    with pytest.raises(SpecError, match="does not train: by its name it converts"):
+        import_text(text, name, GUESS)
+    loop = MODEL + CONSTANTS + LOOP  # a name alone refuses nothing that trains
+    assert import_text(loop, name, GUESS).model.layers == 10

@@ -29,7 +29,7 @@ from meshwright.imports.formats import (
     xtuner,
 )
 from meshwright.imports.own import programs as own_programs
-from meshwright.imports.own.asked import unfollowed
+from meshwright.imports.own.asked import refuse_conversion, unfollowed
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import name_maker
 from meshwright.specs.errors import SpecError
@@ -106,6 +106,7 @@ def read(
         found = fms_fsdp.read(name, {}, given, "FMS-FSDP program")
         found.guess("program", "started without options: its own defaults are taken")
         return found, stamp
+    refuse_conversion(text, name)
     looped = own_programs.read(text, name, given, folder)
     if looped is not None:
         name_maker(text, looped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from meshwright.imports.own import usual
@@ -37,6 +38,22 @@ _TOLD = (
     (re.compile(r"pyconfig\.initialize|initialize_megatron|add_argument\(|parse_args\(|HfArgumentParser|TrlParser|jsonargparse|tyro\.cli|fire\.Fire|typer\.|click\.|sys\.argv|simple_parsing|absl\.app|app\.run\("), "its command line"),
     (re.compile(r"yaml\.\w{0,10}load\(|json\.load\(|toml\w*\.load|from_file\(|\.load_config\(|load_config\("), "a configuration that it loads"),
 )  # fmt: skip
+
+
+_CONVERTS = re.compile(
+    r"(?i)^(?:convert|export|merge|upload|download)(?:er)?(?:[_.-]|$)|_(?:to|from)_(?:hf|nemo|mcore|megatron|gguf|huggingface)\w*$|^(?:hf|nemo)_to_"
+)
+
+
+def refuse_conversion(text: str, name: str) -> None:
+    """Refuse a program that by its name converts, merges or moves weights, and that trains nothing.
+
+    Raises:
+        SpecError: it is one.
+    """
+    trains = _LOOPS.search(text) or re.search(r"\.(?:fit|train)\(\)|trainer\.(?:fit|train)\(", text)
+    if _CONVERTS.search(Path(name).stem) and not trains:
+        raise SpecError("file", name, "does not train: by its name it converts or moves weights")
 
 
 def unfollowed(text: str, name: str) -> SpecError:
