@@ -32,7 +32,7 @@ def row(**cells):
         ("A100 (80G)", "a100-80g"), ("8xA100", "a100-80g"),
         ("Tesla V100-SXM2-16GB", "v100-16g"), ("V100 32GB", "v100-32g"), ("NVIDIA L40S", "l40s"),
         ("NVIDIA A10G", "a10g"), ("NVIDIA A10", "a10"), ("Tesla T4", "t4"), ("A40", "a40"),
-        ("NVIDIA GeForce RTX 4090", "rtx4090"), ("RTX 3090 Ti", "rtx3090"), ("RTX5090", "rtx5090"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"), ("RTX 3090 Ti", "rtx3090"), ("RTX5090", "rtx5090"), ("RTX 3060 12GB", "rtx3060"), ("GeForce RTX 5080", "rtx5080"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"), ("RTX A6000 48GB", "a6000"),
         ("AMD Instinct MI300X OAM", "mi300x"), ("MI325X", "mi325x"), ("MI355X", "mi355x"),
         ("MI250", "mi250x"), ("NVIDIA GB200 NVL72", "gb200"), ("NVIDIA B200", "b200"),

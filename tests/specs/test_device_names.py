@@ -25,6 +25,7 @@ from meshwright.specs.layout import Layout
         ("MI300A", "mi300a"), ("Ironwood", "tpu-v7"), ("Trainium 2", "trainium2"), ("trn3", "trainium3"),
         ("gaudi 2", "gaudi2"), ("Gaudi3", "gaudi3"), ("Ascend 910B", "ascend-910b"), ("910C", "ascend-910c"),
         ("L40", "l40"), ("NVIDIA H800", "h800"), ("H20", "h20"), ("RTX 5090", "rtx5090"),
+        ("NVIDIA GeForce RTX 3060", "rtx3060"), ("RTX 4080", "rtx4080"), ("RTX 5080", "rtx5080"),
     ],
 )  # fmt: skip
 def test_the_usual_spellings_resolve(written, preset):
