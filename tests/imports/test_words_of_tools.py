@@ -280,3 +280,19 @@ def test_a_table_that_extends_another(tmp_path: Path):
     alone = import_file(tmp_path / "configs" / "mine.yaml", GUESS)
     for one in (run, alone):
         assert (one.model.name, one.layout.micro_batch, one.layout.recompute, one.job.seq_len) == ("qwen2.5-7b", 2, "full", 1024)  # fmt: skip
+
+
+OTHER = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from peft import {0}Config, get_peft_model
+model = get_peft_model(AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B"), {0}Config(r=16, target_modules=["q_proj"]))
+Trainer(model=model, args=TrainingArguments(output_dir="o", per_device_train_batch_size=2, bf16=True)).train()
+"""
+
+
+def test_other_methods_than_lora_are_named_or_refused():
+    run = import_text(OTHER.format("LoHa"), "train.py", GUESS)
+    assert run.job.finetune and run.job.finetune.rank == 16 and "loha" in said(run, "peft_type")
+    assert not said(import_text(OTHER.format("Lora"), "train.py", GUESS), "peft_type")
+    with pytest.raises(SpecError, match="vectors"):
+        import_text(OTHER.format("PrefixTuning"), "train.py", GUESS)

@@ -16,8 +16,10 @@ def read_adapters(options: Options, reading: Reading) -> None:
         SpecError: a method that trains no matrices of the model.
     """
     method = options.word("peft_type", default="lora")
-    if method not in ("lora", "adalora"):
+    if re.search(r"prompt|prefix|p_tuning|cpt|ia3|ln_?tuning|tokens", method):
         refuse_vectors("peft_type", method)
+    if method not in ("lora", "adalora"):
+        reading.unmodelled("peft_type", f"{method} is not modelled; adapters of LoRA's shape are priced")  # fmt: skip
     if (
         options.has("r")
         and options.has("lora_alpha", "target_modules", "lora_dropout")

@@ -205,7 +205,21 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
                 )
         if called.endswith(("LoraConfig", "get_peft_model")):
             found["use_peft"] = True
+        other = _OTHER_METHODS.search(called)
+        if other and not any(one.endswith("LoraConfig") for one in map(_named, _reached(tree, known))):  # fmt: skip
+            found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
+
+
+_OTHER_METHODS = re.compile(
+    r"(?:^|\.)(IA3|PromptTuning|PrefixTuning|PromptEncoder|LoHa|LoKr|OFT|BOFT|Vera|FourierFT|LNTuning|XLora|HRA|VBLoRA|CPT|Bone|Miss|"
+    r"RandLora|TrainableTokens|Shira|C3A|WaveFT|Road|Delora|Gralora|Hira|HiRA|OSF|Poly|AdaLora)Config$"
+)
+"""PEFT's configurations of other methods than LoRA."""
+
+
+def _named(call: ast.Call) -> str:
+    return dotted(call.func)
 
 
 def _optimizer(pair: ast.expr, tree: ast.Module) -> dict[str, str]:
