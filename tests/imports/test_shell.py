@@ -177,6 +177,19 @@ def test_a_container_tool_is_there_and_what_it_starts_is_followed(tmp_path):
     assert launch.words == ["--size", "3", "--more", "4"]
 
 
+def test_runs_that_differ_by_their_seed_are_one():
+    launch = find_launch(
+        read_script(
+            "for S in {1..3}; do torchrun train.py --seed $S --lr 1e-4 --save run_$S/x; done"
+        )
+    )
+    assert launch is not None
+    assert launch.runs == 1
+    launch = find_launch(read_script("for R in {1..3}; do torchrun train.py --lr ${R}e-4; done"))
+    assert launch is not None
+    assert launch.runs == 3
+
+
 def test_quotes_of_what_only_the_machine_knows_split_no_command():
     text = 'ROOT="$(cd "$(dirname "$0")/.." && git rev-parse)"\nCMD="torchrun --log-dir $ROOT/logs $ROOT/train.py --a 1"\nsrun bash -c "$CMD"'
     launch = find_launch(read_script(text))

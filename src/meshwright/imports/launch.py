@@ -6,6 +6,7 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from meshwright.imports.formats.trl_command import as_launched
@@ -166,9 +167,16 @@ def find_launch(script: Script, chosen: int = 0) -> Launch | None:
     return launch
 
 
+_ASIDE = re.compile(r"/|name|seed|port|dir")
+
+
 def _run_of(launch: Launch) -> tuple[str, ...]:
     """What tells one run from another: program and options, without names of places and of the run."""
-    options = [w for w in launch.words if not re.search(r"/|name|seed|port|dir", w)]
+    options = [
+        word
+        for before, word in pairwise(["", *launch.words])
+        if not _ASIDE.search(word) and not (before.startswith("-") and "=" not in before and _ASIDE.search(before))
+    ]  # fmt: skip
     return (launch.program, *options)
 
 
