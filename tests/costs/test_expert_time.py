@@ -207,3 +207,13 @@ def test_only_dispatch_in_racks_gathers_where_tokens_go(mixtral, h100_64):
     one = np.array([1])
     rows = LayerKeys(one, one, 8 * one, one, one, 0 * one, one, one, one, 0 * one)
     assert float(routing_map_s(whole, rows, 4096 * one)[0]) == 0.0
+
+
+def test_layers_that_stay_in_16_bits_multiply_at_their_rate(mixtral):
+    rack = load_cluster("gb200:16x4")
+    four, none, all_of_it = (
+        priced(mixtral, rack, precision=precision, layers_16bit=layers).time_parts["matmul"]
+        for precision, layers in (("fp8", 8), ("fp8", 0), ("bf16", 0))
+    )
+    # a quarter of 32 layers; the rest of a job in bf16, such as gradients' bytes, is not in its products
+    assert four == pytest.approx(0.75 * none + 0.25 * all_of_it, rel=1e-6)

@@ -87,6 +87,11 @@ class Behaviour(Spec):
         description="routing weights multiply what experts put out, copy by copy, so that each copy's output is "
         "kept for their gradient; else they multiply inside the experts, beside the activation"
     )
+    layers_16bit: int = Field(
+        ge=0,
+        description="layers whose products stay in 16 bits where those of the others have 8 or 4 "
+        "(Megatron-Core's num_layers_at_start_in_bf16 and num_layers_at_end_in_bf16)",
+    )
     expert_bias_fused: bool = Field(
         description="experts with biases: bias, activation and routing weight in one kernel"
     )

@@ -8,7 +8,7 @@ Parts: `matmul`, `attention`, `elementwise`, `tensor_parallel`, `context_paralle
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -103,15 +103,10 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     """Price one dense or mixture-of-experts layer for every row of `keys`."""
     job = setting.job
     tokens = keys.micro_batch * ceil_div(job.seq_len, keys.cp)
-    dense_forward, dense_backward = weighted_products(setting, keys, tokens, moe)
-    forward = {"matmul": dense_forward}
-    backward = {"matmul": dense_backward}
-    expert_forward = routed = np.zeros(len(tokens))
+    forward, backward, expert_forward = _products(setting, keys, tokens, moe)
+    routed = np.zeros(len(tokens))
     if moe:
-        expert_forward, expert_backward = expert_matmuls(setting, keys, tokens)
         routed = routed_tokens(setting.model, job, keys, tokens).astype(np.float64)
-        forward["matmul"] = forward["matmul"] + expert_forward
-        backward["matmul"] = backward["matmul"] + expert_backward
     if job.frozen:
         adapter_forward, adapter_backward = adapter_times(
             setting.model, job, setting.kernels, tokens, keys.tp, moe
@@ -132,7 +127,7 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     forward["context_parallel"], backward["context_parallel"] = context_parallel_s(
         setting, keys, tokens, forward["attention"], backward["attention"]
     )
-    forward["expert_parallel"] = dispatch_s(setting, keys, tokens) if moe else 0.0 * dense_forward
+    forward["expert_parallel"] = dispatch_s(setting, keys, tokens) if moe else np.zeros(len(tokens))
     backward["expert_parallel"] = forward["expert_parallel"].copy()
     if moe:
         forward["expert_parallel"] = forward["expert_parallel"] + routing_map_s(
@@ -144,6 +139,28 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     again = repeated_forward_s(setting.behaviour, setting.model, forward, moe=moe)
     modules = module_times_s(setting, keys, forward, expert_forward, routed, moe=moe)
     return LayerTime(forward, backward, again, hidden, modules)
+
+
+def _products(
+    setting: LayerModel, keys: LayerKeys, tokens: Ints, moe: bool
+) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
+    """Matrix products of the mean layer, forward and backward, and those of its experts forward.
+
+    Where some layers stay in 16 bits the mean layer has their share of both.
+    """
+    forward, backward = weighted_products(setting, keys, tokens, moe)
+    experts: Floats = np.zeros(len(tokens))
+    if moe:
+        experts, experts_backward = expert_matmuls(setting, keys, tokens)
+        forward, backward = forward + experts, backward + experts_backward
+    if setting.wide is not None:
+        share = min(setting.behaviour.layers_16bit / setting.model.layers, 1.0)
+        whole = replace(setting, kernels=setting.wide, wide=None)
+        there, back, wide = _products(whole, keys, tokens, moe)
+        forward = (1.0 - share) * forward + share * there["matmul"]
+        backward = (1.0 - share) * backward + share * back["matmul"]
+        experts = (1.0 - share) * experts + share * wide
+    return {"matmul": forward}, {"matmul": backward}, experts
 
 
 def _mixing(setting: LayerModel, keys: LayerKeys, share: LayerShares, *, backward: bool) -> Floats:

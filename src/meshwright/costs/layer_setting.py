@@ -40,3 +40,5 @@ class LayerModel:
     kernels: Kernels
     fabric: Fabric
     behaviour: Behaviour
+    wide: Kernels | None = None
+    """Kernels of the layers that stay in 16 bits (`Behaviour.layers_16bit`); None: there are none."""

@@ -49,7 +49,8 @@ class Setting:
     @cached_property
     def books(self) -> dict[bool, LayerBook]:
         """Times of layers, without and with experts, as far as they were asked for."""
-        whole = LayerModel(self.model, self.job, self.kernels, self.fabric, self.behaviour)
+        wide = self.head_kernels if self.behaviour.layers_16bit else None
+        whole = LayerModel(self.model, self.job, self.kernels, self.fabric, self.behaviour, wide)
         kinds = (False, True) if self.model.experts else (False,)
         return {moe: LayerBook(partial(layer_time, whole, moe=moe)) for moe in kinds}
 
