@@ -255,7 +255,7 @@ def _fit(problem: Problem, say: Callable[[str], None]) -> Fitted:
     damping = 1e-2
     jacobian = np.zeros((*errors.shape, len(constants)))
     for round_ in range(1, ROUNDS + 1):
-        jacobian = _jacobian(problem, errors)
+        jacobian = derivatives(problem, errors)
         at, moved = theta, 0.0
         for _ in range(CHORDS):
             step = np.clip(
@@ -282,7 +282,7 @@ def _exact(constants: Sequence[FittedConstant], theta: Numbers) -> dict[str, flo
     return {one.name: float(np.exp(t)) for one, t in zip(constants, theta, strict=True)}
 
 
-def _jacobian(problem: Problem, errors: Numbers) -> Numbers:
+def derivatives(problem: Problem, errors: Numbers) -> Numbers:
     """Derivatives of the residuals; a large problem's are shared by two processes."""
     count = len(problem.constants)
     if len(problem.groups) * count < SMALL or "fork" not in multiprocessing.get_all_start_methods():

@@ -218,9 +218,9 @@ def _worst_lines(scored: Sequence[Scored]) -> list[str]:
 
 
 def _limits() -> str:
-    """The parts of the page that are not figures of this run: limits by hand, noise, ablations."""
+    """The parts of the page that are not figures of this run: limits by hand, noise, reach, ablations."""
     folder = resources.files("meshwright.evidence").joinpath("data")
-    names = ("limits.md", "floor.md", "ablations.md")
+    names = ("limits.md", "floor.md", "ceiling.md", "ablations.md")
     return "\n\n".join(folder.joinpath(name).read_text("utf-8").strip() for name in names)
 
 
