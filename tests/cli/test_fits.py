@@ -334,9 +334,9 @@ def test_sequences_are_split_as_axolotl_does(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "bytes_each"),
     [
-        ("model_name_or_path: llama3.2-1b\nmax_length: 512\n", 16),
-        ("model_name_or_path: llama3.2-1b\nmax_length: 512\ndtype: bfloat16\n", 8),
-        ("model_name_or_path: llama3.2-1b\nmodel_max_length: 512\nbf16: true\n", 16),
+        ("model_name_or_path: llama3.2-1b\nlearning_rate: 1.0e-5\nmax_length: 512\n", 16),
+        ("model_name_or_path: llama3.2-1b\nlearning_rate: 1.0e-5\nmax_length: 512\ndtype: bfloat16\n", 8),
+        ("model_name_or_path: llama3.2-1b\nlearning_rate: 1.0e-5\nmodel_max_length: 512\nbf16: true\n", 16),
         ("model_name_or_path: llama3.2-1b\nstage: sft\ntemplate: x\nfinetuning_type: full\n", 16),
         ("model_name_or_path: llama3.2-1b\nstage: sft\ntemplate: x\nfinetuning_type: full\n"
          "pure_bf16: true\n", 8),

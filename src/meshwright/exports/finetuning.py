@@ -14,7 +14,7 @@ import yaml
 
 from meshwright.exports import accelerate, torchtune
 from meshwright.exports.adapter_names import adapter_names
-from meshwright.exports.bundle import comment, steps
+from meshwright.exports.bundle import comment, steps, tuning_rate
 from meshwright.exports.freezing import llama_factory_words
 from meshwright.exports.model_names import repository
 from meshwright.exports.tuning_attention import axolotl_words, keeps_scores, trl_words
@@ -150,7 +150,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         "optimizer": _optimizer(job), "bf16": _half(plan) == "bf16", **({"fp16": True} if _half(plan) == "fp16" else {}),
         **axolotl_words(plan),
         "gradient_checkpointing": layout.recompute == "full",
-        "learning_rate": 1e-5, **_length(job, "num_epochs"), "lr_scheduler": "cosine",
+        "learning_rate": tuning_rate(job), **_length(job, "num_epochs"), "lr_scheduler": "cosine",
         "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}], "output_dir": "outputs",
     }  # fmt: skip
     if layout.cp > 1:
@@ -207,7 +207,7 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job), _half(plan): True,
         "disable_gradient_checkpointing": layout.recompute != "full", "flash_attn": "disabled" if keeps_scores(job) else "fa2",
-        "learning_rate": 1e-5, **_length(job, "num_train_epochs"), "output_dir": "outputs",
+        "learning_rate": tuning_rate(job), **_length(job, "num_train_epochs"), "output_dir": "outputs",
     }  # fmt: skip
     if job.loss == "liger":
         data["enable_liger_kernel"] = True
@@ -313,7 +313,7 @@ def trl(plan: Plan) -> dict[str, Any]:
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job),
         # FSDP2 recomputes where it shards; transformers refuses both at once.
-        "gradient_checkpointing": layout.recompute == "full" and not split, "learning_rate": 1e-5,
+        "gradient_checkpointing": layout.recompute == "full" and not split, "learning_rate": tuning_rate(job),
         # Plain text: tokenizers of base models have no template for chats.
         **_length(job, "num_train_epochs"), "dataset_name": "roneneldan/TinyStories", "output_dir": "outputs",
     }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import comment, steps
+from meshwright.exports.bundle import comment, steps, tuning_rate
 from meshwright.exports.freezing import frozen_problems
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.model_names import repository
@@ -170,7 +170,7 @@ def config(plan: Plan) -> dict[str, Any]:
             **_adapters(tune, module.startswith("gemma")),
         }
     component = _OPTIMIZERS[job.optimizer.name]
-    optimizer: dict[str, Any] = {"_component_": component, "lr": 1e-5}
+    optimizer: dict[str, Any] = {"_component_": component, "lr": tuning_rate(job)}
     if job.optimizer.name == "sgd-momentum":
         optimizer["momentum"] = 0.9
     loss = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.exports.adapter_names import adapter_names
-from meshwright.exports.bundle import steps
+from meshwright.exports.bundle import steps, tuning_rate
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.model_names import repository
 from meshwright.exports.tuning_attention import EAGER, keeps_scores
@@ -47,7 +47,7 @@ def fields(plan: Plan) -> dict[str, str]:
         "engine.fsdp_size": layout.shard or -1,
         "engine.ulysses_sequence_parallel_size": layout.cp,
         "engine.offload_policy": bool(away),
-        "optim.lr": 1e-5,
+        "optim.lr": tuning_rate(job),
         "trainer.nnodes": hosts,
         "trainer.n_gpus_per_node": per_host,
         "trainer.total_epochs": 1,
