@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.costs.collectives import all_gather, all_to_all_cost, ring_bandwidth
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.data_parallel import overlap_slowdown
-from meshwright.costs.fabric import place
+from meshwright.costs.fabric import Fabric, place
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
 from meshwright.costs.recompute_modules import runs_again
@@ -76,7 +76,7 @@ def dispatch_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
     leaving = (ranks - group.members[0]) / ranks
     per_byte = np.where(leaving > 0.0, cost.crossing_s / np.maximum(size * leaving, 1.0), 0.0)
     outside = size * leaving * per_byte * distinct_share(reachable(model, hosts), top_k)
-    rack = setting.fabric.levels[0].domain > HOST_DEVICES
+    rack = in_racks(setting.fabric)
     ring = ring_bandwidth(setting.fabric, np.maximum(group.members[0], 2.0))
     reached = ring * (HYBRID_REACH if rack else DISPATCH_REACH)
     inside = (
@@ -96,7 +96,7 @@ def routing_map_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
     HybridEP gathers a byte a token and expert (csrc/hybrid_ep/executor/executor.cu, `allgather_routing_map`), inside
     a rack by a kernel of its own; backward has it already.
     """
-    rack = setting.fabric.levels[0].domain > HOST_DEVICES
+    rack = in_racks(setting.fabric)
     if setting.behaviour.expert_dispatch != "deduplicated" or not rack:
         return np.zeros(len(tokens))
     assert setting.model.experts is not None
@@ -107,6 +107,11 @@ def routing_map_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
     at_once = setting.fabric.link.base_s + whole * ((group.ranks - 1.0) / group.ranks) / ring
     gathered = np.where(group.domains[0] == 1.0, at_once, all_gather(setting.fabric, whole, group))
     return np.where(group.ranks > 1.0, gathered, 0.0)
+
+
+def in_racks(fabric: Fabric) -> bool:
+    """Whether the innermost links reach beyond a host, so that HybridEP's kernels alone exchange tokens over them."""
+    return fabric.levels[0].domain > HOST_DEVICES
 
 
 def reachable(model: Model, places: Floats) -> Floats:

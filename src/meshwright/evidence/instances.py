@@ -6,6 +6,7 @@ From the providers' pages of instance types (AWS EC2, Google Compute Engine, Azu
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 
@@ -50,18 +51,27 @@ _DEVICE_CELL = re.compile(rf"(?<![\w.-]){DEVICE}(?:s\b|(?!\w))", re.IGNORECASE)
 _TIMES = r"(?:(\d{1,5})\s*[x×*]\s*)?(?:\w+\.)?"
 
 
+@cache
+def _patterns(before: str) -> tuple[tuple[re.Pattern[str], str, int], ...]:
+    """Every name's pattern behind what stands before a name: tables ask for it cell by cell."""
+    return tuple(
+        (re.compile(before + pattern, re.IGNORECASE), device, count)
+        for pattern, device, count in _MACHINES
+    )
+
+
 def machine_of(text: str) -> Machine | None:
     """The machine that a cell names, if one is known by its name."""
-    for pattern, device, count in _MACHINES:
-        if found := re.search(rf"(?<![\w-]){pattern}", text, re.IGNORECASE):
+    for pattern, device, count in _patterns(r"(?<![\w-])"):
+        if found := pattern.search(text):
             return Machine(device, count or int(found[1]))
     return None
 
 
 def machines_in(text: str) -> tuple[int | None, Machine] | None:
     """How many machines of a kind a cell names, None where it says no number: `2x p5en.48xlarge`."""
-    for pattern, device, count in _MACHINES:
-        if found := re.search(rf"(?<![\w.-]){_TIMES}{pattern}", text, re.IGNORECASE):
+    for pattern, device, count in _patterns(rf"(?<![\w.-]){_TIMES}"):
+        if found := pattern.search(text):
             number = int(found[1]) if found[1] else None
             return number, Machine(device, count or int(found[2]))
     return None

@@ -11,7 +11,8 @@ from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import LIMITS, merged, read_table
 from meshwright.specs.foreign import parse_yaml
 
-_NAMED = re.compile(r"(?m)^(extends|inherit_from|inherits|base_config|_base_)[^\S\n]*:[^\S\n]*[\"']?([^\s\"'#]+\.ya?ml)\b")  # fmt: skip
+_KEYS = ("extends", "inherit_from", "inherits", "base_config", "_base_")
+_NAMED = re.compile(rf"(?m)^(?:{'|'.join(_KEYS)})[^\S\n]*:[^\S\n]*[\"']?([^\s\"'#]+\.ya?ml)\b")  # fmt: skip
 _DEEPEST = 5
 
 
@@ -22,14 +23,14 @@ def whole_text(text: str, folder: Path | None) -> str:
         SpecError: one of the files cannot be parsed.
     """
     found = _NAMED.search(text)
-    if found is None or folder is None or beside(folder, found.group(2)) is None:
+    if found is None or folder is None or beside(folder, found.group(1)) is None:
         return text
-    data = parse_yaml(text, "file", found.group(2), LIMITS)
+    data = parse_yaml(text, "file", found.group(1), LIMITS)
     return json.dumps(_whole(data, folder), indent=1, default=str) if isinstance(data, dict) else text  # fmt: skip
 
 
 def _whole(data: dict[str, Any], folder: Path, depth: int = 0) -> dict[str, Any]:
-    name = next((one for one in ("extends", "inherit_from", "inherits", "base_config", "_base_") if isinstance(data.get(one), str)), "")  # fmt: skip
+    name = next((one for one in _KEYS if isinstance(data.get(one), str)), "")
     path = beside(folder, str(data[name])) if name else None
     if path is None or depth > _DEEPEST:
         return data

@@ -306,6 +306,11 @@ class Missing(SpecError):
         super().__init__(option, text, remedy)
 
 
+def counted(value: Any) -> int:
+    """A number of things as a table holds it; 0 where it is no whole number above 0."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
 def flattened(data: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
     """Tables inside tables as one, with dotted names; empty tables and lists stay values."""
     found: dict[str, Any] = {}

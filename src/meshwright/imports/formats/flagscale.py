@@ -10,7 +10,7 @@ from meshwright.imports.beside import beside
 from meshwright.imports.formats import megatron
 from meshwright.imports.interpolate import merged, read_table, resolved
 from meshwright.imports.names import PLANNED
-from meshwright.imports.options import Options
+from meshwright.imports.options import Options, counted
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
@@ -66,8 +66,10 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading.options = {k: v.lstrip("-").replace("-", "_") for k, v in reading.options.items()}
     runner = experiment.get("runner")
     if isinstance(runner, dict):
-        reading.hosts = _whole(runner.get("nnodes")) or (1 if runner.get("hostfile") is None else 0)
-        reading.per_host = _whole(runner.get("nproc_per_node"))
+        reading.hosts = counted(runner.get("nnodes")) or (
+            1 if runner.get("hostfile") is None else 0
+        )
+        reading.per_host = counted(runner.get("nproc_per_node"))
     return reading
 
 
@@ -106,7 +108,3 @@ def _flatten(table: dict[str, Any], flags: dict[str, Any], depth: int = 0) -> No
                 _flatten(value, flags, depth + 1)
         elif value is not False and value is not None:
             flags[name] = value
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

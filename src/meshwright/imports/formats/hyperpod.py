@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.formats import verl
+from meshwright.imports.options import counted
 from meshwright.imports.own import tables as own_tables
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import instance
@@ -38,10 +39,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     first = str(kinds[0]) if isinstance(kinds, list) and kinds else str(kinds)
     device, usual = instance(first)
     reading.likely = device or reading.likely
-    hosts, per_host = trainer.get("num_nodes"), trainer.get("devices")
-    if isinstance(hosts, int) and hosts > 0:
+    if hosts := counted(trainer.get("num_nodes")):
         reading.hosts = hosts
-        reading.per_host = per_host if isinstance(per_host, int) and per_host > 0 else usual or 8
+        reading.per_host = counted(trainer.get("devices")) or usual or 8
     if device and isinstance(kinds, list) and len(kinds) > 1:
         reading.note(f"the recipe lists {len(kinds)} machines; the first, {first}, is taken", "instance_types")  # fmt: skip
     return reading

@@ -9,7 +9,7 @@ from meshwright.imports.beside import beside
 from meshwright.imports.formats import megatron
 from meshwright.imports.formats.megatron_tables import flags_in_table
 from meshwright.imports.interpolate import read_table, resolved
-from meshwright.imports.options import Options
+from meshwright.imports.options import Options, counted
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
 
@@ -34,8 +34,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     table = {**model, **training, **actor}
     table.pop("model", None)
     # The update's own batch counts samples, the table's global batch the prompts that are sampled from.
-    batch = policy.get("mini_batch_size")
-    if isinstance(batch, int) and batch > 0:
+    if batch := counted(policy.get("mini_batch_size")):
         table["global_batch_size"] = batch
     flags = flags_in_table(table)
     for name, value in flags.items():
@@ -48,8 +47,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading.options = {axis: name.lstrip("-").replace("-", "_") for axis, name in reading.options.items()}  # fmt: skip
     reading.device = reading.device or "ascend-910b"
     resource = policy.get("actor_resource")
-    count = resource.get("num_npus") if isinstance(resource, dict) else None
-    if isinstance(count, int) and count > 0:
+    if count := counted(resource.get("num_npus") if isinstance(resource, dict) else None):
         reading.devices = count
     name_task(reading, str(training.get("stage", "")))
     reading.reference |= bool(policy.get("use_integrated_worker")) or "ref_config" in data
@@ -73,8 +71,8 @@ def _lengths(data: dict[str, Any], policy: dict[str, Any], reading: Reading) -> 
     """A sequence of the update is a prompt with its answer."""
     generate = data.get("generate_config")
     sampling = generate.get("sampling_config") if isinstance(generate, dict) else None
-    answer = sampling.get("max_tokens") if isinstance(sampling, dict) else None
-    prompt = policy.get("max_prompt_length")
-    if isinstance(answer, int) and isinstance(prompt, int) and answer > 0 and prompt > 0:
+    answer = counted(sampling.get("max_tokens") if isinstance(sampling, dict) else None)
+    prompt = counted(policy.get("max_prompt_length"))
+    if answer and prompt:
         reading.seq_len = prompt + answer
         reading.guess("--seq", f"sequences have at most {prompt + answer} tokens; that is taken for all")  # fmt: skip

@@ -17,6 +17,7 @@ from meshwright.imports.formats import bridge
 from meshwright.imports.formats.bridge_precision import precision_words
 from meshwright.imports.formats.nemo import EDITS
 from meshwright.imports.names import PLANNED, guess_model, model_named
+from meshwright.imports.options import counted
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError, nearest
@@ -46,8 +47,8 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     if others and not given.config:
         reading.note(f"{chosen} is read; also here: {', '.join(others)} (--config)")
     reading.options = dict(EDITS)
-    reading.hosts = _whole(parts.trainer.fields.get("num_nodes"))
-    reading.per_host = _whole(parts.trainer.fields.get("devices"))
+    reading.hosts = counted(parts.trainer.fields.get("num_nodes"))
+    reading.per_host = counted(parts.trainer.fields.get("devices"))
     reading.job["framework"] = "nemo"
     _tuned(parts, reading)
     if parts.outside:
@@ -221,7 +222,7 @@ def _tuned(parts: _Parts, reading: Reading) -> None:
     if not isinstance(peft, Made) and (not parts.outside or str(scheme).lower() == "none"):
         return
     fields = peft.fields if isinstance(peft, Made) else {}
-    rank, alpha = _whole(fields.get("dim")), fields.get("alpha")
+    rank, alpha = counted(fields.get("dim")), fields.get("alpha")
     dora = "dora" in getattr(peft, "name", str(scheme)).lower()
     adapters(
         reading, method="dora" if dora else "lora", rank=rank or 32,
@@ -230,10 +231,6 @@ def _tuned(parts: _Parts, reading: Reading) -> None:
     )  # fmt: skip
     if not rank:
         reading.guess("peft.dim", "adapters of rank 32, NeMo's own, are taken")
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _spelled(parts: _Parts, module: Module) -> str:

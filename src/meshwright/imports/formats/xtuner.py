@@ -18,7 +18,7 @@ from meshwright.imports.formats import accelerate
 from meshwright.imports.formats.hf_sharding import deepspeed_named
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import PLANNED, refuse_other
-from meshwright.imports.options import flags_of
+from meshwright.imports.options import counted, flags_of
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.imports.tasks import name_task
@@ -173,11 +173,11 @@ def _old(tree: ast.Module, known: Known, reading: Reading, name: str) -> None:
     reading.model_name = str(value(_inside(loaded, "pretrained_model_name_or_path")) or known.names.get("pretrained_model_name_or_path") or "")  # fmt: skip
     if reading.model is None:
         refuse_other(reading.model_name)
-    reading.seq_len = _whole(known.names.get("max_packed_length")) or _whole(known.names.get("max_length"))  # fmt: skip
+    reading.seq_len = counted(known.names.get("max_packed_length")) or counted(known.names.get("max_length"))  # fmt: skip
     loader = tables.get("train_dataloader")
-    reading.micro_batch = _whole(value(_inside(loader, "batch_size"))) or 1
-    reading.accumulation = _whole(value(_inside(wrapper, "accumulative_counts"))) or 1
-    shared = _whole(known.names.get("sequence_parallel_size")) or 1
+    reading.micro_batch = counted(value(_inside(loader, "batch_size"))) or 1
+    reading.accumulation = counted(value(_inside(wrapper, "accumulative_counts"))) or 1
+    shared = counted(known.names.get("sequence_parallel_size")) or 1
     if shared > 1:
         reading.layout |= {"cp": shared, "cp_method": "ulysses"}
         again = any(isinstance(one, ast.AugAssign) and ast.unparse(one.target) == "accumulative_counts" for one in tree.body)  # fmt: skip
@@ -206,7 +206,7 @@ def _adapters(
     four, eight = (value(_inside(stored, f"load_in_{bits}bit")) for bits in (4, 8))
     kept = str(value(_inside(stored, "bnb_4bit_quant_type")) or "nf4")
     adapters(
-        reading, rank=_whole(value(_inside(lora, "r"))) or 8, alpha=float(value(_inside(lora, "lora_alpha")) or 0),
+        reading, rank=counted(value(_inside(lora, "r"))) or 8, alpha=float(value(_inside(lora, "lora_alpha")) or 0),
         dropout=float(value(_inside(lora, "lora_dropout")) or 0), targets=value(_inside(lora, "target_modules")),
         bits=4 if four else 8 if eight else 0, storage=kept if four else "",
         twice=bool(value(_inside(stored, "bnb_4bit_use_double_quant"))) if four else None, option="lora.target_modules",
@@ -217,10 +217,6 @@ def _adapters(
 def _word(node: ast.expr | None) -> str:
     """The last part of a name: `torch.optim.AdamW` is `AdamW`."""
     return "" if node is None else ast.unparse(node).rpartition(".")[2].strip("'\"")
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _optimizer(name: str, reading: Reading) -> None:
@@ -256,18 +252,18 @@ def _new(tree: ast.Module, known: Known, reading: Reading, name: str) -> None:
     ratio = float(said(fsdp, "recompute_ratio", 1.0))
     reading.layout = {
         "zero": 3 if said(fsdp, "reshard_after_forward", True) else 2, "recompute": "full" if ratio > 0 else "none",
-        "tp": _whole(said(fsdp, "tp_size", 1)) or 1, "ep": _whole(said(fsdp, "ep_size", 1)) or 1,
+        "tp": counted(said(fsdp, "tp_size", 1)) or 1, "ep": counted(said(fsdp, "ep_size", 1)) or 1,
     }  # fmt: skip
     if 0 < ratio < 1:
         reading.unmodelled("recompute_ratio", f"{ratio:g} of the layers are recomputed; all are priced")  # fmt: skip
-    if (shared := _whole(said(trainer, "sp_size", 1)) or 1) > 1:
+    if (shared := counted(said(trainer, "sp_size", 1)) or 1) > 1:
         reading.layout |= {"cp": shared, "cp_method": "ulysses"}
     if said(fsdp, "cpu_offload", False):
         reading.offload |= {"optimizer", "parameters"}
     loader = calls.get("DataloaderConfig")
-    reading.seq_len = _whole(said(loader, "pack_max_length", 0))
+    reading.seq_len = counted(said(loader, "pack_max_length", 0))
     reading.micro_batch = 1
-    reading.global_batch = _whole(said(trainer, "global_batch_size", 0))
+    reading.global_batch = counted(said(trainer, "global_batch_size", 0))
     if "TrainerConfig" not in calls:
         _answers(known, said(trainer, "optimizer_steps", 1), reading)
     reading.job = {"framework": "fsdp", "precision": RECIPES["bf16"].model_dump(), "document_masking": True}  # fmt: skip
@@ -286,9 +282,9 @@ def _new(tree: ast.Module, known: Known, reading: Reading, name: str) -> None:
 
 def _answers(known: Known, steps: Any, reading: Reading) -> None:
     """The answers that a step of reinforcement learning trains on, each taken to fill a row."""
-    prompts, repeats = (_whole(known.names.get(one)) for one in ("train_batch_size", "prompt_repeat_k"))  # fmt: skip
+    prompts, repeats = (counted(known.names.get(one)) for one in ("train_batch_size", "prompt_repeat_k"))  # fmt: skip
     if prompts and repeats:
-        reading.global_batch = max(1, prompts * repeats // (_whole(steps) or 1))
+        reading.global_batch = max(1, prompts * repeats // (counted(steps) or 1))
         reading.guess("--global-batch", f"{reading.global_batch} answers are packed; each is taken to fill a row")  # fmt: skip
     name_task(reading, "grpo")
 

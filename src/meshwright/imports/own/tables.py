@@ -10,7 +10,7 @@ from meshwright.imports.cloud import tables
 from meshwright.imports.formats import deepspeed
 from meshwright.imports.formats.hf_sharding import deepspeed_named
 from meshwright.imports.interpolate import resolved
-from meshwright.imports.options import flattened
+from meshwright.imports.options import counted, flattened
 from meshwright.imports.other_models import refuse_tables, says_text
 from meshwright.imports.own import usual
 from meshwright.imports.own.made_with import describes, usual_names
@@ -65,7 +65,7 @@ def is_config(data: dict[str, Any]) -> bool:
     flat = _flat(_in_usual_words(data))
     rate = any(name.rsplit(".", 1)[-1] in _RATES for name in flat)
     batch = any(
-        name.rsplit(".", 1)[-1] in _BATCHES and _whole(value) for name, value in flat.items()
+        name.rsplit(".", 1)[-1] in _BATCHES and counted(value) for name, value in flat.items()
     )
     lasts = {name.rsplit(".", 1)[-1] for name in flat}
     shape = bool(lasts & set(usual.LAYERS)) and bool(lasts & set(usual.HIDDEN))
@@ -81,7 +81,7 @@ _OF_TEXT = re.compile(r"(?i)tokeni[sz]|^vocab|^(?:max_)?seq(?:uence)?_?len|^max_
 def _in_usual_words(data: dict[str, Any], depth: int = 0) -> dict[str, Any]:
     """Tables with one that describes a model in words of its own (`layers`, `width`) by the usual names."""
     found = {name: _in_usual_words(one, depth + 1) if isinstance(one, dict) and depth < _DEEPEST else one for name, one in data.items()}  # fmt: skip
-    plain = {str(name): one for name, one in found.items() if _whole(one)}
+    plain = {str(name): one for name, one in found.items() if counted(one)}
     return usual_names(found) if depth and describes(plain) else found
 
 
@@ -255,10 +255,6 @@ def _index(value: Any) -> bool:
     return not isinstance(value, bool) and re.fullmatch(r"\d\d?", str(value)) is not None
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _number(flat: dict[str, Any], *names: str) -> int:
     """The first whole number under one of these last names; 0 where there is none."""
-    return next((value for name, value in flat.items() if name.rsplit(".", 1)[-1] in names and _whole(value)), 0)  # fmt: skip
+    return next((value for name, value in flat.items() if name.rsplit(".", 1)[-1] in names and counted(value)), 0)  # fmt: skip
