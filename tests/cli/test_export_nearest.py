@@ -37,10 +37,12 @@ def test_nearest_writes_files_and_the_plan_they_run(plan_file, tmp_path, capsys)
     assert run(["export", str(tmp_path / "plan.toml"), "--to", "deepspeed"]) == 0
 
 
-def test_all_that_writes_nothing_is_an_error(plan_file, tmp_path):
+def test_all_that_writes_nothing_is_an_error(plan_file, tmp_path, capsys):
     data = tomllib.loads(plan_file.read_text())
     data["model"]["positions"] = "alibi"
     other = tmp_path / "alibi.toml"
     other.write_text(tomli_w.dumps(data))
     assert run(["export", str(other), "--all", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "no other layout would change that" in told and "--nearest" not in told
     assert not (tmp_path / "out").exists()

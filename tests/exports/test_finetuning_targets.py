@@ -1,5 +1,6 @@
 """Fine-tuning plans in the tools' own files, which `fits` reads back as what was planned."""
 
+import re
 import subprocess
 
 import pytest
@@ -304,3 +305,11 @@ def test_published_weights_do_not_become_what_they_are_not():
     with pytest.raises(SpecError, match="whose table has 1,024 positions"):
         export(make_plan("gpt2-xl", job=whole.but(seq_len=2048), dp=8), "trl")
     export(make_plan("gpt2-xl", job=whole, dp=8), "trl")
+
+
+@pytest.mark.parametrize("target", ["trl", "axolotl", "llama-factory", "torchtune", "verl"])
+def test_adapters_start_with_ten_times_the_rate_of_whole_weights(target):
+    for method, rate in (("full", 1e-5), ("lora", 1e-4)):
+        texts = "\n".join(export(planned(method, "sharded", target), target).files.values())
+        found = re.findall(r"(?:learning_rate|optim\.lr|\blr)\W{1,3}(\d[\d.]*e-\d+|0\.\d+)", texts)
+        assert found and {float(one) for one in found} == {rate}, (method, found)
