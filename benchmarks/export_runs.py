@@ -39,6 +39,10 @@ HERE = Path(__file__).resolve().parent
 GRACE_S = 40.0
 """In which a launcher that is asked to end ends its ranks."""
 LIMIT_S = 900
+KEPT = "kept"
+"""The folder of a script's checkpoints."""
+SCRIPTS = ("fsdp", "deepspeed", "accelerate", "trainer", "lightning")
+"""Targets whose program is a script of our own, which saves and goes on."""
 TINY = Model(name="tiny", layers=2, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=96, vocab=160)
 VALIDATE = Path(os.environ.get("MESHWRIGHT_VALIDATE") or Path(sys.prefix) / "validate")
 
@@ -61,6 +65,8 @@ class Run:
     reported: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     missing: str = ""
+    resumed: str = ""
+    """Whether the run went on from a checkpoint as if nobody had stopped it; else what was otherwise."""
 
     def plan(self) -> Plan:
         """The cut-down plan, priced."""
@@ -190,6 +196,9 @@ def step(run: Run, steps: int) -> None:
             return
         run.reported = json.loads(report.read_text())
         run.steps = len(json.loads(losses.read_text())) if losses.is_file() else steps
+        if run.target in SCRIPTS:
+            run.resumed = resumed(folder, losses, launcher, environment, steps)
+            run.reason = "" if run.resumed == "yes" else run.resumed
     layout = canonical(plan.layout, plan.model)
     tune = plan.job.finetune
     wanted = layout.model_dump() | {
@@ -202,6 +211,28 @@ def step(run: Run, steps: int) -> None:
         run.reason = "; ".join(
             f"{name}: reports {run.reported.get(name)}, planned {wanted[name]}" for name in wrong
         )
+
+
+def resumed(
+    folder: Path, losses: Path, launcher: list[str], environment: dict[str, str], steps: int
+) -> str:
+    """Take the last checkpoint away, start the run again, and compare the losses of the steps that it makes anew."""
+    whole, saved = json.loads(losses.read_text()), folder / KEPT
+    last = next(
+        path for path in saved.iterdir() if re.fullmatch(rf"\w+-{steps}(\.ckpt)?", path.name)
+    )
+    last.rename(folder / "away")
+    if (saved / "latest").is_file():
+        (saved / "latest").write_text(f"step-{steps - 2}")
+    again = [
+        str(free_port()) if one == launcher[launcher.index("--master-port") + 1] else one
+        for one in launcher
+    ]
+    if failed := launched(again, folder, environment, LIMIT_S):
+        return f"does not go on: {failed}"
+    found = json.loads(losses.read_text())
+    apart = max(abs(a - b) for a, b in zip(whole[-2:], found, strict=True))
+    return "yes" if apart < 1e-5 else f"goes on with losses {apart:.1e} apart"
 
 
 def launched(words: list[str], folder: Path, environment: dict[str, str], limit_s: float) -> str:
@@ -248,11 +279,18 @@ def _words(run: Run, plan: Plan, report: Path, losses: Path, steps: int) -> list
         return [str(HERE / own), str(report), str(losses), str(steps)]
     words = [str(HERE / "export_probe.py"), run.target, str(report), run.script]
     if run.target == "trainer":
-        words += ["trainer.yaml", "--max_steps", str(steps), "--save_strategy", "no"]
+        words += [
+            "trainer.yaml",
+            "--max_steps",
+            str(steps),
+            "--save_steps",
+            str(steps - 2),
+            "--output_dir",
+            KEPT,
+        ]
     else:
-        words += ["--steps", str(steps)]
-    if run.target != "lightning":
-        words += ["--losses", str(losses)]
+        words += ["--steps", str(steps), "--save-every", str(steps - 2), "--checkpoints", KEPT]
+    words += ["--data", "mock", "--losses", str(losses)]
     return [*words, "--backend", "gloo"] if run.target == "deepspeed" else words
 
 
@@ -278,7 +316,7 @@ def page(runs: list[Run], before: str = "") -> str:
     now = {run.target for run in runs}
     old = [
         m[0]
-        for m in re.finditer(r"^\| `([\w-]+)` \|(?:[^|\n]*\|){4}$", before, re.M)
+        for m in re.finditer(r"^\| `([\w-]+)` \|(?:[^|\n]*\|){5}$", before, re.M)
         if m[1] not in now
     ]
     lines = [
@@ -291,9 +329,11 @@ def page(runs: list[Run], before: str = "") -> str:
         "words, parsers, groups, schedules, sharding and optimizers are the exported ones and theirs. Tools for",
         "fine-tuning train a checkpoint of two layers on made-up rows (`export_tuning_run.py`) by their own commands; under verl",
         "processors are a platform of its own kind, and its FSDP engine is registered for them (`export_verl_run.py`).",
+        "*Resumed*: the scripts that an export writes are started again from a checkpoint two steps before their end, and",
+        "make the same losses.",
         "",
-        "| target | planned | steps | reported | agrees |",
-        "|---|---|---|---|---|",
+        "| target | planned | steps | reported | agrees | resumed |",
+        "|---|---|---|---|---|---|",
     ]
     lines += old
     for run in runs:
@@ -304,7 +344,9 @@ def page(runs: list[Run], before: str = "") -> str:
         label = canonical(plan.layout, plan.model).label()
         label += f" {run.precision}" if run.precision != "fp32" else ""
         agrees = run.missing or run.reason or "yes"
-        lines.append(f"| `{run.target}` | {label} | {run.steps} | {said or '-'} | {agrees} |")
+        lines.append(
+            f"| `{run.target}` | {label} | {run.steps} | {said or '-'} | {agrees} | {run.resumed or '-'} |"
+        )
     lines += ["", "What no CPU runs, and how far each was checked by the export tests:", "", "| target | checked | why not stepped |", "|---|---|---|"]  # fmt: skip
     lines += [f"| `{name}` | {far} | {why} |" for name, far, why in NOT_HERE]
     return "\n".join(lines) + "\n"

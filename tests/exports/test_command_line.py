@@ -48,7 +48,7 @@ def test_export_prints_what_it_would_write(tmp_path, capsys):
         run(["export", str(tmp_path / "a.toml"), "--to", "slurm", "--for", "fsdp", "--json"]) == 0
     )
     said = json.loads(capsys.readouterr().out)
-    assert set(said["files"]) == {"train.sbatch", "train_fsdp.py"}
+    assert set(said["files"]) == {"train.sbatch", "train_fsdp.py", "corpus.py", "progress.py"}
     assert said["start"] == "sbatch train.sbatch"
     assert run(["export", str(tmp_path / "a.toml"), "--to", "fsdp", "--for", "slurm"]) == 2
     assert run(["export", "-", "--to", "list"]) == 0

@@ -107,13 +107,14 @@ def same_code(text: str, name: str, safe: str) -> None:
 
 
 def nameless(data) -> str:
-    """Without the label made of the model's name, which a JobSet repeats in its host names and a TrainJob
-    in its runtime's."""
+    """Without the label made of the model's name, which a JobSet repeats in its host names, a TrainJob in its
+    runtime's, and a shared disk or bucket in a folder's or its own."""
     label = data.get("metadata", data).pop("name", "no label")
     assert isinstance(label, str) and re.fullmatch("[a-z0-9][a-z0-9 -]*", label)
     runtime = data.get("spec", {}).get("runtimeRef", {})
     assert runtime.pop("name", label) == label
-    return json.dumps(data).replace(f" {label}-host-0-0.{label} ", "")
+    found = json.dumps(data).replace(f" {label}-host-0-0.{label} ", "")
+    return found.replace(f"/shared/{label}/outputs", "").replace(f'"training-{label}"', "")
 
 
 def code_lines(text: str) -> list[str]:

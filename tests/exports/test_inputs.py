@@ -10,6 +10,8 @@ from plans import make_plan
 from meshwright.exports.inputs import block, of_megatron
 from meshwright.exports.targets import STARTED, export
 from meshwright.imports.files import import_file
+from meshwright.specs import Job
+from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.models import load_model
 
 ASKING = tuple(name for name, one in STARTED.items() if one.inputs)
@@ -73,10 +75,52 @@ def test_slurm_hands_what_was_filled_in_to_every_host():
 
 @pytest.mark.parametrize("name", ASKING)
 def test_a_script_that_asks_is_read_back_without_a_word_about_it(name, tmp_path):
-    if name == "maxtext":
+    if name in ("maxtext", "accelerate"):
         pytest.skip("its YAML is what is read")
     made = export(make_plan("llama3-8b", dp=8), name)
     made.write(tmp_path)
     assert "DATA=${DATA:-}" in made.files["run.sh"]
     told = [remark.text for remark in import_file(tmp_path / "run.sh").remarks]
     assert not [text for text in told if "DATA" in text or "INPUTS" in text or "mock" in text]
+
+
+@pytest.mark.parametrize("launcher", ["kubernetes", "jobset", "pytorchjob"])
+@pytest.mark.parametrize("framework", ["megatron", "fsdp", "trl"])
+def test_pods_have_the_disk_that_holds_data_and_what_is_made(launcher, framework):
+    if framework == "trl":
+        job = Job(seq_len=2048, global_batch=64, finetune=finetune_recipe({"method": "full"}))
+        plan = make_plan("llama3-8b", dp=8, zero=2, job=job)
+    else:
+        plan = make_plan("llama3-8b", dp=8)
+    made = export(plan, launcher, launches=framework)
+    text = next(iter(made.files.values()))
+    assert "persistentVolumeClaim" in text
+    assert text.count("mountPath: /shared") == text.count("claimName: training-shared") > 0
+    assert any("training-shared (ReadWriteMany" in note for note in made.notes)
+    # What a tool writes to a folder of its own would end with the pod.
+    linked = "ln -sfn /shared/llama3-8b/outputs outputs" in text
+    assert linked is (framework == "trl")
+    measured = export(plan, launcher, launches="measure").files
+    assert "training-shared" not in next(iter(measured.values()))
+
+
+def test_machines_of_a_cloud_have_a_bucket_that_outlives_them():
+    data = yaml.safe_load(
+        export(make_plan("llama3-8b", dp=8), "skypilot", launches="fsdp").files["sky.yaml"]
+    )
+    assert data["file_mounts"] == {"/shared": {"name": "${BUCKET}", "mode": "MOUNT_CACHED"}}
+    assert data["envs"]["BUCKET"] == "training-llama3-8b"
+
+
+def test_a_container_under_slurm_sees_every_whole_path_that_the_run_is_told(tmp_path):
+    text = export(make_plan("llama3-8b", dp=8), "slurm", launches="fsdp").files["train.sbatch"]
+    start, end = text.index("HERE="), text.index("# Each task reads")
+    (tmp_path / "kept").mkdir()
+    told = {"CONTAINER": "image", "DATA": f"{tmp_path}/a.npy /other/b", "CHECKPOINTS": f"{tmp_path}/kept",
+            "PATH": os.environ["PATH"], "SLURM_SUBMIT_DIR": str(tmp_path / "run")}  # fmt: skip
+    (tmp_path / "run").mkdir()
+    shell = f'set -euo pipefail\n{text[start:end]}\nprintf "%s\\n" "${{HOOKS[@]}}"'
+    done = subprocess.run(["bash", "-c", shell, "bash", "--weights", "/models/m"], capture_output=True, text=True,
+                          check=True, env=told)  # fmt: skip
+    places = [f"{tmp_path}/run", f"{tmp_path}", "/other", f"{tmp_path}/kept", "/models"]
+    assert f"--container-mounts={','.join(f'{one}:{one}' for one in places)}" in done.stdout

@@ -88,7 +88,9 @@ def test_a_train_job_runs_on_the_runtime_that_comes_with_it():
     }
     pod = node["template"]["spec"]["template"]["spec"]
     assert pod["hostNetwork"] and pod["containers"][0]["name"] == "node"
-    assert {"shm", "code"} == {one["name"] for one in pod["containers"][0]["volumeMounts"]}
+    assert {"shm", "code", "shared"} == {
+        one["name"] for one in pod["containers"][0]["volumeMounts"]
+    }
 
 
 @pytest.mark.parametrize("launcher", ["kubernetes", "jobset", "pytorchjob"])

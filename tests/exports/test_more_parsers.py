@@ -60,12 +60,12 @@ def test_the_lightning_export_runs(layout, tmp_path):
     export(tiny_plan(LLAMA, **layout), "lightning").write(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "train_lightning.py", "--steps", "3"],
+         "train_lightning.py", "--data", "mock", "--steps", "3"],
         cwd=tmp_path, capture_output=True, text=True, timeout=200,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "lightning-2.6.6")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "max_steps=3" in done.stderr + done.stdout
+    assert "step 3 loss" in done.stdout
 
 
 def test_skypilot_accepts_our_tasks(tmp_path):
@@ -110,12 +110,12 @@ def test_ray_train_runs_our_driver(framework, tmp_path):
     done = subprocess.run(
         [sys.executable, "ray_train.py", "--steps", "3"], cwd=tmp_path, capture_output=True,
         text=True, timeout=300, check=False,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0",
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "DATA": "mock",
              "PYTHONPATH": os.pathsep.join(str(ROOT / one) for one in needs)},
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-3000:]
-    assert ("step 3 loss" if framework == "fsdp" else "max_steps=3") in said
+    assert "step 3 loss" in said
 
 
 RAY = "2.60.0"

@@ -1,6 +1,7 @@
 """The Trainer's files, read by its own parser through the script that comes with them; imports of FSDP2's words."""
 
 import runpy
+import sys
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ def script(tmp_path_factory):
     """The names of an exported script, which has not run."""
     folder = tmp_path_factory.mktemp("trainer")
     export(make_plan("llama3-8b", dp=8, zero=3), "trainer").write(folder)
+    sys.path.insert(0, str(folder))  # as Python does where it starts a program
     return runpy.run_path(str(folder / "train_trainer.py"))
 
 

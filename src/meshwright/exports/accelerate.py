@@ -8,12 +8,13 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, steps, template
+from meshwright.exports.bundle import STAMP_KEY, comment, learning_rate, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.hf import hf_config, hf_family, hf_problems, layer_class
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
+from meshwright.exports.scripts import beside
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
@@ -116,6 +117,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "STEPS": steps(plan.job),
         "MICRO_BATCH": layout.micro_batch,
         "ACCUMULATION": layout.micro_batches(plan.job.global_batch),
+        "RATE": learning_rate(plan.job),
         "LIGER": plan.job.loss == "liger",
         "REDUCE_FP32": plan.job.precision.gradient_reduce_bytes >= 4,
     }
@@ -126,4 +128,4 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "accelerate.yaml": text,
         "config.json": json.dumps(model, indent=2) + "\n",
         "train.py": script,
-    }
+    } | beside(plan, command, stamp)

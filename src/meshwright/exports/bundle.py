@@ -87,6 +87,11 @@ def tuning_rate(job: Job) -> float:
     return 1e-4 if job.finetune is not None and job.finetune.adapts else 1e-5
 
 
+def learning_rate(job: Job) -> float:
+    """The highest learning rate of a run where nobody gave one: for new weights, or to train published ones further."""
+    return 3e-4 if job.finetune is None else tuning_rate(job)
+
+
 def template(name: str, values: Mapping[str, object]) -> str:
     """A script of `templates/` with its `{{NAMES}}` filled in, in one pass.
 

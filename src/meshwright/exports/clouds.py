@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from meshwright.exports.cluster_files import HUB, host_command, job_name, variables, yaml_text
+from meshwright.exports.cluster_files import (
+    HUB,
+    SHARED,
+    host_command,
+    job_name,
+    kept,
+    variables,
+    yaml_text,
+)
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.images import machine_image, needs, setup
 from meshwright.exports.launch import Command
@@ -55,15 +63,27 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
     brought = setup(plan, command.framework, container=container is not None)
     found = [line for line in brought if line.startswith("export ")]
     head = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)\n'
+    # Machines end with their disks: a bucket, made where there is none of this name, holds what lasts.
+    bucket = {} if command.framework == "meshwright" else {"BUCKET": f"training-{job_name(plan)}"}
     data = {
         "name": job_name(plan),
         "num_nodes": hosts,
         "resources": resources,
         # An empty token is none; `sky launch --env HF_TOKEN` hands on one's own.
-        "envs": variables(plan, command) | ({"HF_TOKEN": ""} if command.framework in HUB else {}),
+        "envs": variables(plan, command)
+        | bucket
+        | ({"HF_TOKEN": ""} if command.framework in HUB else {}),
         "workdir": ".",
+        **(
+            {"file_mounts": {SHARED: {"name": "${BUCKET}", "mode": "MOUNT_CACHED"}}}
+            if bucket
+            else {}
+        ),
         "setup": "\n".join(["set -e", *brought]) + "\n",
-        "run": command.asked() + "".join(f"{line}\n" for line in found) + head + shell,
+        "run": command.asked()
+        + "".join(f"{line}\n" for line in (*kept(plan, command), *found))
+        + head
+        + shell,
     }
     return stamp + yaml_text([data])
 

@@ -27,6 +27,38 @@ SECRET = "hf-token"
 """The Kubernetes secret that holds a token of the hub, where there is one."""
 
 
+SHARED = "/shared"
+"""Where a pod or a machine finds the disk that all of them see, with data and checkpoints."""
+CLAIM = "training-shared"
+"""The claim (ReadWriteMany) of that disk."""
+_WRITTEN = "outputs"
+"""The folder into which the tools for fine-tuning write what they made (their files' `output_dir`)."""
+
+
+def with_disk(pod: dict[str, Any], command: Command) -> dict[str, Any]:
+    """A pod that has the shared disk, where its program keeps something."""
+    if command.framework == "meshwright":
+        return pod
+    disk = {"name": "shared", "persistentVolumeClaim": {"claimName": CLAIM}}
+    mount = {"name": "shared", "mountPath": SHARED}
+    holds = [one | {"volumeMounts": [*one["volumeMounts"], mount]} for one in pod["containers"]]
+    return pod | {"containers": holds, "volumes": [*pod["volumes"], disk]}
+
+
+def kept(plan: Plan, command: Command) -> list[str]:
+    """Shell lines by which a program that is not told a folder writes to the shared disk, not to its own."""
+    if command.inputs or command.framework == "meshwright":
+        return []
+    place = f"{SHARED}/{job_name(plan)}/{_WRITTEN}"
+    return [f"mkdir -p {place} && ln -sfn {place} {_WRITTEN}"]
+
+
+def disk_note(command: Command, disk: str) -> str:
+    """What whoever launches is told of the disk."""
+    where = "DATA and CHECKPOINTS lie there" if command.inputs else "what is made is written there"
+    return f"{disk} is mounted at {SHARED}: {where}"
+
+
 def container_variables(plan: Plan, command: Command) -> list[dict[str, Any]]:
     """The run's environment as a container has it; a token of the hub from a secret that need not exist."""
     found: list[dict[str, Any]] = [

@@ -10,11 +10,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, steps, template
+from meshwright.exports.bundle import STAMP_KEY, comment, learning_rate, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.hf import hf_config, hf_problems
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
+from meshwright.exports.scripts import beside
 from meshwright.specs.frameworks import without_master
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -55,7 +56,12 @@ def config(plan: Plan, command: str = "") -> dict[str, Any]:
         "zero_optimization": _zero(layout),
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.1, "torch_adam": True},
+            "params": {
+                "lr": learning_rate(job),
+                "betas": [0.9, 0.95],
+                "weight_decay": 0.1,
+                "torch_adam": True,
+            },
         },
     }
     if layout.pp > 1:
@@ -127,9 +133,10 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     """`ds_config.json`, the model's `config.json` and the script that uses them."""
     pipelined = "_pipeline" if canonical(plan.layout, plan.model).pp > 1 else ""
     name = f"train_deepspeed{pipelined}.py"
-    stamp = comment(plan, command, f"DeepSpeed {VERSION}").rstrip()
+    target = f"DeepSpeed {VERSION}"
     words = {
-        "STAMP": stamp,
+        "STAMP": comment(plan, command, target).rstrip(),
+        "CHECKPOINTS": template("deepspeed_checkpoints", {}).rstrip(),
         "SEQ_LEN": plan.job.seq_len,
         "STEPS": steps(plan.job),
         "LIGER": plan.job.loss == "liger",
@@ -141,4 +148,4 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "ds_config.json": json.dumps(config(plan, command), indent=2) + "\n",
         "config.json": json.dumps(model, indent=2) + "\n",
         "train.py": script,
-    }
+    } | beside(plan, command, target)

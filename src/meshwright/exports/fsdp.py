@@ -11,11 +11,12 @@ import pprint
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.bundle import STEPS, comment, steps, template
+from meshwright.exports.bundle import STEPS, comment, learning_rate, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.families import computes_otherwise
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
+from meshwright.exports.scripts import beside
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
@@ -82,7 +83,7 @@ ACTIVATED = {
 
 
 def files(plan: Plan, command: str) -> dict[str, str]:
-    """`train_fsdp.py`."""
+    """`train_fsdp.py`, and what it reads its tokens and goes on with."""
     values = {
         name: pprint.pformat(table, sort_dicts=False, compact=True, width=90)
         for name, table in tables(plan).items()
@@ -93,8 +94,12 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "ACTIVATED": ACTIVATED[numerics.activation],
         "TURNED": str(numerics.rotary_share or 1.0),
     }
-    values["STAMP"] = comment(plan, command, f"PyTorch {VERSION}").rstrip()
-    return {"train_fsdp.py": template("train_fsdp.py", values)}
+    target = f"PyTorch {VERSION}"
+    values |= {
+        "STAMP": comment(plan, command, target).rstrip(),
+        "RATE": str(learning_rate(plan.job)),
+    }
+    return {"train_fsdp.py": template("train_fsdp.py", values)} | beside(plan, command, target)
 
 
 def notes(plan: Plan) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from meshwright.exports.cluster_files import (
     container_variables,
     host_command,
     job_name,
+    kept,
+    with_disk,
     yaml_text,
 )
 from meshwright.exports.fabric import check_hosts, network_kind
@@ -96,11 +98,11 @@ def token_note() -> str:
 def _prepared(plan: Plan, command: Command) -> str:
     """Lines that a container runs first: a folder it can write to, and the framework."""
     lines = ["set -e", *command.asked().splitlines(), f"mkdir -p /workspace && cp -L {CODE}/* /workspace/ 2>/dev/null || true",
-             "cd /workspace", *setup(plan, command.framework, container=True)]  # fmt: skip
+             "cd /workspace", *kept(plan, command), *setup(plan, command.framework, container=True)]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def _pod(plan: Plan, container: dict[str, Any]) -> dict[str, Any]:
+def _pod(plan: Plan, command: Command, container: dict[str, Any]) -> dict[str, Any]:
     """A pod with the memory, rights and network that collectives between hosts need."""
     privileges = {"capabilities": {"add": ["IPC_LOCK"]}}
     mounts = [
@@ -120,7 +122,7 @@ def _pod(plan: Plan, container: dict[str, Any]) -> dict[str, Any]:
     if shares_nvlink(plan) > 1:
         template = f"{job_name(plan)}-channel"
         spec["resourceClaims"] = [{"name": _CHANNEL, "resourceClaimTemplateName": template}]
-    return spec
+    return with_disk(spec, command)
 
 
 def _racks(plan: Plan) -> list[tuple[str, int, int]]:
@@ -172,7 +174,7 @@ def trainjob(plan: Plan, command: Command, stamp: str) -> str:
     if shares_nvlink(plan) > 1:
         # What a job says of its nodes takes the runtime's place without its claims (Trainer's JobSet builder).
         container, resources = container | {"resources": _resources(plan)}, {}
-    pod = {"restartPolicy": "Never"} | _pod(plan, container)
+    pod = {"restartPolicy": "Never"} | _pod(plan, command, container)
     node = {
         "name": "node",
         "template": {
@@ -216,7 +218,7 @@ def pytorchjob(plan: Plan, command: Command, stamp: str) -> str:
     container = {"name": "pytorch"} | _container(
         plan, command, '"$PET_NODE_RANK"', '"$PET_MASTER_ADDR"', '"$PET_MASTER_PORT"'
     )
-    template = {"spec": _pod(plan, container)}
+    template = {"spec": _pod(plan, command, container)}
 
     def replicas(count: int) -> dict[str, Any]:
         return {"replicas": count, "restartPolicy": "OnFailure", "template": template}
@@ -250,7 +252,7 @@ def jobset(plan: Plan, command: Command, stamp: str) -> str:
             index = [{"name": "JOB_INDEX", "valueFrom": {"fieldRef": field}}]
         container = {"name": "pytorch"} | _container(plan, command, rank, master, "29500")
         container["env"] += index
-        pod = {"restartPolicy": "Never"} | _pod(plan, container)
+        pod = {"restartPolicy": "Never"} | _pod(plan, command, container)
         job = {
             "parallelism": hosts, "completions": hosts, "completionMode": "Indexed", "backoffLimit": 0,
             "template": {"spec": pod},

@@ -160,7 +160,13 @@ def slurm_script(plan: Plan, command: Command, stamp: str) -> str:
         'cd "$HERE"\n'
         "HOOKS=()\n"
         'if [ -n "${CONTAINER:-}" ]; then\n'
-        '  HOOKS=(--container-image="$CONTAINER" --container-mounts="${MOUNTS:-$HERE:$HERE}"\n'
+        "  # It sees this folder, and whatever whole path the run is told.\n"
+        "  MOUNTS=${MOUNTS:-$HERE:$HERE}\n"
+        '  for PLACE in ${DATA:-} ${CHECKPOINTS:-} "$@"; do\n'
+        '    case $PLACE in /*) [ -d "$PLACE" ] || PLACE=$(dirname "$PLACE") ;; *) continue ;; esac\n'
+        '    case ",$MOUNTS," in *",$PLACE:"*) ;; *) MOUNTS=$MOUNTS,$PLACE:$PLACE ;; esac\n'
+        "  done\n"
+        '  HOOKS=(--container-image="$CONTAINER" --container-mounts="$MOUNTS"\n'
         '         --container-workdir="$HERE")\n'
         "fi\n\n"
         "# Each task reads its own SLURM_NODEID, so the command is expanded there, not here.\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import comment, steps
+from meshwright.exports.bundle import comment, learning_rate, steps
 from meshwright.exports.canonical import canonical
 from meshwright.exports.families import computes_otherwise
 from meshwright.exports.hf import ACTIVATIONS, hf_family
@@ -85,9 +85,9 @@ def config(plan: Plan) -> dict[str, Any]:
         "optimizer": {
             "accumulate_grad_in_fp32": _wide(plan), "clip_grad": 1.0,
             "learning_rate_scheduler": {
-                "learning_rate": 3e-4, "lr_decay_starting_step": None, "lr_decay_steps": None,
+                "learning_rate": learning_rate(job), "lr_decay_starting_step": None, "lr_decay_steps": None,
                 "lr_decay_style": "cosine", "lr_warmup_steps": 2, "lr_warmup_style": "linear",
-                "min_decay_lr": 3e-5,
+                "min_decay_lr": 0.1 * learning_rate(job),
             },
             "optimizer_factory": {
                 "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "name": "adamW",

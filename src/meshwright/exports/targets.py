@@ -24,7 +24,7 @@ from meshwright.exports import (
     verl,
 )
 from meshwright.exports.bundle import Bundle, comment
-from meshwright.exports.cluster_files import HUB
+from meshwright.exports.cluster_files import CLAIM, HUB, disk_note
 from meshwright.exports.families import unknown_numbers
 from meshwright.exports.images import unfit
 from meshwright.exports.inputs import Inputs, note, of_bridge, of_maxtext, of_megatron, of_primus
@@ -32,6 +32,7 @@ from meshwright.exports.launch import Command, slurm_script, torchrun_script
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits, gradient_notes, require, unplannable
 from meshwright.exports.nearest import nearest_plan
+from meshwright.exports.scripts import of_script, of_trainer
 from meshwright.exports.tuning_limits import problems_of
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError, nearest
@@ -79,15 +80,16 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "deepspeed": Framework(
         "DeepSpeed", deepspeed.VERSION, deepspeed.LIMITS, deepspeed.files,
-        lambda plan: ("train.py",),
+        lambda plan: ("train.py",), inputs=of_script,
     ),
     "accelerate": Framework(
         "accelerate", accelerate.VERSION, accelerate.LIMITS, accelerate.files,
-        lambda plan: ("train.py",),
+        lambda plan: ("train.py",), inputs=of_script,
     ),
     "trainer": Framework(
         "transformers' Trainer", trainer.VERSION, trainer.LIMITS, trainer.files,
         lambda plan: ("train_trainer.py", "trainer.yaml"), trainer.notes,
+        of_trainer,
     ),
     "torchtitan": Framework(
         "torchtitan", torchtitan.VERSION, torchtitan.LIMITS, torchtitan.files,
@@ -115,11 +117,12 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "fsdp": Framework(
         "PyTorch", fsdp.VERSION, fsdp.LIMITS, fsdp.files, lambda plan: ("train_fsdp.py",),
-        fsdp.notes,
+        fsdp.notes, of_script,
     ),
     "lightning": Framework(
         "Lightning", lightning.VERSION, lightning.LIMITS, lightning.files,
         lambda plan: ("train_lightning.py",), fsdp.notes,
+        of_script,
     ),
 }  # fmt: skip
 
@@ -340,7 +343,12 @@ def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundl
     notes = _notes(plan, framework_name)
     if name in PODS:
         start = kubernetes.start_with(launcher.file) if len(files) > 1 else start
+        notes += (
+            disk_note(run, f"the claim {CLAIM} (ReadWriteMany: a disk that every host writes to)"),
+        )
         notes += (kubernetes.token_note(),) if framework_name in HUB else ()
+    if name == "skypilot":
+        notes += (disk_note(run, "the bucket BUCKET (made where there is none)"),)
     return Bundle(name, files, start, notes)
 
 

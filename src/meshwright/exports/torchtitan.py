@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.bundle import comment, steps
+from meshwright.exports.bundle import comment, learning_rate, steps
 from meshwright.exports.canonical import canonical, even_split
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
@@ -201,7 +201,7 @@ def recipe() -> Trainer.Config:
         loss={loss},
         model_spec=model_spec,
         hf_assets_path=tokenizer(),
-        optimizer=default_adamw(lr=3e-4),
+        optimizer=default_adamw(lr={rate}),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
         training=TrainingConfig(
 {training}
@@ -260,6 +260,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         if fp8
         else "",
         module=registered[0],
+        rate=learning_rate(plan.job),
         registered=call,
         repository=_published(plan.model),
         training=arguments(training(plan)),

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.exports.cluster_files import CODE_MAP, host_command, job_name, variables, yaml_text
+from meshwright.exports.cluster_files import (
+    CODE_MAP,
+    host_command,
+    job_name,
+    variables,
+    with_disk,
+    yaml_text,
+)
 from meshwright.exports.images import setup
 from meshwright.exports.launch import Command
 from meshwright.specs.errors import SpecError
@@ -94,7 +101,7 @@ def slice_jobset(plan: Plan, command: Command, stamp: str) -> str:
     }  # fmt: skip
     job = {
         "parallelism": hosts, "completions": hosts, "completionMode": "Indexed", "backoffLimit": 0,
-        "template": {"spec": pod},
+        "template": {"spec": with_disk(pod, command)},
     }  # fmt: skip
     whole = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     data = {

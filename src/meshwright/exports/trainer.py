@@ -13,9 +13,11 @@ from typing import Any
 import yaml
 
 from meshwright.exports import accelerate
-from meshwright.exports.bundle import STAMP_KEY, comment, stamp_data, steps, template
+from meshwright.exports.bundle import STAMP_KEY, comment, learning_rate, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.hf import hf_config, layer_class
+from meshwright.exports.inputs import SAVED_EVERY
+from meshwright.exports.scripts import beside
 from meshwright.specs.plan import Plan
 
 LIMITS = replace(accelerate.LIMITS, title="transformers' Trainer", framework="trainer")
@@ -38,8 +40,9 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "bf16": compute == "bf16",
         "fp16": compute == "fp16",
         "optim": OPTIMIZERS[job.optimizer.name],
-        "learning_rate": 3e-4,
-        "lr_scheduler_type": "cosine",
+        "learning_rate": learning_rate(job),
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
         "warmup_steps": max(1, steps(job) // 100),
         "weight_decay": 0.1,
         "adam_beta1": 0.9,
@@ -47,7 +50,8 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "max_grad_norm": 1.0,
         "logging_steps": 1,
         "save_strategy": "steps",
-        "save_steps": 500,
+        "save_steps": SAVED_EVERY,
+        "save_total_limit": 2,
         "report_to": "none",
         # Recomputation is the shards' own where there are any (fsdp_config).
         "gradient_checkpointing": layout.recompute == "full" and layout.zero == 0,
@@ -101,4 +105,4 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "train_trainer.py": template(
             "train_trainer.py", {"STAMP": comment(plan, command, stamp).rstrip()}
         ),
-    }
+    } | beside(plan, command, stamp)

@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from pathlib import Path
 
 import deepspeed
 
@@ -10,4 +11,5 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 if __name__ == "__main__":
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
+    sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(script, run_name="__main__")
