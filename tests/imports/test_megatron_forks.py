@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.imports.files import import_text
+from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
 from meshwright.specs import SpecError, load_cluster
 
@@ -62,3 +62,61 @@ def test_what_trains_on_one_of_several_machines_is_found_by_a_guess():
     found = import_text(text, "run.sh", GIVEN)
     assert found.model.layers == 4
     assert any("counts as true" in note for note in found.notes)
+
+
+def test_layers_that_do_not_fill_all_stages_are_fewer_at_both_ends():
+    base = BASE.replace("--num-layers 4", "--num-layers 13")
+    words = "--pipeline-model-parallel-size 4 --allow-padding-num-layers --enable-zb-runtime"
+    assert read(words, base).layout.stage_layers == (3, 3, 4, 3)
+    folded = read(f"{words} --num-layers-per-virtual-pipeline-stage 1", base).layout
+    assert (folded.virtual_stages, folded.stage_layers[:3], folded.stage_layers[-1]) == (
+        4,
+        (0, 0, 1),
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule"),
+    [
+        ("--enable-zero-bubble --zero-bubble-max-pending-backward 4", "zb-h1"),
+        ("--enable-zero-bubble --zero-bubble-max-pending-backward 8", "zb-h2"),
+        ("--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half", "v-half"),
+        ("--zero-stage 0 --enable-zbh1-pipeline", "zb-h1"),
+    ],
+)
+def test_schedules_without_bubbles_are_those_that_are_asked_for(words, schedule):
+    base = BASE.replace("--num-layers 4", "--num-layers 16")
+    assert read(f"--pipeline-model-parallel-size 4 {words}", base).layout.schedule == schedule
+
+
+def test_a_kernel_that_nothing_states_is_guessed():
+    found = read("--attention-backend $ATTN")
+    assert any(one.option == "--attention-backend" for one in found.remarks)
+
+
+FLAGSCALE = """
+experiment: {task: {type: train, entrypoint: flagscale/train/PROGRAM}, runner: {nnodes: 2, nproc_per_node: 8}}
+train:
+  system: {tensor_model_parallel_size: 2, precision: {bf16: true}}
+  model: {num_layers: 8, hidden_size: 1024, num_attention_heads: 16, swiglu: true, multiple_of: 256, hidden_dim_multiplier: 1.3, seq_length: 2048,
+    max_position_embeddings: 2048, micro_batch_size: 1, global_batch_size: 64, vocab_size: 32000, peft_type: lora, lora_dim: 4}
+  data: {}
+"""
+
+
+def test_flagscale_rounds_its_ffn_up_and_its_command_says_more(tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").write_text(FLAGSCALE.replace("PROGRAM", "train_gpt.py"))
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python run.py --config-path ./conf --config-name train train.system.tensor_model_parallel_size=4 action=run\n"
+    )
+    found = import_file(script, GIVEN)
+    assert (found.model.ffn, found.layout.tp, found.job.finetune.rank) == (3584, 4, 4)
+
+
+def test_flagscale_s_programs_of_images_are_refused():
+    for program in ("train_llava.py", "train_qwen2_5_vl.py"):
+        with pytest.raises(SpecError, match="images"):
+            import_text(FLAGSCALE.replace("PROGRAM", program), "train.yaml", GIVEN)

@@ -54,6 +54,20 @@ def test_the_update_takes_its_own_batch_lengths_and_devices(tmp_path):
     assert (found.task, found.reference, "optimizer" in found.offload) == ("grpo", True, True)
 
 
+def test_a_command_names_an_experiment_and_says_more(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "model" / "small.yaml").write_text(MODEL)
+    (tmp_path / "configs" / "ppo.yaml").write_text(f"{EXPERIMENT}critic_config: {{model: small}}\n")
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "YAML=${1:-ppo}\npython cli/train_ppo.py --config-name $YAML actor_config.micro_batch_size=4\n"
+    )
+    found = import_file(script, Given())
+    assert (found.layout.tp, found.layout.micro_batch, found.job.seq_len) == (2, 4, 4096)
+    assert any("critic" in note for note in found.notes)
+
+
 V4 = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --position-embedding-type deepseek4 --num-layers {layers} --hidden-size 4096 --no-shared-storage "
     "--num-attention-heads 64 --num-experts 256 --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --bf16 --enable-mhc --hc-mult 4\n"

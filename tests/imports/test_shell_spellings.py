@@ -3,6 +3,9 @@
 import pytest
 from folders import put
 
+from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
+
 RUN = (
     "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 16 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 "
     "--max-position-embeddings 4096 --vocab-size 32000 --tokenizer-type NullTokenizer --bf16 "
@@ -27,6 +30,15 @@ LINES = TAIL.replace(" --", "\n--") + "\n"
         f"{RUN} $(< words___txt)",
         "export TP=2\nenvsubst < job___tpl > made.sh\nbash made.sh",
         f"{RUN} --yaml-cfg own___yaml",
+        f'MB=$(echo "4,8" | cut -d, -f1)\n{RUN} {TAIL.replace("size 4", "size $MB")}',
+        f'MB=$(awk "BEGIN {{printf \\"%.0f\\", 2.5 * 1.6}}")\n{RUN} {TAIL.replace("size 4", "size $MB")}',
+        f'MB=$(bc <<< "2.5 * 16 / 10")\n{RUN} {TAIL.replace("size 4", "size $MB")}',
+        f'GBS=$(python3 -c "import math; print(math.ceil(5e5 / 4096) + 5)")\n{RUN} {TAIL.replace("128", "$GBS")}',
+        f'O="--mb 4 --tp 2"\nTP=$(echo $O | grep -oE "tp [0-9]+" | awk \'{{print $NF}}\')\n{RUN} {TAIL.replace("size 2", "size $TP")}',
+        f'O="--small"\nMB=8\nif echo "$O" | grep -q -- "--small"; then MB=4; fi\n{RUN} {TAIL.replace("size 4", "size $MB")}',
+        f'A=(--tensor-model-parallel-size 8)\nA[1]=2\n{RUN} {TAIL} ${{A[@]}}',
+        f'O=" --lr `bc <<< "scale=3; $LR/10"` {TAIL} "\n{RUN} $O',
+        f'D=$(find / -name "a b" | sed "s/(x)/y/")\ncat > made.sh <<EOF\n{RUN} --data-path $D {TAIL}\nEOF\nbash made.sh',
     ],
 )  # fmt: skip
 def test_words_reach_the_command(script: str, tmp_path):
@@ -37,6 +49,17 @@ def test_words_reach_the_command(script: str, tmp_path):
     }
     found = put(tmp_path, script.replace("___", "."), **files)
     assert (found.layout.tp, found.layout.micro_batch, found.job.global_batch) == (2, 4, 128)
+
+
+def test_a_folder_that_cd_and_pwd_print_holds_what_is_included(tmp_path):
+    (tmp_path / "runs" / "models").mkdir(parents=True)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tail.sh").write_text(f'T="{TAIL}"\n')
+    (tmp_path / "runs" / "models" / "tail.sh").write_text("T=--untied\n")
+    here = 'H="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." &> /dev/null && pwd)"\nsource "$H/models/tail.sh"\n'
+    script = tmp_path / "runs" / "run.sh"
+    script.write_text(f"{here}{RUN} $T")
+    assert import_file(script, Given(guess=True)).layout.tp == 2
 
 
 def test_a_batch_that_nothing_states_is_said(tmp_path):

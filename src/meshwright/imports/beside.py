@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def beside(folder: Path | None, named: str) -> Path | None:
     """
     if folder is None:
         return None
-    bare = unmarked(named).replace("$PWD", "").strip()
+    bare = posixpath.normpath(unmarked(named).replace("$PWD", "").strip())
     parts = [part for part in re.split(r"/+", bare) if part not in ("", ".")]
     while parts and parts[0] == "..":
         parts = parts[1:]

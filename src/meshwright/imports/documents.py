@@ -36,6 +36,7 @@ from meshwright.imports.formats import (
     megatron_tables,
     megatron_yaml,
     mindformers,
+    mindspeed_fsdp2,
     mindspeed_rl,
     nanotron,
     nemo,
@@ -115,7 +116,7 @@ def read(
         return mindformers.read(data, given), stamp
     for around in (mindspeed_rl, primus, flagscale):
         if around.is_config(data):
-            return around.read(data, given, folder), stamp
+            return around.read(_told(data, overrides), given, folder), stamp
     for one in (
         arctic,
         areal,
@@ -123,6 +124,7 @@ def read(
         easyr1,
         fairseq2,
         levanter,
+        mindspeed_fsdp2,
         roll,
         picotron,
         fast_llm,

@@ -14,7 +14,7 @@ from meshwright.imports.launch_counts import count
 from meshwright.imports.reading import Given
 from meshwright.imports.shell.follow import read_script
 from meshwright.imports.shell.state import Script
-from meshwright.imports.shell.words import unmarked, unquoted, unset
+from meshwright.imports.shell.words import unmarked, unset
 
 _TRAINERS = re.compile(
     r"(?:^|/)(?:[\w-]*(?:pretrain|train|finetune|sft|dpo|grpo|ppo|reward|posttrain|run_recipe|run_clm|"
@@ -229,7 +229,7 @@ def _lines(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    text = unquoted(text).replace("\\\n", " ")
+    text = text.replace("\\\n", " ")
     try:
         return [word for word in shlex.split(text) if word.strip()]
     except ValueError:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from meshwright.imports.formats.megatron_shape import SEEING
 from meshwright.imports.launch import HOUSEKEEPING, Launch, of_maxtext_without_training
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Missing, flags_of
@@ -29,7 +30,6 @@ _TASKS_WITHOUT_TRAINING = (
     "MSDP-EVAL-F1",
 )
 """What Megatron-LM's tasks/main.py and tasks/msdp/main.py do beside fine-tuning."""
-_SEEING = ("model-provider", "vision-model-type", "language-model-type", "freeze-ViT")
 _REFUSED = {
     "bert": "an encoder", "t5": "an encoder-decoder", "ict": "a retriever", "biencoder": "a retriever",
     "retro": "a retrieval model", "vision": "a vision model", "vit": "a vision model", "dino": "a vision model",
@@ -57,7 +57,7 @@ def refuse_other_tasks(launch: Launch, flags: dict[str, Any]) -> None:
     masked = next((one for one in ("mlm-probability", "mlm") if flags.get(one) not in (None, False, "false", "False")), "")  # fmt: skip
     if masked:
         raise SpecError(f"--{masked}", flags[masked], f"fills in masked words, which an encoder is trained by: {PLANNED}")  # fmt: skip
-    sees = next((one for one in _SEEING if one in flags), "")
+    sees = next((one for one in SEEING if one in flags), "")
     if sees:
         raise SpecError(f"--{sees}", flags[sees], f"trains a vision-language model: {PLANNED}")  # fmt: skip
     if _ANSWERS & set(flags) or str(flags.get("task", "")).upper() in _TASKS_WITHOUT_TRAINING:

@@ -200,7 +200,11 @@ class Options:
         raise SpecError(self._name(names), value, "true or false is expected")
 
     def word(self, *names: str, default: str = "") -> str:
-        """A value as one lower-case word without quotes."""
+        """A value as one lower-case word without quotes; where guesses are wanted, one that the file does not state is none."""
+        value = self.raw(*names)
+        if self.guessing and not default and isinstance(value, str) and unset(value):
+            self.guessed[self._name(names)] = (shown(value), default)
+            return default
         return self.text(*names, default=default).strip().strip("\"'").lower()
 
     def finish(self, reading: Reading, *tables: str, strict: bool = False) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import posixpath
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports import documents
 from meshwright.imports.beside import beside
+from meshwright.imports.formats import flagscale, mindspeed_rl
+from meshwright.imports.interpolate import read_table
 from meshwright.imports.launch import Launch
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import shown, unmarked
@@ -48,6 +51,9 @@ def configuration(
 ) -> tuple[str, Path | str] | None:
     """(option, the file or the text) of the configuration that a command names."""
     words = launch.words
+    composed = hydra_named(launch, folder)
+    if composed is not None:
+        return "--config-name", composed
     places = [(words[i], words[i + 1]) for i in range(len(words) - 1) if words[i] in _NAMED]
     places += [tuple(w.split("=", 1)) for w in words if w.split("=", 1)[0] in _NAMED and "=" in w]  # type: ignore[misc]
     # JSON after an option of another name is data or DeepSpeed's, which its own option names.
@@ -72,6 +78,20 @@ def configuration(
         path = beside(folder, value) if value else None
         if path is not None:
             return variable, path
+    return None
+
+
+def hydra_named(launch: Launch, folder: Path | None) -> Path | None:
+    """The file that `--config-path P --config-name N` names, or N alone, where it is FlagScale's or MindSpeed-RL's."""
+    split = [part for word in launch.words for part in (word.split("=", 1) if word.startswith("--config-") else [word])]  # fmt: skip
+    said = {flag: unmarked(word) for flag, word in pairwise(split)}
+    name = said.get("--config-name", "").removesuffix(".yaml")
+    where = [said["--config-path"]] if "--config-path" in said else ["configs", "conf", "config", "."]  # fmt: skip
+    for one in where if name else []:
+        path = beside(folder, f"{one}/{name}.yaml")
+        data = read_table(path) if path is not None else {}
+        if flagscale.is_config(data) or mindspeed_rl.is_config(data):
+            return path
     return None
 
 

@@ -12,6 +12,7 @@ from meshwright.imports.interpolate import merged, read_table, resolved
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, counted
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
@@ -19,6 +20,10 @@ _OWN = frozenset({
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers", "hidden_size", "micro_batch_size",
     "global_batch_size", "precision", "use_distributed_optimizer", "no_shared_fs", "checkpoint",
 })  # fmt: skip
+
+_SEES = re.compile(
+    r"(?i)llava|_vl\b|_vl_|vision|onevision|robo(?:brain|tics)|(?:^|[_/])pi0|emu3|flux|wan\d|qwen_image|minicpm_[vo]"
+)
 
 
 def is_config(data: dict[str, Any]) -> bool:
@@ -44,8 +49,11 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     kind = str(task.get("type", "train")) if isinstance(task, dict) else "train"
     if kind != "train":
         raise SpecError("experiment.task.type", kind, "does not train; type: train is expected")
-    if "system" not in data:
+    own = data.get("train")
+    if "system" not in data and not (isinstance(own, dict) and "system" in own):
         data = merged(_named(data, folder), data)
+    if isinstance(own, dict):  # the training half inside, or what a command says over it
+        data = merged(data, own)
     data = resolved(data, dict(given.variables))
     flags: dict[str, Any] = {}
     for table in ("system", "model", "data"):
@@ -54,15 +62,20 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
             _flatten(part, flags)
     if "optimizer" in flags and not isinstance(flags["optimizer"], str):
         del flags["optimizer"]
-    if re.search(r"rwkv|mamba", _entrypoint(experiment, folder), re.IGNORECASE):
-        raise SpecError("experiment.task.entrypoint", _entrypoint(experiment, folder), "a state-space or recurrent "
-                        f"model is not modelled: {PLANNED}")  # fmt: skip
+    program = _entrypoint(experiment, folder)
+    if re.search(r"rwkv|mamba", program, re.IGNORECASE):
+        raise SpecError("experiment.task.entrypoint", program, f"a state-space or recurrent model is not modelled: {PLANNED}")  # fmt: skip
+    if _SEES.search(program):
+        raise SpecError("experiment.task.entrypoint", program, f"trains a model of images and text: {PLANNED}")  # fmt: skip
     if flags.get("enable-hetero"):
         raise SpecError("enable_hetero", True, "devices of several kinds in one run, or layouts of several kinds, are not modelled")  # fmt: skip
     flags.setdefault("num-query-groups", None)
-    reading = megatron.read(
-        Options({k: v for k, v in flags.items() if v is not None}, "--"), given, "FlagScale YAML"
-    )
+    options = Options({k: v for k, v in flags.items() if v is not None}, "--")
+    method = options.word("peft-type")
+    adapted = options.whole("lora-dim", default=32), options.number("lora-alpha", default=32), options.raw("lora-target-modules"), options.number("lora-dropout")  # fmt: skip
+    reading = megatron.read(options, given, "FlagScale YAML")
+    if method not in ("", "none"):
+        adapters(reading, method=method, rank=adapted[0], alpha=adapted[1], targets=adapted[2], dropout=adapted[3], option="lora_target_modules")  # fmt: skip
     reading.options = {k: v.lstrip("-").replace("-", "_") for k, v in reading.options.items()}
     runner = experiment.get("runner")
     if isinstance(runner, dict):

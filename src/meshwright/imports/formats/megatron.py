@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.exports.canonical import DEFAULT_ORDER, TP_PP_DP_ORDER
 from meshwright.exports.megatron import SHARDING, read_layout_string
 from meshwright.imports.formats import mindspeed
+from meshwright.imports.formats.megatron_bubbles import padded_stages, without_bubbles
 from meshwright.imports.formats.megatron_job import (
     add_budget,
     attention_kernel,
@@ -72,6 +73,8 @@ def read(
     fields = reading.layout
     fields |= _degrees(options, reading, reading.model)
     fields |= _stages(options, reading.model, fields["pp"])
+    if title.endswith("script") and not recipe:
+        fields |= without_bubbles(options, reading, fields)
     fields |= _sharding(options, reading, dialect, config)
     fields |= recomputation(options, reading, fields["virtual_stages"])
     fields["offload"] = offloaded(options, reading)
@@ -165,9 +168,12 @@ def split_stages(options: Options, model: Model, pp: int) -> tuple[int, tuple[in
     stages = options.whole(
         "num-virtual-stages-per-pipeline-rank", "virtual-pipeline-model-parallel-size"
     )
+    padded = padded_stages(options, model, pp, per_stage)
+    if padded is not None:
+        return padded
     ends = [options.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
-    first = options.whole("decoder-first-pipeline-num-layers")
-    last = options.whole("decoder-last-pipeline-num-layers")
+    first = options.whole("decoder-first-pipeline-num-layers", "num-layers-in-first-pipeline-stage")
+    last = options.whole("decoder-last-pipeline-num-layers", "num-layers-in-last-pipeline-stage")
     if text:
         split = read_layout_string(text.strip("\"'"))
         if len(split) % pp or sum(split) != model.layers:

@@ -22,6 +22,8 @@ _HYBRID = (
     "hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model", "hybrid-attention-ratio",
     "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json",
 )  # fmt: skip
+SEEING = ("model-provider", "vision-model-type", "language-model-type", "freeze-ViT")
+"""Options that only models of images and text have."""
 _SCRATCH = (
     "mamba-state-dim",
     "mamba-num-heads",
@@ -130,6 +132,9 @@ def _refuse(options: Options) -> None:
                 "linear or state-space attention is not modelled: "
                 "meshwright plans softmax attention",
             )
+    for name in SEEING[1:]:  # the first is slime's, too
+        if options.has(name) and not _is_off(options.values[name]):
+            raise SpecError(f"--{name}", options.loose(name), f"trains a vision-language model: {PLANNED}")  # fmt: skip
     for name in (
         "encoder-num-layers",
         "encoder-seq-length",
@@ -159,6 +164,10 @@ def _ffn(options: Options, hidden: int) -> tuple[bool, int]:
     # Yuan's fork, known by the filter before its attention, keeps four widths with any activation.
     narrow = gated and not activation and not options.has("use-lf-gate", "lf-conv2d-group")
     usual = int(hidden * 8 / 3) // 64 * 64 if narrow else 4 * hidden
+    multiple = options.whole("multiple-of") if narrow else 0
+    if multiple:  # FlagScale rounds up, as Llama's own code does
+        wide = int(int(hidden * 8 / 3) * options.number("hidden-dim-multiplier", default=1.0))
+        usual = -(-wide // multiple) * multiple
     return gated, options.whole("ffn-hidden-size", "intermediate-size", default=usual)
 
 

@@ -54,6 +54,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     _lengths(data, policy, reading)
     if named and not model:
         reading.note(f"the model's file {named}.yaml is not here", "defaults")
+    if isinstance(data.get("critic_config"), dict):
+        reading.unmodelled("critic_config", "a critic trains beside the actor; only the actor is priced")  # fmt: skip
     if policy:
         reading.note("sampling and scoring by the same devices are not priced", "generate_config")
     return reading

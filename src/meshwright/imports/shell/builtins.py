@@ -12,7 +12,7 @@ from meshwright.imports.shell.batch import batch_options
 from meshwright.imports.shell.conditions import test
 from meshwright.imports.shell.output import formatted
 from meshwright.imports.shell.state import Command, Script
-from meshwright.imports.shell.words import arithmetic, mark, shown, unmarked, unquoted, unset
+from meshwright.imports.shell.words import arithmetic, mark, shown, unmarked, unset
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
@@ -52,8 +52,7 @@ def include(script: Script, words: list[str]) -> bool | None:
 def _evaluate(script: Script, words: list[str]) -> bool | None:
     # What a program of the machine would print (`eval "$(conda shell.bash hook)"`) is not here.
     if any(unmarked(word) or not any("$(" in name for name in unset(word)) for word in words):
-        text = unquoted(" ".join(words))
-        script.run_text(text)
+        script.run_text(" ".join(words))
     return None
 
 
@@ -139,8 +138,10 @@ def _let(script: Script, words: list[str]) -> bool | None:
 
 def _change(script: Script, words: list[str]) -> bool | None:
     """`cd`: where files that the script names later lie."""
-    if words and not words[0].startswith("-") and unmarked(words[0]).strip("/. "):
-        script.directory = unmarked(words[0]).strip("/")
+    named = next((unmarked(word) for word in words if not word.startswith("-")), "")
+    if named.strip("/. "):
+        within = "" if named.startswith("/") else script.directory
+        script.directory = posixpath.normpath(posixpath.join(within, named)).strip("/")
     return True
 
 

@@ -1,4 +1,4 @@
-"""Commands of a script that read its own files: `envsubst`, `yq` over a table, and what `tr` makes of it."""
+"""Commands of a script that read its own files: `envsubst`, and `yq` or `jq` over a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from meshwright.imports.beside import beside
-from meshwright.imports.shell.numbers import calculated
 from meshwright.imports.shell.sed import parts, sed
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import expand_heredoc, unmarked
@@ -55,7 +54,7 @@ def changed_in_place(script: Script, words: list[str]) -> bool:
 
 
 def table_lines(script: Script, words: list[str]) -> str | None:
-    """What `yq EXPRESSION FILE` prints, for one value or for the entries of a table as lines.
+    """What `yq EXPRESSION FILE`, or `jq`, prints, for one value or for the entries of a table as lines.
 
     Of `select` and `with` only the usual ones are followed: entries that are "false" are left out,
     and "true" becomes an empty text, where the expression says so.
@@ -93,27 +92,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return "null" if value is None else str(value)
-
-
-def translated(text: str, words: list[str]) -> str | None:
-    """`tr A B` and `tr -d A` for single letters, and for their size, `bc` and `sed`; None for any other filter."""
-    if words and posixpath.basename(words[0]) in ("sed", "gsed") and not parts(words)[1]:
-        return sed(text, words)
-    if words and posixpath.basename(words[0]) == "bc":
-        return calculated(re.sub(r"^\s*scale\s*=\s*0\s*;", "", text))
-    if not words or posixpath.basename(words[0]) != "tr" or len(words) != 3:
-        return None
-    first, second = words[1], words[2]
-    if first in ("[:upper:]", "A-Z") and second in ("[:lower:]", "a-z"):
-        return text.lower()
-    if first in ("[:lower:]", "a-z") and second in ("[:upper:]", "A-Z"):
-        return text.upper()
-    if first == "-d":
-        return text.replace(_letter(second), "") if len(_letter(second)) == 1 else None
-    if len(_letter(first)) != 1 or len(_letter(second)) != 1:
-        return None
-    return text.replace(_letter(first), _letter(second))
-
-
-def _letter(word: str) -> str:
-    return {"\\n": "\n", "\\t": "\t"}.get(word, word)

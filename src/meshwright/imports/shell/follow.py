@@ -17,8 +17,8 @@ from meshwright.imports.shell import blocks as shell_blocks
 from meshwright.imports.shell.batch import batch_options, batch_variables
 from meshwright.imports.shell.builtins import BUILTINS, STARTERS, forget, starts_script
 from meshwright.imports.shell.conditions import test_command, truth
-from meshwright.imports.shell.files import changed_in_place, file_text, table_lines
-from meshwright.imports.shell.output import counted_by_machine, simple_output
+from meshwright.imports.shell.files import changed_in_place
+from meshwright.imports.shell.output import counted_by_machine, printed_by, searched
 from meshwright.imports.shell.redirect import herestring, joined, pipeline, redirected
 from meshwright.imports.shell.state import (
     MAX_DEPTH,
@@ -123,7 +123,7 @@ def _run_text(script: Script, text: str) -> None:
 def _captured(script: Script, command: str) -> str | None:
     """What a substituted command would print, where it only prints."""
     before, script.printed = script.printed, []
-    commands = len(script.commands)
+    commands, directory = len(script.commands), script.directory
     variables = dict(script.scope.variables)
     try:
         _run_text(script, command)
@@ -131,7 +131,7 @@ def _captured(script: Script, command: str) -> str | None:
         printed = script.printed
     finally:
         del script.commands[commands:]
-        script.printed = before
+        script.printed, script.directory = before, directory
         script.scope.variables = variables
     if unknown or not printed:
         return None
@@ -170,16 +170,28 @@ def _assignment(script: Script, node: Node) -> bool | None:
         base = target.child_by_field_name("name")
         index = target.child_by_field_name("index")
         if base is not None and index is not None:
-            name = f"{raw(base)}[{expand_text(raw(index), script.scope)}]"
+            place = expand_text(raw(index), script.scope)
+            name = f"{raw(base)}[{place}]"
+            _put(script, raw(base), place, text_of(made))
     elif isinstance(made, str) and made and not unmarked(made):
         made = _asked_of_machine(script, name, made, raw(value) if value is not None else "")
     if isinstance(made, list):
+        if not adds:
+            forget(script, [one for one in script.scope.variables if one.startswith(f"{name}[")])
         for entry in made:
             keyed = re.fullmatch(r"\[([^\]]+)\]=(.*)", entry, re.DOTALL)
             if keyed:
                 script.set(f"{name}[{keyed.group(1)}]", keyed.group(2))
     script.set(name, made, adds)
     return True
+
+
+def _put(script: Script, name: str, place: str, text: str) -> None:
+    """`A[1]=text` where A is a list: its second entry, or one more."""
+    items = script.scope.variables.get(name)
+    if isinstance(items, list) and place.isdigit():
+        at = min(int(place), len(items))
+        script.scope.variables[name] = [*items[:at], text, *items[at + 1 :]]
 
 
 def _asked_of_machine(script: Script, name: str, made: str, text: str) -> Value:
@@ -289,20 +301,16 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
     if name in script.functions and script.depth < MAX_DEPTH:
         return _call(script, name, words[1:])
     words = _opened(script, words)
-    if script.printed is not None:
-        output = simple_output(words, script.scope)
-        if posixpath.basename(name) == "yq":
-            output = table_lines(script, words)
-        elif name == "cat" and len(words) == 2:
-            output = file_text(script, words[1])
-        if output is not None:
-            script.printed.append(output)
-            return True
+    if script.printed is not None and (output := printed_by(script, words)) is not None:
+        script.printed.append(output)
+        return True
     base = posixpath.basename(name)
     if base == "sed" and changed_in_place(script, words):
         return True
     if base in STARTERS and starts_script(script, words, environment):
         return None
+    if base in ("grep", "egrep"):
+        return searched(script, words)
     if base in ("true", ":"):
         return True
     if base == "false":
@@ -355,12 +363,12 @@ def _list(script: Script, node: Node) -> bool | None:
 
 
 def _subshell(script: Script, node: Node) -> bool | None:
-    """`( … )`: what it sets, and that it ends, stays within."""
-    variables, exits = dict(script.scope.variables), script.exits
+    """`( … )`: what it sets, where it goes, and that it ends, stays within."""
+    variables, exits, directory = dict(script.scope.variables), script.exits, script.directory
     try:
         return _children(script, node)
     finally:
-        script.scope.variables, script.exits = variables, exits
+        script.scope.variables, script.exits, script.directory = variables, exits, directory
 
 
 def _function(script: Script, node: Node) -> bool | None:

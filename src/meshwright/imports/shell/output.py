@@ -6,7 +6,9 @@ import posixpath
 import re
 from typing import TYPE_CHECKING
 
-from meshwright.imports.shell.numbers import calculated
+from meshwright.imports.shell.files import file_text, table_lines
+from meshwright.imports.shell.filters import found_in, translated
+from meshwright.imports.shell.reals import said_by_awk, said_by_python
 from meshwright.imports.shell.words import Scope, arithmetic
 
 if TYPE_CHECKING:
@@ -29,8 +31,9 @@ def simple_output(words: list[str], scope: Scope) -> str | None:
     if name == "printf" and args:
         return formatted(args)
     if re.fullmatch(r"python[\d.]*", name) and len(args) == 2 and args[0] == "-c":
-        said = re.fullmatch(r"\s*print\((.*)\)\s*", args[1], re.DOTALL)
-        return calculated(said.group(1)) if said else None
+        return said_by_python(args[1])
+    if name in ("awk", "gawk") and len(args) == 1:
+        return said_by_awk(args[0])
     if name in ("dirname", "basename") and args:
         made = getattr(posixpath, name)(args[-1] if name == "dirname" else args[0])
         return made or "."
@@ -43,6 +46,29 @@ def simple_output(words: list[str], scope: Scope) -> str | None:
         step = int(args[1]) if len(args) == 3 else 1
         return " ".join(map(str, range(low, high + 1, max(step, 1))))
     return None
+
+
+def printed_by(script: Script, words: list[str]) -> str | None:
+    """What a command prints by itself, of a file that is at hand, or of what it is given to read; None where that is not known."""
+    output = simple_output(words, script.scope)
+    name = posixpath.basename(words[0])
+    if name in ("yq", "jq"):
+        return table_lines(script, words)
+    if name == "pwd" and script.directory:
+        return script.directory
+    if words[0] == "cat" and len(words) == 2:
+        return file_text(script, words[1])
+    if script.fed is not None and output is None:
+        return translated(script.fed, words)
+    return output
+
+
+def searched(script: Script, words: list[str]) -> bool | None:
+    """Whether `grep -q PATTERN FILE`, or one that reads what it is given, finds something; None where the text is not here."""
+    text, said = script.fed, words[1:]
+    if text is None and len(said) > 1:
+        text, said = file_text(script, said[-1]), said[:-1]
+    return None if text is None else found_in(text, ["-E"] * (words[0] == "egrep") + said)
 
 
 def formatted(words: list[str]) -> str:

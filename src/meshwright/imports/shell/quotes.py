@@ -14,6 +14,8 @@ def closing_quote(raw: str, start: int, depth: int = 0) -> int:
             index += 2
         elif raw[index] == '"':
             return index
+        elif raw[index] == "`":
+            index = _closing_tick(raw, index) + 1
         elif raw.startswith(("$(", "${"), index):
             index = closing(raw, index + 1, depth + 1)
         else:
@@ -37,8 +39,19 @@ def closing(raw: str, start: int, depth: int = 0) -> int:
         if letter == '"':
             index = closing_quote(raw, index, depth + 1) + 1
             continue
+        if letter == "`" and opens == "(":
+            index = _closing_tick(raw, index) + 1
+            continue
         open_ones += (letter == opens) - (letter == closes)
         index += 1
         if open_ones == 0:
             return index
     return len(raw)
+
+
+def _closing_tick(raw: str, start: int) -> int:
+    """Index of the backtick that closes the one at `start`; `start` where none does."""
+    end = raw.find("`", start + 1)
+    while end > 0 and raw[end - 1] == "\\":
+        end = raw.find("`", end + 1)
+    return start if end < 0 else end

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from meshwright.imports.shell.batch import batch_options
-from meshwright.imports.shell.files import file_text, substitute, translated, write_file
+from meshwright.imports.shell.files import file_text, substitute, write_file
+from meshwright.imports.shell.filters import found_in, translated
 from meshwright.imports.shell.sed import parts, sed
 from meshwright.imports.shell.state import Command, Script, raw, walk
 from meshwright.imports.shell.words import expand_heredoc, expand_text, expand_words, mark
@@ -35,6 +36,8 @@ def pipeline(script: Script, node: Node) -> bool | None:
             script.printed = before
             script.printed.append(text)
             return True
+    if before is None and (asked := _asked(script, stages)) is not None:
+        return asked
     try:
         script.run_all(node)
     finally:
@@ -43,6 +46,17 @@ def pipeline(script: Script, node: Node) -> bool | None:
         # What a pipeline prints is not followed.
         script.commands.append(Command([mark("|")]))
     return None
+
+
+def _asked(script: Script, stages: list[Node]) -> bool | None:
+    """Whether `echo "$OPTIONS" | grep -q PATTERN` finds it; None for another pipeline, or where that is not known."""
+    if len(stages) != 2 or not re.match(r"(?:echo|printf|cat)\b", raw(stages[0])):
+        return None
+    words = [w for word in joined(stages[1].named_children) for w in expand_words(word, script.scope)]  # fmt: skip
+    if words[:1] not in (["grep"], ["egrep"]) or not any(re.match(r"-\w*q|--quiet", w) for w in words):  # fmt: skip
+        return None
+    text = script.scope.run(raw(stages[0]))
+    return None if text is None else found_in(text, ["-E"] * (words[0] == "egrep") + words[1:])
 
 
 def _files_of(script: Script, node: Node) -> tuple[str, str]:

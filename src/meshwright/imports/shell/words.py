@@ -21,23 +21,29 @@ _OPEN, _CLOSE = "\ue000", "\ue001"
 _MARK = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _BLANKS, _NO_BREAK = re.compile(r"\s+"), "\u00a0"
+_SYNTAX = "\"'`\\$()|;<>&{}[]#*?!~"
+_HIDDEN = {ord(letter): 0xE010 + index for index, letter in enumerate(_SYNTAX)}
+_READABLE = {hidden: letter for letter, hidden in _HIDDEN.items()}
+"""Letters of a shell's syntax inside marks, where a text with marks is followed as a script again."""
 _SPECIAL = "@*#?$!-0123456789"
 Value = str | list[str]
 
 
 def unset(text: str) -> list[str]:
     """Names of what a text depends on and the script does not state."""
-    return _MARK.findall(text)
+    return [name.translate(_READABLE) for name in _MARK.findall(text)]
 
 
 def mark(name: str) -> str:
-    """The mark of something that the script does not state; no blank in it splits a word."""
-    return f"{_OPEN}{_BLANKS.sub(_NO_BREAK, name)}{_CLOSE}"
+    """The mark of something that the script does not state; no blank splits it and no letter of it is syntax."""
+    return f"{_OPEN}{_BLANKS.sub(_NO_BREAK, name).translate(_HIDDEN)}{_CLOSE}"
 
 
 def shown(text: str) -> str:
     """A text as a person wrote it: marks become `$NAME`."""
-    spelled = _MARK.sub(lambda match: _spelled(match.group(1)), text).replace(_NO_BREAK, " ")
+    spelled = _MARK.sub(lambda match: _spelled(match.group(1).translate(_READABLE)), text).replace(
+        _NO_BREAK, " "
+    )
     return re.sub(r"[\x00-\x1f\x7f]+", " ", spelled)
 
 
@@ -49,11 +55,6 @@ def _spelled(name: str) -> str:
 def unmarked(text: str) -> str:
     """A text without its marks, as an unset variable expands."""
     return _MARK.sub("", text)
-
-
-def unquoted(text: str) -> str:
-    """A text whose marks hold no quotes: those of a value that only the machine knows are none of the text's own."""
-    return _MARK.sub(lambda found: re.sub(r"['\"`\\]", "", found.group()), text)
 
 
 @dataclass
