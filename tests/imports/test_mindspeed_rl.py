@@ -81,3 +81,11 @@ def test_deepseek_v4_is_its_preset_or_refused():
     assert not any("residual streams" in note for note in found.notes)
     with pytest.raises(SpecError, match="DeepSeek-V4"):
         import_text(V4.format(layers=40), "run.sh", given)
+
+
+def test_deepseek_v4_in_primus_words_is_no_latent_attention():
+    words = V4.format(layers=8).replace(
+        "--position-embedding-type deepseek4", "--compress-ratios 0,4,128"
+    )
+    with pytest.raises(SpecError, match=r"compress-ratios.*DeepSeek-V4"):
+        import_text(words, "run.sh", Given(cluster=load_cluster("h100:1x8")))

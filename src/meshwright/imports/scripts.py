@@ -195,6 +195,8 @@ def _dispatch(
         return bridge_perf.read_words(words, given), stamp
     if "run_recipe" in program or bridge.is_bridge(program, words):
         return bridge.read_words(program, words, given, folder), stamp
+    if nemo_launcher.named(program, words)[0]:
+        return nemo_launcher.read(program, words, given, folder), stamp
     own_verl = re.search(r"(?:^|\.)(?:fsdp_sft_trainer|sft_trainer|main_ppo|main_dapo)$", program)
     if (
         program.startswith(("verl.", "recipe."))
@@ -202,8 +204,6 @@ def _dispatch(
         or (own_verl and "data.train_files" in joined)
     ):
         return hydra.read_verl(program, words, given, folder), stamp
-    if nemo_launcher.named(program, words)[0]:
-        return nemo_launcher.read(program, words, given, folder), stamp
     if torchtitan_registry.is_command(program, words):
         return torchtitan_registry.read_command(words, given, folder), stamp
     if llama_recipes.reads(launch, folder):

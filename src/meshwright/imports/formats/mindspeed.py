@@ -70,7 +70,7 @@ def translate(options: Options) -> tuple[str, ...]:
 _KNOWN = ("deepseek-v4-flash", "deepseek-v4-pro")
 
 
-_OF_V4 = ("hc-", "enable-mhc", "use-triton-mhc", "index-", "enable-dsa", "o-lora-rank", "o-groups", "kv-compress", "compress-", "n-hash-layers")  # fmt: skip
+_OF_V4 = ("hc-", "enable-mhc", "use-v4-", "v4-", "attn-sink", "attn-sliding-window", "hybrid-attention", "num-hash-layers", "swiglu-limit", "use-triton-mhc", "index-", "enable-dsa", "o-lora-rank", "o-groups", "kv-compress", "compress-", "n-hash-layers")  # fmt: skip
 """Options of its streams and its attention, which the preset has."""
 
 
@@ -80,17 +80,20 @@ def known_shape(options: Options, reading: Reading) -> Model | None:
     Raises:
         SpecError: the sizes are those of no preset.
     """
-    if options.word("position-embedding-type") != "deepseek4":
+    named = options.word("position-embedding-type") == "deepseek4"
+    if not named and not (options.has("compress-ratios") and options.has("hc-mult")):
         return None
     said = options.whole("num-layers"), options.whole("hidden-size")
     for name in _KNOWN:
         model = load_model(name)
         if (model.layers, model.hidden) == said:
             options.values["position-embedding-type"] = "rope"
+            options.read.add("position-embedding-type")
             options.read |= {one for one in options.values if one.startswith(_OF_V4)}
             reading.note(f"the options are {name}'s, whose preset is taken", "--model")
             return model
-    raise SpecError("--position-embedding-type", "deepseek4", f"DeepSeek-V4's attention with {said[0]} layers is not modelled; {' and '.join(_KNOWN)} are")  # fmt: skip
+    where = "position-embedding-type" if named else "compress-ratios"
+    raise SpecError(f"--{where}", options.loose(where), f"DeepSeek-V4's attention with {said[0]} layers is not modelled; {' and '.join(_KNOWN)} are")  # fmt: skip
 
 
 def _layers(options: Options) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from pathlib import Path
 
 from meshwright.imports.beside import beside
-from meshwright.imports.formats import nemo
+from meshwright.imports.formats import hyperpod, nemo
 from meshwright.imports.interpolate import merged, read_table, resolved, words_to_table
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.shell.words import unmarked
+from meshwright.imports.shell.words import unmarked, unset
 from meshwright.specs.errors import SpecError
 
 _GROUPS = ("training", "fine_tuning", "recipes")
+_PATHS = re.compile(
+    r"(?:^|[._])(?:dir|file|file_path|save_name|container\w*|files?|train_data|val_data|name)$|_dir$|_files?$"
+)
 _PLACES = ("conf/{group}/{name}.yaml", "launcher_scripts/conf/{group}/{name}.yaml", "recipes_collection/recipes/{name}.yaml")  # fmt: skip
 
 
@@ -38,12 +42,27 @@ def read(program: str, words: list[str], given: Given, folder: Path | None) -> R
     if path is None:
         raise SpecError("file", f"{group}={name}", "describes no training run of its own: model, batch and sequence are in that configuration of the launcher, which is not here: import that one")  # fmt: skip
     over = [word.lstrip("+").removeprefix(f"{group}.") for word in words if word.lstrip("+").startswith(f"{group}.")]  # fmt: skip
+    open_ones = [word for word in over if unset(word) and not unmarked(word.partition("=")[2]).strip()]  # fmt: skip
+    over = [word for word in over if word not in open_ones]
     data = merged(read_table(path), words_to_table(over))
     # Its references begin at the launcher's own table.
     filled = resolved({**data, group: data}, dict(given.variables))
     del filled[group]
+    if hyperpod.is_config(filled):
+        reading = hyperpod.read(filled, given, path.parent)
+        reading.format = f"{reading.format}, named by a script"
+        _leave_open(open_ones, reading)
+        return reading
     if not nemo.is_config(filled):
         raise SpecError("file", f"{group}={name}", f"describes no training run of its own: import {path.name}, which the launcher reads, itself")  # fmt: skip
     reading = nemo.read(filled, given, [])
     reading.format = "NeMo launcher command"
+    _leave_open(open_ones, reading)
     return reading
+
+
+def _leave_open(words: list[str], reading: Reading) -> None:
+    """Say what the command leaves to its environment: the configuration's own values stand."""
+    names = [word.partition("=")[0] for word in words if not _PATHS.search(word.partition("=")[0])]
+    if names:
+        reading.guess(", ".join(names[:3]), "the command leaves it to its environment; the configuration's own is taken")  # fmt: skip
