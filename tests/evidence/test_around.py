@@ -7,6 +7,7 @@ from meshwright.evidence.instances import machine_of
 from meshwright.evidence.possible import as_well
 from meshwright.evidence.rows import Row, read_rows
 from meshwright.evidence.spellings import in_the_schema
+from meshwright.evidence.stated import says
 from meshwright.evidence.turned import one_header, turned, uncrossed
 
 TABLE = """
@@ -35,6 +36,16 @@ def rows_of(tmp_path, text, name="page.md"):
         ("Llama3-8B on 8 H100, seq 2048, batch size 1, per-op SAC.", "recompute", "selective"),
         ("Llama3-8B on 8 H100, seq 2048, batch size 1, ZeRO Stage 2.", "zero_or_fsdp", "zero stage 2"),
         ("GPT-2 124M (12 layers, 12 heads, d_model 768, vocab 50304) on 1 H100, seq 1024.", "vocab", "50304"),
+        ("Qwen3-8B, 8 A100, seq 4096, TP2/PP1, MBS4/GBS96.", "global_batch", "96"),
+        ("Qwen3-8B, H100, seq 4096. Ladder (16 GPUs, GBS 64, steps 20-40).", "gpus", "16"),
+        ("Qwen3-8B on three H100 nodes: 3 nodes x 4, seq 4096, bs1 x ga2.", "gpus", "12"),
+        ("Qwen3-8B, H100, seq 4096, 2 nodes of 8, bs1 x ga3.", "setup", "gradient accumulation 3"),
+        ("Qwen3-8B on two GB200 nodes with four GPUs per node, seq 4096.", "gpus", "8"),
+        ("Llama3-8B on TPU v5p-128, seq 8192.", "gpus", "64"),
+        ("Qwen3-8B on 64 H100, all-128K sequences, MBS 1.", "seq_len", "131072"),
+        ("Qwen3-8B on one RTX 9990, ctx 512.", "gpu", "RTX 9990"),
+        ("A decoder (12 layers, dim 1536, 12 heads, 4 kv heads) on 4 A100, seq 2048, batch 2.", "kv_heads", "4"),
+        ("A 210M-param model on 4 A100, seq 2048, batch 2.", "params_b", "0.21"),
     ],
 )  # fmt: skip
 def test_sentences_before_a_table_tell_of_its_runs(tmp_path, prose, column, value):
@@ -314,3 +325,68 @@ def test_remarks_above_a_header_and_a_rank_in_a_sentence(tmp_path):
     assert import_row(rows_of(tmp_path, text)[0]).job.finetune.rank == 8
     (row,) = in_the_schema([{"model": "OLMo 7B", "gpus": "8", "seq": "2048", "Batch (tokens)": "~4M"}])  # fmt: skip
     assert row["setup"] == "global batch tokens=4M"
+
+
+def test_a_named_model_keeps_its_own_size_whatever_sentences_count(tmp_path):
+    first, _ = rows_of(tmp_path, f"Qwen3-8B, of which 2B params train, 8 H100, seq 2048.\n{TABLE}")
+    assert first["model"] == "Qwen3-8B" and not first["params_b"]
+
+
+def test_dimensions_of_one_table_are_those_of_the_runs_of_another(tmp_path):
+    text = """
+| Model | Layers | Dim | Heads |
+|---|---|---|---|
+| Tiny | 6 | 320 | 5 |
+| Wide | 8 | 1024 | 16 |
+
+On one H100:
+
+| Model | Batch | Seq Len | Tokens/sec |
+|---|---|---|---|
+| Wide | 4 | 512 | 1 |
+| Tiny | 8 | 512 | 1 |
+"""
+    wide, tiny = rows_of(tmp_path, text)
+    assert (wide["layers"], wide["hidden"]) == ("8", "1024")
+    assert (tiny["layers"], tiny["heads"]) == ("6", "5")
+
+
+def test_models_and_lengths_in_heads_make_a_row_of_every_cell(tmp_path):
+    text = """
+In runs named lora the rank is 4. FSDP; we take per-device batch sizes of 2 and 8.
+
+|  | Llama-3-8B (2048) | Llama-3-8B (8192) |
+|---|---|---|
+| (full_rank) A100-SXM4-80GB x2 | 10.5 (batch: 8) | 9 (batch: 2) |
+| (lora) A100-SXM4-80GB x1 | 12 (batch: 8) | 11 (batch: 2) |
+"""
+    rows = rows_of(tmp_path, text)
+    assert [(row["seq_len"], row["gpus"], row["micro_batch"]) for row in rows] == [
+        ("2048", "2", "8"), ("8192", "2", "2"), ("2048", "1", "8"), ("8192", "1", "2"),
+    ]  # fmt: skip
+    runs = [import_row(row) for row in rows]
+    assert [run.job.finetune is not None and run.job.finetune.adapts for run in runs] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("head", "cell", "column", "value"),
+    [
+        ("ckpt", "off", "recompute", "off"),
+        ("GPU", "13.7GB", "gpu", None),
+        ("use_liger", "true", "setup", "liger"),
+        ("use_liger", "no", "setup", "no liger"),
+        ("Cluster", "H100, 3 nodes x 8 GPUs (24 in all)", "gpus", "24"),
+    ],
+)
+def test_heads_and_cells_that_say_more_than_their_words(head, cell, column, value):
+    (row,) = in_the_schema([{"model": "Qwen3-8B", head: cell}])
+    assert row.get(column) == value
+
+
+def test_an_optimizer_that_lives_on_the_host_and_a_switch_in_backticks():
+    cells = {"model": "Qwen3-8B", "gpu": "A100", "seq_len": "512", "micro_batch": "1"}
+    run = import_row(Row("t", cells | {"setup": "optimizer: OffloadAdam"}))
+    assert run.layout.offload == ("optimizer",)
+    assert not says(r"torch\.?compile\b", "`torch.compile` disabled")

@@ -345,7 +345,7 @@ def test_eager_attention_makes_its_scores(text):
 
 def test_mixed_layers_are_refused_where_nobody_knows_them_and_priced_where_a_preset_does():
     assert import_row(row(model="Qwen3-Next-80B-A3B", micro_batch=1)).model.mixer is not None
-    with pytest.raises(SkipRow, match="mixed layers"):
+    with pytest.raises(SkipRow, match="not all layers"):
         import_row(row(model="Zamba2-7B mamba hybrid"))
 
 

@@ -26,6 +26,8 @@ from meshwright.specs.layout import Layout
         ("gaudi 2", "gaudi2"), ("Gaudi3", "gaudi3"), ("Ascend 910B", "ascend-910b"), ("910C", "ascend-910c"),
         ("L40", "l40"), ("NVIDIA H800", "h800"), ("H20", "h20"), ("RTX 5090", "rtx5090"),
         ("NVIDIA GeForce RTX 3060", "rtx3060"), ("RTX 4080", "rtx4080"), ("RTX 5080", "rtx5080"),
+        ("NVIDIA GeForce RTX 4060", "rtx4060"), ("RTX 4060 Ti", "rtx4060ti"), ("RTX 4070 Ti SUPER", "rtx4070ti-super"),
+        ("NVIDIA GeForce RTX 3080", "rtx3080"), ("RTX 5070 Ti", "rtx5070ti"), ("DGX Spark", "gb10"), ("GB10", "gb10"),
     ],
 )  # fmt: skip
 def test_the_usual_spellings_resolve(written, preset):

@@ -65,7 +65,10 @@ def model_of(row: Row, rule: SourceRule, seq_len: int, assumed: list[str]) -> Mo
     arguments = megatron_arguments(row)
     strange = _NOT_A_DECODER.search(row["model"]) and known_architecture(row["model"]) is None
     if strange or "hybrid-layer-pattern" in arguments:
-        raise SkipRow("state-space, vision or mixed layers are not modelled")
+        raise SkipRow(
+            f"not all layers of {row['model']!r} are attention, and their kinds are not known here by this name: "
+            "a preset's is expected (`meshwright models`)"
+        )
     fields = _dimensions(row, rule, assumed)
     fields |= _from_arguments(arguments)
     named = fields.pop("_named", False)

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from meshwright.evidence import heads
+from meshwright.evidence.batches import accumulation
 from meshwright.evidence.instances import DEVICE, HOST_GPUS, machine_of
-from meshwright.evidence.named import programs_named
-from meshwright.evidence.spellings import NO_BATCH, in_the_schema
+from meshwright.evidence.named import programs_by_kind, programs_named
+from meshwright.evidence.remarks import remarked
+from meshwright.evidence.spellings import BATCHES_EACH, NO_BATCH, NODES_TIMES, in_the_schema
 from meshwright.evidence.stated import says
 from meshwright.specs.errors import SpecError, shorten
 
@@ -23,7 +25,8 @@ _NAMED = re.compile(
 _LENGTHS = (
     r"(?:seq\w{0,6}s?[-_ ]?len(?:gth)?s?|context(?:[-_ ](?:length|window))?|max(?:imum)?[-_ ](?:seq\w{0,6}[-_ ])?len(?:gth)?)\W{0,3}(?:is|of|was|to|set to)?\W{0,3}(\d[\d,]*k?)\b",
     r"\b(\d(?:[\d,]*\d)?k?)(?:[- ]tokens?)?[- ](?:sequence|context|seq)[-_ ]?(?:len|window)",
-    r"\bseq[=: ]{1,2}(\d[\d,]*k?)\b",
+    r"\b(?:seq|ctx)[=: ]{1,2}(\d[\d,]*k?)\b",
+    r"\b(\d{1,4}k)[- ](?:long )?sequences\b",
 )
 _HEADING = re.compile(
     r"^[ \t]{0,8}#{1,6} +(.{1,120})$|^[ \t]{0,8}\*\*(.{1,120}?)\*\*:?[ \t]{0,8}$", re.MULTILINE
@@ -47,8 +50,8 @@ def told_by(text: str, names_a_model: Callable[[str], bool]) -> dict[str, str]:
     found = _NAMED.findall(text)
     phrases = {re.sub(r"[\s(]+", " ", phrase).strip(): None for _, phrase in found}
     keys = {_key(phrase) for phrase in phrases}
-    if len(keys) == 1 and "" not in keys:
-        told["gpu"] = max(phrases, key=len)
+    if len(keys) == 1 and ("" not in keys or len(phrases) == 1):
+        told["gpu"] = max(phrases, key=len)  # one without a preset is refused by its name
         counts = {str(_NUMBERS.get(count.lower(), count)) for count, _ in found if count}
         if len(counts) == 1 and (gpus := _on_hosts(text, int(counts.pop()), keys.pop())):
             told["gpus"] = gpus
@@ -84,6 +87,8 @@ def _settings(text: str, only_names: bool = False) -> dict[str, str]:
     adapters = {
         " r=".join(filter(None, (kind.lower(), rank))) for kind, rank in _ADAPTERS.findall(text)
     }
+    if says(r"per[- ](?:device|GPU) batch sizes? (?:of|is|was|are)\b", text):
+        words.append(BATCHES_EACH)
     if only_names and len(adapters) == 1 and not re.search(r"\bfull\b", text, re.IGNORECASE):
         words.append(adapters.pop())
     settings = "; ".join(words) if only_names else text
@@ -92,6 +97,10 @@ def _settings(text: str, only_names: bool = False) -> dict[str, str]:
 
 _HOSTS = re.compile(
     rf"\b(\d{{1,5}}|{'|'.join(_NUMBERS)}) (?:\w+ )?(?:nodes?|servers?|hosts?|machines?)\b",
+    re.IGNORECASE,
+)
+_EACH = re.compile(
+    rf"\b(\d{{1,2}}|{'|'.join(_NUMBERS)}) (?:GPU|device|chip|NPU|accelerator)s? (?:each|per (?:node|host|server|machine))\b",
     re.IGNORECASE,
 )
 
@@ -105,6 +114,8 @@ def _on_hosts(text: str, gpus: int, key: str) -> str:
     if len(counts) > 1:
         return ""
     hosts = counts.pop()
+    if (numbered := _EACH.search(text)) is not None:  # what is counted before the name are hosts
+        return str(hosts * int(_NUMBERS.get(numbered[1].lower(), numbered[1])))
     return str(hosts * gpus if each or gpus == HOST_GPUS.get(key, 8) else gpus)
 
 
@@ -128,11 +139,14 @@ _BATCHES = (
 """Batches as sentences say them; two to a power is a batch of tokens."""
 _DIMENSIONS = (
     ("layers", r"(?<![\w.-])(\d{1,3}) (?:transformer |decoder )?layers?\b|\bn_?layers?\W{1,3}(\d{1,3})\b"),
+    ("kv_heads", r"(?<![\w.-])(\d{1,3}) (?:kv|key[- ]value)[- ]heads\b|\bn_?kv_?heads?\W{1,3}(\d{1,3})\b"),
+    ("ffn", r"\b(?:ffn|mlp|intermediate)(?:[-_ ](?:hidden[-_ ])?(?:size|dim\w*))?[=: ]{1,3}(\d[\d,]{2,6})\b"),
+    ("params_b", r"(?<![\w.])(\d{1,4}(?:\.\d+)? ?[MB])[- ]?param"),
     ("heads", r"(?<![\w.-])(\d{1,3}) (?:attention )?heads\b|\bn_?heads?\W{1,3}(\d{1,3})\b"),
-    ("hidden", r"\b(?:hidden(?:[-_ ](?:size|dim\w*))?|d_?model|n_?embd)\W{1,3}(\d[\d,]{2,6})\b"),
+    ("hidden", r"\b(?:hidden(?:[-_ ](?:size|dim\w*))?|d_?model|n_?embd|dim)\W{1,3}(\d[\d,]{2,6})\b"),
     ("vocab", r"\bvocab(?:ulary)?(?:[-_ ]?size)?(?:[=: ]{1,3}| (?:of|is) )(\d[\d,]{3,7})\b"),
 )  # fmt: skip
-"""A model's dimensions as sentences say them."""
+"""A model's dimensions as sentences say them, and its size."""
 _KEPT = ("zero_or_fsdp", "recompute", "precision", "tp", "pp", "cp", "ep")
 
 
@@ -145,6 +159,15 @@ def _in_sentences(text: str) -> dict[str, str]:
             power = column == heads.BATCH_TOKENS
             found.setdefault(column, set()).add(str(2 ** int(number)) if power else number)
     for sentence in re.split(r"(?<=[.;!?])\s+|\n", text[-_NEAR:]):
+        counts: dict[str, str] = {}
+        remarked(counts, sentence)
+        for column in _SAID_SHORTLY:
+            if value := counts.get(column, "").strip():
+                found.setdefault(column, set()).add(value)
+        if (steps := accumulation(sentence)) is not None:
+            found.setdefault(heads.ACCUMULATION, set()).add(str(steps))
+        if (nodes := NODES_TIMES.search(sentence)) is not None:
+            found["gpus"] = {str(int(nodes[1]) * int(nodes[2]))}
         (read,) = in_the_schema([{"model": "x", "setup": sentence}])
         for column in _KEPT:
             if value := read.get(column, "").strip():
@@ -160,7 +183,12 @@ def _in_sentences(text: str) -> dict[str, str]:
     return {_AS_HEAD.get(column, column): value for column, value in told.items()}
 
 
-_AS_HEAD = {heads.BATCH: "batch size", heads.BATCH_TOKENS: "global batch tokens"}
+_AS_HEAD = {
+    heads.BATCH: "batch size", heads.BATCH_TOKENS: "global batch tokens", heads.ACCUMULATION: "gradient accumulation",
+    "gpus": "number of gpus",
+}  # fmt: skip
+_SAID_SHORTLY = ("micro_batch", "global_batch", heads.BATCH, "gpus")
+"""Of what remarks abbreviate (`MBS4/GBS128`, `64 GPUs, bs 1`), what sentences say of all runs, too."""
 _NEAR = 2000
 """Characters before a table in which sentences speak of its runs."""
 
@@ -169,6 +197,8 @@ _COUNTED = (
     "gpus", "gpus_per_node", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "tp", "pp", "vpp",
     "dp", "cp", "ep", "experts", "topk", "micro_batch", "global_batch", heads.BATCH, heads.NODES, heads.ACCUMULATION,
 )  # fmt: skip
+_COMPILED = re.compile(r"(?:torch[. ]?)?compil(?:e[dr]?|ation)$", re.IGNORECASE)
+_YES = re.compile(r"(?:yes|true|on|enabled?|✓|✅)\b", re.IGNORECASE)
 _DEGREES_TOLD = re.compile(r"\b(?:TP|PP|DP|CP|EP|FSDP)\d?\W?\d", re.IGNORECASE)
 
 
@@ -186,6 +216,8 @@ def one_each(
         column, value = heads.column_of(head.strip()), value.strip().strip("*_` ")
         if column == heads.SAID and _DEGREES_TOLD.search(value):
             column = "setup"
+        if column == heads.SAID and _COMPILED.match(head) and _YES.match(value):
+            column, head, value = "setup", "settings", "torch.compile"
         if column == heads.SAID and (
             programs_named(head) or re.match(r"(?:py)?torch\b", head, re.IGNORECASE)
         ):
@@ -254,15 +286,19 @@ def read_with(
     if not told or not plain:
         return plain
     filled = [dict(row) for row in table]
+    has_model = any(heads.column_of(head) == "model" for head in told)
     for head, value in told.items():
         column = heads.column_of(head)
+        if whole and column == "params_b" and (has_model or _any(plain, "model")):
+            continue  # a named model has its own size
+        fitting = [_fitting(row, value) if whole and column == "setup" else value for row in plain]
         blank = [
-            _blank(row, column) and not (whole and _otherwise(row, column, value)) for row in plain
+            _blank(row, column) and bool(part) for row, part in zip(plain, fitting, strict=True)
         ]
-        for cells, is_blank in zip(filled, blank, strict=True):
+        for cells, is_blank, part in zip(filled, blank, fitting, strict=True):
             if is_blank and (all(blank) or not whole or column == "setup"):
                 cells.pop(head, None)
-                cells[head] = value
+                cells[head] = part
     rows = in_the_schema(filled, names_a_model, first)
     if whole:
         for before, row in zip(plain, rows, strict=True):
@@ -275,17 +311,26 @@ def read_with(
     return rows
 
 
-def _otherwise(row: Mapping[str, str], column: str, value: str) -> bool:
-    """Whether a row names another program than what is told of all."""
-    if column != "setup":
-        return False
-    own, told = programs_named(row.get("setup", "")), programs_named(value)
-    return (bool(own) and bool(told) and own != told) or bool(
+def _any(rows: Table, column: str) -> bool:
+    return any(row.get(column, "").strip() for row in rows)
+
+
+def _fitting(row: Mapping[str, str], value: str) -> str:
+    """Of remarks told of all rows those that do not speak against what a row says itself."""
+    return "; ".join(part for part in value.split("; ") if not _otherwise(row, part))
+
+
+def _otherwise(row: Mapping[str, str], value: str) -> bool:
+    """Whether a row names another program, or a way of tuning of its own, than what is told of all."""
+    own, told = programs_by_kind(row.get("setup", "")), programs_by_kind(value)
+    return (bool(own) and bool(told) and own.keys() != told.keys()) or bool(
         _METHOD.search(row.get("setup", "")) and _METHOD.search(value)
     )
 
 
-_METHOD = re.compile(r"(?<![a-z])Q?-?LoRA(?![a-z])|\bmethod\b|fine-?tun", re.IGNORECASE)
+_METHOD = re.compile(
+    r"(?<![a-z])Q?-?LoRA(?![a-z])|\bmethod\b|fine-?tun|\bfull[-_ ]?(?:rank|param)", re.IGNORECASE
+)
 
 
 def joined_by_column(*told: Mapping[str, str]) -> dict[str, str]:

@@ -28,7 +28,7 @@ MOST_TOKENS = 2**14
 longer ones, whatever the source."""
 
 _ACCUMULATION = (
-    r"(?:grad\w*[-_ ]?accum\w*(?:[-_ ]steps?)?|accum\w*[-_ ]steps?|\bGAS?\b|micro_num(?: \([^)]*\))?)"
+    r"(?:grad\w*[-_ ]?accum\w*(?:[-_ ]steps?)?|accum\w*[-_ ]steps?|\bGAS?(?=\b|\d)|micro_num(?: \([^)]*\))?)"
     r" ?(?:steps?)? ?[=:]? ?(\d+)"
 )
 

@@ -99,7 +99,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("topk", r"(?:moe )?top ?k|(?:active|activated) experts|experts (?:per|/) token|router topk"),
     ("zero_or_fsdp", r"(?:deepspeed |ds )?zero(?: ?stage)?|fsdp\d?(?: ?(?:size|degree|shard\w*|dim))?|(?:data )?shard(?:ing)?(?: ?(?:strategy|degree|size))?|(?:dp|distributed|sharding|parallel)? ?strategy|(?:enable )?parallel optimizer"),
     (CHECKPOINTED, r"(?:num(?:ber)? (?:of )?|n )?(?:ckpt|check ?point(?:ed|ing)?|recomputed?|remat) layers?(?: num)?|recompute num layers"),
-    ("recompute", r"(?:selective |full )?(?:re ?comput\w*|remat)(?: .*)?|(?:activation|gradient|grad|act|selective)s? ?(?:check ?point\w*|ckpt|re ?comput\w*|remat)(?: .*)?|check ?point(?:s|ing)?|ac|gc|重计算"),
+    ("recompute", r"(?:selective |full )?(?:re ?comput\w*|remat)(?: .*)?|(?:activation|gradient|grad|act|selective)s? ?(?:check ?point\w*|ckpt|re ?comput\w*|remat)(?: .*)?|check ?point(?:s|ing)?|ckpt|ac|gc|重计算"),
     ("schedule", r"(?:pipeline |pp )?(?:schedule|algorithm)"),
     ("setup", r"(?:framework|software|library|lib|config\w*|settings?|setup|remarks?|details|stack|code ?base|trainer|engine|backend|框架|配置)(?: version)?"),
     ("id", r"(?:run|exp(?:eriment)?|row|config)(?: ?(?:id|name|#))|#|id"),

@@ -42,7 +42,7 @@ HOST_GPUS = {"gb200": 4, "gb300": 4, "gh200": 4, "tpu-v4": 4, "tpu-v5p": 4, "tpu
 
 DEVICE = (
     r"(?:GB[23]00|B[23]00|GH200|H[12]00|H800|H20|A100|A800|V100|L40S|L40|L4|A10G?|A30|A40|T4|A[4-6][05]00|"
-    r"RTX ?(?:A|PRO )?\d{4}(?: Ada)?|[345]090(?: ?Ti)?|MI\d{3}[XA]?|TPU ?v\d\w{0,2}|v\d[ep]?-\d+|Gaudi ?\d?|910[BC]\d?|"
+    r"RTX ?(?:A|PRO )?\d{4}(?: Ada|(?: Ti)?(?: SUPER)?(?: Laptop)?)?|GB10|DGX Spark|[345]090(?: ?Ti)?|MI\d{3}[XA]?|TPU ?v\d\w{0,2}(?:-\d{1,5}(?!\w))?|v\d[ep]?-\d+|Gaudi ?\d?|910[BC]\d?|"
     r"Atlas \d{3}\w? \w+|Trainium ?\d?)"
 )
 """Devices as sentences name them."""

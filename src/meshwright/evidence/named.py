@@ -73,6 +73,11 @@ def named_framework(row: Row) -> str | None:
 
 def programs_named(text: str) -> list[str]:
     """The programs that a text names, each as it prints it; what many programs share is none."""
+    return list(programs_by_kind(text).values())
+
+
+def programs_by_kind(text: str) -> dict[str, str]:
+    """The same by the behaviour that stands for each: Unsloth, TRL and QLoRA's script are of one kind."""
     found: dict[str, str] = {}
     for pattern, behaviours in _NAMES:
         if one := re.search(pattern, text, re.IGNORECASE):
@@ -80,7 +85,7 @@ def programs_named(text: str) -> list[str]:
     if "megatron-deepspeed" in found:
         found.pop("megatron", None)
         found.pop("deepspeed", None)
-    return list(found.values())
+    return found
 
 
 def torchs_layers(row: Row) -> bool:

@@ -77,7 +77,7 @@ _SAID = (
     ("micro_batch", r"\bmicro ?[=:] ?(\d+)\b"),
     ("global_batch", r"\bglobal ?[=:] ?(\d+)\b"),
     ("gpus", r"(?<![\w.])(\d{1,5}) (?:GPUs|NPUs|HPUs|TPUs|chips)\b"),
-    (heads.BATCH, r"\b(?:bs|batch(?:[-_ ]?size)?)[=: ]{0,2}(\d+)\b"),
+    (heads.BATCH, r"\b(?:bs|(?:train[-_ ])?batch(?:[-_ ]?size)?)[=: ]{0,2}(\d+)\b"),
     ("seq_len", r"\b(?:seq(?:uence)?(?:[-_ ]?len(?:gth)?)?|SL|ctx|context(?:[-_ ]length)?|(?:max|packed) (?:length|to))[=: ]{0,2}(\d[\d.,]*[kK]?)\b"),
 )  # fmt: skip
 """Batches and lengths as a remark has them: `MBS1 GBS256`, `bs 2/GPU`, `seq 2048`."""

@@ -114,6 +114,7 @@ def read_rows(path: str | Path, told: Mapping[str, str] | None = None) -> list[R
     """
     from meshwright.evidence.around import joined_by_column, one_each, read_with, told_by
     from meshwright.evidence.named import programs_named
+    from meshwright.evidence.shapes import fill_shapes
 
     text = foreign.read_text(path, "rows", foreign.TABLE_BYTES)
     grids = pasted.tables(text)
@@ -140,6 +141,7 @@ def read_rows(path: str | Path, told: Mapping[str, str] | None = None) -> list[R
             read.append(_and_told(table, first, near, told or {}, count))
             count += len(table)
         of_runs = [_says_a_run(table) for table, _ in found]
+        fill_shapes([row for one in read for row in one])
         runs = [
             one for one, is_run in zip(read, of_runs, strict=True) if is_run and _says_a_model(one)
         ]
@@ -157,6 +159,7 @@ def read_rows(path: str | Path, told: Mapping[str, str] | None = None) -> list[R
 
 _NEAR_ONLY = (
     "settings", "zero_or_fsdp", "recompute", "precision", "tp", "pp", "cp", "ep", "layers", "heads", "hidden", "vocab",
+    "kv_heads", "ffn", "params_b", "number of gpus", "gradient accumulation",
 )  # fmt: skip
 """What only the text before a table tells of it, and no sentence elsewhere on its page."""
 
@@ -170,7 +173,7 @@ def _apart(
     """
     from meshwright.evidence.turned import one_header, turned, uncrossed
 
-    straight = [(uncrossed(one_header(grid)), above) for grid, above in grids]
+    straight = [(uncrossed(one_header(grid), _names_a_model), above) for grid, above in grids]
     tables = [(turned(grid), above, grid) for grid, above in straight]
     single = [lines is not grid and len(lines) == 2 for lines, _, grid in tables]
     found, properties = [], []
@@ -194,7 +197,7 @@ def _in_lines(table: list[dict[str, str]]) -> list[dict[str, str]]:
     if not table:
         return table
     grid = [list(table[0]), *(list(row.values()) for row in table)]
-    lines = turned(uncrossed(grid))
+    lines = turned(uncrossed(grid, _names_a_model))
     return table if lines is grid else _with_header(lines)
 
 

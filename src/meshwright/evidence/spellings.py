@@ -32,6 +32,13 @@ _LATER = re.compile(
 _TIMES = re.compile(r"^\s*(\d[\d,]*)\s*(?:nodes?|hosts?)?\s*[x×*]\s*(\d[\d,]*)?\b", re.IGNORECASE)
 _SLICE = re.compile(r"\bv(\d(?:p|e|[- ]?lite(?:pod)?)?)-(\d{1,5})\b", re.IGNORECASE)
 """A TPU slice by its name, which counts cores of the versions that have two a chip: `v5p-512`, `v5e-256`."""
+NODES_TIMES = re.compile(
+    r"(?<![\w.])(\d{1,5}) ?(?:nodes?|hosts?|servers?)\s*(?:[x×*]|of|with)\s*(\d{1,2})(?!\w|\.\d)",
+    re.IGNORECASE,
+)
+"""Hosts and the devices of each, among other words: `B200, 32 nodes x 8 GPUs`."""
+_BEHIND = re.compile(r"[A-Za-z]\w*[- ]?\w*\s+[x×]\s*(\d{1,4})\s*$")
+"""A number of devices behind their name: `A100-SXM4-80GB x4`."""
 _NODES_OF = re.compile(r"^\s*(\d+)\s*(?:nodes?|hosts?)\D{1,20}(\d+)", re.IGNORECASE)
 
 
@@ -96,7 +103,7 @@ def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = ""
     for head, cell in cells.items():
         column = "model" if head == model else heads.column_of(head)
         if head == device and names_a_device(cell):
-            if column == "setup":
+            if column in ("setup", heads.SAID):
                 said.append(cell)
             column = "gpu"
         if (parts := heads.joined(head)) and _take_apart(parts, cell, found):
@@ -105,6 +112,8 @@ def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = ""
             column = "gpu"
         if column == "gpu" and re.fullmatch(r"\s*(?![2-5]0[5-9]0\b)\d[\d,]*\s*", cell):
             column = "gpus"
+        if column == "gpu" and MEASURED_CELL.match(cell) and not names_a_device(cell):
+            column = heads.MEASURED  # `GPU: 13.7GB` is what was used
         if column == heads.ACCUMULATION:
             said += [f"gradient accumulation {cell}"] * bool(cell.strip())
         elif column == heads.BATCH_TOKENS:
@@ -114,7 +123,7 @@ def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = ""
         elif column == heads.SAID and MEASURED_CELL.match(cell):
             found[head] = cell
         elif column == heads.SAID:
-            said += [f"{head}: {cell}"] * bool(cell.strip())
+            said += [_switched(head, cell) or f"{head}: {cell}"] * bool(cell.strip())
         elif column == heads.MEASURED:
             found[head] = cell
             said += ["nvidia-smi"] * ("nvidia-smi" in head.lower())  # how memory was counted
@@ -130,6 +139,20 @@ def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = ""
     _counted(found)
     _cut(found)
     return found
+
+
+_SWITCH = re.compile(r"(?:use|uses|enable|enabled|with)[-_ ](\w[\w .-]*)", re.IGNORECASE)
+
+
+def _switched(head: str, cell: str) -> str:
+    """What a column of yes and no says in words: `use_unsloth` of `true` is unsloth, of `false` no unsloth."""
+    named = _SWITCH.fullmatch(head.strip())
+    if named is None:
+        return ""
+    if re.fullmatch(r"\s*(?:yes|true|on|enabled?|✓|✅)\s*", cell, re.IGNORECASE):
+        return named[1]
+    off = re.fullmatch(r"\s*(?:no|false|off|disabled?|✗|❌)\s*", cell, re.IGNORECASE)
+    return f"no {named[1]}" if off else ""
 
 
 def _take_apart(parts: tuple[str, ...], cell: str, found: dict[str, str]) -> bool:
@@ -207,6 +230,11 @@ def _counted(found: dict[str, str]) -> None:
         gpus = str(first * second)
         if times[2] and second <= 16:
             found["gpus_per_node"] = found.get("gpus_per_node", "").strip() or str(second)
+    elif not gpus.strip() and (inside := NODES_TIMES.search(gpu)):
+        gpus = str(int(inside[1]) * int(inside[2]))
+        found["gpus_per_node"] = found.get("gpus_per_node", "").strip() or inside[2]
+    elif not gpus.strip() and machines is None and (behind := _BEHIND.search(gpu)):
+        gpus = behind[1]
     nodes = re.match(r"\s*(\d+)", found.pop(heads.NODES, ""))
     if nodes is not None:
         each = re.match(r"\s*(\d+)", found.get("gpus_per_node", ""))
@@ -300,6 +328,8 @@ def _cut(found: dict[str, str]) -> None:
         found["read_as"] = "; ".join(filter(None, [found.get("read_as", ""), noted]))
 
 
+BATCHES_EACH = "batches of each device"
+"""Said of rows whose bare batches are a device's, in the words of what stands around them."""
 NO_BATCH = "no batch is told: one sequence a device at a time"
 TIMES_A_STEP, TIMES_A_STAGE = 8, 4
 """How often in a step, and at least for each stage: what a step costs whatever its batch is then a small part."""
@@ -341,7 +371,10 @@ def _whose_batch(found: dict[str, str]) -> None:
         told = re.search(r"global|total|effective", cell, re.IGNORECASE)
         many = replicas > 1 and int(number) >= MANY * replicas and int(number) % replicas == 0
         tokens = int(number) * whole(found.get("seq_len", ""))
-        of_a_step = told or many or (tokens > MOST_AT_ONCE and int(number) % replicas == 0)
+        each = BATCHES_EACH in found["setup"]
+        of_a_step = (
+            told or (many and not each) or (tokens > MOST_AT_ONCE and int(number) % replicas == 0)
+        )
         column = "global_batch" if of_a_step and not re.search(r"per|/", cell) else "micro_batch"
     else:
         return

@@ -166,7 +166,7 @@ LOSSES: tuple[tuple[str, Loss], ...] = (
 
 _NEGATED = re.compile(r"(?:\b(?:no|not|without|w/o|disabled?|non)[-_ ]+|\bno-)$", re.IGNORECASE)
 _SWITCHED_OFF = re.compile(
-    r"\w*['\"]?\s*[=:]\s*['\"]?(?:false|off|no|none|0|disabled?)\b|\s+(?:off|disabled)\b",
+    r"\w*['\"`]?\s*[=:]\s*['\"`]?(?:false|off|no|none|0|disabled?)\b|`?\s+(?:is |was )?(?:off|disabled)\b",
     re.IGNORECASE,
 )
 
@@ -204,7 +204,7 @@ OFFLOADED: tuple[tuple[str, Offload], ...] = (
     ),
     (
         r"optimi[sz]er[-_ ](?:states? )?(?:to )?(?:cpu[-_ ])?offload|offload\w*[-_ ](?:of )?(?:the )?optim|"
-        r"\bFSDP\b.{0,20}\bCPU[-_ ]?offload|cpu[-_ ]?adam|zero-?(?:[123] ?[+,]? ?(?:cpu[-_ ])?)?offload|zero-?infinity|adamw? (?:on|in) (?:the )?(?:cpu|host)",
+        r"\bFSDP\b.{0,20}\bCPU[-_ ]?offload|cpu[-_ ]?adam|offload[-_ ]?(?:ed[-_ ]?)?adam|zero-?(?:[123] ?[+,]? ?(?:cpu[-_ ])?)?offload|zero-?infinity|adamw? (?:on|in) (?:the )?(?:cpu|host)",
         "optimizer",
     ),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
 
 from meshwright.evidence import heads
@@ -53,21 +54,39 @@ def _both(above: str, below: str) -> str:
 _SIZE = re.compile(r"\s*~?\d+(?:\.\d+)?\s?[BM]\s*$", re.IGNORECASE)
 
 
-def uncrossed(grid: Grid) -> Grid:
-    """Return a table of methods by models, whose heads are the models, with a line for each of both."""
+_LENGTH_BEHIND = re.compile(r"(.*\S)\s*\((\d{3,7}|\d{1,4}k)\)\s*$", re.IGNORECASE)
+_BATCH_BEHIND = re.compile(r"\((?:batch(?: size)?|bs|mbs)\W{0,2}(\d{1,4})\)", re.IGNORECASE)
+
+
+def uncrossed(grid: Grid, names_a_model: Callable[[str], bool] | None = None) -> Grid:
+    """Return a table of methods by models, whose heads are the models, with a line for each of both.
+
+    Heads may name a model and a length, cells what was measured and its batch: `Llama-3-8B (2048)` above
+    `3550 (batch: 8)`.
+    """
     if len(grid) < 2:
         return grid
-    sizes = [index for index, head in enumerate(grid[0]) if _SIZE.match(head)]
-    others = [index for index in range(len(grid[0])) if index not in sizes]
-    if len(sizes) < 2 or len(others) > 1 or (others and others[0] != 0):
+
+    def named(head: str) -> bool:
+        return bool(_SIZE.match(head)) or bool(names_a_model and names_a_model(head))
+
+    models = [index for index, head in enumerate(grid[0]) if named(head)]
+    others = [index for index in range(len(grid[0])) if index not in models]
+    if len(models) < 2 or len(others) > 1 or (others and others[0] != 0):
         return grid
     label = [(grid[0][index].strip() or "config") for index in others]
-    return [[*label, "model", "measured"]] + [
-        [*(_cell(line, index) for index in others), grid[0][index].strip(), _cell(line, index)]
-        for line in grid[1:]
-        for index in sizes
-        if _cell(line, index)
-    ]
+    lines = []
+    for line in grid[1:]:
+        for index in models:
+            if cell := _cell(line, index):
+                told = _LENGTH_BEHIND.match(grid[0][index])
+                batch = _BATCH_BEHIND.search(cell)
+                model, length = told.groups() if told else (grid[0][index].strip(), "")
+                before = [_cell(line, at) for at in others]
+                lines.append([*before, model, length, batch[1] if batch else "", cell])
+    header = [*label, "model", "seq_len", "batch", "measured"]
+    filled = [at for at in range(len(header)) if any(line[at] for line in lines)]
+    return [[one[at] for at in filled] for one in [header, *lines]]
 
 
 def turned(grid: Grid) -> Grid:
