@@ -30,6 +30,8 @@ _OOM = (
         (dict(tried="300.00 MiB", total="80.00 GiB", free="90.00 MiB", live="41.00 GiB",
               whose="Process 17 has 42.00 GiB memory in use. Process 18 has 37.00 GiB memory in use. "),
          "37.0 GiB of GPU 2"),
+        (dict(tried="9.00 GiB", total="80.00 GiB", free="8.00 GiB", live="66.00 GiB",
+              whose="Process 17 has 71.50 GiB memory in use. "), "the last straw"),
         (dict(tried="300.00 MiB", total="80.00 GiB", free="90.00 MiB", whose="", live="78.80 GiB"),
          "full of live tensors"),
     ],

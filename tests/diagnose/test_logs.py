@@ -164,3 +164,14 @@ def test_a_false_alarm_is_called_false():
     found, _ = diagnose([str(shared("diagnose/logs/nemo_straggler_detection_099.log"))])
     assert "false" in found.verdict
     assert not found.causes
+
+
+def test_metrics_of_one_step_a_line_each_are_read_as_one_step(tmp_path):
+    lines = [
+        f"timing_s/step:   {40 + n}.5\ntiming_s/gen:   30.2 (72%)\ntiming_s/update_actor:  6.1\n"
+        for n in range(3)
+    ]
+    (tmp_path / "log.txt").write_text("".join(lines))
+    found = diagnose([str(tmp_path / "log.txt")])[0]
+    assert found.figures["steps_read"] == 3
+    assert "Generation is the bottleneck" in found.verdict

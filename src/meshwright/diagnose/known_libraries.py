@@ -6,6 +6,22 @@ from meshwright.diagnose.known_entry import known
 
 LIBRARIES = (
     known(
+        r"DeepEP timeout check failed|DeepEP error: (?:CPU recv )?timeout|deep_ep.{0,80}timeout", "missing-collective",
+        "DeepEP's exchange of tokens between experts waited in vain: ranks of one expert group did not all come to it, or the "
+        "network below it (NVSHMEM) does not carry it",
+        "see whether any rank failed or is elsewhere (py-spy on all of them, uneven micro-batches). If it fails in the first "
+        "exchange between hosts: NVSHMEM from 3.5.19 on needs a DeepEP that knows it (or an older NVSHMEM), IBGDA needs its "
+        "driver settings; nvshmem's own perftests between the hosts tell", "expert exchange", confidence=0.7,
+    ),
+    known(
+        r"nvshmem.{0,200}(?:non-zero status|connect EPS failed|setup connections failed)|NVSHMEM API called before NVSHMEM init"
+        r"|connect EPS failed", "wrong-configuration",
+        "NVSHMEM could not connect its processes: expert exchanges (DeepEP) cannot start",
+        "check on every host that the same NVSHMEM is loaded (nvshmem-info -a), that its RDMA devices are visible in the container "
+        "(/dev/infiniband, IPC_LOCK), NVSHMEM_HCA_LIST and the bootstrap's interface; NVSHMEM_DEBUG=INFO says where it stops",
+        "start-up: NVSHMEM", confidence=0.75,
+    ),
+    known(
         r"cannot open shared object file|version `GLIBC(?:XX)?_[\d.]+' not found|DLL load failed", "wrong-configuration",
         "A shared library is missing, or older than what the installed build asks for",
         "install what the line names (the CUDA runtime of the build's version, a newer compiler runtime) and see "

@@ -15,6 +15,29 @@ PROGRAM = (
         confidence=0.85, explains=r"device-side assert|illegal memory|CUBLAS|cuda error",
     ),
     known(
+        r"CUDA error: device-side assert triggered|device-side assert triggered", "wrong-configuration",
+        "A kernel checked an index and found it out of range: mostly a token or position beyond the embedding, or a label beyond "
+        "the classes; the line above it that begins with the kernel's file says which",
+        "compare the largest token id, position and label with the sizes of their tables (added tokens need "
+        "resize_token_embeddings, -100 must not reach an embedding); run the batch on the CPU or with CUDA_LAUNCH_BLOCKING=1, "
+        "which names the line", "index of a table", confidence=0.6, shadow=True, explains=r"device-side assert",
+    ),
+    known(
+        r"Tensors of the same index must be on the same device and the same dtype|expected dtype \S+ for `(?:end|weight)` but got dtype",
+        "wrong-configuration",
+        "The optimizer meets gradients of another dtype or device than the weights and states that it was made for",
+        "make the optimizer after the model is cast, wrapped and moved; load its states to the weights' device; under FSDP of "
+        "transformers 4.46 take a newer release, where gradients came in 16 bits to states in 32", "optimizer", confidence=0.75,
+    ),
+    known(
+        r"(?:spiky|nan/inf|non-?finite|too large|exploding).{0,60}grad\w*.{0,60}skipping (?:the )?(?:optimizer )?step"
+        r"|grad\w*.{0,40}(?:above|exceeds|over) (?:the )?threshold.{0,60}skip", "wrong-configuration",
+        "Steps are left out because a check refuses their gradients: the weights do not move in them",
+        "compare the norm that is printed with the check's threshold: raise it (small batches have larger norms) or clip instead "
+        "of skipping; a norm that is no number is another matter (data, learning rate, fp16)", "skipped updates",
+        confidence=0.8, repeats=True,
+    ),
+    known(
         r"t >= 0 && t < n_classes|Target -?\d+ is out of bounds|cur_target >= 0 && cur_target < n_classes",
         "wrong-configuration", "A label is outside of the classes that the loss knows",
         "compare the largest label with the size of the last layer; what is to be left out carries ignore_index (-100)",

@@ -118,6 +118,13 @@ START = (
         "slow saves", "collective", confidence=0.6, shadow=True,
     ),
     known(
+        r"EE1002|error code is 507046|rtDeviceSynchronize execute failed, reason=\[stream sync timeout\]", "missing-collective",
+        "An Ascend device did not end what its stream held within the time allowed (EE1002): mostly a collective that another "
+        "device did not come to; the text does not tell which",
+        "read the plogs of all ranks (~/ascend/log) for the one that failed first or is elsewhere; ACL_STREAM_TIMEOUT and "
+        "HCCL_EXEC_TIMEOUT only bridge slow saves and long preprocessing", "collective", confidence=0.55, shadow=True,
+    ),
+    known(
         r"EI0006|HCCL.{0,80}socket.{0,20}time ?out", "wrong-configuration", "Devices did not reach each other at start-up (EI0006)",
         "the devices' network (hccn_tool), the same number of processes on all hosts, HCCL_CONNECT_TIMEOUT; a rank that failed "
         "earlier shows the same", "start-up: network", confidence=0.6, shadow=True,

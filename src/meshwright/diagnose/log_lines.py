@@ -331,14 +331,22 @@ _BLOCK = re.compile(r"^\W*\[(?:batch|step|iter)=(\d{1,15})(?:/(\d{1,15}))?\]:?\s
 _IN_BLOCK = re.compile(rf"^\s+(?:Train |Eval )?([\w/.\-]+):\s*([-+]?{DECIMAL}|nan)\s*$")
 
 
+_LISTED = re.compile(
+    rf"^\s*(?:[-*] )?(\w[\w.]*/[\w/.@-]+)\s*[:=]\s*([-+]?{DECIMAL}|nan)\s*(?:s|\(\d+(?:\.\d+)?%\))?\s*$"
+)
+"""A metric a line, without a heading, as people paste them: `timing_s/gen: 31.3`."""
 _SAVING = re.compile(r"checkpoint|\.ckpt", re.IGNORECASE)
 
 
 class Blocks:
-    """Composer and its like: a heading with the step, then a name and value per line."""
+    """Composer and its like: a heading with the step, then a name and value per line; or such lines alone, of which a
+    name that comes again begins the next step."""
 
     def __init__(self) -> None:
         self.current: Step | None = None
+        self._listed: Step | None = None
+        self._names: set[str] = set()
+        self._handed = False
 
     def read(self, line: str, number: int) -> tuple[bool, Step | None]:
         """Return whether the line belongs to a block, and the step that a heading opened."""
@@ -357,4 +365,17 @@ class Blocks:
                 _of_pair(self.current, name, value, "")
             return True, None
         self.current = None
+        if match := _LISTED.match(line):
+            return True, self._metric(match[1], match[2], number)
+        self._listed = None
         return False, None
+
+    def _metric(self, name: str, value: str, number: int) -> Step | None:
+        """Put one listed metric into its step; the step is handed on once something of it is known."""
+        if self._listed is None or name in self._names:
+            self._listed, self._names, self._handed = Step(line=number), set(), False
+        self._names.add(name)
+        if not _of_pair(self._listed, name, value, "") or self._handed:
+            return None
+        self._handed = True
+        return self._listed

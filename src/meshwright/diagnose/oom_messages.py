@@ -5,6 +5,7 @@ Three generations of PyTorch's message, those of other back ends, and a host tha
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -84,11 +85,14 @@ class Message:
         mine = (self.reserved or 0.0) + CONTEXT_BYTES
         if own is None and self.processes:
             # In a container the message numbers its own process too: the one nearest to what the
-            # allocator holds.
+            # allocator holds; a single one is it, whatever else it holds beside the allocator's.
             sizes = sorted(
                 self.processes.values(), key=lambda size: abs(size - (self.reserved or 0.0))
             )
-            own_too = bool(sizes) and (self.reserved or 0.0) <= sizes[0] <= mine
+            most = (
+                math.inf if len(sizes) == 1 and 2 * sizes[0] < 3 * (self.reserved or 0.0) else mine
+            )
+            own_too = bool(sizes) and (self.reserved or 0.0) <= sizes[0] <= most
             return sum(sizes[1:] if own_too else (size for size in sizes if size > mine))
         if own is None and None not in (self.total, self.free, self.allocated):
             return max(self.total - self.free - mine, 0.0)  # type: ignore[operator]
