@@ -23,7 +23,7 @@ def command(
     sources: list[str] = typer.Option(
         [],
         "--from",
-        help="Training log, run folder, metrics.jsonl, settled plan, Kineto trace, nccl-tests output or CSV of runs; "
+        help="Training log, run folder, metrics.jsonl, settled plan, Kineto trace, nccl-tests output or table of runs (CSV, Markdown, HTML); "
         "may be given several times.",
     ),
     plans: list[str] = typer.Option(
@@ -43,7 +43,7 @@ def command(
 
     Reads training logs of the frameworks that `diagnose` knows, folders of `meshwright train`, the
     local history of runs, plans that `meshwright settle` raced, profiler traces (their collectives), nccl-tests output, and tables of runs
-    in the evidence schema. Fits only the constants that these data identify, each with an 80 %
+    as `predict` reads them, with what was measured (`step time (s)`, `tokens/s/GPU`). Fits only the constants that these data identify, each with an 80 %
     interval, says which it cannot tell apart, what one further run would tell most, and by how much
     the error fell. The result is a cluster file that every command accepts. With --plan and --advise 3, and
     nothing measured yet, it says which three of the plan's layouts to run first.

@@ -40,6 +40,8 @@ _COLLECTIVES = {
 }  # fmt: skip
 """Names in PyTorch's traces, and ours."""
 
+TABLES = {".csv", ".tsv", ".md", ".html", ".htm", ".tex"}
+"""Files that hold tables of runs, as people head and paste them."""
 FEWEST = 3
 """Repeats of one collective and size in a trace from which its least time stands for the links."""
 
@@ -68,7 +70,7 @@ def gather(sources: Sequence[str], plans: Sequence[str], cluster: Cluster) -> Ma
         path = Path(source)
         if path.is_dir():
             _folder(path, found)
-        elif source.endswith(".csv"):
+        elif path.suffix.lower() in TABLES:
             found.rows += read_rows(source)
         elif path.name.endswith((".json", ".json.gz", ".json.zst")):
             found.timings += collectives_of(read_trace(Source(name=source, path=path)), cluster)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import typer
+
+if TYPE_CHECKING:
+    from meshwright.evidence.predict import Prediction
+    from meshwright.evidence.rows import Row
 
 MOST_SAID = 8
 """Assumptions that the summary of a table written to a file prints."""
@@ -24,7 +31,8 @@ def command(
     be as people write them (`GPUs: 4x8`, `seq len: 2k`, `TP8`, `bs 4 ga 8`); a page with its tables
     (Markdown, HTML, LaTeX) is read as it is. Every row gets a price or a
     reason, what the row left open is listed under `assumed`, and what is measured should lie between
-    `low` and `high` in four rows of five.
+    `low` and `high` in four rows of five. What the table says was measured is compared at the end;
+    `meshwright calibrate` learns from it.
     """
     from collections import Counter
 
@@ -45,12 +53,15 @@ def command(
     reasons = Counter(one.reason for one in predictions if not one.priced)
     if output:
         write_atomically(output, text)
+    beside = _measured_beside(table, predictions)
     if as_json:
         summary = {"rows": len(table), "priced": len(priced), "skipped": dict(reasons)}
-        print_json(summary)
+        print_json(summary | {"measured": beside})
         return
     if not output:
         print(text, end="")
+        for line in _in_words(beside):
+            console.print(line, highlight=False)
         return
     share = 100.0 * len(priced) / len(table) if table else 0.0
     print(f"{len(priced)} of {len(table)} rows priced ({share:.1f} %), written to {output}")
@@ -61,3 +72,45 @@ def command(
         print("assumed, most often first (column `assumed` has all of them):")
     for words, count in assumed.most_common(MOST_SAID):
         print(f"  {count} rows: {words}")
+    for line in _in_words(beside):
+        print(line)
+
+
+def _measured_beside(
+    rows: Sequence[Row], predictions: Sequence[Prediction]
+) -> dict[str, dict[str, float]]:
+    """Of what the table says was measured: how many, and the errors of the predictions in percent."""
+    from statistics import median
+
+    from meshwright.evidence.measured import measured_memory_bytes, measured_step_time_s
+
+    errors: dict[str, list[float]] = {"step_time": [], "peak_memory": []}
+    for row, made in zip(rows, predictions, strict=True):
+        if made.run is None:
+            continue
+        time, memory = measured_step_time_s(row, made.run), measured_memory_bytes(row)
+        errors["step_time"] += [100 * (made.iter_time_s / time - 1)] * (time > 0)
+        errors["peak_memory"] += [100 * (made.peak_memory_bytes / memory - 1)] * (memory > 0)
+    return {
+        what: {
+            "rows": len(found),
+            "median_error_percent": round(median(map(abs, found)), 1),
+            "median_signed_percent": round(median(found), 1),
+        }
+        for what, found in errors.items()
+        if found
+    }
+
+
+def _in_words(beside: dict[str, dict[str, float]]) -> list[str]:
+    """The comparison, a line each: which way the predictions err, too."""
+    names = {"step_time": ("step times", "slow", "fast"), "peak_memory": ("peaks of memory", "large", "small")}  # fmt: skip
+    lines = []
+    for what, found in beside.items():
+        name, more, less = names[what]
+        signed = found["median_signed_percent"]
+        lines.append(
+            f"{found['rows']} measured {name}: {found['median_error_percent']:g} % off in the middle, "
+            f"{abs(signed):g} % too {more if signed > 0 else less}"
+        )
+    return lines

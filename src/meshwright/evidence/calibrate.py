@@ -113,7 +113,12 @@ def calibrate(
             )
     runs, measured = [one.run for one in seen], [one.step_time_s for one in seen]
     if not timings and not runs:
-        raise SpecError("from", "nothing", "no timing and no run with a measured step time")
+        raise SpecError(
+            "from",
+            skipped[0] if skipped else "nothing",
+            "no timing and no run with a measured step time; a table's heads say the unit, and whose a rate is "
+            "(`step time (s)`, `tokens/s/GPU`)",
+        )
     target = np.log([*(t.time_s for t in timings), *measured])
     start = _predicted(cluster, timings, runs)
     constants: list[Constant] = []

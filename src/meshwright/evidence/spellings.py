@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from meshwright.evidence import heads
 from meshwright.evidence.cells import MEASURED_CELL, device_in_heads, devices_head, models_head
 from meshwright.evidence.instances import Machine, machines_in, names_a_device
+from meshwright.evidence.printed import printed
 from meshwright.evidence.remarks import DEGREES, degrees_remarked, length, remarked, whole
 
 MOST_AT_ONCE = 2**17
@@ -61,6 +62,8 @@ def in_the_schema(
     for column in ("model", "gpu"):
         _fill_down(found, column)
     _all_steps(found)
+    for row in found:
+        printed(row)
     return found
 
 
@@ -113,7 +116,8 @@ def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = ""
         if column == "gpu" and re.fullmatch(r"\s*(?![2-5]0[5-9]0\b)\d[\d,]*\s*", cell):
             column = "gpus"
         if column == "gpu" and MEASURED_CELL.match(cell) and not names_a_device(cell):
-            column = heads.MEASURED  # `GPU: 13.7GB` is what was used
+            found[f"{head} memory"] = cell  # `GPU: 13.7GB` is what was used
+            continue
         if column == heads.ACCUMULATION:
             said += [f"gradient accumulation {cell}"] * bool(cell.strip())
         elif column == heads.BATCH_TOKENS:
