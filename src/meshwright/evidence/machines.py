@@ -78,6 +78,7 @@ _DEVICES: tuple[tuple[str, str], ...] = (
     (r"3090", "rtx3090"),
     (r"4090", "rtx4090"),
     (r"5090", "rtx5090"),
+    (r"\b[2345]0[5-9]0 ?(?:Ti|S(?:UPER)?)\b", ""),
     (r"(?:TPU[- ]?)?v5p\b", "tpu-v5p"),
     (r"(?:TPU[- ]?)?v5(?:e|[- ]?lite)", "tpu-v5e"),
     (r"TPU[- ]?v6e|\bv6e\b|Trillium", "tpu-v6e"),
