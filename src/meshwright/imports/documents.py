@@ -82,7 +82,7 @@ def read(
         SpecError: it cannot be parsed, or is of no known framework.
     """
     text, overrides = whole_text(text, folder), overrides or []
-    data = nemo.whole(unwrapped(_parsed(text, name)))
+    data = nemo.with_inherited(nemo.whole(unwrapped(_parsed(text, name))), folder)
     if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
     if isinstance(stamped := data.get(STAMP_KEY), dict):

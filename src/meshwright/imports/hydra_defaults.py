@@ -2,30 +2,62 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.beside import beside
+from meshwright.imports.beside import beside, program_beside
+from meshwright.imports.code.syntax import dotted, parse_python
 from meshwright.imports.interpolate import merged, read_table
+from meshwright.imports.shell.words import unmarked
 from meshwright.specs.foreign import read_text
 
 _OWN = {"main_ppo": "ppo_trainer", "fsdp_sft_trainer": "sft_trainer"}
 """Which of verl's own configurations a program starts from where the command names none."""
 
 
-def own_configuration(
-    program: str, flags: dict[str, Any], named: str, folder: Path | None
-) -> Path | None:
-    """The configuration that a command starts from, where it lies beside the script."""
+def own_configuration(program: str, words: list[str], folder: Path | None) -> Path | None:
+    """The configuration that a command of verl's starts from, where it lies beside the script."""
+    where, named = chosen(words)
+    path = program_beside(folder, program)
+    if path is not None and path.name not in ("train.py", "main.py"):
+        usual_where, usual = of_program(read_text(path, "file"))
+        name = named or usual
+        at = path.parent / (where or usual_where)
+        found = at / f"{name.removesuffix('.yaml')}.yaml"
+        if name and not Path(usual_where).is_absolute() and found.is_file():
+            return found
     if named:
         name = f"{named.removesuffix('.yaml')}.yaml"
-        where = str(flags.get("config-path", "")).rsplit("/", 1)[-1]
-        return beside(folder, f"{where}/{name}") or beside(folder, f"config/{name}") or beside(folder, f"verl/trainer/config/{name}")  # fmt: skip
-    usual = _OWN.get(program.rsplit(".", 1)[-1]) if program.startswith("verl.trainer.") else None
-    found = beside(folder, f"verl/trainer/config/{usual}.yaml") if usual else None
+        last = where.rsplit("/", 1)[-1]
+        return beside(folder, f"{last}/{name}") or beside(folder, f"config/{name}") or beside(folder, f"verl/trainer/config/{name}")  # fmt: skip
+    usual = _OWN.get(program.rsplit(".", 1)[-1], "") if program.startswith("verl.trainer.") else ""
+    below = beside(folder, f"verl/trainer/config/{usual}.yaml") if usual else None
     # A file of that name elsewhere is another program's.
-    return found if found is not None and found.parts[-4:-1] == ("verl", "trainer", "config") else None  # fmt: skip
+    return below if below is not None and below.parts[-4:-1] == ("verl", "trainer", "config") else None  # fmt: skip
+
+
+def chosen(words: list[str]) -> tuple[str, str]:
+    """The folder and the name of the configuration that a command says; empty where it says none."""
+    split = [part for word in words for part in (word.split("=", 1) if word.startswith("--config-") else [word])]  # fmt: skip
+    where = name = ""
+    for flag, word in pairwise(split):
+        name = unmarked(word) if flag in ("--config-name", "-cn") else name
+        where = unmarked(word) if flag in ("--config-path", "-cp") else where
+    return where, name
+
+
+def of_program(text: str) -> tuple[str, str]:
+    """The folder and the name of the configuration that `@hydra.main(…)` starts from; empty where a program has none."""
+    tree = parse_python(text) if "hydra.main" in text else None
+    for node in ast.walk(tree) if tree is not None else []:
+        if isinstance(node, ast.Call) and dotted(node.func).endswith("hydra.main"):
+            words = {one.arg: one.value for one in node.keywords}
+            values = [words[key].value if isinstance(words.get(key), ast.Constant) else "" for key in ("config_path", "config_name")]  # type: ignore[attr-defined]  # fmt: skip
+            return str(values[0] or "."), str(values[1] or "")
+    return "", ""
 
 
 _GROUP = re.compile(r"(?:\.\./)?[\w-]+(?:/[\w-]+)*")
@@ -51,6 +83,7 @@ def with_defaults(
     for key, value in entries:
         if key and "@" not in key:
             chosen.setdefault(key.removeprefix("override ").strip(), str(value))
+    places = _search_path(data, path)
     below: dict[str, Any] = {}
     for key, value in entries:
         group, _, package = key.partition("@")
@@ -66,10 +99,14 @@ def with_defaults(
             or named == "_self_"
         ):
             continue
-        other = path.parent / f"{named}.yaml"
-        if not other.is_file() or not other.resolve().is_relative_to(root.resolve()):
+        at = next((at for at in (path.parent, *places) if (at / f"{named}.yaml").is_file()), None)
+        inside = root if at == path.parent else at
+        if at is None or inside is None:
             continue
-        inner = with_defaults(other, depth + 1, root, chosen)
+        other = at / f"{named}.yaml"
+        if not other.resolve().is_relative_to(inside.resolve()):
+            continue
+        inner = with_defaults(other, depth + 1, inside, chosen)
         where = package if package or "@" in key else group
         if _GLOBAL.match(read_text(other)):
             where = ""
@@ -77,6 +114,16 @@ def with_defaults(
             inner = {name: inner}
         below = merged(below, inner)
     return merged(below, data)
+
+
+def _search_path(data: dict[str, Any], path: Path) -> list[Path]:
+    """Folders that a configuration adds to those in which its `defaults` are looked for, in its own checkout."""
+    table = data.get("hydra")
+    named = table.get("searchpath") if isinstance(table, dict) else None
+    found = [re.sub(r"^(?:file|pkg)://", "", str(one)) for one in named or []]
+    places = [one if not one.count(".") or "/" in one else one.replace(".", "/") for one in found]
+    kept = [beside(path.parent, f"{one}/ppo_trainer.yaml") or beside(path.parent, f"{one}/sft_trainer.yaml") for one in places]  # fmt: skip
+    return [one.parent for one in kept if one is not None]
 
 
 _GLOBAL = re.compile(r"\s*#\s*@package\s+_global_")

@@ -27,6 +27,7 @@ from meshwright.imports.formats import (
     openrlhf,
     paddle,
     skyrl,
+    slime_fsdp,
     small_trainers,
     swift,
     torchtitan_registry,
@@ -103,7 +104,9 @@ def read(
     queue = " ".join(script.sbatch.get(one, "") for one in ("partition", "p", "constraint", "C"))
     reading.likely = device_named(queue) or reading.likely
     name_slice(script, reading)
-    name_maker(text, reading)
+    # A script that asks whether it is on Ascend holds the words of both; those for GPUs are read.
+    either = any("import torch_npu" in one for one in script.doubts)
+    name_maker("" if either else text, reading)
     if reading.format.startswith("MaxText") and not reading.device:
         take_tpus(text, reading)
     open_hosts = not reading.world() and launch.per_host and not launch.hosts
@@ -229,6 +232,8 @@ def _dispatch(
         return _follow(beside_it, given, folder)
     if program.startswith("megatron ") or "swift/cli/_megatron" in program:
         return swift.read_swift_megatron(words, given), stamp
+    if slime_fsdp.is_command(words):
+        return slime_fsdp.read_words(words, given), stamp
     if (_is_megatron(joined) or _PRETRAIN.search(program)) and "swift" not in program:
         return read_megatron(script, launch, given, folder), stamp
     followed = _program_here(program, words, given, folder)

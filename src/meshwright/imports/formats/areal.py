@@ -43,7 +43,12 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading.model_name = options.loose(f"{at}path")
     if reading.model is None:
         refuse_other(reading.model_name)
-    text = options.loose(f"{at}backend") or options.loose("allocation_mode").rsplit("+", 1)[-1]
+    text, allocated = options.loose(f"{at}backend"), options.loose("allocation_mode").rsplit("+", 1)[-1]  # fmt: skip
+    if (
+        text and allocated and re.fullmatch(r"[a-z_]+", text)
+    ):  # the engine alone; its degrees stand in the allocation
+        text = f"{text}:{re.sub(r'^[a-z_]+[:.]', '', allocated)}"
+    text = text or allocated
     if re.fullmatch(r"\s*(?:[dtpce]\d+)+\s*", text):
         # Only Megatron splits stages or experts here.
         named = "megatron" if re.search(r"[pe](?:[2-9]|1\d)", text) else "fsdp"

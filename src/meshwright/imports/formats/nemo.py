@@ -8,12 +8,14 @@ from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.formats import megatron
+from meshwright.imports.formats.megatron import split_stages
 from meshwright.imports.interpolate import merged, read_table, resolved, words_to_table
-from meshwright.imports.names import PLANNED
+from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
 from meshwright.imports.shell.words import unset
+from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
@@ -260,6 +262,36 @@ def _refuse_other(model: dict[str, Any], data: dict[str, Any]) -> None:
         )
 
 
+def with_inherited(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """A recipe of NeMo RL's that holds nothing of its policy, with the file that it begins with.
+
+    Raises:
+        SpecError: that file cannot be parsed.
+    """
+    below = data.get("defaults")
+    if not isinstance(below, str) or "policy" in data or not _RL & set(data):
+        return data
+    whole = _inherited(dict(data), folder, Reading(""))
+    return whole if "policy" in whole else data
+
+
+_RL = frozenset({"cluster", "checkpointing", "logger", "grpo", "sft", "dpo", "ppo", "rm", "distillation", "loss_fn"})  # fmt: skip
+
+
+def _inherited(data: dict[str, Any], folder: Path | None, reading: Reading) -> dict[str, Any]:
+    """A table over the files that its `defaults` name, one below the other; one that is not here is said."""
+    for _ in range(6):
+        below = data.pop("defaults", None)
+        path = beside(folder, str(below)) if isinstance(below, str) else None
+        if path is None:
+            if isinstance(below, str):
+                reading.guess("defaults", f"{below[-60:]} is not here; what it says is left out")
+            break
+        folder = path.parent
+        data = merged(read_table(path), data)
+    return data
+
+
 def is_rl(data: dict[str, Any]) -> bool:
     """Whether a table is NeMo RL's."""
     return "policy" in data and (
@@ -273,24 +305,21 @@ def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     Raises:
         SpecError: a value that cannot be.
     """
-    for _ in range(6):
-        below = data.pop("defaults", None)
-        path = beside(folder, str(below)) if isinstance(below, str) else None
-        if path is None:
-            break
-        folder = path.parent
-        data = merged(read_table(path), data)
-    options = Options(flattened(resolved(data, dict(given.variables))))
     reading = Reading("NeMo RL YAML", options={"micro_batch": "policy.train_micro_batch_size"})
+    data = _inherited(data, folder, reading)
+    options = Options(flattened(resolved(data, dict(given.variables))))
     reading.model, reading.model_name = given.model, options.loose("policy.model_name")
     reading.hosts, reading.per_host = (
         options.whole("cluster.num_nodes"),
         options.whole("cluster.gpus_per_node"),
     )
     if options.raw("policy.generation.colocated.enabled") is False:
-        taken = options.whole("policy.generation.colocated.resources.num_nodes")
+        away = "policy.generation.colocated.resources."
+        taken, cards = options.whole(f"{away}num_nodes"), options.whole(f"{away}gpus_per_node")
         if taken and reading.hosts > taken:
             reading.hosts -= taken
+        elif reading.hosts == 1 and reading.per_host > cards:
+            reading.per_host -= cards  # on one host generation takes a part of its devices
     megatron_on = options.flag("policy.megatron_cfg.enabled")
     second = options.flag("policy.dtensor_v2_cfg.enabled")
     get = f"policy.{'megatron_cfg' if megatron_on else 'dtensor_v2_cfg' if second else 'dtensor_cfg'}."
@@ -333,11 +362,16 @@ def read_rl(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         )
     _rl_engine(options, reading, get, megatron_on)
     reading.note("the training half is priced, not generation")
+    for stage in ("dpo", "rm"):
+        name_task(reading, stage if stage in data else "")
     if options.has("teacher.model_name"):
         reading.unmodelled(
             "teacher.model_name",
             f"{options.loose('teacher.model_name')}, frozen, runs and is held beside it; not priced",
         )
+    if any(name.startswith("value.") for name in options.values):
+        options.read |= {name for name in options.values if name.startswith("value.")}
+        reading.unmodelled("value", "a value model trains, too, and is held beside the policy, which alone is priced")  # fmt: skip
     if options.flag("policy.sequence_packing.enabled"):
         reading.job["document_masking"] = True
     if options.flag("policy.dynamic_batching.enabled"):
@@ -366,6 +400,22 @@ def _rl_engine(options: Options, reading: Reading, get: str, megatron_on: bool) 
             option=f"{tune}target_modules",
         )  # fmt: skip
     options.read |= {n for n in options.values if n.startswith(tune)}
+    if options.word(f"{get}cuda_graph_impl", default="none") == "none":
+        options.read |= {n for n in options.values if n.startswith(f"{get}cuda_graph_")}
+    if not options.flag("policy.draft.enabled"):
+        options.read |= {n for n in options.values if n.startswith("policy.draft.")}
+    first, last = (options.whole(f"{get}num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))  # fmt: skip
+    granularity = options.word(f"{get}recompute_granularity", default="full")
+    if reading.layout["recompute"] == "full" and granularity == "selective":
+        reading.layout["recompute"] = "selective"
+        modules = options.raw(f"{get}recompute_modules")
+        if isinstance(modules, list) and modules:
+            reading.layout["recompute_modules"] = [str(one) for one in modules]
+    model = reading.model or model_named(reading.model_name)
+    if (first or last) and model is not None and reading.layout["pp"] > 1:
+        said = Options({f"decoder-{end}-pipeline-num-layers": count for end, count in (("first", first), ("last", last)) if count})  # fmt: skip
+        _stages, split = split_stages(said, model, reading.layout["pp"])
+        reading.layout |= {"stage_layers": split} if split is not None else {}
     if (etp := options.whole(f"{get}expert_tensor_parallel_size", default=1)) > 1:
         reading.layout["etp"] = etp
     reading.replicate = options.whole(f"{get}dp_replicate_size")

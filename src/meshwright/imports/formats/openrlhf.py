@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw
@@ -102,6 +103,7 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
         raise SpecError("file", program, "does not train; a training command is expected")
     options = Options({**short, **flat}, "--")
     options.within = _GROUPS
+    _refuse(options)
     reading = Reading(
         "OpenRLHF command",
         options={"micro_batch": "--micro_train_batch_size", "zero": "--zero_stage"},
@@ -151,6 +153,19 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
     }  # what is left is named as it is written
     options.finish(reading, "openrlhf", "rl", "common", "hf", strict=given.strict)
     return reading
+
+
+def _refuse(options: Options) -> None:
+    """Forks that train a model of pictures and words, or only score one.
+
+    Raises:
+        SpecError: the command does.
+    """
+    if options.flag("train_vlm") or options.has("freeze_prefix"):
+        name = "train_vlm" if options.flag("train_vlm") else "freeze_prefix"
+        raise SpecError(f"--{name}", options.loose(name), f"trains a vision-language model: {PLANNED}")  # fmt: skip
+    if options.word("training_mode").startswith("eval"):
+        raise SpecError("--training_mode", options.word("training_mode"), "does not train; a training run is expected")  # fmt: skip
 
 
 def _optimizer(options: Options, reading: Reading) -> None:

@@ -11,6 +11,7 @@ from meshwright.imports.names import refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named, torch_moments
+from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
@@ -75,6 +76,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
                  alpha=options.number(f"{get}model_args.lora_alpha"), targets=options.raw(f"{get}model_args.lora_target"),
                  dropout=options.number(f"{get}model_args.lora_dropout"), option="lora_target")  # fmt: skip
     reading.note("the actor's training is priced, not rollouts, reference or rewards")
+    name_task(reading, "dpo" if options.has("chosen_key", "rejected_key") else "")
     for role in (
         "critic",
         "teacher",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from meshwright.imports.interpolate import words_to_table
 from meshwright.imports.names import PLANNED, refuse_other
 from meshwright.imports.options import Options, flattened
@@ -15,6 +17,9 @@ EDITS = {"micro_batch": "micro_train_batch_size_per_gpu"}
 
 def is_command(program: str, words: list[str]) -> bool:
     """Whether a command trains with SkyRL, its own entry points or one that takes its fields."""
+    own = {"placement.num_gpus_per_node", "micro_train_batch_size_per_gpu", "optimizer_config.lr"}
+    if len(own & {word.lstrip("+").partition("=")[0] for word in words}) > 1:
+        return True  # its supervised trainer, started by a program of somebody's own
     return program.startswith(("skyrl.", "skyrl_train.")) or any(
         word.lstrip("+").startswith(("trainer.policy.model.path=", "trainer.policy_mini_batch_size=")) for word in words
     )  # fmt: skip
@@ -26,7 +31,7 @@ def read_words(program: str, words: list[str], given: Given) -> Reading:
     Raises:
         SpecError: it does not train a decoder of text, or a value cannot be.
     """
-    if "inference" in program:
+    if re.search(r"inference|(?:^|[._])serve|generate$", program):
         raise SpecError("program", program, "serves; it does not train")
     options = Options(flattened(words_to_table(words)), absent=("auto", "null"))
     options.guessing = given.guess

@@ -8,16 +8,19 @@ from typing import Any
 
 from meshwright.imports.formats import easyr1
 from meshwright.imports.formats import verl_engines as engines
-from meshwright.imports.hydra_defaults import own_configuration, with_defaults
+from meshwright.imports.hydra_defaults import chosen, own_configuration, with_defaults
 from meshwright.imports.interpolate import merged, resolved, words_to_table
 from meshwright.imports.names import model_named
-from meshwright.imports.options import Options, flags_of, flattened
+from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import weights_alone
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
+
+_PREPARES = re.compile(r"generation|eval|merger|(?:pre|data_)process|download|convert")
+"""Programs of verl's and of its recipes that train nothing."""
 
 
 def read_verl(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:
@@ -26,15 +29,14 @@ def read_verl(program: str, words: list[str], given: Given, folder: Path | None)
     Raises:
         SpecError: it does not train, or a value cannot be.
     """
-    if any(word in program for word in ("generation", "eval", "model_merger", "preprocess")):
+    if _PREPARES.search(program):
         raise SpecError("file", program, "does not train; a training command is expected")
     if easyr1.is_command(words):
         return easyr1.read_words(words, given, folder)
     data = words_to_table(words)
     said = set(flattened(data))
-    flags = flags_of([w for w in words if w.startswith("--")])
-    named = str(flags.get("config-name", ""))
-    path = own_configuration(program, flags, named, folder)
+    named = chosen(words)[1]
+    path = own_configuration(program, words, folder)
     if path is not None:
         groups = {name: value for name, value in data.items() if isinstance(value, str)}
         data = merged(with_defaults(path, chosen=groups), data)
@@ -113,12 +115,11 @@ def read_verl_data(
 
 
 _ACTOR = "actor_rollout_ref.actor."
-_SFT_NAMES = {
-    "model.": "actor_rollout_ref.model.",
-    "engine.": f"{_ACTOR}fsdp_config.",
-    "optim.": f"{_ACTOR}optim.",
-}
-"""Tables of a supervised run, and what a policy's are called."""
+
+
+def _sft_names(engine: str) -> dict[str, str]:
+    """Tables of a supervised run, and what a policy's are called."""
+    return {"model.": "actor_rollout_ref.model.", "engine.": f"{_ACTOR}{engine}.", "optim.": f"{_ACTOR}optim."}  # fmt: skip
 
 
 def _verl_sft(options: Options, reading: Reading, program: str) -> None:
@@ -128,17 +129,25 @@ def _verl_sft(options: Options, reading: Reading, program: str) -> None:
     )
     reading.global_batch = options.whole("data.train_batch_size", default=256)
     again = options.flag("model.enable_gradient_checkpointing", default=True)
-    sp = 1
-    if _is_megatron_engine(options):
+    sp, engine = 1, engines.sft_engine(options)
+    options.spoken = _sft_names("fsdp_config" if engine == "fsdp" else engine)
+    if engine == "megatron":
         engines.megatron_layout(options, reading, "engine.", "optim.", _model(reading))
-    else:
+    elif engine == "fsdp":
         sp = _sft_sharding(options, reading, again)
-        options.spoken = _SFT_NAMES
+        engines.optimizer(options, reading, "optim.")
+    else:
+        if engine == "veomni":
+            engines.veomni_layout(options, reading, "engine.", "model.")
+        else:
+            engines.torchtitan_layout(options, reading, "engine.")
+        sp = reading.layout["cp"]
         engines.optimizer(options, reading, "optim.")
     _verl_adapters(options, reading, "model.")
     if options.raw("engine.reshard_after_forward") in (False, "False", "false"):
         reading.layout["zero"] = 2
-    reading.shard = max(0, int(options.number("engine.fsdp_size", default=-1)))
+    if engine == "fsdp":
+        reading.shard = max(0, int(options.number("engine.fsdp_size", default=-1)))
     if "bf" in options.word("engine.model_dtype", default="fp32"):
         reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
         weights_alone(reading.job, sharded=True)
@@ -158,12 +167,6 @@ def _verl_sft(options: Options, reading: Reading, program: str) -> None:
         reading.offload |= {"optimizer", "parameters"}
     if options.flag("model.use_remove_padding", "use_remove_padding"):
         reading.job["document_masking"] = True
-
-
-def _is_megatron_engine(options: Options) -> bool:
-    """Whether verl's SFT trainer runs on Megatron: its engine's group, or a field that only that one has."""
-    chosen = options.word("engine", "engine._group_", "engine.strategy")
-    return chosen == "megatron" or options.has("engine.tensor_model_parallel_size", "engine.pipeline_model_parallel_size")  # fmt: skip
 
 
 def _sft_sharding(options: Options, reading: Reading, again: bool) -> int:
@@ -197,18 +200,27 @@ def _verl_actor(options: Options, reading: Reading) -> None:
             options, reading, f"{_ACTOR}megatron.", f"{_ACTOR}optim.", _model(reading)
         )
     else:
-        lays_out = {"veomni": engines.veomni_layout, "torchtitan": engines.torchtitan_layout}
-        lays_out.get(engine, engines.fsdp_layout)(options, reading, _ACTOR)
+        if engine == "veomni":
+            engines.veomni_layout(options, reading, f"{_ACTOR}veomni.")
+        elif engine == "torchtitan":
+            engines.torchtitan_layout(options, reading, f"{_ACTOR}torchtitan.")
+        else:
+            engines.fsdp_layout(options, reading, _ACTOR)
         engines.optimizer(options, reading, f"{_ACTOR}optim.")
     table = "fsdp_config" if engine == "fsdp" else engine
     _between_phases(options, reading, f"{_ACTOR}{table}.")
     engines.model_switches(options, reading, "actor_rollout_ref.model.")
     _verl_adapters(options, reading, "actor_rollout_ref.model.")
     engines.beside_training(options, reading)
+    engines.critic(options, reading)
     apart = options.flag(f"{_ACTOR}use_kl_loss") or options.flag("algorithm.use_kl_in_reward")
-    moved = options.flag("actor_rollout_ref.ref.fsdp_config.param_offload")
-    reading.reference = apart and not moved
-    if options.flag("actor_rollout_ref.model.use_remove_padding"):
+    moved = options.flag(f"actor_rollout_ref.ref.{table}.param_offload")
+    adapted = "finetune" in reading.job  # the policy without its adapters is its own reference
+    reading.reference = apart and not moved and not adapted
+    name = "actor_rollout_ref.model.use_remove_padding"
+    if not options.has(name):
+        reading.guess(name, "is not set: on in today's verl (off in releases of 2025); on is taken")
+    if options.flag(name, default=True):
         reading.job["document_masking"] = True
 
 
@@ -233,6 +245,9 @@ def _verl_batch(options: Options, reading: Reading, engine: str) -> None:
     whole = options.whole(f"{_ACTOR}ppo_micro_batch_size")
     tokens = options.whole(f"{_ACTOR}ppo_max_token_len_per_gpu", default=16384)
     dynamic = options.flag(f"{_ACTOR}use_dynamic_bsz")
+    shared = options.whole(*(f"{_ACTOR}{name}" for name in _SHARED[engine]), default=1)
+    replicas = reading.hosts * reading.per_host // max(1, shared)
+    share = reading.global_batch // replicas if replicas and engine in ("fsdp", "veomni") else 0
     if whole and not micro:
         micro = max(1, whole // max(1, reading.hosts * reading.per_host))
         if samples > 1:
@@ -245,17 +260,16 @@ def _verl_batch(options: Options, reading: Reading, engine: str) -> None:
         reading.guess("--micro-batch", "no micro-batch is set, nor are they filled by tokens; 1 is taken")  # fmt: skip
     elif dynamic or not micro:
         # The bound holds per device; the ranks that share a sequence hold its tokens together.
-        shared = options.whole(
-            *(f"{_ACTOR}{name}" for name in _SHARED[engine]), default=1
-        )  # fmt: skip
         micro = max(1, tokens * max(1, shared) // reading.seq_len)
-        replicas = reading.hosts * reading.per_host // max(1, shared)
-        if replicas and engine in ("fsdp", "veomni") and reading.global_batch >= replicas:
-            micro = min(micro, reading.global_batch // replicas)  # no more than a replica's share
+        if share:
+            micro = min(micro, share)  # no more than a replica's share
         reading.guess(
             "--micro-batch",
             f"micro-batches are filled to {tokens} tokens; {micro} sequences are taken",
         )
+    if share and micro > share:
+        reading.guess("--micro-batch", f"a replica's share of a step is {share} sequences, fewer than the {micro} of a micro-batch; {share} are taken")  # fmt: skip
+        micro = share
     reading.micro_batch = micro
 
 

@@ -21,6 +21,22 @@ _RENAMED = {
 }
 
 
+_POLICY = "actor_rollout_ref.model."
+
+
+def sft_engine(options: Options) -> str:
+    """Which engine verl's SFT trainer runs on: its group, or a field that only one of them has."""
+    said = options.word("engine", "engine._group_", "engine.strategy")
+    told = next((one for one in ("megatron", "veomni", "torchtitan") if said == one), "")
+    if told or said.startswith("fsdp"):
+        return told or "fsdp"
+    if options.has("engine.tensor_model_parallel_size", "engine.pipeline_model_parallel_size"):
+        return "megatron"
+    if options.has("engine.ulysses_parallel_size", "engine.enable_full_shard", "engine.enable_fsdp_offload"):  # fmt: skip
+        return "veomni"
+    return "torchtitan" if options.has("engine.tensor_parallel_size", "engine.context_parallel_size") else "fsdp"  # fmt: skip
+
+
 def engine_of(options: Options, actor: str) -> str:
     """Which engine trains: `fsdp`, `megatron`, `veomni` or `torchtitan`."""
     said = options.word(f"{actor}strategy", "model_engine", default="")
@@ -126,18 +142,17 @@ def fsdp_layout(options: Options, reading: Reading, actor: str) -> None:
         reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
 
 
-def veomni_layout(options: Options, reading: Reading, actor: str) -> None:
-    """Sharding of verl's VeOmni engine.
+def veomni_layout(options: Options, reading: Reading, where: str, model: str = _POLICY) -> None:
+    """Sharding of verl's VeOmni engine, whose fields lie under `where` and the model's under `model`.
 
     Raises:
         SpecError: a value that cannot be.
     """
-    where = f"{actor}veomni."
     sp = options.whole(f"{where}ulysses_parallel_size", default=1) or 1
     whole = options.flag(f"{where}enable_full_shard", default=True)
     reading.layout = {
         "zero": 3 if whole else 2, "cp": sp, "ep": options.whole(f"{where}expert_parallel_size", default=1) or 1,
-        "recompute": _switched(options, reading),
+        "recompute": _switched(options, reading, model),
     }  # fmt: skip
     reading.shard = max(int(options.number(f"{where}fsdp_size", default=-1)), 0)
     if sp > 1:
@@ -146,13 +161,12 @@ def veomni_layout(options: Options, reading: Reading, actor: str) -> None:
         reading.offload |= {"optimizer", "parameters"}
 
 
-def torchtitan_layout(options: Options, reading: Reading, actor: str) -> None:
-    """Degrees of verl's torchtitan engine.
+def torchtitan_layout(options: Options, reading: Reading, where: str) -> None:
+    """Degrees of verl's torchtitan engine, whose fields lie under `where`.
 
     Raises:
         SpecError: a value that cannot be.
     """
-    where = f"{actor}torchtitan."
     degrees = {
         axis: options.whole(f"{where}{name}_parallel_size", default=1) or 1
         for axis, name in (
@@ -177,8 +191,8 @@ def torchtitan_layout(options: Options, reading: Reading, actor: str) -> None:
         reading.offload |= {"optimizer", "parameters"}
 
 
-def _switched(options: Options, reading: Reading) -> str:
-    name = "actor_rollout_ref.model.enable_gradient_checkpointing"
+def _switched(options: Options, reading: Reading, model: str = _POLICY) -> str:
+    name = f"{model}enable_gradient_checkpointing"
     if not options.has(name):
         reading.guess(name, "is not set: on in verl (off in its first releases); on is taken")
     return "full" if options.flag(name, default=True) else "none"
@@ -219,10 +233,28 @@ def beside_training(options: Options, reading: Reading) -> None:
             "distillation",
             f"a frozen teacher{f', {teacher[:60]},' if teacher else ''} answers on {options.whole('distillation.n_gpus_per_node') or 'its'} devices of its own; not priced",
         )
-    if not options.flag("actor_rollout_ref.rollout.free_cache_engine", default=True):
+    apart = not options.flag("actor_rollout_ref.hybrid_engine", default=True)
+    if apart:
+        reading.note("answers are generated on devices of their own; those that train are priced", "actor_rollout_ref.hybrid_engine")  # fmt: skip
+    elif not options.flag("actor_rollout_ref.rollout.free_cache_engine", default=True):
+        kept = options.number("actor_rollout_ref.rollout.gpu_memory_utilization", default=0.5)
         reading.unmodelled(
             "actor_rollout_ref.rollout.free_cache_engine",
-            "generation keeps its memory while the policy trains on the same devices; not priced",
+            f"generation keeps its memory, up to {kept:.0%} of each device, while the policy trains there; not priced",
         )
     if options.word("trainer.device", default="cuda") == "npu":
         reading.likely = "ascend-910b"
+
+
+def critic(options: Options, reading: Reading) -> None:
+    """Say that a critic trains beside the policy, or leave out the words for one that none asks for.
+
+    verl makes one where `critic.enable` says so, and else for generalised advantages, its default.
+    """
+    told = options.raw("critic.enable")
+    asked = options.flag("critic.enable") if told not in (None, "", "null") else options.word("algorithm.adv_estimator", default="gae").rsplit(".", 1)[-1] == "gae"  # fmt: skip
+    words = {name for name in options.values if name.startswith("critic.")}
+    if not asked:
+        options.read |= words
+    elif not words:
+        reading.unmodelled("algorithm.adv_estimator", "a critic of the policy's size trains, too, and is held beside it; the policy is priced")  # fmt: skip

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import program_beside
-from meshwright.imports.code.syntax import dotted, parse_python
 from meshwright.imports.formats.hf_launcher import one_process
-from meshwright.imports.hydra_defaults import with_defaults
+from meshwright.imports.hydra_defaults import chosen, of_program, with_defaults
 from meshwright.imports.interpolate import merged
 from meshwright.imports.launch import Launch
 from meshwright.imports.own import tables as own_tables
@@ -47,7 +44,7 @@ def read(
     for word in launch.words:  # `loss=dpo`: a group that says what it trains for
         if re.match(r"\+*(?:loss|method|algorithm|trainer|objective)=", word):
             name_task(reading, unmarked(word).partition("=")[2])
-    name_task(reading, _chosen(launch.words)[1])
+    name_task(reading, chosen(launch.words)[1])
     guessed = {one.option for one in reading.remarks if one.kind == "guess"}
     if "sharding" in guessed and (SHARDS.search(text) or COPIES.search(text)):
         reading.layout["zero"] = 3 if SHARDS.search(text) else 0
@@ -60,8 +57,8 @@ def read(
 
 def _settings(text: str, path: Path, words: list[str]) -> dict[str, Any] | None:
     """The tables that the program sees: the files of its `config_path`, the groups that words choose, words over both."""
-    where, name = _named(text)
-    said_where, said_name = _chosen(words)
+    where, name = of_program(text)
+    said_where, said_name = chosen(words)
     where, name = said_where or where, said_name or name
     root = (path.parent / where).resolve()
     file = root / f"{name.removesuffix('.yaml')}.yaml"
@@ -78,24 +75,3 @@ def _settings(text: str, path: Path, words: list[str]) -> dict[str, Any] | None:
             table = {part: table}
         data = merged(data, table)
     return data
-
-
-def _chosen(words: list[str]) -> tuple[str, str]:
-    """The folder and the name of the configuration that a command says; empty where it says none."""
-    split = [part for word in words for part in (word.split("=", 1) if word.startswith("--config-") else [word])]  # fmt: skip
-    where = name = ""
-    for flag, word in pairwise(split):
-        name = unmarked(word) if flag in ("--config-name", "-cn") else name
-        where = unmarked(word) if flag in ("--config-path", "-cp") else where
-    return where, name
-
-
-def _named(text: str) -> tuple[str, str]:
-    """The folder and the name of the configuration that `@hydra.main(…)` starts from."""
-    tree = parse_python(text)
-    for node in ast.walk(tree) if tree is not None else []:
-        if isinstance(node, ast.Call) and dotted(node.func).endswith("hydra.main"):
-            words = {one.arg: one.value for one in node.keywords}
-            values = [words[key].value if isinstance(words.get(key), ast.Constant) else "" for key in ("config_path", "config_name")]  # type: ignore[attr-defined]  # fmt: skip
-            return str(values[0] or "."), str(values[1] or "")
-    return "", ""

@@ -18,7 +18,7 @@ from meshwright.imports.shell.batch import batch_options, batch_variables
 from meshwright.imports.shell.builtins import BUILTINS, STARTERS, forget, starts_script
 from meshwright.imports.shell.conditions import test_command, truth
 from meshwright.imports.shell.files import changed_in_place
-from meshwright.imports.shell.output import counted_by_machine, printed_by, searched
+from meshwright.imports.shell.output import asks_for_npu, counted_by_machine, printed_by, searched
 from meshwright.imports.shell.redirect import herestring, joined, pipeline, redirected
 from meshwright.imports.shell.state import (
     MAX_DEPTH,
@@ -305,6 +305,10 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
         script.printed.append(output)
         return True
     base = posixpath.basename(name)
+    if asks_for_npu(words):
+        said = f"{' '.join(words)[:50]}"
+        script.doubts += [said] if said not in script.doubts else []
+        return False
     if base == "sed" and changed_in_place(script, words):
         return True
     if base in STARTERS and starts_script(script, words, environment):

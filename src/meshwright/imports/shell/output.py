@@ -71,6 +71,11 @@ def searched(script: Script, words: list[str]) -> bool | None:
     return None if text is None else found_in(text, ["-E"] * (words[0] == "egrep") + said)
 
 
+def asks_for_npu(words: list[str]) -> bool:
+    """Whether a command does nothing but ask whether PyTorch's plugin for Ascend is installed."""
+    return len(words) == 3 and re.fullmatch(r"(?:.*/)?python[\d.]*", words[0]) is not None and words[1] == "-c" and re.fullmatch(r"\s*import torch_npu\s*;?\s*", words[2]) is not None  # fmt: skip
+
+
 def formatted(words: list[str]) -> str:
     """What `printf` makes of a format and its values."""
     values = iter(words[1:])

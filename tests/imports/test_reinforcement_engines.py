@@ -1,0 +1,174 @@
+"""What frameworks of reinforcement learning say of their training half in ways found by comparing with their own classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.imports.files import import_text, read_any
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError
+
+_VERL = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B algorithm.adv_estimator=grpo "
+_WORDS = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 actor_rollout_ref.model.enable_gradient_checkpointing=True "
+
+
+def _read(text: str, name: str = "run.sh", folder: Path | None = None) -> Reading:
+    return read_any(text, name, Given(guess=True), folder)[0]
+
+
+def _said(reading: Reading, option: str) -> str:
+    return " ".join(one.text for one in reading.remarks if option in one.option)
+
+
+def test_the_probe_for_ascend_finds_none() -> None:
+    """A script that asks whether PyTorch has Ascend's plugin is read as on GPUs, whose branch it takes there."""
+    script = (
+        "DEVICE=${DEVICE:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}\n"
+        'case "$DEVICE" in gpu) mini=128 ;; npu) NPUS_PER_NODE=16; mini=64 ;; esac\n'
+        f"{_VERL}{_WORDS} actor_rollout_ref.actor.ppo_mini_batch_size=$mini\n"
+    )
+    reading = _read(script)
+    assert (reading.global_batch, reading.likely) == (128, "h100")
+    assert "import torch_npu" in _said(reading, "")
+
+
+@pytest.mark.parametrize("flag", ["--config-name mine", "--config-name=mine", "-cn mine"])
+def test_hydra_flags_in_two_words(tmp_path: Path, flag: str) -> None:
+    """The configuration that a command names, in its word or in the next, with what its `defaults` name."""
+    where = tmp_path / "verl" / "trainer" / "config"
+    where.mkdir(parents=True)
+    (where / "ppo_trainer.yaml").write_text("trainer: {nnodes: 1, n_gpus_per_node: 8}\ndata: {max_prompt_length: 512}\n")  # fmt: skip
+    (where / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\ntrainer: {n_gpus_per_node: 4}\ndata: {max_prompt_length: 2048, max_response_length: 6144}\n")  # fmt: skip
+    reading = _read(_VERL.replace("main_ppo", f"main_ppo {flag}") + _WORDS, folder=tmp_path)
+    assert (reading.world(), reading.seq_len) == (4, 8192)
+
+
+def test_configuration_of_a_recipe_by_its_program(tmp_path: Path) -> None:
+    """A recipe's own program names its configuration, which begins with verl's in another folder."""
+    (tmp_path / "verl" / "trainer" / "config").mkdir(parents=True)
+    (tmp_path / "verl" / "trainer" / "config" / "ppo_trainer.yaml").write_text("trainer: {n_gpus_per_node: 2}\nactor_rollout_ref: {rollout: {n: 3}}\n")  # fmt: skip
+    recipe = tmp_path / "recipe" / "mine"
+    (recipe / "config").mkdir(parents=True)
+    (recipe / "config" / "base.yaml").write_text("hydra: {searchpath: ['file://verl/trainer/config']}\ndefaults: [ppo_trainer, _self_]\nactor_rollout_ref: {actor: {ppo_mini_batch_size: 16}}\n")  # fmt: skip
+    (recipe / "main_mine.py").write_text('import hydra\n\n\n@hydra.main(config_path="config", config_name="base")\ndef main(config):\n    pass\n')  # fmt: skip
+    reading = _read(_VERL.replace("verl.trainer.main_ppo", "recipe.mine.main_mine") + _WORDS, folder=tmp_path)  # fmt: skip
+    assert (reading.world(), reading.global_batch) == (2, 48)
+
+
+def test_a_micro_batch_is_no_more_than_a_replicas_share() -> None:
+    reading = _read(f"{_VERL}{_WORDS.replace('gpu=2', 'gpu=8')} actor_rollout_ref.actor.ppo_mini_batch_size=32")  # fmt: skip
+    assert reading.micro_batch == 4
+    assert "fewer than the 8" in _said(reading, "--micro-batch")
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "said"),
+    [
+        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator", "a critic"),
+        ("critic.model.path=a/b algorithm.adv_estimator=grpo", "critic", ""),
+        ("actor_rollout_ref.rollout.free_cache_engine=False actor_rollout_ref.rollout.gpu_memory_utilization=0.6", "free_cache", "60%"),
+        ("actor_rollout_ref.rollout.free_cache_engine=False actor_rollout_ref.hybrid_engine=False", "free_cache", ""),
+        ("actor_rollout_ref.actor.strategy=veomni actor_rollout_ref.actor.veomni.mixed_precision=False", "mixed_precision", "width"),
+        ("actor_rollout_ref.actor.strategy=torchtitan actor_rollout_ref.actor.torchtitan.full_determinism=True", "full_determinism", "slower"),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_the_policy(words: str, option: str, said: str) -> None:
+    found = _said(_read(f"{_VERL}{_WORDS}{words}"), option)
+    assert said in found if said else not found
+
+
+@pytest.mark.parametrize(
+    ("words", "held"),
+    [
+        ("actor_rollout_ref.actor.use_kl_loss=True", True),
+        ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.model.lora_rank=8", False),
+        ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.ref.megatron.param_offload=True", False),
+    ],
+)  # fmt: skip
+def test_whether_the_reference_is_held(words: str, held: bool) -> None:
+    assert _read(f"{_VERL}{_WORDS}{words}").reference is held
+
+
+@pytest.mark.parametrize(
+    ("words", "layout"),
+    [
+        ("engine=veomni engine.ulysses_parallel_size=4 engine.expert_parallel_size=2", {"zero": 3, "cp": 4, "ep": 2}),
+        ("engine=torchtitan engine.tensor_parallel_size=2 engine.context_parallel_size=2", {"zero": 3, "tp": 2, "cp": 2}),
+        ("engine=megatron engine.tensor_model_parallel_size=4", {"zero": 1, "tp": 4}),
+    ],
+)  # fmt: skip
+def test_engines_of_supervised_runs(words: str, layout: dict[str, int]) -> None:
+    text = f"torchrun --nproc-per-node 8 -m verl.trainer.sft_trainer model.path=Qwen/Qwen3-8B data.train_batch_size=64 model.mtp.enable=True {words}"
+    reading = _read(text)
+    assert {name: reading.layout[name] for name in layout} == layout
+    assert "multi-token" in _said(reading, "model.mtp")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python3 -m recipe.mine.data_process --local_dir x\npython3 -m verl.trainer.main_eval data.path=x\n",
+        "deepspeed --module openrlhf.cli.train_ppo_ray --pretrain a/b --train_batch_size 8 --train_vlm\n",
+        "python3 -m openrlhf.cli.train_ppo_ray --pretrain a/b --train_batch_size 8 --training_mode eval_only\n",
+        "uv run -m skyrl.train.entrypoints.serve trainer.policy.model.path=Qwen/Qwen3-8B\n",
+    ],
+)
+def test_what_trains_nothing_that_is_planned(text: str) -> None:
+    with pytest.raises(SpecError, match="train"):
+        _read(text)
+
+
+def test_slime_on_fsdp() -> None:
+    words = (
+        "python3 train.py --actor-num-gpus-per-node 4 --train-backend fsdp --hf-checkpoint /root/Qwen3-4B --gradient-checkpointing "
+        "--rollout-batch-size 8 --n-samples-per-prompt 4 --rollout-max-response-len 4096 --use-dynamic-batch-size "
+        "--max-tokens-per-gpu 8192 --context-parallel-size 2 --fsdp-cpu-offload --advantage-estimator grpo\n"
+    )
+    found = import_text(words, "run.sh", Given(guess=True))
+    assert found.model.name == "qwen3-4b"
+    assert (found.layout.zero, found.layout.cp, found.layout.micro_batch, found.job.global_batch) == (3, 2, 4, 32)  # fmt: skip
+    assert found.offload == {"optimizer", "parameters"}
+
+
+def test_skyrl_started_by_another_program() -> None:
+    text = "python3 -m examples.mine model.path=Qwen/Qwen3-4B batch_size=16 micro_train_batch_size_per_gpu=2 placement.num_gpus_per_node=2 strategy=fsdp\n"
+    reading = _read(text)
+    assert (reading.format, reading.global_batch, reading.world()) == ("SkyRL command", 16, 2)
+
+
+def test_an_engine_of_areal_with_its_degrees_in_the_allocation() -> None:
+    text = (
+        "allocation_mode: sglang.d4p1t1+d2t2\ngconfig: {n_samples: 2, max_new_tokens: 1024}\ntrain_dataset: {batch_size: 8, max_length: 1024}\n"
+        "actor: {path: Qwen/Qwen3-4B, backend: fsdp, mb_spec: {max_tokens_per_mb: 4096}, optimizer: {type: adam, lr: 1.0e-6}}\n"
+    )
+    reading = _read(text, "run.yaml")
+    assert (reading.dp, reading.layout["tp"], reading.layout["zero"]) == (2, 2, 3)
+
+
+_BASE = (
+    "grpo: {num_prompts_per_step: 8}\ncluster: {num_nodes: 1, gpus_per_node: 8}\n"
+    "policy: {model_name: Qwen/Qwen3-8B, train_global_batch_size: 64, train_micro_batch_size: 1, max_total_sequence_length: 4096, "
+    "megatron_cfg: {enabled: true, pipeline_model_parallel_size: 2, activation_checkpointing: true, recompute_granularity: selective, "
+    "num_layers_in_first_pipeline_stage: 16, mtp_num_layers: 0, cuda_graph_impl: none, cuda_graph_modules: [attn]}}\n"
+)
+
+
+def test_nemo_rl_stages_and_what_is_recomputed() -> None:
+    reading = _read(_BASE, "run.yaml")
+    assert reading.layout["recompute"] == "selective"
+    assert reading.layout["stage_layers"] == (16, 20)
+    assert not _said(reading, "mtp_num_layers") + _said(reading, "cuda_graph")
+
+
+def test_nemo_rl_recipe_with_nothing_of_its_policy(tmp_path: Path) -> None:
+    """What generation takes of the one host, a value model and the task are said."""
+    (tmp_path / "base.yaml").write_text(_BASE)
+    more = "policy: {generation: {colocated: {enabled: false, resources: {gpus_per_node: 2}}}}\nvalue: {model_name: a/b}\n"
+    (tmp_path / "mid.yaml").write_text(f"defaults: base.yaml\n{more}")
+    reading = _read("defaults: ./mid.yaml\ncluster: {gpus_per_node: 4}\ndpo: {max_num_steps: 3}\n", "run.yaml", tmp_path)  # fmt: skip
+    assert (reading.world(), reading.task) == (2, "dpo")
+    assert "value model" in _said(reading, "value")
+    left = _read("defaults: gone.yaml\npolicy: {train_global_batch_size: 8}\ncluster: {num_nodes: 1}\n", "run.yaml", tmp_path)  # fmt: skip
+    assert "gone.yaml is not here" in _said(left, "defaults")
