@@ -26,6 +26,7 @@ from meshwright.imports.formats import (
     fast_llm,
     flagscale,
     hf,
+    hf_programs,
     hf_tables,
     hyperpod,
     levanter,
@@ -54,6 +55,7 @@ from meshwright.imports.formats import (
     torchtitan,
     torchtune,
     veomni,
+    wandb_sweep,
 )
 from meshwright.imports.formats import verl as hydra
 from meshwright.imports.inherited import whole_text
@@ -88,17 +90,12 @@ def read(
     if isinstance(stamped := data.get(STAMP_KEY), dict):
         stamp = read_stamp("\n".join(str(value) for value in stamped.values()))
     started = any(isinstance(data.get(key), str) for key in ("run", "command"))
-    if "apiVersion" in data or (started and not llm_foundry.is_config(data)):
-        return cloud.read(data, name, given, stamp, folder)
+    sweeps = wandb_sweep.is_config(data)
+    if sweeps or "apiVersion" in data or (started and not llm_foundry.is_config(data)):
+        return (wandb_sweep if sweeps else cloud).read(data, name, given, stamp, folder)
     refuse_other(data, text, name)
-    if deepspeed.is_config(data) and neox.is_part(data):
-        return neox.read(data, given), stamp
     if deepspeed.is_config(data):
-        reading = deepspeed.read(data, given)
-        if switched_on(folder, "LIGER"):
-            reading.job["loss"] = "liger"
-        _left_open(text, name, reading)
-        return reading, stamp
+        return _of_deepspeed(data, text, name, given, folder), stamp
     if bridge_tables.is_config(data):
         return bridge_tables.read(data, given, folder), stamp
     if bridge_saved.is_config(data):
@@ -175,7 +172,11 @@ def read(
         return reading, stamp
     if hyperpod.is_config(data):
         return hyperpod.read(_told(data, overrides), given, folder), stamp
-    if hf.is_trainer(data) or hf.is_trainer(hf_tables.nested(data)[1]):
+    if (
+        hf_programs.is_swift_table(data)
+        or hf.is_trainer(data)
+        or hf.is_trainer(hf_tables.nested(data)[1])
+    ):
         return hf_tables.read(data, given, folder, _trainer_title(data)), stamp
     refuse_part(data, name)
     if cloud.starts_training(data):
@@ -271,6 +272,17 @@ def _without_placeholders(text: str) -> str:
         r'\1"auto"',
         without_comments(text),
     )
+
+
+def _of_deepspeed(data: Data, text: str, name: str, given: Given, folder: Path | None) -> Reading:
+    """What DeepSpeed's JSON says, alone or with GPT-NeoX's words around it."""
+    if neox.is_part(data):
+        return neox.read(data, given)
+    reading = deepspeed.read(data, given)
+    if switched_on(folder, "LIGER"):
+        reading.job["loss"] = "liger"
+    _left_open(text, name, reading)
+    return reading
 
 
 def _left_open(text: str, name: str, reading: Reading) -> None:

@@ -27,7 +27,7 @@ _ENCODERS = re.compile(
     re.IGNORECASE,
 )
 _BOTH = re.compile(
-    r"(?:^|[_-])(?:m?t5|flan|(?:distil)?m?bart|pegasus|whisper|ul2|switch-(?:base|large|xxl|c))(?:[_-]|\d|$)",
+    r"(?:^|[_-])(?:(?:m|by|code|long|sci|vi|it|ar|ara|pile|umt|last|chem|mol|prot|bio|pt|indo|ru|k|ko)?t5p?|t0pp?|mt0|flan|(?:distil)?(?:m|pl|bio|vi|ko|hg)?bart(?:ez|pho)?|prophetnet|nllb|m2m100|opus-mt|marian|led-(?:base|large)|bigbird-pegasus|blenderbot|pegasus|whisper|ul2|switch-(?:base|large|xxl|c))(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
 _SEEING = re.compile(

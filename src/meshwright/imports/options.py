@@ -156,6 +156,7 @@ class Options:
         if self.guessing and unset(str(value)):
             self.guessed[self._name(names)] = (shown(str(value)), default)
             return default
+        _refuse_open(self._name(names), value)
         text = self._stated(names, str(value)).strip().replace("_", "").replace(",", "")
         scale = {"k": 1_000, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:].lower(), 1)
         try:
@@ -192,6 +193,7 @@ class Options:
         if self.guessing and unset(str(value)):
             self.guessed[self._name(names)] = (shown(str(value)), default)
             return default
+        _refuse_open(self._name(names), value)
         text = self._stated(names, str(value)).strip().lower()
         if text in _TRUE:
             return True
@@ -274,6 +276,16 @@ class Options:
             text = f"{shown(value)[:60]} is not understood (known: {expected}); the usual one is priced"
             if not any(one.option == option for one in reading.remarks):
                 reading.remarks.append(Remark("unread", option, text))
+
+
+def _refuse_open(name: str, value: Any) -> None:
+    """Refuse a value that OmegaConf would take out of the configuration that includes this one.
+
+    Raises:
+        SpecError: it is one.
+    """
+    if isinstance(value, str) and re.search(r"\$\{\w[\w.:]*\}", value):
+        raise SpecError(name, value, "takes model and batch from the configuration that includes it: import that one")  # fmt: skip
 
 
 _NAMES_A_MODEL = re.compile(r"model|pretrain|hf.checkpoint|config.name")

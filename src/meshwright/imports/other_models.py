@@ -64,6 +64,27 @@ def refuse_program(text: str, name: str) -> None:
         raise SpecError("file", name[-60:], f"trains a diffusion model: {PLANNED}")
 
 
+_LANGUAGE = re.compile(r"ForCausalLM|FastLanguageModel|FastModel\b|LMHeadModel|\bCausalLM")
+_CLASSES = (
+    ("an encoder-decoder", re.compile(r"\b(?:AutoModelForSeq2SeqLM|(?:M?T5|U?MT5|M?Bart|Pegasus|LED|ProphetNet|Marian)\w*ForConditionalGeneration|MarianMTModel|AutoModelForSpeechSeq2Seq)\b")),
+    ("a vision-language model", re.compile(r"\b(?:AutoModelForVision2Seq|AutoModelForImageTextToText|FastVisionModel|(?:Qwen\d*(?:_\d)?_?VL|Qwen\dVL|Llava|LlavaNext|PaliGemma|Idefics\d?|Mllama|SmolVLM|InternVL|Blip\d?|InstructBlip|Kosmos\d?|Florence\d?)\w*ForConditionalGeneration)\b")),
+)  # fmt: skip
+"""Classes of transformers' and Unsloth's that load something else than a decoder of text."""
+
+
+def refuse_other_classes(text: str, name: str) -> None:
+    """Refuse a program that loads its model by a class for something else, and none for language alone.
+
+    Raises:
+        SpecError: it does.
+    """
+    if _LANGUAGE.search(text):
+        return
+    for kind, classes in _CLASSES:
+        if classes.search(text):
+            raise SpecError("config", name.rpartition("/")[2][-60:], f"trains {kind}: {PLANNED}")
+
+
 def _texts(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [one for inner in value.values() for one in _texts(inner)]

@@ -14,7 +14,9 @@ from meshwright.imports.formats import hf, lightning
 from meshwright.imports.formats.hf_programs import trl_defaults
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
-from meshwright.imports.own.arguments import imported_settings, tables_beside
+from meshwright.imports.other_models import refuse_other_classes
+from meshwright.imports.own.arguments import tables_beside
+from meshwright.imports.own.imported import imported_settings
 from meshwright.imports.own.layers import lay_out
 from meshwright.imports.own.made_models import made_model
 from meshwright.imports.own.program_settings import (
@@ -70,6 +72,7 @@ def _refuse_other(text: str, name: str) -> None:
         r"^[^\S\n]+(?:mm_)?vision_tower\w*[^\S\n]*:|\bmodel\.config\.vision_config\b", text, re.M
     ):
         raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
+    refuse_other_classes(text, name)
     if re.search(r"\b\w+ForMaskedLM\b", text) and "CausalLM" not in text:
         raise SpecError("config", name, f"trains an encoder: {PLANNED}")
     if re.search(r"^[^\S\n]*from composer import\b", text, re.M) and re.search(r"OmegaConf|DictConfig", text):  # fmt: skip
@@ -109,7 +112,16 @@ def read(
     found = program_settings(
         text, name, said, imported_settings(text, folder), tables_beside(folder)
     )
-    kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open", "_heard")
+    kinds = (
+        "_python",
+        "_unsloth",
+        "_trainer",
+        "_larger",
+        "_shape",
+        "_open",
+        "_heard",
+        "_elsewhere",
+    )
     made = {key: found.pop(key, None) for key in kinds}
     _told(found, said or {}, made["_heard"] or set(), bool(made["_shape"]), name)
     for key, value in (found.pop("model_init_kwargs", None) or {}).items():
@@ -118,14 +130,11 @@ def read(
     reading = reading or Reading("Hugging Face Trainer program", options=dict(hf.EDITS))
     if re.search(r"CUDA_VISIBLE_DEVICES[\"']\]\s*=\s*[\"'](?:-1)?[\"']", text):
         reading.unmodelled("CUDA_VISIBLE_DEVICES", "hides every device: the run is on processors; the cluster's devices are priced")  # fmt: skip
-    if written:
-        reading.note("the program writes the one that trains; that one is read", "file")
+    _say_how_read(made, found, written, reading)
     named = str(found.get("model_name_or_path") or "")
     if made["_shape"] and given.model is None and model_named(named) is None:
         found.pop("model_name_or_path", None)  # where what it builds was saved, if anything
         _built(made["_shape"], reading)
-    for key in made["_larger"] or ():
-        reading.note("the program chooses between two values; the larger is taken", key)
     if made["_unsloth"]:
         found = UNSLOTH | found
         found.setdefault("target_modules", "all-linear")  # of `get_peft_model`, where none are said
@@ -170,6 +179,18 @@ def read(
     if made["_trainer"] not in (None, "", "sft"):
         name_task(reading, str(made["_trainer"]))
     return reading
+
+
+def _say_how_read(
+    made: dict[str, Any], found: dict[str, Any], written: bool, reading: Reading
+) -> None:
+    """What a reader should know of where the settings come from."""
+    if made["_elsewhere"] and not {"use_peft", "load_in_4bit", "load_in_8bit"} & set(found):
+        reading.guess("model", "is made in a file that is not followed: adapters, quantised weights or recomputation that it makes there are not seen")  # fmt: skip
+    if written:
+        reading.note("the program writes the one that trains; that one is read", "file")
+    for key in made["_larger"] or ():
+        reading.note("the program chooses between two values; the larger is taken", key)
 
 
 def _aside(found: dict[str, Any], reading: Reading) -> None:
@@ -267,11 +288,20 @@ def _by_library(text: str, found: dict[str, Any], reading: Reading) -> None:
         trl_defaults(found, reading)
 
 
+_TRAINED_WHOLE = ("lm_head", "embed_tokens")
+
+
 def _unsloth(found: dict[str, object], reading: Reading) -> None:
     """What Unsloth does by itself."""
     reading.devices = 1
     reading.note("Unsloth trains on one device", "FastLanguageModel")
     reading.job["loss"] = UNSLOTH_LOSS
+    targets = found.get("target_modules")
+    if isinstance(targets, list) and (whole := [one for one in targets if one in _TRAINED_WHOLE]):
+        # Unsloth trains these in full, as PEFT's `modules_to_save` (unsloth/models/llama.py).
+        found["target_modules"] = [one for one in targets if one not in _TRAINED_WHOLE]
+        saved = found.get("modules_to_save")
+        found["modules_to_save"] = [*(saved if isinstance(saved, list) else []), *whole]
     if not {"bf16", "fp16"} & set(found):
         found["bf16"] = True  # weights and arithmetic in 16 bits, whichever the device has
     asked = found.pop("use_gradient_checkpointing")

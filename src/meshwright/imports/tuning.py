@@ -65,6 +65,12 @@ def adapters(
     reading.job.pop("lora_rank", None)
 
 
+METHOD_NAMES = ("peft_type", "peft_method", "tuning_method", "adapter_config", "adapter_type", "adapter_method")  # fmt: skip
+"""How programs call the method that adapts their model."""
+VECTORS = r"prompt|prefix|p[-_]?tuning|(?<![a-z])cpt(?![a-z])|ia3|(?<![a-z])ln_?tuning|tokens"
+"""Methods of PEFT's and of AdapterHub's that train vectors."""
+
+
 def refuse_vectors(option: str, method: str) -> None:
     """Refuse a method of PEFT's that trains no matrices of the model.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from meshwright.exports.program_calls import given_back, of_text
+from meshwright.imports.code.branches import branches, ruled_out
 from meshwright.imports.code.operators import binary, compared, literal
 from meshwright.imports.code.syntax import dotted
 
@@ -73,11 +74,14 @@ class Known:
         }
         self.parameters: dict[str, Any] = {}
         """Of functions: what they are called with, or else their defaults."""
+        self._branches = branches(tree)
         nodes = sorted(
             (node for node in every if isinstance(node, (ast.stmt, ast.Call))),
             key=lambda node: (node.lineno, node.col_offset),
         )
         for node in nodes:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and self._never(node):
+                continue
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 self._assign(node.targets[0], node.value)
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
@@ -96,11 +100,25 @@ class Known:
         for function in self.functions.values():
             self._defaults(function)
         self._calls(nodes)
+        imported = {
+            name.asname or name.name
+            for one in every
+            if isinstance(one, ast.ImportFrom)
+            for name in one.names
+        }
         for name, value in (below or {}).items():  # of classes that it imports
             self.fields.setdefault(name, value)
+            if name in imported or "*" in imported:
+                self.names.setdefault(name, value)
         for node in nodes:  # once more, with what functions are called with
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and not self._never(node):
                 self._assign(node.targets[0], node.value)
+
+    def _never(self, node: ast.Assign | ast.AnnAssign) -> bool:
+        heard = set(self.heard)  # what decides a branch is not what a value comes from
+        out = ruled_out(node, self._branches, self.value)
+        self.heard = heard
+        return out
 
     def _calls(self, nodes: list[ast.stmt | ast.Call]) -> None:
         """Take what functions and classes of the program are called with."""

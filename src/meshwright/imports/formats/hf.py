@@ -162,6 +162,8 @@ def fill(
     if reading.model is None:
         refuse_other(reading.model_name)
     _refuse_seeing(options, reading)
+    if re.match(r"(?:zo|mezo|forward_grad)(?![a-z])", options.word("trainer", "trainer_type")):
+        raise SpecError("trainer", options.loose("trainer", "trainer_type"), "estimates gradients without a backward pass (zeroth-order): not modelled")  # fmt: skip
     micro = options.whole(
         "per_device_train_batch_size",
         "per_device_batch_size",
@@ -172,7 +174,7 @@ def fill(
     part = options.whole("micro_train_batch_size", "micro_batch_size")
     if options.has("per_device_train_batch_size") and 0 < part < micro and micro % part == 0:
         steps, micro = max(steps, 1) * micro // part, part  # a device's batch is taken in parts
-    total = options.whole("total_train_batch_size", "global_batch_size", "global_train_batch_size", "total_batch_size")  # fmt: skip
+    total = options.whole("total_train_batch_size", "global_batch_size", "global_train_batch_size", "total_batch_size", "effective_batch_size")  # fmt: skip
     reading.micro_batch = micro or reading.micro_batch or 8
     if not micro:
         reading.guess(
@@ -181,6 +183,15 @@ def fill(
         )
     reading.accumulation = steps or reading.accumulation or 1
     reading.global_batch = total or reading.global_batch
+    each = micro * steps
+    if (
+        total
+        and each
+        and total % each == 0
+        and not reading.world()
+        and "num_processes" not in options
+    ):
+        reading.devices = min(total // each, _MOST_DEVICES)
     sequences(options, reading)
     _precision(options, reading)
     sharding(options, reading, given, folder, script)
@@ -210,7 +221,15 @@ def fill(
 
 def _task(options: Options, reading: Reading) -> None:
     """What is trained for, by a stage's name or by options that one task has."""
-    name_task(reading, options.loose("stage", "rlhf_type", "training_stage"))
+    for told in (
+        "stage",
+        "rlhf_type",
+        "training_stage",
+        "training_method",
+        "train_method",
+        "algorithm",
+    ):
+        name_task(reading, options.loose(told))
     if options.word("stage") in ("sft", "pt"):
         return  # whatever another phase of the same file is told
     answers = options.has("max_completion_length") and not options.has("beta", "loss_type")
@@ -266,7 +285,10 @@ def _precision(options: Options, reading: Reading) -> None:
         if dtype in ("", "auto") and not options.has(
             "deepspeed", "deepspeed_config", "ds_config", "pure_bf16"
         ):
-            reading.note("neither bf16 nor fp16 is set: TrainingArguments compute in fp32", "bf16")
+            if reading.format == "TrainingArguments YAML":
+                reading.guess("bf16", "neither bf16 nor fp16 is set, and what reads this file may choose: fp32, TrainingArguments' own, is taken")  # fmt: skip
+            else:
+                reading.note("neither bf16 nor fp16 is set: TrainingArguments compute in fp32", "bf16")  # fmt: skip
     if options.flag("pure_bf16"):
         reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
 
@@ -290,6 +312,8 @@ def _loaded_in_16_bits(options: Options, reading: Reading) -> None:
         reading.note("weights are loaded in bf16: neither they nor AdamW's state have a 32-bit copy", "torch_dtype")  # fmt: skip
 
 
+_MOST_DEVICES = 1024
+"""More devices than any fine-tuning takes that states all three batches."""
 _SWITCHES = ("use_flash_attn", "use_flash_attention_2", "use_flash_attn_2")
 """FlashAttention 2 as an option of its own."""
 
@@ -316,6 +340,8 @@ def _memory(options: Options, reading: Reading) -> None:
         reading.guess("use_flash_attention_2", "is off: transformers since 4.36 take PyTorch's fused attention then, which is priced; older ones keep all scores")  # fmt: skip
     if options.flag("use_liger_kernel", "use_liger"):
         reading.job["loss"] = "liger"
+    elif options.word("loss_type") == "chunked_nll":  # TRL's: no logits are kept
+        reading.job["loss"] = "chunked"
 
 
 def _packing(options: Options, reading: Reading) -> None:
@@ -323,9 +349,10 @@ def _packing(options: Options, reading: Reading) -> None:
     if named in (["huggingface"], "huggingface"):  # fms-hf-tuning's only way of it
         options.values["padding_free"] = True
     if options.flag("packing", "neat_packing", "pack", "padding_free"):
+        strategy = options.word("packing_strategy")
         reading.job["document_masking"] = options.flag(
-            "padding_free", "neat_packing", default=False
-        )
+            "padding_free", "neat_packing", default=strategy.startswith(("bfd", "ffd"))
+        )  # TRL's first two put whole documents together, "wrapped" cuts and mixes them
     elif options.has("packing"):
         reading.note(
             "sequences are padded to the longest of their batch; all are priced at full length",

@@ -6,7 +6,13 @@ import re
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
-from meshwright.imports.tuning import adapters, refuse_vectors, stored_by_name
+from meshwright.imports.tuning import (
+    METHOD_NAMES,
+    VECTORS,
+    adapters,
+    refuse_vectors,
+    stored_by_name,
+)
 
 
 def read_adapters(options: Options, reading: Reading) -> None:
@@ -15,9 +21,13 @@ def read_adapters(options: Options, reading: Reading) -> None:
     Raises:
         SpecError: a method that trains no matrices of the model.
     """
-    method = options.word("peft_type", default="lora")
-    if re.search(r"prompt|prefix|p_tuning|cpt|ia3|ln_?tuning|tokens", method):
-        refuse_vectors("peft_type", method)
+    named = next((one for one in METHOD_NAMES if options.has(one)), "peft_type")
+    method = options.word(named, default="lora")
+    if re.search(VECTORS, method) and options.flag("train_adapter", default=True):
+        refuse_vectors(named, method)
+    if options.has("pre_seq_len") and options.whole("pre_seq_len"):  # ChatGLM's P-tuning
+        refuse_vectors("pre_seq_len", "p-tuning")
+    method = method if named == "peft_type" else "lora"
     if method not in ("lora", "adalora"):
         reading.unmodelled("peft_type", f"{method} is not modelled; adapters of LoRA's shape are priced")  # fmt: skip
     if (
@@ -58,7 +68,7 @@ def read_adapters(options: Options, reading: Reading) -> None:
         default=quantises and not eight,
     )
     bits = 4 if four else 8 if eight else _bits(options)
-    if bits and not asked and not four and bits < 16:
+    if bits and not asked and not four and bits < 16 and not _adapts(options):
         reading.unmodelled("load_in_8bit" if eight else "quantization_bit", f"weights in {bits} bits do not train without adapters, and none are named; all weights are priced in 16 bits as trained")  # fmt: skip
     if asked and not four and stored_by_name(reading.model_name):
         bits = 4  # the checkpoint's weights are quantised, whatever the options say
@@ -85,6 +95,11 @@ def read_adapters(options: Options, reading: Reading) -> None:
         )  # fmt: skip
 
 
+def _adapts(options: Options) -> bool:
+    """Whether LLaMA-Factory's own word, or its default, makes adapters: its reader adds them afterwards."""
+    return "finetuning_type" in options or options.has("lora_target", "lora_rank")
+
+
 def _rank(options: Options, reading: Reading) -> int:
     """The adapters' rank; where nothing is said a program's is PEFT's own, 8, and the tools' 16."""
     rank = options.whole("lora_r", "lora_rank", "q_lora_r", "peft_lora_r")
@@ -96,8 +111,16 @@ def _rank(options: Options, reading: Reading) -> int:
     return usual
 
 
+_WIDTH_NAMES = ("quantization_mode", "quantization", "quantize", "quantize_mode", "load_in")
+"""How programs call the width of their frozen weights where they say it in a word."""
+
+
 def _bits(options: Options) -> int:
     """Bits of the frozen weights; ms-swift's `float8` is eight."""
+    word = next((one for one in map(options.word, _WIDTH_NAMES) if one), "")
+    width = re.fullmatch(r"(?:bnb[-_.]?)?(?:int|nf|fp)?([48])[-_]?b?(?:it)?s?", word)
+    if width is not None:  # `4bit`, `nf4`, `int8`
+        return int(width.group(1))
     names = ("quantization_bit", "quant_bits", "bits")
     for name in names:
         if str(options.values.get(name)).lower() in ("float8", "fp8"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 import re
 from pathlib import Path
@@ -24,6 +25,11 @@ def is_swift(program: str) -> bool:
     )
 
 
+def is_swift_table(data: dict[str, Any]) -> bool:
+    """Whether a table is the arguments of ms-swift: its tuner by its word beside a model and data."""
+    return bool({"tuner_type", "train_type"} & set(data)) and isinstance(data.get("model"), str)
+
+
 _QUANTISES = {
     "load_in_4bit",
     "load_in_8bit",
@@ -40,14 +46,7 @@ def set_defaults(
 ) -> None:
     """What programs on top of TrainingArguments set themselves where nothing is said."""
     if is_swift(program):
-        for old, new in _OLD_SWIFT.items():
-            if old in values:
-                values.setdefault(new, values.pop(old))
-        _swift_precision(values, reading)
-        if "gradient_checkpointing" not in values:
-            values["gradient_checkpointing"] = True
-            reading.note("is ms-swift's default, on", "--gradient_checkpointing")
-        chosen_tuner(values, reading)
+        swift_defaults(values, reading)
     elif deepspeed_chat.is_one(values, own):
         deepspeed_chat.settle(values, own, reading)
     elif posixpath.basename(program) == "qlora.py":
@@ -132,6 +131,31 @@ def _fastchat_defaults(base: str, values: dict[str, Any], reading: Reading) -> N
 
 _OLD_SWIFT = {"sft_type": "train_type", "batch_size": "per_device_train_batch_size"}
 """How ms-swift 2 called what ms-swift 3 and 4 call otherwise (swift/llm/utils/argument.py of 2.x)."""
+
+
+def swift_defaults(values: dict[str, Any], reading: Reading) -> None:
+    """What ms-swift takes where its command or its YAML says nothing (swift/trainers/arguments.py)."""
+    for old, new in _OLD_SWIFT.items():
+        if old in values:
+            values.setdefault(new, values.pop(old))
+    _swift_precision(values, reading)
+    if "gradient_checkpointing" not in values:
+        values["gradient_checkpointing"] = True
+        reading.note("is ms-swift's default, on", "--gradient_checkpointing")
+    micro = values.setdefault("per_device_train_batch_size", 1)
+    if "gradient_accumulation_steps" not in values and str(micro).isdigit() and int(micro) > 0:
+        if "global_batch_size" not in values and int(micro) < _SWIFT_BATCH:
+            world = reading.world()
+            steps = math.ceil(_SWIFT_BATCH / int(micro) / world) if world else 0
+            ours = "gradient_accumulation_steps" if steps else "global_batch_size"
+            values[ours] = steps or _SWIFT_BATCH
+        reading.note(f"is not set: ms-swift takes as many as make {_SWIFT_BATCH} samples of all devices", "--gradient_accumulation_steps")  # fmt: skip
+    if values.pop("packing", False) not in (False, "false", "False"):
+        values |= {"packing": True, "padding_free": True}  # its packed samples keep apart
+    chosen_tuner(values, reading)
+
+
+_SWIFT_BATCH = 16
 
 
 def _swift_precision(values: dict[str, Any], reading: Reading) -> None:

@@ -186,5 +186,5 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         reading.devices = processes  # what its launcher is to start
     if "tuner_type" in data or "train_type" in data:
         data = dict(data)
-        hf_programs.chosen_tuner(data, reading)
+        hf_programs.swift_defaults(data, reading)
     return hf.fill(Options(flattened(data)), reading, given, folder)

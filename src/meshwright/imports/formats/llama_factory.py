@@ -167,7 +167,7 @@ def _in_turn(options: Options, reading: Reading) -> None:
     # Weights wait in 16 bits; the layer whose turn it is has 32-bit weights and moments beside them.
     reading.job["precision"] = RECIPES["bf16"].model_dump()
     reading.job["optimizer"] = OPTIMIZERS["adamw"].model_dump()
-    _forget(reading, options, "use_badam")
+    _forget(reading, options, "use_badam", "bf16")
     reading.unmodelled(
         "use_badam", "a step takes less time than one that trains every layer, which is priced"
     )

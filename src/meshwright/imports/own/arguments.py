@@ -17,6 +17,10 @@ from meshwright.imports.shell.words import unmarked
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
+HEARS = re.compile(
+    r"\bfire\.Fire\(|\bFire\(|\btyper\.|\bclick\.option\(|\btyro\.cli\(|auto_cli\(|\bdefopt\.run\("
+)
+"""A program whose functions hear the command line by their parameters' names."""
 _PARSERS = ("HfArgumentParser", "TrlParser")
 _MOST_FILES = 12
 
@@ -31,7 +35,7 @@ def own_defaults(program: str, folder: Path | None) -> dict[str, Any]:
         tree = parse_python(text)
         if tree is None:
             return {}
-        if "add_argument(" in text:
+        if "add_argument(" in text or HEARS.search(text):
             return _declared(tree)
         return _imported_parsers(tree, path) if "import" in text else {}
     tree = parse_python(text)
@@ -96,30 +100,6 @@ def typed(value: Any) -> Any:
         with contextlib.suppress(ValueError):
             return kind(value)
     return unmarked(value)
-
-
-_SETTINGS = re.compile(r"Config$|Settings$|Args$|Arguments$|Params$|^config$|^settings$")
-
-
-def imported_settings(text: str, folder: Path | None) -> dict[str, Any]:
-    """What classes of settings say that a program makes and imports from a file at hand."""
-    tree = parse_python(text) if folder is not None else None
-    if tree is None:
-        return {}
-    made = {
-        ast.unparse(node.func) for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and not node.args and _SETTINGS.search(ast.unparse(node.func))
-    }  # fmt: skip
-    found: dict[str, Any] = {}
-    for node in tree.body:
-        if not (isinstance(node, ast.ImportFrom) and made & {one.name for one in node.names}):
-            continue
-        path = imported_file(node, folder) if folder is not None else None
-        inner = parse_python(read_text(path, "file")) if path is not None else None
-        for one in inner.body if inner is not None else []:
-            if isinstance(one, ast.ClassDef) and one.name in made:
-                found |= Known(ast.Module(body=[one], type_ignores=[])).fields
-    return found
 
 
 def tables_beside(folder: Path | None) -> Callable[[str], dict[str, Any] | None]:
@@ -189,7 +169,7 @@ def imported_file(node: ast.ImportFrom, folder: Path) -> Path | None:
         if path is not None and path.name == f"{parts[-1]}.py":
             return path
     # `transformers` or `trl` as a folder beside the program would be another project's own copy.
-    if parts[0] in _LIBRARIES:
+    if parts[0] in LIBRARIES:
         return None
     for place in (f"{named}/__init__.py", f"src/{named}/__init__.py"):
         path = beside(folder, place)
@@ -198,7 +178,7 @@ def imported_file(node: ast.ImportFrom, folder: Path) -> Path | None:
     return None
 
 
-_LIBRARIES = frozenset({
+LIBRARIES = frozenset({
     "torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "numpy", "megatron", "nemo", "lightning", "litgpt", "jax", "flax",
 })  # fmt: skip
 

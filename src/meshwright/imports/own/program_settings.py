@@ -17,6 +17,7 @@ from meshwright.imports.code.names import Known, Larger
 from meshwright.imports.code.syntax import dotted, parse_python
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.layers import RECOMPUTES, adapted_layer
+from meshwright.imports.own.told_outside import OF_A_TABLE, refuse_told_outside
 from meshwright.imports.own.usual import NAMES
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
@@ -58,8 +59,8 @@ _CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_m
           "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset")  # fmt: skip
 _OTHERS = ("basicConfig", "GenerationConfig", "AutoConfig", "okenizer", "Processor", "parse_args", "TrainerState", "Callback",
            "Sampling")  # fmt: skip
-MAGIC = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.M)
-"""A notebook's line for its shell or itself, with the lines that continue it."""
+MAGIC = re.compile(r"^([ \t]*)(?:!(?!=)|%(?=%?[A-Za-z]))(?:.*\\\n)*.*$", re.M)
+"""A notebook's line for its shell or itself, with the lines that continue it; `!=` and `% x` go on with an expression."""
 
 
 def program_settings(
@@ -75,7 +76,8 @@ def program_settings(
     kind its first trainer is (`dpo`; empty: transformers' own), `_larger` which settings it chooses
     between two numbers by what only its machine knows: the larger is taken; `_shape` the class of
     transformers' that describes a model which it builds, with its arguments; `_open` settings that it computes
-    from what only its run knows, by the expression; `_heard` the names of its command line that any of it came from.
+    from what only its run knows, by the expression; `_heard` the names of its command line that any of it came from, `_elsewhere` whether
+    its model is made in another file.
 
     Args:
         said: what its command line says, by the names of its own options.
@@ -93,9 +95,7 @@ def program_settings(
     known.heard = set()
     found: dict[str, Any] = {"_python": True}
     lengths = _from_calls(tree, known, found)
-    for key in ("model_name", "model"):
-        if isinstance(found.get(key), str):
-            found.setdefault("model_name_or_path", found.pop(key))
+    _name_model(found, text)
     if not found.get("model_name_or_path") and (shape := _shape_file(tree, known)):
         found["model_name_or_path"] = shape
     if known.is_parsed:  # its dataclasses are its command line, under the same names
@@ -120,20 +120,16 @@ def program_settings(
         found.setdefault("gradient_checkpointing", True)
     if said is not None:
         found["_heard"] = known.heard
-    silent = all(key.startswith("_") or key in _SAY_LITTLE for key in found)
-    if silent and "_unsloth" not in found and re.search(r"\w+_args\b|\bcfg\.|\bconfig\.", text):
-        raise SpecError("config", name, _TOLD.format("what calls it"))
-    opened = [one for one in (found.get("_open") or {}).values() if _OF_A_TABLE.match(one)]
-    if opened and "model_name_or_path" not in found and "_unsloth" not in found:
-        raise SpecError("config", name, _TOLD.format("its configuration"))
-    tabled = found.pop("_tabled", False) and _LOADS.search(text)
-    if tabled and not {"model_name_or_path", "_unsloth", "_shape"} & set(found):
-        raise SpecError("config", name, _TOLD.format("its configuration"))
-    if not {"model_name_or_path", "per_device_train_batch_size"} & set(found):
-        _refuse_parts(text, name)
-        if re.search(r"_batch_size\s*=\s*(?:\w+\.)*(?:args|config|cfg)\b", text):
-            raise SpecError("config", name, _TOLD.format("what calls it"))
+    refuse_told_outside(text, name, tree, found)
     return found
+
+
+def _name_model(found: dict[str, Any], text: str) -> None:
+    """Put the model's name where TrainingArguments' programs have it, and say whether the program makes the model itself."""
+    found["_elsewhere"] = "model" not in found and _LOADS_MODEL.search(text) is None
+    for key in ("model_name", "model"):
+        if isinstance(found.get(key), str):
+            found.setdefault("model_name_or_path", found.pop(key))
 
 
 def _where_silent(found: dict[str, Any], known: Known, lengths: list[Any]) -> None:
@@ -192,7 +188,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             plain = isinstance(keyword.value, ast.Constant)
             if keyword.arg == "per_device_train_batch_size":
                 found.setdefault(
-                    "_tabled", bool(_OF_A_TABLE.search(ast.unparse(keyword.value)[:400]))
+                    "_tabled", bool(OF_A_TABLE.search(ast.unparse(keyword.value)[:400]))
                 )
             if keyword.arg in ("optimizers", "optimizer_cls_and_kwargs"):
                 found |= _optimizer(keyword.value, tree)
@@ -255,8 +251,10 @@ def _shape_file(tree: ast.Module, known: Known) -> str:
 _TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
                    "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim")  # fmt: skip
 """Settings that a reader must not take for absent where the program computes them."""
-_SAY_LITTLE = ("use_peft", "gradient_checkpointing", "device_map", "dataset_text_field", "report_to", "packing", "use_cache")  # fmt: skip
-"""Settings that a library of functions has, too, whose caller says the rest."""
+_LOADS_MODEL = re.compile(
+    r"(?<![oO]kenizer\.)(?<!rocessor\.)from_pretrained\(|from_config\(|ForCausalLM|LMHeadModel|\w+Model\(|model_init"
+)
+"""A program that makes its model in its own lines."""
 _OF_LOOPS = {
     "per_device_train_batch_size": ("per_device_train_batch_size", "micro_batch_size", "batch_size", "per_device_batch_size", "device_batch_size",
                                     "batch_size_per_gpu", "train_batch_size"),
@@ -275,30 +273,6 @@ def _of_a_loop(found: dict[str, Any], known: Known, below: Mapping[str, Any]) ->
         if isinstance(said, int) and not isinstance(said, bool):
             found.setdefault(key, said)
             known.heard.add(name)
-
-
-_OF_A_TABLE = re.compile(r"(?:\w+\()?\w*(?:cfg|conf|config|settings|params)\w*(?:\[|\.get\()")
-"""A value out of a table that the program reads from a file."""
-_LOADS = re.compile(r"\b(?:yaml\.\w{0,20}load|json\.load|OmegaConf\.load|toml\w{0,10}\.load)\(")
-"""A program that reads a table from a file: what it would take without one is not what it runs."""
-_TOLD = "takes model and batch from {}: give the script or the file that it is started with"
-
-
-def _refuse_parts(text: str, name: str) -> None:
-    """Refuse a program that names neither model nor batch and is told both from outside.
-
-    Raises:
-        SpecError: by its command line, or by what calls its functions.
-    """
-    whence = ""
-    if re.search(r"HfArgumentParser|TrlParser|parse_args", text):
-        whence = "its command line"
-    elif re.search(r"^class \w*Trainer\(", text, re.M) or not re.search(
-        r"(?<!class )\b(?:Training)?\w*(?:Arguments|Config)\(", text
-    ):
-        whence = "what calls it"
-    if whence:
-        raise SpecError("config", name, _TOLD.format(whence))
 
 
 def _parsed(text: str) -> ast.Module | None:

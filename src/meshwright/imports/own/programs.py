@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.launch import Launch
+from meshwright.imports.other_models import refuse_other_classes
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
 from meshwright.imports.own import usual
@@ -51,6 +52,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
         return None
     if _TESTS.search(text):
         return None
+    refuse_other_classes(text, name)
     parts = [text, *texts_beside(text, folder)]
     whole = "\n".join(parts)
     if _PRETRAINED.search(text) or _OTHER.search(whole) or not _LANGUAGE.search(whole):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
-from meshwright.imports.tuning import adapters
+from meshwright.imports.tuning import VECTORS, adapters, refuse_vectors
 
 _TUNERS = (
     "train_type",
@@ -26,6 +27,8 @@ _IN_BITS = ("load_in_4bit", "use_4bit", "load_in_8bit", "use_8bit")
 def adapt(options: Options, reading: Reading) -> None:
     """Take the adapters that options describe, or that weights in 4 or 8 bits cannot do without."""
     kind = next((one for one in map(options.word, _TUNERS) if one), "")
+    if re.search(VECTORS, kind):
+        refuse_vectors(next(one for one in _TUNERS if options.word(one) == kind), kind)
     ranks = ("lora_r", "lora_rank", "r")
     if options.has(*_QUANTISES) and not options.flag(*_QUANTISES):  # whatever stands in its tables
         options.values |= {name: False for name in _IN_BITS if name in options}

@@ -1,0 +1,60 @@
+"""Under which conditions a program sets its names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+Guards = tuple[tuple[ast.expr, bool], ...]
+"""Tests that a statement stands under, each with the branch that it stands in."""
+
+
+def branches(tree: ast.AST) -> dict[ast.stmt, tuple[Guards, frozenset[str]]]:
+    """Assignments that stand under conditions: these, and the parameters of their function that say a value by default."""
+    found: dict[ast.stmt, tuple[Guards, frozenset[str]]] = {}
+    waiting: list[tuple[ast.AST, Guards, frozenset[str]]] = [(tree, (), frozenset())]
+    while waiting:
+        node, guards, usual = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            guards, usual = (), _with_defaults(node)
+        if isinstance(node, ast.If):
+            waiting += [(one, (*guards, (node.test, True)), usual) for one in node.body]
+            waiting += [(one, (*guards, (node.test, False)), usual) for one in node.orelse]
+            continue
+        if guards and isinstance(node, (ast.Assign, ast.AnnAssign)):
+            found[node] = (guards, usual)
+        waiting += [
+            (one, guards, usual)
+            for one in ast.iter_child_nodes(node)
+            if not isinstance(one, ast.expr)
+        ]
+    return found
+
+
+def _with_defaults(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
+    """Parameters whose default is a plain value other than None."""
+    given = function.args
+    plain = given.args[len(given.args) - len(given.defaults) :]
+    pairs = [*zip(plain, given.defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]  # fmt: skip
+    return frozenset(
+        arg.arg
+        for arg, default in pairs
+        if isinstance(default, ast.Constant) and default.value is not None
+    )
+
+
+def ruled_out(
+    node: ast.Assign | ast.AnnAssign,
+    under: dict[ast.stmt, tuple[Guards, frozenset[str]]],
+    value: Callable[[ast.expr], Any],
+) -> bool:
+    """Whether a name is set in a branch that the program's own values rule out, or that an unknown condition
+    guards where the name is a parameter that says something by itself."""
+    guards, usual = under.get(node, ((), frozenset()))
+    told = [(value(test), branch) for test, branch in guards]
+    if any(said is not None and bool(said) != branch for said, branch in told):
+        return True
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    unknown = any(said is None for said, _branch in told)
+    return unknown and isinstance(target, ast.Name) and target.id in usual

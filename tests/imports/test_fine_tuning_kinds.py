@@ -1,0 +1,235 @@
+"""Kinds of fine-tuning files that were misread: each by a small file of our own."""
+
+from pathlib import Path
+
+import pytest
+from folders import GUESS
+
+from meshwright.imports.files import import_file, import_text
+from meshwright.imports.reading import Imported
+from meshwright.specs.errors import SpecError
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def notes(found: Imported) -> str:
+    return "\n".join(found.notes)
+
+
+ARGUMENTS = """model_name_or_path: Qwen/Qwen2.5-7B
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+learning_rate: 1e-5
+max_length: 2048
+bf16: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("pre_seq_len: 128\n", "vectors before the text"),
+        ("adapter_config: ia3\ntrain_adapter: true\n", "vectors before the text"),
+        ("peft_method: prefix_tuning\n", "vectors before the text"),
+        ("trainer: zo_adam\n", "without a backward pass"),
+    ],
+)
+def test_methods_without_matrices_or_gradients_are_refused(more, reason):
+    with pytest.raises(SpecError, match=reason):
+        import_text(ARGUMENTS + more, "run.yaml", GUESS)
+
+
+@pytest.mark.parametrize(
+    "name", ["Salesforce/codet5-base", "google/byt5-small", "facebook/nllb-200-600M"]
+)
+def test_encoder_decoders_by_name(name):
+    with pytest.raises(SpecError, match="encoder-decoder"):
+        import_text(ARGUMENTS.replace("Qwen/Qwen2.5-7B", name), "run.yaml", GUESS)
+
+
+def test_words_of_training_arguments_that_went_unread():
+    found = import_text(
+        ARGUMENTS + "training_method: DPO\neffective_batch_size: 16\n", "r.yaml", GUESS
+    )
+    assert (found.task, found.layout.world, found.job.global_batch) == ("dpo", 2, 16)
+    packed = import_text(
+        ARGUMENTS + "packing: true\npacking_strategy: bfd\nloss_type: chunked_nll\n",
+        "r.yaml",
+        GUESS,
+    )
+    assert (packed.job.document_masking, packed.job.loss) == (True, "chunked")
+    mixed = import_text(ARGUMENTS + "packing: true\npacking_strategy: wrapped\n", "r.yaml", GUESS)
+    assert not mixed.job.document_masking
+    four = import_text(
+        ARGUMENTS + "quantization: 4bit\nlora_r: 8\nuse_lora: true\n", "r.yaml", GUESS
+    )
+    assert four.job.finetune.storage == "nf4"
+    waits = import_text(ARGUMENTS + "llm_int8_enable_fp32_cpu_offload: true\n", "r.yaml", GUESS)
+    assert "wait on the host" in notes(waits)
+
+
+def test_a_value_of_the_configuration_around_it():
+    text = ARGUMENTS.replace("size: 4", "size: ${batch_size}")
+    with pytest.raises(SpecError, match="configuration that includes it"):
+        import_text(text, "run.yaml", GUESS)
+
+
+SWIFT = "model: Qwen/Qwen2.5-7B-Instruct\ntuner_type: lora\nlearning_rate: 1e-4\nmax_length: 2048\n"
+
+
+def test_ms_swift_s_own_counts_in_yaml_and_command():
+    found = import_text(SWIFT, "run.yaml", GUESS)
+    assert (found.layout.micro_batch, found.job.global_batch) == (1, 16)
+    assert (found.layout.recompute, found.job.precision.name) == ("full", "bf16")
+    command = (
+        "NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-7B-Instruct --train_type full "
+        "--max_length 2048 --packing true --lisa_activated_layers 2\n"
+    )
+    run = import_text(command, "run.sh", GUESS)
+    assert (run.layout.dp, run.layout.micro_batch, run.job.global_batch) == (4, 1, 16)
+    assert run.job.document_masking
+    assert "lisa_activated_layers" in notes(run)
+
+
+def test_llama_factory_quantises_under_its_default_adapters():
+    found = import_text(
+        "python src/train_bash.py --stage sft --model_name_or_path meta-llama/Llama-2-7b-hf "
+        "--lora_target q_proj,v_proj --finetuning_type lora --quantization_bit 4 "
+        "--per_device_train_batch_size 8 --cutoff_len 512 --bf16\n",
+        "run.sh",
+        GUESS,
+    )
+    assert found.job.finetune.storage == "nf4"
+    assert "do not train without adapters" not in notes(found)
+
+
+SWEEP = """program: run.py
+method: grid
+command:
+- ${env}
+- ${interpreter}
+- ${program}
+- ${args}
+- --model_name_or_path=Qwen/Qwen2.5-7B
+- --max_length=1024
+- --use_lora
+parameters:
+  per_device_train_batch_size:
+    value: 4
+  lora_r:
+    values: [32, 64]
+"""
+
+
+def test_a_sweep_s_command():
+    found = import_text(SWEEP, "sweep.yaml", GUESS)
+    assert (found.layout.micro_batch, found.job.finetune.rank) == (4, 32)
+    assert "several values of lora_r" in notes(found)
+
+
+PROGRAM = """
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+from peft import LoraConfig, get_peft_model
+{top}
+
+def train(model_name: str = "Qwen/Qwen2.5-7B", optim: str = "adamw_bnb_8bit", cutoff: int = 512):
+    use_cuda = torch.cuda.is_available()
+    if not use_cuda and "bnb" in optim:
+        optim = "adamw_torch"
+    model = AutoModelForCausalLM.from_pretrained(model_name)
+    model = get_peft_model(model, LoraConfig(r={rank}, target_modules=["q_proj"]))
+    args = TrainingArguments(output_dir="out", per_device_train_batch_size=2, optim=optim, bf16=True)
+    Trainer(model=model, args=args).train()
+
+{bottom}
+"""
+
+
+def test_a_parameter_set_again_where_no_device_is():
+    text = PROGRAM.format(top="", rank=8, bottom="import fire\nfire.Fire(train)")
+    found = import_text(text, "train.py", GUESS)
+    assert found.job.optimizer.name == "adam8bit"
+
+
+@pytest.mark.parametrize(
+    ("top", "rank", "module"),
+    [
+        ("from settings import RANK", "RANK", "RANK = 48\n"),
+        ("import settings", "settings.RANK", "RANK = 48\n"),
+        ("from settings import cfg", "cfg.RANK", "class Config:\n    RANK: int = 48\ncfg = Config()\n"),
+    ],
+)  # fmt: skip
+def test_settings_imported_from_a_file_at_hand(tmp_path: Path, top, rank, module):
+    written(tmp_path, "settings.py", module)
+    path = written(tmp_path, "train.py", PROGRAM.format(top=top, rank=rank, bottom="train()"))
+    assert import_file(path, GUESS).job.finetune.rank == 48
+
+
+def test_the_words_that_fire_hands_to_a_function(tmp_path: Path):
+    written(
+        tmp_path, "tune.py", PROGRAM.format(top="", rank=8, bottom="import fire\nfire.Fire(train)")
+    )
+    path = written(
+        tmp_path, "run.sh", "python tune.py --per_device_train_batch_size 2 --max_length 512\n"
+    )
+    found = import_file(path, GUESS)
+    assert found.job.optimizer.name == "adam8bit"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("from transformers import AutoModelForSeq2SeqLM, Trainer, TrainingArguments\n"
+         "model = AutoModelForSeq2SeqLM.from_pretrained(name)\nTrainer(model, TrainingArguments(per_device_train_batch_size=2))\n",
+         "encoder-decoder"),
+        ("from transformers import AutoModelForVision2Seq, Trainer, TrainingArguments\n"
+         "model = AutoModelForVision2Seq.from_pretrained(name)\nTrainer(model, TrainingArguments(per_device_train_batch_size=2))\n",
+         "vision-language"),
+        ("from trl import SFTTrainer\nfrom transformers import TrainingArguments\n"
+         "def fit(model, data, options):\n    SFTTrainer(model=model, args=TrainingArguments(per_device_train_batch_size=options.size)).train()\n",
+         "takes model and batch from"),
+    ],
+)  # fmt: skip
+def test_programs_of_other_models_or_of_their_callers(text, reason):
+    with pytest.raises(SpecError, match=reason):
+        import_text(text, "train.py", GUESS)
+
+
+def test_a_model_from_a_file_that_is_not_followed_is_said():
+    text = (
+        "from trl import SFTTrainer, SFTConfig\nfrom helpers import load\nimport argparse\n"
+        "p = argparse.ArgumentParser()\np.add_argument('--model_name', default='Qwen/Qwen2.5-7B')\n"
+        "a = p.parse_args()\nmodel = load(a.model_name)\n"
+        "SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2, max_length=512)).train()\n"
+    )
+    assert "made in a file that is not followed" in notes(import_text(text, "t.py", GUESS))
+
+
+UNSLOTH = """
+from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Qwen2.5-7B", load_in_4bit=False)
+model = FastLanguageModel.get_peft_model(model, r=8, target_modules=["q_proj", "lm_head", "embed_tokens"])
+if (1
+    != 2):
+    SFTTrainer(model, args=SFTConfig(per_device_train_batch_size=2)).train()
+"""
+
+
+def test_unsloth_trains_head_and_embedding_whole():
+    found = import_text(UNSLOTH, "t.py", GUESS).job.finetune
+    assert (found.targets, sorted(found.train)) == (("q",), ["embedding", "head"])
+
+
+def test_a_notebook_whose_lines_begin_with_an_operator():
+    import json
+
+    cells = [
+        {"cell_type": "code", "source": "%pip install \\\n  unsloth"},
+        {"cell_type": "code", "source": UNSLOTH},
+    ]
+    found = import_text(json.dumps({"cells": cells, "nbformat": 4}), "t.ipynb", GUESS)
+    assert found.job.finetune.rank == 8
