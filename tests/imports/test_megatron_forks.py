@@ -120,3 +120,17 @@ def test_flagscale_s_programs_of_images_are_refused():
     for program in ("train_llava.py", "train_qwen2_5_vl.py"):
         with pytest.raises(SpecError, match="images"):
             import_text(FLAGSCALE.replace("PROGRAM", program), "train.yaml", GIVEN)
+
+
+def test_what_epfl_s_fork_leaves_out_is_no_bias_and_no_tie():
+    words = "--use_rms_norm --glu_activation swiglu --no_tie_embed_logits --position_embedding_type rotary --num_attention_heads_kv 4"
+    found = read(words)
+    model = found.model
+    assert (model.ffn_bias, model.qkv_bias, model.tied_embeddings) == (False, False, False)
+    assert (model.norm, model.kv_heads, model.gated) == ("rmsnorm", 4, True)
+    assert found.format == "Megatron-LM script"
+
+
+def test_an_option_beside_one_that_decides_alone_is_understood():
+    found = read("--add-qkv-bias --use-rmsnorm --normalization RMSNorm")
+    assert [one for one in found.remarks if one.kind == "unread"] == []

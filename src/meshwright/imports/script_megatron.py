@@ -50,6 +50,8 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     flags = flags_of(launch.words)
     flags = _of_yaml(script, folder, flags)
     flags = _own_llama(launch.program, folder) | flags
+    if any(name in flags for name in _EPFL):
+        flags = _of_epfl(flags)
     options = Options(flags, "--")
     open_words = [name for word in launch.words for name in unset(word)]
     if not flags and open_words:
@@ -71,7 +73,7 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     dialect = "megatron"
     if any(name in flags for name in _DEEPSPEED) or "deepspeed" in " ".join(launch.launcher[:3]):
         dialect = "megatron-deepspeed"
-    elif any(name in flags for name in _BLOOM):
+    elif any(name in flags for name in _BLOOM) and not any(name in flags for name in _EPFL):
         dialect = "bloom"
     config = None
     named = options.loose("deepspeed-config", "deepspeed_config")
@@ -130,6 +132,26 @@ def _own_llama(program: str, folder: Path | None) -> dict[str, Any]:
     """Options that a fork builds into a model of its own, `LlamaModel`, by the program at hand that trains it."""
     path = program_beside(folder, program)
     return dict(_LLAMA) if path is not None and _OWN_LLAMA.search(read_text(path, "file")) else {}
+
+
+_EPFL = (
+    "no-tie-embed-logits",
+    "use-rms-norm",
+    "num-attention-heads-kv",
+    "lima-dropout",
+    "parallel-layernorm",
+)
+"""Options that only EPFL's Megatron-LLM has."""
+
+
+def _of_epfl(flags: dict[str, Any]) -> dict[str, Any]:
+    """Megatron-LLM's options in Megatron-LM's words: no linear layer has a bias unless it is asked for."""
+    made = {name: one for name, one in flags.items() if name != "no-tie-embed-logits"}
+    if "no-tie-embed-logits" in flags:
+        made["untie-embeddings-and-output-weights"] = True
+    if "use-bias" not in flags:
+        made["disable-bias-linear"] = True
+    return made
 
 
 _CHECKPOINTS = ("hf-checkpoint", "hf-model-id", "hf-model-path", "hf-path", "load-hf-model")

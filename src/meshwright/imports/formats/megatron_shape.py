@@ -54,9 +54,12 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
     if not 1 <= layers <= 10_000:
         raise SpecError("--num-layers", layers, "between 1 and 10000 layers are expected")
     gated, ffn = _ffn(options, hidden)
-    biased = not options.flag("disable-bias-linear") and options.flag("use-bias", default=True)
+    # Each is asked for on its own: what is not asked for counts as not understood.
+    unbiased, used = options.flag("disable-bias-linear"), options.flag("use-bias", default=True)
+    biased = used and not unbiased
+    of_queries = options.flag("add-qkv-bias", "qkv-bias", "add-bias-linear-qkv")
     norm = options.word("normalization", "norm-dtype", default="layernorm")
-    rms = norm == "rmsnorm" or options.flag("use-rmsnorm", "rms-norm", "RMSNorm")
+    rms = options.flag("use-rmsnorm", "use-rms-norm", "rms-norm", "RMSNorm") or norm == "rmsnorm"
     latent = _latent(options)
     positions = _positions(options)
     fields: dict[str, Any] = {
@@ -81,7 +84,7 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
         "embedding_norm": options.flag("embed-layernorm", "embedding-layernorm"),
         # With latent attention the flag norms the latents, which every such model has.
         "qk_norm": "head" if options.flag("qk-layernorm", "qk-norm") and not latent else "none",
-        "qkv_bias": biased or options.flag("add-qkv-bias", "qkv-bias", "add-bias-linear-qkv"),
+        "qkv_bias": biased or of_queries,
         "attention_out_bias": biased,
         "attention_sinks": options.word("softmax-type") == "learnable",
         "ffn_bias": biased,
@@ -150,6 +153,8 @@ def _refuse(options: Options) -> None:
 
 
 def _needed(options: Options, name: str) -> int:
+    if name not in options and options.has("use-checkpoint-args"):
+        raise SpecError(f"--{name}", None, "is in the checkpoint that the run starts from (--use-checkpoint-args): give --model")  # fmt: skip
     if name not in options:
         raise SpecError(
             f"--{name}", None, "Megatron-LM needs this flag to describe the model (or give --model)"
@@ -159,7 +164,7 @@ def _needed(options: Options, name: str) -> int:
 
 def _ffn(options: Options, hidden: int) -> tuple[bool, int]:
     activation = options.word("glu-activation")
-    gated = bool(activation) or options.flag("swiglu", "quick-geglu", "gated-linear-unit", "geglu")
+    gated = options.flag("swiglu", "quick-geglu", "gated-linear-unit", "geglu") or bool(activation)
     gated |= options.flag("swiglu-fusion")
     # Yuan's fork, known by the filter before its attention, keeps four widths with any activation.
     narrow = gated and not activation and not options.has("use-lf-gate", "lf-conv2d-group")
