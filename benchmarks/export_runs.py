@@ -183,6 +183,8 @@ def step(run: Run, steps: int) -> None:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "HF_ASSETS_PATH": name,  # no tokenizer is read: the rows are made
+            "DATA": "mock",
+            "CHECKPOINTS": str(folder / KEPT),
             "MEGATRON_CORE": str(VALIDATE / MEGATRONS[0]),
             "PYTHONPATH": os.pathsep.join(path),
             **run.environment,

@@ -82,6 +82,11 @@ def steps(job: Job) -> int:
     return max(1, round(job.token_budget / job.tokens)) if job.token_budget else STEPS
 
 
+def warmup(job: Job) -> int:
+    """Steps over which a learning rate rises: a hundredth of all, 2,000 at most."""
+    return min(max(1, steps(job) // 100), 2000)
+
+
 def tuning_rate(job: Job) -> float:
     """A learning rate to start from: 1e-5 where whole weights train, ten times it for adapters, as LLaMA-Factory's examples have."""
     return 1e-4 if job.finetune is not None and job.finetune.adapts else 1e-5

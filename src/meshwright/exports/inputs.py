@@ -102,6 +102,8 @@ def _folder(inputs: Inputs, asked: str) -> list[str]:
     return [*lines, *(["else", f'  INPUTS="$INPUTS {inputs.lost}"'] if inputs.lost else []), "fi"]
 
 
+TEXTS = "a data set of the hub with a text each (NAME or NAME:CONFIGURATION), or JSON lines"
+TOKENS = "folders of tokens that datatrove made, a folder of JSON lines, or a data set of the hub with a text each"
 _INDEXED = "prefixes of the data that tools/preprocess_data.py of Megatron-LM made"
 
 
@@ -149,3 +151,13 @@ def of_maxtext(model: Model) -> Inputs:
         f"checkpoint_period={SAVED_EVERY}",
         tokenizer=tokenizer_of(model),
     )
+
+
+def of_recipe(model: Model) -> Inputs:
+    """A torchtitan recipe reads what was filled in itself, and its tokenizer from HF_ASSETS_PATH."""
+    return Inputs(data=TEXTS)
+
+
+def of_nanotron(model: Model) -> Inputs:
+    """So does the program that completes nanotron's file."""
+    return Inputs(data=TOKENS, tokenizer=tokenizer_of(model))

@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import comment, learning_rate, steps
+from meshwright.exports.bundle import comment, learning_rate, steps, template, warmup
 from meshwright.exports.canonical import canonical
 from meshwright.exports.families import computes_otherwise
 from meshwright.exports.hf import ACTIVATIONS, hf_family
+from meshwright.exports.inputs import SAVED_EVERY, TOKENS
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.model_names import repository
@@ -50,13 +51,13 @@ def config(plan: Plan) -> dict[str, Any]:
     numerics = numerics_of(model)
     return {
         "checkpoints": {
-            "checkpoint_interval": 1000, "checkpoints_path": "checkpoints",
+            "checkpoint_interval": SAVED_EVERY, "checkpoints_path": "checkpoints",
             "checkpoints_path_is_shared_file_system": True, "resume_checkpoint_path": None,
             "save_initial_state": False,
         },
         "data_stages": [{
             "name": "Training", "start_training_step": 1,
-            # Its own random tokens: run_train.py ends where a data set is smaller than the run.
+            # Random tokens where nobody names others; nanotron ends where a data set is smaller than the run.
             "data": {"dataset": None, "num_loading_workers": 1, "seed": 42},
         }],
         "general": {
@@ -86,7 +87,7 @@ def config(plan: Plan) -> dict[str, Any]:
             "accumulate_grad_in_fp32": _wide(plan), "clip_grad": 1.0,
             "learning_rate_scheduler": {
                 "learning_rate": learning_rate(job), "lr_decay_starting_step": None, "lr_decay_steps": None,
-                "lr_decay_style": "cosine", "lr_warmup_steps": 2, "lr_warmup_style": "linear",
+                "lr_decay_style": "cosine", "lr_warmup_steps": warmup(job), "lr_warmup_style": "linear",
                 "min_decay_lr": 0.1 * learning_rate(job),
             },
             "optimizer_factory": {
@@ -118,7 +119,7 @@ def config(plan: Plan) -> dict[str, Any]:
 
 def notes(plan: Plan) -> tuple[str, ...]:
     """What the file leaves out of the model, or of its text, which costs nothing."""
-    found = ["data is nanotron's random tokens until data_stages names a data set of yours"]
+    found = []
     if _wide(plan) != (plan.job.precision.gradient_bytes >= 4):
         found.append(
             f"the plan prices gradients of {8 * plan.job.precision.gradient_bytes:g} bits; nanotron's have "
@@ -136,8 +137,12 @@ def notes(plan: Plan) -> tuple[str, ...]:
 
 
 def files(plan: Plan, command: str) -> dict[str, str]:
-    """`nanotron.yaml`."""
+    """`nanotron.yaml`, and the program that completes it and starts nanotron's own of the same name."""
     text = comment(plan, command, f"nanotron {VERSION}") + yaml.safe_dump(
         config(plan), sort_keys=False
     )
-    return {"nanotron.yaml": text}
+    stamp = comment(plan, command, f"nanotron {VERSION}").rstrip()
+    return {
+        "nanotron.yaml": text,
+        "run_train.py": template("run_train.py", {"STAMP": stamp, "ASKED": TOKENS}),
+    }

@@ -27,7 +27,16 @@ from meshwright.exports.bundle import Bundle, comment
 from meshwright.exports.cluster_files import CLAIM, HUB, disk_note
 from meshwright.exports.families import unknown_numbers
 from meshwright.exports.images import unfit
-from meshwright.exports.inputs import Inputs, note, of_bridge, of_maxtext, of_megatron, of_primus
+from meshwright.exports.inputs import (
+    Inputs,
+    note,
+    of_bridge,
+    of_maxtext,
+    of_megatron,
+    of_nanotron,
+    of_primus,
+    of_recipe,
+)
 from meshwright.exports.launch import Command, slurm_script, torchrun_script
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits, gradient_notes, require, unplannable
@@ -94,12 +103,12 @@ FRAMEWORKS: dict[str, Framework] = {
     "torchtitan": Framework(
         "torchtitan", torchtitan.VERSION, torchtitan.LIMITS, torchtitan.files,
         lambda plan: ("-m", "torchtitan.train", "--module", "recipe", "--config", "recipe"),
-        torchtitan.notes,
+        torchtitan.notes, of_recipe,
     ),
     "nanotron": Framework(
         "nanotron", nanotron.VERSION, nanotron.LIMITS, nanotron.files,
-        lambda plan: ('"${NANOTRON:-.}/run_train.py"', "--config-file", "nanotron.yaml"),
-        nanotron.notes,
+        lambda plan: ("run_train.py", "--config-file", "nanotron.yaml"),
+        nanotron.notes, of_nanotron,
     ),
     "megatron-bridge": Framework(
         "Megatron-Bridge", megatron_bridge.VERSION, megatron_bridge.LIMITS, _no_files,

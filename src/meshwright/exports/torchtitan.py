@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.bundle import comment, learning_rate, steps
+from meshwright.exports.bundle import comment, learning_rate, steps, warmup
 from meshwright.exports.canonical import canonical, even_split
+from meshwright.exports.inputs import SAVED_EVERY, TEXTS
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.model_names import repository
@@ -176,13 +177,17 @@ _RECIPE = '''"""A torchtitan recipe: python -m torchtitan.train --module recipe 
 {stamp}
 
 import os
+import random
 
+from datasets import Dataset, load_dataset
 from huggingface_hub import snapshot_download
+from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
-from torchtitan.components.optimizer import default_adamw
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 {imports}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.hf_datasets import DatasetConfig
+from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLoader
 from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.models.{module} import model_registry
 from torchtitan.trainer import Trainer
@@ -194,6 +199,37 @@ def tokenizer() -> str:
     return folder or snapshot_download({repository!r}, allow_patterns=["tokenizer*"])
 
 
+def texts(data):
+    """Documents with a text each: of a data set of the hub (NAME, or NAME:CONFIGURATION), of JSON lines, or made up."""
+    if data == "mock":
+        numbers = random.Random(0)
+        rows = [" ".join(str(numbers.randrange(10**6)) for _ in range(1000)) for _ in range(4096)]
+        return Dataset.from_dict({{"text": rows}})
+    if data.endswith((".json", ".jsonl", ".gz", ".zst")):
+        return load_dataset("json", data_files=data.split(), split="train", streaming=True)
+    name, _, configuration = data.partition(":")
+    return load_dataset(name, configuration or None, split="train", streaming=True)
+
+
+def dataloader() -> HuggingFaceTextDataLoader.Config:
+    """What DATA names, by torchtitan's own reader, which goes on where a checkpoint was made."""
+    data = os.environ.get("DATA")
+    if not data:
+        raise SystemExit("DATA: is not set: {asked}, or mock")
+    DATASETS["data"] = DatasetConfig(path=data, loader=texts, sample_processor=lambda row: row["text"])
+    return HuggingFaceTextDataLoader.Config(dataset="data")
+
+
+def checkpoint() -> CheckpointManager.Config:
+    """Every {saved} steps into CHECKPOINTS, whose newest one is read first."""
+    folder = os.environ.get("CHECKPOINTS", "none")
+    if folder in ("", "none"):
+        return CheckpointManager.Config(enable=False)
+    return CheckpointManager.Config(
+        enable=True, folder=folder, interval={saved}, keep_latest_k=2, last_save_model_only=False
+    )
+
+
 def recipe() -> Trainer.Config:
     """The plan as torchtitan's configuration."""
     model_spec = model_registry({registered})
@@ -202,7 +238,11 @@ def recipe() -> Trainer.Config:
         model_spec=model_spec,
         hf_assets_path=tokenizer(),
         optimizer=default_adamw(lr={rate}),
-        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
+        lr_scheduler=LRSchedulersContainer.Config(
+            warmup_steps={warmup}, decay_type="cosine", min_lr_factor=0.1
+        ),
+        dataloader=dataloader(),
+        checkpoint=checkpoint(),
         training=TrainingConfig(
 {training}
         ),
@@ -261,6 +301,9 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         else "",
         module=registered[0],
         rate=learning_rate(plan.job),
+        warmup=warmup(plan.job),
+        asked=TEXTS,
+        saved=SAVED_EVERY,
         registered=call,
         repository=_published(plan.model),
         training=arguments(training(plan)),

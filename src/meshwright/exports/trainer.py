@@ -13,7 +13,15 @@ from typing import Any
 import yaml
 
 from meshwright.exports import accelerate
-from meshwright.exports.bundle import STAMP_KEY, comment, learning_rate, stamp_data, steps, template
+from meshwright.exports.bundle import (
+    STAMP_KEY,
+    comment,
+    learning_rate,
+    stamp_data,
+    steps,
+    template,
+    warmup,
+)
 from meshwright.exports.canonical import canonical
 from meshwright.exports.hf import hf_config, layer_class
 from meshwright.exports.inputs import SAVED_EVERY
@@ -43,7 +51,7 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "learning_rate": learning_rate(job),
         "lr_scheduler_type": "cosine_with_min_lr",
         "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
-        "warmup_steps": max(1, steps(job) // 100),
+        "warmup_steps": warmup(job),
         "weight_decay": 0.1,
         "adam_beta1": 0.9,
         "adam_beta2": 0.95,
