@@ -265,8 +265,8 @@ def _asked_cluster(reading: Reading, given: Given, asked: list[SpecError]) -> Cl
             world, per_host
         )  # ten devices are two hosts of five, not two of eight
     hosts = max(1, -(-(world or 8) // per_host)) if world or not reading.hosts else reading.hosts
-    if not world and not reading.hosts:
-        per_host = _divides(reading, per_host)
+    if not world:
+        per_host = _divides(reading, per_host, hosts)
     offer = f"{reading.device or reading.likely}:{hosts}x{per_host}"
     if not reading.device and not _is_known(reading.likely):
         reading.note(f"it speaks of {reading.likely}, which is no preset", "--cluster")
@@ -305,12 +305,13 @@ def _most(reading: Reading) -> int:
     return 16 if device.startswith("trainium") else 4 if few else 8
 
 
-def _divides(reading: Reading, most: int) -> int:
-    """Devices of one host whose replicas share the batch that the file states evenly."""
-    batch, micro, inner = reading.global_batch, reading.micro_batch or 1, _inner(reading)
-    if not batch or batch % micro or inner > most:
+def _divides(reading: Reading, most: int, hosts: int) -> int:
+    """Devices of each host whose replicas share the batch that the file states evenly."""
+    micro, inner = reading.micro_batch or 1, _inner(reading)
+    batch = reading.global_batch or reading.batch_tokens // max(reading.seq_len, 1)
+    if not batch or batch % (micro * hosts) or inner > most:
         return most
-    return largest_divisor(batch // micro, most // inner) * inner
+    return largest_divisor(batch // micro // hosts, most // inner) * inner
 
 
 def _inner(reading: Reading) -> int:

@@ -255,7 +255,7 @@ def _parsed(text: str, name: str) -> Data:
             "known framework is expected",
         )
     if not isinstance(data, dict):
-        raise SpecError("file", name, "a table of named fields is expected")
+        raise SpecError("file", name, "describes no training run: it holds a list or a word; a table of named fields is expected")  # fmt: skip
     return data
 
 

@@ -65,6 +65,10 @@ _LAUNCHERS = (
 )
 
 
+_RUNNERS = "uv|poetry|pipenv|pdm|rye|pixi"
+"""What starts a program in an environment of its own."""
+
+
 @dataclass
 class Launch:
     """The training command of a script.
@@ -96,7 +100,7 @@ class Launch:
     def is_python_alone(self) -> bool:
         """Whether nothing but Python stands before the program: one process of one host."""
         words = " ".join(w for w in self.launcher if not w.startswith("-"))
-        return re.fullmatch(r"python[\d.]*", words) is not None
+        return re.fullmatch(rf"(?:(?:{_RUNNERS}) run )?python[\d.]*", words) is not None
 
     def starts_ranks(self) -> bool:
         """Whether a launcher of distributed training stands before the program."""

@@ -17,7 +17,7 @@ from meshwright.imports.options import Options
 from meshwright.imports.other_models import refuse_other_classes
 from meshwright.imports.own.arguments import tables_beside
 from meshwright.imports.own.imported import imported_settings
-from meshwright.imports.own.layers import lay_out
+from meshwright.imports.own.layers import SHARED_STEPS, lay_out
 from meshwright.imports.own.made_models import made_model
 from meshwright.imports.own.program_settings import (
     UNSLOTH,
@@ -61,9 +61,25 @@ def is_program(text: str) -> bool:
     if _LIBRARIES.search(text) is None:
         return False
     made = re.search(rf"Trainer\(|\bAccelerator\(|{_LOOP}", text)
+    if (
+        made is not None
+        and "Trainer" in made.group(0)
+        and "Arguments" not in text
+        and _is_own(text)
+    ):
+        return False
     return made is not None or (
         _LOADED.search(text) is not None and _STEPS.search(text) is not None
     )
+
+
+_OWN_TRAINER = re.compile(r"(?m)^[^\S\n]*from \.[\w.]* import [^\n]*\b(\w*Trainer)\b")
+
+
+def _is_own(text: str) -> bool:
+    """Whether every trainer that a program makes is of its own package."""
+    made = set(re.findall(r"(?<!class )\b(\w*Trainer)\(", text))
+    return bool(made) and made <= set(_OWN_TRAINER.findall(text))
 
 
 def _refuse_other(text: str, name: str) -> None:
@@ -109,7 +125,7 @@ def read(
     """
     text, written = _written(text)
     _refuse_other(text, name)
-    found = program_settings(
+    found = _narrowed(text) | program_settings(
         text, name, said, imported_settings(text, folder), tables_beside(folder)
     )
     kinds = (
@@ -162,7 +178,7 @@ def read(
         found.get("per_device_train_batch_size"),
         found.get("gradient_accumulation_steps"),
     )
-    if _SHARED_STEPS.search(text) and isinstance(micro, int) and isinstance(steps, int):
+    if SHARED_STEPS.search(text) and isinstance(micro, int) and isinstance(steps, int):
         found["global_batch_size"] = micro * steps
         del found["gradient_accumulation_steps"]
     _by_library(text, found, reading)
@@ -244,6 +260,15 @@ def _looped(text: str, said: dict[str, Any] | None, reading: Reading, alone: boo
         reading.layout["zero"] = 3
 
 
+def _narrowed(text: str) -> dict[str, Any]:
+    """In which width a loop of one's own computes, where it casts by itself."""
+    if not re.search(r"\bautocast\(", text) or re.search(
+        r"\bAccelerator\(|Trainer\(|Arguments\(", text
+    ):
+        return {}
+    return {"bf16": True} if "bfloat16" in text or "GradScaler" not in text else {"fp16": True}
+
+
 def _written(text: str) -> tuple[str, bool]:
     """The program that trains: the text itself, or a program that it holds as a text and writes."""
     tree = parse_python(text)
@@ -273,10 +298,6 @@ def _built(shape: tuple[str, list[tuple[str, Any]]], reading: Reading) -> None:
     reading.job["dropout"] = next((float(one) for one in dropped if one is not None), usual)
 
 
-_SHARED_STEPS = re.compile(
-    r"gradient_accumulation_steps\s*(?://=|=\s*gradient_accumulation_steps\s*//)\s*\w*world_size"
-)
-"""A program that divides its steps among the ranks: they are those of all ranks together."""
 _TRL_CONFIG = re.compile(r"\b(?:SFT|DPO|KTO|Reward|GRPO|RLOO)Config\(")
 
 

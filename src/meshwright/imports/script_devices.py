@@ -90,7 +90,7 @@ _MAKERS = (
     )),
     ("trainium1", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\bNEURON_(?:RT|CC|FUSE|CORES)|\bneuron-ls\b|\boptimum\.neuron\b|\bneuronx_distributed\b)")),
     ("gaudi2", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\boptimum\.habana\b|\bgaudi_spawn\.py\b|\bhabana_frameworks\b|\bGaudi(?:Config|TrainingArguments|Trainer)\b|--use_habana\b)")),
-    ("tpu-v5e", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\boptimum\.tpu\b|\btorch_xla\b|\bxla_spawn\.py\b)")),
+    ("tpu-v5e", re.compile(r"(?m)^(?![^\S\n]*#)(?:.*\b(?:optimum\.tpu|xla_spawn\.py)\b|\S.*\btorch_xla\b)")),
 )  # fmt: skip
 """What only a file for one maker's devices says; the first of a name is the device that is offered."""
 

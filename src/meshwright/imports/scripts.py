@@ -42,6 +42,7 @@ from meshwright.imports.options import Missing, flags_of
 from meshwright.imports.own import commands as usual_commands
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
+from meshwright.imports.own import tables as own_tables
 from meshwright.imports.own.arguments import typed
 from meshwright.imports.own.program_settings import notebook_program
 from meshwright.imports.reading import Given, Reading
@@ -267,8 +268,9 @@ def _dispatch(
         return followed, stamp
     if program.startswith("llamafactory") and llama_factory.is_config(overridden({}, words)):
         return llama_factory.read(overridden({}, words), given, folder), stamp
-    if usual_commands.is_usual(launch):
-        return usual_commands.read_words(launch, given, folder, script), stamp
+    own = usual_commands.engine_defaults(launch, folder)
+    if usual_commands.is_usual(launch, own):
+        return usual_commands.read_words(launch, given, folder, script, own), stamp
     if program == "tune run":
         return torchtune.read_named(words, given), stamp
     raise unknown_program(launch, name)
@@ -378,7 +380,10 @@ def _configured(
     ):
         return hf.read_words(script, launch, given, folder, text), inner
     try:
-        reading, found = documents.read(text, name, given, beside_it, inner, overrides=launch.words)
+        if name.endswith(".py"):
+            reading, found = _follow(Path(name), given, beside_it)
+        else:
+            reading, found = documents.read(text, name, given, beside_it, inner, overrides=launch.words)  # fmt: skip
         says_model = reading.model is not None or bool(reading.model_name or reading.model_left[0])
     except SpecError:
         followed = _trainer_here(script, launch, given, folder)
@@ -389,5 +394,7 @@ def _configured(
         followed = _trainer_here(script, launch, given, folder)
         if followed is not None and (followed.model or followed.model_name):
             return followed, stamp  # the program has the rest, and reads the table itself
+    if own_tables.is_own(reading) and not own_loops.starts_others(launch.program, folder):
+        one_process(launch, reading)
     reading.format = f"{reading.format}, named by a script"
     return reading, found if found != Stamp() else stamp

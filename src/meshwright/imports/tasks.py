@@ -23,6 +23,7 @@ _TASKS = {
     "ppo": f"{_ROLLOUTS}, and a critic may train; the training of the policy is priced",
     "rloo": f"{_ROLLOUTS}; the training half is priced",
     "gkd": "a frozen teacher is held and run, too, and answers may be generated between the steps; the student's training is priced",
+    "distill": "a frozen teacher is held and run, too; the student's training is priced",
 }
 _SAME = {
     "rm": "reward",
@@ -31,9 +32,10 @@ _SAME = {
     "gspo": "grpo",
     "dr_grpo": "grpo",
     "gdpo": "grpo",
+    "distillation": "distill",
 }
 _NAMED = re.compile(
-    r"(?<![a-z])(dpo|ipo|kto|orpo|simpo|cpo|reward|rm|grpo|gdpo|dapo|gspo|ppo|rloo|gkd)(?![a-z])"
+    r"(?<![a-z])(dpo|ipo|kto|orpo|simpo|cpo|reward|rm|grpo|gdpo|dapo|gspo|ppo|rloo|gkd|distill|distillation)(?![a-z])"
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.exports.program_calls import given_back, of_text
 from meshwright.imports.code.branches import branches, ruled_out
 from meshwright.imports.code.operators import binary, compared, literal
-from meshwright.imports.code.syntax import dotted
+from meshwright.imports.code.syntax import dotted, never_run, set_only_in
 
 ASKED_OF_DEVICE = r"\b(?:is_(?:torch_)?(?:bf16|bfloat16)_\w+|(?:has_)?(?:bf16|bfloat16)_support\w*)|\bcuda\.is_available"
 """What a program asks of its device; a device that trains today has both."""
@@ -100,6 +100,9 @@ class Known:
         for function in self.functions.values():
             self._defaults(function)
         self._calls(nodes)
+        never = never_run(every, self.value)
+        for name in set_only_in(never, every) & self.parameters.keys():
+            self.names.pop(name, None)
         imported = {
             name.asname or name.name
             for one in every

@@ -11,6 +11,7 @@ import ast
 import contextlib
 import re
 import warnings
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 _PREFIX = re.compile(r"(?i)(?<![\w'\"])(?:f|rf|fr)(?=['\"])")
@@ -42,6 +43,27 @@ def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return ".".join([node.id, *reversed(parts)])
     return ".".join([ast.unparse(node), *reversed(parts)])
+
+
+def never_run(every: Iterable[ast.AST], value: Callable[[ast.expr], object]) -> set[ast.AST]:
+    """Everything in branches of a program that its own values rule out.
+
+    Args:
+        value: what an expression stands for; only a truth rules a branch out.
+    """
+    never: set[ast.AST] = set()
+    for node in every:
+        test = value(node.test) if isinstance(node, ast.If) else None
+        if isinstance(node, ast.If) and isinstance(test, bool):
+            never |= {inner for one in (node.orelse if test else node.body) for inner in ast.walk(one)}  # fmt: skip
+    return never
+
+
+def set_only_in(never: set[ast.AST], every: Iterable[ast.AST]) -> set[str]:
+    """Names that are set in some lines of a program and in no other one."""
+    lines = [one for one in every if isinstance(one, ast.Assign)]
+    named = [(one, one.targets[0].id) for one in lines if isinstance(one.targets[0], ast.Name)]
+    return {name for one, name in named if one in never} - {name for one, name in named if one not in never}  # fmt: skip
 
 
 def _older(text: str) -> str:

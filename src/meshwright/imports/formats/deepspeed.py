@@ -152,11 +152,12 @@ def _zero(options: Options, reading: Reading) -> None:
         _offloaded(options, reading, f"zero_optimization.{part}")
     if options.flag("zero_optimization.cpu_offload"):
         reading.offload.add("optimizer")
-    if options.flag("zero_optimization.cpu_offload_params"):
+    older = ("zero_optimization.cpu_offload_param", "zero_optimization.cpu_offload_params")
+    if options.flag(*older):
         if stage == 3:
             reading.offload.add("parameters")
         else:
-            reading.note("is for stage 3 alone: parameters stay on the device", "zero_optimization.cpu_offload_params")  # fmt: skip
+            reading.note("is for stage 3 alone: parameters stay on the device", next(one for one in older if one in options))  # fmt: skip
 
 
 _OFFLOADED = ("device", "nvme_path", "buffer_count", "buffer_size", "pin_memory", "fast_init", "pipeline", "pipeline_read", "pipeline_write",

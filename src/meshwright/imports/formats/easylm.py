@@ -25,6 +25,7 @@ _SIZES = {
     # llama_model.py's own: layers, hidden, FFN, heads.
     "debug": (2, 128, 256, 4), "1b": (22, 2048, 5504, 16), "3b": (26, 3200, 8640, 32),
 }  # fmt: skip
+_GENERATION = re.compile(r"^llama(\d)(\d)_")
 _SLICES = ("TPU_NAME", "TPU_TYPE", "ACCELERATOR_TYPE")
 """Variables that name the slice which a script starts its hosts on."""
 _USUAL = {"gemma": "gemma-7b", "llama": "llama1-7b"}
@@ -83,7 +84,10 @@ def read_words(launch: Launch, given: Given, script: Script) -> Reading:
 
 
 def _model(options: Options, reading: Reading, given: Given, family: str) -> None:
-    size = options.word(f"load_{family}_config", "load_model_config", default="")
+    size = options.word(
+        f"load_{family}_config", "load_model_config", f"{family}.base_model", default=""
+    )
+    size = _GENERATION.sub(r"llama\1.\2-", size).removeprefix(f"{family}_")  # of `base_model`
     usual = "llama1" if family == "llama" else family
     named = f"{usual}-{size}" if re.fullmatch(r"\d+b", size) else size or _USUAL.get(family, "")
     reading.model = given.model or model_named(named)

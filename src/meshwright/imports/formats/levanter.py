@@ -173,7 +173,8 @@ def _job(options: Options, reading: Reading) -> None:
     optimizer = optimizer_or_adamw(reading, name, "optimizer.type")
     reading.job = {"framework": "maxtext", "precision": recipe.model_dump(), "optimizer": optimizer.model_dump()}  # fmt: skip
     reading.note("Levanter is priced as MaxText, the JAX trainer that has been measured", "framework")  # fmt: skip
-    if options.word("model.attn_backend") == "vanilla":
+    flash = options.flag("model.use_flash_attention", default=True)  # a switch of older releases
+    if options.word("model.attn_backend") == "vanilla" or not flash:
         reading.job["attention_kernel"] = "unfused"
     if any(name == "lora" or name.startswith("lora.") for name in options.values):
         adapters(

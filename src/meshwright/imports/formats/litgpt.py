@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import beside
+from meshwright.imports.formats import litgpt_model
 from meshwright.imports.interpolate import merged, read_table
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options, flattened
@@ -45,9 +47,27 @@ _COMMANDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+_FILES = re.compile(
+    r"(?:^|[./])litgpt[./](?:finetune[./])?(pretrain|full|lora|adapter|adapter_v2)(?:\.py)?$"
+)
+"""Its programs by their places in its package."""
+
+
+def _verb(launch: Launch) -> str:
+    """Which of its trainings a command starts, as its own command calls it; empty where it starts none."""
+    if launch.program.startswith("litgpt "):
+        verb = launch.program.split()[1]
+        return verb if verb in _COMMANDS else ""
+    if launch.program.endswith("litgpt/__main__.py") and launch.words:
+        return launch.words[0] if launch.words[0] in _COMMANDS else ""
+    found = _FILES.search(launch.program)
+    named = found.group(1) if found else ""
+    return named if named in ("", "pretrain") else f"finetune_{named}"
+
+
 def reads(launch: Launch) -> bool:
     """Whether a command starts one of its trainings."""
-    return launch.program.startswith("litgpt ") and launch.program.split()[1] in _COMMANDS
+    return bool(_verb(launch))
 
 
 def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
@@ -56,8 +76,8 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
     Raises:
         SpecError: a value that cannot be.
     """
-    verb = launch.program.split()[1]
-    words = list(launch.words)
+    verb = _verb(launch)
+    words = launch.words[1:] if launch.program.endswith("__main__.py") else list(launch.words)
     if verb == "finetune" and words and f"finetune_{words[0]}" in _COMMANDS:
         verb = f"finetune_{words.pop(0)}"  # as before 0.5
     if "adapter" in verb:
@@ -89,7 +109,7 @@ def read(data: dict[str, Any], given: Given, *, pretrains: bool | None = None) -
     flat |= {f"train.{n}": one for n, one in usual.items() if flat.get(f"train.{n}") is None}
     options = Options(flat, absent=("auto", ""))
     reading = Reading("LitGPT YAML", options=dict(EDITS))
-    reading.model = given.model
+    reading.model = given.model or litgpt_model.described(options)
     reading.model_name = options.loose("model_name", "checkpoint_dir", "model_config.name")
     reading.hosts = options.whole("num_nodes", default=1) or 1
     reading.per_host = options.whole("devices")
@@ -97,7 +117,9 @@ def read(data: dict[str, Any], given: Given, *, pretrains: bool | None = None) -
     reading.global_batch = options.whole("train.global_batch_size")
     if reading.hosts > 1:
         reading.note("counts the sequences of all hosts; early releases counted them per host", "train.global_batch_size")  # fmt: skip
-    reading.seq_len = options.whole("train.max_seq_length")
+    reading.seq_len = options.whole("train.max_seq_length") or options.whole(
+        "model_config.block_size"
+    )
     lora = options.has("lora_r")
     # Several devices run under FSDP: fine-tuning recomputes its blocks, pretraining shards within a host.
     several = reading.world() != 1

@@ -233,7 +233,9 @@ def _mesh(options: Options, reading: Reading, alone: bool) -> None:
     elif replicate > 1:
         reading.replicate = replicate
     if reading.layout["zero"] == 1:
-        reading.replicate = 0  # copies of the weights, whose optimizer states are sharded over all
+        reading.replicate = reading.shard = (
+            0  # copies of the weights, whose optimizer states are sharded over all
+        )
     if "ici:shard" in rest and "dcn:replicate" in rest:
         reading.note(
             "sharded inside a slice and copied between slices; one slice is taken",

@@ -15,8 +15,8 @@ from meshwright.specs.job import OPTIMIZERS, RECIPES
 from meshwright.specs.model import Model
 
 EDITS = {"micro_batch": "--device-batch-size"}
-_VOCAB = 32_768
-"""Tokens of the tokenizer that the project trains for itself."""
+_VOCAB, _OLDER_VOCAB = 32_768, 65_536
+"""Tokens of the tokenizer that the project trains for itself, and trained when its options had underscores."""
 _REFERENCE_TOKENS, _REFERENCE_DEPTH, _POWER = 2**19, 12, 0.383
 """The batch that its author measured to be best at a depth, and how it grows with the tokens of a run."""
 _PATTERN = "sssl"
@@ -35,14 +35,25 @@ def reads(launch: Launch) -> bool:
 
 def is_program(text: str) -> bool:
     """Whether a Python text is that program itself."""
-    return "add_argument" in text and "--aspect-ratio" in text and "--device-batch-size" in text
+    return _is_older(text) or (
+        "add_argument" in text and "--aspect-ratio" in text and "--device-batch-size" in text
+    )
+
+
+def _is_older(text: str) -> bool:
+    """Whether it is one of the versions that had their settings as constants."""
+    return all(re.search(rf"^{name} = [\d.]+", text, re.M) for name in ("depth", "device_batch_size", "matrix_lr"))  # fmt: skip
 
 
 def read_program(text: str, given: Given) -> Reading:
     """Return what the program runs by its own defaults."""
-    said = dict(re.findall(r'add_argument\("--([\w-]+)"[^\n]*?default=([^,)]+)', text))
-    flags = {name: value.strip("\"'") for name, value in said.items()}
-    reading = _read(flags, given, "nanochat program")
+    older = _is_older(text)
+    said = re.findall(r"(?m)^(\w+) = ([^#\n]+)" if older else r'add_argument\("--([\w-]+)"[^\n]*?default=([^,)]+)', text)  # fmt: skip
+    flags = {name.replace("_", "-"): value.strip().strip("\"'") for name, value in reversed(said)}
+    if older:
+        known = ("depth", "max-seq-len", "device-batch-size", "total-batch-size")
+        flags = {**_OLDER, **{name: value for name, value in flags.items() if name in known}}
+    reading = _read(flags, given, "nanochat program", older)
     reading.guess("program", "started without options: its own defaults are taken")
     return reading
 
@@ -54,22 +65,24 @@ def read_words(launch: Launch, given: Given) -> Reading:
         SpecError: a value that cannot be.
     """
     flags = {one.replace("_", "-"): value for one, value in flags_of(launch.words).items()}
-    if any(re.match(r"--\w+_\w", word) for word in launch.words):
-        # Versions whose options had underscores had no windows, and one batch for every depth.
-        flags = {"window-pattern": "L", "total-batch-size": _REFERENCE_TOKENS, **flags}
-    reading = _read(flags, given, "nanochat command")
+    older = any(re.match(r"--\w+_\w", word) for word in launch.words)
+    reading = _read({**_OLDER, **flags} if older else flags, given, "nanochat command", older)
     one_process(launch, reading)
     return reading
 
 
-def _read(flags: dict[str, Any], given: Given, title: str) -> Reading:
+_OLDER = {"window-pattern": "L", "total-batch-size": _REFERENCE_TOKENS}
+"""What versions whose options had underscores took: no windows, and one batch for every depth."""
+
+
+def _read(flags: dict[str, Any], given: Given, title: str, older: bool) -> Reading:
     options = Options(flags, "--")
     options.guessing = given.guess
     reading = Reading(title, options=dict(EDITS))
     depth = options.whole("depth", default=20, least=1)
     reading.seq_len = options.whole("max-seq-len", default=2048, least=2)
     reading.micro_batch = options.whole("device-batch-size", default=32, least=1)
-    reading.model = given.model or _model(options, reading, depth)
+    reading.model = given.model or _model(options, reading, depth, older)
     total = options.number("total-batch-size", default=-1)
     if total > 0:
         reading.batch_tokens = int(total)
@@ -99,12 +112,13 @@ def _width(options: Options, depth: int) -> tuple[int, int]:
     return -(-wanted // head) * head, head
 
 
-def _model(options: Options, reading: Reading, depth: int) -> Model:
+def _model(options: Options, reading: Reading, depth: int, older: bool) -> Model:
+    vocab = _OLDER_VOCAB if older else _VOCAB
     width, head = _width(options, depth)
     pattern = options.word("window-pattern", default=_PATTERN)
     fields: dict[str, Any] = {
         "name": f"nanochat-d{depth}", "layers": depth, "hidden": width, "heads": width // head, "kv_heads": width // head,
-        "head_dim": head, "ffn": 4 * width, "vocab": _VOCAB, "gated": False, "norm": "rmsnorm", "qk_norm": "head",
+        "head_dim": head, "ffn": 4 * width, "vocab": vocab, "gated": False, "norm": "rmsnorm", "qk_norm": "head",
         "tied_embeddings": False,
     }  # fmt: skip
     if re.fullmatch(r"s+l", pattern):
@@ -112,8 +126,9 @@ def _model(options: Options, reading: Reading, depth: int) -> Model:
         reading.guess("--window-pattern", f"short windows are a quarter of the sequence ({fields['window']}), as in current versions; half in older ones")  # fmt: skip
     elif set(pattern) != {"l"}:
         reading.unmodelled("--window-pattern", f"{pattern.upper()}: attention over whole sequences is priced")  # fmt: skip
-    reading.guess("--model", f"what gpt.py builds is taken as nanochat's: {depth} layers of {width}, its own {_VOCAB:,} tokens")  # fmt: skip
-    reading.unmodelled("value embeddings", f"current versions add a table of {_VOCAB:,} rows to every second layer; not priced")  # fmt: skip
+    reading.guess("--model", f"what gpt.py builds is taken as nanochat's: {depth} layers of {width}, its own {vocab:,} tokens")  # fmt: skip
+    if not older:
+        reading.unmodelled("value embeddings", f"current versions add a table of {vocab:,} rows to every second layer; not priced")  # fmt: skip
     return Model.parse(fields, "model")
 
 

@@ -60,13 +60,13 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     if strategy and strategy not in STRATEGY_ZERO:
         raise SpecError("fsdp.sharding_strategy", strategy, f"one of {', '.join(STRATEGY_ZERO)}")
     single = options.word("distributed_strategy") in ("ddp", "single")
-    reading.layout["zero"] = STRATEGY_ZERO.get(strategy, 3 if there and not single else 0)
+    reading.layout["zero"] = 0 if single else STRATEGY_ZERO.get(strategy, 3 if there else 0)
+    reading.job["document_masking"] = options.flag("data.generate_doc_lengths")
     reading.replicate = options.whole("fsdp.hybrid_sharding_num_model_replicas")
     again = options.word("activation_checkpointing", default="")
-    whole_layers = {"whole_layer": "full", "one_in_two": "full", "one_in_three": "full", "one_in_four": "full",
-                    "fine_grained": "selective"}  # fmt: skip
-    reading.layout["recompute"] = whole_layers.get(again, "none")
-    if again.startswith("one_in"):
+    some = re.match(r"(?:one|two|three)_in_", again) is not None
+    reading.layout["recompute"] = "full" if some or again == "whole_layer" else "selective" if again == "fine_grained" else "none"  # fmt: skip
+    if some:
         reading.unmodelled(
             "activation_checkpointing",
             f"{again}: only some layers are recomputed; all are priced so",
@@ -178,7 +178,7 @@ def read_script(module: Module, name: str, given: Given, words: Sequence[str] = 
                 call_function(module, node, [common], {})
         train = _last(made, r"TrainModuleConfig$")
     if train is None:
-        raise SpecError("file", name, "no train module's configuration was found in this script")
+        raise SpecError("file", name, "describes no training run: it makes no train module's configuration; a script of OLMo-core that trains is expected")  # fmt: skip
     recurrent = _last(made, r"(?:GatedDelta|Mamba|Recurrent|FLA)\w*Config$")
     if recurrent is not None:
         raise SpecError(

@@ -56,15 +56,28 @@ def refuse_conversion(text: str, name: str) -> None:
         raise SpecError("file", name, "does not train: by its name it converts or moves weights")
 
 
+def told_from_outside(text: str) -> str:
+    """Where a program has its settings from, by how it asks for them; empty where nothing says so."""
+    return next((word for found, word in _TOLD if found.search(text)), "")
+
+
+def starts_by_itself(text: str) -> bool:
+    """Whether a Python file does something when it is started, beside declaring what others call."""
+    return (
+        re.search(r"^if __name__|^(?:main|train|run)\(|^(?:for|while|with) ", text, re.M)
+        is not None
+    )
+
+
 def unfollowed(text: str, name: str) -> SpecError:
     """Why a Python file that no reader took is none that can be imported, and what to give instead."""
     loops, starts = _LOOPS.search(text), _STARTS.search(text)
-    whence = next((word for found, word in _TOLD if found.search(text)), "")
+    whence = told_from_outside(text)
     if re.search(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", text, re.M):
         return SpecError("file", name, "does not train: it tests")
     if whence and (loops or starts):
         return SpecError("file", name, f"takes model and batch from {whence}: give the script or the configuration that it is started with")  # fmt: skip
-    if loops:
+    if loops and starts_by_itself(text):
         return SpecError("file", name, "describes no training run of a language model: it has a loop that trains, and no line of it says that its model is a decoder of text")  # fmt: skip
     if re.search(r"^if __name__|^main\(", text, re.M) is None:
         return SpecError("file", name, "describes no training run: it holds functions and classes that a program calls; import that program, or the script that starts it")  # fmt: skip

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.imports.beside import program_beside
 from meshwright.imports.formats import deepspeed
 from meshwright.imports.formats.hf_launcher import launcher, one_process
 from meshwright.imports.formats.hf_sharding import agrees, deepspeed_named
@@ -14,14 +16,32 @@ from meshwright.imports.launch import Launch
 from meshwright.imports.launch_counts import whole
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.own import usual
-from meshwright.imports.own.arguments import own_deepspeed
+from meshwright.imports.own.arguments import own_deepspeed, own_defaults
+from meshwright.imports.own.made_with import describes, usual_names
+from meshwright.imports.own.tables import inert
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.state import Script
+from meshwright.specs.foreign import read_text
 
 
-def is_usual(launch: Launch) -> bool:
-    """Whether a command trains and describes or names a model, and says a batch or a sequence."""
-    names = {name.replace("-", "_") for name in flags_of_words(launch)}
+def engine_defaults(launch: Launch, folder: Path | None) -> dict[str, Any]:
+    """What a program at hand that hands its model to DeepSpeed takes where its command is silent, by the usual names."""
+    path = program_beside(folder, launch.program)
+    text = "" if path is None else read_text(path, "file")
+    if "deepspeed.initialize(" not in text or "add_argument(" not in text:
+        return {}
+    found = own_defaults(launch.program, folder)
+    shape = usual_names(found)
+    return shape if describes(found) else found
+
+
+def is_usual(launch: Launch, own: Iterable[str] = ()) -> bool:
+    """Whether a command trains and describes or names a model, and says a batch or a sequence.
+
+    Args:
+        own: what its program says where the command is silent.
+    """
+    names = {name.replace("-", "_") for name in flags_of_words(launch)} | set(own)
     if not names & set(usual.TRAINS) and not re.search(
         r"train|tune|sft", posixpath.basename(launch.program)
     ):
@@ -65,7 +85,7 @@ def _without_settings(value: Any) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-_DEEPSPEED = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file", "deepspeed_config_path")  # fmt: skip
+_DEEPSPEED = ("deepspeed_config", "deepspeed", "ds_config", "deepspeed_config_file", "deepspeed_config_path", "deepspeed_cfg", "ds_cfg", "deepspeed_config_json")  # fmt: skip
 
 
 def launched(
@@ -92,18 +112,24 @@ def launched(
 
 
 def read_words(
-    launch: Launch, given: Given, folder: Path | None = None, script: Script | None = None
+    launch: Launch,
+    given: Given,
+    folder: Path | None = None,
+    script: Script | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> Reading:
     """Return what a command of a program runs whose options have their usual names.
 
     Args:
+        own: what its program takes where the command is silent.
         folder: where the program may lie, which may set up DeepSpeed by a table of its own, and files that it names.
         script: the script that starts it, which may write such a file.
 
     Raises:
         SpecError: a value that cannot be, or a model that is no decoder.
     """
-    flags = flags_of_words(launch)
+    said = flags_of_words(launch)
+    flags = {**(own or {}), **said}
     trainer = str(flags.get("trainer", ""))
     if trainer.endswith("Trainer"):
         # The reference implementation of DPO: its batch is of all ranks, its trainer says the sharding.
@@ -114,7 +140,9 @@ def read_words(
     named = str(flags.pop(file)) if file else ""
     table = own_deepspeed(launch.program, folder, flags)
     devices = flags.pop("devices", None)
-    reading = usual.read_table(flags, given, "script of a program of its own", program=program)
+    reading = usual.read_table(
+        flags, given, "script of a program of its own", inert if own else None, program, frozenset((own or {}).keys() - said.keys())
+    )  # fmt: skip
     if table or named:
         told = {"sharding", "precision", "sequence parallelism"}
         reading.remarks = [one for one in reading.remarks if one.option not in told]

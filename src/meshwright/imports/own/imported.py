@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,31 @@ def imported_settings(text: str, folder: Path | None) -> dict[str, Any]:
         inner = modules[path]
         if inner is not None:
             found |= _said(inner, names, made) if names else _constants(inner)
+    return found
+
+
+def imported_constants(tree: ast.AST, others: Iterable[ast.Module]) -> dict[str, Any]:
+    """Constants of files at hand that a program takes in by name, under the name that it gives them.
+
+    `from settings import BATCH` and `from settings import *` count, and `settings.BATCH` after `import settings`.
+    """
+    named: dict[str, str] = {}
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for one in node.names:
+                named[one.name] = one.asname or one.name
+                modules.add(one.asname or one.name)
+    named |= {
+        node.attr: node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for other in others:
+        for name, value in _constants(other).items():
+            if name in named or "*" in named:
+                found.setdefault(named.get(name, name), value)
     return found
 
 

@@ -146,6 +146,13 @@ def adapted_layer(node: ast.Call, known: Known) -> dict[str, Any]:
     return made | ({"lora_alpha": alpha} if isinstance(alpha, (int, float)) else {})
 
 
+SHARED_STEPS = re.compile(
+    r"(?:\b\w*acc\w*\s*//=|=\s*(?:int\()?(?:\w+\.)*\w*acc\w*\s*//?)\s*(?:\w+\.)*\(?\w*(?:world_?size|num_processes|n_?gpus|num_gpus)\b(?:\(\))?",
+    re.IGNORECASE,
+)
+"""A program that divides its micro-batches of a step among the ranks: they are those of all ranks together."""
+
+
 _AXES = {"tp": "tp", "tensor": "tp", "model": "tp", "pp": "pp", "pipeline": "pp", "cp": "cp", "context": "cp", "ep": "ep", "expert": "ep"}  # fmt: skip
 
 

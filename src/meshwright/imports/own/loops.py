@@ -19,12 +19,13 @@ from meshwright.imports.own import commands as usual_commands
 from meshwright.imports.own import usual
 from meshwright.imports.own.arguments import own_defaults, typed
 from meshwright.imports.own.asked import asks_for_experts
-from meshwright.imports.own.layers import fuses_loss, lay_out, own_adapters
+from meshwright.imports.own.layers import SHARED_STEPS, fuses_loss, lay_out, own_adapters
 from meshwright.imports.own.made_with import mixes_experts
 from meshwright.imports.own.program_settings import program_settings, recomputes
 from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, texts_beside
 from meshwright.imports.own.tables import inert
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
@@ -34,6 +35,7 @@ _OF_A_LIBRARY = re.compile(
 )
 _TRAINER = re.compile(r"(?<!class )\b(\w*Trainer)\(")
 _SPAWNS = re.compile(r"\bspawn\(|\bmp\.Process\(")
+_FABRIC = re.compile(r"\bFabric\(")
 _AUTOCASTS = re.compile(r"\bautocast\(")
 _NARROWS = re.compile(r"(?i)autocast|b?float16|\.half\(|\bb?fp?16|\bamp\b|precision|deepspeed")
 _WIDTHS = {"mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype", "bf16", "fp16", "use_bf16", "use_fp16"}  # fmt: skip
@@ -60,6 +62,16 @@ def is_a_library_s(text: str) -> bool:
     return bool(trainers) or _OF_A_LIBRARY.search(text) is not None
 
 
+_MODEL = re.compile(r"\b(\w+(?:LMHeadModel|ForCausalLM))\(")
+_FROM_TRANSFORMERS = re.compile(r"(?m)^[^\S\n]*from transformers\b[\w.]* import (\([^)]*\)|[^\n]*)")
+
+
+def makes_a_library_s(text: str) -> bool:
+    """Whether a program builds its model of a class of transformers' that it imports, by a configuration of its own."""
+    imported = " ".join(one.group(1) for one in _FROM_TRANSFORMERS.finditer(text))
+    return any(one in re.findall(r"\w+", imported) for one in _MODEL.findall(text))
+
+
 def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     """What a loop at hand runs by a command; None where the program is no loop of its own.
 
@@ -69,7 +81,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     program = launch.program
     path = program_beside(folder, program)
     text = "" if path is None else read_text(path, "file", size_bytes=_MOST)
-    if path is None or not _TRAINS.search(text) or is_a_library_s(text):
+    if path is None or not _TRAINS.search(text) or is_a_library_s(text) or makes_a_library_s(text):
         return None
     refuse_program(text, path.name)
     said = {name: typed(value) for name, value in usual_commands.flags_of_words(launch).items()}
@@ -77,22 +89,32 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     options = {**own, **said}
     tree = parse_python(text)
     others = texts_beside(text, path.parent)
+    making = True
     if not usual.says_enough({**own, **said}):
-        own = own if tree is None else said_by(tree, others) | own
+        own = own if tree is None else said_by(tree, others, said) | own
         own.pop(SEVERAL, 0)
+        making = not usual.says_batch(own)
     if not usual.says_enough({**own, **said}):
         return None
     trees = [one for one in map(parse_python, (text, *others)) if one is not None]
     mixed = mixes_experts(trees, {**own, **said}) and given.model is None
     told = {one: own[one] for one in usual.OF_EXPERTS if mixed and one in own}
-    reading = read_loop(text, launch, own, {**told, **said}, given, folder)
+    reading = read_loop(text, launch, own, {**told, **said}, given, folder, making)
     if mixed and reading.model is not None and reading.model.experts is None:
         raise asks_for_experts(path.name)
     whole = "\n".join([text, *others])
     if not {"optimizer", "optim"} & set(options):  # one that an option chooses is read by it
-        optimize(reading, text, whole)
+        optimize(reading, text, others)
     build(reading, whole, given, {**own, **said})
+    name_task(reading, path.name)
     return reading
+
+
+def starts_others(program: str, folder: Path | None) -> bool:
+    """Whether a program at hand starts the processes of its other devices by itself."""
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file", size_bytes=_MOST)
+    return _SPAWNS.search(text) is not None or _FABRIC.search(text) is not None
 
 
 def read_loop(
@@ -141,6 +163,8 @@ def read_loop(
     elif not _NARROWS.search(text) and not _WIDTHS & set(flags):
         flags["mixed_precision"] = "fp32"  # nothing of it computes in fewer bits
     ranks = flags.pop("world_size", None)
+    if _FABRIC.search(text):  # whose words these are
+        flags = {name: one for name, one in flags.items() if name not in ("devices", "num_nodes")}
     flags = {_RENAMED.get(name.rpartition(".")[2], name): value for name, value in flags.items()}
     reading = usual.read_table(
         flags, given, "script of a program of its own", inert, program=name[:60],
@@ -148,6 +172,14 @@ def read_loop(
     )  # fmt: skip
     if tree is not None and known is not None:
         lay_out(tree, known, reading)
+    if (
+        SHARED_STEPS.search(text)
+        and reading.micro_batch
+        and reading.accumulation > 1
+        and not reading.global_batch
+    ):
+        reading.global_batch = reading.micro_batch * reading.accumulation
+        reading.accumulation = 0
     fuses_loss(program, folder, reading)
     if isinstance(ranks, int) and ranks > 0 and not (launch.hosts and launch.per_host):
         reading.devices = ranks

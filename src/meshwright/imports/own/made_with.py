@@ -151,10 +151,35 @@ def named_shape(tree: ast.Module, known: Known, others: Iterable[ast.Module]) ->
         if not isinstance(name, str) or not name:
             continue
         for one in (tree, *others):
-            tables = (known.value(inner) for inner in ast.walk(one) if isinstance(inner, ast.Dict))
-            for table in tables:
-                inner = table.get(name) if isinstance(table, dict) else None
-                if isinstance(inner, dict) and describes(inner):
-                    return {str(key): value for key, value in inner.items() if _plain(value)}
+            inner = _of_that_name(name, one, known)
+            if inner is not None:
+                plain = {str(key): value for key, value in inner.items() if _plain(value)}
+                return plain | _of_lit_gpt(plain)
         return {"model_name": name}
     return {}
+
+
+def _of_that_name(name: str, tree: ast.Module, known: Known) -> dict[Any, Any] | None:
+    """The table of sizes that stands under a name in a table of tables, or says that it is its own."""
+    for node in ast.walk(tree):
+        table = known.value(node) if isinstance(node, (ast.Dict, ast.Call)) and _may_be_table(node) else None  # fmt: skip
+        if not isinstance(table, dict):
+            continue
+        inner = table if table.get("name") == name else table.get(name)
+        if isinstance(inner, dict) and describes(inner):
+            return inner
+    return None
+
+
+def _may_be_table(node: ast.Dict | ast.Call) -> bool:
+    return isinstance(node, ast.Dict) or dotted(node.func) == "dict"
+
+
+def _of_lit_gpt(table: dict[str, Any]) -> dict[str, Any]:
+    """What LitGPT's tables say of a model by the names of its classes (litgpt/config.py), by the usual names."""
+    unit = str(table.get("mlp_class_name", table.get("_mlp_class", "")))
+    norm = str(table.get("norm_class_name", table.get("_norm_class", "")))
+    found = {"mlp_type": "swiglu" if unit != "GptNeoxMLP" else "plain"} if unit else {}
+    return found | (
+        {"norm": "rmsnorm" if norm.endswith("RMSNorm") else "layernorm"} if norm else {}
+    )

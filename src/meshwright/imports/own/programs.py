@@ -12,7 +12,13 @@ from meshwright.imports.other_models import refuse_other_classes
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
 from meshwright.imports.own import usual
-from meshwright.imports.own.asked import asks_for_experts, asks_for_model
+from meshwright.imports.own.asked import (
+    asks_for_experts,
+    asks_for_model,
+    starts_by_itself,
+    told_from_outside,
+    unfollowed,
+)
 from meshwright.imports.own.made_with import mixes_experts
 from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, texts_beside
 from meshwright.imports.reading import Given, Reading
@@ -55,6 +61,8 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     refuse_other_classes(text, name)
     parts = [text, *texts_beside(text, folder)]
     whole = "\n".join(parts)
+    if own_loops.makes_a_library_s(text):
+        return None
     if _PRETRAINED.search(text) or _OTHER.search(whole) or not _LANGUAGE.search(whole):
         return None
     tree = parse_python(text)
@@ -62,6 +70,8 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
         return None
     own = said_by(tree, parts[1:])
     several = own.pop(SEVERAL, 0)
+    if not usual.says_tokens(own) and (told_from_outside(text) or not starts_by_itself(text)):
+        raise unfollowed(text, Path(name).name)
     if (
         given.model is None
         and "model_name" not in own
@@ -84,6 +94,6 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     name_task(reading, Path(name).name)
     if several and given.model is None:
         reading.guess("--model", f"the program has {several} tables of sizes; the first is taken")
-    optimize(reading, text, whole)
+    optimize(reading, text, parts[1:])
     build(reading, whole, given, own)
     return reading

@@ -18,6 +18,7 @@ from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.names import model_named
 from meshwright.imports.own import usual
 from meshwright.imports.own.arguments import imported_file
+from meshwright.imports.own.imported import imported_constants
 from meshwright.imports.own.made_with import (
     ALIASES,
     describes,
@@ -39,19 +40,25 @@ SEVERAL = "several shapes"
 """Under which `said_by` says how many tables of sizes a program has, where it has more than one."""
 
 
-def said_by(tree: ast.Module, others: list[str]) -> dict[str, Any]:
-    """Sizes and settings that a program's own lines say, by names that are usual for them."""
+def said_by(
+    tree: ast.Module, others: list[str], said: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Sizes and settings that a program's own lines say, by names that are usual for them.
+
+    Args:
+        said: what its command line says, by the names of its own options.
+    """
     inner = [one for one in map(parse_python, others) if one is not None]
     below: dict[str, Any] = {}
     made = _made_somewhere([tree, *inner])
     for one in reversed(inner):
         body = [node for node in one.body if not isinstance(node, ast.ClassDef) or node.name in made]  # fmt: skip
         below |= Known(ast.Module(body=body, type_ignores=[])).fields
-    known = Known(tree, below=below)
+    known = Known(tree, said, {**imported_constants(tree, inner), **below})
     batches = {*usual.MICRO, *usual.BATCHES, *usual.LENGTHS}
     # What functions are called with first says a batch or a length where nothing else does.
-    said = [pair for node in ast.walk(tree) if isinstance(node, ast.Call) for pair in known.keywords(node)]  # fmt: skip
-    found = {name: one for name, one in reversed([*said, *known.parameters.items()]) if name in batches and _plain(one)}  # fmt: skip
+    handed = [pair for node in ast.walk(tree) if isinstance(node, ast.Call) for pair in known.keywords(node)]  # fmt: skip
+    found = {name: one for name, one in reversed([*handed, *known.parameters.items()]) if name in batches and _plain(one)}  # fmt: skip
     found |= {name: value for name, value in known.names.items() if _plain(value)}
     found |= {
         name: one for name, one in known.fields.items() if _plain(one) and below.get(name) != one
@@ -150,11 +157,11 @@ _USUAL = frozenset({
     *usual.LAYERS, *usual.HIDDEN, *usual.HEADS, *usual.KV_HEADS, *usual.FFN, *usual.LENGTHS, *usual.MICRO, *usual.STEPS, *usual.BATCHES,
     "vocab_size", "padded_vocab_size", "head_dim", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
     "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "amp", "use_amp", "use_mixed_precision", "cpu_offload", *usual.OF_EXPERTS,
-    "lora_r", "lora_rank", "lora_alpha", *usual.TIES,
+    "lora_r", "lora_rank", "lora_alpha", *usual.TIES, "mlp_type", "norm",
 })  # fmt: skip
 
 
-_WORDS = frozenset({"optimizer", "mixed_precision", "dtype"})
+_WORDS = frozenset({"optimizer", "mixed_precision", "dtype", "mlp_type", "norm"})
 
 
 def _plain(value: Any) -> bool:
@@ -166,19 +173,25 @@ def texts_beside(text: str, folder: Path | None) -> list[str]:
     if folder is None:
         return []
     found: dict[Path, str] = {}
-    waiting = [(text, folder, 0)]
-    while waiting:
-        inner, where, depth = waiting.pop(0)
-        tree = parse_python(inner)
-        for node in _imports(tree) if tree is not None else []:
-            path = imported_file(node, where)
-            if path is None or path in found or len(found) >= _MOST_FILES:
-                continue
-            with contextlib.suppress(SpecError):
-                found[path] = read_text(path, "file", size_bytes=_MOST)
-                if path.name == "__init__.py" and depth < _DEEPEST:
-                    waiting.append((found[path], path.parent, depth + 1))
+    tree = parse_python(text)
+    waiting = [(node, folder, 0) for node in _imports(tree)] if tree is not None else []
+    while waiting and len(found) < _MOST_FILES:
+        node, where, depth = waiting.pop(0)
+        path = imported_file(node, where)
+        if path is None or path in found:
+            continue
+        with contextlib.suppress(SpecError):
+            found[path] = read_text(path, "file", size_bytes=_MOST)
+            inner = parse_python(found[path]) if depth < _DEEPEST else None
+            below = _imports(inner) if inner is not None else []
+            whole = path.name == "__init__.py"
+            waiting += [(one, path.parent, depth + 1) for one in below if whole or _hands_on(one, node)]  # fmt: skip
     return list(found.values())
+
+
+def _hands_on(inner: ast.ImportFrom, wanted: ast.ImportFrom) -> bool:
+    """Whether a module has from elsewhere what another takes from it."""
+    return bool({one.name for one in inner.names} & {one.name for one in wanted.names})
 
 
 _DEEPEST = 2
@@ -218,15 +231,26 @@ _TIED = re.compile(r"\.weight *= *self\.[\w.]+\.weight|wte\.weight *= *|tie_weig
 _TWO_THIRDS = re.compile(r"8 */ *3|\* *8 *// *3|2 *\* *\w+(?:\.\w+)* *(?:\*[^\n]*)?// *3|2 */ *3")
 
 
-_SCORES = re.compile(r"softmax\(")
+_SCORES = re.compile(r"(?<!log_)(?<!log)softmax\(")
 _FUSED = re.compile(r"scaled_dot_product_attention|flash_attn|flex_attention|memory_efficient_attention|nn\.MultiheadAttention")  # fmt: skip
 _KINDS = r"(?i)adam|muon|soap|shampoo|lion|sophia|adafactor|sgd|lamb|adagrad|rmsprop|psgd|lars|optim(?:izer)?$"
 _MADE = re.compile(r"(?<![\w.])(?:torch\.optim|optim|optimizers?|bnb\.optim)\.([A-Z]\w+)\(|= *((?:\w*Muon\w*|AdamW?|SOAP|Shampoo|Lion|Sophia\w*|Adafactor|SGD)\w*)\(")  # fmt: skip
 
 
-def optimize(reading: Reading, text: str, whole: str) -> None:
-    """Take the optimizer that the loop makes, and the attention that its model computes."""
-    made = dict.fromkeys(one.group(1) or one.group(2) for one in _MADE.finditer(text))
+_ASKS_MODEL = re.compile(r"\.((?:setup|configure|make|build|get)_optimizers?)\(")
+"""A loop that has its optimizer from its model."""
+_MODULES = re.compile(r"\bnn\.Module\b|\bnnx\.Module\b|\beqx\.Module\b|\bhk\.")
+
+
+def optimize(reading: Reading, text: str, others: list[str]) -> None:
+    """Take the optimizer that the loop makes, and the attention that its model computes.
+
+    Args:
+        others: of the files at hand that it imports.
+    """
+    asks = _ASKS_MODEL.search(text)
+    places = [text, *(one for one in others if asks and f"def {asks.group(1)}(" in one)]
+    made = dict.fromkeys(one.group(1) or one.group(2) for place in places for one in _MADE.finditer(place))  # fmt: skip
     made = {one: None for one in made if re.search(_KINDS, one)}
     if any(re.search(r"Offload|CPUAdam", one) for one in made):
         reading.offload.add("optimizer")
@@ -239,7 +263,9 @@ def optimize(reading: Reading, text: str, whole: str) -> None:
         rest = [one for one in made if one not in (muon, name)]
         if rest:
             reading.unmodelled("optimizer", f"{', '.join(rest)} beside {muon or name}, whose states are priced for all")  # fmt: skip
-    if _SCORES.search(whole) and not _FUSED.search(whole):
+    parts = [text, *others]
+    scores = any(_SCORES.search(one) and _MODULES.search(one) for one in parts)
+    if scores and not any(_FUSED.search(one) for one in parts):
         reading.job["attention_kernel"] = "unfused"
 
 
@@ -275,11 +301,14 @@ def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> 
     if not _BUILDS.search(text):
         _built_elsewhere(reading, model, text)
         return
-    gated = model.gated or bool(_GATED.search(text))
+    unit = str(own.get("mlp_type", ""))  # which of several that the code has
+    gated = unit.endswith("glu") if unit else model.gated or bool(_GATED.search(text))
     rotary, learned = bool(_ROTARY.search(text)), bool(_LEARNED.search(text))
     fields: dict[str, Any] = {
         "gated": gated,
-        "norm": "rmsnorm" if model.norm == "rmsnorm" or _RMS.search(text) else "layernorm",
+        "norm": own["norm"]
+        if own.get("norm") in ("rmsnorm", "layernorm")
+        else ("rmsnorm" if model.norm == "rmsnorm" or _RMS.search(text) else "layernorm"),
         "tied_embeddings": bool(
             next((own[one] for one in usual.TIES if one in own), _TIED.search(text))
         ),

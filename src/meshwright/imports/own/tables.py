@@ -132,7 +132,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     elif re.search(r"float|^(?:16|32)$", stored):
         flags.setdefault("dtype", stored if "float" in stored else f"float{stored}")
     teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher(?!_forcing)", name)), "")
-    reading = usual.read_table(flags, given, "configuration of a program of its own", inert)
+    reading = usual.read_table(flags, given, _TITLE, inert)
     if table is not None:
         _shard(reading)
         deepspeed.apply(table, reading, given, prefix="deepspeed.")
@@ -220,6 +220,14 @@ def _is_training(name: str, table: Any) -> bool:
 def inert(name: str) -> bool:
     """Whether an option says nothing of memory, time or numerics of a step, by its name."""
     return _INERT.search(name) is not None
+
+
+_TITLE = "configuration of a program of its own"
+
+
+def is_own(reading: Reading) -> bool:
+    """Whether a reading is of such a table."""
+    return reading.format == _TITLE
 
 
 def _of_another(name: str) -> bool:

@@ -22,9 +22,9 @@ from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
 
 LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "depth")
-HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim", "n_embed", "embedding_dim")  # fmt: skip
+HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim", "n_embed", "embedding_dim", "hidden_states")  # fmt: skip
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
-KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kvheads")
+KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "n_query_groups", "kvheads")  # fmt: skip
 FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim")
 LENGTHS = (
     "global_max_sequence_length",
@@ -47,6 +47,10 @@ BATCHES = (
     "world_batch_size",
     "effective_batch_size",
 )
+BATCHES_OF_TOKENS = (
+    "global_batch_tokens", "total_batch_tokens", "batch_size_tokens", "global_batch_size_tokens", "total_batch_size_tokens", "tokens_per_batch",
+    "tokens_per_step", "batch_tokens", "train_batch_tokens", "batch_size_in_tokens", "global_batch_size_in_tokens",
+)  # fmt: skip
 TOKENS = 65_536
 """From here on a batch is one of tokens."""
 NAMES = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model_name", "hf_model",
@@ -83,6 +87,11 @@ def says_enough(names: Iterable[str]) -> bool:
 def says_batch(names: Iterable[str]) -> bool:
     """Whether options say how many sequences a step or a device takes."""
     return bool({*MICRO, *BATCHES} & set(names))
+
+
+def says_tokens(names: Iterable[str]) -> bool:
+    """Whether options say a batch or a sequence, in sequences or in tokens."""
+    return bool({*MICRO, *BATCHES, *BATCHES_OF_TOKENS, *LENGTHS} & set(names))
 
 
 def read_table(
@@ -126,6 +135,8 @@ def read_table(
         said = next(name for name in BATCHES if name in options)
         reading.guess(said, f"{reading.global_batch} is taken as a number of tokens")
         reading.global_batch, reading.batch_tokens = 0, reading.global_batch
+    if not reading.global_batch:
+        reading.batch_tokens = reading.batch_tokens or options.whole(*BATCHES_OF_TOKENS)
     if options.number("num_iterations") > _REPEATS:
         options.read.add("num_iterations")  # the steps of the run; GRPO repeats few
     reading.seq_len = options.whole(*LENGTHS)
@@ -207,7 +218,7 @@ def _shape(options: Options, reading: Reading) -> Model | None:
         re.search(r"llama|mi[sx]tral|qwen|gemma|yi|deepseek|olmo", kind) or re.search(r"glu$", unit)
     ) or bool(ffn and ffn < 4 * hidden)
     if not vocab:
-        alike = model_named(options.loose("tokenizer", "tokenizer_name_or_path"))
+        alike = model_named(options.loose("tokenizer", "tokenizer_name_or_path", "tokenizer_name", "tokenizer_id", "tokenizer_path"))  # fmt: skip
         vocab = (
             alike.vocab
             if alike is not None
