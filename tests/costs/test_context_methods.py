@@ -105,7 +105,12 @@ def test_consecutive_pieces_leave_the_last_rank_with_nearly_twice_the_attention(
 
 @pytest.mark.parametrize(
     ("framework", "method"),
-    [("fsdp", "all-gather"), ("deepspeed", "ulysses"), ("accelerate", "all-gather")],
+    [
+        ("fsdp", "all-gather"),
+        ("deepspeed", "ulysses"),
+        ("accelerate", "all-gather"),
+        ("trl", "ulysses"),
+    ],
 )
 def test_long_sequences_are_split_under_frameworks_around_transformers(framework, method):
     job = Job.parse({"seq_len": 131072, "global_batch": 8, "framework": framework})

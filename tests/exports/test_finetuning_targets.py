@@ -100,6 +100,31 @@ def test_a_split_goes_through_accelerate_for_trl_and_is_read_back(tmp_path):
         export(plan.but(layout=plan.layout.but(dp=2, tp=2)), "trl")
 
 
+@pytest.mark.parametrize("offload", [(), ("optimizer", "parameters")])
+def test_ulysses_goes_through_accelerate_to_deepspeed_for_trl_and_is_read_back(tmp_path, offload):
+    plan = planned("full", "sharded", "trl")
+    layout = plan.layout.but(cp_method="ulysses", dp=2, cp=2, offload=offload)
+    bundle = export(plan.but(layout=layout), "trl")
+    bundle.write(tmp_path)
+    launcher = yaml.safe_load(bundle.files["accelerate.yaml"])
+    assert launcher["distributed_type"] == "DEEPSPEED"
+    sizes = launcher["parallelism_config"]
+    # accelerate checks the batch by the replicas that these say.
+    assert (sizes["parallelism_config_sp_size"], sizes["parallelism_config_dp_shard_size"]) == (
+        2,
+        2,
+    )
+    ours = yaml.safe_load(bundle.files["trl.yaml"])
+    assert ours["packing"] and ours["gradient_checkpointing"] and ours["pad_to_multiple_of"] == 2
+    back = import_file(tmp_path / "run.sh", Given(cluster=plan.cluster, model=plan.model))
+    fields = ("dp", "cp", "cp_method", "zero", "recompute", "offload")
+    assert [getattr(back.layout, name) for name in fields] == [getattr(layout, name) for name in fields]  # fmt: skip
+    assert [one for one in back.remarks if one.kind == "unread"] == []
+    ring = layout.but(cp_method="ring", offload=("optimizer",))
+    with pytest.raises(SpecError, match="other than by ulysses"):
+        export(plan.but(layout=ring), "trl")
+
+
 def test_axolotl_splits_sequences_by_its_own_word_and_no_layers_beside_deepspeed():
     plan = planned("lora", "sharded", "axolotl")
     layout = plan.layout.but(dp=2, cp=2, cp_method="ulysses")

@@ -184,6 +184,28 @@ def test_accelerate_accepts_our_yaml(tmp_path, monkeypatch):
                     assert key in options, key
 
 
+def test_accelerate_hands_sequences_to_deepspeed_as_we_write_it(tmp_path, monkeypatch):
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    plan = make_plan("llama3-8b", cluster="h100:1x8", dp=2, cp=4, cp_method="ulysses", zero=3)
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(yaml.safe_dump(accelerate.deepspeed_config(plan, "deepspeed.json")))
+    arguments, parser = accelerate_settings(path, monkeypatch)
+    arguments.deepspeed_fields_from_accelerate_config = []
+    _, environment = prepare_deepspeed_cmd_env(arguments)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    sizes = ParallelismConfig()
+    assert (sizes.sp_size, sizes.data_parallel_size, sizes.total_size) == (4, 2, 8)
+    assert environment["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "deepspeed.json"
+    config = accelerate.deepspeed_config(plan, "deepspeed.json")
+    words = {key for table in ("deepspeed_config", "parallelism_config") for key in config[table]}
+    assert words <= {action.dest for action in parser._actions}
+
+
 def test_our_tables_of_accelerate_keys_are_those_of_its_parser():
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser

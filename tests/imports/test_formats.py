@@ -580,3 +580,44 @@ def test_modules_that_train_in_full_beside_adapters_are_priced():
     plain, more = (import_text(run + extra, "run.sh", H8) for extra in ("", " --modules_to_save embed_tokens,lm_head"))  # fmt: skip
     assert more.job.finetune is not None and more.job.finetune.train == ("embedding", "head")
     assert price(more).estimate.peak_memory_bytes > price(plain).estimate.peak_memory_bytes
+
+
+def _shared(sizes: str, kind: str = "DEEPSPEED") -> str:
+    return (
+        f"compute_environment: LOCAL_MACHINE\ndistributed_type: {kind}\nmixed_precision: bf16\nnum_processes: 8\n"
+        f"deepspeed_config: {{zero_stage: 3}}\nparallelism_config: {{{sizes}}}\n"
+    )
+
+
+@pytest.mark.parametrize("more", ["", ", parallelism_config_dp_shard_size: 2"])
+def test_accelerate_counts_no_replicas_where_deepspeed_splits_sequences(more):
+    text = _shared("parallelism_config_sp_size: 4, parallelism_config_sp_backend: deepspeed" + more)
+    found = import_text(text, "a.yaml", Given(model=load_model("llama3-8b"), guess=True))
+    assert (found.layout.dp, found.layout.cp, found.layout.cp_method) == (2, 4, "ulysses")
+    assert [one for one in found.remarks if one.kind == "unread"] == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind", "says"),
+    [
+        ("parallelism_config_sp_size: 3", "DEEPSPEED", "multiple of sp_size"),
+        ("parallelism_config_sp_size: 2, parallelism_config_cp_size: 2", "DEEPSPEED", "one of the two"),
+        ("parallelism_config_sp_size: 4, parallelism_config_dp_shard_size: 2", "FSDP", "DEEPSPEED is expected"),
+    ],
+)  # fmt: skip
+def test_accelerate_refuses_sequences_that_nothing_splits(sizes, kind, says):
+    with pytest.raises(SpecError, match=says):
+        import_text(
+            _shared(sizes, kind), "a.yaml", Given(model=load_model("llama3-8b"), guess=True)
+        )
+
+
+def test_of_two_degrees_of_sequences_the_one_above_one_counts():
+    text = (
+        "from trl import SFTConfig, SFTTrainer\nfrom accelerate.utils import ParallelismConfig\n"
+        "split = ParallelismConfig(sp_size=1, cp_size=4, dp_shard_size=2)\n"
+        "args = SFTConfig(per_device_train_batch_size=1, max_length=8192, bf16=True, parallelism_config=split)\n"
+        'trainer = SFTTrainer(model="Qwen/Qwen3-8B", args=args)\n'
+    )
+    found = import_text(text, "t.py", Given(cluster=load_cluster("h100:1x8"), guess=True))
+    assert found.layout.cp == 4

@@ -89,6 +89,37 @@ def config(plan: Plan) -> dict[str, Any]:
     return data
 
 
+def deepspeed_config(plan: Plan, file: str) -> dict[str, Any]:
+    """The YAML under which DeepSpeed's engine shards and splits sequences by Ulysses (`sp_size`).
+
+    Args:
+        plan: cp > 1, by Ulysses.
+        file: DeepSpeed's own, beside this one.
+    """
+    layout = canonical(plan.layout, plan.model)
+    hosts, _ = check_hosts(plan)
+    return {
+        "compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_machines": hosts,
+        "num_processes": layout.world, "machine_rank": 0, "main_training_function": "main",
+        "rdzv_backend": "static", "same_network": True, "use_cpu": False,
+        # The file says its precision itself: accelerate takes none beside it.
+        "deepspeed_config": {
+            "deepspeed_config_file": file, "zero3_init_flag": layout.zero == 3,
+            # Each host starts its own processes; another launcher would log in to all of them.
+            "deepspeed_multinode_launcher": "standard",
+        },
+        "parallelism_config": {
+            # accelerate multiplies these for the batch that DeepSpeed checks.
+            "parallelism_config_dp_replicate_size": 1,
+            "parallelism_config_dp_shard_size": layout.dp,
+            "parallelism_config_sp_size": layout.cp,
+            "parallelism_config_sp_backend": "deepspeed",
+            "parallelism_config_sp_seq_length_is_variable": True,
+            "parallelism_config_sp_attn_implementation": "sdpa",
+        },
+    }  # fmt: skip
+
+
 def _units(model: Model) -> dict[str, str]:
     """The class of layers that FSDP shards one by one; accelerate takes a model's own where none is named."""
     return {"fsdp_transformer_layer_cls_to_wrap": layer_class(model)} if hf_family(model) else {}

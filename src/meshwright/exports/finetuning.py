@@ -245,7 +245,7 @@ def notes(plan: Plan, tool: str) -> tuple[str, ...]:
         # verl/utils/dataset/multiturn_sft_dataset.py: one row, one sequence; each message goes through the template.
         return (*told, "verl packs nothing: rows shorter than data.max_length train less than the plan priced; TRAIN_FILES "
                 "names a parquet file of conversations under `messages`, which needs a tokenizer with a chat template")  # fmt: skip
-    if tool == "trl" and plan.layout.cp > 1:
+    if tool == "trl" and plan.layout.cp > 1 and not _packed(plan)["packing"]:
         return (*told, "TRL packs nothing beside context parallelism: rows shorter than max_length train less "
                 "than the plan priced")  # fmt: skip
     if tool in ("trl", "llama-factory") or plan.job.document_masking:
@@ -289,7 +289,7 @@ def _masters(plan: Plan, tool: str) -> tuple[str, ...]:
 def trl(plan: Plan) -> dict[str, Any]:
     """The content of the YAML file that `trl sft --config` reads."""
     tune, layout, job = _tuning(plan), plan.layout, plan.job
-    split = splits_layers(plan)
+    split, shared = splits_layers(plan), by_deepspeed(plan)
     data: dict[str, Any] = {"model_name_or_path": _model_name(plan), "dtype": _DTYPES[_half(plan)]}
     if tune.adapts:
         linear = tune.targets == GROUPS["all-linear"]
@@ -313,12 +313,13 @@ def trl(plan: Plan) -> dict[str, Any]:
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job),
         # FSDP2 recomputes where it shards; transformers refuses both at once.
-        "gradient_checkpointing": layout.recompute == "full" and not split, "learning_rate": tuning_rate(job),
+        "gradient_checkpointing": layout.recompute == "full" and (shared or not split), "learning_rate": tuning_rate(job),
         # Plain text: tokenizers of base models have no template for chats.
         **_length(job, "num_train_epochs"), "dataset_name": "roneneldan/TinyStories", "output_dir": "outputs",
     }  # fmt: skip
     if layout.cp > 1:
-        data["pad_to_multiple_of"] = 2 * layout.cp  # two chunks a rank balance a causal mask
+        # Of torch's two chunks a rank balance a causal mask; Ulysses has one, and whole heads.
+        data["pad_to_multiple_of"] = layout.cp if shared else 2 * layout.cp
     if job.loss == "liger":
         data["use_liger_kernel"] = True
     if "activations" in layout.offload:
@@ -331,13 +332,19 @@ def trl(plan: Plan) -> dict[str, Any]:
 def _packed(plan: Plan) -> dict[str, Any]:
     """Rows of whole length, whose documents see each other, or not, as the plan was priced.
 
-    Context parallelism drops the mask between documents, so TRL refuses to pack beside it.
+    FSDP2's context parallelism drops the mask between documents, so TRL refuses to pack beside it; beside
+    Ulysses it packs, and PyTorch's own attention, which the export asks for there, keeps no documents apart.
     """
-    if plan.layout.cp > 1:
+    if plan.layout.cp > 1 and (not by_deepspeed(plan) or plan.job.document_masking):
         return {"packing": False}
     if plan.job.document_masking:
         return {"packing": True, "padding_free": True}
     return {"packing": True, "packing_strategy": "wrapped"}
+
+
+def by_deepspeed(plan: Plan) -> bool:
+    """Whether sequences are split by Ulysses, which accelerate hands to DeepSpeed's engine (`sp_size`)."""
+    return plan.layout.cp > 1 and plan.layout.cp_method == "ulysses"
 
 
 def splits_layers(plan: Plan) -> bool:
@@ -347,7 +354,12 @@ def splits_layers(plan: Plan) -> bool:
 
 def _trl_files(plan: Plan, command: str) -> dict[str, str]:
     found = _yaml_files("trl", trl)(plan, command)
-    if splits_layers(plan):
+    if by_deepspeed(plan):
+        config = accelerate.deepspeed_config(plan, "deepspeed.json")
+        found["accelerate.yaml"] = comment(plan, command, "trl") + yaml.safe_dump(
+            config, sort_keys=False
+        )
+    elif splits_layers(plan):
         found.pop("deepspeed.json", None)
         config = accelerate.config(plan)
         # A published model names its layers itself; one shaped like Llama has a class of its own.

@@ -300,8 +300,14 @@ def _hosted(layout: Layout, can: Framework) -> Iterator[Problem]:
         says = f"keeps an optimizer in host memory under ZeRO stage {', '.join(map(str, stages))}"
         yield Problem("offload", away, says, {"zero": min(stages)})
     kept = tuple(what for what in layout.offload if what in can.offload_with_context)
-    if layout.cp > 1 and len(kept) < len(away):
-        says = f"keeps {' or '.join(can.offload_with_context)} alone in host memory where sequences are split"
+    other = layout.cp > 1 and layout.cp_method not in can.context_by_deepspeed
+    if other and len(kept) < len(away):
+        engine = (
+            f" other than by {' or '.join(can.context_by_deepspeed)}"
+            if can.context_by_deepspeed
+            else ""
+        )
+        says = f"keeps {' or '.join(can.offload_with_context)} alone in host memory where sequences are split{engine}"
         yield Problem("offload", away, says, {"offload": kept})
     if can.offload_together and ("optimizer" in away) != ("parameters" in away):
         says = "keeps weights, gradients and optimizer in host memory together"

@@ -167,11 +167,14 @@ def _modules(question: Question, c: LayoutColumns) -> Bools:
     return (c.recompute_modules & ~has) > 0
 
 
+def _codes(methods: tuple[str, ...]) -> list[int]:
+    return [CONTEXT_METHODS.index(name) for name in CONTEXT_METHODS if name in methods]
+
+
 def _context(question: Question, c: LayoutColumns) -> Bools:
     can = asked(question)
     methods = can.context_methods_of(question.model)
-    codes = [CONTEXT_METHODS.index(name) for name in CONTEXT_METHODS if name in methods]
-    wrong = not_in(codes, c.cp_method)
+    wrong = not_in(_codes(methods), c.cp_method)
     if can.context_alone:
         wrong |= (c.tp > 1) | (c.pp > 1)
     kernel = question.job.attention_kernel
@@ -213,7 +216,8 @@ def _offload_stage(question: Question, c: LayoutColumns) -> Bools:
     beside = (c.offload & ~bits(can.offload_with_context, OFFLOADS)) > 0
     wrong = weights & not_in(can.offload_parameters_zero, c.zero)
     wrong |= states & not_in(can.offload_optimizer_zero, c.zero)
-    return wrong | (beside & (c.cp > 1))
+    other = not_in(_codes(can.context_by_deepspeed), c.cp_method)
+    return wrong | (beside & (c.cp > 1) & other)
 
 
 def _stages(question: Question, c: LayoutColumns) -> Bools:

@@ -111,6 +111,10 @@ class Framework(Spec):
     )
     context_methods_window: tuple[str, ...] = Field(description="the same for sliding windows")
     context_methods_sinks: tuple[str, ...] = Field(description="the same for attention with sinks")
+    context_by_deepspeed: tuple[str, ...] = Field(
+        description="methods that DeepSpeed's engine brings in place of what shards otherwise, beside whatever "
+        "lives in host memory"
+    )
     context_kernels: tuple[str, ...] = Field(
         description="kernels of attention where cp > 1; empty: any that it has"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | N
     reading.job["precision"] = RECIPES["fp32" if precision == "no" else precision].model_dump()
     reading.job.setdefault("framework", "accelerate")
     sizes = _sizes(options, reading)
+    if sizes.get("sp", 1) > 1 and kind != "DEEPSPEED":
+        raise SpecError("parallelism_config.sp_size", sizes["sp"], f"distributed_type DEEPSPEED is expected beside it, not {kind}: no other engine splits sequences so")  # fmt: skip
     if kind == "FSDP" or options.has("fsdp_config.fsdp_version"):
         _fsdp(options, reading, sizes, processes)
     elif kind == "DEEPSPEED":
@@ -102,16 +105,7 @@ def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | N
     elif sizes:
         reading.replicate = sizes["dp_replicate"]
     if sizes and processes:
-        product = 1
-        for size in sizes.values():
-            product *= size
-        if product != processes:
-            raise SpecError(
-                "num_processes",
-                processes,
-                "dp_replicate · dp_shard · tp · cp = "
-                f"{' · '.join(str(size) for size in sizes.values())} is expected",
-            )
+        _counted(sizes, processes)
     if str(options.values.get("dynamo_backend", "no")).lower() in ("no", "none", "", "false"):
         options.read.add("dynamo_backend")
     options.finish(reading, "accelerate", "fsdp", strict=given.strict)
@@ -121,6 +115,27 @@ def _tables(data: dict[str, Any]) -> None:
     for key in ("fsdp_config", "deepspeed_config", "megatron_lm_config", "parallelism_config"):
         if data.get(key) is not None and not isinstance(data[key], dict):
             raise SpecError(key, data[key], "a table is expected")
+
+
+def _counted(sizes: dict[str, int], processes: int) -> None:
+    """Hold the degrees against the processes, as accelerate's `ParallelismConfig._validate_accelerator` does.
+
+    Where DeepSpeed splits sequences it makes the groups itself, and only whole groups are needed.
+    """
+    shared = sizes["sp"]
+    if shared > 1:
+        if processes % shared:
+            raise SpecError(
+                "num_processes", processes, f"a multiple of sp_size, {shared}, is expected"
+            )
+        return
+    if math.prod(sizes.values()) != processes:
+        raise SpecError(
+            "num_processes",
+            processes,
+            "dp_replicate · dp_shard · tp · cp = "
+            f"{' · '.join(str(size) for size in sizes.values())} is expected",
+        )
 
 
 def _sizes(options: Options, reading: Reading) -> dict[str, int]:
@@ -138,7 +153,11 @@ def _sizes(options: Options, reading: Reading) -> dict[str, int]:
     if comm not in ("allgather", "all-gather"):
         fields["cp_method"] = "ring"
     if sizes["sp"] > 1:
+        if sizes["cp"] > 1:
+            raise SpecError("parallelism_config.sp_size", sizes["sp"], f"1 is expected beside cp_size {sizes['cp']}: accelerate takes one of the two")  # fmt: skip
         fields["cp_method"] = "ulysses"
+        # How sequences are split, padded and attended to while DeepSpeed computes; none changes what is priced.
+        options.raw(*(f"{where}sp_{name}" for name in ("backend", "seq_length", "seq_length_is_variable", "attn_implementation")))  # fmt: skip
     return sizes
 
 

@@ -138,7 +138,8 @@ def _rollouts(options: Options, reading: Reading) -> None:
 
 def _degrees(options: Options, reading: Reading, given: Given) -> None:
     tp = options.whole("tensor_parallel_size", "tp_size", "tp", "deepspeed_autotp_size", default=1)
-    sp = options.whole(*_SEQUENCE, default=1)
+    shared = {name: options.whole(name, default=1) for name in _SEQUENCE if options.has(name)}
+    sp = max(shared.values(), default=1)
     if options.has("num_learners_per_node"):
         counts = [int(n) for n in re.findall(r"\d+", options.loose("num_learners_per_node"))]
         reading.devices = sum(counts)
@@ -148,10 +149,12 @@ def _degrees(options: Options, reading: Reading, given: Given) -> None:
     if sp > 1:
         reading.layout["cp"] = sp
         ring = (
-            options.has("context_parallel_size", "cp_size")
+            any(shared.get(name, 1) > 1 for name in ("context_parallel_size", "cp_size"))
             or reading.layout.get("cp_method") == "ring"
         )
         reading.layout["cp_method"] = "ring" if ring else "ulysses"
+    if reading.layout.get("cp", 1) > 1:
+        options.read.add("pad_to_multiple_of")  # as whole pieces of sequences need
     options.read.add("tp_plan")
     if str(options.values.get("tp_plan") or "none").lower() != "none" and tp <= 1:
         # transformers cuts the model over every process of its launcher where no size stands beside.
