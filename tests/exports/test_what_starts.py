@@ -259,7 +259,7 @@ def test_nanotron_makes_its_own_tokens_where_no_data_set_is_named():
 
 
 @pytest.mark.parametrize(("tool", "asked", "says"), [
-    ("torchtune", {"model": "gemma3-27b"}, "builds llama2-7b"),
+    ("torchtune", {"model": "gemma3-27b"}, "builds presets of llama2"),
     ("torchtune", {"optimizer": OPTIMIZERS["adam8bit"]}, "adam8bit"),
     ("trl", {"optimizer": OPTIMIZERS["adamw-bf16"]}, "as wide as the weights that it updates"),
     ("axolotl", {"optimizer": OPTIMIZERS["sgd-momentum"]}, "has the optimizer"),

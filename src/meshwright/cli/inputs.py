@@ -12,7 +12,7 @@ from meshwright.costs.frameworks import behaviour_of
 from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError, nearest, one_line
-from meshwright.specs.finetune import GROUPS, Finetune, finetune_recipe
+from meshwright.specs.finetune import GROUPS, finetune_recipe
 from meshwright.specs.frameworks import find_framework, framework, quantises_experts
 from meshwright.specs.job import OPTIMIZERS, Job, PrecisionRecipe
 from meshwright.specs.jobs import precision_recipe
@@ -29,10 +29,15 @@ from meshwright.specs.routing import parse_routing
 from meshwright.specs.writing import write_atomically
 
 
-def read_question(options: QuestionOptions) -> tuple[Model, Cluster, Job]:
-    """Load the model, the cluster and the job that the options describe."""
+def read_question(
+    options: QuestionOptions, *, compares: bool = False
+) -> tuple[Model, Cluster, Job]:
+    """Load the model, the cluster and the job that the options describe.
+
+    `compares`: fine-tuning for which no tool is named is left to all of them, not to the first.
+    """
     model, cluster = read_model(options.model), read_cluster(options.cluster, options.reserve)
-    job = read_job(options, cluster.device, cluster.gpus)
+    job = read_job(options, cluster.device, cluster.gpus, compares=compares)
     if options.finetune is not None and options.targets is None:
         job = _placed(job, model)
     if job.framework == "trl" and quantises_experts(model, job) and not names_framework(options):
@@ -62,7 +67,13 @@ def names_framework(options: QuestionOptions) -> bool:
     return "framework" in load_job(Path(options.job)).model_fields_set
 
 
-def read_job(options: QuestionOptions, device: Device | None = None, devices: int = 1) -> Job:
+def read_job(
+    options: QuestionOptions,
+    device: Device | None = None,
+    devices: int = 1,
+    *,
+    compares: bool = False,
+) -> Job:
     """Build a Job from a file and the options that override it; `devices` of `device` will run it."""
     base = load_job(Path(options.job)) if options.job else Job()
     changes: dict[str, Any] = {}
@@ -71,17 +82,15 @@ def read_job(options: QuestionOptions, device: Device | None = None, devices: in
     length = changes.get("seq_len", base.seq_len)
     if options.global_batch is not None:
         changes["global_batch"] = parse_batch(options.global_batch, length, "--global-batch")
-    changes |= _fine_tuning(base, options)
+    changes |= _fine_tuning(base, options, devices, compares)
     precision = options.precision
-    if precision is None and not options.job and changes.get("finetune"):
-        old = device is not None and not device.has_bf16
-        tool = options.framework or changes.get("framework", base.framework)
+    tool = options.framework or changes.get("framework")
+    if tool and not options.job and changes.get("finetune"):
+        from meshwright.planner.tuning import usual_loss, usual_precision
+
         tool = find_framework(tool, "--framework")
-        usual = "bf16" if _copies(changes["finetune"], tool, devices) else TUNED_PRECISION
-        if old:
-            precision = "fp16"  # T4 and V100 have no units for bf16
-        elif usual != TUNED_PRECISION or not _always_copies(changes["finetune"], tool):
-            precision = usual  # else the framework's own, below
+        changes.setdefault("loss", usual_loss(tool))
+        precision = precision or usual_precision(changes["finetune"], tool, device, devices)
     if options.framework is not None:
         changes["framework"] = find_framework(options.framework, "--framework")
         if "attention_kernel" not in base.model_fields_set:
@@ -107,31 +116,9 @@ def read_job(options: QuestionOptions, device: Device | None = None, devices: in
     return base.but(**changes) if changes else base
 
 
-TUNED_PRECISION = "pure-bf16"
-"""Weights as published, in 16 bits, without an fp32 copy: what fine-tuning tools load."""
-_BY_DEEPSPEED = ("trl", "axolotl", "llama-factory")
-"""Tools whose exported files shard by DeepSpeed, which keeps 32-bit weights and moments beside those of 16."""
-
-
-def _copies(tune: Finetune, tool: str, devices: int) -> bool:
-    """Whether a tool keeps 32-bit weights where all of a model's weights train further and nobody names a precision.
-
-    LLaMA-Factory does on one device, too: it casts 32-bit weights (exports/finetuning.py says where each is read).
-    """
-    sharded = devices > 1 and tool in _BY_DEEPSPEED
-    return not tune.adapts and (sharded or tool == "llama-factory")
-
-
-def _always_copies(tune: Finetune, tool: str) -> bool:
-    """Whether a framework has no words for weights of 16 bits without a 32-bit copy, where all of them train.
-
-    What trains adapters loads weights in 16 bits, and trains them so when asked to.
-    """
-    can = framework(tool)
-    return not tune.adapts and not can.adapters and 0 not in can.master_bytes
-
-
-def _fine_tuning(base: Job, options: QuestionOptions) -> dict[str, Any]:
+def _fine_tuning(
+    base: Job, options: QuestionOptions, devices: int, compares: bool
+) -> dict[str, Any]:
     """Fields of a job that the options on fine-tuning and the loss change."""
     changes: dict[str, Any] = {}
     if options.loss is not None:
@@ -147,12 +134,12 @@ def _fine_tuning(base: Job, options: QuestionOptions) -> dict[str, Any]:
         return changes | {"finetune": base.finetune.but(**given)}
     tune = finetune_recipe(given, "--finetune")
     changes["finetune"] = tune
-    if options.framework is None and base.framework == "any":
-        from meshwright.planner.stacks import TUNING_STACK
+    if options.framework is None and base.framework == "any" and not compares:
+        from meshwright.planner.tuning import tuning_stacks
 
-        changes["framework"] = TUNING_STACK
+        changes["framework"] = tuning_stacks(changes["finetune"])[0]
     if options.global_batch is None and not options.job:
-        changes["global_batch"] = TUNED_BATCH
+        changes["global_batch"] = -(-TUNED_BATCH // devices) * devices
     return changes
 
 
@@ -164,8 +151,11 @@ def _placed(job: Job, model: Model) -> Job:
     return job.but(finetune=tune.but(targets=GROUPS["attention"]))
 
 
+TUNED_PRECISION = "pure-bf16"
+"""Weights as published, whose moments are as wide unless an optimizer is named."""
 TUNED_BATCH = 16
-"""Sequences per step where fine-tuning is asked for and no batch is given."""
+"""Sequences per step where fine-tuning is asked for and no batch is given: so many, or the next number that the
+devices divide."""
 
 
 def _named(name: str, table: dict[str, Any], option: str) -> Any:

@@ -43,7 +43,7 @@ def command(
     """
     from meshwright.cli.output import print_json
     from meshwright.cli.progress import counting
-    from meshwright.exports.targets import require_expressible, unwritten
+    from meshwright.exports.targets import require_expressible, unwritten, why_unwritten
     from meshwright.planner.data_choice import longest, padded_plan
     from meshwright.planner.data_notes import length_notes
     from meshwright.planner.legality import Question
@@ -54,7 +54,7 @@ def command(
     from meshwright.specs.plan import save_plan
 
     constraints = Constraints.parse(options.chosen(constraint))
-    model, cluster, job = inputs.read_question(question)
+    model, cluster, job = inputs.read_question(question, compares=True)
     if inputs.names_framework(question):
         require_expressible(model, job, cluster)
     data = load_lengths(lengths) if lengths else None
@@ -66,6 +66,7 @@ def command(
         made = plan(
             model, cluster, job, constraints=constraints, objective=objective,
             max_days=max_days, top=top, defend=not brief, command=inputs.command_line(), progress=progress,
+            refuses=why_unwritten,
         )  # fmt: skip
     if data is not None and padded:
         made = padded_plan(made, constraints, data, defend=not brief)

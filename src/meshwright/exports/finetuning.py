@@ -228,6 +228,10 @@ def notes(plan: Plan, tool: str) -> tuple[str, ...]:
         *_weights(plan),
         *_masters(plan, tool),
     )
+    if tool == "trl" and plan.job.loss == "framework":
+        told += (
+            "TRL 1.16 never makes all logits, less memory than the plan priced: plan with --loss chunked to count that",
+        )
     narrow = without_master(plan.job) and not _tuning(plan).adapts
     if tool in ("torchtune", "verl") and narrow and plan.job.optimizer.name == "adamw":
         told += (f"{tool}'s moments are as wide as the 16-bit weights, less than the plan priced: plan with "
@@ -322,6 +326,10 @@ def trl(plan: Plan) -> dict[str, Any]:
         data["pad_to_multiple_of"] = layout.cp if shared else 2 * layout.cp
     if job.loss == "liger":
         data["use_liger_kernel"] = True
+    elif job.loss == "chunked":
+        data["loss_type"] = (
+            "chunked_nll"  # 1.16's only one, under the name that earlier versions know, too
+        )
     if "activations" in layout.offload:
         data["activation_offloading"] = True
     if deepspeed_stage(plan) and not split:

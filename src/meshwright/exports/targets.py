@@ -274,6 +274,12 @@ def unwritten(model: Model, job: Job, cluster: Cluster) -> tuple[str, ...]:
     )
 
 
+def why_unwritten(model: Model, job: Job, cluster: Cluster) -> str:
+    """What the job's framework lacks of a question, whatever the layout; empty where a plan can be written."""
+    found = _inexpressible(model, job, cluster)
+    return "" if found is None else found[1].lacks
+
+
 def _inexpressible(model: Model, job: Job, cluster: Cluster) -> tuple[Framework, Problem] | None:
     """The first target of a job's framework, and what it lacks, where every one of them lacks something."""
     first: tuple[Framework, Problem] | None = None

@@ -74,7 +74,8 @@ def problems(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
     if job.finetune is not None:
         yield from frozen_problems("torchtune", model, job.finetune)
     if model.name not in BUILDERS:
-        yield Problem("model", model.name, f"0.6.1 builds {', '.join(BUILDERS)}")
+        families = dict.fromkeys(name.split("-")[0] for name in BUILDERS)
+        yield Problem("model", model.name, f"0.6.1 builds presets of {', '.join(families)} alone")
         return
     tune = job.finetune
     if tune is not None and tune.adapts:

@@ -25,6 +25,7 @@ from meshwright.planner.solve import Solution, answer
 from meshwright.planner.space import Constraints
 from meshwright.planner.stacks import (
     UPPER_BOUND,
+    Refuses,
     all_searched,
     answers,
     asked_for,
@@ -71,6 +72,7 @@ def plan(
     defend: bool = True,
     command: str = "",
     progress: Callable[[int], None] | None = None,
+    refuses: Refuses | None = None,
 ) -> Plan:
     """Choose the best layout and defend it.
 
@@ -86,6 +88,8 @@ def plan(
         defend: price the neighbours and compute the flip points too.
         command: the command line to record in the plan.
         progress: called with the number of layouts priced so far.
+        refuses: says why no plan of a question can be written for its framework (`exports.targets.why_unwritten`);
+            tools that train further are then compared where one can.
 
     Raises:
         DoesNotFitError: no legal layout fits; the message gives the shortfall and three ways out.
@@ -96,7 +100,8 @@ def plan(
         raise SpecError("objective", objective, f"one of {', '.join(OBJECTIVES)}")
     job = job or Job()
     if asked_for(job):
-        run = job if job.framework == UPPER_BOUND else under(job, job.framework, cluster.device)
+        free = job.framework == UPPER_BOUND
+        run = job if free else under(job, job.framework, cluster.device, cluster.gpus)
         for field, value, instead in [
             *job_lacks(run, framework(job.framework)),
             *not_written(run, job.framework),
@@ -106,7 +111,8 @@ def plan(
     if max_days is not None:
         _check_deadline(max_days, objective, job)
     asked = Question(model, cluster, job)
-    found = _answers(asked, constraints, "time" if objective == "cost" else objective, progress)
+    by = "time" if objective == "cost" else objective
+    found = _answers(asked, constraints, by, progress, refuses)
     solution = found.solutions[0]
     economy: list[Alternative] = []
     if objective == "cost":
@@ -182,11 +188,12 @@ def _answers(
     constraints: Constraints,
     objective: str,
     progress: Callable[[int], None] | None,
+    refuses: Refuses | None,
 ) -> _Answers:
     if asked_for(asked.job) or not stacks_for(asked.cluster.device.vendor, asked.job):
         job = asked.job
         if job.framework != UPPER_BOUND:
-            job = under(job, job.framework, asked.cluster.device)
+            job = under(job, job.framework, asked.cluster.device, asked.cluster.gpus)
         solution = solve_ways(replace(asked, job=job), constraints, objective)
         if progress:
             progress(solution.result.searched.priced)
@@ -196,7 +203,9 @@ def _answers(
             return _solved(lambda: solve_ways(renewed, constraints))
 
         return _Answers([solution], (), solution.result.searched, again)
-    solutions, refused = solve_all(asked, constraints, objective, progress=progress)
+    solutions, refused = solve_all(
+        asked, constraints, objective, progress=progress, refuses=refuses
+    )
     found = _Answers(
         solutions,
         answers(solutions, refused, objective),
@@ -206,7 +215,9 @@ def _answers(
 
     def all_again(question: Question) -> Solution | None:
         # All frameworks: one that is far behind today may come first; bounds leave out the others.
-        return _solved(lambda: solve_all(question, constraints, winner_only=True)[0][0])
+        return _solved(
+            lambda: solve_all(question, constraints, winner_only=True, refuses=refuses)[0][0]
+        )
 
     return replace(found, replan=all_again)
 

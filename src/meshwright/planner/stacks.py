@@ -20,11 +20,13 @@ from meshwright.planner.rescue import shortfall
 from meshwright.planner.search import SearchResult, reaches, search
 from meshwright.planner.solve import Solution, answer, first_of, solve
 from meshwright.planner.space import Constraints
+from meshwright.planner.tuning import ALIKE, as_tuned, tuning_stacks
 from meshwright.planner.words import PART_WORDS
-from meshwright.specs.cluster import Device
+from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import framework, job_lacks
 from meshwright.specs.job import RECIPES, Framework, Job, PrecisionRecipe
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate, FrameworkAnswer, Searched
 from meshwright.specs.quantities import format_bytes
 
@@ -53,24 +55,23 @@ def asked_for(job: Job) -> bool:
     return "framework" in job.model_fields_set
 
 
-TUNING_STACK: Framework = "trl"
-"""What fine-tuning is planned for where nobody names a framework."""
-PARTIAL_STACK: Framework = "llama-factory"
-"""The same where some weights wait: TRL has no words for which."""
+Refuses = Callable[[Model, Job, Cluster], str]
+"""Says why no plan of a question could be written in the words of the job's framework; empty: one can."""
 
 
 def stacks_for(vendor: str, job: Job) -> tuple[Framework, ...]:
     """Frameworks to compare for a job on a vendor's devices."""
     if job.finetune is None:
         return STACKS.get(vendor, ())
-    return (PARTIAL_STACK if job.finetune.partial else TUNING_STACK,)
+    return tuning_stacks(job.finetune)
 
 
-def under(job: Job, name: Framework, device: Device | None = None) -> Job:
+def under(job: Job, name: Framework, device: Device | None = None, devices: int = 1) -> Job:
     """The job as a framework runs it: its attention kernel, and its precision unless one was named.
 
     On a device without units for bf16 (NVIDIA's before Ampere) both are what it has: fp16, and plain attention.
     """
+    job = as_tuned(job, name, device, devices)
     changes: dict[str, object] = {"framework": name}
     known = behaviour(Job(framework=name))
     if "attention_kernel" not in job.model_fields_set:
@@ -106,22 +107,33 @@ def solve_all(
     objective: str = "time",
     progress: Callable[[int], None] | None = None,
     winner_only: bool = False,
+    refuses: Refuses | None = None,
 ) -> tuple[list[Solution], dict[str, str]]:
     """What every framework answers, best first, and why some have nothing to answer.
 
     `winner_only` leaves out, before anything of them is priced, frameworks that by their bounds cannot
-    come first.
+    come first. `refuses`: tools that train further are asked only where a plan could be written for them.
 
     Raises:
         SpecError: no framework has a legal layout under the constraints.
     """
-    names = stacks_for(question.cluster.device.vendor, question.job)
+    cluster = question.cluster
+    names = stacks_for(cluster.device.vendor, question.job)
+    runs = {name: under(question.job, name, cluster.device, cluster.gpus) for name in names}
+    silent = _unwritten(question, runs, refuses)
+    if len(silent) == len(
+        names
+    ):  # what no tool can write is planned for the first, and the plan says so
+        names, silent = names[:1], {}
     found: list[tuple[Question, SearchResult]] = []
     left_out: list[list[Question]] = []
     refused: dict[str, str] = {}
     priced = 0
     for name in names:
-        asked = replace(question, job=under(question.job, name, question.cluster.device))
+        asked = replace(question, job=runs[name])
+        if name in silent:
+            refused[name] = silent[name]
+            continue
         if missing := [*job_lacks(asked.job, framework(name)), *not_written(asked.job, name)]:
             refused[name] = missing[0][2]
             continue
@@ -145,6 +157,16 @@ def solve_all(
         raise _none_has_a_layout(question, constraints, names, refused)
     field = _Field(constraints, objective, [first_of(asked, result) for asked, result in found])
     return _best_of_each(field.run(left_out), objective), refused
+
+
+def _unwritten(
+    question: Question, runs: dict[Framework, Job], refuses: Refuses | None
+) -> dict[str, str]:
+    """Tools that train further whose files could not say the question, and why."""
+    if refuses is None or question.job.finetune is None:
+        return {}
+    said = {name: refuses(question.model, job, question.cluster) for name, job in runs.items()}
+    return {name: why for name, why in said.items() if why}
 
 
 class _Field:
@@ -226,7 +248,9 @@ def _none_has_a_layout(
     reasons: dict[str, list[str]] = {}
     for name in names:
         why = refused.get(name, "nothing that could come first")
-        reasons.setdefault(why.replace(f" under {framework(name).title}", ""), []).append(name)
+        title = framework(name).title
+        alike = why.replace(f" under {title}", "").removeprefix(f"{title} ")
+        reasons.setdefault(alike, []).append(name)
     told = "; ".join(f"{', '.join(who)}: {why}" for why, who in reasons.items())
     return SpecError("framework", "none of the device's", told)
 
@@ -249,7 +273,14 @@ def _best_of_each(solutions: list[Solution], objective: str) -> list[Solution]:
         before = best.get(name)
         if before is None or _is_worth(_rank(one, objective), _rank(before, objective)):
             best[name] = one
-    return sorted(best.values(), key=lambda one: _rank(one, objective))
+    ranked = sorted(best.values(), key=lambda one: _rank(one, objective))
+    if all(one.question.job.finetune is None for one in ranked) or ranked[0].choice is None:
+        return ranked
+    # Tools that train further run the same kernels: a hair's breadth is no reason to change the tool.
+    odds, first = _rank(ranked[0], objective)
+    alike = (odds, first * (1 + ALIKE))
+    usual = next(one for one in best.values() if _rank(one, objective)[0] == odds and _rank(one, objective) <= alike)  # fmt: skip
+    return [usual, *(one for one in ranked if one is not usual)]
 
 
 def _is_worth(rank: tuple[float, float], before: tuple[float, float]) -> bool:
@@ -363,6 +394,9 @@ def _why_not(
     shown = f"{abs(change):.0%}" if abs(change) >= 0.01 else f"{abs(change):.1%}"
     if change < -0.0005 and not _starts(solution.question):
         return f"{shown} faster, but no plan can be written for it yet"
+    tuned = solution.question.job.finetune is not None
+    if tuned and change < 0:
+        return f"as fast within {ALIKE:.0%}, and no reason to change to it"
     if abs(change) < 0.0005:
         return "as fast, and no reason to change to it"
     grown = max(

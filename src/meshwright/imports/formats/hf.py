@@ -338,6 +338,8 @@ def _memory(options: Options, reading: Reading) -> None:
         reading.job["attention_kernel"] = "flash"
     elif options.has(*_SWITCHES) and not options.flag(*_SWITCHES):
         reading.guess("use_flash_attention_2", "is off: transformers since 4.36 take PyTorch's fused attention then, which is priced; older ones keep all scores")  # fmt: skip
+    if options.word("loss_type") == "chunked_nll":
+        reading.job["loss"] = "chunked"
     if options.flag("use_liger_kernel", "use_liger"):
         reading.job["loss"] = "liger"
     elif options.word("loss_type") == "chunked_nll":  # TRL's: no logits are kept
