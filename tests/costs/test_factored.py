@@ -9,7 +9,7 @@ from meshwright.costs.frameworks import behaviour
 from meshwright.costs.memory import memory
 from meshwright.costs.stages import stage_layers
 from meshwright.costs.states import role_parameters
-from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
+from meshwright.specs.job import OPTIMIZERS, OTHER_OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 
@@ -50,7 +50,7 @@ def test_as_many_statistics_as_torch_keeps(tied):
     )
     model = TINY.but(tied_embeddings=tied)
     columns = from_layouts([Layout(dp=4)])
-    counted = factored_statistics(model, columns, 0)
+    counted = factored_statistics(model, columns, 0, OPTIMIZERS["adafactor"])
     dense, expert = role_parameters(counted, stage_layers(model, columns), columns, "first")
     assert dense[0] + expert[0] == kept
 
@@ -62,15 +62,16 @@ def test_experts_are_factored_one_by_one_and_router_once():
             experts=dict(experts=8, top_k=2, ffn=48),
         )
     )  # fmt: skip
-    counted = factored_statistics(model, from_layouts([Layout(dp=8, ep=4)]), 0)
+    adafactor = OPTIMIZERS["adafactor"]
+    counted = factored_statistics(model, from_layouts([Layout(dp=8, ep=4)]), 0, adafactor)
     assert counted.experts_layer[0] == (8 / 4) * 3 * (48 + 32)
     norms, attention, router = 2 * 32, 4 * (32 + 32), 8 + 32
     assert counted.moe_layer[0] == norms + attention + router
 
 
 def test_tensor_parallel_ranks_factor_their_own_shards():
-    whole = factored_statistics(TINY, from_layouts([Layout(dp=2)]), 0)
-    half = factored_statistics(TINY, from_layouts([Layout(dp=1, tp=2)]), 0)
+    whole = factored_statistics(TINY, from_layouts([Layout(dp=2)]), 0, OPTIMIZERS["adafactor"])
+    half = factored_statistics(TINY, from_layouts([Layout(dp=1, tp=2)]), 0, OPTIMIZERS["adafactor"])
     # Seven matrices a layer: the side that is cut halves, the hidden side stays whole.
     cut = 32 + 16 + 16 + 32 + 3 * 80
     assert whole.dense_layer[0] - half.dense_layer[0] == cut / 2
@@ -80,11 +81,23 @@ def test_bytes_lie_between_no_state_and_adams():
     factored = optimizer_bytes(TINY, "adafactor", dp=4)
     master = optimizer_bytes(TINY, "sgd", dp=4)
     adam = optimizer_bytes(TINY, "adamw", dp=4)
-    counted = factored_statistics(TINY, from_layouts([Layout(dp=4)]), 1)
+    counted = factored_statistics(TINY, from_layouts([Layout(dp=4)]), 1, OPTIMIZERS["adafactor"])
     per_layer = float(counted.dense_layer[0])
     ends = float(counted.embedding[0] + counted.head[0])
     assert factored == pytest.approx(master + STATISTIC_BYTES * (3 * per_layer + ends))
     assert master < factored < adam
+
+
+def test_moments_of_projected_gradients_are_those_of_the_paper():
+    galore = OTHER_OPTIMIZERS["galore"].but(low_rank=8)
+    counted = factored_statistics(TINY, from_layouts([Layout()]), 1, galore)
+    # r · (2 n + m) numbers of an n × m matrix, n ≥ m; norms and the vocabulary keep two moments.
+    square, short, wide = 8 * (2 * 32 + 32), 8 * (2 * 32 + 16), 8 * (2 * 80 + 32)
+    assert counted.dense_layer[0] == 2 * square + 2 * short + 3 * wide + 2 * (2 * 32)
+    assert counted.embedding[0] == 2 * 96 * 32
+    eight = factored_statistics(TINY, from_layouts([Layout()]), 1, galore.but(state_bytes=2))
+    assert eight.embedding[0] == 96 * 32 / 2
+    assert OPTIMIZERS["adamw"].low_rank == 0
 
 
 def test_zero_shards_the_statistics():

@@ -1,7 +1,11 @@
-"""Adafactor's second moment: one row and one column of statistics per matrix, not one number each.
+"""Optimizer states that are smaller than their matrices: Adafactor's second moment, and moments of projected gradients.
 
 Shazeer and Stern 2018 (arXiv 1804.04235, Algorithm 4): of an n × m matrix n + m numbers are kept;
 of a vector (norms, biases) every one. Without a first moment, as transformers' and T5X's defaults.
+
+GaLore (Zhao et al. 2024, arXiv 2403.03507, Algorithm 2) and APOLLO (Zhu et al. 2024, arXiv 2412.05270): the gradient of a
+layer's n × m matrix, n ≥ m, is projected to n × r, of which the moments are, by an m × r matrix that is kept, too.
+Embedding, head, norms and experts that are one parameter a layer keep whole moments.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import numpy as np
 
 from meshwright.costs.columns import Floats, LayoutColumns
 from meshwright.costs.parameters import LocalParameters, local_parameters
+from meshwright.specs.job import OptimizerRecipe
 from meshwright.specs.model import Model
 
 STATISTIC_BYTES = 4.0
@@ -21,9 +26,9 @@ Shape = tuple[Floats | float, Floats | float]
 
 
 def factored_statistics(
-    model: Model, columns: LayoutColumns, vocab_multiple: int
+    model: Model, columns: LayoutColumns, vocab_multiple: int, optimizer: OptimizerRecipe
 ) -> LocalParameters:
-    """Return how many statistics one rank keeps, in the places of the parameters they belong to.
+    """Return how many statistics of `STATISTIC_BYTES` one rank keeps, in the places of their parameters.
 
     A rank factors the shards of matrices that tensor and expert parallelism give it. Arrays of
     shape (rows,), to be summed over a stage like parameters.
@@ -37,31 +42,51 @@ def factored_statistics(
     if model.positions == "learned":
         positions = [(float(model.max_positions), float(model.hidden))]
     moe_layer, experts_layer = held.moe_layer, held.experts_layer
+    whole = optimizer.but(low_rank=0)  # of what is no layer's
     if model.experts is not None:
         spec = model.experts
         router: list[Shape] = [(float(spec.experts), float(model.hidden))]
         shared = _ffn(model, np.ceil(spec.shared_ffn / tp)) if spec.shared_ffn else []
-        moe_layer = _statistics(held.moe_layer, [*attention, *router, *shared])
+        moe_layer = _statistics(held.moe_layer, [*attention, *router, *shared], optimizer)
         one = _ffn(model, np.ceil(spec.ffn / columns.etp.astype(np.float64)))
         local = np.ceil(spec.experts / columns.ep.astype(np.float64))
-        experts_layer = local * _statistics(held.experts_layer / local, one)
+        one = one if optimizer.factored else []
+        experts_layer = local * _statistics(held.experts_layer / local, one, optimizer)
     return replace(
         held,
-        dense_layer=_statistics(held.dense_layer, dense),
+        dense_layer=_statistics(held.dense_layer, dense, optimizer),
         moe_layer=moe_layer,
         experts_layer=experts_layer,
-        embedding=_statistics(held.embedding, [*vocabulary, *positions]),
-        embedding_matrix=_statistics(held.embedding_matrix, vocabulary),
-        head=held.head if held.tied else _statistics(held.head, vocabulary),
+        embedding=_statistics(held.embedding, [*vocabulary, *positions], whole),
+        embedding_matrix=_statistics(held.embedding_matrix, vocabulary, whole),
+        head=_statistics(held.head, [] if held.tied else vocabulary, whole),
     )
 
 
-def _statistics(parameters: Floats, matrices: list[Shape]) -> Floats:
-    """Rows and columns of the matrices, and each of the parameters that are in none of them."""
-    result = parameters
+def _statistics(parameters: Floats, matrices: list[Shape], optimizer: OptimizerRecipe) -> Floats:
+    """Statistics of the matrices, and of each of the parameters that are in none of them."""
+    each = 1.0 if optimizer.factored else optimizer.state_bytes / STATISTIC_BYTES
+    beside, result = parameters, np.zeros_like(parameters)
     for rows, width in matrices:
-        result = result - rows * width + rows + width
-    return np.asarray(result)
+        beside = beside - rows * width
+        if optimizer.low_rank:
+            result = result + _projected(rows, width, optimizer)
+        elif optimizer.factored:
+            result = result + rows + width
+        else:
+            result = result + each * rows * width
+    return np.asarray(result + each * beside)
+
+
+def _projected(rows: Floats | float, width: Floats | float, optimizer: OptimizerRecipe) -> Floats:
+    """Moments of a projected gradient, and what projects it in the gradient's own width: 16 bits at least."""
+    long, short = np.maximum(rows, width), np.minimum(rows, width)
+    rank = np.minimum(optimizer.low_rank, short)
+    if optimizer.factored:
+        return np.asarray(rank * short + rank + long)
+    projector = max(optimizer.state_bytes / 2, 2.0)
+    held = rank * (optimizer.state_bytes * long + projector * short)
+    return np.asarray(held / STATISTIC_BYTES)
 
 
 def _ffn(model: Model, width: Floats) -> list[Shape]:

@@ -79,8 +79,8 @@ def memory(
         layers = with_further(model, columns, layers)
     local = local_parameters(model, columns, behaviour.vocab_multiple)
     counted = (
-        factored_statistics(model, columns, behaviour.vocab_multiple)
-        if job.optimizer.factored
+        factored_statistics(model, columns, behaviour.vocab_multiple, job.optimizer)
+        if job.optimizer.factored or job.optimizer.low_rank
         else None
     )
     kept = {

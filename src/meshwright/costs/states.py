@@ -76,14 +76,16 @@ def state_bytes(
     ZeRO-1 shards the optimizer's, ZeRO-2 gradients too, ZeRO-3 parameters too (Rajbhandari et al.
     2020, arXiv 1910.02054 §5), each component by its own bytes per parameter. Of frozen weights
     (`weights`; None: all train) there are no gradients and no optimizer states. `statistics` are
-    the numbers of factored statistics of the dense and expert parameters (`costs.factored`), where
-    the optimizer keeps such; they are sharded with its other states.
+    the numbers of factored or projected statistics of the dense and expert parameters (`costs.factored`),
+    where the optimizer keeps such; they are sharded with its other states.
     """
     shard = columns.shard_degree.astype(np.float64)
     expert_shard = np.where(columns.zero > 0, expert_shard_degree(columns), 1).astype(np.float64)
     expert_shard = np.minimum(expert_shard, np.where(columns.zero > 0, np.maximum(shard, 1), 1))
     precision = job.precision
-    optimizer_bytes = precision.master_bytes + job.optimizer.state_bytes
+    # Moments of projected gradients are among the statistics.
+    moments = 0.0 if job.optimizer.low_rank else job.optimizer.state_bytes
+    optimizer_bytes = precision.master_bytes + moments
 
     def split(of: tuple[Floats, Floats], from_stage: int, bytes_each: float = 1.0) -> Floats:
         whole = columns.zero < from_stage

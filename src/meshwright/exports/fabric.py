@@ -36,6 +36,9 @@ def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
         if framework == "meshwright":
             found["OMP_NUM_THREADS"] = ("1", "a rank is one core, as the engine trains")
         return found
+    if framework == "maxtext":
+        found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ("0.95", "JAX keeps to three quarters otherwise")
+        return found | _network(cluster)
     fsdp = layout.zero >= 2 and layout.dp * layout.cp > 1
     if framework.startswith("megatron") and (layout.tp > 1 or layout.cp > 1) and not fsdp:
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = (

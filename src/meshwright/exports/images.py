@@ -91,6 +91,7 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
     version = framework(name).checked
     has = plan.cluster.device.vendor == "amd" or (container and image(plan, name) != _ARM)
     torch = [] if has else [_torch(plan)]
+    jax = "tpu" if plan.cluster.device.vendor == "google" else "cuda12"
     eight = ["pip install -q torchao==0.18.0"]  # its linear layers in 8 bits are torchao's
     lines = {
         "deepspeed": [*torch, f"pip install -q deepspeed=={version} {_HUGGING}"],
@@ -100,7 +101,7 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
         "torchtitan": [*torch, f"pip install -q torchtitan=={version}", *(eight if plan.job.precision.compute == "fp8" else [])],
         "fsdp": torch,
         "meshwright": [*torch, "pip install -q 'meshwright[engine]'"],
-        "maxtext": [f"pip install -q 'maxtext[tpu]=={MAXTEXT}'", "install_tpu_pre_train_extra_deps"],
+        "maxtext": [f"pip install -q 'maxtext[{jax}]=={MAXTEXT}'", f"install_{jax}_pre_train_extra_deps"],
         "megatron": _cloned("MEGATRON", "NVIDIA/Megatron-LM", f"core_v{version}"),
         "megatron-bridge": [
             *_cloned("MEGATRON_BRIDGE", "NVIDIA-NeMo/Megatron-Bridge", "main"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from meshwright.exports.fabric import check_hosts, environment
 from meshwright.exports.images import needs
 from meshwright.exports.inputs import Inputs, block
+from meshwright.exports.maxtext import on_gpus
 from meshwright.specs.plan import Plan
 
 
@@ -69,7 +70,12 @@ def launch_words(
     """
     hosts, per_host = check_hosts(plan)
     if command.framework == "maxtext":
-        return ["python3"]  # JAX learns a slice's hosts from the TPU's own metadata
+        if not on_gpus(plan) or hosts == 1:
+            return ["python3"]  # JAX learns a slice's hosts from the TPU's own metadata
+        return [  # utils/max_utils.py initialize_jax_for_gpu: one process a host
+            "env", f"JAX_COORDINATOR_IP={address}", f"JAX_COORDINATOR_PORT={port}",
+            f"NNODES={hosts}", f"NODE_RANK={node_rank}", "python3",
+        ]  # fmt: skip
     if command.accelerated:
         return [
             "accelerate launch", "--config_file", "accelerate.yaml",
@@ -104,7 +110,7 @@ def torchrun_script(plan: Plan, command: Command, stamp: str) -> str:
 def _meeting_point(plan: Plan, command: Command) -> str:
     """Lines that stop a start on several hosts which have not been told how to meet."""
     hosts, _ = check_hosts(plan)
-    if hosts == 1 or command.framework == "maxtext":
+    if hosts == 1 or (command.framework == "maxtext" and not on_gpus(plan)):
         return ""
     return (
         f'\n: "${{MASTER_ADDR:?this run needs {hosts} hosts: MASTER_ADDR is the first one}}"\n'

@@ -2,7 +2,7 @@
 
 Follows `src/maxtext/configs/base.yml`, `types.py` and `utils/max_utils.py` of AI-Hypercomputer/maxtext
 (August 2026), on one slice of TPUs: its devices are split by `ici_*` degrees; `dcn_*` degrees, between
-slices, are 1. Weights are sharded over the axes fsdp, context and expert together
+slices, are 1. The GPUs of a job are one mesh in the order of their hosts (`num_slices: 1`), which JAX leaves as it is. Weights are sharded over the axes fsdp, context and expert together
 (`logical_axis_rules`, "embed"), so a full shard leaves fsdp the rest: -1.
 """
 
@@ -18,6 +18,7 @@ from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.specs.cluster import Cluster
+from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import without_master
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
@@ -76,6 +77,14 @@ _MUON = ("llama", "qwen3", "deepseek", "kimi", "gpt-oss", "gemma3")
 
 
 def _asked(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
+    vendor = cluster.device.vendor
+    if (
+        LIMITS.can.is_exported_on(vendor)
+        and model.experts
+        and not LIMITS.can.is_exported_on(vendor, experts=True)
+    ):
+        says = "has kernels for a mixture's experts on TPUs alone"
+        yield Problem("model", model.name, says)
     if job.optimizer.name == "muon" and not model.name.startswith(_MUON):
         says = f"trains {', '.join(_MUON)} with Muon"
         yield Problem("job.optimizer", job.optimizer.name, says)
@@ -106,15 +115,39 @@ def mesh(plan: Plan) -> dict[str, int]:
     return inner | {f"dcn_{axis}_parallelism": 1 for axis in sizes}
 
 
+def on_gpus(plan: Plan) -> bool:
+    """Whether JAX's processes find each other by variables, not by a slice's own metadata."""
+    return plan.cluster.device.vendor != "google"
+
+
+def _splits_on_gpus(plan: Plan) -> None:
+    """Refuse sequences that Transformer Engine's attention cannot gather keys for (layers/attention_op.py).
+
+    Raises:
+        SpecError: windows or packed documents beside context parallelism.
+    """
+    beside = "sliding windows" if plan.model.window else "packed documents"
+    if plan.layout.cp > 1 and (plan.model.window or plan.job.document_masking):
+        says = f"MaxText gathers no keys of {beside} on GPUs: plan with --cp 1"
+        raise SpecError("layout.cp", plan.layout.cp, says)
+
+
 def config(plan: Plan) -> dict[str, Any]:
-    """The content of `maxtext.yml`; data are synthetic until the reader names some."""
-    layout, job = canonical(plan.layout, plan.model), plan.job
-    kernel = "dot_product" if job.attention_kernel == "unfused" else "flash"
+    """The content of `maxtext.yml`; data are synthetic until the reader names some.
+
+    Raises:
+        SpecError: sequences split as its attention on GPUs cannot.
+    """
+    layout, job, gpus = canonical(plan.layout, plan.model), plan.job, on_gpus(plan)
+    if gpus:
+        _splits_on_gpus(plan)
+    kernel = "cudnn_flash_te" if gpus else "flash"
+    kernel = "dot_product" if job.attention_kernel == "unfused" else kernel
     each = layout.micro_batch / (layout.tp * layout.cp * plan.cluster.device.jax_devices)
     narrow = "bfloat16" if without_master(job) else "float32"
     data: dict[str, Any] = {
         "base_config": "base.yml", "model_name": NAMES[plan.model.name],
-        "hardware": "tpu", **mesh(plan),
+        "hardware": "gpu" if gpus else "tpu", **({"num_slices": 1, "max_segments_per_seq": 32} if gpus else {}), **mesh(plan),
         "shard_optimizer_over_data": layout.zero == 1,
         "per_device_batch_size": int(each) if each.is_integer() else each,
         "gradient_accumulation_steps": layout.micro_batches(job.global_batch),

@@ -342,12 +342,11 @@ def _started(plan: Plan, name: str, files: dict[str, str]) -> Command:
 def _launcher(plan: Plan, name: str, framework_name: str, command: str) -> Bundle:
     framework, launcher = STARTED[framework_name], LAUNCHERS[name]
     require(plan, framework.limits)
-    if framework_name == "maxtext" and name not in ("torchrun", "slurm", "jobset"):
-        raise SpecError(
-            "--for",
-            framework_name,
-            "JAX starts one process a host: --to maxtext, slurm or jobset is expected",
-        )
+    starts = ("torchrun", "slurm") if maxtext.on_gpus(plan) else ("torchrun", "slurm", "jobset")
+    if framework_name == "maxtext" and name not in starts:
+        others = " or ".join(("maxtext", *starts[1:]))
+        says = f"JAX starts one process a host: --to {others} is expected"
+        raise SpecError("--for", framework_name, says)
     files = framework.files(plan, command)
     run = _started(plan, framework_name, files)
     if name == "ray" and run.accelerated:

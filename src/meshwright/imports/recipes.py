@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "adam": "adamw", "adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw", "adamw_apex_fused": "adamw", "adamw_torch_xla": "adamw", "adamw_anyprecision": "adamw",
+    "adamw_hf": "adamw", "adamw_apex_fused": "adamw", "adamw_torch_xla": "adamw", "adamw_anyprecision": "adamw-anyprecision",
     "fusedadam": "adamw", "cpuadam": "adamw", "cpu_adam": "adamw", "decoupled_adamw": "adamw",
     "adam_pax": "adamw", "adamwfloat8": "adamw", "skipstepadamw": "adamw", "adamwconfig": "adamw",
     "skipstepadamwconfig": "adamw", "stableadamw": "adamw", "stable_adamw": "adamw", "schedule_free_adamw": "adamw",
@@ -30,11 +30,17 @@ _NAMES = {
     "adamw_torch_8bit": "adam8bit", "onebitadam": "adamw", "zerooneadam": "adamw", "adamw_torch_4bit": "adam4bit",
     "adam_mini": "adam-mini", "adammini": "adam-mini", "ao_adamw_4bit": "adam4bit", "adamw4bit": "adam4bit",
     "dist_muon": "muon", "muonreference": "muon", "muonclip": "muon", "muon": "muon", "adafactor": "adafactor", "lion_8bit": "lion8bit",
-    "decoupled_lionw": "lion", "lionw": "lion", "lion_32bit": "lion", "paged_lion_32bit": "lion",
-    "paged_lion_8bit": "lion8bit", "fusedlamb": "lamb", "onebitlamb": "lamb",
+    "decoupled_lionw": "lion", "lionw": "lion", "lion_32bit": "lion", "paged_lion_32bit": "paged-lion",
+    "paged_lion_8bit": "paged-lion8bit", "fusedlamb": "lamb", "onebitlamb": "lamb",
+    "adamw_torch_npu_fused": "adamw", "ademamix_8bit": "ademamix8bit", "paged_ademamix_32bit": "paged-ademamix",
+    "paged_ademamix_8bit": "paged-ademamix8bit", "rmsprop_bnb": "rmsprop", "rmsprop_bnb_32bit": "rmsprop",
+    "rmsprop_bnb_8bit": "rmsprop8bit", "galore_adamw": "galore", "galore_adamw_8bit": "galore8bit",
+    "galore_adafactor": "galore-adafactor", "apollo_adamw": "apollo", "schedule_free_radam": "adamw", "schedule_free_sgd": "sgd-momentum",
 }  # fmt: skip
 
 
+LAYERWISE = "_layerwise"
+"""What the names of optimizers end with that take each gradient as the backward makes it."""
 _WHERE = re.compile(
     r"fused|torch|apex|distributed|mcore|optim(?:izer)?|megatron|deepspeed|decoupled|foreach|dist(?=_)|_"
 )
@@ -47,7 +53,7 @@ def optimizer_named(name: str, option: str, momentum: float = 0.9) -> OptimizerR
     Raises:
         SpecError: the optimizer's state is not known.
     """
-    short = name.strip().rsplit(".", 1)[-1].lower().replace("-", "_")
+    short = name.strip().rsplit(".", 1)[-1].lower().replace("-", "_").removesuffix(LAYERWISE)
     if short == "sgd":
         return OPTIMIZERS["sgd-momentum" if momentum else "sgd"]
     ours = (
@@ -76,10 +82,18 @@ def optimizer_or_adamw(
         return OPTIMIZERS["adamw"]
 
 
+_AS_WIDE = ("adamw", "galore", "apollo", "grokadamw")
+"""Optimizers whose moments are as wide as the weights that they update."""
+
+
 def torch_moments(optimizer: OptimizerRecipe, precision: PrecisionRecipe) -> OptimizerRecipe:
     """An optimizer of torch over weights that have no 32-bit copy: its moments are of their width."""
-    if precision.master_bytes == 0 and precision.parameter_bytes == 2 and optimizer.name == "adamw":
-        return optimizer.but(state_bytes=4.0)
+    if (
+        precision.master_bytes == 0
+        and precision.parameter_bytes == 2
+        and optimizer.name in _AS_WIDE
+    ):
+        return optimizer.but(state_bytes=optimizer.state_bytes / 2)
     return optimizer
 
 

@@ -20,7 +20,7 @@ from meshwright.planner.rescue import shortfall
 from meshwright.planner.search import SearchResult, reaches, search
 from meshwright.planner.solve import Solution, answer, first_of, solve
 from meshwright.planner.space import Constraints
-from meshwright.planner.tuning import ALIKE, as_tuned, tuning_stacks
+from meshwright.planner.tuning import as_tuned, tuning_stacks
 from meshwright.planner.words import PART_WORDS
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError
@@ -48,6 +48,10 @@ STACKS: dict[str, tuple[Framework, ...]] = {
 CLOSE = 1.03
 """How much slower than the best, by the search alone, a framework may be and still be looked at closely:
 with partial recomputation, uneven stages and the simulator."""
+
+
+ALIKE = 0.01
+"""Share of the step by which a framework must be faster than an earlier one of its list to come before it."""
 
 
 def asked_for(job: Job) -> bool:
@@ -274,9 +278,9 @@ def _best_of_each(solutions: list[Solution], objective: str) -> list[Solution]:
         if before is None or _is_worth(_rank(one, objective), _rank(before, objective)):
             best[name] = one
     ranked = sorted(best.values(), key=lambda one: _rank(one, objective))
-    if all(one.question.job.finetune is None for one in ranked) or ranked[0].choice is None:
+    if ranked[0].choice is None:
         return ranked
-    # Tools that train further run the same kernels: a hair's breadth is no reason to change the tool.
+    # A hair's breadth, which no model of costs can tell, is no reason for another stack than the first that is listed.
     odds, first = _rank(ranked[0], objective)
     alike = (odds, first * (1 + ALIKE))
     usual = next(one for one in best.values() if _rank(one, objective)[0] == odds and _rank(one, objective) <= alike)  # fmt: skip
@@ -326,7 +330,8 @@ def _cannot_win(
 
 def _starts(question: Question) -> bool:
     """Whether a plan can be written in the words of the question's framework."""
-    return framework(question.job.framework).is_exported_on(question.cluster.device.vendor)
+    can, vendor = framework(question.job.framework), question.cluster.device.vendor
+    return can.is_exported_on(vendor, experts=question.model.experts is not None)
 
 
 def _rank(solution: Solution, objective: str) -> tuple[float, float]:
@@ -393,9 +398,9 @@ def _why_not(
     change = (priced.pessimistic_s or 0.0) / (best.pessimistic_s or 1.0) - 1
     shown = f"{abs(change):.0%}" if abs(change) >= 0.01 else f"{abs(change):.1%}"
     if change < -0.0005 and not _starts(solution.question):
-        return f"{shown} faster, but no plan can be written for it yet"
-    tuned = solution.question.job.finetune is not None
-    if tuned and change < 0:
+        what = "of a mixture" if solution.question.model.experts else "for these devices"
+        return f"{shown} faster, but no plan {what} can be written for it here"
+    if -1.01 * ALIKE < change < 0 and _starts(solution.question):
         return f"as fast within {ALIKE:.0%}, and no reason to change to it"
     if abs(change) < 0.0005:
         return "as fast, and no reason to change to it"

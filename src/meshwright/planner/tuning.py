@@ -20,8 +20,6 @@ _LOAD_32_BITS = ("llama-factory", "verl")
 """Tools that train 32-bit weights under autocast on one device, too (verl: `engine.model_dtype`)."""
 _LOSSES: dict[str, Loss] = {"trl": "chunked"}
 """What a tool's loss is in the version that its files are written for, where it was another when runs were measured."""
-ALIKE = 0.01
-"""Share of the step by which a tool must be faster than an earlier one of `TUNING_STACKS` to come before it."""
 
 
 def tuning_stacks(tune: Finetune) -> tuple[Framework, ...]:

@@ -54,6 +54,9 @@ class Framework(Spec):
     exported_on: tuple[str, ...] = Field(
         (), description="vendors whose devices its exported files are for; none: any"
     )
+    experts_exported_on: tuple[str, ...] = Field(
+        (), description="the same of a mixture's experts; none: as other models"
+    )
     released: str = Field("", description="a newer version that was read too")
     axes: tuple[Axis, ...] = Field(description="axes beside dp that may be above 1")
     zero: tuple[int, ...]
@@ -193,9 +196,10 @@ class Framework(Spec):
         """Whether an axis may be above 1."""
         return axis in self.axes
 
-    def is_exported_on(self, vendor: str) -> bool:
-        """Whether a plan for a vendor's devices can be written in the framework's words."""
-        return self.exported and (not self.exported_on or vendor in self.exported_on)
+    def is_exported_on(self, vendor: str, *, experts: bool = False) -> bool:
+        """Whether a plan for a vendor's devices can be written in the framework's words; `experts`: of a mixture."""
+        vendors = (self.experts_exported_on if experts else ()) or self.exported_on
+        return self.exported and (not vendors or vendor in vendors)
 
     def context_methods_of(self, model: Model) -> tuple[str, ...]:
         """How keys and values of a model's attention can reach other context-parallel ranks."""

@@ -43,6 +43,11 @@ class OptimizerRecipe(Spec):
     name: str = "adamw"
     state_bytes: float = Field(8, ge=0, le=32, description="moments, momentum…")
     factored: bool = Field(False, description="Adafactor: row and column statistics only")
+    low_rank: int = Field(
+        0,
+        ge=0,
+        description="GaLore, APOLLO: moments of layers' matrices are of gradients projected to this rank",
+    )
     paged: bool = Field(
         False, description="states live in unified memory and leave the device when it is full"
     )
@@ -184,5 +189,25 @@ OTHER_OPTIMIZERS: dict[str, OptimizerRecipe] = {
     # One second moment for each head's or neuron's weights (arXiv 2406.16793).
     "adam-mini": OptimizerRecipe(name="adam-mini", state_bytes=4, flops_per_parameter=12),
     "adam4bit": OptimizerRecipe(name="adam4bit", state_bytes=1, flops_per_parameter=25),
-}
+    # transformers' default dtypes of it: the first moment in 32 bits, the second in 16.
+    "adamw-anyprecision": OptimizerRecipe(name="adamw-anyprecision", state_bytes=6),
+    "ademamix8bit": OptimizerRecipe(name="ademamix8bit", state_bytes=3, flops_per_parameter=25),
+    "paged-ademamix": OptimizerRecipe(name="paged-ademamix", state_bytes=12, paged=True, flops_per_parameter=20),
+    "paged-ademamix8bit": OptimizerRecipe(name="paged-ademamix8bit", state_bytes=3, paged=True, flops_per_parameter=25),
+    "paged-lion": OptimizerRecipe(name="paged-lion", state_bytes=4, paged=True, flops_per_parameter=8),
+    "paged-lion8bit": OptimizerRecipe(name="paged-lion8bit", state_bytes=1, paged=True, flops_per_parameter=12),
+    "rmsprop8bit": OptimizerRecipe(name="rmsprop8bit", state_bytes=1, flops_per_parameter=10),
+    # Beside two moments a mean of gradients that is amplified.
+    "grokadamw": OptimizerRecipe(name="grokadamw", state_bytes=12, flops_per_parameter=20),
+    # arXiv 2403.03507 and 2412.05270, at transformers' default rank; other parameters have AdamW's moments.
+    "galore": OptimizerRecipe(name="galore", low_rank=128, flops_per_parameter=20),
+    "galore8bit": OptimizerRecipe(name="galore8bit", state_bytes=2, low_rank=128, flops_per_parameter=25),
+    "galore-adafactor": OptimizerRecipe(name="galore-adafactor", state_bytes=0, factored=True, low_rank=128, flops_per_parameter=20),
+    "apollo": OptimizerRecipe(name="apollo", low_rank=128, flops_per_parameter=20),
+    # arXiv 2306.09782 and 2310.10195: gradients go as they are used.
+    "lomo": OptimizerRecipe(name="lomo", state_bytes=0, flops_per_parameter=2),
+    "adalomo": OptimizerRecipe(name="adalomo", state_bytes=0, factored=True, flops_per_parameter=15),
+}  # fmt: skip
 """Optimizers that people's runs have and no plan proposes."""
+UPDATED_IN_BACKWARD = ("lomo", "adalomo")
+"""Optimizers that take each gradient as the backward makes it."""

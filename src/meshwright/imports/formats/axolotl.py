@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.imports.formats import deepspeed
 from meshwright.imports.formats.accelerate import STRATEGY_ZERO
+from meshwright.imports.formats.hf_optimizers import low_rank, updates_in_backward
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
@@ -247,7 +248,9 @@ def _degrees(options: Options, reading: Reading) -> None:
 
 def _optimizer(options: Options, reading: Reading) -> None:
     name = options.text("optimizer", default="adamw_torch_fused")
-    reading.job["optimizer"] = optimizer_or_adamw(reading, name, "optimizer").model_dump()
+    found = low_rank(options, reading, optimizer_or_adamw(reading, name, "optimizer"))
+    reading.job["optimizer"] = found.model_dump()
+    updates_in_backward(options, reading, name, found)
 
 
 def _adapters(options: Options, reading: Reading) -> None:

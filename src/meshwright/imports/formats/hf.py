@@ -14,6 +14,7 @@ from meshwright.imports.formats.hf_adapters import read_adapters
 from meshwright.imports.formats.hf_launcher import launcher, one_process
 from meshwright.imports.formats.hf_lengths import sequences
 from meshwright.imports.formats.hf_nested import lifted, raised
+from meshwright.imports.formats.hf_optimizers import low_rank, updates_in_backward
 from meshwright.imports.formats.hf_programs import negated, set_defaults, set_switches, trl_defaults
 from meshwright.imports.formats.hf_sharding import agrees, sharding
 from meshwright.imports.interpolate import LIMITS
@@ -328,9 +329,10 @@ def _memory(options: Options, reading: Reading) -> None:
     reading.layout["recompute"] = "full" if again else "none"
     name = options.word("optim", "optimizer", "optimizer_name", default="adamw_torch")
     if "optimizer" not in reading.job or options.has("optim"):
-        reading.job["optimizer"] = optimizer_or_adamw(
-            reading, name, "optim", momentum=0.0
-        ).model_dump()
+        found = optimizer_or_adamw(reading, name, "optim", momentum=0.0)
+        found = low_rank(options, reading, found)
+        reading.job["optimizer"] = found.model_dump()
+        updates_in_backward(options, reading, name, found)
     kernel = options.word("attn_implementation", "attn_impl", "_attn_implementation", "flash_attn")
     if kernel in ("eager", "disabled"):
         reading.job["attention_kernel"] = "unfused"
