@@ -10,6 +10,7 @@ from meshwright.exports.limits import problems
 from meshwright.exports.model_names import repository
 from meshwright.exports.targets import FRAMEWORKS, STARTED, export
 from meshwright.imports.files import import_file
+from meshwright.imports.reading import Given
 from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.stacks import under
 from meshwright.specs import load_cluster, load_model
@@ -265,3 +266,29 @@ def test_opt_is_activated_as_transformers_has_it():
 def test_a_framework_s_usual_precision_is_one_that_it_runs(name):
     precision = under(Job(), name).precision
     assert (precision.gradient_bytes, precision.gradient_reduce_bytes) in framework(name).gradients
+
+
+def test_nanotron_has_words_for_layers_without_positions():
+    job = Job(seq_len=4096, global_batch=64, framework="nanotron", precision=RECIPES["bf16-fp32-grads"])  # fmt: skip
+    text = export(make_plan("smollm3-3b", job=job, dp=8, zero=1), "nanotron").files["nanotron.yaml"]
+    shape = yaml.safe_load(text)["model"]["model_config"]
+    assert shape["no_rope_layer"] == 4 and shape["is_qwen2_config"]
+    assert "is_llama_config" not in shape
+
+
+def test_maxtext_is_written_for_gpus_with_one_process_a_host(tmp_path):
+    job = Job(seq_len=4096, global_batch=64, framework="maxtext", precision=under(Job(), "maxtext").precision)  # fmt: skip
+    plan = make_plan("llama3-8b", "h100:2x8", job, dp=16, zero=3)
+    export(plan, "maxtext").write(tmp_path)
+    data = yaml.safe_load((tmp_path / "maxtext.yml").read_text())
+    assert (data["hardware"], data["attention"], data["num_slices"]) == ("gpu", "cudnn_flash_te", 1)
+    script = (tmp_path / "run.sh").read_text()
+    assert 'JAX_COORDINATOR_IP="${MASTER_ADDR' in script and "NNODES=2" in script
+    assert "maxtext[cuda12]" in script and "XLA_PYTHON_CLIENT_MEM_FRACTION" in script
+    assert import_file(tmp_path / "maxtext.yml", Given(cluster=plan.cluster)).layout == plan.layout
+    for other, layout, says in (
+        ("mixtral-8x7b", {"dp": 16, "zero": 3}, "experts on TPUs alone"),
+        ("llama3-8b", {"dp": 8, "cp": 2, "zero": 3, "cp_method": "all-gather"}, "split sequences"),
+    ):
+        with pytest.raises(SpecError, match=says):
+            export(make_plan(other, "h100:2x8", job, **layout), "maxtext")

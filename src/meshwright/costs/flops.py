@@ -51,14 +51,15 @@ def _indexer_flops_per_token(indexer: Indexer, seq_len: int) -> float:
 
 def _mixed_flops_per_token(model: Model, seq_len: int, width: float) -> float:
     """The same where layers differ: windows, sparse attention, and linear mixers' own products."""
-    total = 0.0
+    total, picked = 0.0, model.picked_share
     for kind in model.layer_kinds:
         mixer = kind.partition("+")[0]
         if mixer in ("attention", "both"):
-            reach = min(seq_len, model.indexer.top_k) if model.indexer else seq_len
-            total += 4.0 * reach * width
+            keys = min(seq_len, model.indexer.top_k) if model.indexer else seq_len
+            total += 4.0 * (picked * keys + (1 - picked) * seq_len) * width
             if model.indexer is not None:
-                total += model.indexed_share * _indexer_flops_per_token(model.indexer, seq_len)
+                indexer = _indexer_flops_per_token(model.indexer, seq_len)
+                total += picked * model.indexed_share * indexer
         elif mixer == "window":
             total += 4.0 * min(seq_len, model.window or seq_len) * width
         if mixer in ("linear", "both") and model.mixer is not None:

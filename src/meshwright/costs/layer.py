@@ -173,7 +173,7 @@ def _mixing(setting: LayerModel, keys: LayerKeys, share: LayerShares, *, backwar
         # It has a place only where attention meets what it picks, and scores what stands for its keys.
         causal = (setting.job.seq_len + 1) / 2 / model.indexer.compress
         picked = share.attention * (1.0 - window_share(model) if model.layer_kinds else 1.0)
-        picked = picked * model.indexed_share
+        picked = picked * model.indexed_share * model.picked_share
         time = time + picked * flash_attention_time_s(
             setting.kernels, sequences=keys.micro_batch, query_len=queries,
             pairs_per_query=np.full_like(queries, round(causal), dtype=np.float64),
@@ -243,8 +243,8 @@ def mean_keys(model: Model, seq_len: int) -> float:
     """
     causal = (seq_len + 1) / 2
     if model.indexer is not None and model.indexer.top_k < seq_len:
-        top = model.indexer.top_k
-        causal = top * (1 - (top - 1) / (2 * seq_len))
+        top, share = model.indexer.top_k, model.picked_share
+        causal = share * top * (1 - (top - 1) / (2 * seq_len)) + (1 - share) * causal
     if not model.window or model.window >= seq_len:
         return causal
     windowed = model.window * (1 - (model.window - 1) / (2 * seq_len))

@@ -338,6 +338,9 @@ def ranks(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     if layout.cp > 1 and can.context_kernels and kernel not in can.context_kernels:
         says = f"splits sequences under {' or '.join(can.context_kernels)} attention alone"
         yield Problem("cp", layout.cp, f"{says}, not {kernel}", {"cp": 1})
+    if layout.cp > 1 and can.context_on and plan.cluster.device.vendor not in can.context_on:
+        says = f"is exported with split sequences for devices of {', '.join(can.context_on)}"
+        yield Problem("cp", layout.cp, says, {"cp": 1})
     methods = can.context_methods_of(plan.model)
     if layout.cp > 1 and can.has("cp") and not methods:
         yield Problem("cp", layout.cp, "has no context parallelism for this attention", {"cp": 1})

@@ -18,7 +18,6 @@ from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.specs.cluster import Cluster
-from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import without_master
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
@@ -120,27 +119,9 @@ def on_gpus(plan: Plan) -> bool:
     return plan.cluster.device.vendor != "google"
 
 
-def _splits_on_gpus(plan: Plan) -> None:
-    """Refuse sequences that Transformer Engine's attention cannot gather keys for (layers/attention_op.py).
-
-    Raises:
-        SpecError: windows or packed documents beside context parallelism.
-    """
-    beside = "sliding windows" if plan.model.window else "packed documents"
-    if plan.layout.cp > 1 and (plan.model.window or plan.job.document_masking):
-        says = f"MaxText gathers no keys of {beside} on GPUs: plan with --cp 1"
-        raise SpecError("layout.cp", plan.layout.cp, says)
-
-
 def config(plan: Plan) -> dict[str, Any]:
-    """The content of `maxtext.yml`; data are synthetic until the reader names some.
-
-    Raises:
-        SpecError: sequences split as its attention on GPUs cannot.
-    """
+    """The content of `maxtext.yml`; data are synthetic until the reader names some."""
     layout, job, gpus = canonical(plan.layout, plan.model), plan.job, on_gpus(plan)
-    if gpus:
-        _splits_on_gpus(plan)
     kernel = "cudnn_flash_te" if gpus else "flash"
     kernel = "dot_product" if job.attention_kernel == "unfused" else kernel
     each = layout.micro_batch / (layout.tp * layout.cp * plan.cluster.device.jax_devices)

@@ -27,9 +27,17 @@ GPT2_TOKENS = 50_257
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
 
 
+_NO_ROPE = {"smollm3": 4}
+"""Families whose every so many layers have no rotary positions: `no_rope_layer` of its Qwen2 architecture."""
+
+
 def _problems(model: Model) -> Iterator[Problem]:
-    yield from computes_otherwise(model)
-    if hf_family(model) != "llama" or model.qkv_bias:
+    every = _NO_ROPE.get(model.family)
+    if every and model.layers % every:
+        yield Problem("model.layers", model.layers, f"leaves positions out of every {every}th of layers that {every} divides")  # fmt: skip
+    if not every:
+        yield from computes_otherwise(model)
+    if (not every and hf_family(model) != "llama") or model.qkv_bias:
         yield Problem("model.family", model.family, "is exported with its Llama architecture")
     elif model.head_dim * model.heads != model.hidden:
         says = f"has heads of hidden / heads = {model.hidden / model.heads:g}"
@@ -48,7 +56,10 @@ def _wide(plan: Plan) -> bool:
 def config(plan: Plan) -> dict[str, Any]:
     """The content of the YAML file."""
     layout, job, model = canonical(plan.layout, plan.model), plan.job, plan.model
-    numerics = numerics_of(model)
+    numerics, every = numerics_of(model), _NO_ROPE.get(model.family)
+    shape: dict[str, Any] = {"is_llama_config": True}
+    if every:
+        shape = {"is_qwen2_config": True, "no_rope_layer": every}
     return {
         "checkpoints": {
             "checkpoint_interval": SAVED_EVERY, "checkpoints_path": "checkpoints",
@@ -75,7 +86,7 @@ def config(plan: Plan) -> dict[str, Any]:
             "model_config": {
                 "bos_token_id": 1, "eos_token_id": 2, "hidden_act": ACTIVATIONS[numerics.activation],
                 "hidden_size": model.hidden, "initializer_range": 0.02,
-                "intermediate_size": model.ffn, "is_llama_config": True,
+                "intermediate_size": model.ffn, **shape,
                 "max_position_embeddings": job.seq_len, "num_attention_heads": model.heads,
                 "num_hidden_layers": model.layers, "num_key_value_heads": model.kv_heads,
                 "pad_token_id": None, "pretraining_tp": 1, "rms_norm_eps": numerics.norm_epsilon,

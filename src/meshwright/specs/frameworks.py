@@ -121,6 +121,9 @@ class Framework(Spec):
     context_kernels: tuple[str, ...] = Field(
         description="kernels of attention where cp > 1; empty: any that it has"
     )
+    context_on: tuple[str, ...] = Field(
+        (), description="vendors on whose devices sequences are split; none: any"
+    )
     context_alone: bool = Field(description="cp > 1 goes with neither tp > 1 nor pp > 1")
     context_replicates_kv_heads: bool = Field(
         description="Ulysses over more ranks than key-value heads, each sent to several"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config
 from meshwright.specs.hf_dense import Fields
@@ -19,6 +22,37 @@ def sparse_attention(config: Config) -> Fields:
         "owners": _indexer_owners(config, fields["layers"]),
     }
     return _listed_ffns(config, fields)
+
+
+_HEADS = ("index_n_heads", "indexer_n_heads")
+_WIDTHS = ("index_head_dim", "indexer_head_dim")
+_PICKED = ("index_topk", "indexer_budget")
+_POOLS = ("index_kpool", "indexer_compress_ratio")
+"""Tokens that one scored key stands for."""
+
+
+def indexer_of(config: Mapping[str, Any], mixers: Sequence[str]) -> Fields:
+    """The indexer of a family without a reader, by the names that transformers' families give its sizes; else nothing.
+
+    `mixers`: transformers' word for each layer; those called sparse or indexed attend to picked keys, or all that
+    attend to no window where none is called so.
+    """
+
+    def said(names: tuple[str, ...]) -> int:
+        found = (config.get(name) for name in names)
+        return next((one for one in found if isinstance(one, int) and one > 0), 0)
+
+    blocks = said(("index_topk_blocks",)) + said(("index_local_blocks",))
+    top = said(_PICKED) or blocks * said(("index_block_size",))
+    heads, width = said(_HEADS), said(_WIDTHS)
+    if not (top and heads and width):
+        return {}
+    shared = [str(one) for one in config.get("indexer_types") or ()]
+    return {
+        "heads": heads, "head_dim": width, "top_k": top, "compress": said(_POOLS) or 1,
+        "owners": shared.count("full") if len(shared) == len(mixers) else 0,
+        "layers": sum("index" in one or "sparse" in one for one in mixers),
+    }  # fmt: skip
 
 
 def _indexer_owners(config: Config, layers: int) -> int:

@@ -95,6 +95,12 @@ class Indexer(Spec):
         description="layers with an indexer, whose keys the others take over; 0: every layer",
     )
 
+    layers: int = Field(
+        0,
+        ge=0,
+        description="layers that attend to picked keys; 0: all with attention and no window",
+    )
+
 
 class Factored(Spec):
     """Low-rank projections around plain heads: queries from a compression, outputs in groups (DeepSeek-V4).
@@ -278,6 +284,14 @@ class Model(Spec):
         """Share of the layers with sparse attention that have an indexer of their own."""
         owners = self.indexer.owners if self.indexer else 0
         return owners / self.layers if owners else 1.0
+
+    @property
+    def picked_share(self) -> float:
+        """Share of the layers with attention to no window that attend to the keys an indexer picks."""
+        if self.indexer is None or not self.indexer.layers:
+            return float(self.indexer is not None)
+        whole = sum(kind.startswith("attention") for kind in self.layer_kinds) or self.layers
+        return min(self.indexer.layers / whole, 1.0)
 
     @property
     def attention_width(self) -> int:

@@ -18,6 +18,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config
 from meshwright.specs.hf_dense import Fields, llama
 from meshwright.specs.hf_hybrid import gated_delta
+from meshwright.specs.hf_indexed import indexer_of
 from meshwright.specs.hf_kinds import LINEAR, layer_kinds
 from meshwright.specs.hf_sparse import experts_of, latent_of
 from meshwright.specs.model import TABLES
@@ -110,6 +111,8 @@ def traced_fields(answer: Mapping[str, Any]) -> Fields:
     if "moe" in ffns:
         fields["experts"] = _experts(known, layers)
     fields["layer_kinds"] = layer_kinds(mixers, ffns)
+    if indexer := indexer_of(known, mixers):
+        fields["indexer"] = indexer
     window = answer["config"].get("sliding_window")
     if window and "latent_attention" not in fields:
         fields["window"] = int(window)
