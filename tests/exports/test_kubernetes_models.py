@@ -55,7 +55,8 @@ def read_back(model, data):
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_every_field_is_one_that_the_project_s_models_know(launcher, cluster):
     vendor = load_cluster(cluster).device.vendor
-    for framework in [n for n in FRAMEWORKS if FRAMEWORKS[n].limits.can.is_exported_on(vendor)]:
+    able = [n for n in FRAMEWORKS if FRAMEWORKS[n].limits.can.is_exported_on(vendor)]
+    for framework in [n for n in able if n != "maxtext"]:  # whose pods are slices of TPUs
         for data in objects(launcher, framework, cluster):
             if data["kind"] == "ComputeDomain":
                 continue  # NVIDIA's, of no model here: the test of racks below

@@ -288,7 +288,7 @@ def test_maxtext_is_written_for_gpus_with_one_process_a_host(tmp_path):
     assert import_file(tmp_path / "maxtext.yml", Given(cluster=plan.cluster)).layout == plan.layout
     for other, layout, says in (
         ("mixtral-8x7b", {"dp": 16, "zero": 3}, "experts on TPUs alone"),
-        ("llama3-8b", {"dp": 8, "cp": 2, "zero": 3, "cp_method": "all-gather"}, "split sequences"),
+        ("gemma2-9b", {"dp": 8, "cp": 2, "zero": 3, "cp_method": "all-gather"}, "splits neither"),
     ):
         with pytest.raises(SpecError, match=says):
             export(make_plan(other, "h100:2x8", job, **layout), "maxtext")

@@ -338,8 +338,9 @@ def ranks(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     if layout.cp > 1 and can.context_kernels and kernel not in can.context_kernels:
         says = f"splits sequences under {' or '.join(can.context_kernels)} attention alone"
         yield Problem("cp", layout.cp, f"{says}, not {kernel}", {"cp": 1})
-    if layout.cp > 1 and can.context_on and plan.cluster.device.vendor not in can.context_on:
-        says = f"is exported with split sequences for devices of {', '.join(can.context_on)}"
+    vendor = plan.cluster.device.vendor
+    if layout.cp > 1 and can.splits_nothing_of(plan.model, plan.job, vendor):
+        says = "splits neither sliding windows nor packed documents over these devices"
         yield Problem("cp", layout.cp, says, {"cp": 1})
     methods = can.context_methods_of(plan.model)
     if layout.cp > 1 and can.has("cp") and not methods:

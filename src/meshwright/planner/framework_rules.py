@@ -179,8 +179,9 @@ def _context(question: Question, c: LayoutColumns) -> Bools:
         wrong |= (c.tp > 1) | (c.pp > 1)
     kernel = question.job.attention_kernel
     whole = bool(can.context_kernels) and kernel not in can.context_kernels
-    elsewhere = bool(can.context_on) and question.cluster.device.vendor not in can.context_on
-    if whole or elsewhere or lacks(question.model, can.context_needs):
+    vendor = question.cluster.device.vendor
+    unsplit = can.splits_nothing_of(question.model, question.job, vendor)
+    if whole or unsplit or lacks(question.model, can.context_needs):
         wrong |= c.cp > 1
     return (c.cp > 1) & wrong
 

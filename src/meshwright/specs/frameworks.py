@@ -121,8 +121,8 @@ class Framework(Spec):
     context_kernels: tuple[str, ...] = Field(
         description="kernels of attention where cp > 1; empty: any that it has"
     )
-    context_on: tuple[str, ...] = Field(
-        (), description="vendors on whose devices sequences are split; none: any"
+    context_plain_on: tuple[str, ...] = Field(
+        (), description="vendors on whose devices neither windows nor packed documents are split"
     )
     context_alone: bool = Field(description="cp > 1 goes with neither tp > 1 nor pp > 1")
     context_replicates_kv_heads: bool = Field(
@@ -214,6 +214,10 @@ class Framework(Spec):
         if model.attention_sinks:
             methods = tuple(one for one in methods if one in self.context_methods_sinks)
         return methods
+
+    def splits_nothing_of(self, model: Model, job: Job, vendor: str) -> bool:
+        """Whether attention is of a kind that is not split over ranks on a vendor's devices."""
+        return vendor in self.context_plain_on and bool(model.window or job.document_masking)
 
     def makes_whole_logits(self, job: Job) -> bool:
         """Whether a pipeline makes another loss than a job names."""
