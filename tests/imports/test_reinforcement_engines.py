@@ -172,3 +172,53 @@ def test_nemo_rl_recipe_with_nothing_of_its_policy(tmp_path: Path) -> None:
     assert "value model" in _said(reading, "value")
     left = _read("defaults: gone.yaml\npolicy: {train_global_batch_size: 8}\ncluster: {num_nodes: 1}\n", "run.yaml", tmp_path)  # fmt: skip
     assert "gone.yaml is not here" in _said(left, "defaults")
+
+
+_TUNIX = (
+    "model_config: {model_id: Qwen/Qwen3-1.7B, mesh: {shape: '(4,2)', axis_names: \"('fsdp','tp')\"}}\n"
+    "actor_model_config: {lora_config: {rank: 16, alpha: 16.0}}\nbatch_size: 8\nrl_training_config: {mini_batch_size: 4}\n"
+    "grpo_config: {num_generations: 4}\nrollout_config: {max_prompt_length: 256, total_generation_steps: 768}\n"
+)
+
+
+def test_tunix_by_its_tables(tmp_path: Path) -> None:
+    """The mesh's axes, prompts times answers, and the words of a command over the file that overrides the base."""
+    found = import_text(_TUNIX, "run.yaml", Given(guess=True))
+    assert (found.layout.tp, found.layout.dp, found.layout.zero) == (2, 4, 3)
+    assert (found.job.global_batch, found.layout.micro_batch, found.job.seq_len) == (16, 4, 1024)
+    (tmp_path / "mine.yaml").write_text(_TUNIX)
+    (tmp_path / "base.yaml").write_text("model_config: {model_id: a/b-70b}\nbatch_size: 16\n")
+    text = "python3 -m tunix.cli.grpo_main base.yaml override_config_file=mine.yaml grpo_config.num_generations=8\n"
+    reading = _read(text, folder=tmp_path)
+    assert (reading.model_name, reading.global_batch, reading.task) == ("Qwen/Qwen3-1.7B", 32, "grpo")  # fmt: skip
+
+
+def test_roll_by_the_script_that_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("actor_train: {model_args: {model_name_or_path: Qwen/Qwen3-4B}, device_mapping: 'list(range(0,4))', "
+        "strategy_args: {strategy_name: megatron_train, strategy_config: {tensor_model_parallel_size: 2}}}\nsequence_length: 2048\n")  # fmt: skip
+    reading = _read("python examples/start_mine_pipeline.py --config_path here --config_name mine\n", folder=tmp_path)  # fmt: skip
+    assert (reading.devices, reading.layout["tp"]) == (4, 2)
+
+
+def test_deepspeed_chat_beside_its_program(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("import argparse\nfrom transformers import Trainer\n\np = argparse.ArgumentParser()\np.add_argument('--actor_zero_stage')\n")  # fmt: skip
+    words = "deepspeed main.py --actor_model_name_or_path facebook/opt-1.3b --num_padding_at_beginning 1 --actor_zero_stage 2 --per_device_training_batch_size 4 --max_prompt_seq_len 256 --max_answer_seq_len 256\n"
+    reading = _read(words, folder=tmp_path)
+    assert (reading.layout["zero"], reading.micro_batch, reading.seq_len) == (2, 4, 512)
+
+
+def test_the_task_of_nemo_aligner() -> None:
+    text = "trainer: {num_nodes: 1, devices: 8, precision: bf16, dpo: {max_epochs: 1}}\nmodel: {micro_batch_size: 1, global_batch_size: 64, megatron_amp_O2: true, mcore_gpt: true, num_layers: 32, hidden_size: 4096, num_attention_heads: 32, encoder_seq_length: 4096, optim: {name: distributed_fused_adam}}\n"
+    reading = _read(text, "run.yaml")
+    assert reading.task == "dpo"
+    assert not _said(reading, "trainer.dpo")
+
+
+def test_model_options_that_a_program_prints() -> None:
+    """The checkpoint's name stands for what a word that is nothing but a variable would describe."""
+    text = (
+        'LINE="$(python3 tools/describe.py qwen3-8B)"\nread -ra MODEL_ARGS <<< "${LINE}"\n'
+        "python3 train.py --actor-num-gpus-per-node 8 ${MODEL_ARGS[@]} --hf-checkpoint /root/Qwen3-8B --tensor-model-parallel-size 2 "
+        "--rollout-batch-size 32 --n-samples-per-prompt 8 --rollout-max-response-len 4096 --micro-batch-size 1\n"
+    )
+    assert import_text(text, "run.sh", Given(guess=True)).model.name == "qwen3-8b"

@@ -54,6 +54,7 @@ from meshwright.imports.formats import (
     titan_tables,
     torchtitan,
     torchtune,
+    tunix,
     veomni,
     wandb_sweep,
 )
@@ -125,6 +126,7 @@ def read(
         roll,
         picotron,
         fast_llm,
+        tunix,
         veomni,
     ):
         if one.is_config(data):

@@ -69,7 +69,9 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     if "hetero-micro-batch-sizes" in flags:
         raise SpecError("--hetero-micro-batch-sizes", flags["hetero-micro-batch-sizes"], "devices of several kinds in one run are not modelled")  # fmt: skip
     options.read |= {"use-bridge", "use-mbridge", "megatron-to-hf-mode"}
-    given, whence = _of_checkpoint(flags, given, included=not script.missing)
+    # Options that a program prints, as miles' for its models, stand in a word that is nothing but a variable.
+    told = not script.missing and all(unmarked(word) or not unset(word) for word in launch.words)
+    given, whence = _of_checkpoint(flags, given, included=told)
     dialect = "megatron"
     if any(name in flags for name in _DEEPSPEED) or "deepspeed" in " ".join(launch.launcher[:3]):
         dialect = "megatron-deepspeed"
@@ -182,7 +184,7 @@ def _of_checkpoint(
     text = (
         f"{model.name}, by the checkpoint's name: the bridge takes the shape from it"
         if bridged
-        else f"the file with the model's options is not here; {model.name}, by the checkpoint's name, is taken"
+        else f"what describes the model is not in this file; {model.name}, by the checkpoint's name, is taken"
     )
     return replace(given, model=model), Remark("note" if bridged else "guess", "--model", text)
 

@@ -13,6 +13,7 @@ from meshwright.imports.code.follow import parse_module
 from meshwright.imports.formats import (
     bridge,
     bridge_perf,
+    deepspeed_chat,
     hf,
     hf_programs,
     llama_factory,
@@ -32,6 +33,7 @@ from meshwright.imports.formats import (
     swift,
     torchtitan_registry,
     torchtune,
+    tunix,
 )
 from meshwright.imports.formats import verl as hydra
 from meshwright.imports.formats.hf_launcher import launcher, one_process
@@ -215,8 +217,9 @@ def _dispatch(
     alone = small_trainers.read(script, launch, given, folder)
     if alone is not None:
         return alone, stamp
-    if skyrl.is_command(program, words):
-        return skyrl.read_words(program, words, given), stamp
+    reinforced = _reinforced(program, words, given, folder)
+    if reinforced is not None:
+        return reinforced, stamp
     if openrlhf.is_openrlhf(program, words):
         reading = openrlhf.read_openrlhf(program, words, given)
         if "ray" not in program:
@@ -233,8 +236,6 @@ def _dispatch(
         return _follow(beside_it, given, folder)
     if program.startswith("megatron ") or "swift/cli/_megatron" in program:
         return swift.read_swift_megatron(words, given), stamp
-    if slime_fsdp.is_command(words):
-        return slime_fsdp.read_words(words, given), stamp
     if (_is_megatron(joined) or _PRETRAIN.search(program)) and "swift" not in program:
         return read_megatron(script, launch, given, folder), stamp
     followed = _program_here(program, words, given, folder)
@@ -257,11 +258,15 @@ def _dispatch(
         )
         if looped is not None:
             return looped, stamp
-    if _parses_itself(program, folder):
+    if _parses_itself(program, folder) and not deepspeed_chat.is_command(words):
         followed = _trainer_here(script, launch, given, folder)
         if followed is not None:
             return followed, stamp
-    if hf.is_trainer(flags_of(words)) or hf_programs.is_swift(program):
+    if (
+        deepspeed_chat.is_command(words)
+        or hf.is_trainer(flags_of(words))
+        or hf_programs.is_swift(program)
+    ):
         return hf.read_words(script, launch, given, folder), stamp
     followed = _trainer_here(script, launch, given, folder)
     if followed is not None:
@@ -274,6 +279,17 @@ def _dispatch(
     if program == "tune run":
         return torchtune.read_named(words, given), stamp
     raise unknown_program(launch, name)
+
+
+def _reinforced(
+    program: str, words: list[str], given: Given, folder: Path | None
+) -> Reading | None:
+    """What a command of a framework for reinforcement learning trains that is known by its words alone."""
+    if tunix.is_command(program):
+        return tunix.read_words(program, words, given, folder)
+    if slime_fsdp.is_command(words):
+        return slime_fsdp.read_words(words, given)
+    return skyrl.read_words(program, words, given) if skyrl.is_command(program, words) else None
 
 
 def _program_here(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.imports.options import flags_of
 from meshwright.imports.own.arguments import typed
 from meshwright.imports.reading import Reading
 
@@ -25,6 +26,11 @@ _MICRO = ("per_device_training_batch_size", "per_device_mini_train_batch_size")
 def is_one(values: dict[str, Any], own: dict[str, Any]) -> bool:
     """Whether a command's options are those of DeepSpeed-Chat."""
     return bool({"zero_stage", "actor_zero_stage"} & set(values)) and bool(_OWN & {*values, *own})
+
+
+def is_command(words: list[str]) -> bool:
+    """Whether a command's words are those of DeepSpeed-Chat."""
+    return is_one({name.replace("-", "_"): value for name, value in flags_of(words).items()}, {})
 
 
 def settle(values: dict[str, Any], own: dict[str, Any], reading: Reading) -> None:

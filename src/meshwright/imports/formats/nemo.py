@@ -189,9 +189,15 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
         reading.job["framework_options"] = {**reading.job.get("framework_options", {}), "tensor_overlapped": False}  # fmt: skip
     if "pretrained_checkpoint" in data and "tensor_model_parallel_size" not in model:
         _restored(reading)
+    for stage in _STAGES & set(trainer or {}):  # NeMo-Aligner's: `trainer.dpo`
+        name_task(reading, stage)
     _whole_weights(model, flags, reading)
     _rest(data, model, given, reading)
     return reading
+
+
+_STAGES = frozenset({"ppo", "dpo", "kto", "rm", "spin", "sft", "rs", "knowledge_distillation"})
+"""What NeMo-Aligner trains for, by the table of its trainer."""
 
 
 def _whole_weights(model: dict[str, Any], flags: dict[str, Any], reading: Reading) -> None:

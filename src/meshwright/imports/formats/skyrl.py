@@ -31,7 +31,7 @@ def read_words(program: str, words: list[str], given: Given) -> Reading:
     Raises:
         SpecError: it does not train a decoder of text, or a value cannot be.
     """
-    if re.search(r"inference|(?:^|[._])serve|generate$", program):
+    if re.search(r"inference|(?:^|[._])serve|generate$|tinker", program):
         raise SpecError("program", program, "serves; it does not train")
     options = Options(flattened(words_to_table(words)), absent=("auto", "null"))
     options.guessing = given.guess
