@@ -233,3 +233,50 @@ def test_a_notebook_whose_lines_begin_with_an_operator():
     ]
     found = import_text(json.dumps({"cells": cells, "nbformat": 4}), "t.ipynb", GUESS)
     assert found.job.finetune.rank == 8
+
+
+def test_variables_before_nohup_reach_the_training():
+    text = (
+        'GPUS="${GPUS:-4,5}"\nCUDA_VISIBLE_DEVICES="${GPUS}" nohup llamafactory-cli train --stage sft '
+        "--model_name_or_path Qwen/Qwen2.5-7B --finetuning_type lora --per_device_train_batch_size 1 --bf16 &\n"
+    )
+    assert import_text(text, "run.sh", GUESS).layout.world == 2
+
+
+def test_tables_of_quantisation_and_adapters_in_short_words():
+    text = (
+        "model:\n  base_model: Qwen/Qwen2.5-7B\nquant:\n  load_in_4bit: true\n  bnb_4bit_use_double_quant: true\n"
+        "lora:\n  r: 16\n  alpha: 48\n  dropout: 0.05\ntrain:\n  per_device_train_batch_size: 1\n  learning_rate: 1e-4\n"
+    )
+    found = import_text(text, "base.yaml", GUESS).job.finetune
+    assert (found.storage, found.alpha, found.dropout) == ("nf4", 48.0, 0.05)
+    own = "model: unsloth/Llama-3.2-3B-Instruct\ntraining:\n  batch_size: 4\n  max_seq_length: 512\n  learning_rate: 1e-4\nlora:\n  r: 8\n  dropout: 0.1\n"
+    assert import_text(own, "preset.yaml", GUESS).job.finetune.dropout == 0.1
+
+
+def test_targets_that_a_function_finds_among_the_layers():
+    text = PROGRAM.format(top="", rank=8, bottom="train()").replace(
+        '["q_proj"]', "find_all_linear_names(model)"
+    )
+    assert len(import_text(text, "train.py", GUESS).job.finetune.targets) == 7
+
+
+def test_a_width_that_only_the_machine_knows_is_said():
+    text = PROGRAM.format(top="", rank=8, bottom="train()")
+    text = text.replace("pretrained(model_name)", "pretrained(model_name, torch_dtype=pick())")
+    found = import_text(text.replace(", bf16=True", ""), "train.py", GUESS)
+    assert found.job.precision.name == "pure-bf16"
+    assert "torch_dtype from pick()" in notes(found)
+
+
+def test_a_configuration_that_is_not_here_is_said():
+    text = "python train.py conf/run.yaml --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 512 --bf16\n"
+    assert "run.yaml is not here" in notes(import_text(text, "run.sh", GUESS))
+
+
+def test_records_of_jobs_are_no_job():
+    text = (
+        '{"jobs": [{"command": ["torchrun", "--nproc_per_node", "8", "train.py"], "exitCode": 0}]}'
+    )
+    with pytest.raises(SpecError, match="records jobs that ran"):
+        import_text(text, "jobs.json", GUESS)

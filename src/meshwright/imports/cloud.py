@@ -39,6 +39,8 @@ _PLACES = (
     "machineType",
 )
 """Where a job names the machines that it wants."""
+_RAN = frozenset({"exitCode", "exit_code", "finishedAt", "finished_at"})
+"""What only a record of a job has, after it ran."""
 _LISTS = ("command", "args", "arguments", "argv")
 _TEXTS = ("run", "command", "cmd", "entrypoint", "arguments", "args")
 _STARTS = re.compile(
@@ -56,6 +58,8 @@ def read(
     """
     from meshwright.imports import scripts
 
+    if any(_RAN & set(one) and "command" in one for one in tables(data)):
+        raise SpecError("file", name, "describes no training run of its own: it records jobs that ran; import the command or the file of one")  # fmt: skip
     script = next((data[key] for key in ("run", "command") if isinstance(data.get(key), str)), None)
     if script is not None:
         script = "\n".join([*_skypilot(data), script])

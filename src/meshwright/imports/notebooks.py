@@ -24,7 +24,7 @@ _STARTS = re.compile(
     r"\b(?:torchrun|accelerate launch|deepspeed|llamafactory-cli train|axolotl(?:\.cli\.| )train|swift (?:sft|pt|rlhf)|tune run|xtuner train|python3?)\b"
 )
 _SHELL_CELL = re.compile(r"\s*%%(?:bash|sh|shell|script bash)\b[^\n]*\n")
-_FILE_CELL = re.compile(r"\s*%%writefile\s+(?:-a\s+)?([\"']?)([^\s\"']+)\1[^\n]*\n")
+_FILE_CELL = re.compile(r"\s*%%writefile\s+(?:-a\s+)?([\"']?)([^\n\"']*[^\s\"'])\1[^\S\n]*\n")
 _ELSEWHERE = re.compile(r"\bsagemaker\b")
 _ESTIMATORS = ("HuggingFace", "PyTorch", "Estimator", "ModelTrainer")
 

@@ -143,6 +143,10 @@ def read(
     for key, value in (found.pop("model_init_kwargs", None) or {}).items():
         found.setdefault(str(key), value)
     computed = {key: text for key, text in (made["_open"] or {}).items() if key not in found}
+    if {"torch_dtype", "dtype"} & set(computed) and not {"torch_dtype", "dtype", "_unsloth"} & {
+        *found
+    }:
+        found["torch_dtype"] = "bfloat16"  # what trains today, where only the machine says it
     reading = reading or Reading("Hugging Face Trainer program", options=dict(hf.EDITS))
     if re.search(r"CUDA_VISIBLE_DEVICES[\"']\]\s*=\s*[\"'](?:-1)?[\"']", text):
         reading.unmodelled("CUDA_VISIBLE_DEVICES", "hides every device: the run is on processors; the cluster's devices are priced")  # fmt: skip

@@ -25,6 +25,7 @@ from meshwright.imports.own.arguments import folder_of, own_defaults
 from meshwright.imports.own.layers import fuses_loss, own_adapters
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
+from meshwright.imports.shell.words import unmarked
 from meshwright.imports.tasks import name_by_options, name_generation, name_task
 from meshwright.imports.tuning import evaluation, recomputes_as_unsloth
 from meshwright.imports.word_overrides import overridden
@@ -108,6 +109,8 @@ def read_words(
         "Hugging Face Trainer script", options={k: f"--{v}" for k, v in EDITS.items()}
     )
     launcher(script, launch, reading, given, folder)
+    if not text and (absent := _named_elsewhere(launch.words)):
+        reading.guess("--config", f"{absent[-60:]} is not here: what it says beside the command is not seen")  # fmt: skip
     own = own_defaults(launch.program, folder)
     negated(values, own)
     if launch.program.startswith("trl "):
@@ -140,6 +143,15 @@ def read_words(
 
         return llama_factory.fill(options, reading, given, folder, script)
     return fill(options, reading, given, folder, script)
+
+
+def _named_elsewhere(words: list[str]) -> str:
+    """The YAML of arguments that a command names, after `--config` or by its place; empty without one."""
+    for before, word in zip(["", *words], words, strict=False):
+        told = before in ("--config", "--config_file") or not before.startswith("-")
+        if told and re.search(r"\.ya?ml$", unmarked(word)) and not word.startswith("-") and "=" not in word:  # fmt: skip
+            return posixpath.basename(unmarked(word))
+    return ""
 
 
 def fill(

@@ -16,6 +16,9 @@ _AROUND = (
     "bnb_config.",
     "quantization.",
     "bnb.",
+    "quant.",
+    "quantisation.",
+    "bitsandbytes.",
     "parallelism_config.",
 )
 _FIELDS = re.compile(
@@ -23,7 +26,9 @@ _FIELDS = re.compile(
     r"dp_(?:shard|replicate)_size|device_map|use_cache"
 )
 _ADAPTERS = ("peft_config.", "lora_config.", "peft.", "lora.")
-_OF_PEFT = re.compile(r"r|rank|lora_r|lora_rank|enabled|lora_alpha|lora_dropout|target_modules|modules_to_save|use_dora|use_rslora|peft_type|bias|task_type")  # fmt: skip
+_OF_PEFT = re.compile(r"r|rank|alpha|dropout|targets|lora_r|lora_rank|enabled|lora_alpha|lora_dropout|target_modules|modules_to_save|use_dora|use_rslora|peft_type|bias|task_type")  # fmt: skip
+PEFT_NAMES = {"r": "lora_r", "rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}  # fmt: skip
+"""Fields of such tables by the names that they have outside."""
 _DEEPSPEED = ("deepspeed", "deepspeed_config", "ds_config")
 _LONGEST = 100_000
 
@@ -79,7 +84,7 @@ def _inside(name: str) -> str:
     for around in _ADAPTERS:
         field = name.removeprefix(around)
         if field != name and _OF_PEFT.fullmatch(field):
-            return "lora_r" if field in ("r", "rank") else field
+            return PEFT_NAMES.get(field, field)
         if field != name and _FIELDS.fullmatch(field):
             return field
     return ""

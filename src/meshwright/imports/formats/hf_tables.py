@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.formats import accelerate, deepspeed, hf, hf_programs, trl_command
-from meshwright.imports.formats.hf_nested import METHODS, raised
+from meshwright.imports.formats.hf_nested import METHODS, PEFT_NAMES, raised
 from meshwright.imports.not_training import says_training
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
@@ -157,7 +157,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         total = sum(one for one in lengths if isinstance(one, int))
         inner = data[place]
         total = total or _length_of_data(data)
-        data = {**data, **({"max_length": total} if total else {}), **inner, **peft, **adapted}
+        named = {PEFT_NAMES.get(n, n) if n in ("alpha", "dropout", "targets") else n: v for n, v in peft.items()}  # fmt: skip
+        data = {**data, **({"max_length": total} if total else {}), **inner, **named, **adapted}
         if peft.get("bias") == "none":
             data.pop("bias")
         for name in (

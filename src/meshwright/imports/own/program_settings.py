@@ -195,6 +195,8 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             told = keyword.arg in _TOLD_BY_OTHERS or (
                 keyword.arg == "deepspeed" and isinstance(keyword.value, (ast.Call, ast.IfExp))
             )
+            if keyword.arg == "target_modules" and "target_modules" not in found and searches(keyword.value, tree, known):  # fmt: skip
+                found["target_modules"] = "all-linear"
             if told and keyword.arg not in found and not plain:
                 found.setdefault("_open", {}).setdefault(
                     str(keyword.arg), ast.unparse(keyword.value)[:60]
@@ -205,6 +207,24 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
         if other and not any(one.endswith("LoraConfig") for one in map(_named, _reached(tree, known))):  # fmt: skip
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
+
+
+def searches(value: ast.expr, tree: ast.Module, known: Known) -> bool:
+    """Whether targets come from a function that goes over the model's layers (`find_all_linear_names`)."""
+    if isinstance(value, ast.Name):
+        made = [
+            one.value for one in ast.walk(tree)
+            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == value.id
+        ]  # fmt: skip
+        value = made[-1] if made else value
+    names = {dotted(one.func).rpartition(".")[2] for one in ast.walk(value) if isinstance(one, ast.Call)}  # fmt: skip
+    if isinstance(value, ast.Name):  # a parameter: what any search of the program gives
+        names = set(known.functions)
+    return any(
+        (re.search(r"linear", name) is not None and re.search(r"find|get|all|target", name) is not None)
+        or (name in known.functions and "named_modules(" in ast.unparse(known.functions[name]))
+        for name in names
+    )  # fmt: skip
 
 
 _OTHER_METHODS = re.compile(
@@ -249,7 +269,7 @@ def _shape_file(tree: ast.Module, known: Known) -> str:
 
 
 _TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
-                   "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim")  # fmt: skip
+                   "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim", "torch_dtype", "dtype")  # fmt: skip
 """Settings that a reader must not take for absent where the program computes them."""
 _LOADS_MODEL = re.compile(
     r"(?<![oO]kenizer\.)(?<!rocessor\.)from_pretrained\(|from_config\(|ForCausalLM|LMHeadModel|\w+Model\(|model_init"

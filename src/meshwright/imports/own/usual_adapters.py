@@ -59,5 +59,5 @@ def adapt(options: Options, reading: Reading) -> None:
         method["twice"] = options.flag("bnb_4bit_use_double_quant", "use_double_quant")
     adapters(
         reading, rank=options.whole(*ranks, "lora_dim", default=8) or 8,
-        alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "target_modules"), **method,
+        dropout=options.number("lora_dropout"), alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "target_modules"), **method,
     )  # fmt: skip

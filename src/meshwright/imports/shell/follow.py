@@ -291,7 +291,10 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
     if builtin is not None:
         before = {known: script.scope.variables.get(known) for known in environment}
         script.scope.variables |= environment
+        ahead = len(script.commands)
         status = builtin(script, words[1:])
+        for command in script.commands[ahead:]:  # `A=1 nohup train`: the training sees it, too
+            command.environment = environment | command.environment
         for known, earlier in before.items():
             if earlier is None:
                 script.scope.variables.pop(known, None)
