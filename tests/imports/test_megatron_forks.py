@@ -134,3 +134,32 @@ def test_what_epfl_s_fork_leaves_out_is_no_bias_and_no_tie():
 def test_an_option_beside_one_that_decides_alone_is_understood():
     found = read("--add-qkv-bias --use-rmsnorm --normalization RMSNorm")
     assert [one for one in found.remarks if one.kind == "unread"] == []
+
+
+@pytest.mark.parametrize(
+    ("around", "world"),
+    [
+        ("#SBATCH --nodes 4\n#SBATCH --gpus 16\nsrun -N 4 -n 16 --gpus 16 python pretrain_gpt.py", 16),
+        ("#SBATCH -N 2\n#SBATCH -G 8\ntorchrun --nproc_per_node $SLURM_GPUS_ON_NODE --nnodes 2 pretrain_gpt.py", 8),
+        ("#SBATCH --nodes=2\n# SBATCH --nodes=8\n#SBATCH --gpus-per-node=4\nsrun python pretrain_gpt.py", 8),
+        ("#PBS -l select=2\nN=$(cat $PBS_NODEFILE | uniq | wc -l)\naprun -n $((N * 4)) -N 4 python pretrain_gpt.py", 8),
+        ("mpiexec -n 8 --ppn 4 python pretrain_gpt.py", 8),
+    ],
+)  # fmt: skip
+def test_devices_of_a_job_and_of_a_host_are_told_apart(around, world):
+    words = BASE.partition("pretrain_gpt.py")[2].replace(
+        "--global-batch-size 8", "--global-batch-size 16"
+    )
+    found = import_text(f"#!/bin/bash\n{around} {words}\n", "run.sh", Given(guess=True))
+    assert found.layout.world == world
+
+
+def test_layers_of_one_s_own_hold_scores_before_an_engine_was_usual():
+    assert read("--DDP-impl local").job.attention_kernel == "unfused"
+    assert read("--DDP-impl local --use-flash-attn").job.attention_kernel == "flash"
+    assert read("").job.attention_kernel == "flash"
+
+
+def test_a_branch_that_converts_is_not_taken_for_who_says_nothing():
+    text = f'if [ "$1" = "convert_hf" ]; then\n  python convert_hf.py --num-layers 2\nelse\n  {BASE}\nfi\n'
+    assert import_text(text, "run.sh", GIVEN).model.layers == 4

@@ -360,7 +360,7 @@ _LAUNCHED_BY: dict[str, tuple[str, ...]] = {"torchrun": ("torchrun",), "python":
 
 def launch_option(words: list[str], names: tuple[str, ...]) -> str:
     """The value of a launcher's option; dashes and underscores are the same."""
-    wanted = {name.replace("_", "-") for name in names}
+    wanted = {name.replace("_", "-") for name in names if name}
     for index, word in enumerate(words):
         name, equals, value = word.lstrip("-").partition("=")
         if not word.startswith("-") or name.replace("_", "-") not in wanted:

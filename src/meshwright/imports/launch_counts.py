@@ -67,15 +67,19 @@ _PLACES = re.compile(r"--(?:master|rdzv|main[-_]process|node[-_]rank|machine[-_]
 def count(script: Script, launch: Launch) -> None:
     """Hosts and devices of a host, from the launcher's words, the batch system's, and variables."""
     option = launch.option
-    hosts = whole(option("nnodes", "num-nodes", "num-machines", "nodes", "N", "num-hosts"))
+    around = {posixpath.basename(word) for word in launch.launcher}
+    of_each = bool(around & {"aprun", "mpirun", "mpiexec"})  # their -N counts a host's ranks
+    hosts = whole(option("nnodes", "num-nodes", "num-machines", "nodes", "" if of_each else "N", "num-hosts"))  # fmt: skip
     per_host = whole(
         option(
             "nproc-per-node",
             "num-gpus",
             "gpus-per-node",
-            "gpus",
+            "" if "srun" in around else "gpus",  # SLURM's are those of the whole job
             "gpus-per-task",
             "npernode",
+            "ppn",
+            "N" if of_each else "",
             "gres",
         )
     )
@@ -88,7 +92,6 @@ def count(script: Script, launch: Launch) -> None:
         hosts = hosts or 1
     processes = whole(option("num-processes", "np", "n"))
     hosts = hosts or next((n for one in ("nodes", "N", "nnodes") if (n := whole(script.sbatch.get(one, "")))), 0)  # fmt: skip
-    around = {posixpath.basename(word) for word in launch.launcher}
     if not around & _SPAWNERS:  # every task of the batch system is a rank of its own
         if "jsrun" in around:
             processes *= whole(option("a", "tasks-per-rs")) or 1
@@ -119,7 +122,7 @@ def count(script: Script, launch: Launch) -> None:
         per_host = processes // hosts
     launch.hosts, launch.per_host = hosts, per_host
     counts_all = "accelerate" in " ".join(launch.launcher) and "--" not in launch.launcher
-    counts_all |= any(posixpath.basename(word) in ("mpirun", "mpiexec") for word in launch.launcher)
+    counts_all |= of_each
     if processes and (counts_all or not (hosts and per_host)):
         launch.devices = processes
     if not (hosts or per_host or processes) and launch.is_python_alone():

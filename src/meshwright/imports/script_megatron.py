@@ -15,6 +15,7 @@ from meshwright.imports.names import PLANNED, model_named, refuse_other
 from meshwright.imports.options import Missing, Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.script_files import json_named
+from meshwright.imports.script_refusals import left_open
 from meshwright.imports.shell.files import file_text
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import shown, unmarked, unset
@@ -66,6 +67,10 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
         left = unset(str(flags.get(name, "")))
         if left and given.model is None and given.guess:  # nothing to take for a shape
             raise Missing(f"--{name}", left[0], shown(str(flags[name])))
+    if "num-layers" not in flags and given.model is None and not named_checkpoint(flags):
+        why = left_open(script)
+        if why:
+            raise SpecError("--num-layers", None, f"is not among the command's options{why}; give what it depends on, or --model")  # fmt: skip
     if "hetero-micro-batch-sizes" in flags:
         raise SpecError("--hetero-micro-batch-sizes", flags["hetero-micro-batch-sizes"], "devices of several kinds in one run are not modelled")  # fmt: skip
     options.read |= {"use-bridge", "use-mbridge", "megatron-to-hf-mode"}
@@ -159,6 +164,11 @@ def _of_epfl(flags: dict[str, Any]) -> dict[str, Any]:
 _CHECKPOINTS = ("hf-checkpoint", "hf-model-id", "hf-model-path", "hf-path", "load-hf-model")
 
 
+def named_checkpoint(flags: dict[str, Any]) -> str:
+    """The checkpoint of another tool that a command names; empty where it names none."""
+    return next((str(flags[one]) for one in _CHECKPOINTS if isinstance(flags.get(one), str)), "")
+
+
 def _of_checkpoint(
     flags: dict[str, Any], given: Given, *, included: bool
 ) -> tuple[Given, Remark | None]:
@@ -172,7 +182,7 @@ def _of_checkpoint(
     if given.model is not None or "num-layers" in flags:
         return given, None
     bridged = flags.get("megatron-to-hf-mode") == "bridge" or bool({"use-bridge", "use-mbridge"} & set(flags))  # fmt: skip
-    named = next((str(flags[one]) for one in _CHECKPOINTS if isinstance(flags.get(one), str)), "")
+    named = named_checkpoint(flags)
     if not named or not (bridged or not included):
         return given, None
     refuse_other(named)

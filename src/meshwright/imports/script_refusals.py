@@ -22,6 +22,13 @@ def starts_another(text: str) -> str:
     return f"; it starts {posixpath.basename(started[-1])[:60]}: import what that starts"
 
 
+def left_open(script: Script) -> str:
+    """What a script includes and is not here, and the first name that it leaves to its caller; empty where there is neither."""
+    missing = f"; the script includes {script.missing[0][-60:]}, which is not here" if script.missing else ""  # fmt: skip
+    unset = [doubt for doubt in script.doubts if "$" in doubt and not _OF_FILES.match(doubt)]
+    return missing + (f"; it depends on {unset[0][:80]}" if unset else "")
+
+
 def nothing_found(script: Script, text: str) -> str:
     """The sentence for a script without a training command: what it includes, depends on or starts."""
     missing = f"; it includes {script.missing[0][:60]}, which is not here" if script.missing else ""

@@ -84,12 +84,21 @@ def _gradients(size: int) -> dict[str, Any]:
     return {"gradient_bytes": size, "gradient_reduce_bytes": size}
 
 
+_BEFORE_ENGINE = (
+    "DDP-impl", "checkpoint-activations", "activations-checkpoint-method", "checkpoint-num-layers", "model-parallel-size",
+    "use-contiguous-buffers-in-local-ddp", "no-contiguous-buffers-in-local-ddp", "no-scaled-masked-softmax-fusion",
+    "no-query-key-layer-scaling", "moe-expert-model-parallelism", "no-tie-embed-logits", "use-rms-norm", "num-attention-heads-kv",
+)  # fmt: skip
+"""Options of releases and forks that ran layers of their own unless they were told `--use-flash-attn`."""
+
+
 def attention_kernel(options: Options, dialect: str) -> str:
     """The kernel that attention runs on."""
     backend = options.word("attention-backend", default="")
     flash = options.flag("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton",
                          "use-flash-attn-builder")  # fmt: skip
-    local = options.word("transformer-impl") == "local"
+    said = options.word("transformer-impl")
+    local = said == "local" or (not said and options.has(*_BEFORE_ENGINE))
     if backend in ("unfused", "local", "attnbackend.unfused", "attnbackend.local"):
         return "unfused"
     if flash or backend in ("flash", "fused", "auto"):

@@ -16,7 +16,7 @@ def batch_options(text: str) -> dict[str, str]:
     """A batch script's own options, by name."""
     found: dict[str, str] = {}
     for line in text.splitlines():
-        said = re.match(r"#\s?(?:SBATCH|BSUB|PBS)\s+(.*)", line)
+        said = re.match(r"#(?:SBATCH|BSUB|PBS)\s+(.*)", line)  # with a blank it is a comment
         if said is None:
             continue
         # Several options may share a line, a template's placeholder may stand before them.
@@ -31,7 +31,22 @@ def batch_options(text: str) -> dict[str, str]:
             gpus = re.search(r":ngpus=(\d+)", chunks.group(2))
             if gpus is not None:
                 found["gpus-per-node"] = gpus.group(1)
-    return found
+    return found | _shared(found)
+
+
+_OF_ONE_HOST = 8
+
+
+def _shared(batch: dict[str, str]) -> dict[str, str]:
+    """Devices of each host where SLURM is asked for those of the whole job (`--gpus`, `-G`)."""
+    asked = (batch.get("gpus") or batch.get("G") or "").rsplit(":", 1)[-1]
+    hosts = batch.get("nodes") or batch.get("N") or ""
+    if not asked.isdigit() or {"gpus-per-node", "gres"} & set(batch):
+        return {}
+    count, among = int(asked[:7]), int(hosts[:7]) if hosts.isdigit() else 1
+    if not among or count % among or (not hosts and count > _OF_ONE_HOST):
+        return {}
+    return {"gpus-per-node": str(count // among)}
 
 
 def batch_variables(batch: dict[str, str]) -> dict[str, str]:

@@ -180,6 +180,12 @@ _ON = ("true", "yes", "on", "y", "1")
 """Words for which a switch is compared: what nobody sets is off, unless another branch asks for the opposite word."""
 
 
+_ASIDE = re.compile(
+    r"(?i)conver|eval|infer|generat|export|merge|debug|test|help|download|preproc|tokeniz|serve"
+)
+"""Words for what a script does beside training: who says nothing gets its `else`."""
+
+
 def take(script: Script, left: str, right: str) -> bool:
     """Give a name that nothing states the first text that it is compared with."""
     names = unset(left)
@@ -191,7 +197,7 @@ def take(script: Script, left: str, right: str) -> bool:
         or "*" in right
         or names[0][:1] == "$"
         or "=" in names[0]
-        or (script.has_else and right.lower() in _ON)
+        or (script.has_else and (right.lower() in _ON or _ASIDE.search(right)))
     ):
         return False
     name = names[0]

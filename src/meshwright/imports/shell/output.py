@@ -18,7 +18,7 @@ _DEVICES = re.compile(
     r"\bcuda\.device_count\(\)|\b(?:nvidia-smi|rocm-smi|npu-smi)\b.*(?:\bwc\b[^|]*-l|\bgrep\b[^|]*-c)",
     re.S,
 )
-_HOSTS = re.compile(r"\bscontrol\s+show\s+hostnames?\b.*\bwc\b[^|]*-l|\bSLURM_(?:JOB_)?NODELIST\b.*\bwc\b[^|]*-l", re.S)  # fmt: skip
+_HOSTS = re.compile(r"\bscontrol\s+show\s+hostnames?\b.*\bwc\b[^|]*-l|\b(?:SLURM_(?:JOB_)?NODELIST|(?:PBS|COBALT)_NODEFILE)\b.*\bwc\b[^|]*-l|\bwc\b\s+-l\s*<?\s*\W*(?:PBS|COBALT)_NODEFILE\b", re.S)  # fmt: skip
 
 
 def simple_output(words: list[str], scope: Scope) -> str | None:
