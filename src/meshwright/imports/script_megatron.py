@@ -54,34 +54,14 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     if any(name in flags for name in _EPFL):
         flags = _of_epfl(flags)
     options = Options(flags, "--")
-    open_words = [name for word in launch.words for name in unset(word)]
-    if not flags and open_words:
-        raise Missing("words", open_words[0], shown(" ".join(launch.words)))
-    learned = not any("rotary" in one or one == "position-embedding-type" for one in flags)
-    for name in (
-        "num-layers",
-        "hidden-size",
-        "num-attention-heads",
-        *(["max-position-embeddings"] if learned else []),
-    ):
-        left = unset(str(flags.get(name, "")))
-        if left and given.model is None and given.guess:  # nothing to take for a shape
-            raise Missing(f"--{name}", left[0], shown(str(flags[name])))
-    if "num-layers" not in flags and given.model is None and not named_checkpoint(flags):
-        why = left_open(script)
-        if why:
-            raise SpecError("--num-layers", None, f"is not among the command's options{why}; give what it depends on, or --model")  # fmt: skip
+    _ask_for_shape(script, launch, flags, given)
     if "hetero-micro-batch-sizes" in flags:
         raise SpecError("--hetero-micro-batch-sizes", flags["hetero-micro-batch-sizes"], "devices of several kinds in one run are not modelled")  # fmt: skip
     options.read |= {"use-bridge", "use-mbridge", "megatron-to-hf-mode"}
     # Options that a program prints, as miles' for its models, stand in a word that is nothing but a variable.
     told = not script.missing and all(unmarked(word) or not unset(word) for word in launch.words)
     given, whence = _of_checkpoint(flags, given, included=told)
-    dialect = "megatron"
-    if any(name in flags for name in _DEEPSPEED) or "deepspeed" in " ".join(launch.launcher[:3]):
-        dialect = "megatron-deepspeed"
-    elif any(name in flags for name in _BLOOM) and not any(name in flags for name in _EPFL):
-        dialect = "bloom"
+    dialect = _dialect(launch, flags)
     config = None
     named = options.loose("deepspeed-config", "deepspeed_config")
     if named:
@@ -108,6 +88,39 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     if not launch.program:
         reading.note("no command is here, only options: they are read as Megatron-LM's")
     return reading
+
+
+def _ask_for_shape(script: Script, launch: Launch, flags: dict[str, Any], given: Given) -> None:
+    """Ask for what the model is described by, where the command leaves it open.
+
+    Raises:
+        SpecError: sizes or all options are the environment's, or an included file's, to say.
+    """
+    open_words = [name for word in launch.words for name in unset(word)]
+    if not flags and open_words:
+        raise Missing("words", open_words[0], shown(" ".join(launch.words)))
+    learned = not any("rotary" in one or one == "position-embedding-type" for one in flags)
+    for name in (
+        "num-layers",
+        "hidden-size",
+        "num-attention-heads",
+        *(["max-position-embeddings"] if learned else []),
+    ):
+        left = unset(str(flags.get(name, "")))
+        if left and given.model is None and given.guess:  # nothing to take for a shape
+            raise Missing(f"--{name}", left[0], shown(str(flags[name])))
+    if "num-layers" not in flags and given.model is None and not named_checkpoint(flags):
+        why = left_open(script)
+        if why:
+            raise SpecError("--num-layers", None, f"is not among the command's options{why}; give what it depends on, or --model")  # fmt: skip
+
+
+def _dialect(launch: Launch, flags: dict[str, Any]) -> str:
+    """Which family of forks a command is of: their defaults differ."""
+    if any(name in flags for name in _DEEPSPEED) or "deepspeed" in " ".join(launch.launcher[:3]):
+        return "megatron-deepspeed"
+    of_bloom = any(name in flags for name in _BLOOM)
+    return "bloom" if of_bloom and not any(name in flags for name in _EPFL) else "megatron"
 
 
 def _rest_of_deepspeed(config: dict[str, Any], reading: Reading, given: Given) -> None:
