@@ -11,7 +11,14 @@ import yaml
 from meshwright.exports.bundle import STAMP_KEY, comment, learning_rate, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import check_hosts
-from meshwright.exports.hf import hf_config, hf_family, hf_problems, layer_class
+from meshwright.exports.hf import (
+    attention_problems,
+    first_norm,
+    hf_config,
+    hf_family,
+    hf_problems,
+    layer_class,
+)
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.scripts import beside
@@ -48,7 +55,7 @@ def _problems(model: Model) -> Iterator[Problem]:
     yield from hf_problems(model)
 
 
-LIMITS = Limits("accelerate", "accelerate", _problems)
+LIMITS = Limits("accelerate", "accelerate", _problems, asked=attention_problems)
 VERSION = LIMITS.can.checked
 
 
@@ -145,6 +152,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     values = {
         "STAMP": comment(plan, command, stamp).rstrip(),
         "SEQ_LEN": plan.job.seq_len,
+        "NORM": first_norm(plan.model),
         "STEPS": steps(plan.job),
         "MICRO_BATCH": layout.micro_batch,
         "ACCUMULATION": layout.micro_batches(plan.job.global_batch),

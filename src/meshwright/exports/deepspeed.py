@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.exports.bundle import STAMP_KEY, comment, learning_rate, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
-from meshwright.exports.hf import hf_config, hf_problems
+from meshwright.exports.hf import attention_problems, first_norm, hf_config, hf_problems
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.scripts import beside
@@ -125,7 +125,7 @@ def _together(layout: Layout) -> Iterator[Problem]:
         yield Problem("offload", list(layout.offload), says, {"zero": 1})
 
 
-LIMITS = Limits("DeepSpeed", "deepspeed", _problems, _together)
+LIMITS = Limits("DeepSpeed", "deepspeed", _problems, _together, attention_problems)
 VERSION = LIMITS.can.checked
 
 
@@ -138,6 +138,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "STAMP": comment(plan, command, target).rstrip(),
         "CHECKPOINTS": template("deepspeed_checkpoints", {}).rstrip(),
         "SEQ_LEN": plan.job.seq_len,
+        "NORM": first_norm(plan.model),
         "STEPS": steps(plan.job),
         "LIGER": plan.job.loss == "liger",
     }

@@ -11,25 +11,16 @@ from collections.abc import Iterator
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.model_names import repository
 from meshwright.specs.model import Model
-
-_OTHERWISE = {
-    "gemma": "scales its embedding and adds one to the weights of its norms",
-    "granite": "scales its embedding, residuals, scores and logits",
-    "llama4_text": "leaves positions out of every fourth layer and sees chunks in the others",
-    "ministral3": "scales queries by their position",
-    "olmo": "normalises without weights",
-    "phimoe": "routes by SparseMixer",
-    "smollm3": "leaves positions out of every fourth layer",
-}
+from meshwright.specs.plain_families import OTHERWISE
 
 
 def computes_otherwise(model: Model) -> Iterator[Problem]:
     """Why files that say an architecture by its shape are not of this model."""
-    if model.family in _OTHERWISE:
+    if model.family in OTHERWISE:
         yield Problem(
             "model.family",
             model.family,
-            f"has no words for it: {model.name} {_OTHERWISE[model.family]}",
+            f"has no words for it: {model.name} {OTHERWISE[model.family]}",
         )
 
 

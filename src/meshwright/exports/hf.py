@@ -5,56 +5,78 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.families import computes_otherwise
+from meshwright.exports.hf_families import ACTIVATIONS, WRITERS, ZERO_NORMS, lost, rope
 from meshwright.exports.limit_rules import Problem
+from meshwright.exports.tuning_attention import EAGER, FLASH, bends_scores, keeps_scores
+from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
-from meshwright.specs.numerics import Numerics, numerics_of
+from meshwright.specs.numerics import numerics_of
+from meshwright.specs.plain_families import OTHERWISE, plain_family
+from meshwright.specs.plan import Plan
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", *WRITERS)
+_LENGTH = 4096
+"""Tokens of the configuration by which a family is tried."""
 
 
 def hf_problems(model: Model) -> Iterator[Problem]:
     """Why an architecture has no configuration among the families written here."""
-    yield from computes_otherwise(model)
-    if hf_family(model) is None:
-        yield Problem(
-            "model.family",
-            model.family,
-            "gets its model from a Hugging Face config.json, written here for the architectures of "
-            "Llama, Mistral, Qwen2, Qwen3, Mixtral and GPT-2",
-        )
+    if hf_family(model) is not None:
+        return
+    own = model.family in WRITERS and not model.unusual()
+    if model.family in OTHERWISE and not own:
+        lacks = f"has no words for it: {model.name} {OTHERWISE[model.family]}"
+    elif own:
+        part = _lost(model)
+        lacks = f"gets its model from a Hugging Face config.json, which has no words for {part} of this one"
+    else:
+        lacks = f"gets its model from a Hugging Face config.json, written here for {', '.join(_FAMILIES)}"
+    yield Problem("model.family", model.family, lacks)
 
 
 def hf_family(model: Model) -> str | None:
-    """The Hugging Face model_type with exactly this architecture, if it is one we write."""
-    if model.latent_attention or model.parallel_block or model.embedding_norm or model.head_bias:
-        return None
-    if model.norms_per_layer != 2 or not model.final_norm or model.extra_parameters:
-        return None
-    if numerics_of(model).rotary_share not in (None, 1.0):
-        return None
-    if model.positions == "learned":
-        plain = model.norm == "layernorm" and not model.gated and model.kv_heads == model.heads
-        plain &= model.ffn_bias and model.qkv_bias and model.attention_out_bias
-        plain &= model.qk_norm == "none" and not model.window and model.experts is None
-        return "gpt2" if plain and model.head_dim * model.heads == model.hidden else None
-    if model.positions != "rope" or model.norm != "rmsnorm" or not model.gated or model.ffn_bias:
-        return None
-    if model.experts is not None:
-        e = model.experts
-        simple = not (e.shared_ffn or e.dense_layers or e.router_bias or e.expert_bias)
-        simple &= e.period == 1 and model.qk_norm == "none" and not model.qkv_bias
-        return "mixtral" if simple and not model.attention_out_bias else None
-    if model.window:
-        even = model.window_period == 1 and not model.qkv_bias and model.qk_norm == "none"
-        return "mistral" if even and not model.attention_out_bias else None
-    if model.qk_norm == "head":
-        return "qwen3" if model.qkv_bias == model.attention_out_bias else None
-    if model.qk_norm != "none":
-        return None
-    if model.qkv_bias != model.attention_out_bias:
-        return "qwen2" if model.qkv_bias else None
-    return "llama"
+    """The Hugging Face model_type with exactly this architecture, if it is one we write.
+
+    A plain one where it computes the same, since most software knows it; else the model's own family.
+    """
+    plain = plain_family(model)
+    if plain is not None:
+        return plain
+    own = model.family in WRITERS and not model.unusual()
+    return model.family if own and not _lost(model) else None
+
+
+def _lost(model: Model) -> str:
+    """The first part of a model that its family's configuration would lose; "" where it says all of it."""
+    return lost(model, WRITERS[model.family][0](model, _LENGTH))
+
+
+def attention_problems(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
+    """Kernels that a plan prices and transformers does not have for this model on these devices."""
+    if keeps_scores(job):
+        return
+    priced = 'a --job file with attention_kernel = "unfused" prices them'
+    if model.attention_sinks:
+        says = f"computes attention with sinks by keeping all its scores: {priced}"
+        yield Problem("model.attention_sinks", True, says)
+    elif bends_scores(model) and not (cluster.device.has_bf16 and job.precision.compute in _HALF):
+        says = f"bends scores in FlashAttention, which takes 16 bits on Ampere and newer; elsewhere it keeps all of them: {priced}"
+        yield Problem("job.attention_kernel", job.attention_kernel, says)
+
+
+_HALF = ("bf16", "fp16")
+
+
+def needs_flash(plan: Plan) -> bool:
+    """Whether an exported script asks for FlashAttention, which bends scores as PyTorch's own attention cannot."""
+    return bends_scores(plan.model) and not keeps_scores(plan.job)
+
+
+def first_norm(model: Model) -> float:
+    """What a norm's weight begins with: some families add one to it."""
+    return 0.0 if hf_family(model) in ZERO_NORMS else 1.0
 
 
 def hf_config(model: Model, job: Job) -> dict[str, Any]:
@@ -63,18 +85,18 @@ def hf_config(model: Model, job: Job) -> dict[str, Any]:
     Raises:
         SpecError: no family written here has this architecture.
     """
-    kernel = {"attn_implementation": EAGER} if job.attention_kernel == "unfused" else {}
+    kernel = {"attn_implementation": EAGER} if keeps_scores(job) else {}
+    if not kernel and bends_scores(model):
+        kernel = {"attn_implementation": FLASH}
     return _shape(model, job.seq_len) | kernel
-
-
-EAGER = "eager"
-"""transformers' attention that keeps its scores; PyTorch's fused one otherwise."""
 
 
 def _shape(model: Model, seq_len: int) -> dict[str, Any]:
     family = hf_family(model)
     if family is None:
         raise SpecError("model.family", model.family, next(hf_problems(model)).lacks)
+    if family in WRITERS:
+        return WRITERS[family][0](model, seq_len)
     numerics = numerics_of(model)
     if family == "gpt2":
         return {
@@ -91,7 +113,7 @@ def _shape(model: Model, seq_len: int) -> dict[str, Any]:
         "num_key_value_heads": model.kv_heads, "head_dim": model.head_dim,
         "vocab_size": model.vocab, "max_position_embeddings": seq_len,
         "rms_norm_eps": numerics.norm_epsilon, "hidden_act": ACTIVATIONS[numerics.activation],
-        "rope_parameters": _rope(numerics),
+        "rope_parameters": rope(numerics),
         "tie_word_embeddings": model.tied_embeddings, "attention_dropout": 0.0, "use_cache": False,
     }  # fmt: skip
     if family in ("llama", "qwen3"):
@@ -107,39 +129,13 @@ def _shape(model: Model, seq_len: int) -> dict[str, Any]:
     return config
 
 
-ACTIVATIONS = {
-    "silu": "silu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu", "relu2": "relu2",
-    "quick-gelu": "quick_gelu",
-}  # fmt: skip
-"""Our names of activations by transformers' (`transformers/activations.py`)."""
-
-
-def _rope(numerics: Numerics) -> dict[str, Any]:
-    """`rope_parameters` of transformers 5 (`modeling_rope_utils.py`): base and stretching of rotary positions."""
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": numerics.rope_theta}
-    scaling = numerics.rope_scaling
-    if scaling is None:
-        return found
-    found |= {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.original_positions:
-        found["original_max_position_embeddings"] = scaling.original_positions
-    if scaling.kind == "llama3":
-        found |= {
-            "low_freq_factor": scaling.low_frequency,
-            "high_freq_factor": scaling.high_frequency,
-        }
-    elif scaling.kind == "yarn":
-        found |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-    return found
-
-
 def layer_class(model: Model) -> str:
     """The class of one transformer layer, the unit that FSDP shards.
 
     Raises:
         SpecError: no family written here has this architecture.
     """
-    names = {
+    names = {name: layer for name, (_, layer) in WRITERS.items()} | {
         "llama": "LlamaDecoderLayer", "mistral": "MistralDecoderLayer",
         "qwen2": "Qwen2DecoderLayer", "qwen3": "Qwen3DecoderLayer",
         "mixtral": "MixtralDecoderLayer", "gpt2": "GPT2Block",

@@ -6,6 +6,7 @@ import re
 
 from meshwright.exports import torchtune
 from meshwright.exports.finetuning import deepspeed_stage
+from meshwright.exports.hf import needs_flash
 from meshwright.exports.tuning_attention import FLASH, keeps_scores, trl_words
 from meshwright.specs.frameworks import framework
 from meshwright.specs.plan import Plan
@@ -54,8 +55,13 @@ def image(plan: Plan, name: str) -> str:
         return _AMD
     if _is_grace(plan) and name not in _NVIDIA:
         return _ARM
-    own = _COMPILER if name in _BUILDS else _TORCH
+    own = _COMPILER if name in _BUILDS or _flashes(plan, name) else _TORCH
     return _NVIDIA.get(name, own.format(cuda=_CUDA_OF_VOLTA if _is_volta(plan) else _CUDA))
+
+
+def _flashes(plan: Plan, name: str) -> bool:
+    """Whether a script written here asks for a kernel that is built where no wheel fits."""
+    return name in ("deepspeed", "accelerate", "trainer") and needs_flash(plan)
 
 
 def unfit(plan: Plan, name: str) -> tuple[str, ...]:
@@ -79,7 +85,12 @@ def _is_volta(plan: Plan) -> bool:
 
 def machine_image(plan: Plan, name: str) -> str | None:
     """The container that `setup` must run in on a machine with drivers alone; None where packages do."""
-    needs = plan.cluster.device.vendor == "amd" or name in (*_NVIDIA, *_BUILDS) or _is_grace(plan)
+    needs = (
+        plan.cluster.device.vendor == "amd"
+        or name in (*_NVIDIA, *_BUILDS)
+        or _is_grace(plan)
+        or _flashes(plan, name)
+    )
     return image(plan, name) if needs else None
 
 
@@ -113,7 +124,8 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
                      'pip install -q -e "$NANOTRON"'],
         "primus": [*_cloned("PRIMUS", "AMD-AGI/Primus", "main"), *_beside_primus(plan)],
     } | {name: [*torch, *words] for name, words in _tuning_tools(plan).items()}  # fmt: skip
-    extra = _LOSSES.get(plan.job.loss, [])
+    extra = list(_LOSSES.get(plan.job.loss, []))
+    extra += ["pip install -q flash-attn --no-build-isolation"] if _flashes(plan, name) else []
     return [*(_allowed(plan, name) if container else []), *lines.get(name, torch), *extra]
 
 

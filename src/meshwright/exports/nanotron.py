@@ -14,13 +14,14 @@ import yaml
 from meshwright.exports.bundle import comment, learning_rate, steps, template, warmup
 from meshwright.exports.canonical import canonical
 from meshwright.exports.families import computes_otherwise
-from meshwright.exports.hf import ACTIVATIONS, hf_family
+from meshwright.exports.hf_families import ACTIVATIONS
 from meshwright.exports.inputs import SAVED_EVERY, TOKENS
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.model_names import repository
 from meshwright.specs.model import Model
 from meshwright.specs.numerics import numerics_of
+from meshwright.specs.plain_families import plain_family
 from meshwright.specs.plan import Plan
 
 GPT2_TOKENS = 50_257
@@ -37,7 +38,7 @@ def _problems(model: Model) -> Iterator[Problem]:
         yield Problem("model.layers", model.layers, f"leaves positions out of every {every}th of layers that {every} divides")  # fmt: skip
     if not every:
         yield from computes_otherwise(model)
-    if (not every and hf_family(model) != "llama") or model.qkv_bias:
+    if (not every and plain_family(model) != "llama") or model.qkv_bias:
         yield Problem("model.family", model.family, "is exported with its Llama architecture")
     elif model.head_dim * model.heads != model.hidden:
         says = f"has heads of hidden / heads = {model.hidden / model.heads:g}"

@@ -23,7 +23,7 @@ from meshwright.exports.bundle import (
     warmup,
 )
 from meshwright.exports.canonical import canonical
-from meshwright.exports.hf import hf_config, layer_class
+from meshwright.exports.hf import first_norm, hf_config, layer_class
 from meshwright.exports.inputs import SAVED_EVERY
 from meshwright.exports.scripts import beside
 from meshwright.specs.plan import Plan
@@ -111,6 +111,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "trainer.yaml": comment(plan, command, stamp) + text,
         "config.json": json.dumps(model, indent=2) + "\n",
         "train_trainer.py": template(
-            "train_trainer.py", {"STAMP": comment(plan, command, stamp).rstrip()}
+            "train_trainer.py",
+            {"STAMP": comment(plan, command, stamp).rstrip(), "NORM": first_norm(plan.model)},
         ),
     } | beside(plan, command, stamp)

@@ -42,7 +42,8 @@ def trl_words(plan: Plan) -> dict[str, str]:
         return {"attn_implementation": EAGER}
     if plan.layout.cp > 1:
         return {"attn_implementation": "sdpa"}
-    flash = plan.job.document_masking or bends_scores(plan)
+    bent = bends_scores(plan.model) and plan.cluster.device.has_bf16
+    flash = plan.job.document_masking or bent
     return {"attn_implementation": FLASH} if flash else {}
 
 
@@ -57,14 +58,11 @@ def axolotl_words(plan: Plan) -> dict[str, Any]:
     return words
 
 
-def bends_scores(plan: Plan) -> bool:
+def bends_scores(model: Model) -> bool:
     """Whether scores are bent towards a limit, which PyTorch's own attention cannot do: whole scores would be kept.
 
     FlashAttention can, on Ampere and newer.
     """
-    if not plan.cluster.device.has_bf16:
-        return False
-    model = plan.model
     own = model.numerics.attention_softcap if model.numerics is not None else None
     return model.family == "gemma2" if own is None else own > 0
 

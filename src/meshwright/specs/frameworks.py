@@ -12,6 +12,7 @@ from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.layout import Offload
 from meshwright.specs.model import Model
+from meshwright.specs.plain_families import plain_family
 from meshwright.specs.presets import table
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ AXIS_TITLES: dict[Axis, str] = {
 }  # fmt: skip
 
 
-Need = Literal["untied embeddings", "no experts", "rotary positions", "Llama 3 layers"]
+Need = Literal[
+    "untied embeddings", "no experts", "rotary positions", "Llama 3 layers", "plain layers"
+]
 
 
 def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
@@ -35,6 +38,7 @@ def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
         "no experts": model.experts is None,
         "rotary positions": model.positions == "rope",
         "Llama 3 layers": model.name.startswith("llama3"),
+        "plain layers": plain_family(model) is not None,
     }
     return [need for need in needs if not met[need]]
 
