@@ -28,6 +28,7 @@ STORED_BYTES: dict[str, float] = {
     "int4": 0.5 + 2.5 / 128,  # GPTQ and AWQ: a 16-bit scale and a 4-bit zero per group of 128
     "fp8": 1.0,
     "mxfp4": 0.5 + 1 / 32,  # one 8-bit exponent per block of 32 (OCP MX v1.0 §5)
+    "nvfp4": 0.5 + 1 / 16,  # one 8-bit scale per block of 16 (NVIDIA, arXiv 2509.25149 §2)
 }
 """Bytes per frozen parameter, scales included."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from meshwright.costs.parameters import count_parameters
 from meshwright.specs import load_model
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
@@ -14,7 +15,7 @@ PLANNED = "meshwright plans decoder-only transformers"
 """What a refusal of another kind of model ends with."""
 
 _NOISE = re.compile(
-    r"[-_.]?(instruct|chat|hf|base|sft|dpo|rlhf|it|pt|bnb|4bit|8bit|awq|gptq|fp8|bf16|unsloth|"
+    r"[-_.]?(instruct|chat|hf|base|sft|dpo|rlhf|it|pt|bnb|4bit|8bit|awq|gptq|fp8|nvfp4|mxfp4|bf16|unsloth|"
     r"v\d+(\.\d+)?|preview|distill|math|coder|thinking|deduped|v0|rl|\d{1,3}k|(?<!\d)\d{4,})$",
     re.IGNORECASE,
 )
@@ -167,10 +168,25 @@ def model_named(name: str) -> Model | None:
     pointed = _POINT.sub(".", said).replace("_", "-")  # `1_5b`: one and a half billion
     for candidate in [*_spellings(short), *(_spellings(pointed) if pointed != short else [])]:
         try:
-            return load_model(candidate)
+            found = load_model(candidate)
         except SpecError:
             continue
+        spelled = (said, pointed, _BELOW_ONE.sub(r"\g<1>0.\2", short))
+        return found if any(_as_large(found, one) for one in spelled) else None
     return None
+
+
+def _as_large(model: Model, name: str) -> bool:
+    """Whether a name states no other size: a later generation is often named after a smaller one.
+
+    Of a mixture, names state all parameters or those of a token.
+    """
+    size = _SIZE.search(name)
+    if size is None or (model.experts is not None and not _EXPERTS.search(name)):
+        return True
+    units = {"m": 1e6, "b": 1e9, "t": 1e12}
+    stated = float(size.group(1).replace("_", ".")) * units[size.group(2).lower()]
+    return 0.5 < count_parameters(model).total / stated < 2.0
 
 
 def shape_named(name: str, *others: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
 from meshwright.specs.errors import SpecError
-from meshwright.specs.finetune import GROUPS, finetune_recipe, targets_of
+from meshwright.specs.finetune import GROUPS, MODULES, finetune_recipe, targets_of
 
 _STORAGE = {4: "nf4", 8: "int8"}
 
@@ -44,7 +44,9 @@ def adapters(
     if 0 < dropout < 1:
         fields["dropout"] = dropout
     named = stored_by_name(reading.model_name)
-    kept = named if named == "int4" else storage or _STORAGE.get(bits, "") or named
+    kept = (
+        named if named in ("int4", "nvfp4", "mxfp4") else storage or _STORAGE.get(bits, "") or named
+    )
     if kept:
         fields["storage"] = kept
         fields["method"] = (
@@ -84,10 +86,37 @@ def stored_by_name(model: str) -> str:
     """How a checkpoint whose name says so is stored, whatever the options say; empty for 16 bits."""
     if re.search(r"(?i)gptq|awq|aqlm", model):
         return "int4"
+    if blocks := re.search(r"(?i)(?<![a-z])(nvfp4|mxfp4)(?![a-z])", model):
+        return blocks.group(1).lower()
     return "nf4" if re.search(r"(?i)bnb-4bit|-4bit", model) else ""
 
 
+_PLACES = tuple(
+    f"{before}layers.{layer}.{inside}"
+    for before in ("model.", "model.language_model.", "language_model.model.", "base_model.model.model.")
+    for layer in (0, 11)
+    for inside in ("self_attn.", "linear_attn.", "mlp.", "mlp.shared_experts.", "mlp.shared_expert.", "mlp.experts.0.", "mlp.experts.")
+)  # fmt: skip
+"""Where the matrices of transformers' layers lie: what a pattern of names is held against."""
+
+
+def _by_pattern(pattern: str) -> tuple[str, ...]:
+    """The matrices whose whole names a pattern matches, as PEFT matches a text of `target_modules`; none of no pattern."""
+    if not re.search(r"[\\*+^$?({]", pattern):
+        return ()
+    try:
+        wanted = re.compile(pattern)
+    except re.error:
+        return ()
+    ends = [name for name in MODULES if name.endswith(("_proj", "_proj_with_mqa"))]
+    matched = [one for one in ends if any(wanted.fullmatch(place + one) for place in _PLACES)]
+    return targets_of(matched) if matched else ()
+
+
 def _targets(reading: Reading, targets: Any, option: str) -> tuple[str, ...]:
+    text = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets
+    if isinstance(text, str) and (found_by := _by_pattern(text)):
+        return found_by
     if isinstance(targets, str):
         targets = [part for part in re.split(r"[,\s|()\[\]'\"]+", targets) if part]
     if not isinstance(targets, list) or not targets:

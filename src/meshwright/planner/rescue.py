@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -75,8 +76,15 @@ def _shortfall(question: Question, results: tuple[SearchResult, ...]) -> str:
     label, short = min(found, key=lambda one: one[1])
     return (
         f"nothing fits on {question.cluster.gpus} × {question.cluster.device.name}: the lightest "
-        f"layout, {label} under {question.job.framework}, is short of {format_bytes(short)} per device to fit at even odds"
+        f"layout, {label} under {question.job.framework}, {lacking(short)} to fit at even odds"
     )
+
+
+def lacking(short: float) -> str:
+    """What a layout lacks: bytes a device, or room in a host for what it moves there (infinite)."""
+    if math.isinf(short):
+        return "has no room in its hosts for what it would have to move there"
+    return f"is short of {format_bytes(short)} per device"
 
 
 def _more_devices(question: Question, constraints: Constraints) -> list[tuple[float, str]]:

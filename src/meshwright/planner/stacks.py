@@ -16,7 +16,7 @@ from meshwright.planner.dispatchers import WORTH, not_written, ways_to_dispatch
 from meshwright.planner.legality import Question
 from meshwright.planner.nothing_legal import any_legal, why_nothing
 from meshwright.planner.odds import WANTED
-from meshwright.planner.rescue import shortfall
+from meshwright.planner.rescue import lacking, shortfall
 from meshwright.planner.search import SearchResult, reaches, search
 from meshwright.planner.solve import Solution, answer, first_of, solve
 from meshwright.planner.space import Constraints
@@ -380,7 +380,7 @@ def _shortfall(solution: Solution) -> str:
     found = shortfall(solution.question, solution.result)
     if found is None:
         return "no legal layout"
-    return f"does not fit: its lightest layout is short of {format_bytes(found[1])}"
+    return f"does not fit: its lightest layout {lacking(found[1])}"
 
 
 def _why_not(

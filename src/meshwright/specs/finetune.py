@@ -11,7 +11,7 @@ from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
 
 Method = Literal["full", "lora", "dora", "qlora"]
-Storage = Literal["16-bit", "nf4", "fp4", "int8", "int4", "fp8", "mxfp4"]
+Storage = Literal["16-bit", "nf4", "fp4", "int8", "int4", "fp8", "mxfp4", "nvfp4"]
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down", "experts", "router", "head", "embedding")
 """Matrices that adapters may sit on, by what they do. `gate`, `up` and `down` are the dense or shared
@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Names for several targets. `all-linear` leaves out the head, as PEFT's does, and routed experts,
 which transformers keep as one tensor a layer that PEFT's `all-linear` does not see."""
 
-_MODULES: dict[str, tuple[str, ...]] = {
+MODULES: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",), "out_proj": ("o",),
     "output_proj": ("o",), "dense": ("o",), "wq": ("q",), "wk": ("k",), "wv": ("v",), "wo": ("o",),
     "qkv_proj": ("q", "k", "v"), "query_key_value": ("q", "k", "v"), "w_pack": ("q", "k", "v"), "c_attn": ("q", "k", "v"),
@@ -59,10 +59,10 @@ def targets_of(names: object, field: str = "finetune.targets") -> tuple[str, ...
         short = name.strip().rsplit(".", 1)[-1].lower()
         if short in TARGETS:
             found.add(short)
-        elif short in GROUPS or short in _MODULES:
-            found.update(GROUPS.get(short) or _MODULES[short])
+        elif short in GROUPS or short in MODULES:
+            found.update(GROUPS.get(short) or MODULES[short])
         else:
-            known = (*TARGETS, *GROUPS, *_MODULES)
+            known = (*TARGETS, *GROUPS, *MODULES)
             raise SpecError(field, name, f"no such matrix; {nearest(short, known)}")
     return tuple(target for target in TARGETS if target in found)
 

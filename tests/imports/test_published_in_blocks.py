@@ -1,0 +1,54 @@
+"""Names of 2026: checkpoints in blocks of 4 bits, patterns of modules, later generations named like smaller ones."""
+
+import pytest
+
+from meshwright.imports.files import import_text
+from meshwright.imports.names import model_named
+from meshwright.imports.reading import Given
+from meshwright.specs import load_cluster
+
+NODE = Given(cluster=load_cluster("h100:1x8"), guess=True)
+AXOLOTL = "base_model: {model}\ndatasets: []\nsequence_len: 2048\nmicro_batch_size: 1\nbf16: true\nadapter: lora\nlora_r: 8\n"
+
+
+def tuned(model: str, targets: str):
+    text = AXOLOTL.format(model=model) + f"lora_target_modules: '{targets}'\n"
+    return import_text(text, "a.yaml", NODE).job.finetune
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "mistral-small-24b"),
+        ("mistralai/Mistral-Small-4-119B-2603", None),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("nvidia/DeepSeek-V4-Flash-NVFP4", "deepseek-v4-flash"),
+    ],
+)
+def test_a_name_that_states_another_size_is_another_model(name, preset):
+    found = model_named(name)
+    assert (found.name if found else None) == preset
+
+
+@pytest.mark.parametrize("stored", ["nvfp4", "mxfp4"])
+def test_a_name_says_in_which_blocks_weights_are_published(stored):
+    found = tuned(f"someone/Qwen3-30B-A3B-{stored.upper()}", "q_proj")
+    assert (found.storage, found.method) == (stored, "lora")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        (r"model.language_model.layers.[\d]+.(_checkpoint_wrapped_module.)?(mlp|self_attn).(up|down|gate|q|k|v|o)_proj",
+         {"q", "k", "v", "o", "gate", "up", "down"}),
+        (r"model.layers.[\d]+.self_attn.(q|v)_proj", {"q", "v"}),
+        (r".*\.mlp\.(gate_proj|up_proj)", {"gate", "up"}),
+        (r"model.layers.[\d]+.(self_attn.(q_a_proj|q_b_proj|o_proj)|mlp.(shared_experts.)?down_proj)", {"q", "o", "down"}),
+    ],
+)  # fmt: skip
+def test_a_pattern_of_modules_is_matched_as_peft_matches_it(pattern, wanted):
+    assert set(tuned("Qwen/Qwen3-8B", pattern).targets) == wanted
+
+
+def test_what_is_no_pattern_is_a_list_of_names():
+    assert set(tuned("Qwen/Qwen3-8B", "q_proj,k_proj").targets) == {"q", "k"}
