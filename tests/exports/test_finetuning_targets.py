@@ -9,6 +9,7 @@ from plans import make_plan
 
 from meshwright.cli.inputs import read_question
 from meshwright.cli.options import QuestionOptions
+from meshwright.costs.step import estimate
 from meshwright.exports import torchtune
 from meshwright.exports.targets import FINETUNERS, LAUNCHERS, export, export_all
 from meshwright.imports.files import import_file
@@ -338,3 +339,57 @@ def test_adapters_start_with_ten_times_the_rate_of_whole_weights(target):
         texts = "\n".join(export(planned(method, "sharded", target), target).files.values())
         found = re.findall(r"(?:learning_rate|optim\.lr|\blr)\W{1,3}(\d[\d.]*e-\d+|0\.\d+)", texts)
         assert found and {float(one) for one in found} == {rate}, (method, found)
+
+
+def _adapters(tool, storage="16-bit", **job):
+    tune = finetune_recipe(
+        {
+            "method": "lora" if storage in ("16-bit", "fp8") else "qlora",
+            "storage": storage,
+            "targets": ["attention"],
+        }
+    )
+    return Job(
+        seq_len=2048,
+        global_batch=64,
+        framework=tool,
+        precision=RECIPES["bf16"],
+        finetune=tune,
+        **job,
+    )
+
+
+def test_deepspeed_is_installed_where_it_shards_alone():
+    """TRL leaves split sequences to accelerate's FSDP2, unless Ulysses splits them."""
+    split = make_plan("llama3.1-8b", dp=4, cp=2, zero=3, job=_adapters("trl"), cp_method="ring")
+    assert "deepspeed==" not in export(split, "trl").files["run.sh"]
+    whole = make_plan("llama3.1-8b", dp=8, zero=3, job=_adapters("trl"))
+    assert "deepspeed==" in export(whole, "trl").files["run.sh"]
+
+
+def test_weights_published_in_fp8_are_priced_so_where_the_devices_keep_them():
+    kept = make_plan("deepseek-v3", dp=8, job=_adapters("trl"))
+    assert any("half of what the plan priced" in note for note in export(kept, "trl").notes)
+    widened = make_plan("deepseek-v3", "a100:1x8", dp=8, job=_adapters("trl"))
+    assert not any("half of" in note for note in export(widened, "trl").notes)
+    assert " kernels" in export(kept, "trl").files["run.sh"]
+    eight = make_plan("deepseek-v3", dp=8, job=_adapters("trl", "fp8"))
+    assert not any("half of" in note for note in export(eight, "trl").notes)
+    held = [
+        estimate(one.model, one.cluster, one.job, one.layout).memory_parts["parameters"]
+        for one in (eight, kept)
+    ]
+    assert held[0] < 0.6 * held[1]
+    with pytest.raises(SpecError, match="or as they are published"):
+        export(make_plan("llama3.1-8b", dp=8, job=_adapters("trl", "fp8")), "trl")
+
+
+def test_llama_factory_shards_no_weights_of_8_bits():
+    eight = _adapters("llama-factory", "int8")
+    with pytest.raises(SpecError, match=r"layout\.zero"):
+        export(make_plan("llama3.1-8b", dp=8, zero=3, job=eight), "llama-factory")
+    export(make_plan("llama3.1-8b", dp=8, zero=2, job=eight), "llama-factory")
+    export(
+        make_plan("llama3.1-8b", dp=8, zero=3, job=_adapters("llama-factory", "nf4")),
+        "llama-factory",
+    )

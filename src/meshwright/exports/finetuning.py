@@ -16,7 +16,7 @@ from meshwright.exports import accelerate, torchtune
 from meshwright.exports.adapter_names import adapter_names
 from meshwright.exports.bundle import comment, steps, tuning_rate
 from meshwright.exports.freezing import llama_factory_words
-from meshwright.exports.model_names import repository
+from meshwright.exports.model_names import in_fp8, repository
 from meshwright.exports.tuning_attention import axolotl_words, keeps_scores, trl_words
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
@@ -84,6 +84,12 @@ def deepspeed_stage(plan: Plan) -> int:
     if plan.layout.zero or not {"optimizer", "parameters"} & set(plan.layout.offload):
         return plan.layout.zero
     return 3 if "parameters" in plan.layout.offload else 2
+
+
+def brings_deepspeed(plan: Plan, tool: str) -> bool:
+    """Whether DeepSpeed is what shards: not where TRL leaves that to accelerate's FSDP2."""
+    by_accelerate = tool == "trl" and splits_layers(plan) and not by_deepspeed(plan)
+    return deepspeed_stage(plan) > 0 and not by_accelerate
 
 
 def _deepspeed(plan: Plan) -> dict[str, Any]:
@@ -225,7 +231,7 @@ def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     )
     told = (
         f"{yours} are yours: the plan knows only their cost",
-        *_weights(plan),
+        *_weights(plan, tool),
         *_masters(plan, tool),
     )
     if tool == "trl" and plan.job.loss == "framework":
@@ -257,14 +263,23 @@ def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     return (*told, "attention stays inside each packed document: less work than the plan priced")
 
 
-def _weights(plan: Plan) -> tuple[str, ...]:
-    """Where the weights come from, if anywhere."""
+def stays_in_fp8(plan: Plan) -> bool:
+    """Whether weights are published in 8 bits and the plan's devices compute with them: elsewhere they are widened."""
+    return in_fp8(plan.model) and "fp8" in plan.cluster.device.peak_flops
+
+
+def _weights(plan: Plan, tool: str) -> tuple[str, ...]:
+    """Where the weights come from, if anywhere, and what they are kept as where nobody is told so."""
     source = repository(plan.model)
     if source is None:
         return (
             f"weights named {plan.model.name} are published nowhere that is known here: name yours in the file",
         )
-    return (f"weights are {source}'s: if access to them is granted by name, HF_TOKEN must be set",)
+    told = f"weights are {source}'s: if access to them is granted by name, HF_TOKEN must be set"
+    if tool == "verl" or not stays_in_fp8(plan) or _tuning(plan).storage == "fp8":
+        return (told,)
+    return (told, f"{source} is published in FP8, and frozen weights stay so on these devices: half of what the plan priced; "
+            'a --job file with storage = "fp8" in [finetune] prices that')  # fmt: skip
 
 
 def _masters(plan: Plan, tool: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from meshwright.exports import torchtune
-from meshwright.exports.finetuning import deepspeed_stage
+from meshwright.exports.finetuning import brings_deepspeed, stays_in_fp8
 from meshwright.exports.hf import needs_flash
 from meshwright.exports.tuning_attention import FLASH, keeps_scores, trl_words
 from meshwright.specs.frameworks import framework
@@ -173,16 +173,21 @@ def _tuning_tools(plan: Plan) -> dict[str, list[str]]:
     tune = plan.job.finetune
     flash = "flash-attn --no-build-isolation"
     flashed = [] if keeps_scores(plan.job) else [flash]
-    beside = [f"deepspeed=={framework('deepspeed').checked}"] if deepspeed_stage(plan) else []
-    quantised = tune is not None and tune.storage != "16-bit"
+    quantised = tune is not None and tune.storage not in ("16-bit", "fp8")
     quantises = quantised or _BITSANDBYTES.search(plan.job.optimizer.name) is not None
     quantiser = ["bitsandbytes==0.50.2"] if quantises else []
-    beside += quantiser
+
+    def beside(tool: str) -> list[str]:
+        sharder = [f"deepspeed=={framework('deepspeed').checked}"]
+        # The kernels of weights that are published in FP8 (integrations/finegrained_fp8.py).
+        eight = ["kernels"] if stays_in_fp8(plan) else []
+        return [*(sharder if brings_deepspeed(plan, tool) else []), *quantiser, *eight]
+
     packages = {
         # TRL's file asks for FlashAttention to keep packed documents apart, to bend scores, and else not.
-        "trl": [f"'trl[peft]=={framework('trl').checked}' {_HUGGING}", *beside, *([flash] if FLASH in trl_words(plan).values() else [])],
-        "axolotl": [f"--no-build-isolation axolotl=={framework('axolotl').checked}", *beside, *flashed],
-        "llama-factory": [f"llamafactory=={framework('llama-factory').checked}", *beside, *flashed],
+        "trl": [f"'trl[peft]=={framework('trl').checked}' {_HUGGING}", *beside("trl"), *([flash] if FLASH in trl_words(plan).values() else [])],
+        "axolotl": [f"--no-build-isolation axolotl=={framework('axolotl').checked}", *beside("axolotl"), *flashed],
+        "llama-factory": [f"llamafactory=={framework('llama-factory').checked}", *beside("llama-factory"), *flashed],
         # Its newest release imports what torchao 0.15 and later no longer hold.
         "torchtune": [f"torchao==0.14.1 torchtune=={framework('torchtune').checked}", *quantiser],
         "verl": [f"'verl[verl-core]=={framework('verl').checked}'", *flashed],

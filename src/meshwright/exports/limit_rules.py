@@ -120,6 +120,8 @@ def sharding(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
         allowed = [stage for stage in allowed if stage in can.zero_without_master]
     if quantises_experts(plan.model, plan.job):
         allowed = [stage for stage in allowed if stage in can.zero_quantised_experts]
+    if plan.job.finetune is not None and plan.job.finetune.storage == "int8":
+        allowed = [stage for stage in allowed if stage in can.zero_int8]
     if plan.job.optimizer.name not in can.optimizers_sharded:
         allowed = [stage for stage in allowed if stage < 2]
     if allowed and layout.zero not in allowed:

@@ -22,3 +22,17 @@ def repository(model: Model) -> str | None:
 def part_of(model: Model) -> bool:
     """Whether the published checkpoint of a preset holds more than the model: an image encoder beside it."""
     return model.source.startswith("text_config of") or "(language model)" in model.source
+
+
+_IN_FP8 = frozenset({
+    "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/DeepSeek-V4-Flash",
+    "deepseek-ai/DeepSeek-V4-Pro", "moonshotai/Kimi-K2-Base", "MiniMaxAI/MiniMax-M2",
+})  # fmt: skip
+
+
+def in_fp8(model: Model) -> bool:
+    """Whether a preset is published with weights of 8 bits (`quantization_config` of its config.json).
+
+    transformers keeps them so on devices with units for FP8 and widens them elsewhere (quantizer_finegrained_fp8.py).
+    """
+    return repository(model) in _IN_FP8

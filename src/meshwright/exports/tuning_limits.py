@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from meshwright.exports.adapter_names import ADAPTED
 from meshwright.exports.freezing import frozen_problems
 from meshwright.exports.limit_rules import Problem
-from meshwright.exports.model_names import part_of, repository
+from meshwright.exports.model_names import in_fp8, part_of
 from meshwright.exports.tuning_attention import kernel_problems
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.finetune import GROUPS, Finetune
@@ -54,11 +54,8 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
     return found
 
 
-_IN_FP8 = frozenset({
-    "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/DeepSeek-V4-Flash",
-    "deepseek-ai/DeepSeek-V4-Pro", "moonshotai/Kimi-K2-Base", "MiniMaxAI/MiniMax-M2",
-})  # fmt: skip
-"""Where presets are published with weights of 8 bits (`quantization_config` of their config.json)."""
+_TOLD = ("16-bit", "nf4", "fp4", "int8")
+"""What a tool's file can ask of frozen weights."""
 
 
 def _published(tool: str, model: Model, job: Job, tune: Finetune) -> Iterator[Problem]:
@@ -69,8 +66,11 @@ def _published(tool: str, model: Model, job: Job, tune: Finetune) -> Iterator[Pr
             "16 bits: plan with --framework axolotl, or --finetune lora"
         )
         yield Problem("finetune.storage", tune.storage, says)
-    narrow = repository(model) in _IN_FP8 and tool != "verl"
-    if narrow and (tune.storage != "16-bit" or not tune.adapts):
+    narrow = in_fp8(model) and tool != "verl"
+    if tune.storage not in _TOLD and not (narrow and tune.storage == "fp8"):
+        says = f"keeps frozen weights in one of {', '.join(_TOLD)}, or as they are published"
+        yield Problem("finetune.storage", tune.storage, says)
+    elif narrow and (tune.storage not in ("16-bit", "fp8") or not tune.adapts):
         do = f"of which no {tune.storage} is made" if tune.adapts else "which do not train"
         says = f"is given weights that are published in FP8, {do}: plan with --finetune lora"
         yield Problem("finetune", tune.label(), says)

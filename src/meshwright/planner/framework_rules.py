@@ -52,6 +52,9 @@ def _zero(question: Question, c: LayoutColumns) -> Bools:
         wrong |= not_in(can.zero_without_master, c.zero)
     if quantises_experts(question.model, question.job):
         wrong |= not_in(can.zero_quantised_experts, c.zero)
+    tune = question.job.finetune
+    if tune is not None and tune.storage == "int8":
+        wrong |= not_in(can.zero_int8, c.zero)
     # With a single replica nothing is sharded, whatever the framework calls it.
     several = c.dp * c.cp > 1
     if tunes_whole_fp16(question.job) and 0 not in can.zero_tuning_fp16:

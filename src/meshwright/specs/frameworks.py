@@ -146,6 +146,9 @@ class Framework(Spec):
     zero_quantised_experts: tuple[int, ...] = Field(
         description="ZeRO stages under which a mixture's frozen experts are kept in 4 or 8 bits, too"
     )
+    zero_int8: tuple[int, ...] = Field(
+        description="ZeRO stages under which frozen weights are kept in 8 bits by bitsandbytes"
+    )
     zero_tuning_fp16: tuple[int, ...] = Field(
         description="ZeRO stages under which all weights of a trained model train further in fp16"
     )
@@ -242,7 +245,10 @@ def quantises_experts(model: Model, job: Job) -> bool:
     """Whether a mixture's experts, which one parameter of a layer may hold, wait in fewer than 16 bits."""
     tune = job.finetune
     return (
-        model.experts is not None and tune is not None and tune.adapts and tune.storage != "16-bit"
+        model.experts is not None
+        and tune is not None
+        and tune.adapts
+        and tune.storage not in ("16-bit", "fp8")
     )
 
 
