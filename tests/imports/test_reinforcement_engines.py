@@ -222,3 +222,36 @@ def test_model_options_that_a_program_prints() -> None:
         "--rollout-batch-size 32 --n-samples-per-prompt 8 --rollout-max-response-len 4096 --micro-batch-size 1\n"
     )
     assert import_text(text, "run.sh", Given(guess=True)).model.name == "qwen3-8b"
+
+
+def test_fewer_prompts_than_a_mini_batch_train_as_they_are() -> None:
+    reading = _read(f"{_VERL}{_WORDS}data.train_batch_size=16 actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=256")  # fmt: skip
+    assert reading.global_batch == 64
+    assert "16 prompts" in _said(reading, "ppo_mini_batch_size")
+
+
+def test_a_run_that_only_scores() -> None:
+    with pytest.raises(SpecError, match="does not train"):
+        _read(f"{_VERL}{_WORDS}trainer.val_only=True")
+
+
+@pytest.mark.parametrize(
+    ("words", "devices"),
+    [
+        (f"{_VERL}{_WORDS}trainer.n_gpus_per_node=2", 2),
+        (f"{_VERL}{_WORDS}", 4),
+        ("python -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen3-4B --train_batch_size 8 --actor_num_nodes 1 --actor_num_gpus_per_node 2", 2),
+    ],
+)  # fmt: skip
+def test_what_a_program_counts_itself_stands_over_the_batch_system(
+    words: str, devices: int
+) -> None:
+    assert _read(f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=4\n{words}\n").world() == devices  # fmt: skip
+
+
+def test_skypilot_says_its_size_by_the_first_of_several_machines() -> None:
+    text = (
+        "resources: {any_of: [{accelerators: 'B200:4', cloud: x}, {accelerators: 'H200:4'}]}\nnum_nodes: 1\n"
+        "run: python -m mine.entrypoint trainer.policy.model.path=Qwen/Qwen3-4B trainer.placement.policy_num_gpus_per_node=$SKYPILOT_NUM_GPUS_PER_NODE\n"
+    )
+    assert _read(text, "run.yaml").world() == 4

@@ -133,7 +133,8 @@ def _lines(data: dict[str, Any]) -> str | None:
 def _accelerators(data: dict[str, Any]) -> tuple[str, int]:
     """The devices of a host as SkyPilot asks for them (`A100-80GB:8`, `{H100: 8}`, or a list of these), the first of several."""
     wanted = data.get("resources")
-    said = wanted.get("accelerators") if isinstance(wanted, dict) else None
+    choices = [wanted, *(wanted.get("any_of") or wanted.get("ordered") or [])] if isinstance(wanted, dict) else []  # fmt: skip
+    said = next((one["accelerators"] for one in choices if isinstance(one, dict) and one.get("accelerators")), None)  # fmt: skip
     if isinstance(said, list) and said:
         said = said[0]
     if isinstance(said, dict) and said:

@@ -67,7 +67,8 @@ class Reading:
     and global_batch. `likely` is the device that is offered where the file says none. `replicate` is the number of copies that a hybrid-sharded state is held in;
     `shard` the ranks of one shard group, where the format says that instead. `jax`: devices are counted as
     JAX shows them, of which some chips have two; `cores`: as cores, so many a chip. `steps` are optimizer steps of the
-    whole run. `task` is what it trains for beside the next token (`dpo`,
+    whole run. `counts_itself`: the program says on how many devices it trains, whatever a launcher or a batch system starts.
+    `task` is what it trains for beside the next token (`dpo`,
     `grpo`…), `reference` whether the untrained model is held beside; `reduces_each`
     whether gradients are reduced every micro-batch where the tool's FSDP waits for the last.
     """
@@ -93,6 +94,7 @@ class Reading:
     cores: int = 1
     seq_len: int = 0
     steps: int = 0
+    counts_itself: bool = False
     layout: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
     task: str = ""

@@ -115,6 +115,21 @@ def read(
     open_hosts = not reading.world() and launch.per_host and not launch.hosts
     if open_hosts and (one_task(script) or launch.is_python_alone()):
         launch.hosts = 1  # what SLURM gives to one task, or where a program starts by itself
+    _take_counts(launch, reading)
+    if launch.runs > 1 and not given.config:
+        reading.note(
+            f"the script starts {launch.runs} different trainings; the one with the most options is read "
+            "(--config 1 takes the first, 2 the second)",
+            "runs",
+        )
+    _doubts(script, reading)
+    return reading, stamp
+
+
+def _take_counts(launch: Launch, reading: Reading) -> None:
+    """Hosts and devices as the launcher says them, where the program does not count them itself."""
+    if reading.counts_itself and reading.world():
+        return
     if not reading.world() or (launch.hosts and launch.per_host):
         reading.hosts, reading.per_host = (
             launch.hosts or reading.hosts,
@@ -132,14 +147,6 @@ def read(
         reading.hosts = launch.hosts or reading.hosts or 1
         whole = launch.devices % reading.hosts == 0
         reading.per_host = launch.devices // reading.hosts if whole else 0
-    if launch.runs > 1 and not given.config:
-        reading.note(
-            f"the script starts {launch.runs} different trainings; the one with the most options is read "
-            "(--config 1 takes the first, 2 the second)",
-            "runs",
-        )
-    _doubts(script, reading)
-    return reading, stamp
 
 
 _LAUNCHER = re.compile(

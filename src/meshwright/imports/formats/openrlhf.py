@@ -48,7 +48,7 @@ def _devices(options: Options, reading: Reading) -> None:
         per_host = options.whole("gpus")
         hosts, per_host = 1, per_host if options.flag("collocate") else max(1, per_host // 2)
     if hosts and per_host:
-        reading.hosts, reading.per_host = hosts, per_host
+        reading.hosts, reading.per_host, reading.counts_itself = hosts, per_host, True
 
 
 def _degrees(options: Options, reading: Reading) -> None:

@@ -47,6 +47,7 @@ def read_words(program: str, words: list[str], given: Given) -> Reading:
     place = "placement." if supervised else "trainer.placement.policy_"
     reading.hosts = options.whole(f"{place}num_nodes", default=1) or 1
     reading.per_host = options.whole(f"{place}num_gpus_per_node", default=4 if supervised else 1)
+    reading.counts_itself = options.has(f"{place}num_gpus_per_node")
     top = "" if supervised else "trainer."
     usual = 2 if supervised else 1
     reading.micro_batch = (

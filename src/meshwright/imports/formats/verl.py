@@ -81,6 +81,10 @@ def read_verl_data(
     )
     reading.hosts = options.whole("trainer.nnodes", default=1) or 1
     reading.per_host = options.whole("trainer.n_gpus_per_node", default=8)
+    started = "trainer.n_gpus_per_node" in (said if said is not None else options.values)
+    reading.counts_itself = started and "sft" not in program  # torchrun starts a supervised run
+    if options.flag("trainer.val_only"):
+        raise SpecError("trainer.val_only", True, "answers and scores alone: it does not train")
     rollout = "actor_rollout_ref.rollout."
     prompt = options.whole("data.max_prompt_length", f"{rollout}prompt_length", default=512)
     response = options.whole("data.max_response_length", f"{rollout}response_length", default=512)
@@ -240,6 +244,10 @@ def _verl_adapters(options: Options, reading: Reading, where: str) -> None:
 def _verl_batch(options: Options, reading: Reading, engine: str) -> None:
     samples = options.whole("actor_rollout_ref.rollout.n", default=1) or 1
     mini = options.whole(f"{_ACTOR}ppo_mini_batch_size", default=256)
+    prompts = options.whole("data.train_batch_size")
+    if 0 < prompts < mini and options.has(f"{_ACTOR}ppo_mini_batch_size"):
+        reading.note(f"is more than the {prompts} prompts of data.train_batch_size, which one step trains on", f"{_ACTOR}ppo_mini_batch_size")  # fmt: skip
+        mini = prompts
     reading.global_batch = mini * samples
     micro = options.whole(f"{_ACTOR}ppo_micro_batch_size_per_gpu")
     whole = options.whole(f"{_ACTOR}ppo_micro_batch_size")
