@@ -71,3 +71,38 @@ def test_a_recipe_that_is_not_at_hand_names_the_model(tmp_path):
     found = import_file(path, Given(cluster=load_cluster("h100:1x8"), guess=True))
     assert (found.model.name, found.layout.tp, found.job.global_batch) == ("qwen3-4b", 2, 64)
     assert any("is not here" in note for note in found.notes)
+
+
+LAID_OVER = """
+from pathlib import Path
+from megatron.bridge.recipes.qwen import qwen3_4b_pretrain_config
+from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+from megatron.bridge.training.pretrain import pretrain
+
+HERE = Path(__file__).parent
+OWN = HERE / "conf" / "own.yaml"
+
+
+def main() -> None:
+    parser.add_argument("--config-file", type=str, default=str(OWN))
+    config: ConfigContainer = qwen3_4b_pretrain_config()
+    config = process_config_with_overrides(config, config_filepath=args.config_file)
+    pretrain(config=config, forward_step_func=forward_step)
+
+
+main()
+"""
+
+
+def test_a_table_that_a_program_lays_over_its_recipe_counts(tmp_path):
+    place = tmp_path / "megatron" / "bridge" / "recipes"
+    place.mkdir(parents=True)
+    (place / "qwen.py").write_text(RECIPES.replace("_8gpu", ""))
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "own.yaml").write_text(
+        "train: {global_batch_size: 32}\nmodel: {seq_length: 2048}\n"
+    )
+    (tmp_path / "run.py").write_text(LAID_OVER)
+    found = import_file(tmp_path / "run.py", Given(cluster=load_cluster("h100:1x8")))
+    assert (found.job.global_batch, found.job.seq_len, found.layout.micro_batch) == (32, 2048, 2)
+    assert found.format == "Megatron-Bridge program"

@@ -163,3 +163,37 @@ def test_layers_of_one_s_own_hold_scores_before_an_engine_was_usual():
 def test_a_branch_that_converts_is_not_taken_for_who_says_nothing():
     text = f'if [ "$1" = "convert_hf" ]; then\n  python convert_hf.py --num-layers 2\nelse\n  {BASE}\nfi\n'
     assert import_text(text, "run.sh", GIVEN).model.layers == 4
+
+
+def test_recomputing_the_first_no_layers_recomputes_none():
+    words = "--recompute-granularity full --recompute-method block --recompute-num-layers"
+    assert read(f"{words} 0").layout.recompute == "none"
+    assert read(f"{words} 2").layout.recompute_layers == 2
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "--vocab-file: ${DATA}/vocab.txt\n  --vocab-size: 30000",
+        "--img-h: 336\n  --patch-dim: 14\n  --vocab-size: 32000",
+    ],
+)
+def test_tables_of_encoders_and_of_images_are_refused(table):
+    text = f"MODEL_ARGS:\n  --num-layers: 4\n  --hidden-size: 512\n  --num-attention-heads: 8\n  --micro-batch-size: 1\n  --seq-length: 512\n  {table}\n"
+    with pytest.raises(SpecError, match=r"trains a vision|BERT"):
+        import_text(text, "model_config.yaml", GIVEN)
+
+
+def test_a_layout_keeps_the_shell_s_backslashes_in_a_table():
+    text = (
+        "MODEL_ARGS:\n  --num-layers: 8\n  --hidden-size: 512\n  --num-attention-heads: 8\n  --micro-batch-size: 1\n  --seq-length: 512\n"
+        "  --pipeline-model-parallel-size: 2\n  --vocab-size: 32000\n  --pipeline-model-parallel-layout: Et*2\\\\|\\\\(tt\\\\|\\\\)*2ttL\n"
+    )
+    found = import_text(text, "model_config.yaml", GIVEN)
+    assert (found.layout.virtual_stages, found.layout.pp) == (2, 2)
+
+
+def test_whole_hosts_of_abci_are_counted(tmp_path):
+    words = BASE.partition("pretrain_gpt.py")[2]
+    text = f"#!/bin/bash\n#$ -l rt_F=2\nmpirun -np $((NHOSTS * 4)) -npernode 4 python pretrain_gpt.py {words}\n"
+    assert import_text(text, "run.sh", Given(guess=True)).layout.world == 8

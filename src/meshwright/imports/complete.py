@@ -166,6 +166,7 @@ def _enough(
     per_host = min(_most(reading) * reading.cores, reading.per_host or 8 * reading.cores)
     hosts = -(-needed // per_host)
     more = hosts * per_host if (hosts * per_host) % needed == 0 else needed * per_host
+    why = f"the file starts {world} devices, " if reading.world() else ""
     offer = (
         f"{reading.device or reading.likely}:{more // per_host}x{max(per_host // reading.cores, 1)}"
     )
@@ -173,12 +174,11 @@ def _enough(
         raise SpecError(
             "--cluster",
             None,
-            f"the file starts {world} devices, its degrees need a multiple of "
-            f"{needed}: say what it runs on, as {offer} (a guess, taken with --guess)",
+            f"{why}its degrees need a multiple of "
+            f"{needed} devices: say what it runs on, as {offer} (a guess, taken with --guess)",
         )
     reading.guess(
-        "--cluster",
-        f"the file starts {world} devices, its degrees need a multiple of {needed}; {offer} is taken",
+        "--cluster", f"{why}its degrees need a multiple of {needed} devices; {offer} is taken"
     )
     taken = load_cluster(offer)
     return (in_cores(taken, reading.cores) if reading.cores > 1 else taken), more

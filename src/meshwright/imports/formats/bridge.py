@@ -264,7 +264,13 @@ def _read_made(made: Made, chosen: str, module: Module, given: Given) -> Reading
         )
         refuse_other(source.rpartition(".models.")[2].partition(".")[0])
     model = given.model or (model_named(named) if named else None)
-    reading = megatron(flags, given, model, named, f"Megatron-Bridge recipe {chosen}")
+    reading = megatron(
+        flags,
+        given,
+        model,
+        named,
+        f"Megatron-Bridge recipe {chosen}" if chosen else "Megatron-Bridge program",
+    )
     by_name(chosen, reading)
     peft = made.fields.get("peft")
     if isinstance(peft, Made) or "peft" in chosen or "lora" in chosen:

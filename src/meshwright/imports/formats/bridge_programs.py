@@ -7,11 +7,15 @@ import copy
 import re
 from typing import Any
 
+from meshwright.imports.beside import beside
 from meshwright.imports.code.follow import call_function, functions
+from meshwright.imports.code.syntax import dotted
 from meshwright.imports.code.values import Made, Module
+from meshwright.imports.interpolate import read_table
 from meshwright.imports.reading import Reading
 
 _STARTS = frozenset({"pretrain", "finetune"})
+_LAYS_OVER = "process_config_with_overrides"
 
 
 def started(module: Module) -> Made | None:
@@ -25,8 +29,65 @@ def started(module: Module) -> Made | None:
         whole = ended.visit(copy.deepcopy(node))
         if ended.found:
             made = call_function(module, whole, [], {})
+            if isinstance(made, Made) and _LAYS_OVER in module.imports:
+                first = made.args[0] if made.name.endswith(_LAYS_OVER) and made.args else made
+                made = first if isinstance(first, Made) else made
+                _overlay(made, _own_table(module))
             return made if isinstance(made, Made) else None
     return None
+
+
+def _own_table(module: Module) -> dict[str, Any]:
+    """The YAML that a program lays over its recipe unless it is told another: the default of `--config-file`."""
+    for node in ast.walk(module.tree):
+        if not (
+            isinstance(node, ast.Call) and dotted(node.func).endswith(".add_argument") and node.args
+        ):
+            continue
+        flag = node.args[0]
+        if (
+            not isinstance(flag, ast.Constant)
+            or str(flag.value).replace("_", "-") != "--config-file"
+        ):
+            continue
+        default = next((one.value for one in node.keywords if one.arg == "default"), None)
+        parts = _texts(module, default, 0) if default is not None else []
+        path = (
+            beside(module.folder, "/".join(parts))
+            if parts and parts[-1].endswith((".yaml", ".yml"))
+            else None
+        )
+        return read_table(path) if path is not None else {}
+    return {}
+
+
+def _texts(module: Module, node: ast.AST, depth: int) -> list[str]:
+    """The texts of an expression in their order, through names of the file (`str(HERE / "conf" / "x.yaml")`)."""
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, str) else []
+    if isinstance(node, ast.Name):
+        held = next(
+            (
+                one.value
+                for one in module.tree.body
+                if isinstance(one, ast.Assign) and dotted(one.targets[0]) == node.id
+            ),
+            None,
+        )
+        return _texts(module, held, depth + 1) if held is not None and depth < 4 else []
+    return [text for child in ast.iter_child_nodes(node) for text in _texts(module, child, depth)]
+
+
+def _overlay(made: Made, table: dict[str, Any]) -> None:
+    """Set a configuration's fields to those of a table, tables inside it field by field."""
+    for key, value in table.items():
+        held = made.fields.get(key)
+        if isinstance(value, dict) and isinstance(held, Made):
+            _overlay(held, value)
+        elif isinstance(value, dict) and isinstance(held, dict):
+            held.update(value)
+        elif value is not None:
+            made.fields[key] = value
 
 
 class _EndAtTraining(ast.NodeTransformer):
@@ -52,7 +113,7 @@ def recipe_of(made: Made) -> str:
     while isinstance(made.parent, Made):
         made = made.parent
     name = made.name.rsplit(".", 1)[-1]
-    return name if name.isidentifier() else ""
+    return name if name.isidentifier() and not name[:1].isupper() else ""  # a class is no recipe
 
 
 def by_name(recipe: str, reading: Reading) -> None:

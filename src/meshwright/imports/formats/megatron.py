@@ -175,7 +175,7 @@ def split_stages(options: Options, model: Model, pp: int) -> tuple[int, tuple[in
     first = options.whole("decoder-first-pipeline-num-layers", "num-layers-in-first-pipeline-stage")
     last = options.whole("decoder-last-pipeline-num-layers", "num-layers-in-last-pipeline-stage")
     if text:
-        split = read_layout_string(text.strip("\"'"))
+        split = read_layout_string(text.replace("\\", "").strip("\"' "))  # a shell's, in a table
         if len(split) % pp or sum(split) != model.layers:
             raise SpecError(
                 "--pipeline-model-parallel-layout",
@@ -330,6 +330,8 @@ def recomputation(options: Options, reading: Reading, virtual: int) -> dict[str,
             "recompute": "selective",
             "recompute_modules": [] if known == ["core_attn"] else known,
         }
+    if method == "block" and not layers:
+        return {"recompute": "none"}  # of the first no layers
     if method == "block":
         return {"recompute": "full", "recompute_layers": layers * virtual}
     if layers > 1:

@@ -138,6 +138,14 @@ def _refuse(options: Options) -> None:
     for name in SEEING[1:]:  # the first is slime's, too
         if options.has(name) and not _is_off(options.values[name]):
             raise SpecError(f"--{name}", options.loose(name), f"trains a vision-language model: {PLANNED}")  # fmt: skip
+    sides = [options.raw(name) for name in ("img-h", "patch-dim")]
+    if all(sides) and [str(one) for one in sides] != [
+        "224",
+        "16",
+    ]:  # what a print of all arguments has
+        raise SpecError("--img-h", sides[0], f"trains a vision-language model: {PLANNED}")
+    if re.search(r"bert|(?:^|/)vocab\.txt$", options.loose("vocab-file").lower()) and "gpt" not in options.word("tokenizer-type"):  # fmt: skip
+        raise SpecError("--vocab-file", options.loose("vocab-file"), f"is an encoder's (BERT's word pieces): {PLANNED}")  # fmt: skip
     for name in (
         "encoder-num-layers",
         "encoder-seq-length",

@@ -12,10 +12,17 @@ if TYPE_CHECKING:
 _BATCH_OPTION = r"(?:^|\s)--?([a-zA-Z][\w-]*)(?:(?:\s*=\s*|\s+)([^-\s]\S*))?"
 
 
+_WHOLE_HOSTS = {"rt_F": "4", "rt_AF": "8", "rt_HF": "8"}
+"""Kinds of whole hosts that ABCI's users ask for, and the devices of each: V100, A100 and H200."""
+
+
 def batch_options(text: str) -> dict[str, str]:
     """A batch script's own options, by name."""
     found: dict[str, str] = {}
     for line in text.splitlines():
+        whole = re.match(r"#(?:\$|PBS)\s+-l\s+(rt_\w+)=(\d{1,6})\b", line)
+        if whole is not None and whole.group(1) in _WHOLE_HOSTS:  # ABCI's, under SGE and PBS
+            found |= {"nodes": whole.group(2), "gpus-per-node": _WHOLE_HOSTS[whole.group(1)]}
         said = re.match(r"#(?:SBATCH|BSUB|PBS)\s+(.*)", line)  # with a blank it is a comment
         if said is None:
             continue
@@ -61,7 +68,7 @@ def batch_variables(batch: dict[str, str]) -> dict[str, str]:
 
 
 _FROM_SLURM = {
-    ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"): ("nodes", "N"),
+    ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NHOSTS"): ("nodes", "N"),  # the last is SGE's
     ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"): ("gpus-per-node", "gres"),
     ("SLURM_NTASKS_PER_NODE",): ("ntasks-per-node",),
     ("SLURM_NTASKS", "SLURM_NPROCS"): ("ntasks", "n"),
