@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 from meshwright import evidence
-from meshwright.costs import frameworks, host, kernels, layer, memory, setting, step
+from meshwright.costs import frameworks, kernels, layer, memory, setting, step
 from meshwright.costs.ends import ends_s
 from meshwright.costs.stages import StageLayers
 from meshwright.costs.tables import changed
@@ -33,7 +33,8 @@ from meshwright.evidence.validation import stored
 FILE = Path(evidence.__file__).parent / "data" / "ablations.md"
 RUNS = 6
 HOSTS = dict.fromkeys(
-    ("host_kernel_s", "host_collective_s", "host_micro_batch_s", "host_step_s"), 0.0
+    ("host_kernel_s", "host_collective_s", "host_mixture_s", "host_micro_batch_s", "host_step_s"),
+    0.0,
 )
 
 
@@ -111,7 +112,9 @@ CASES = [
     ("slower hosts with Grace", lambda: constants_set({"host.grace.slowness": 1.0})),
     ("writing quantised weights out", lambda: without(layer, "unpack_times")),
     ("no tensor cores for heads of odd widths", lambda: constant(kernels, "ODD_HEADS", 1.0)),
-    ("the wait for the experts' counts", lambda: constant(host, "IDLE_SHARE", 0.0)),
+    ("the wait for the experts' counts", lambda: options(experts_padded=True)),
+    ("host time of mixtures beside their products", lambda: options(host_mixture_s=0.0)),
+    ("collectives among the ranks of an expert", lambda: without(layer, "expert_tensor_s", 0.0)),
     ("half-filled tiles of experts", lambda: constant(kernels, "PARTIAL_TILE", 0.0)),
     ("partial waves of tiles", lambda: constant(kernels, "WHOLE_WAVES", 0.0)),
     ("accumulating gradients", lambda: options(accumulate_bytes=0.0)),

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from meshwright import costs
+from meshwright.costs.columns import from_layouts
+from meshwright.costs.expert_launches import (
+    COUNTED,
+    EXPERT_KERNELS,
+    EXPERT_KERNELS_8BIT,
+    OF_SHAPES,
+    expert_launches,
+)
 from meshwright.costs.experts import dispatch_s, distinct_share, reachable, routing_map_s
-from meshwright.costs.host import EXPERT_KERNELS, EXPERT_KERNELS_8BIT
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
 from meshwright.costs.setting import Setting
 from meshwright.costs.step import estimate
@@ -83,7 +90,8 @@ def test_all_to_alls_hide_only_where_megatron_overlaps_them(mixtral, h100_64, ch
 )
 def test_each_local_expert_is_launched_by_the_host(mixtral, h100_64, precision, each):
     # So slow a host that it sets the pace: what an expert adds is then exactly its launches.
-    slow = {"host_kernel_s": 0.01, "host_micro_batch_s": 0.0, "host_collective_s": 0.0}
+    times = ("host_micro_batch_s", "host_collective_s", "host_mixture_s")
+    slow = {"host_kernel_s": 0.1, **dict.fromkeys(times, 0.0)}
 
     def busy_s(ep):
         parts = priced(mixtral, h100_64, LAYOUT.but(ep=ep), precision, **slow).time_parts
@@ -95,7 +103,49 @@ def test_each_local_expert_is_launched_by_the_host(mixtral, h100_64, precision, 
 
     # Forward once and backward twice, in 32 layers and 8 micro-batches; four experts more at ep 2.
     launches = 3 * 32 * 8 * (8 // 2 - 8 // 4) * each
-    assert busy_s(2) - busy_s(4) == pytest.approx(0.01 * launches)
+    assert busy_s(2) - busy_s(4) == pytest.approx(0.1 * launches)
+
+
+def test_what_the_host_issues_after_its_wait_hides_behind_the_mixture_alone(mixtral, h100_64):
+    def launch_s(micro_batch: int, **options: object) -> float:
+        layout = LAYOUT.but(micro_batch=micro_batch, ep=2)
+        return priced(mixtral, h100_64, layout, **options).time_parts["launch"]
+
+    long = {"host_mixture_s": 0.01, "host_micro_batch_s": 0.0}
+    # What waits behind dispatch and experts would have hidden behind the whole layer.
+    assert launch_s(1, **long) > launch_s(1, **long, experts_padded=True) > 0.0
+    # Long kernels hide all of it.
+    assert launch_s(4) < 0.01 * priced(mixtral, h100_64, LAYOUT.but(micro_batch=4)).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("options", "before", "after"),
+    [
+        ({}, COUNTED, True),
+        ({"graphs": "layers"}, 0.0, True),
+        ({"experts_padded": True}, 1.0 - COUNTED * OF_SHAPES, False),
+        ({"expert_overlapped": True}, 1.0, False),
+        ({"graphs": "all"}, 0.0, False),
+    ],
+)
+def test_only_what_counts_decide_waits_for_them(mixtral, h100_64, options, before, after):
+    job = Job(
+        seq_len=4096, global_batch=64, framework="megatron",
+        framework_options={"host_mixture_s": 1.0, "host_kernel_s": 0.0, **options},
+    )  # fmt: skip
+    found = expert_launches(Setting.of(mixtral, h100_64, job), from_layouts([LAYOUT]))
+    assert found.before == pytest.approx(before)
+    assert (found.after > 0.0) == after
+
+
+def test_ranks_that_share_experts_gather_each_others_tokens_and_sum_the_outputs(mixtral, h100_64):
+    layout = Layout(tp=2, dp=32, ep=4, micro_batch=1, zero=1, sequence_parallel=True)
+    alone = priced(mixtral, h100_64, layout).time_parts["expert_parallel"]
+    shared = priced(mixtral, h100_64, layout.but(etp=2)).time_parts["expert_parallel"]
+    # Two choices a token in 16 bits, gathered and scattered each way, half of them from the other rank.
+    micro_batches, tokens = 2, 4096
+    crossing = 4 * 32 * micro_batches * (tokens * 2 * mixtral.hidden * 2.0) / 2
+    assert shared - alone > crossing / 450e9
 
 
 def test_biases_inside_experts_cost_passes_unless_fused(mixtral, h100_64):

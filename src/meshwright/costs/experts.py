@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costs.collectives import all_gather, all_to_all_cost, ring_bandwidth
+from meshwright.costs.collectives import all_gather, all_to_all_cost, reduce_scatter, ring_bandwidth
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.data_parallel import overlap_slowdown
 from meshwright.costs.fabric import Fabric, place
@@ -88,6 +88,21 @@ def dispatch_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
     at_once = rack & (group.domains[0] == 1.0)
     latency = np.where(at_once, setting.fabric.link.base_s, cost.latency_s)
     return 2.0 * np.where(ranks > 1.0, latency + moving, 0.0)
+
+
+def expert_tensor_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:
+    """Time in which the ranks that share experts gather each other's tokens and sum what comes out, one direction.
+
+    Each of the `etp` ranks of an expert has received its own copies; all of them are gathered before the products and
+    the outputs scattered after them (Megatron-Core, token_dispatcher.py, dispatch_postprocess and combine_preprocess),
+    and the other way round in backward.
+    """
+    element = setting.job.precision.activation_bytes
+    copies = routed_tokens(setting.model, setting.job, keys, tokens)
+    size = copies * float(setting.model.expert_hidden) * element
+    group = place(setting.fabric, keys.etp, stride=np.ones_like(keys.etp))
+    both = all_gather(setting.fabric, size, group) + reduce_scatter(setting.fabric, size, group)
+    return np.where(keys.etp > 1, both, 0.0)
 
 
 def routing_map_s(setting: LayerModel, keys: LayerKeys, tokens: Ints) -> Floats:

@@ -83,6 +83,10 @@ class Behaviour(Spec):
         description="what CUDA graphs replay: nothing, layers without their experts (whose shapes "
         "routing decides), or the whole iteration; the host issues only the rest"
     )
+    experts_padded: bool = Field(
+        description="each expert's tokens are dropped and padded to a capacity: shapes are fixed, and the host waits "
+        "for no counts"
+    )
     expert_outputs_kept: bool = Field(
         description="routing weights multiply what experts put out, copy by copy, so that each copy's output is "
         "kept for their gradient; else they multiply inside the experts, beside the activation"
@@ -249,6 +253,11 @@ class Behaviour(Spec):
     host_collective_s: float = Field(
         ge=0, description="host time to issue one tensor-parallel collective, beyond a kernel's"
     )
+    host_mixture_s: float = Field(
+        ge=0,
+        description="host time of a mixture of experts in one pass through a layer, beside its products: routing, "
+        "counts, permuting and dispatch",
+    )
     host_gather_s: float = Field(
         ge=0, description="host time to gather and free one module's parameters, each pass"
     )
@@ -316,6 +325,7 @@ data/frameworks.toml counts for deepspeed and huggingface."""
 HOST_TIMES = (
     "host_kernel_s",
     "host_collective_s",
+    "host_mixture_s",
     "host_gather_s",
     "host_micro_batch_s",
     "host_step_s",

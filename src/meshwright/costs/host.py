@@ -6,30 +6,19 @@ import numpy as np
 
 from meshwright.costs.adapters import layer_matrices
 from meshwright.costs.columns import Bools, Floats, LayoutColumns
+from meshwright.costs.expert_launches import expert_launches
 from meshwright.costs.frameworks import Behaviour
-from meshwright.costs.kernels import ceil_div
 from meshwright.costs.mixers import layer_shares
 from meshwright.costs.processors import check_s
 from meshwright.costs.setting import Setting
 from meshwright.costs.stages import StageLayers
 
-EXPERT_KERNELS = 2
-"""Kernels that each local expert adds to a layer's forward: its two products, which Transformer
-Engine's grouped linear launches one by one."""
-EXPERT_KERNELS_8BIT = 8
-"""The same with 8-bit operands, where each product's input is cast by rows and by columns and its
-scales are rearranged."""
 ADAPTER_KERNELS = 6
 """Kernels of one adapter's forward, counted in PEFT's Linear: cast, dropout, two products, scale, add."""
 UNPACK_KERNELS = 2
 """Kernels that write one quantised matrix out in 16 bits: of bitsandbytes, scales first, then values."""
-IDLE_SHARE = 1.0
-"""Share of a mixture's own launches that the device idles for in a forward: all, because the host has
-waited for the device to tell how many tokens each expert got."""
 NORMS = 2
 """Norms of a layer, modules with weights of their own."""
-MOE_KERNELS = 12
-"""Kernels that routing, permuting and combining add to a layer's forward, counted in Megatron-Core."""
 
 
 def launch_s(
@@ -38,50 +27,51 @@ def launch_s(
     layers: StageLayers,
     parts: dict[str, tuple[Floats, Floats]],
     role: str,
+    mixture_s: Floats,
 ) -> tuple[Floats, Floats]:
     """Time that the device waits for the host to issue kernels, per micro-batch.
 
     The host runs ahead while kernels are long; where they are short it sets the pace. Backward
     issues twice as many kernels as forward, and the forward's again when recomputing in full.
+    `mixture_s` is what the device takes for the rank's mixtures in a forward, dispatch included.
     """
     framework = setting.behaviour
-    half = 0.5 * framework.kernels_per_layer * framework.host_kernel_s
-    one: Floats | float = half * layer_shares(setting.model, moe=False).parts
-    sparse = half * layer_shares(setting.model, moe=True).parts
-    experts = setting.model.experts
-    local = ceil_div(experts.experts, columns.ep) if experts else np.zeros_like(columns.ep)
-    eight = setting.job.precision.compute in ("fp8", "fp4")
-    each = EXPERT_KERNELS_8BIT if eight else EXPERT_KERNELS
-    own = local * (each * framework.host_kernel_s)
-    routing = MOE_KERNELS * framework.host_kernel_s
-    moe: Floats | float = sparse + routing
-    if framework.graphs != "none":
-        one, moe, routing = 0.0 * one, 0.0 * moe, 0.0
-    if framework.graphs == "all":
-        own = 0.0 * own
-    if framework.graphs == "none":
-        one = one + adapter_kernels(setting, moe=False) * framework.host_kernel_s
-        moe = moe + adapter_kernels(setting, moe=True) * framework.host_kernel_s
-    host = layers.dense[role] * one + layers.moe[role] * (moe + own)
+    host = kernels_s(setting, layers, role)
+    experts, sparse = expert_launches(setting, columns), layers.moe[role]
     forward_collectives, backward_collectives = collectives_s(setting, columns, layers, role)
     fixed = framework.host_micro_batch_s * (framework.graphs != "all")
     checked, backward_checked = layer_checks_s(setting, columns, layers, role)
     gathered = module_gathers_s(setting, columns, layers, role)
-    passes = host + forward_collectives + checked + gathered
-    again = np.where(columns.recompute == 2, passes, 0.0)
+    passes = host + sparse * experts.before + forward_collectives + checked + gathered
     device_forward, device_backward = np.zeros(columns.rows), np.zeros(columns.rows)
     for forward, backward in parts.values():
         device_forward, device_backward = device_forward + forward, device_backward + backward
-    # The host reads how many tokens each expert got before it issues the experts' kernels: there the
-    # device has caught up, and idles for these launches. The backward knows the counts.
-    idle = IDLE_SHARE * layers.moe[role] * (routing + own)
-    repeated = np.where(columns.recompute == 2, idle, 0.0)
-    whole = 2.0 * host + backward_collectives + backward_checked + gathered + again
-    whole = whole + fixed * (2.0 / 3.0)
+    # The host reads how many tokens each expert got before it issues their dispatch and their kernels. There
+    # the device has caught up: launches hide behind what the mixture itself takes, and behind nothing before.
+    mixture = np.minimum(mixture_s, device_forward)
+    mixture = np.where(experts.after > 0.0, mixture, 0.0)
+    waited = wait_s(sparse * experts.after, mixture)
+    again = columns.recompute == 2
+    whole = 2.0 * host + sparse * experts.backward + backward_collectives + backward_checked
+    whole = whole + gathered + np.where(again, passes, 0.0) + fixed * (2.0 / 3.0)
+    device_backward = device_backward - np.where(again, np.minimum(mixture, device_backward), 0.0)
     return (
-        idle + wait_s(passes - idle + fixed / 3.0, device_forward),
-        repeated + wait_s(whole - repeated, device_backward),
+        waited + wait_s(passes + fixed / 3.0, device_forward - mixture),
+        np.where(again, waited, 0.0) + wait_s(whole, device_backward),
     )
+
+
+def kernels_s(setting: Setting, layers: StageLayers, role: str) -> Floats:
+    """Host time to issue the kernels of a stage's forward, beside those that experts add."""
+    framework = setting.behaviour
+    if framework.graphs != "none":
+        return 0.0 * layers.total(role)
+    half = 0.5 * framework.kernels_per_layer
+    each = [
+        half * layer_shares(setting.model, moe=moe).parts + adapter_kernels(setting, moe=moe)
+        for moe in (False, True)
+    ]
+    return (layers.dense[role] * each[0] + layers.moe[role] * each[1]) * framework.host_kernel_s
 
 
 def collectives_s(

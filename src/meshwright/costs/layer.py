@@ -17,7 +17,13 @@ from meshwright.costs.collectives import all_gather, all_reduce, reduce_scatter
 from meshwright.costs.columns import Floats, Ints
 from meshwright.costs.context_parallel import GATHER, RING, context_parallel_s
 from meshwright.costs.data_parallel import overlap_slowdown
-from meshwright.costs.experts import dispatch_s, overlapped_dispatch_s, routed_tokens, routing_map_s
+from meshwright.costs.experts import (
+    dispatch_s,
+    expert_tensor_s,
+    overlapped_dispatch_s,
+    routed_tokens,
+    routing_map_s,
+)
 from meshwright.costs.fabric import place
 from meshwright.costs.kernels import (
     FEWEST_SMS,
@@ -127,7 +133,10 @@ def layer_time(setting: LayerModel, keys: LayerKeys, moe: bool) -> LayerTime:
     forward["context_parallel"], backward["context_parallel"] = context_parallel_s(
         setting, keys, tokens, forward["attention"], backward["attention"]
     )
-    forward["expert_parallel"] = dispatch_s(setting, keys, tokens) if moe else np.zeros(len(tokens))
+    forward["expert_parallel"] = np.zeros(len(tokens))
+    if moe:
+        sent, shared = dispatch_s(setting, keys, tokens), expert_tensor_s(setting, keys, tokens)
+        forward["expert_parallel"] = sent + shared
     backward["expert_parallel"] = forward["expert_parallel"].copy()
     if moe:
         forward["expert_parallel"] = forward["expert_parallel"] + routing_map_s(

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.costs.collectives import send_recv
 from meshwright.costs.columns import Floats, Ints, LayoutColumns
+from meshwright.costs.data_parallel import overlap_slowdown
 from meshwright.costs.fabric import place
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.setting import Setting
@@ -48,14 +49,15 @@ def exposed_hops_s(
 
     Fill and drain wait for every hop. In the steady state a rank sends and receives once per
     micro-batch, chunk and direction: hidden where the framework overlaps it and has another chunk
-    to work on, but issuing the pair of kernels always takes host time.
+    to work on, which slows what it hides behind as any other traffic does, but issuing the pair of
+    kernels always takes host time.
     """
     v = np.maximum(columns.virtual_stages, 1)
     fill = 2.0 * (columns.pp - 1) * hop
     messages = 2.0 * micro_batches * v
     steady = messages * hop
     if setting.behaviour.p2p_overlapped:
-        steady = np.where(v > 1, 0.0, steady)
+        steady = np.where(v > 1, overlap_slowdown() * steady, steady)
     issue = messages * 2.0 * setting.behaviour.host_kernel_s
     polled = polled_s(setting.behaviour.message_poll_s, columns.pp, micro_batches)
     return np.where(columns.pp > 1, fill + steady + issue + polled, 0.0)

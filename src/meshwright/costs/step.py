@@ -246,8 +246,17 @@ def _stage_parts(
         again = again + counts[moe] * each
     parts["recompute"] = (np.zeros(columns.rows), again)
     parts["embedding_and_head"] = ends_s(setting, columns, role)
-    parts["launch"] = launch_s(setting, columns, layers, parts, role)
+    mixture = counts[True] * _mixture_s(per_layer, inverse) + parts["expert_parallel"][0]
+    parts["launch"] = launch_s(setting, columns, layers, parts, role, mixture)
     return spared(setting.model, setting.job, columns, parts)
+
+
+def _mixture_s(per_layer: dict[bool, LayerTime], inverse: Ints) -> Floats:
+    """Forward of one layer's mixture on the device, but its dispatch."""
+    if True not in per_layer:
+        return np.zeros(len(inverse))
+    time = per_layer[True]
+    return (time.modules["moe"] - time.forward["expert_parallel"])[inverse]
 
 
 def _stage_times(

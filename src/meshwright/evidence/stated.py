@@ -31,7 +31,8 @@ STATED: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"a2a overlap", {"expert_overlapped": True}),
     # Ascend's products fused with the collective of tensor parallelism (npu_mm_all_reduce, npu_all_gather_mm).
     (r"\bMC2\b|ascend[-_]mc2", {"tensor_overlapped": True}),
-    (r"cuda graphs? attn", {"graphs": "layers"}),
+    # Of layers' parts, unless the whole iteration is named: those of experts have no fixed shapes.
+    (r"(?<!no )\bcuda graphs?\b", {"graphs": "layers"}),
     (r"full[- _]iteration (?:cuda )?graph", {"graphs": "all"}),
     (r"TORCH_DISTRIBUTED_DEBUG ?= ?DETAIL", {"collectives_checked": True}),
     *NANOTRON_PIPELINES,
