@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from meshwright.cli import options
+from meshwright.cli import options, run
 from meshwright.cli.output import finite, print_json
 
 
@@ -39,3 +39,27 @@ def test_json_output_is_finite_and_ascii(capsys: pytest.CaptureFixture[str]) -> 
         print_json({"loss": math.nan})
     diverged = {"loss": [1.0, math.inf], "memory": (math.nan, 2), "name": "toy"}
     assert finite(diverged) == {"loss": [1.0, None], "memory": [None, 2], "name": "toy"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan", "toy"], "such as h100:8x8"),
+        (["plan", "toy", "-c", "h100:1x8", "--seq", "8k", "--global-batch", "4M"], "4M-tokens says tokens"),
+        (["memory", "7"], "7B, or 7M"),
+        (["collective", "all-reduce", "--size", "2", "--ranks", "8", "--bandwidth", "25GB/s"], "2GB or 64MiB"),
+        (["collective", "all-reduce", "--size", "2GB", "--ranks", "8", "--bandwidth", "25"], "25GB/s or 400Gb/s"),
+        (["calibrate", "--cluster", "h100:8x8"], "--from: a log"),
+        (["trace", "no-folder-here"], "no such folder"),
+        (["flight", "no-folder-here"], "no such folder"),
+    ],
+)  # fmt: skip
+def test_what_was_forgotten_is_asked_for_by_an_example(arguments, says, capsys):
+    assert run(arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_page_of_text_is_no_script(tmp_path, capsys):
+    (tmp_path / "README.md").write_text("It isn't hard:\n\n    torchrun train.py --tp 2\n")
+    assert run(["import", str(tmp_path / "README.md")]) == 2
+    assert "is a page of text" in capsys.readouterr().err

@@ -141,8 +141,14 @@ def run(arguments: list[str]) -> int:
         code, show = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or show is None:
             return _our_fault(error)
-        _print_error(one_line(str(show())))
+        _print_error(one_line(str(show()) + _expected(error)))
         return int(code)
+
+
+def _expected(error: Exception) -> str:
+    """What a missing option or argument is for, from its help."""
+    asked = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
+    return f" {asked.help}" if getattr(asked, "help", None) else ""
 
 
 class Carried(Exception):

@@ -85,6 +85,8 @@ def command(
     size_bytes = parse_bytes(size, "size")
     if size_bytes <= 0:
         raise SpecError("size", size, "more than nothing is expected, such as 64MiB")
+    if _unitless(size) and size_bytes < _LEAST_MEANT:
+        raise SpecError("size", size, "a unit is expected, such as 2GB or 64MiB")
     if (bandwidth is None) == (cluster is None):
         raise SpecError("cluster", cluster, "give either --bandwidth or --cluster")
     asked = _Asked(name, size_bytes, ranks, algorithm, local, _dims(dims), pipeline)
@@ -106,6 +108,14 @@ def command(
     print_report(report)
     if steps and run is not None:
         print_steps(run)
+
+
+_LEAST_MEANT = 1000
+"""Bytes, and bytes/s, below which a number without a unit is taken for one whose unit was forgotten."""
+
+
+def _unitless(text: str) -> bool:
+    return text.strip().replace(".", "", 1).isdigit()
 
 
 def _dims(text: str | None) -> tuple[int, ...] | None:
@@ -130,6 +140,8 @@ def _on_links(asked: _Asked, bandwidth: str, latency: str) -> tuple[dict[str, An
     if ranks is None:
         raise SpecError("ranks", ranks, "--bandwidth needs --ranks")
     rate, delay = parse_bandwidth(bandwidth), parse_seconds(latency, "latency")
+    if _unitless(bandwidth) and rate < _LEAST_MEANT:
+        raise SpecError("bandwidth", bandwidth, "a unit is expected, such as 25GB/s or 400Gb/s")
     if rate <= 0:
         raise SpecError("bandwidth", bandwidth, "more than nothing is expected, such as 25GB/s")
 

@@ -14,7 +14,7 @@ WIDTH = 84
 
 
 def command(
-    step: str = typer.Option("", "--step", help="A step of the path: 1 to 14, or its name."),
+    step: str = typer.Option("", "--step", help="A step of the path: 1 to 15, or its name."),
     question: str = typer.Option("", "--question", help="A question by its id, such as Q4 or SC3."),
     answer: str = typer.Option("", "--answer", help="Your answer, such as 27.3%, 13GB or 2."),
     seed: int = typer.Option(0, "--seed", help="Other numbers in the question; 0: the lessons'."),

@@ -37,6 +37,10 @@ _COMMAND = re.compile(
 )
 
 
+_PAGES = {".md", ".rst", ".html", ".adoc"}
+"""Endings of texts for people."""
+
+
 def import_file(path: str | Path, given: Given | None = None) -> Imported:
     """Read a file of another tool, or a folder with the pieces of one run.
 
@@ -65,7 +69,12 @@ def import_text(text: str, name: str, given: Given, folder: Path | None = None) 
         raise SpecError("file", name, "is a binary file; a script or a configuration is expected")
     if not text.strip():
         raise SpecError("file", name, "is empty")
-    found, stamp = read_any(text, name, given, folder)
+    try:
+        found, stamp = read_any(text, name, given, folder)
+    except SpecError as error:
+        if error.field != "script" or Path(name).suffix.lower() not in _PAGES:
+            raise
+        raise SpecError("file", name, "is a page of text; the script, recipe, log or configuration in it is expected as a file of its own") from None  # fmt: skip
     own = stamp.target and not found.model_name and stamp.model not in model_names()
     if own and beside(folder, "config.json"):
         found.model_name = "config.json"  # an export of a model that has no name here

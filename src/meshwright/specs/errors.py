@@ -19,7 +19,8 @@ class SpecError(ValueError):
         self.value = value
         self.remedy = remedy
         # A field's name and what a remedy quotes may come from a file, too.
-        super().__init__(one_line(f"{shorten(field, str)} = {shorten(value)}: {remedy}"))
+        what = shorten(field, str) if value is None else f"{shorten(field, str)} = {shorten(value)}"
+        super().__init__(one_line(f"{what}: {remedy}"))
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[str, object, str]]:
         """What a copy in another process is made from."""

@@ -61,6 +61,8 @@ def load_model(what: str | Path | Mapping[str, Any] | Model) -> Model:
         return _from_fields(text)
     if is_size(text):
         return typical_model(parse_count(text, "model"))
+    if re.fullmatch(r"\d{1,4}(?:\.\d+)?", text):
+        raise SpecError("model", what, f"a size has its unit: {text}B, or {text}M")
     short = text.rsplit("/", 1)[-1]
     raise SpecError("model", what, f"no such preset or file; {nearest(short, model_names())}")
 

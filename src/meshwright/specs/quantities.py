@@ -156,7 +156,19 @@ def parse_batch(text: object, seq_len: int, field: str = "global_batch") -> int:
     count = parse_count(text, field)
     if count < 1:
         raise SpecError(field, text, "at least one sequence is expected, as 512 or 4M-tokens")
+    if isinstance(text, str) and not text.strip().isdigit() and count * seq_len > _MOST_MEANT:
+        short = text.strip()
+        raise SpecError(
+            field,
+            text,
+            f"{count:,} sequences of {seq_len} tokens are {count * seq_len / 1e9:,.3g} billion tokens a step: "
+            f"{short}-tokens says tokens, {count} as many sequences",
+        )
     return count
+
+
+_MOST_MEANT = 1e9
+"""Tokens of a step from which on an abbreviated number of sequences is taken for a slip: published steps end below 0.2."""
 
 
 def _shareable(sequences: float) -> int:

@@ -132,6 +132,8 @@ def newest_folder(out: str | Path) -> Path:
         (Path(out) / "flight").glob("generation-*/rank-*.ring"),
         key=lambda path: (len(path.parent.name), path.parent.name, path.name),
     )
+    if not Path(out).exists():
+        raise SpecError("run", str(out), "no such folder")
     if not found:
         raise SpecError(
             "run", str(out), "holds no flight recorder's rings: no start of it failed or still runs"

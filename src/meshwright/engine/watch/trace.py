@@ -80,6 +80,8 @@ def read_traces(where: Path) -> list[RankTrace]:
     Raises:
         SpecError: there are none, or a file is no trace of ours.
     """
+    if not where.exists():
+        raise SpecError("trace", str(where), "no such folder")
     folder = where / "profile" if (where / "profile").is_dir() else where
     paths = sorted([*folder.glob("rank-*.json.gz"), *folder.glob("rank-*.json")])
     if not paths:
