@@ -148,7 +148,8 @@ def run(arguments: list[str]) -> int:
 def _expected(error: Exception) -> str:
     """What a missing option or argument is for, from its help."""
     asked = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
-    return f" {asked.help}" if getattr(asked, "help", None) else ""
+    help_text = getattr(asked, "help", None)
+    return f" {help_text}" if help_text else ""
 
 
 class Carried(Exception):
