@@ -280,3 +280,50 @@ def test_records_of_jobs_are_no_job():
     )
     with pytest.raises(SpecError, match="records jobs that ran"):
         import_text(text, "jobs.json", GUESS)
+
+
+MORE = """
+import os
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from peft import LoraConfig, get_peft_model
+
+METHOD = "lora"
+
+def env_int(name, default):
+    return int(os.getenv(name, default))
+
+class TextDataset:
+    def __init__(self, texts, max_length=2048):
+        self.max_length = max_length
+
+def answer(model, prompt, max_length=40):
+    return model.generate(prompt, max_length=max_length)
+
+class PairGRPOTrainer(Trainer):
+    pass
+
+data = TextDataset([], max_length=384)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
+match METHOD:
+    case "dora":
+        adapter = LoraConfig(r=256, use_dora=True, target_modules=["q_proj"])
+    case "lora" | "plain":
+        adapter = LoraConfig(r=24, target_modules=["q_proj"], **extra)
+    case _:
+        adapter = LoraConfig(r=2)
+model = get_peft_model(model, adapter)
+args = TrainingArguments("out", per_device_train_batch_size=env_int("BATCH", "6"), bf16=True)
+PairGRPOTrainer(model=model, args=args, train_dataset=data).train()
+"""
+
+
+def test_cases_helpers_of_the_environment_data_sets_and_trainers_of_one_s_own():
+    found = import_text(MORE, "train.py", GUESS)
+    assert (found.job.finetune.rank, found.job.finetune.method) == (24, "lora")
+    assert (found.layout.micro_batch, found.job.seq_len, found.task) == (6, 384, "grpo")
+    assert "more of LoraConfig from **extra" in notes(found)
+
+
+def test_a_program_that_tests_is_no_run():
+    with pytest.raises(SpecError, match="tests a program"):
+        import_text(MORE + "\ndef test_it():\n    pass\n", "check.py", GUESS)

@@ -23,6 +23,10 @@ _STARTS_MORE = re.compile(r"\bnotebook_launcher\(|\btorchrun\b|accelerate launch
 _STARTS = re.compile(
     r"\b(?:torchrun|accelerate launch|deepspeed|llamafactory-cli train|axolotl(?:\.cli\.| )train|swift (?:sft|pt|rlhf)|tune run|xtuner train|python3?)\b"
 )
+_SPREADS = re.compile(
+    r"torchrun|accelerate|deepspeed|llamafactory|axolotl|xtuner|tune run|swift|torch\.distributed|mpirun|srun"
+)
+"""Commands that start as many processes as they find devices."""
 _SHELL_CELL = re.compile(r"\s*%%(?:bash|sh|shell|script bash)\b[^\n]*\n")
 _FILE_CELL = re.compile(r"\s*%%writefile\s+(?:-a\s+)?([\"']?)([^\n\"']*[^\s\"'])\1[^\S\n]*\n")
 _ELSEWHERE = re.compile(r"\bsagemaker\b")
@@ -49,6 +53,11 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> tuple[Readi
         reading.note("the commands that the notebook starts are read, with the files that it writes", "file")  # fmt: skip
         if started:
             machine(plain, reading)
+        elif not reading.world() and not _SPREADS.search(
+            re.sub(r"(?m)^.*\bpip3? install.*$", "", script)
+        ):
+            reading.devices = 1
+            reading.note("python alone starts one process: one device is priced", "launcher")
         return reading, stamp
     if not trains and (remote or parse_python(plain) is None):
         raise SpecError("file", name, "starts no training that can be followed: a notebook with a trainer, or with the command or the job that trains, is expected")  # fmt: skip

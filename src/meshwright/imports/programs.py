@@ -89,6 +89,8 @@ def _refuse_other(text: str, name: str) -> None:
     ):
         raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
     refuse_other_classes(text, name)
+    if re.search(r"^(?:    )?def test_\w+\(|^class \w+\(unittest\.", text, re.M):
+        raise SpecError("file", name, "describes no training run of its own: it tests a program")
     if re.search(r"\b\w+ForMaskedLM\b", text) and "CausalLM" not in text:
         raise SpecError("config", name, f"trains an encoder: {PLANNED}")
     if re.search(r"^[^\S\n]*from composer import\b", text, re.M) and re.search(r"OmegaConf|DictConfig", text):  # fmt: skip
@@ -142,11 +144,7 @@ def read(
     _told(found, said or {}, made["_heard"] or set(), bool(made["_shape"]), name)
     for key, value in (found.pop("model_init_kwargs", None) or {}).items():
         found.setdefault(str(key), value)
-    computed = {key: text for key, text in (made["_open"] or {}).items() if key not in found}
-    if {"torch_dtype", "dtype"} & set(computed) and not {"torch_dtype", "dtype", "_unsloth"} & {
-        *found
-    }:
-        found["torch_dtype"] = "bfloat16"  # what trains today, where only the machine says it
+    computed = _computed(made["_open"], found)
     reading = reading or Reading("Hugging Face Trainer program", options=dict(hf.EDITS))
     if re.search(r"CUDA_VISIBLE_DEVICES[\"']\]\s*=\s*[\"'](?:-1)?[\"']", text):
         reading.unmodelled("CUDA_VISIBLE_DEVICES", "hides every device: the run is on processors; the cluster's devices are priced")  # fmt: skip
@@ -196,9 +194,17 @@ def read(
         if "per_device_train_batch_size" in computed:
             reading.remarks = [one for one in reading.remarks if one.option != "--micro-batch"]
         reading.guess("program", f"computes {told}: what is usual where nothing is said is taken")
-    if made["_trainer"] not in (None, "", "sft"):
-        name_task(reading, str(made["_trainer"]))
+    kind = made["_trainer"]
+    name_task(reading, Path(name).name if kind is None else "" if kind == "sft" else str(kind))
     return reading
+
+
+def _computed(left: dict[str, str] | None, found: dict[str, Any]) -> dict[str, str]:
+    """Settings that the program computes and nobody followed, by the expression; weights' width is taken as bf16 then."""
+    computed = {key: text for key, text in (left or {}).items() if key not in found}
+    if {"torch_dtype", "dtype"} & set(computed) and not {"torch_dtype", "dtype", "_unsloth"} & {*found}:  # fmt: skip
+        found["torch_dtype"] = "bfloat16"
+    return computed
 
 
 def _say_how_read(

@@ -58,3 +58,36 @@ def ruled_out(
     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
     unknown = any(said is None for said, _branch in told)
     return unknown and isinstance(target, ast.Name) and target.id in usual
+
+
+def case_of(node: ast.Match, value: Any) -> ast.match_case | None:
+    """The case of a `match` that takes a plain value; None where the value is not known, or a pattern is no plain one."""
+    for case in node.cases if value is not None else []:
+        said = _plain(case.pattern)
+        if case.guard is not None or said is None:
+            return None
+        if value in said or not said:
+            return case
+    return None
+
+
+def _plain(pattern: ast.pattern) -> tuple[Any, ...] | None:
+    """The values that a pattern takes; none: it takes all; None: it is no plain one."""
+    if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
+        return ()
+    if isinstance(pattern, ast.MatchOr):
+        inner = [_plain(one) for one in pattern.patterns]
+        return (
+            None
+            if None in inner or () in inner
+            else tuple(one for each in inner for one in each or ())
+        )
+    if isinstance(pattern, ast.MatchValue) and isinstance(pattern.value, ast.Constant):
+        return (pattern.value.value,)
+    return None
+
+
+def answers(function: ast.FunctionDef) -> bool:
+    """Whether a function generates text and trains nothing."""
+    text = ast.unparse(function)
+    return ".generate(" in text and "Trainer(" not in text and ".backward(" not in text

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from meshwright.exports.program_calls import given_back, of_text
-from meshwright.imports.code.branches import branches, ruled_out
+from meshwright.imports.code.branches import answers, branches, ruled_out
+from meshwright.imports.code.environment import of_environment
 from meshwright.imports.code.operators import binary, compared, literal
 from meshwright.imports.code.syntax import dotted, never_run, set_only_in
 
@@ -143,6 +144,8 @@ class Known:
         plain = function.args.args[len(function.args.args) - len(function.args.defaults) :]
         only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
         for arg, default in [*zip(plain, function.args.defaults, strict=True), *only]:
+            if arg.arg == "max_length" and answers(function):
+                continue  # of what it generates, not of what is trained on
             if default is not None and (said := self.value(default)) is not None:
                 self.parameters.setdefault(arg.arg, said)
 
@@ -310,7 +313,8 @@ class Known:
             if isinstance(table, dict) and isinstance(args[0], str) and args[0] in table:
                 return table[args[0]]
             return args[1] if len(args) > 1 else None
-        return self._returned(node.func)
+        asked = of_environment(node, self.functions, self.value)
+        return asked if asked is not None else self._returned(node.func)
 
     def _returned(self, called: ast.expr) -> Any:
         """What a function or method of the program gives back, where it says one thing alone."""

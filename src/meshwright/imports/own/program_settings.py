@@ -13,10 +13,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from meshwright.imports.code.branches import case_of
 from meshwright.imports.code.names import Known, Larger
 from meshwright.imports.code.syntax import dotted, parse_python
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.layers import RECOMPUTES, adapted_layer
+from meshwright.imports.own.left_open import TAKES_MORE, TOLD_BY_OTHERS, not_followed, searches
 from meshwright.imports.own.told_outside import OF_A_TABLE, refuse_told_outside
 from meshwright.imports.own.usual import NAMES
 from meshwright.specs import foreign
@@ -165,9 +167,16 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             found["_unsloth"] = True
         if called.endswith("Trainer"):
             name_of_class = called.rpartition(".")[2].removeprefix("Unsloth")
-            found.setdefault("_trainer", name_of_class.removesuffix("Trainer").lower())
+            kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name_of_class.removesuffix("Trainer"))
+            found.setdefault("_trainer", kind.lower())
         if family_of(called):
             found.setdefault("_shape", (called, list(known.keywords(call))))
+            continue
+        if called.endswith("Dataset"):  # the program's own, which cuts its texts
+            cuts = [
+                value for key, value in known.keywords(call) if key in LENGTHS and _counts(value)
+            ]
+            found |= {"max_length": cuts[0]} if cuts and not {*LENGTHS} & {*found} else {}
             continue
         if known.is_own(call):
             continue  # a table of the program's own: what it is for, it says where it reads it
@@ -184,6 +193,8 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
                 if isinstance(value, Larger) and key not in found:
                     found.setdefault("_larger", []).append(key)
                 found.setdefault(key, value)
+        if called.endswith(TAKES_MORE) and (more := not_followed(call, known)):
+            found.setdefault("_open", {}).setdefault(f"more of {called.rpartition('.')[2]}", more)
         for keyword in call.keywords:
             plain = isinstance(keyword.value, ast.Constant)
             if keyword.arg == "per_device_train_batch_size":
@@ -192,7 +203,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
                 )
             if keyword.arg in ("optimizers", "optimizer_cls_and_kwargs"):
                 found |= _optimizer(keyword.value, tree)
-            told = keyword.arg in _TOLD_BY_OTHERS or (
+            told = keyword.arg in TOLD_BY_OTHERS or (
                 keyword.arg == "deepspeed" and isinstance(keyword.value, (ast.Call, ast.IfExp))
             )
             if keyword.arg == "target_modules" and "target_modules" not in found and searches(keyword.value, tree, known):  # fmt: skip
@@ -207,24 +218,6 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
         if other and not any(one.endswith("LoraConfig") for one in map(_named, _reached(tree, known))):  # fmt: skip
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
-
-
-def searches(value: ast.expr, tree: ast.Module, known: Known) -> bool:
-    """Whether targets come from a function that goes over the model's layers (`find_all_linear_names`)."""
-    if isinstance(value, ast.Name):
-        made = [
-            one.value for one in ast.walk(tree)
-            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == value.id
-        ]  # fmt: skip
-        value = made[-1] if made else value
-    names = {dotted(one.func).rpartition(".")[2] for one in ast.walk(value) if isinstance(one, ast.Call)}  # fmt: skip
-    if isinstance(value, ast.Name):  # a parameter: what any search of the program gives
-        names = set(known.functions)
-    return any(
-        (re.search(r"linear", name) is not None and re.search(r"find|get|all|target", name) is not None)
-        or (name in known.functions and "named_modules(" in ast.unparse(known.functions[name]))
-        for name in names
-    )  # fmt: skip
 
 
 _OTHER_METHODS = re.compile(
@@ -268,9 +261,6 @@ def _shape_file(tree: ast.Module, known: Known) -> str:
     return ""
 
 
-_TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
-                   "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim", "torch_dtype", "dtype")  # fmt: skip
-"""Settings that a reader must not take for absent where the program computes them."""
 _LOADS_MODEL = re.compile(
     r"(?<![oO]kenizer\.)(?<!rocessor\.)from_pretrained\(|from_config\(|ForCausalLM|LMHeadModel|\w+Model\(|model_init"
 )
@@ -338,13 +328,14 @@ def recomputes(tree: ast.AST, known: Known) -> bool:
 def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls that make what a training is configured with, by line; what never runs is left out."""
     idle = _idle(tree)
+    datasets = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name.endswith("Dataset")}  # fmt: skip
     for call in _reached(tree, known):
         if call in idle:
             continue
         called = dotted(call.func)
         cuts = re.search(r"[tT]okenizer$", called) is not None
         made = any(word in called for word in _CALLS) and not any(w in called for w in _OTHERS)
-        made = made or _hands_on(known.functions.get(called))
+        made = made or _hands_on(known.functions.get(called)) or called in datasets
         if made or cuts:
             yield call
 
@@ -386,6 +377,9 @@ def _reached(tree: ast.AST, known: Known) -> list[ast.Call]:
             continue
         if isinstance(node, ast.IfExp) and (test := known.value(node.test)) is not None:
             waiting.append(node.body if test else node.orelse)
+            continue
+        if isinstance(node, ast.Match) and (case := case_of(node, known.value(node.subject))):
+            waiting += case.body
             continue
         waiting += ast.iter_child_nodes(node)
         if isinstance(node, ast.Call):
