@@ -327,3 +327,43 @@ def test_cases_helpers_of_the_environment_data_sets_and_trainers_of_one_s_own():
 def test_a_program_that_tests_is_no_run():
     with pytest.raises(SpecError, match="tests a program"):
         import_text(MORE + "\ndef test_it():\n    pass\n", "check.py", GUESS)
+
+
+def test_methods_and_lengths_of_tables_of_one_s_own():
+    found = import_text(ARGUMENTS + "training_method: REFUEL\n", "run.yaml", GUESS)
+    assert "REFUEL" in notes(found)
+    text = (
+        "model:\n  name_or_path: Qwen/Qwen2.5-7B\ndata:\n  seq_len: 768\n"
+        "training:\n  per_device_train_batch_size: 1\n  learning_rate: 1e-4\n"
+    )
+    assert import_text(text, "run.yaml", GUESS).job.seq_len == 768
+
+
+def test_forecasters_of_time_series_are_refused():
+    text = "model:\n  name: chronos-small\n  prediction_length: 64\n  hidden_size: 512\n  num_layers: 6\ntraining:\n  batch_size: 8\n  lr: 1e-4\n"
+    with pytest.raises(SpecError, match="time series"):
+        import_text(text, "config.yaml", GUESS)
+
+
+def test_a_parser_filled_elsewhere_and_settings_handed_to_what_is_not_followed(tmp_path: Path):
+    written(
+        tmp_path,
+        "helpers.py",
+        "def add_adapter_options(parser):\n    parser.add_argument('--lora_targets', default='q_proj,v_proj')\n",
+    )
+    text = PROGRAM.format(top="from helpers import add_adapter_options", rank=8, bottom="train()")
+    path = written(
+        tmp_path, "train.py", text.replace('["q_proj"]', "split_words(args.lora_targets)")
+    )
+    assert import_file(path, GUESS).job.finetune.targets == ("q", "v")
+    away = (
+        "import argparse\nfrom trl import GRPOTrainer\nfrom building import make_config, make_model\n"
+        "p = argparse.ArgumentParser()\np.add_argument('--base_model', default='Qwen/Qwen2.5-7B')\n"
+        "p.add_argument('--per_device_train_batch_size', type=int, default=2)\np.add_argument('--lora_r', type=int, default=24)\n"
+        "p.add_argument('--max_completion_length', type=int, default=512)\na = p.parse_args()\n"
+        "GRPOTrainer(model=make_model(a), args=make_config(**vars(a))).train()\n"
+    )
+    found = import_text(away, "grpo.py", GUESS)
+    assert (found.layout.micro_batch, found.job.finetune.rank, found.task) == (2, 24, "grpo")
+    assert len(found.job.finetune.targets) == 7
+    assert "target_modules from a file that is not followed" in notes(found)

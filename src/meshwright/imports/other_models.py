@@ -18,6 +18,9 @@ _KINDS = (
     ), re.compile(r"(?i)^/?(?:[\w/]*[/_-])?(?:cifar|imagenet|mnist|coco|laion|kinetics)(?:[\d_/-]\w*)?$|nemo\.collections\.(?:vision|multimodal)\b")),
     ("a model that mixes tokens without attention", re.compile(r"(?i)(?:^|\.)(?:d_state|state_dim|ssm_cfg|hyena_\w+|short_filter_order|long_conv\w*)(?=$|\.)"),
      re.compile(r"(?i)^(?:[\w/]*[/_-])?(?:long[-_]conv|s4\w*|hyena|h3)(?:[-_]\w+)?$|\.(?:linear_attn|hyena|mamba|ssm)\.\w+|(?i:mixers?)\.(?:linear_attention|hyena|mamba|base_conv|slide)\w*")),
+    ("a forecaster of time series", re.compile(r"(?i)(?:^|\.)(?:prediction_length|forecast_(?:horizon|length)|n_variates)(?=$|\.)"),
+     re.compile(r"(?i)^(?:ett_?[mh]\d|chronos|timesfm|moirai|lag-llama)(?:[-_/]\w+)*$")),
+    ("an encoder-decoder", re.compile(r"^$"), re.compile(r"(?i)^(?:\w+_)?encoder[-_ ]decoder$")),
     ("a recommender", re.compile(r"(?i)(?:^|\.)(?:num_embeddings_per_feature|sparse_features|dense_in_features|dataset_meta_file)(?=$|\.)"),
      re.compile(r"(?i)criteo|movielens")),
 )  # fmt: skip

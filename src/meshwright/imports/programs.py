@@ -204,6 +204,10 @@ def _computed(left: dict[str, str] | None, found: dict[str, Any]) -> dict[str, s
     computed = {key: text for key, text in (left or {}).items() if key not in found}
     if {"torch_dtype", "dtype"} & set(computed) and not {"torch_dtype", "dtype", "_unsloth"} & {*found}:  # fmt: skip
         found["torch_dtype"] = "bfloat16"
+    if "target_modules" in computed or (
+        found.get("use_peft") and "lora_r" in found and "r" not in found
+    ):
+        found.setdefault("target_modules", "all-linear")  # named somewhere: PEFT's own do not count
     return computed
 
 
@@ -308,6 +312,7 @@ def _built(shape: tuple[str, list[tuple[str, Any]]], reading: Reading) -> None:
     reading.job["dropout"] = next((float(one) for one in dropped if one is not None), usual)
 
 
+_TRL_TRAINER = re.compile(r"\b(?:SFT|DPO|KTO|GRPO|RLOO)Trainer\(")
 _TRL_CONFIG = re.compile(r"\b(?:SFT|DPO|KTO|Reward|GRPO|RLOO)Config\(")
 
 
@@ -315,7 +320,8 @@ def _by_library(text: str, found: dict[str, Any], reading: Reading) -> None:
     """What libraries around the trainer set where a program says nothing."""
     if re.search(r"\bfsdp_v2\.use_fsdp_v2\(", text):
         found.setdefault("fsdp", "full_shard")  # optimum-tpu's: parameters over all chips, by SPMD
-    if _TRL_CONFIG.search(text):
+    made_away = _TRL_TRAINER.search(text) and "TrainingArguments(" not in text
+    if _TRL_CONFIG.search(text) or made_away:
         trl_defaults(found, reading)
 
 

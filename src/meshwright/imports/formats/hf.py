@@ -232,17 +232,20 @@ def fill(
     return reading
 
 
+_METHODS = ("training_method", "train_method", "algorithm")
+_PLAIN = re.compile(
+    r"sft|full|lora|pretrain|(?<![a-z])pt(?![a-z])|supervised|causal|clm|fine|standard|normal|default|cpt"
+)
+"""Methods that train on the next token alone, or say how the weights are adapted."""
+
+
 def _task(options: Options, reading: Reading) -> None:
     """What is trained for, by a stage's name or by options that one task has."""
-    for told in (
-        "stage",
-        "rlhf_type",
-        "training_stage",
-        "training_method",
-        "train_method",
-        "algorithm",
-    ):
-        name_task(reading, options.loose(told))
+    for told in ("stage", "rlhf_type", "training_stage", *_METHODS):
+        said = options.loose(told)
+        name_task(reading, said)
+        if said and told in _METHODS and not reading.task and not _PLAIN.search(said.lower()):
+            reading.unmodelled(told, f"{said[:40]}: what this method holds and computes beside the training of one model is not priced")  # fmt: skip
     if options.word("stage") in ("sft", "pt"):
         return  # whatever another phase of the same file is told
     answers = options.has("max_completion_length") and not options.has("beta", "loss_type")

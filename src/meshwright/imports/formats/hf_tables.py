@@ -47,8 +47,8 @@ def _with_model(data: dict[str, Any]) -> dict[str, Any]:
 
 def _length_of_data(data: dict[str, Any]) -> int:
     """Tokens of a sequence, where the table of the data says them; 0 where it does not."""
-    tables = [data.get(one) for one in ("dataset", "data", "data_args", "tokenizer", "dataset_config")]  # fmt: skip
-    names = ("max_seq_length", "max_seq_len", "max_length", "cutoff_len", "block_size", "sequence_length")  # fmt: skip
+    tables = [data.get(one) for one in ("dataset", "data", "data_args", "tokenizer", "dataset_config", "tokenization", "preprocessing")]  # fmt: skip
+    names = ("max_seq_length", "max_seq_len", "max_length", "cutoff_len", "block_size", "sequence_length", "seq_len", "seq_length", "max_len", "max_tokens")  # fmt: skip
     said = [one[name] for one in tables if isinstance(one, dict) for name in names if isinstance(one.get(name), int)]  # fmt: skip
     return next((one for one in said if one > 1), 0)
 

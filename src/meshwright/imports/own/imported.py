@@ -101,6 +101,9 @@ def _said(inner: ast.Module, names: dict[str, str], made: set[str]) -> dict[str,
         if name in classes:
             found |= Known(ast.Module(body=[classes[name]], type_ignores=[])).fields
     told = _constants(inner) if constants else {}
+    for one in inner.body:  # what adds options to the program's parser
+        if isinstance(one, ast.FunctionDef) and one.name in names and "add_argument(" in ast.unparse(one):  # fmt: skip
+            found |= Known(ast.Module(body=[one], type_ignores=[])).arguments
     return found | {names[one]: told[one] for one in constants if one in told}
 
 

@@ -18,7 +18,14 @@ from meshwright.imports.code.names import Known, Larger
 from meshwright.imports.code.syntax import dotted, parse_python
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.layers import RECOMPUTES, adapted_layer
-from meshwright.imports.own.left_open import TAKES_MORE, TOLD_BY_OTHERS, not_followed, searches
+from meshwright.imports.own.left_open import (
+    TAKES_MORE,
+    TOLD_BY_OTHERS,
+    handed_on,
+    not_followed,
+    searches,
+    take_from_command,
+)
 from meshwright.imports.own.told_outside import OF_A_TABLE, refuse_told_outside
 from meshwright.imports.own.usual import NAMES
 from meshwright.specs import foreign
@@ -97,6 +104,7 @@ def program_settings(
     known.heard = set()
     found: dict[str, Any] = {"_python": True}
     lengths = _from_calls(tree, known, found)
+    take_from_command(found, known)
     _name_model(found, text)
     if not found.get("model_name_or_path") and (shape := _shape_file(tree, known)):
         found["model_name_or_path"] = shape
@@ -195,29 +203,34 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
                 found.setdefault(key, value)
         if called.endswith(TAKES_MORE) and (more := not_followed(call, known)):
             found.setdefault("_open", {}).setdefault(f"more of {called.rpartition('.')[2]}", more)
-        for keyword in call.keywords:
-            plain = isinstance(keyword.value, ast.Constant)
-            if keyword.arg == "per_device_train_batch_size":
-                found.setdefault(
-                    "_tabled", bool(OF_A_TABLE.search(ast.unparse(keyword.value)[:400]))
-                )
-            if keyword.arg in ("optimizers", "optimizer_cls_and_kwargs"):
-                found |= _optimizer(keyword.value, tree)
-            told = keyword.arg in TOLD_BY_OTHERS or (
-                keyword.arg == "deepspeed" and isinstance(keyword.value, (ast.Call, ast.IfExp))
-            )
-            if keyword.arg == "target_modules" and "target_modules" not in found and searches(keyword.value, tree, known):  # fmt: skip
-                found["target_modules"] = "all-linear"
-            if told and keyword.arg not in found and not plain:
-                found.setdefault("_open", {}).setdefault(
-                    str(keyword.arg), ast.unparse(keyword.value)[:60]
-                )
+        _from_keywords(call, tree, known, found)
         if called.endswith(("LoraConfig", "get_peft_model")):
             found["use_peft"] = True
         other = _OTHER_METHODS.search(called)
         if other and not any(one.endswith("LoraConfig") for one in map(_named, _reached(tree, known))):  # fmt: skip
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
+
+
+def _from_keywords(call: ast.Call, tree: ast.Module, known: Known, found: dict[str, Any]) -> None:
+    """Note settings that a call computes, and what can be told of them all the same."""
+    for keyword in call.keywords:
+        plain = isinstance(keyword.value, ast.Constant)
+        if keyword.arg == "per_device_train_batch_size":
+            found.setdefault("_tabled", bool(OF_A_TABLE.search(ast.unparse(keyword.value)[:400])))
+        if keyword.arg in ("optimizers", "optimizer_cls_and_kwargs"):
+            found |= _optimizer(keyword.value, tree)
+        told = keyword.arg in TOLD_BY_OTHERS or (
+            keyword.arg == "deepspeed" and isinstance(keyword.value, (ast.Call, ast.IfExp))
+        )
+        if keyword.arg == "target_modules" and "target_modules" not in found and searches(keyword.value, tree, known):  # fmt: skip
+            found["target_modules"] = "all-linear"
+        elif keyword.arg == "target_modules" and "target_modules" not in found and (said := handed_on(keyword.value, tree, known)):  # fmt: skip
+            found["target_modules"] = said
+        if told and keyword.arg not in found and not plain:
+            found.setdefault("_open", {}).setdefault(
+                str(keyword.arg), ast.unparse(keyword.value)[:60]
+            )
 
 
 _OTHER_METHODS = re.compile(
