@@ -456,3 +456,62 @@ parallel = dict(zero1=dict(size=-1), tensor=dict(size=1, mode="mtp"), pipeline=d
         8,
         8,
     )
+
+
+BUILDS = """
+from olmo_core.data import NumpyDataLoaderConfig, NumpyFSLDatasetConfig, TokenizerConfig
+from olmo_core.nn.transformer import TransformerConfig
+from olmo_core.optim import AdamWConfig
+from olmo_core.train.train_module import TransformerTrainModuleConfig
+def build_config():
+    tokenizer = TokenizerConfig.{tokenizer}()
+    model = TransformerConfig.{builder}
+    data = NumpyFSLDatasetConfig(sequence_length=1024)
+    loader = NumpyDataLoaderConfig(global_batch_size=64 * 1024, seed=0)
+    train = TransformerTrainModuleConfig(rank_microbatch_size=2 * 1024, max_sequence_length=1024, optim=AdamWConfig(lr=1e-3))
+    return model, data, loader, train
+if __name__ == "__main__":
+    build_config()
+"""
+
+
+@pytest.mark.parametrize(
+    ("builder", "tokenizer", "shape"),
+    [
+        (
+            "olmo2_190M(vocab_size=tokenizer.padded_vocab_size())",
+            "dolma2",
+            (12, 768, 12, 3072, 100_352, 0),
+        ),
+        (
+            "olmo3_1B(vocab_size=tokenizer.padded_vocab_size(), n_layers=4)",
+            "dolma2",
+            (4, 2048, 16, 8192, 100_352, 4096),
+        ),
+        (
+            "llama2_271M(vocab_size=tokenizer.padded_vocab_size())",
+            "gpt2",
+            (16, 1024, 8, 2816, 50_304, 0),
+        ),
+        (
+            "llama2_7B(vocab_size=tokenizer.padded_vocab_size())",
+            "dolma2",
+            (32, 4096, 32, 11008, 100_352, 0),
+        ),
+        (
+            "olmo2_7B(vocab_size=tokenizer.padded_vocab_size(), n_layers=2)",
+            "dolma2",
+            (2, 4096, 32, 11008, 100_352, 0),
+        ),
+        (
+            "qwen3_0_6B(vocab_size=tokenizer.padded_vocab_size())",
+            "gpt2",
+            (28, 1024, 16, 3072, 50_304, 0),
+        ),
+    ],
+)
+def test_olmo_core_s_builders_by_name(builder: str, tokenizer: str, shape: tuple[int, ...]):
+    model = import_text(
+        BUILDS.format(builder=builder, tokenizer=tokenizer), "train.py", GUESS
+    ).model
+    assert (model.layers, model.hidden, model.heads, model.ffn, model.vocab, model.window) == shape

@@ -11,6 +11,7 @@ from meshwright.imports.code.expressions import evaluate
 from meshwright.imports.code.follow import call_function, functions
 from meshwright.imports.code.values import Made, Module, Unknown
 from meshwright.imports.formats.accelerate import STRATEGY_ZERO
+from meshwright.imports.formats.olmo_builders import built
 from meshwright.imports.formats.olmo_overrides import left_over, overridden
 from meshwright.imports.formats.olmo_shared import shared_parts
 from meshwright.imports.interpolate import resolved
@@ -198,6 +199,8 @@ def read_script(module: Module, name: str, given: Given, words: Sequence[str] = 
         reading.model_name = _hub_name(model)
         if reading.model is None and reading.model_name == "":
             reading.model = _transformer(model, reading)
+        elif reading.model is None:
+            reading.model = built(model, reading.model_name, _last(made, r"TokenizerConfig(?:\.\w+)?$"))  # fmt: skip
     elif reading.model is None:
         reading.model_name = "the model of another file"
     window = _last(made, r"SlidingWindowAttentionConfig$")
@@ -274,9 +277,8 @@ def _hub_name(model: Made) -> str:
     found = re.fullmatch(r"(olmo\d?|llama\d?|qwen\d?|gemma\d?|olmoe)_(\w+)", builder, re.IGNORECASE)
     if found is None or found.group(2).startswith("like"):
         return "" if any(isinstance(v, int) for v in model.fields.values()) else builder
-    return f"{found.group(1)}-{found.group(2)}".replace("_", "-").replace(
-        "olmo3-190M", "olmo3-190m"
-    )
+    size = re.sub(r"(?<=\d)_(?=\dB$)", ".", found.group(2))  # `qwen3_0_6B`
+    return f"{found.group(1)}-{size}".replace("_", "-")
 
 
 def _transformer(model: Made, reading: Reading) -> Model | None:
