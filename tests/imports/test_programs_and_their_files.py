@@ -515,3 +515,83 @@ def test_olmo_core_s_builders_by_name(builder: str, tokenizer: str, shape: tuple
         BUILDS.format(builder=builder, tokenizer=tokenizer), "train.py", GUESS
     ).model
     assert (model.layers, model.hidden, model.heads, model.ffn, model.vocab, model.window) == shape
+
+
+def test_settings_in_capitals_and_models_in_blocks():
+    capitals = "NUM_LAYERS: 6\nEMBED_DIM: 258\nNUM_HEADS: 6\nFEED_FORWARD_DIM: 688\nBATCH_SIZE: 8\nLEARNING_RATE: 1e-4\nMAX_LENGTH: 512\nNUM_EPOCHS: 7\n"
+    found = import_text(capitals, "config.yaml", GUESS)
+    assert (
+        found.model.layers,
+        found.model.hidden,
+        found.model.ffn,
+        found.job.seq_len,
+        found.layout.micro_batch,
+    ) == (6, 258, 688, 512, 8)
+    blocks = "data: {vocabulary_size: 32768}\nmodel: {max_sequence_length: 1200, hidden_size: 768, heads: 8, blocks: 8}\ntraining: {batch_size: 4, steps: 100, learning_rate: 3e-4}\n"
+    found = import_text(blocks, "pretrain.yaml", GUESS)
+    assert (found.model.layers, found.model.heads, found.model.vocab, found.job.seq_len) == (
+        8,
+        8,
+        32_768,
+        1200,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("model = GPT().bfloat16().to(rank)", "pure-bf16"), ("model = GPT(config).to(device=rank, dtype=torch.bfloat16)", "pure-bf16"),
+        ("model.to(torch.bfloat16)", "pure-bf16"), ("torch.set_default_dtype(torch.bfloat16)", "pure-bf16"), ("x = x.to(torch.bfloat16)", "bf16"),
+    ],
+)  # fmt: skip
+def test_a_whole_model_in_16_bits(line: str, name: str):
+    found = import_text(
+        LOOP.format(share="").replace("for step in", f"{line}\nfor step in"), "train.py", GUESS
+    )
+    assert found.job.precision.name == name
+    assert found.job.optimizer.state_bytes == (4 if name == "pure-bf16" else 8)
+
+
+DISTILS = """
+from dataclasses import dataclass, field
+from transformers import HfArgumentParser, Trainer, TrainingArguments, AutoModelForCausalLM, BitsAndBytesConfig
+from peft import LoraConfig, get_peft_model
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(default="")
+    lora_r: int = field(default=16)
+    lora_alpha: int = field(default=32)
+    load_teacher_in_4bit: bool = field(default=False)
+    load_student_in_4bit: bool = field(default=False)
+def configs(model_args):
+    if model_args.load_teacher_in_4bit:
+        quantization_config_teacher = BitsAndBytesConfig(load_in_4bit=True)
+    quantization_config_student = None
+    return quantization_config_teacher, quantization_config_student
+model_args, training_args = HfArgumentParser((ModelArguments, TrainingArguments)).parse_args_into_dataclasses()
+teacher, student_config = configs(model_args)
+student = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, quantization_config=student_config)
+if student_config is not None:
+    student = get_peft_model(student, LoraConfig(r=model_args.lora_r))
+Trainer(model=student, args=training_args).train()
+"""
+
+
+def test_a_teacher_in_4_bits_and_a_rank_that_nothing_asks_for(tmp_path: Path):
+    here = put(tmp_path, {
+        "run_distillation.py": DISTILS,
+        "run.sh": "accelerate launch --num_processes 8 --enable_numa_affinity ./run_distillation.py --model_name_or_path Qwen/Qwen2.5-1.5B "
+        "--per_device_train_batch_size 4 --load_teacher_in_4bit true --bf16 true --max_seq_length 1024\n",
+    })  # fmt: skip
+    found = import_file(here / "run.sh", GUESS)
+    assert (
+        found.job.finetune is None or not found.job.finetune.adapts,
+        found.layout.dp,
+        found.task,
+    ) == (True, 8, "distill")
+
+
+def test_a_trainer_of_another_package_of_one_s_own():
+    text = "from transformers import AutoTokenizer\nfrom pruning.src.trainer import PruningTrainer\ntrainer = PruningTrainer(model, batch_size=64)\ntrainer.train()\n"
+    with pytest.raises(SpecError, match="describes no training run"):
+        import_text(text, "run.py", GUESS)

@@ -279,6 +279,14 @@ def _is_module(name: str, before: list[str]) -> bool:
     )
 
 
+_SWITCHES = frozenset({
+    "no-python", "standalone", "enable-cpu-affinity", "enable-numa-affinity", "quiet", "debug", "multi-gpu", "cpu", "tpu", "tpu-cluster", "no-tpu-cluster",
+    "tpu-use-sudo", "same-network", "use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parallelism-config", "downcast-bf16", "dynamo-use-dynamic",
+    "dynamo-use-fullgraph", "dynamo-use-regional-compilation", "no-local-rank", "force-multi", "no-ssh", "no-ssh-check", "save-pid", "bind-cores-to-rank", "run-path",
+})  # fmt: skip
+"""Launchers' options that take no value: a program may follow (accelerate/commands/launch.py, torch/distributed/run.py, deepspeed/launcher/runner.py)."""
+
+
 def _at_program(words: list[str]) -> Launch | None:
     """Split a command at the program that it runs."""
     places: list[tuple[int, int, str]] = []
@@ -313,7 +321,7 @@ def _at_program(words: list[str]) -> Launch | None:
                     index
                     and words[index - 1].startswith("--")
                     and "=" not in words[index - 1]
-                    and words[index - 1] != "--no-python"
+                    and words[index - 1][2:].replace("_", "-") not in _SWITCHES
                     and not _TRAINERS.search(bare)
                 )
             )

@@ -73,13 +73,16 @@ def is_program(text: str) -> bool:
     )
 
 
-_OWN_TRAINER = re.compile(r"(?m)^[^\S\n]*from \.[\w.]* import [^\n]*\b(\w*Trainer)\b")
+_OWN_TRAINER = re.compile(
+    r"(?m)^[^\S\n]*from (?!(?:transformers|trl|unsloth|peft|optimum|accelerate|sentence_transformers|swift|llamafactory|composer|lightning|pytorch_lightning|llmfoundry|optimum|adapters|setfit|verl|openrlhf)\b)[\w.]+ import (\([^)]*\)|[^\n]*)"
+)
 
 
 def _is_own(text: str) -> bool:
     """Whether every trainer that a program makes is of its own package."""
     made = set(re.findall(r"(?<!class )\b(\w*Trainer)\(", text))
-    return bool(made) and made <= set(_OWN_TRAINER.findall(text))
+    imported = {name for one in _OWN_TRAINER.findall(text) for name in re.findall(r"\w+", one)}
+    return bool(made) and made <= imported
 
 
 def _refuse_other(text: str, name: str) -> None:

@@ -22,7 +22,7 @@ from meshwright.imports.names import PLANNED, refuse_other, shape_named
 from meshwright.imports.not_training import refuse_without_training
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.own.arguments import folder_of, own_defaults
-from meshwright.imports.own.layers import fuses_loss, own_adapters
+from meshwright.imports.own.layers import fuses_loss, makes_none, own_adapters
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, weights_alone
 from meshwright.imports.shell.words import unmarked
@@ -85,6 +85,10 @@ def has_words(text: str) -> bool:
     return others is None and len(set(_WORDS.findall(text))) > 3
 
 
+_RANKS = {"lora_r", "lora_rank", "peft_lora_r"}
+"""Of adapters, as programs call them."""
+
+
 def read_words(
     script: Script, launch: Launch, given: Given, folder: Path | None, text: str = ""
 ) -> Reading:
@@ -135,6 +139,8 @@ def read_words(
             reading.note("adapters are those that the program makes", posixpath.basename(launch.program))  # fmt: skip
     set_switches(launch.program, folder, values, own)
     fuses_loss(launch.program, folder, reading)
+    if not _RANKS & set(values) and makes_none(launch.program, folder, {**own, **values}):
+        own = {name: one for name, one in own.items() if name not in _RANKS}
     options = Options({**own, **values}, "--")
     options.assumed = set(own) - set(values)
     options.raw("config", "config_file")

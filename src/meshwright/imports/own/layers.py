@@ -51,6 +51,17 @@ def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     return {}
 
 
+def makes_none(program: str, folder: Path | None, said: dict[str, Any]) -> bool:
+    """Whether a program at hand knows adapters and makes none by what it is told: a default rank alone says nothing.
+
+    Args:
+        said: its command line and its defaults, which decide its branches.
+    """
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file")
+    return "LoraConfig" in text and not own_adapters(program, folder, said)
+
+
 def certain(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls of a program that no unknown condition guards: what one guards is told by nobody."""
     waiting: list[ast.AST] = [tree]
@@ -67,6 +78,8 @@ def certain(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
         waiting += ast.iter_child_nodes(node)
 
 
+_HELD = re.compile(r"teacher|ref_model|reference|reward|critic")
+"""Names of models that a program holds beside the one that it trains."""
 _CAN = re.compile(r"^hasattr\(model, ")
 """A model of transformers has what a program asks for before it calls it."""
 _LENGTHS = ("max_length", "max_seq_length", "model_max_length")
@@ -93,6 +106,7 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     known = Known(tree, {name: typed(value) for name, value in said.items()})
     found: dict[str, Any] = {}
     cuts: list[int] = []
+    beside = {one.value for one in ast.walk(tree) if isinstance(one, ast.Assign) and _HELD.search(ast.unparse(one.targets[0]))}  # fmt: skip
     for node in certain(tree, known):
         called = ast.unparse(node.func)
         if called.endswith(RECOMPUTES):
@@ -107,7 +121,7 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
         elif re.search(r"[tT]okenizer(?:\.\w+)?$", called):
             cut = dict(known.keywords(node)).get("max_length")
             cuts += [cut] if isinstance(cut, int) and not isinstance(cut, bool) else []
-        if called.endswith(("ForCausalLM.from_pretrained", "BitsAndBytesConfig")):
+        if called.endswith(("ForCausalLM.from_pretrained", "BitsAndBytesConfig")) and node not in beside:  # fmt: skip
             for theirs, value in known.keywords(node):
                 if theirs in _LOADED and value is not None:
                     found.setdefault(_LOADED[theirs], value)

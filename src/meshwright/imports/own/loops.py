@@ -22,7 +22,7 @@ from meshwright.imports.own.asked import asks_for_experts
 from meshwright.imports.own.layers import SHARED_STEPS, fuses_loss, lay_out, own_adapters
 from meshwright.imports.own.made_with import mixes_experts
 from meshwright.imports.own.program_settings import program_settings, recomputes
-from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, texts_beside
+from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, store, texts_beside
 from meshwright.imports.own.tables import inert
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
@@ -105,6 +105,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     whole = "\n".join([text, *others])
     if not {"optimizer", "optim"} & set(options):  # one that an option chooses is read by it
         optimize(reading, text, others)
+    store(reading, text)
     build(reading, whole, given, {**own, **said})
     name_task(reading, path.name)
     return reading

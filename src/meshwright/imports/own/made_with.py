@@ -19,13 +19,13 @@ ALIASES = {
     "n_attention_heads": "n_heads", "num_attn_heads": "n_heads", "attention_heads": "n_heads", "dim_head": "head_dim", "ff_dim": "d_ff",
     "dim_ff": "d_ff", "dim_feedforward": "d_ff", "ffn_hidden_dim": "ffn_dim", "context_size": "context_length", "n_ctx": "context_length",
     "n_positions": "context_length", "seqlen": "seq_len", "max_sequence_length": "max_seq_len", "drop_rate": "dropout", "n_vocab": "vocab_size",
-    "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
+    "vocabulary_size": "vocab_size", "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
 }  # fmt: skip
 """Further names that hand-written programs give the usual sizes."""
 _BARE = {
     "layers": "num_layers", "width": "hidden_size", "hidden": "hidden_size", "embed": "hidden_size", "embd": "hidden_size",
     "embedding": "hidden_size", "heads": "num_heads", "kv_heads": "num_kv_heads", "ff": "d_ff", "ffn": "d_ff", "mlp": "d_ff",
-    "context": "context_length", "ctx": "context_length", "seq": "seq_len", "vocab": "vocab_size", "nlayer": "num_layers", "n_hidden": "hidden_size",
+    "context": "context_length", "ctx": "context_length", "seq": "seq_len", "vocab": "vocab_size", "nlayer": "num_layers", "n_hidden": "hidden_size", "blocks": "num_layers",
     "num_embeddings": "vocab_size",
 }  # fmt: skip
 """Names that say enough only where layers and a width stand together."""

@@ -20,7 +20,7 @@ from meshwright.imports.own.asked import (
     unfollowed,
 )
 from meshwright.imports.own.made_with import mixes_experts
-from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, texts_beside
+from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, store, texts_beside
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
 
@@ -95,5 +95,6 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     if several and given.model is None:
         reading.guess("--model", f"the program has {several} tables of sizes; the first is taken")
     optimize(reading, text, parts[1:])
+    store(reading, text)
     build(reading, whole, given, own)
     return reading

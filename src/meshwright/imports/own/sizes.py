@@ -27,9 +27,10 @@ from meshwright.imports.own.made_with import (
     usual_names,
 )
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_or_adamw
+from meshwright.imports.recipes import optimizer_or_adamw, torch_moments
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
+from meshwright.specs.job import RECIPES, OptimizerRecipe
 from meshwright.specs.model import Model
 
 _MOST = 400_000
@@ -269,6 +270,23 @@ def optimize(reading: Reading, text: str, others: list[str]) -> None:
         reading.job["attention_kernel"] = "unfused"
 
 
+_IN_16_BITS = re.compile(
+    r"(?:\bmodel|\b[A-Z]\w*\([^()\n]*\))(?:\.to\([^()\n]*\))?\.(?:bfloat16\(\)|to\([^()\n]*torch\.bfloat16[^()\n]*\))|set_default_dtype\(torch\.bfloat16\)"
+)
+
+
+def store(reading: Reading, text: str) -> None:
+    """Take weights, and with them gradients and moments, in 16 bits where the loop casts its whole model."""
+    if not _IN_16_BITS.search(text) or _SHARDS.search(text):
+        return  # FSDP's own policies say in which width its shards are
+    recipe = RECIPES["pure-bf16"]
+    optimizer = OptimizerRecipe.model_validate(reading.job.get("optimizer", {}))
+    reading.job |= {"precision": recipe.model_dump(), "optimizer": torch_moments(optimizer, recipe).model_dump()}  # fmt: skip
+    reading.remarks = [one for one in reading.remarks if one.option != "precision"]
+    reading.note("the whole model is cast to bf16: neither it nor its moments have a 32-bit copy", "precision")  # fmt: skip
+
+
+_SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
 _BUILDS = re.compile(
     r"\bnn\.(?:Module|Embedding|Linear|Embed|Dense)\b|\bnnx\.|\beqx\.|\bhk\.|\bEmbedding\("
 )

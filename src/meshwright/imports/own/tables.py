@@ -62,7 +62,7 @@ _INERT = re.compile(
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether tables name or describe a model, and say a batch and a rate of learning."""
-    flat = _flat(_in_usual_words(data))
+    flat = _flat(_in_usual_words(_in_small(data)))
     rate = any(name.rsplit(".", 1)[-1] in _RATES for name in flat)
     batch = any(
         name.rsplit(".", 1)[-1] in _BATCHES and counted(value) for name, value in flat.items()
@@ -76,6 +76,13 @@ def is_config(data: dict[str, Any]) -> bool:
 
 _OF_TEXT = re.compile(r"(?i)tokeni[sz]|^vocab|^(?:max_)?seq(?:uence)?_?len|^max_(?:seq|context|length|tokens)|^context_|^block_size$|^lora_|^n_ctx$|^packing$")  # fmt: skip
 """Names that only a run over text has."""
+
+
+def _in_small(data: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Tables whose names of settings are in capitals (`BATCH_SIZE`), as a module's constants are, in small letters."""
+    named = {name: _in_small(one, depth + 1) if isinstance(one, dict) and depth < _DEEPEST else one for name, one in data.items()}  # fmt: skip
+    capitals = sum(str(name).isupper() for name in named)
+    return {str(name).lower(): one for name, one in named.items()} if capitals * 2 > len(named) else named  # fmt: skip
 
 
 def _in_usual_words(data: dict[str, Any], depth: int = 0) -> dict[str, Any]:
@@ -97,7 +104,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     Raises:
         SpecError: a value that cannot be, or a model that is no decoder.
     """
-    data, chosen = _one_training(resolved(data, dict(given.variables)), given)
+    data, chosen = _one_training(_in_small(resolved(data, dict(given.variables))), given)
     flat = _flat(_in_usual_words(data))
     refuse_tables(flat, "the configuration")
     if not _model(flat) and not says_text(flat):

@@ -25,7 +25,7 @@ LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "
 HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim", "n_embed", "embedding_dim", "hidden_states")  # fmt: skip
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
 KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "n_query_groups", "kvheads")  # fmt: skip
-FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim")
+FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim", "feed_forward_dim")  # fmt: skip
 LENGTHS = (
     "global_max_sequence_length",
     "max_context_width", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
@@ -208,7 +208,10 @@ def _shape(options: Options, reading: Reading) -> Model | None:
         experts = 0
     if experts > 1 and not (options.whole(*_CHOSEN) and options.whole(*_EXPERT_FFN)):
         raise SpecError("--model", None, f"the file describes a mixture of {experts} experts, but not how many are chosen or how wide they are: give --model")  # fmt: skip
-    ffn, vocab = options.whole(*FFN), options.whole("vocab_size", "padded_vocab_size")
+    ffn, vocab = (
+        options.whole(*FFN),
+        options.whole("vocab_size", "padded_vocab_size", "vocabulary_size"),
+    )
     if not ffn and not kind:
         reading.guess("--model", f"its FFNs are not described: two matrices of {4 * hidden} are taken, as GPT-2 has them")  # fmt: skip
     unit = options.word(*_UNITS)
