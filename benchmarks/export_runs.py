@@ -136,6 +136,7 @@ RUNS = (
     Run("trainer", {"dp": 2, "zero": 2}, "train_trainer.py", ("dp", "zero", "micro_batch", "accumulation")),
     Run("trainer", {"dp": 2, "zero": 3, "recompute": "full"}, "train_trainer.py", ("dp", "zero", "micro_batch", "accumulation")),
     Run("lightning", {"dp": 2, "zero": 3}, "train_lightning.py", ("dp", "zero"), folders=("lightning-2.6.6",)),
+    Run("lightning", {"cp": 2, "tp": 2, "zero": 3, "sequence_parallel": True}, "train_lightning.py", ("tp", "zero"), folders=("lightning-2.6.6",)),
     Run("megatron", {"dp": 2, "tp": 2, "zero": 1}, compared=MEGATRON, folders=MEGATRONS),
     Run("megatron", {"dp": 2, "tp": 2, "sequence_parallel": True, "recompute": "full"}, compared=MEGATRON, folders=MEGATRONS),
     Run("megatron", {"dp": 2, "pp": 2}, compared=MEGATRON, folders=MEGATRONS),

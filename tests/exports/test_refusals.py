@@ -31,7 +31,6 @@ GIVEN = Given(model=load_model("llama3-8b"), cluster=load_cluster("h100:8x8"))
         ("deepspeed", {"pp": 2, "dp": 2, "tp": 2}, "tp"),
         ("deepspeed", {"cp": 2, "dp": 4}, "cp_method"),
         ("deepspeed", {"cp": 2, "tp": 2, "dp": 2, "cp_method": "ulysses"}, "cp"),
-        ("lightning", {"cp": 2, "dp": 4}, "cp"),
         ("accelerate", {"pp": 2, "dp": 4}, "pp"),
         ("accelerate", {"dp": 8, "zero": 1}, "zero"),
         ("megatron", {"pp": 4, "dp": 2, "schedule": "zb-h1"}, "schedule"),
