@@ -255,3 +255,43 @@ def test_skypilot_says_its_size_by_the_first_of_several_machines() -> None:
         "run: python -m mine.entrypoint trainer.policy.model.path=Qwen/Qwen3-4B trainer.placement.policy_num_gpus_per_node=$SKYPILOT_NUM_GPUS_PER_NODE\n"
     )
     assert _read(text, "run.yaml").world() == 4
+
+
+def test_roll_with_the_parts_that_its_defaults_put_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "two.yaml").write_text("two: {zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}}\n")  # fmt: skip
+    (tmp_path / "mine").mkdir()
+    text = (
+        "defaults: ['../config/two@_here_']\nsequence_length: 1024\nactor_train: {model_args: {model_name_or_path: Qwen/Qwen3-4B, lora_rank: 8, lora_target: q_proj}, "
+        "device_mapping: '[0,1,2]', strategy_args: {strategy_name: deepspeed_train, strategy_config: '${two}'}}\n"
+    )
+    reading = _read(text, "run.yaml", tmp_path / "mine")
+    assert (reading.layout["zero"], reading.offload, reading.devices) == (2, {"optimizer"}, 3)
+    assert "finetune" in reading.job
+
+
+def test_nobody_says_no_by_saying_nothing() -> None:
+    """A switch that a script leaves to its arguments is not guessed to be off where off is what it asks for first."""
+    script = f'if [ "$7" = "False" ] || [ "$7" = "false" ]; then ONLY="trainer.val_only=True"; else ONLY=""; fi\n{_VERL}{_WORDS}$ONLY\n'
+    assert _read(script).per_host == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("nvidia/OpenMath-Nemotron-1.5B", "qwen2.5-1.5b"),
+        ("agentica-org/DeepScaleR-1.5B-Preview", "qwen2.5-1.5b"),
+        ("/models/Qwen3-30B", "qwen3-30b-a3b"),
+        ("google/medgemma-27b-text-it", "gemma3-27b"),
+    ],
+)
+def test_names_of_what_people_train_further(name: str, preset: str) -> None:
+    found = import_text(_VERL.replace("Qwen/Qwen2.5-7B", name) + _WORDS, "run.sh", Given(guess=True))  # fmt: skip
+    assert found.model.name == preset
+    assert not [one for one in found.remarks if one.option == "--model"]
+
+
+@pytest.mark.parametrize("name", ["google/medgemma-4b-it", "google/medgemma-27b-it"])
+def test_models_that_see(name: str) -> None:
+    with pytest.raises(SpecError, match="vision-language"):
+        import_text(_VERL.replace("Qwen/Qwen2.5-7B", name) + _WORDS, "run.sh", Given(guess=True))

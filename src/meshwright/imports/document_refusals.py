@@ -70,6 +70,10 @@ def refuse_other(data: Data, text: str, name: str) -> None:
         )
     if "num_csx" in str(data.get("runconfig")) or str(data.get("backend")) == "CSX":
         raise SpecError("file", name, "describes no training run of GPUs or TPUs: it is for Cerebras' systems, which are not modelled")  # fmt: skip
+    if re.search(r"^[^\S\n]*- mindspeed_mm/", text, re.MULTILINE):
+        raise SpecError(
+            "file", name, f"trains a model of pictures or sound (MindSpeed-MM): {PLANNED}"
+        )
     if {"deploymentSpec", "pipelineInfo"} <= set(data):
         raise SpecError("file", name, "describes no training run of its own: it is a compiled Kubeflow pipeline; import the program of the step that trains")  # fmt: skip
     if "includes" in data and "modules" not in data:

@@ -86,6 +86,7 @@ def read(
     """
     text, overrides = whole_text(text, folder), overrides or []
     data = nemo.with_inherited(nemo.whole(unwrapped(_parsed(text, name))), folder)
+    data = roll.with_parts(data, folder)
     if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
     if isinstance(stamped := data.get(STAMP_KEY), dict):

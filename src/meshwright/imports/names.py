@@ -32,7 +32,7 @@ _BOTH = re.compile(
     re.IGNORECASE,
 )
 _SEEING = re.compile(
-    r"(?:^|[_-])(?:glm[-_]?4[._]?[1-9]v|internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|omni|vision|molmo|ocr)(?:[_-]|\d|$)",
+    r"(?:^|[_-])(?:glm[-_]?4[._]?[1-9]v|internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|omni|vision|molmo|ocr|medgemma-(?:1\.5-)?4b|medgemma-27b(?!-text))(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
 _PICTURES = re.compile(
@@ -54,6 +54,11 @@ _RECURRENT = re.compile(
 _DISTILLED = re.compile(
     r"deepseek-r1-distill-(?:(qwen)-(1\.5b|7b|14b|32b)|(llama)-(8b|70b))", re.IGNORECASE
 )
+_OF_DISTILLED = re.compile(
+    r"^(?:deepscaler|deepcoder|skywork-or1(?:-math)?|nemotron-research-reasoning-qwen)-(1\.5b|7b|14b|32b)(?:-.*)?$",
+    re.IGNORECASE,
+)
+"""Models that were trained on from DeepSeek's distilled ones, by their model cards."""
 _SAME_SHAPE = (
     (r"^(?:tulu-2(?:-dpo)?|vicuna)-(?=(?:7|13|70)b)", "llama2-"),
     (r"^nemotron_?h-(?=\d)", "nemotron-h-"),
@@ -69,6 +74,14 @@ _SAME_SHAPE = (
     (r"^open-llama-(?=(?:7|13)b)", "llama1-"),
     (r"^llama-guard-3-(?=8b)", "llama3.1-"),
     (r"^internlm2(\.5)?-chat-", r"internlm2\1-"),
+    (
+        r"^(?:openmath|openreasoning|acereason)-nemotron-(?:1\.[01]-)?(?=(?:1\.5|7|14|32)b)",
+        "qwen2.5-",
+    ),
+    (r"^medgemma-27b-text(?:-it)?$", "gemma3-27b"),
+    # Qwen3 has one size of each of these, a mixture, whose second number is often left out.
+    (r"^qwen3-(?:coder-)?30b(?!-?a\d).*$", "qwen3-30b-a3b"),
+    (r"^qwen3-235b(?!-?a\d).*$", "qwen3-235b-a22b"),
 )
 """Models that were trained further under names of their own, by their model cards: whose shape they have."""
 _FAMILY = re.compile(
@@ -163,6 +176,7 @@ def model_named(name: str) -> Model | None:
     short = said.replace("_", "-")
     if not short or len(short) > 120 or is_size(short):
         return None
+    short = _OF_DISTILLED.sub(r"deepseek-r1-distill-qwen-\1", short)
     if (distilled := _DISTILLED.fullmatch(short)) is not None:
         return _distilled(*(word.lower() for word in distilled.groups() if word))
     pointed = _POINT.sub(".", said).replace("_", "-")  # `1_5b`: one and a half billion

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+from meshwright.imports.beside import beside
 from meshwright.imports.formats import mcore_adapter
-from meshwright.imports.interpolate import resolved
+from meshwright.imports.interpolate import merged, read_table, resolved
 from meshwright.imports.names import refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
@@ -18,6 +20,23 @@ from meshwright.specs.job import RECIPES
 
 EDITS = {"micro_batch": "per_device_train_batch_size", "tp": "tensor_model_parallel_size"}
 _WORKERS = ("actor_train", "sft_train", "student_train", "student", "critic")
+
+
+def with_parts(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """A configuration with the files at hand that its `defaults` put beside its own words (`../config/deepspeed_zero2@_here_`).
+
+    Raises:
+        SpecError: one of them cannot be parsed.
+    """
+    listed = data.get("defaults")
+    if not is_config(data) or not isinstance(listed, list):
+        return data
+    below: dict[str, Any] = {}
+    for one in listed:
+        named, at, _package = one.partition("@_here_") if isinstance(one, str) else ("", "", "")
+        path = beside(folder, f"{named.removesuffix('.yaml')}.yaml") if at else None
+        below = merged(below, read_table(path)) if path is not None else below
+    return merged(below, {key: value for key, value in data.items() if key != "defaults"})
 
 
 def is_config(data: dict[str, Any]) -> bool:

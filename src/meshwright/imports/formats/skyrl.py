@@ -136,5 +136,22 @@ def _layout(options: Options, reading: Reading, at: str, top: str) -> None:
     recipe = RECIPES["bf16" if compute.startswith("b") else "fp32"]
     recipe = recipe.but(gradient_bytes=4, gradient_reduce_bytes=sent)
     reading.job = {"framework": "verl", "precision": recipe.model_dump()}
+    if strategy == "deepspeed":
+        _deepspeed(options, reading, f"{at}deepspeed_config.zero_optimization.")
     if not options.flag(f"{top}bf16", default=True):
         reading.unmodelled(f"{top}bf16", "what the reference and Megatron compute in; bf16 is priced")  # fmt: skip
+
+
+def _deepspeed(options: Options, reading: Reading, get: str) -> None:
+    """The strategy of releases up to 2025 on DeepSpeed, whose own table stands under `get`."""
+    stage = options.whole(f"{get}stage", default=3)
+    if stage > 3:
+        raise SpecError(f"{get}stage", stage, "a stage from 0 to 3 is expected")
+    reading.layout["zero"] = stage
+    reading.job = {
+        "framework": "deepspeed",
+        "precision": RECIPES["bf16"].but(gradient_reduce_bytes=2).model_dump(),
+    }
+    for part, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
+        if options.word(f"{get}{part}.device") not in ("", "none"):
+            reading.offload.add(what)

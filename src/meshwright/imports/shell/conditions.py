@@ -176,6 +176,8 @@ def _plain_names(text: str) -> bool:
     return not any(name[:1] == "$" or "=" in name for name in unset(text))
 
 
+_OFF = frozenset({"false", "no", "off"})
+"""Words that switch off what a script does unless it is told: nobody means them who says nothing."""
 _ON = ("true", "yes", "on", "y", "1")
 """Words for which a switch is compared: what nobody sets is off, unless another branch asks for the opposite word."""
 
@@ -197,6 +199,7 @@ def take(script: Script, left: str, right: str) -> bool:
         or "*" in right
         or names[0][:1] == "$"
         or "=" in names[0]
+        or right.lower() in _OFF
         or (script.has_else and (right.lower() in _ON or _ASIDE.search(right)))
     ):
         return False
