@@ -17,7 +17,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
-from meshwright.specs.routing import Routing, counted_routing, hottest, parse_routing
+from meshwright.specs.routing import Routing, check_experts, counted_routing, hottest, parse_routing
 
 COUNTS = (
     Path(__file__).parents[3] / "shared" / "traces" / "diagnose" / "moe_routing"
@@ -106,3 +106,23 @@ def test_counts_without_tokens_are_refused():
         counted_routing([[0, 0]], "zeros")
     with pytest.raises(SpecError, match="as many counts"):
         counted_routing([[1, 2], [1, 2, 3]], "ragged")
+
+
+def test_a_line_for_each_expert_is_a_histogram(tmp_path):
+    lines = [f"{layer},{expert},{10 * (expert == layer) + 1}" for layer in (0, 1) for expert in range(4)]  # fmt: skip
+    (tmp_path / "long.csv").write_text("\n".join(["layer,expert,tokens", *lines]))
+    wide = "e0,e1,e2,e3\n11,1,1,1\n1,11,1,1\n"
+    (tmp_path / "wide.csv").write_text(wide)
+    long, short = (parse_routing(str(tmp_path / name)) for name in ("long.csv", "wide.csv"))
+    assert long.counted == short.counted and max(one.groups for one in long.counted) == 4
+
+
+@pytest.mark.parametrize(
+    ("experts", "says"), [(None, "model with experts"), (8, "8 experts are expected")]
+)
+def test_counts_of_other_experts_are_refused(experts, says, tmp_path):
+    (tmp_path / "four.json").write_text("[4, 3, 2, 1]")
+    routing = parse_routing(str(tmp_path / "four.json"))
+    check_experts(routing, 4, "a model", "--routing")
+    with pytest.raises(SpecError, match=says):
+        check_experts(routing, experts, "a model", "--routing")

@@ -25,7 +25,7 @@ from meshwright.specs.quantities import (
     parse_count,
     parse_length,
 )
-from meshwright.specs.routing import parse_routing
+from meshwright.specs.routing import check_experts, parse_routing
 from meshwright.specs.writing import write_atomically
 
 
@@ -44,6 +44,9 @@ def read_question(
         # TRL's quantiser passes over experts; axolotl's does not, where it runs.
         instead = framework("axolotl").is_exported_on(cluster.device.vendor)
         job = job.but(framework="axolotl" if instead else "trl")
+    if options.routing is not None:
+        experts = model.experts.experts if model.experts is not None else None
+        check_experts(job.routing, experts, model.name, "--routing")
     if options.dispatcher is not None:
         from meshwright.planner.dispatchers import asked_dispatcher
 

@@ -66,7 +66,8 @@ def parse_routing(text: str, field: str = "routing") -> Routing:
     """Read `balanced`, `power:0.5` or the name of a file of token counts.
 
     A file is CSV or JSON: a row (or list) of counts per layer and step, a column per expert; columns
-    that hold no counts (method, layer, iteration) are left out. One count a line is one row too.
+    that hold no counts (method, layer, iteration) are left out. One count a line is one row too, and so is a line
+    for each expert with a column that names it (`expert,count`).
     The records of a run (`metrics.jsonl`) hold what its routers did.
     Columns r0, r1… or rank0, rank1… are counts per rank of a run: its hottest rank then stands for
     any expert-parallel degree, since which experts a rank held is not known.
@@ -85,6 +86,25 @@ def parse_routing(text: str, field: str = "routing") -> Routing:
         return Routing.parse({"name": text, "power": power}, field)
     rows, per_rank = _counts(text, field)
     return counted_routing(rows, Path(text).name, field, per_rank=per_rank)
+
+
+def check_experts(routing: Routing, experts: int | None, name: str, field: str) -> None:
+    """Refuse a routing that is of other experts than a model's.
+
+    Raises:
+        SpecError: no experts, or counts of another number of them.
+    """
+    if routing.balanced:
+        return
+    if experts is None:
+        raise SpecError(field, routing.name, f"a model with experts is expected; {name} has none")
+    counted = max((one.groups for one in routing.counted), default=2)
+    if counted > 2 and counted != experts:
+        raise SpecError(
+            field,
+            routing.name,
+            f"counts of {name}'s {experts} experts are expected, not of {counted}",
+        )
 
 
 def counted_routing(
@@ -140,9 +160,36 @@ def _counts(path: str, field: str) -> tuple[list[list[float]], bool]:
     table = parse_csv(text, field, path, ROWS)
     if not table:
         raise SpecError(field, path, "holds no rows")
+    if (listed := _listed(table, field, path)) is not None:
+        return listed, False
     columns = _count_columns(list(table[0]), table)
     per_rank = bool(columns) and columns[0].rstrip("0123456789").lower().strip("_") in ("r", "rank")
     return [[_number(row[name], field, path) for name in columns] for row in table], per_rank
+
+
+_EXPERT = ("expert", "expert_id", "expert_idx", "expert_index")
+_COUNT = ("count", "counts", "tokens", "num_tokens", "token_count", "load", "frequency")
+
+
+def _listed(table: list[dict[str, str]], field: str, path: str) -> list[list[float]] | None:
+    """Rows of counts of a table that has a line for each expert; None of a table that has a column for each.
+
+    Lines that agree in all other columns (layer, step…) are one row.
+    """
+    names = {name.strip().lower(): name for name in table[0]}
+    expert, count = (
+        next((names[one] for one in known if one in names), None) for known in (_EXPERT, _COUNT)
+    )
+    if expert is None or count is None:
+        return None
+    rows: dict[tuple[str, ...], dict[float, float]] = {}
+    for line in table:
+        of = tuple(value for name, value in line.items() if name not in (expert, count))
+        row = rows.setdefault(of, {})
+        which = _number(line[expert], field, path)
+        row[which] = row.get(which, 0.0) + _number(line[count], field, path)
+    everyone = sorted({which for row in rows.values() for which in row})
+    return [[row.get(which, 0.0) for which in everyone] for row in rows.values()]
 
 
 def _counts_of_run(text: str, field: str, path: str) -> list[list[float]]:
