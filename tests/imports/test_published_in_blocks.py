@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.imports.files import import_text
+from meshwright.imports.files import import_file, import_text
 from meshwright.imports.names import model_named
 from meshwright.imports.reading import Given
 from meshwright.specs import load_cluster
@@ -52,3 +52,15 @@ def test_a_pattern_of_modules_is_matched_as_peft_matches_it(pattern, wanted):
 
 def test_what_is_no_pattern_is_a_list_of_names():
     assert set(tuned("Qwen/Qwen3-8B", "q_proj,k_proj").targets) == {"q", "k"}
+
+
+def test_ms_swift_calls_the_trained_model_by_a_name_and_spreads_one_process(tmp_path):
+    words = "--model Qwen/Qwen3-8B --tuner_type lora --lora_rank 8 --model_author me --model_name my-robot --max_length 2048"
+    (tmp_path / "run.sh").write_text(f"CUDA_VISIBLE_DEVICES=0,1,2,3 swift sft {words}\n")
+    found = import_file(tmp_path / "run.sh", Given(cluster=load_cluster("h100:1x4"), guess=True))
+    assert found.model.name == "qwen3-8b"
+    assert any("4 devices" in one.text for one in found.remarks)
+    (tmp_path / "mega.sh").write_text(f"NPROC_PER_NODE=4 megatron sft {words} --micro_batch_size 1\n")  # fmt: skip
+    mega = import_file(tmp_path / "mega.sh", Given(cluster=load_cluster("h100:1x4"), guess=True))
+    assert mega.job.finetune.rank == 8
+    assert not any("adapters" in one.text for one in mega.remarks)

@@ -15,7 +15,13 @@ from meshwright.imports.formats.hf_launcher import launcher, one_process
 from meshwright.imports.formats.hf_lengths import sequences
 from meshwright.imports.formats.hf_nested import lifted, raised
 from meshwright.imports.formats.hf_optimizers import low_rank, updates_in_backward
-from meshwright.imports.formats.hf_programs import negated, set_defaults, set_switches, trl_defaults
+from meshwright.imports.formats.hf_programs import (
+    negated,
+    set_defaults,
+    set_switches,
+    spread_over_devices,
+    trl_defaults,
+)
 from meshwright.imports.formats.hf_sharding import agrees, sharding
 from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.names import PLANNED, refuse_other, shape_named
@@ -122,6 +128,7 @@ def read_words(
     if trl_command.is_own(launch.program):
         trl_defaults(values, reading)
     set_defaults(launch.program, values, reading, own, folder)
+    spread_over_devices(launch.program, launch.environment, script, reading)
     name_task(reading, posixpath.basename(launch.program))
     name_task(reading, folder_of(launch.program, folder))
     if "num_learners_per_node" not in values:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import posixpath
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.formats import deepspeed_chat, open_instruct
@@ -14,6 +15,9 @@ from meshwright.imports.formats.hf_lengths import LENGTHS
 from meshwright.imports.own.layers import own_switches
 from meshwright.imports.own.program_settings import UNSLOTH_LOSS
 from meshwright.imports.reading import Reading
+
+if TYPE_CHECKING:
+    from meshwright.imports.shell.state import Script
 
 
 def is_swift(program: str) -> bool:
@@ -133,11 +137,27 @@ _OLD_SWIFT = {"sft_type": "train_type", "batch_size": "per_device_train_batch_si
 """How ms-swift 2 called what ms-swift 3 and 4 call otherwise (swift/llm/utils/argument.py of 2.x)."""
 
 
+def spread_over_devices(
+    program: str, environment: Mapping[str, str], script: Script, reading: Reading
+) -> None:
+    """Say that one process of ms-swift has its layers on several devices, which no layout here has."""
+    several = environment.get("NPROC_PER_NODE") or script.value("NPROC_PER_NODE") or "1"
+    if not program.startswith("swift ") or several != "1":
+        return
+    seen = environment.get("CUDA_VISIBLE_DEVICES") or script.value("CUDA_VISIBLE_DEVICES")
+    count = len(seen.split(",")) if re.fullmatch(r"\d+(,\d+)+", seen) else 1
+    if count > 1:
+        reading.unmodelled("CUDA_VISIBLE_DEVICES", f"one process spreads the layers over {count} devices, which work one after another; a copy a device is priced")  # fmt: skip
+
+
 def swift_defaults(values: dict[str, Any], reading: Reading) -> None:
     """What ms-swift takes where its command or its YAML says nothing (swift/trainers/arguments.py)."""
     for old, new in _OLD_SWIFT.items():
         if old in values:
             values.setdefault(new, values.pop(old))
+    if "model" in values:  # beside it these are how the trained model calls itself
+        for name in ("model_name", "model_author"):
+            values.pop(name, None)
     _swift_precision(values, reading)
     if "gradient_checkpointing" not in values:
         values["gradient_checkpointing"] = True

@@ -52,6 +52,8 @@ def read_swift_megatron(words: list[str], given: Given) -> Reading:
     options.read |= {"model", "load", "moe-grouped-gemm", "moe-token-dispatcher-type"}
     tuner = options.word("train-type", "tuner-type", default="full")
     packed = options.flag("packing") or options.flag("padding-free", default=True)
+    if tuner.startswith("lora"):
+        options.read |= {"lora-rank", "lora-alpha", "lora-dropout", "target-modules", "modules-to-save"}  # fmt: skip
     reading = megatron.read(options, given, "ms-swift Megatron command", more=("ms_swift",))
     if tuner.startswith("lora"):
         adapters(reading, rank=options.whole("lora-rank", default=8), alpha=options.number("lora-alpha", default=32.0),
