@@ -5,7 +5,7 @@ import pytest
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.names import model_named
 from meshwright.imports.reading import Given
-from meshwright.specs import load_cluster
+from meshwright.specs import SpecError, load_cluster
 
 NODE = Given(cluster=load_cluster("h100:1x8"), guess=True)
 AXOLOTL = "base_model: {model}\ndatasets: []\nsequence_len: 2048\nmicro_batch_size: 1\nbf16: true\nadapter: lora\nlora_r: 8\n"
@@ -64,3 +64,24 @@ def test_ms_swift_calls_the_trained_model_by_a_name_and_spreads_one_process(tmp_
     mega = import_file(tmp_path / "mega.sh", Given(cluster=load_cluster("h100:1x4"), guess=True))
     assert mega.job.finetune.rank == 8
     assert not any("adapters" in one.text for one in mega.remarks)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--tuner_type boft", "LoRA's shape"),
+        ("--tuner_type full --lisa_activated_layers 2", "so many layers train at a time"),
+    ],
+)
+def test_ms_swift_methods_that_are_not_modelled_freeze_what_they_freeze(words, says, tmp_path):
+    (tmp_path / "run.sh").write_text(f"swift sft --model Qwen/Qwen3-8B {words} --max_length 2048\n")
+    found = import_file(tmp_path / "run.sh", NODE)
+    assert (found.job.finetune is None) == ("full" in words)
+    assert any(says in one.text for one in found.remarks)
+
+
+@pytest.mark.parametrize("task", ["seq_cls", "embedding", "generative_reranker"])
+def test_tasks_without_a_next_token_are_refused(task, tmp_path):
+    (tmp_path / "run.sh").write_text(f"swift sft --model Qwen/Qwen3-4B --task_type {task}\n")
+    with pytest.raises(SpecError, match="classifier, a ranking"):
+        import_file(tmp_path / "run.sh", NODE)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
+from meshwright.specs.errors import SpecError
 
 _PAIRS = "each sample is a pair of sequences"
 _REFERENCE = "a frozen reference model runs, too, unless its log-probabilities are computed before"
@@ -42,6 +44,16 @@ _NAMED = re.compile(
 PAIRED = frozenset({"dpo", "ipo", "orpo", "simpo", "cpo", "kto", "reward"})
 """Tasks whose sample is two sequences (KTO's: an answer, and another question's as a mismatch)."""
 _REFERENCED = frozenset({"dpo", "ipo", "kto", "ppo"})
+
+
+def refuse_task(option: str, task: object) -> None:
+    """Refuse ms-swift's tasks without a next token: classes, embeddings, rankings.
+
+    Raises:
+        SpecError: any but causal_lm.
+    """
+    if task not in (None, "", "causal_lm"):
+        raise SpecError(option, task, f"trains a classifier, a ranking or an embedding: {PLANNED}")
 
 
 def name_task(reading: Reading, said: str) -> None:

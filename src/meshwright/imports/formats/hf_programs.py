@@ -15,6 +15,7 @@ from meshwright.imports.formats.hf_lengths import LENGTHS
 from meshwright.imports.own.layers import own_switches
 from meshwright.imports.own.program_settings import UNSLOTH_LOSS
 from meshwright.imports.reading import Reading
+from meshwright.imports.tasks import refuse_task
 
 if TYPE_CHECKING:
     from meshwright.imports.shell.state import Script
@@ -155,6 +156,7 @@ def swift_defaults(values: dict[str, Any], reading: Reading) -> None:
     for old, new in _OLD_SWIFT.items():
         if old in values:
             values.setdefault(new, values.pop(old))
+    refuse_task("--task_type", values.pop("task_type", None))
     if "model" in values:  # beside it these are how the trained model calls itself
         for name in ("model_name", "model_author"):
             values.pop(name, None)
@@ -198,14 +200,15 @@ _OF_TUNER = (
 def chosen_tuner(values: dict[str, Any], reading: Reading) -> None:
     """ms-swift's `--tuner_type` (older: `--train_type`) decides over a rank that is there anyway."""
     kind = str(values.pop("tuner_type", None) or values.pop("train_type", None) or "lora").lower()
-    values.setdefault("use_lora", kind in ("lora", "longlora", "adalora"))
+    values.setdefault("use_lora", kind != "full")
     if values["use_lora"]:  # ms-swift's own, where nothing is said (swift/arguments/tuner_args.py)
         for names, usual in _OF_TUNER:
             if not any(name in values for name in names):
                 values[names[0]] = usual
-    if kind not in ("lora", "full"):
-        how = "adapters of one rank are" if values["use_lora"] else "all weights are"
-        reading.unmodelled("tuner_type", f"{kind} is not modelled; {how} priced as trained")
+    if kind not in ("lora", "full"):  # the model's own weights wait in all of them
+        reading.unmodelled("tuner_type", f"{kind} is not modelled; adapters of LoRA's shape are priced")  # fmt: skip
+    if values.get("lisa_activated_layers") not in (None, "", "0", 0):
+        reading.unmodelled("lisa_activated_layers", "so many layers train at a time, beside embedding and head; the estimate trains all")  # fmt: skip
 
 
 def trl_defaults(found: dict[str, Any], reading: Reading) -> None:

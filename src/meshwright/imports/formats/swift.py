@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.imports.formats import megatron
-from meshwright.imports.names import PLANNED, model_named, refuse_other
+from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.tasks import name_task
+from meshwright.imports.tasks import name_task, refuse_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 
@@ -79,6 +79,4 @@ def _refuse(flags: dict[str, Any], named: str) -> None:
     refuse_other(str(flags.get("model-type", "")).replace("_", "-"))
     if str(flags.get("language-model-only", "")).lower() != "true":
         refuse_other(named)
-    task = str(flags.get("task-type", "causal_lm"))
-    if task != "causal_lm":
-        raise SpecError("--task-type", task, f"trains a classifier or an embedding: {PLANNED}")
+    refuse_task("--task-type", flags.get("task-type"))
