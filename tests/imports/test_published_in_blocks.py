@@ -5,7 +5,7 @@ import pytest
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.names import model_named
 from meshwright.imports.reading import Given
-from meshwright.specs import SpecError, load_cluster
+from meshwright.specs import SpecError, load_cluster, load_model
 
 NODE = Given(cluster=load_cluster("h100:1x8"), guess=True)
 AXOLOTL = "base_model: {model}\ndatasets: []\nsequence_len: 2048\nmicro_batch_size: 1\nbf16: true\nadapter: lora\nlora_r: 8\n"
@@ -85,3 +85,11 @@ def test_tasks_without_a_next_token_are_refused(task, tmp_path):
     (tmp_path / "run.sh").write_text(f"swift sft --model Qwen/Qwen3-4B --task_type {task}\n")
     with pytest.raises(SpecError, match="classifier, a ranking"):
         import_file(tmp_path / "run.sh", NODE)
+
+
+def test_a_vision_language_model_is_planned_by_the_language_model_that_is_given(tmp_path):
+    (tmp_path / "run.sh").write_text("NPROC_PER_NODE=2 megatron sft --model Qwen/Qwen3-VL-8B-Instruct --micro_batch_size 1 --max_length 2048\n")  # fmt: skip
+    with pytest.raises(SpecError, match="plans that part"):
+        import_file(tmp_path / "run.sh", NODE)
+    told = Given(cluster=load_cluster("h100:1x2"), model=load_model("qwen3-8b"), guess=True)
+    assert import_file(tmp_path / "run.sh", told).model.name == "qwen3-8b"

@@ -32,7 +32,7 @@ def read_swift_megatron(words: list[str], given: Given) -> Reading:
     named = next(
         (str(flags[n]) for n in ("model", "load", "mcore-model", "mcore_model") if isinstance(flags.get(n), str)), ""
     )  # fmt: skip
-    _refuse(flags, named)
+    _refuse(flags, named, given.model is not None)
     flags = _DEFAULTS | flags
     if flags["recompute-granularity"] == "none":
         del flags["recompute-granularity"]
@@ -70,13 +70,14 @@ def read_swift_megatron(words: list[str], given: Given) -> Reading:
     return reading
 
 
-def _refuse(flags: dict[str, Any], named: str) -> None:
-    """Refuse what a command trains that is no decoder of text.
+def _refuse(flags: dict[str, Any], named: str, given: bool) -> None:
+    """Refuse what a command trains that is no decoder of text, unless its shape is `given`.
 
     Raises:
         SpecError: by the model's name or type, or the task's.
     """
-    refuse_other(str(flags.get("model-type", "")).replace("_", "-"))
-    if str(flags.get("language-model-only", "")).lower() != "true":
+    if not given:
+        refuse_other(str(flags.get("model-type", "")).replace("_", "-"))
+    if str(flags.get("language-model-only", "")).lower() != "true" and not given:
         refuse_other(named)
     refuse_task("--task-type", flags.get("task-type"))
