@@ -125,3 +125,10 @@ def test_a_trainer_s_files_of_such_a_family_are_read_back(tmp_path):
     export(plan, "trainer").write(tmp_path)
     back = import_file(tmp_path / "run.sh").model
     assert (back.family, back.parallel_block, back.hidden) == ("gpt_neox", True, 4096)
+
+
+def test_numbers_that_nobody_looked_up_are_left_to_the_family_s_class():
+    words = hf_config(load_model("pythia-6.9b"), JOB)
+    assert not {"hidden_act", "rope_parameters", "layer_norm_eps"} & set(words)
+    auto = pytest.importorskip("transformers").AutoConfig.for_model(**words)
+    assert (auto.hidden_act, auto.rope_parameters["partial_rotary_factor"]) == ("gelu", 0.25)

@@ -110,3 +110,15 @@ def test_torchtitan_s_recipe_reads_and_saves_what_was_named(recipe, monkeypatch)
     recipe["texts"]("/data/a.jsonl /data/b.jsonl")
     assert asked[0][0] == ("allenai/c4", "en")
     assert asked[1][1]["data_files"] == ["/data/a.jsonl", "/data/b.jsonl"]
+
+
+def test_ray_s_workers_are_told_what_was_filled_in_and_where_a_clone_lies(tmp_path):
+    text = export(make_plan("llama3-8b", dp=8), "ray", launches="nanotron").files["ray_train.py"]
+    assert "'NANOTRON'" in text[text.index("told = {") :]
+    head = text[text.index("ASKED = ") : text.index("\n\nWORDS = ")]
+    program = f"import os, subprocess, sys\n{head}\nprint(filled(), os.environ['CHECKPOINTS'])\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("CHECKPOINTS:-", "CHECKPOINTS:-/shared/a")], capture_output=True,
+        text=True, check=True, env={"PATH": os.environ["PATH"], "DATA": "allenai/c4:en"},
+    )  # fmt: skip
+    assert done.stdout.split() == ["[]", "/shared/a"]

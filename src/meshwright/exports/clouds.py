@@ -104,14 +104,17 @@ import torch.distributed
 from ray.train.torch import TorchConfig, TorchTrainer
 
 ASKED = {asked}
+FILLED = {filled}
 
 
 def filled():
-    """The words that ASKED makes of what was filled in; its sentence and the end where something was not."""
-    done = subprocess.run(
-        ["bash", "-c", ASKED + "printf '%s ' ${{INPUTS:-}}"], stdout=subprocess.PIPE, text=True
-    )
-    return sys.exit(done.returncode) if done.returncode else done.stdout.split()
+    """The words that ASKED makes of what was filled in, which workers are told, too; or its sentence, and the end."""
+    done = subprocess.run(["bash", "-c", ASKED + "env -0"], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    said = dict(one.split("=", 1) for one in done.stdout.split(chr(0)) if "=" in one)
+    os.environ.update({{name: said[name] for name in FILLED}})
+    return said.get("INPUTS", "").split() if "INPUTS" in ASKED else []
 
 
 WORDS = {words}
@@ -164,12 +167,14 @@ def ray_script(plan: Plan, command: Command, stamp: str) -> str:
 
     gpu = plan.cluster.device.vendor != "cpu"
     filled = command.inputs.defaults if command.inputs else {}
-    told = re.findall(r"\$\{(\w+)", " ".join(command.words))
+    brought = "\n".join(setup(plan, command.framework))
+    told = re.findall(r"^export (\w+)=", brought, re.M)  # where a clone lies
     given = {name: value for name, value in variables(plan, command).items() if name not in filled}
     return _RAY.format(
         stamp=(stamp + needs(plan, command.framework)).rstrip(),
         told=tuple(dict.fromkeys((*filled, *told, "HF_TOKEN", "HF_HOME", "HF_ASSETS_PATH"))),
         words=pprint.pformat(list(command.words), width=96, compact=True),
+        filled=tuple(filled),
         asked=pprint.pformat(command.asked(), width=96),
         environment=pprint.pformat(given, sort_dicts=False, width=96),
         backend="nccl" if gpu else "gloo",

@@ -29,6 +29,6 @@ def unknown_numbers(model: Model) -> tuple[str, ...]:
     if model.numerics is not None or model.positions != "rope" or repository(model) is None:
         return ()
     return (
-        f"the rotary base of {model.name} is not known here and 10,000 is written: compare with the config.json of "
+        f"the rotary base of {model.name} is not known here and a usual one is written: compare with the config.json of "
         f"{repository(model)} where that matters",
     )

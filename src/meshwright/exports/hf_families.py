@@ -44,21 +44,34 @@ def rope(numerics: Numerics) -> Words:
 
 def _usual(model: Model, length: int) -> Words:
     """What nearly every family is told, by the names that nearly every one has."""
-    numerics = numerics_of(model)
-    turned = {"partial_rotary_factor": numerics.rotary_share} if numerics.rotary_share else {}
     return {
         "model_type": model.family, "num_hidden_layers": model.layers, "hidden_size": model.hidden,
         "intermediate_size": model.ffn, "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads, "head_dim": model.head_dim, "vocab_size": model.vocab,
-        "max_position_embeddings": length, "hidden_act": ACTIVATIONS[numerics.activation],
-        "rope_parameters": rope(numerics) | turned, "tie_word_embeddings": model.tied_embeddings,
-        "attention_dropout": 0.0, "use_cache": False, "pad_token_id": None,
+        "max_position_embeddings": length, "tie_word_embeddings": model.tied_embeddings,
+        "attention_dropout": 0.0, "use_cache": False, "pad_token_id": None, **_numbers(model.numerics),
     }  # fmt: skip
+
+
+def _numbers(numerics: Numerics | None) -> Words:
+    """Activation and rotary positions; where nobody looked them up, a family's class has its usual ones."""
+    if numerics is None:
+        return {}
+    turned = {"partial_rotary_factor": numerics.rotary_share} if numerics.rotary_share else {}
+    return {
+        "hidden_act": ACTIVATIONS[numerics.activation],
+        "rope_parameters": rope(numerics) | turned,
+    }
+
+
+def _epsilon(model: Model, name: str) -> Words:
+    """The epsilon of norms under a family's name for it."""
+    return {} if model.numerics is None else {name: model.numerics.norm_epsilon}
 
 
 def _llama_like(model: Model, length: int) -> Words:
     """With RMS norms, and biases of attention where the model has them."""
-    found = _usual(model, length) | {"rms_norm_eps": numerics_of(model).norm_epsilon}
+    found = _usual(model, length) | _epsilon(model, "rms_norm_eps")
     return found | {"attention_bias": model.qkv_bias}
 
 
@@ -74,12 +87,11 @@ def _layered(model: Model, length: int) -> Words:
 
 def _gemma(model: Model, length: int) -> Words:
     found = _llama_like(model, length)
-    return found | {"hidden_activation": found["hidden_act"]}
+    return found | ({"hidden_activation": found["hidden_act"]} if "hidden_act" in found else {})
 
 
 def _gemma2(model: Model, length: int) -> Words:
-    numerics, found = numerics_of(model), _layered(model, length)
-    found |= {"hidden_activation": found["hidden_act"]}
+    numerics, found = numerics_of(model), _layered(model, length) | _gemma(model, length)
     found["query_pre_attn_scalar"] = numerics.query_scalar or model.head_dim
     caps = (
         ("attn_logit_softcapping", numerics.attention_softcap),
@@ -91,16 +103,15 @@ def _gemma2(model: Model, length: int) -> Words:
 def _gemma3(model: Model, length: int) -> Words:
     numerics, found = numerics_of(model), _gemma2(model, length)
     windowed = {"rope_type": "default", "rope_theta": numerics.window_rope_theta or 10_000.0}
-    found["rope_parameters"] = {
-        "full_attention": found["rope_parameters"], "sliding_attention": windowed,
-    }  # fmt: skip
+    if "rope_parameters" in found:
+        by_kind = {"full_attention": found["rope_parameters"], "sliding_attention": windowed}
+        found["rope_parameters"] = by_kind
     return found
 
 
 def _layer_norms(model: Model, length: int) -> Words:
     """With layer norms, whose epsilon has a name of its own."""
-    epsilon = numerics_of(model).norm_epsilon
-    return _usual(model, length) | {"layer_norm_eps": epsilon}
+    return _usual(model, length) | _epsilon(model, "layer_norm_eps")
 
 
 def _gpt_neox(model: Model, length: int) -> Words:
@@ -120,8 +131,8 @@ def _phi3(model: Model, length: int) -> Words:
 
 
 def _starcoder2(model: Model, length: int) -> Words:
-    return _usual(model, length) | {
-        "norm_epsilon": numerics_of(model).norm_epsilon, "use_bias": model.ffn_bias,
+    return _usual(model, length) | _epsilon(model, "norm_epsilon") | {
+        "use_bias": model.ffn_bias,
         "sliding_window": model.window or None, "residual_dropout": 0.0, "embedding_dropout": 0.0,
     }  # fmt: skip
 
@@ -138,9 +149,8 @@ def _cohere(model: Model, length: int) -> Words:
 
 
 def _nemotron(model: Model, length: int) -> Words:
-    return _usual(model, length) | {
-        "norm_eps": numerics_of(model).norm_epsilon, "attention_bias": model.qkv_bias,
-        "mlp_bias": model.ffn_bias,
+    return _usual(model, length) | _epsilon(model, "norm_eps") | {
+        "attention_bias": model.qkv_bias, "mlp_bias": model.ffn_bias,
     }  # fmt: skip
 
 
@@ -151,20 +161,21 @@ def _olmo(model: Model, length: int) -> Words:
 def _bloom(model: Model, length: int) -> Words:
     return {
         "model_type": "bloom", "n_layer": model.layers, "hidden_size": model.hidden, "n_head": model.heads,
-        "vocab_size": model.vocab, "layer_norm_epsilon": numerics_of(model).norm_epsilon,
+        "vocab_size": model.vocab, **_epsilon(model, "layer_norm_epsilon"),
         "tie_word_embeddings": model.tied_embeddings, "hidden_dropout": 0.0, "attention_dropout": 0.0,
         "use_cache": False,
     }  # fmt: skip
 
 
 def _gptj(model: Model, length: int) -> Words:
-    numerics = numerics_of(model)
-    turned = round((numerics.rotary_share or 1.0) * model.head_dim)
+    known = model.numerics
+    own = {"activation_function": ACTIVATIONS[known.activation]} if known is not None else {}
+    share = known.rotary_share if known is not None else None
+    turned = round(share * model.head_dim) if share else min(64, model.head_dim)  # as GPT-J has it
     return {
         "model_type": "gptj", "n_layer": model.layers, "n_embd": model.hidden, "n_head": model.heads,
-        "n_inner": model.ffn, "vocab_size": model.vocab, "n_positions": length, "rotary_dim": turned,
-        "activation_function": ACTIVATIONS[numerics.activation], "tie_word_embeddings": model.tied_embeddings,
-        "layer_norm_epsilon": numerics.norm_epsilon, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        "n_inner": model.ffn, "vocab_size": model.vocab, "n_positions": length, "rotary_dim": turned, **own, "tie_word_embeddings": model.tied_embeddings,
+        **_epsilon(model, "layer_norm_epsilon"), "resid_pdrop": 0.0, "embd_pdrop": 0.0,
         "attn_pdrop": 0.0, "use_cache": False,
     }  # fmt: skip
 
@@ -195,9 +206,8 @@ def _olmoe(model: Model, length: int) -> Words:
 
 def _phimoe(model: Model, length: int) -> Words:
     experts = _experts(model)
-    return _usual(model, length) | {
-        "rms_norm_eps": numerics_of(model).norm_epsilon, "attention_bias": model.qkv_bias,
-        "lm_head_bias": model.head_bias, "num_local_experts": experts.experts,
+    return _usual(model, length) | _epsilon(model, "rms_norm_eps") | {
+        "attention_bias": model.qkv_bias, "lm_head_bias": model.head_bias, "num_local_experts": experts.experts,
         "num_experts_per_tok": experts.top_k, "intermediate_size": experts.ffn,
         "sliding_window": model.window or None,
     }  # fmt: skip
@@ -241,7 +251,7 @@ def _deepseek(model: Model, length: int) -> Words:
     elif numerics.router_balances:
         found["topk_method"] = "noaux_tc"
     scaling = numerics.rope_scaling
-    if scaling is not None and scaling.kind == "yarn":
+    if scaling is not None and scaling.kind == "yarn" and "rope_parameters" in found:
         found["rope_parameters"] |= {
             "mscale": scaling.mscale,
             "mscale_all_dim": scaling.mscale_all_dim,

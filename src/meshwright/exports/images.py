@@ -110,7 +110,7 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
         "trainer": [*torch, f"pip install -q transformers=={version} accelerate=={framework('accelerate').checked}"],
         "lightning": [*torch, f"pip install -q lightning=={version}"],
         "torchtitan": [*torch, f"pip install -q torchtitan=={version}", *(eight if plan.job.precision.compute == "fp8" else [])],
-        "fsdp": torch,
+        "fsdp": [*torch, "pip install -q numpy"],
         "meshwright": [*torch, "pip install -q 'meshwright[engine]'"],
         "maxtext": [f"pip install -q 'maxtext[{jax}]=={MAXTEXT}'", f"install_{jax}_pre_train_extra_deps"],
         "megatron": _cloned("MEGATRON", "NVIDIA/Megatron-LM", f"core_v{version}"),
