@@ -326,7 +326,7 @@ def test_cases_helpers_of_the_environment_data_sets_and_trainers_of_one_s_own():
 
 def test_a_program_that_tests_is_no_run():
     with pytest.raises(SpecError, match="tests a program"):
-        import_text(MORE + "\ndef test_it():\n    pass\n", "check.py", GUESS)
+        import_text("import pytest\n" + MORE + "\ndef test_it():\n    pass\n", "check.py", GUESS)
 
 
 def test_methods_and_lengths_of_tables_of_one_s_own():
@@ -367,3 +367,15 @@ def test_a_parser_filled_elsewhere_and_settings_handed_to_what_is_not_followed(t
     assert (found.layout.micro_batch, found.job.finetune.rank, found.task) == (2, 24, "grpo")
     assert len(found.job.finetune.targets) == 7
     assert "target_modules from a file that is not followed" in notes(found)
+
+
+def test_widths_in_words_and_models_in_tables_of_other_names():
+    text = (
+        "base_model:\n  model_id: Qwen/Qwen2.5-7B\n  bnb_4bit_quant_type: nf4\n  bnb_4bit_use_double_quant: true\n"
+        "lora:\n  r: 8\ntraining:\n  per_device_train_batch_size: 1\n  learning_rate: 1e-4\n"
+    )
+    found = import_text(text, "training.yaml", GUESS)
+    assert (found.model.name, found.job.finetune.storage) == ("qwen2.5-7b", "nf4")
+    own = "model: Qwen/Qwen2.5-7B\nquant: 8bit\nbatch_size: 2\nmax_sequence_length: 640\nlearning_rate: 1e-4\nlora_r: 8\n"
+    read = import_text(own, "run.yaml", GUESS)
+    assert (read.job.finetune.storage, read.job.seq_len) == ("int8", 640)

@@ -92,7 +92,9 @@ def _refuse_other(text: str, name: str) -> None:
     ):
         raise SpecError("config", name, f"trains a vision-language model: {PLANNED}")
     refuse_other_classes(text, name)
-    if re.search(r"^(?:    )?def test_\w+\(|^class \w+\(unittest\.", text, re.M):
+    if re.search(r"^(?:import|from) (?:pytest|unittest)\b", text, re.M) and re.search(
+        r"def test_\w+\(", text
+    ):
         raise SpecError("file", name, "describes no training run of its own: it tests a program")
     if re.search(r"\b\w+ForMaskedLM\b", text) and "CausalLM" not in text:
         raise SpecError("config", name, f"trains an encoder: {PLANNED}")

@@ -73,6 +73,27 @@ VECTORS = r"prompt|prefix|p[-_]?tuning|(?<![a-z])cpt(?![a-z])|ia3|(?<![a-z])ln_?
 """Methods of PEFT's and of AdapterHub's that train vectors."""
 
 
+_WIDTH_NAMES = (
+    "quantization_mode",
+    "quantization",
+    "quantize",
+    "quantize_mode",
+    "load_in",
+    "quant",
+)
+
+
+def width_in_words(options: Options) -> int:
+    """4 or 8 where a program says the width of its frozen weights in a word (`4bit`, `nf4`, `int8`); else 0."""
+    for name in _WIDTH_NAMES:
+        word = str(options.values.get(name, "")).strip().lower()
+        found = re.fullmatch(r"(?:bnb[-_.]?)?(?:int|nf|fp)?([48])[-_]?b?(?:it)?s?", word)
+        if found is not None:
+            options.read.add(name)
+            return int(found.group(1))
+    return 0
+
+
 def refuse_vectors(option: str, method: str) -> None:
     """Refuse a method of PEFT's that trains no matrices of the model.
 

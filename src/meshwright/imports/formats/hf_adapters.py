@@ -12,6 +12,7 @@ from meshwright.imports.tuning import (
     adapters,
     refuse_vectors,
     stored_by_name,
+    width_in_words,
 )
 
 
@@ -65,7 +66,7 @@ def read_adapters(options: Options, reading: Reading) -> None:
         "use_4bit_quantization",
         "use_4bit",
         "bnb_use_4bit",
-        default=quantises and not eight,
+        default=(quantises or _chosen(options)) and not eight,
     )
     bits = 4 if four else 8 if eight else _bits(options)
     if bits and not asked and not four and bits < 16 and not _adapts(options):
@@ -95,6 +96,16 @@ def read_adapters(options: Options, reading: Reading) -> None:
         )  # fmt: skip
 
 
+def _chosen(options: Options) -> bool:
+    """Whether a table says which 4 bits are meant, and no word that turns them off."""
+    said = options.has("bnb_4bit_quant_type") and options.has(
+        "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"
+    )
+    return said and not options.has(
+        "load_in_4bit", "load_in_8bit", "use_4bit", "bits", "quantization_bit"
+    )
+
+
 def _adapts(options: Options) -> bool:
     """Whether LLaMA-Factory's own word, or its default, makes adapters: its reader adds them afterwards."""
     return "finetuning_type" in options or options.has("lora_target", "lora_rank")
@@ -111,16 +122,10 @@ def _rank(options: Options, reading: Reading) -> int:
     return usual
 
 
-_WIDTH_NAMES = ("quantization_mode", "quantization", "quantize", "quantize_mode", "load_in")
-"""How programs call the width of their frozen weights where they say it in a word."""
-
-
 def _bits(options: Options) -> int:
     """Bits of the frozen weights; ms-swift's `float8` is eight."""
-    word = next((one for one in map(options.word, _WIDTH_NAMES) if one), "")
-    width = re.fullmatch(r"(?:bnb[-_.]?)?(?:int|nf|fp)?([48])[-_]?b?(?:it)?s?", word)
-    if width is not None:  # `4bit`, `nf4`, `int8`
-        return int(width.group(1))
+    if width := width_in_words(options):
+        return width
     names = ("quantization_bit", "quant_bits", "bits")
     for name in names:
         if str(options.values.get(name)).lower() in ("float8", "fp8"):

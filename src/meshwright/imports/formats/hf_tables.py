@@ -35,14 +35,18 @@ def nested(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _with_model(data: dict[str, Any]) -> dict[str, Any]:
     """A table of the model's name and length as TrainingArguments say them."""
-    model = data.get("model")
+    place = next(
+        (one for one in ("model", "base_model", "model_config") if isinstance(data.get(one), dict)),
+        "",
+    )
+    model = data.get(place)
     if not isinstance(model, dict):
         return data
     names = ("model_name_or_path", "name_or_path", "model_name", "name", "base_model", "path", "model_id", "base_model_id", "base_model_name",
              "base_model_name_or_path", "pretrained_model_name_or_path", "id", "hf_id", "checkpoint")  # fmt: skip
     named = next((model[n] for n in names if isinstance(model.get(n), str)), "")
     rest = {n: v for n, v in model.items() if model.get(n) != named}
-    return {**{n: v for n, v in data.items() if n != "model"}, **rest, "model_name_or_path": named}
+    return {**{n: v for n, v in data.items() if n != place}, **rest, "model_name_or_path": named}
 
 
 def _length_of_data(data: dict[str, Any]) -> int:

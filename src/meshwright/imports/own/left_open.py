@@ -62,6 +62,9 @@ _OF_COMMANDS = ("per_device_train_batch_size", "gradient_accumulation_steps", "m
 
 def take_from_command(found: dict[str, Any], known: Known) -> None:
     """Take what a program's own parser says by TrainingArguments' names, where it hands them to what is not followed."""
+    batch = found.get("batch_size")
+    if "_trainer" in found and isinstance(batch, int) and not isinstance(batch, bool):
+        found.setdefault("per_device_train_batch_size", batch)  # of a trainer of one's own
     more = any(key.startswith("more of ") for key in found.get("_open") or {})
     away = "_trainer" in found and "per_device_train_batch_size" not in found
     if not (more or away) or not known.arguments:

@@ -28,7 +28,7 @@ KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_grou
 FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim", "feed_forward_dim")  # fmt: skip
 LENGTHS = (
     "global_max_sequence_length",
-    "max_context_width", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
+    "max_context_width", "max_sequence_length", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
     "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
     "context_size", "context_window", "max_len", "n_ctx", "n_positions",
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
-from meshwright.imports.tuning import VECTORS, adapters, refuse_vectors
+from meshwright.imports.tuning import VECTORS, adapters, refuse_vectors, width_in_words
 
 _TUNERS = (
     "train_type",
@@ -32,6 +32,9 @@ def adapt(options: Options, reading: Reading) -> None:
     ranks = ("lora_r", "lora_rank", "r")
     if options.has(*_QUANTISES) and not options.flag(*_QUANTISES):  # whatever stands in its tables
         options.values |= {name: False for name in _IN_BITS if name in options}
+    width = width_in_words(options)
+    if width:
+        options.values.setdefault(f"load_in_{width}bit", True)
     stored = options.flag("load_in_4bit", "use_4bit") or options.flag("load_in_8bit", "use_8bit")
     # A rank that the program would take for adapters says nothing of whether it makes any.
     said = any(name in options and name not in options.assumed for name in ranks)
