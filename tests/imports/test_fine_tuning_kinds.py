@@ -379,3 +379,29 @@ def test_widths_in_words_and_models_in_tables_of_other_names():
     own = "model: Qwen/Qwen2.5-7B\nquant: 8bit\nbatch_size: 2\nmax_sequence_length: 640\nlearning_rate: 1e-4\nlora_r: 8\n"
     read = import_text(own, "run.yaml", GUESS)
     assert (read.job.finetune.storage, read.job.seq_len) == ("int8", 640)
+
+
+def test_tables_called_fsdp_and_configurations_that_they_begin_with(tmp_path: Path):
+    written(tmp_path, "usual.yaml", ARGUMENTS + "optim: paged_adamw_32bit\n")
+    text = "_base_: usual\nper_device_train_batch_size: 2\nfsdp:\n  sharding_strategy: FULL_SHARD\n  activation_checkpointing: true\n"
+    found = import_file(written(tmp_path, "fsdp.yaml", text), GUESS)
+    assert (found.layout.zero, found.layout.recompute, found.layout.micro_batch) == (3, "full", 2)
+    assert found.job.optimizer.name == "paged-adamw"
+
+
+def test_workers_of_ray_are_devices():
+    text = ARGUMENTS + "stage: sft\nfinetuning_type: lora\nray_num_workers: 4\n"
+    assert import_text(text, "ray.yaml", GUESS).layout.world == 4
+
+
+def test_a_frozen_language_model_beside_a_connector():
+    with pytest.raises(SpecError, match="projector"):
+        import_text(ARGUMENTS + "tune_type_llm: frozen\n", "run.yaml", GUESS)
+
+
+def test_precision_and_lengths_that_objects_of_one_s_own_hold():
+    text = PROGRAM.format(top="", rank=8, bottom="train()").replace("bf16=True", "bf16=config.bf16")
+    text += "\nclass PairCollator:\n    pass\nc = PairCollator(tokenizer, max_length=896)\n"
+    found = import_text(text, "train.py", GUESS)
+    assert (found.job.precision.name, found.job.seq_len) == ("bf16", 896)
+    assert "bf16 from config.bf16" in notes(found)

@@ -12,7 +12,7 @@ from meshwright.imports.interpolate import LIMITS, merged, read_table
 from meshwright.specs.foreign import parse_yaml
 
 _KEYS = ("extends", "inherit_from", "inherits", "base_config", "_base_")
-_NAMED = re.compile(rf"(?m)^(?:{'|'.join(_KEYS)})[^\S\n]*:[^\S\n]*[\"']?([^\s\"'#]+\.ya?ml)\b")  # fmt: skip
+_NAMED = re.compile(rf"(?m)^(?:{'|'.join(_KEYS)})[^\S\n]*:[^\S\n]*[\"']?([^\s\"'#]+)")  # fmt: skip
 _DEEPEST = 5
 
 
@@ -23,15 +23,21 @@ def whole_text(text: str, folder: Path | None) -> str:
         SpecError: one of the files cannot be parsed.
     """
     found = _NAMED.search(text)
-    if found is None or folder is None or beside(folder, found.group(1)) is None:
+    if found is None or folder is None or _file(folder, found.group(1)) is None:
         return text
     data = parse_yaml(text, "file", found.group(1), LIMITS)
     return json.dumps(_whole(data, folder), indent=1, default=str) if isinstance(data, dict) else text  # fmt: skip
 
 
+def _file(folder: Path, named: str) -> Path | None:
+    """The YAML of that name at hand, its ending said or not."""
+    endings = ("",) if re.search(r"\.ya?ml$", named) else (".yaml", ".yml")
+    return next((path for one in endings if (path := beside(folder, f"{named}{one}"))), None)
+
+
 def _whole(data: dict[str, Any], folder: Path, depth: int = 0) -> dict[str, Any]:
     name = next((one for one in _KEYS if isinstance(data.get(one), str)), "")
-    path = beside(folder, str(data[name])) if name else None
+    path = _file(folder, str(data[name])) if name else None
     if path is None or depth > _DEEPEST:
         return data
     below = _whole(read_table(path), path.parent, depth + 1)

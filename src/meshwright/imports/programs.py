@@ -207,6 +207,8 @@ def read(
 def _computed(left: dict[str, str] | None, found: dict[str, Any]) -> dict[str, str]:
     """Settings that the program computes and nobody followed, by the expression; weights' width is taken as bf16 then."""
     computed = {key: text for key, text in (left or {}).items() if key not in found}
+    if {"bf16", "fp16"} & set(computed) and not {"bf16", "fp16"} & set(found):
+        found["bf16"] = True  # what trains today
     if {"torch_dtype", "dtype"} & set(computed) and not {"torch_dtype", "dtype", "_unsloth"} & {*found}:  # fmt: skip
         found["torch_dtype"] = "bfloat16"
     if "target_modules" in computed or (

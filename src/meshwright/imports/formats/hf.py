@@ -287,6 +287,8 @@ def _named(options: Options) -> str:
 def _refuse_seeing(options: Options, reading: Reading) -> None:
     """Refuse what trains a projector of images alone, or whose program has an image encoder by itself."""
     parts = options.word("mm_tunable_parts")
+    if options.word("tune_type_llm") == "frozen":
+        raise SpecError("tune_type_llm", "frozen", f"trains a projector of images beside a frozen model: {PLANNED}")  # fmt: skip
     projector = options.flag("tune_mm_mlp_adapter") if options.has("vision_tower") else False
     if projector or (parts and "language_model" not in parts):
         raise SpecError("model", reading.model_name, f"trains a projector of images beside a frozen model: {PLANNED}")  # fmt: skip

@@ -28,6 +28,7 @@ def sharding(
         SpecError: a value that cannot be.
     """
     _deepspeed(options, reading, given, folder, script)
+    _fsdp_table(options)
     _fsdp_words(options, reading, folder, script)
     if isinstance(options.values.get("fsdp_config"), (str, dict)):
         _fsdp_file(options, reading, folder)
@@ -38,6 +39,22 @@ def sharding(
         reading.offload.add("activations")
     reading.layout.setdefault("zero", 0)
     _degrees(options, reading, given)
+
+
+_STRATEGIES = {"full_shard": "full_shard", "shard_grad_op": "shard_grad_op", "no_shard": "", "hybrid_shard": "hybrid_shard"}  # fmt: skip
+
+
+def _fsdp_table(options: Options) -> None:
+    """A table of one's own called `fsdp` as the words that TrainingArguments have for it."""
+    if "fsdp.sharding_strategy" not in options:
+        return
+    words = _STRATEGIES.get(options.word("fsdp.sharding_strategy"), "full_shard")
+    if options.flag("fsdp.enabled", default=True) and words:
+        offloads = " offload" if options.flag("fsdp.cpu_offload", "fsdp.offload_params") else ""
+        options.values.setdefault("fsdp", f"{words} auto_wrap{offloads}")
+        if options.flag("fsdp.activation_checkpointing"):
+            options.values.setdefault("fsdp_config.activation_checkpointing", True)
+    options.read |= {"fsdp.auto_wrap_policy", "fsdp.backward_prefetch", "fsdp.mixed_precision"} & set(options.values)  # fmt: skip
 
 
 def _deepspeed(

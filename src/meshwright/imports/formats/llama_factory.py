@@ -77,6 +77,9 @@ def fill(
     if "cutoff_len" not in options:
         options.values["cutoff_len"] = 2048
         reading.guess("--seq", "cutoff_len is not set; LLaMA-Factory's own, 2048, is taken")
+    if options.has("ray_num_workers", "ray_run_name") and not reading.world():
+        each = options.whole("resources_per_worker.GPU", default=1) or 1
+        reading.devices = (options.whole("ray_num_workers", default=1) or 1) * each
     rank = options.whole("lora_rank", default=8) or 8
     options.raw("quantization_method")
     off, twice = (

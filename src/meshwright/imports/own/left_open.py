@@ -10,7 +10,7 @@ from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import dotted
 
 TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
-                   "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim", "torch_dtype", "dtype")  # fmt: skip
+                   "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim", "torch_dtype", "dtype", "bf16", "fp16")  # fmt: skip
 """Settings that a reader must not take for absent where the program computes them."""
 TAKES_MORE = ("TrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig", "LoraConfig", "get_peft_model", "BitsAndBytesConfig")  # fmt: skip
 

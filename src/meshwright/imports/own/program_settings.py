@@ -180,7 +180,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
         if family_of(called):
             found.setdefault("_shape", (called, list(known.keywords(call))))
             continue
-        if called.endswith("Dataset"):  # the program's own, which cuts its texts
+        if called.endswith(("Dataset", "Collator")):  # the program's own, which cuts its texts
             cuts = [
                 value for key, value in known.keywords(call) if key in LENGTHS and _counts(value)
             ]
@@ -341,7 +341,7 @@ def recomputes(tree: ast.AST, known: Known) -> bool:
 def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls that make what a training is configured with, by line; what never runs is left out."""
     idle = _idle(tree)
-    datasets = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name.endswith("Dataset")}  # fmt: skip
+    datasets = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name.endswith(("Dataset", "Collator"))}  # fmt: skip
     for call in _reached(tree, known):
         if call in idle:
             continue
