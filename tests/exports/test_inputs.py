@@ -12,6 +12,7 @@ from meshwright.exports.targets import STARTED, export
 from meshwright.imports.files import import_file
 from meshwright.specs import Job
 from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.job import RECIPES
 from meshwright.specs.models import load_model
 
 ASKING = tuple(name for name, one in STARTED.items() if one.inputs)
@@ -75,8 +76,8 @@ def test_slurm_hands_what_was_filled_in_to_every_host():
 
 @pytest.mark.parametrize("name", ASKING)
 def test_a_script_that_asks_is_read_back_without_a_word_about_it(name, tmp_path):
-    if name in ("maxtext", "accelerate", "torchtitan"):
-        pytest.skip("its YAML or recipe is what is read")
+    if name == "maxtext":
+        pytest.skip("its YAML is what is read")
     made = export(make_plan("llama3-8b", dp=8), name)
     made.write(tmp_path)
     assert "DATA=${DATA:-}" in made.files["run.sh"]
@@ -124,3 +125,19 @@ def test_a_container_under_slurm_sees_every_whole_path_that_the_run_is_told(tmp_
                           check=True, env=told)  # fmt: skip
     places = [f"{tmp_path}/run", f"{tmp_path}", "/other", f"{tmp_path}/kept", "/models"]
     assert f"--container-mounts={','.join(f'{one}:{one}' for one in places)}" in done.stdout
+
+
+@pytest.mark.parametrize("target", ["accelerate", "torchtitan"])
+def test_the_script_that_starts_an_export_brings_back_all_of_it(target, tmp_path):
+    """Of accelerate's the model, lengths and batches, which its YAML alone does not say."""
+    kernel = "unfused" if target == "accelerate" else "flash"
+    job = Job(
+        seq_len=8192, global_batch=64, attention_kernel=kernel, precision=RECIPES["bf16-fp32-grads"]
+    )
+    plan = make_plan("llama3.1-8b", dp=8, zero=3, micro_batch=2, job=job)
+    export(plan, target).write(tmp_path)
+    back = import_file(tmp_path / "run.sh")
+    assert (back.layout.zero, back.layout.micro_batch) == (3, 2)
+    assert (back.job.seq_len, back.job.global_batch) == (8192, 64)
+    assert back.job.attention_kernel == kernel
+    assert (back.model.hidden, back.model.ffn) == (plan.model.hidden, plan.model.ffn)

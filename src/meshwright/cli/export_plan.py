@@ -96,9 +96,10 @@ def _print_files(bundle: Bundle) -> None:
 
 def _list_targets(as_json: bool) -> None:
     from meshwright.cli.output import print_json, print_table
-    from meshwright.exports.targets import FRAMEWORKS, LAUNCHERS
+    from meshwright.exports.targets import FINETUNERS, FRAMEWORKS, LAUNCHERS
 
     rows = [[name, f.title, f.version, "framework"] for name, f in FRAMEWORKS.items()]
+    rows += [[name, f.title, f.version, "fine-tuning"] for name, f in FINETUNERS.items()]
     rows += [[name, one.title, "", f"launcher ({one.file})"] for name, one in LAUNCHERS.items()]
     if as_json:
         keys = ("name", "title", "version", "kind")

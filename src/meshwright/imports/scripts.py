@@ -11,6 +11,7 @@ from meshwright.imports import documents, programs
 from meshwright.imports.beside import beside, file_of, program_beside
 from meshwright.imports.code.follow import parse_module
 from meshwright.imports.formats import (
+    accelerate_export,
     bridge,
     bridge_perf,
     deepspeed_chat,
@@ -217,6 +218,9 @@ def _dispatch(
         or (own_verl and "data.train_files" in joined)
     ):
         return hydra.read_verl(program, words, given, folder), stamp
+    ours = _export_of_ours(program, words, given, folder, stamp)
+    if ours is not None:
+        return ours
     if torchtitan_registry.is_command(program, words):
         return torchtitan_registry.read_command(words, given, folder), stamp
     if llama_recipes.reads(launch, folder):
@@ -238,9 +242,6 @@ def _dispatch(
         named_ones = neox.read_words(words, given, folder)
         if named_ones is not None:
             return named_ones, stamp
-    beside_it = _exported(program, words, folder)
-    if beside_it is not None:
-        return _follow(beside_it, given, folder)
     if program.startswith("megatron ") or "swift/cli/_megatron" in program:
         return swift.read_swift_megatron(words, given), stamp
     if (_is_megatron(joined) or _PRETRAIN.search(program)) and "swift" not in program:
@@ -364,6 +365,17 @@ _EXPORTED = {
     "train.py": "ds_config.json",
     "torchtitan.train": "recipe.py",
 }
+
+
+def _export_of_ours(
+    program: str, words: list[str], given: Given, folder: Path | None, stamp: Stamp
+) -> tuple[Reading, Stamp] | None:
+    """What an export runs whose other files lie beside the script that starts it."""
+    beside_it = _exported(program, words, folder)
+    if beside_it is not None:
+        return _follow(beside_it, given, folder)
+    script = accelerate_export.found(program, folder)
+    return None if script is None else (accelerate_export.read(script, given), stamp)
 
 
 def _exported(program: str, words: list[str], folder: Path | None) -> Path | None:
