@@ -63,11 +63,12 @@ def test_the_step_s_timeline_is_the_plan_s(api, priced, step):
     assert own.json() == api.post("/api/timeline", json={"plan": plan}).json()
 
 
-def test_a_step_of_twenty_chunks_a_rank_is_drawn(api):
+def test_a_step_of_twenty_thousand_operations_is_drawn(api):
     """20,480 operations: forwards and whole backwards are two of each, not three."""
-    query = {"model": "llama2-70b", "cluster": "a100-80g:8x8", "seq": "4096", "batch": "512"}
+    query = {"model": "llama2-70b", "cluster": "a100-80g:8x8", "seq": "4096", "batch": "1024"}
     layout = api.get("/api/plan", params=query).json()["plan"]["layout"]
-    chunks = layout["pp"] * layout["virtual_stages"] * 512 // layout["dp"] // layout["micro_batch"]
+    micro_batches = 1024 // layout["dp"] // layout["micro_batch"]
+    chunks = layout["pp"] * layout["virtual_stages"] * micro_batches
     drawn = api.get("/api/timeline", params=query)
     assert drawn.status_code == 200, drawn.json()
     assert len(drawn.json()["op"]["rank"]) >= 2 * chunks > 16_000
