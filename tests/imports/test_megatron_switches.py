@@ -99,6 +99,19 @@ def test_what_is_as_priced_is_not(words: str):
     assert not any(name in found for name in ("--spec", "mask", "grouped"))
 
 
-def test_a_run_that_skips_training_is_none():
+@pytest.mark.parametrize("words", ["--skip-train", "--train-iters 0 --train-samples 0", "--train-samples 0"])  # fmt: skip
+def test_a_run_that_skips_training_is_none(words: str):
     with pytest.raises(SpecError, match="does not train"):
-        script("--skip-train")
+        script(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--stage orm --noop-layers 15 --is-pairwise-dataset", "head has one output"),
+        ("--stage prm --noop-layers 15", "head has one output"),
+        ("--stage simpo --noop-layers 15", "pair of sequences"),
+    ],
+)
+def test_a_stage_that_trains_something_else_is_named(words: str, said: str):
+    assert said in "\n".join(script(words).notes)

@@ -89,3 +89,37 @@ def test_deepseek_v4_in_primus_words_is_no_latent_attention():
     )
     with pytest.raises(SpecError, match=r"compress-ratios.*DeepSeek-V4"):
         import_text(words, "run.sh", Given(cluster=load_cluster("h100:1x8")))
+
+
+EARLY = """
+defaults:
+  - model: [small]
+training: {global_batch_size: 2, seq_length: 512, bf16: true, stage: ray_ppo, variable_seq_lengths: true}
+actor_rollout_ref:
+  actor_rollout:
+    model: small
+    micro_batch_size: 1
+    ppo_mini_batch_size: 4
+    max_prompt_length: 256
+    tensor_model_parallel_size: 2
+    pipeline_model_parallel_size: 2
+    num_gpus_for_train: 8
+    num_gpus_for_infer: 4
+  ref: {model: small, tensor_model_parallel_size: 2}
+critic: {model: small, tensor_model_parallel_size: 2}
+resource_pool: {actor_rollout: [12], ref: [2], critic: [4]}
+"""
+
+
+def test_the_experiments_before_are_not_verls(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "small.yaml").write_text(MODEL)
+    path = tmp_path / "ppo.yaml"
+    path.write_text(EARLY)
+    found = import_file(path, Given())
+    assert (found.layout.tp, found.layout.pp, found.layout.dp, found.layout.micro_batch) == (2, 2, 2, 1)  # fmt: skip
+    assert (found.job.global_batch, found.job.seq_len, found.model.layers) == (8, 512, 8)
+    assert (found.task, found.reference) == ("ppo", True)
+    notes = "\n".join(map(str, found.notes))
+    assert "a critic trains beside" in notes and "not understood" not in notes

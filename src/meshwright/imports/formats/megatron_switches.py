@@ -101,6 +101,9 @@ def name_others(options: Options, reading: Reading, experts: Experts | None, *, 
         )
     if options.flag("skip-train"):
         raise SpecError("--skip-train", True, "does not train; a training run is expected")
+    lengths = [name for name in ("train-iters", "train-samples", "train-tokens") if options.has(name)]  # fmt: skip
+    if lengths and not options.has("train-epochs") and all(str(options.raw(name)) == "0" for name in lengths):  # fmt: skip
+        raise SpecError(f"--{lengths[0]}", 0, "does not train; a training run is expected")
     spec = options.text("spec")
     own = spec.split()[0].strip("\"'[],") if spec.split() else ""
     if (

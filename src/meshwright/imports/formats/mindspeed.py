@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.exports.megatron_model import read_pattern
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
+from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.model import Model
@@ -187,5 +188,12 @@ def refine(options: Options, reading: Reading, fields: dict[str, Any]) -> None:
             dropout=options.number("lora-dropout"),
             option="--lora-target-modules",
         )
-    if options.word("stage") in ("dpo", "trl_dpo"):
+    stage = options.word("stage")
+    if stage in ("dpo", "trl_dpo"):
         reading.task, reading.reference = "dpo", True
+    elif stage == "orm":  # an outcome reward model
+        name_task(reading, "reward")
+    elif stage == "prm":
+        reading.unmodelled("--stage", "prm: the head has one output; one of the whole vocabulary is priced")  # fmt: skip
+    else:
+        name_task(reading, stage)

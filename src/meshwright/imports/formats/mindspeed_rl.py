@@ -14,11 +14,42 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
 
 _PARTS = ("megatron_training", "actor_config", "rl_config")
+# What `rlxf` says among an actor's arguments of how answers are made and weighed.
+_SAMPLING = {
+    "do_sample", "ppo_mini_batch_size", "num_samples_per_step", "max_prompt_length", "ppo_epochs", "clip_ratio", "entropy_coeff",
+    "shuffle_minibatch", "use_kv_cache", "num_gpus_for_infer", "pad_to_multiple_of", "kl_coef", "cliprange_value", "dpo_beta",
+}  # fmt: skip
 
 
 def is_config(data: dict[str, Any]) -> bool:
-    """Whether a table is one of its experiments."""
-    return isinstance(data.get("megatron_training"), dict)
+    """Whether a table is one of its experiments, or of MindSpeed-LLM's `rlxf`, which came before it."""
+    return isinstance(data.get("megatron_training"), dict) or _is_early(data)
+
+
+def _is_early(data: dict[str, Any]) -> bool:
+    policy = data.get("actor_rollout_ref")
+    return (
+        isinstance(policy, dict)
+        and isinstance(policy.get("actor_rollout"), dict)
+        and isinstance(data.get("training"), dict)
+    )
+
+
+def _later(data: dict[str, Any]) -> dict[str, Any]:
+    """An experiment of `rlxf` in MindSpeed-RL's words: its small batch is a data-parallel rank's."""
+    actor = dict(data["actor_rollout_ref"]["actor_rollout"])
+    devices = counted(actor.pop("num_gpus_for_train", None))
+    ranks = 1
+    for axis in ("tensor_model", "pipeline_model", "context"):
+        ranks *= counted(actor.get(f"{axis}_parallel_size")) or 1
+    policy: dict[str, Any] = {"use_integrated_worker": "ref" in data["actor_rollout_ref"]}
+    if devices:
+        policy["actor_resource"] = {"num_npus": devices}
+    if batch := counted(actor.get("ppo_mini_batch_size")):
+        policy["mini_batch_size"] = batch * max((devices or ranks) // ranks, 1)
+    kept = {name: value for name, value in actor.items() if name not in _SAMPLING}
+    later = {"megatron_training": data["training"], "actor_config": kept, "rl_config": policy}
+    return later | ({"critic_config": data["critic"]} if "critic" in data else {})
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
@@ -28,6 +59,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         SpecError: an argument is missing, impossible, or of a model that is not modelled.
     """
     data = resolved(data, dict(given.variables))
+    if _is_early(data):
+        data = _later(data)
     training, actor, policy = (data[part] if isinstance(data.get(part), dict) else {} for part in _PARTS)  # fmt: skip
     named = str(actor.get("model") or training.get("model") or "")
     model = _model(folder, named)
