@@ -52,6 +52,9 @@ def test_json_output_is_finite_and_ascii(capsys: pytest.CaptureFixture[str]) -> 
         (["calibrate", "--cluster", "h100:8x8"], "--from: a log"),
         (["trace", "no-folder-here"], "no such folder"),
         (["flight", "no-folder-here"], "no such folder"),
+        (["plan", "--model", "toy"], "given without one: meshwright plan MODEL"),
+        (["plan", "toy", "--gbs", "4"], "(Possible options: --global-batch)"),
+        (["plan", "toy", "-n", "4"], "meshwright plan --help lists them"),
     ],
 )  # fmt: skip
 def test_what_was_forgotten_is_asked_for_by_an_example(arguments, says, capsys):

@@ -141,15 +141,42 @@ def run(arguments: list[str]) -> int:
         code, show = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or show is None:
             return _our_fault(error)
-        _print_error(one_line(str(show()) + _expected(error)))
+        _print_error(one_line(_usage(error, str(show()))))
         return int(code)
 
 
-def _expected(error: Exception) -> str:
-    """What a missing option or argument is for, from its help."""
-    asked = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
-    help_text = getattr(asked, "help", None)
-    return f" {help_text}" if help_text else ""
+# What other tools call an option, beside what it is called here.
+_ELSEWHERE = {
+    "--cluster": ("nodes", "nnodes", "num-nodes", "gpus", "num-gpus", "gpu", "device", "devices", "hardware", "world-size"),
+    "--global-batch": ("gbs", "bs", "batch-size", "global-batch-size", "train-batch-size"),
+    "--micro-batch": ("mbs", "micro-batch-size", "per-device-train-batch-size", "batch-size-per-device"),
+    "--seq": ("seqlen", "seq-len", "seq-length", "max-seq-len", "max-seq-length", "max-length", "context", "context-length", "ctx"),
+    "--precision": ("dtype", "bf16", "fp8", "mixed-precision"),
+}  # fmt: skip
+
+
+def _usage(error: Exception, message: str) -> str:
+    """A mistake in the words of a command, with what would be accepted."""
+    kind = type(error).__name__
+    if kind == "MissingParameter":
+        help_text = getattr(getattr(error, "param", None), "help", None)
+        return f"{message} {help_text}" if help_text else message
+    context = getattr(error, "ctx", None)
+    if kind != "NoSuchOption" or context is None:
+        return message
+    name = str(getattr(error, "option_name", ""))
+    bare = name.lstrip("-").replace("_", "-")
+    command = f"meshwright {context.info_name}" if context.parent else "meshwright"
+    parameters = context.command.params
+    for one in parameters:
+        if one.param_type_name == "argument" and one.name.replace("_", "-") == bare:
+            return f"No such option: {name}; the {one.name} is given without one: {command} {one.name.upper()} …"
+    known = {option for one in parameters for option in one.opts}
+    meant = [option for option, names in _ELSEWHERE.items() if bare in names and option in known]
+    meant = meant or [one for one in getattr(error, "possibilities", None) or () if one != "--help"]
+    if meant:
+        return f"No such option: {name} (Possible options: {', '.join(sorted(meant))})"
+    return f"No such option: {name}; {command} --help lists them"
 
 
 class Carried(Exception):
