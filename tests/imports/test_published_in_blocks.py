@@ -93,3 +93,20 @@ def test_a_vision_language_model_is_planned_by_the_language_model_that_is_given(
         import_file(tmp_path / "run.sh", NODE)
     told = Given(cluster=load_cluster("h100:1x2"), model=load_model("qwen3-8b"), guess=True)
     assert import_file(tmp_path / "run.sh", told).model.name == "qwen3-8b"
+
+
+@pytest.mark.parametrize(("more", "loss"), [("", "chunked"), ("use_liger_kernel=True, ", "liger")])
+def test_trl_makes_no_whole_logits_today(more, loss):
+    text = (
+        "from trl import SFTConfig, SFTTrainer\n"
+        f"args = SFTConfig({more}per_device_train_batch_size=1, max_length=2048, bf16=True)\n"
+        'SFTTrainer(model="Qwen/Qwen3-8B", args=args, train_dataset=data).train()\n'
+    )
+    assert import_text(text, "sft.py", NODE).job.loss == loss
+
+
+def test_ms_swift_has_a_rank_of_its_own_for_galore(tmp_path):
+    (tmp_path / "run.sh").write_text("swift sft --model Qwen/Qwen3-8B --tuner_type full --use_galore true --galore_optim_per_parameter true\n")  # fmt: skip
+    job = import_file(tmp_path / "run.sh", NODE).job
+    assert (job.optimizer.name, job.optimizer.low_rank) == ("galore", 128)
+    assert job.framework_options["optimizer_in_backward"]

@@ -56,5 +56,5 @@ def updates_in_backward(
     if layerwise or found.name in UPDATED_IN_BACKWARD:
         asked = reading.job.get("framework_options", {})
         reading.job["framework_options"] = {**asked, "optimizer_in_backward": True}
-    if layerwise:
+    if layerwise and not switched:
         reading.note("transformers starts it on one device and without accumulation alone", "optim")

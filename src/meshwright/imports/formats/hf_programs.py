@@ -157,6 +157,11 @@ def swift_defaults(values: dict[str, Any], reading: Reading) -> None:
         if old in values:
             values.setdefault(new, values.pop(old))
     refuse_task("--task_type", values.pop("task_type", None))
+    if (
+        "use_galore" in values
+    ):  # swift/arguments: a rank of 128, and an optimizer for each weight on its own
+        values.setdefault("galore_rank", 128)
+        values.setdefault("galore_layerwise", values.pop("galore_optim_per_parameter", False))
     if "model" in values:  # beside it these are how the trained model calls itself
         for name in ("model_name", "model_author"):
             values.pop(name, None)
@@ -213,6 +218,9 @@ def chosen_tuner(values: dict[str, Any], reading: Reading) -> None:
 
 def trl_defaults(found: dict[str, Any], reading: Reading) -> None:
     """What TRL's own configurations take today where a program says nothing (trl/trainer/base_config.py, 1.x)."""
+    if "loss" not in reading.job and not {"_unsloth", "use_liger_kernel", "use_liger"} & set(found):
+        reading.job["loss"] = "chunked"
+        reading.guess("loss_type", "TRL makes no whole logits since 1.16, which is taken; older releases hold them, too")  # fmt: skip
     plain = {"bf16", "fp16", "torch_dtype", "dtype", "deepspeed", "_unsloth"} & set(found)
     if not plain and "precision" not in reading.job:
         found["bf16"] = True
