@@ -21,6 +21,7 @@ from meshwright.planner.search import Candidates
 from meshwright.planner.solve import Solution
 from meshwright.planner.space import Constraints
 from meshwright.planner.stacks import UPPER_BOUND, asked_for
+from meshwright.planner.tuning import usual_loss
 from meshwright.specs.finetune import GROUPS
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -68,7 +69,8 @@ def notes(
             f"nothing fits with {wanted:.0%}; this layout is the fastest of those that fit with "
             f"{result.fit_probability:.0%} or more"
         )
-    if question.job.loss != asked.job.loss:
+    own = usual_loss(question.job.framework) if question.job.finetune is not None else "framework"
+    if question.job.loss not in (asked.job.loss, own):
         found.append(
             f"nothing fits with all logits at once: the loss is {LOSS_WORDS[question.job.loss]}, which "
             f"the job does not ask for (`--loss {question.job.loss}`)"

@@ -125,10 +125,8 @@ def solve_all(
     names = stacks_for(cluster.device.vendor, question.job)
     runs = {name: under(question.job, name, cluster.device, cluster.gpus) for name in names}
     silent = _unwritten(question, runs, refuses)
-    if len(silent) == len(
-        names
-    ):  # what no tool can write is planned for the first, and the plan says so
-        names, silent = names[:1], {}
+    if len(silent) == len(names):  # no tool can write it: it is planned for the first all the same
+        silent.pop(names[0], None)
     found: list[tuple[Question, SearchResult]] = []
     left_out: list[list[Question]] = []
     refused: dict[str, str] = {}
@@ -137,6 +135,9 @@ def solve_all(
         asked = replace(question, job=runs[name])
         if name in silent:
             refused[name] = silent[name]
+            continue
+        if elsewhere := _trains_experts_elsewhere(asked):
+            refused[name] = elsewhere
             continue
         if missing := [*job_lacks(asked.job, framework(name)), *not_written(asked.job, name)]:
             refused[name] = missing[0][2]
@@ -171,6 +172,16 @@ def _unwritten(
         return {}
     said = {name: refuses(question.model, job, question.cluster) for name, job in runs.items()}
     return {name: why for name, why in said.items() if why}
+
+
+def _trains_experts_elsewhere(question: Question) -> str:
+    """Why a framework has no price for a mixture on these devices: its kernels of experts are for others."""
+    can, vendor = framework(question.job.framework), question.cluster.device.vendor
+    if question.model.experts is None or not can.is_exported_on(vendor):
+        return ""
+    if can.is_exported_on(vendor, experts=True):
+        return ""
+    return f"has kernels for a mixture's experts on devices of {', '.join(can.experts_exported_on)} alone"
 
 
 class _Field:
