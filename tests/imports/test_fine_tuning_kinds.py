@@ -405,3 +405,12 @@ def test_precision_and_lengths_that_objects_of_one_s_own_hold():
     found = import_text(text, "train.py", GUESS)
     assert (found.job.precision.name, found.job.seq_len) == ("bf16", 896)
     assert "bf16 from config.bf16" in notes(found)
+
+
+def test_loops_whose_model_sees_are_refused():
+    text = (
+        "import torch\nfrom transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-7B')\n"
+        "visual_embeds = projector(image)\nloss = model(inputs_embeds=visual_embeds).loss\nloss.backward()\noptimizer.step()\n"
+    )
+    with pytest.raises(SpecError, match="vision-language"):
+        import_text(text, "train.py", GUESS)

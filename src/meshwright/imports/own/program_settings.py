@@ -61,7 +61,7 @@ LENGTHS = (
     "sequence_length",
 )
 """How trainers and their models call the length to which sequences are cut."""
-_CONSTANTS = ("MAX_LENGTH", "MAX_SEQ_LENGTH", "MAX_SEQ_LEN", "MAX_LEN", "CUTOFF_LEN", "max_length", "max_seq_length", "max_seq_len", "max_len", "cutoff_len")  # fmt: skip
+_CONSTANTS = ("MAX_LENGTH", "MAXLEN", "MAX_SEQ_LENGTH", "MAX_SEQ_LEN", "MAX_LEN", "CUTOFF_LEN", "max_length", "max_seq_length", "max_seq_len", "max_len", "cutoff_len")  # fmt: skip
 """Names of the length at which a program cuts its texts by its own lines."""
 _UNSLOTHS = re.compile(r"\bFast\w*Model\b")
 _CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_model",

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.launch import Launch
+from meshwright.imports.names import PLANNED
 from meshwright.imports.other_models import refuse_other_classes
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
@@ -23,6 +24,7 @@ from meshwright.imports.own.made_with import mixes_experts
 from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, store, texts_beside
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
+from meshwright.specs.errors import SpecError
 
 _STEPS = re.compile(r"\.backward\(")
 _UPDATES = re.compile(r"\.step\(")
@@ -35,6 +37,8 @@ _OTHER = re.compile(
     re.M,
 )
 """What such a program would have, was it to train something else than a decoder of text."""
+_SEES = re.compile(r"\bpixel_values\b|\bvisual_embeds\b|\bvision_tokens\b|\bimage_embeds\b")
+"""What only a loop has whose model sees."""
 _SHAPE = (usual.LAYERS, usual.HIDDEN, usual.HEADS)
 _TESTS = re.compile(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", re.M)
 _ADAPTS = re.compile(r"\bmark_only_lora_as_trainable\(")
@@ -59,6 +63,8 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     if _TESTS.search(text):
         return None
     refuse_other_classes(text, name)
+    if _SEES.search(text):
+        raise SpecError("file", Path(name).name, f"trains a vision-language model: {PLANNED}")
     parts = [text, *texts_beside(text, folder)]
     whole = "\n".join(parts)
     if own_loops.makes_a_library_s(text):
