@@ -295,3 +295,26 @@ def test_names_of_what_people_train_further(name: str, preset: str) -> None:
 def test_models_that_see(name: str) -> None:
     with pytest.raises(SpecError, match="vision-language"):
         import_text(_VERL.replace("Qwen/Qwen2.5-7B", name) + _WORDS, "run.sh", Given(guess=True))
+
+
+def test_an_agents_turns_are_samples_of_their_own() -> None:
+    words = "data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=256"
+    assert _read(f"{_VERL}{_WORDS}{words} env.rollout.n=8").global_batch == 256
+
+
+def test_a_last_micro_batch_of_what_is_left() -> None:
+    words = f"{_WORDS.replace('gpu=2', 'gpu=4')} trainer.n_gpus_per_node=2 actor_rollout_ref.rollout.n=5 actor_rollout_ref.actor.ppo_mini_batch_size=4"
+    found = import_text(_VERL + words, "run.sh", Given(guess=True))
+    assert (found.job.global_batch, found.layout.micro_batch) == (20, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [("dtype: fp16", "fp16"), ("freeze_module_prefix: vision_model", "")]
+)
+def test_what_roll_says_of_the_weights(words: str, said: str) -> None:
+    text = f"sequence_length: 1024\nactor_train: {{model_args: {{model_name_or_path: Qwen/Qwen3-4B, {words}}}, device_mapping: '[0]', strategy_args: {{strategy_name: fsdp2_train}}}}\n"
+    if said:
+        assert said in _said(_read(text, "run.yaml"), "dtype")
+        return
+    with pytest.raises(SpecError, match="vision-language"):
+        _read(text, "run.yaml")

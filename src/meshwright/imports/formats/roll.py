@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.imports.beside import beside
 from meshwright.imports.formats import mcore_adapter
 from meshwright.imports.interpolate import merged, read_table, resolved
-from meshwright.imports.names import refuse_other
+from meshwright.imports.names import PLANNED, refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named, torch_moments
@@ -84,6 +84,11 @@ def read(data: dict[str, Any], given: Given) -> Reading:
             "--seq", f"sequences have at most {reading.seq_len} tokens; that is taken for all"
         )
     _layout(options, reading, f"{get}strategy_args.strategy_config.", strategy)
+    seen = options.loose(f"{get}model_args.freeze_module_prefix")
+    if re.search(r"vision|visual", seen):
+        raise SpecError(f"{get}model_args.freeze_module_prefix", seen, f"trains a vision-language model: {PLANNED}")  # fmt: skip
+    if options.word(f"{get}model_args.dtype", default="bf16") in ("fp16", "float16"):
+        reading.unmodelled(f"{get}model_args.dtype", "weights in fp16; bf16, as wide, is priced")
     if "32" in options.word(f"{get}model_args.dtype", default="bf16"):
         reading.unmodelled(f"{get}model_args.dtype", "weights in 32 bits; 16 are priced")
     again = not options.flag(f"{get}model_args.disable_gradient_checkpointing")

@@ -15,6 +15,7 @@ from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import weights_alone
 from meshwright.imports.tuning import adapters
+from meshwright.planner.corners import largest_divisor
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
@@ -245,7 +246,10 @@ def _verl_batch(options: Options, reading: Reading, engine: str) -> None:
     samples = options.whole("actor_rollout_ref.rollout.n", default=1) or 1
     mini = options.whole(f"{_ACTOR}ppo_mini_batch_size", default=256)
     prompts = options.whole("data.train_batch_size")
-    if 0 < prompts < mini and options.has(f"{_ACTOR}ppo_mini_batch_size"):
+    turns = options.has(
+        "env.rollout.n"
+    )  # each of an agent's turns is a sample: how many there are is not said
+    if 0 < prompts < mini and not turns and options.has(f"{_ACTOR}ppo_mini_batch_size"):
         reading.note(f"is more than the {prompts} prompts of data.train_batch_size, which one step trains on", f"{_ACTOR}ppo_mini_batch_size")  # fmt: skip
         mini = prompts
     reading.global_batch = mini * samples
@@ -278,6 +282,12 @@ def _verl_batch(options: Options, reading: Reading, engine: str) -> None:
     if share and micro > share:
         reading.guess("--micro-batch", f"a replica's share of a step is {share} sequences, fewer than the {micro} of a micro-batch; {share} are taken")  # fmt: skip
         micro = share
+    even = share * replicas == reading.global_batch
+    if even and share % micro:
+        # verl's last micro-batch of a replica holds what is left.
+        fitting = largest_divisor(share, micro)
+        reading.guess("--micro-batch", f"a replica's {share} sequences are no multiple of {micro}; {fitting} are taken")  # fmt: skip
+        micro = fitting
     reading.micro_batch = micro
 
 
