@@ -414,3 +414,12 @@ def test_loops_whose_model_sees_are_refused():
     )
     with pytest.raises(SpecError, match="vision-language"):
         import_text(text, "train.py", GUESS)
+
+
+def test_a_table_of_another_file_handed_to_a_function(tmp_path: Path):
+    written(tmp_path, "settings.py", 'ADAPTER = {"r": 40, "targets": ["q_proj"]}\n')
+    text = PROGRAM.format(top="from settings import ADAPTER", rank=8, bottom="train()")
+    text = text.replace('LoraConfig(r=8, target_modules=["q_proj"])', "adapt(ADAPTER)")
+    text += "\ndef adapt(table):\n    return LoraConfig(r=table['r'], target_modules=table['targets'])\n"
+    found = import_file(written(tmp_path, "train.py", text), GUESS).job.finetune
+    assert (found.rank, found.targets) == (40, ("q",))

@@ -98,22 +98,25 @@ class Known:
                 self.is_parsed |= called.endswith(("HfArgumentParser", "TrlParser"))
                 if called.endswith(".add_argument") or called in ("click.option", "typer.Option"):
                     self._argument(node)
-        for function in self.functions.values():
-            self._defaults(function)
-        self._calls(nodes)
-        never = never_run(every, self.value)
-        for name in set_only_in(never, every) & self.parameters.keys():
-            self.names.pop(name, None)
         imported = {
             name.asname or name.name
             for one in every
             if isinstance(one, ast.ImportFrom)
             for name in one.names
         }
-        for name, value in (below or {}).items():  # of classes that it imports
-            self.fields.setdefault(name, value)
+        for name, value in (
+            below or {}
+        ).items():  # of files that it imports, before what is called with them
             if name in imported or "*" in imported:
                 self.names.setdefault(name, value)
+        for function in self.functions.values():
+            self._defaults(function)
+        self._calls(nodes)
+        never = never_run(every, self.value)
+        for name in set_only_in(never, every) & self.parameters.keys():
+            self.names.pop(name, None)
+        for name, value in (below or {}).items():  # of classes that it imports
+            self.fields.setdefault(name, value)
         for node in nodes:  # once more, with what functions are called with
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and not self._never(node):
                 self._assign(node.targets[0], node.value)
