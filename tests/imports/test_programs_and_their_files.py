@@ -595,3 +595,31 @@ def test_a_trainer_of_another_package_of_one_s_own():
     text = "from transformers import AutoTokenizer\nfrom pruning.src.trainer import PruningTrainer\ntrainer = PruningTrainer(model, batch_size=64)\ntrainer.train()\n"
     with pytest.raises(SpecError, match="describes no training run"):
         import_text(text, "run.py", GUESS)
+
+
+BESIDE = """
+model_args: {hidden_size: 1024, num_hidden_layers: 12, num_attention_heads: 16, num_key_value_heads: 4, intermediate_size: 2816, vocab_size: 32000, max_position_embeddings: 2048}
+training_args: {output_dir: o, per_device_train_batch_size: 4, gradient_accumulation_steps: 8, learning_rate: 3.0e-4}
+extra_args: {mixed_precision: bf16}
+"""
+
+
+def test_sizes_beside_training_arguments_build_the_model():
+    found = import_text(BESIDE, "train.yaml", GUESS)
+    model = found.model
+    assert (model.hidden, model.layers, model.kv_heads, model.ffn) == (1024, 12, 4, 2816)
+    assert found.job.precision.name == "bf16"
+
+
+def test_counted_devices_make_no_performance_recipe(tmp_path: Path):
+    here = put(
+        tmp_path, {"sweep.sh": "for s in 9 10; do\npython bench.py -m 7b.yaml -g 8 -s $s\ndone\n"}
+    )
+    with pytest.raises(SpecError) as told:
+        import_file(here / "sweep.sh", GUESS)
+    assert "recipe" not in str(told.value)
+
+
+def test_dimensions_by_their_long_names():
+    program = LOOP.format(share="").replace("n_embd", "embedding_dimension")
+    assert import_text(program, "train.py", GUESS).model.hidden

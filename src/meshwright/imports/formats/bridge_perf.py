@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 from meshwright.imports.formats.bridge import flags_of as overrides_of
@@ -46,7 +47,9 @@ _PRECISION: dict[str, dict[str, Any]] = {
 def is_performance(words: list[str]) -> bool:
     """Whether a command starts one of the performance scripts."""
     long = {_LONG.get(word, word).partition("=")[0].replace("-", "_") for word in words}
-    return bool({"__model_recipe_name", "__model_size"} & long) and "__gpu" in long
+    kind = next((after for word, after in pairwise(words) if word in ("-g", "--gpu")), "")
+    named = not kind[:1].isdigit()  # of a device; other programs count devices so
+    return bool({"__model_recipe_name", "__model_size"} & long) and "__gpu" in long and named
 
 
 def read_words(words: list[str], given: Given) -> Reading:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports.formats import accelerate, deepspeed, hf, hf_programs, trl_command
 from meshwright.imports.formats.hf_nested import METHODS, PEFT_NAMES, raised
 from meshwright.imports.not_training import says_training
-from meshwright.imports.options import Options, flattened
+from meshwright.imports.options import Options, counted, flattened
+from meshwright.imports.own.usual import NAMES
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
+from meshwright.specs.huggingface import model_from_config
 
 
 def nested(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -47,6 +50,39 @@ def _with_model(data: dict[str, Any]) -> dict[str, Any]:
     named = next((model[n] for n in names if isinstance(model.get(n), str)), "")
     rest = {n: v for n, v in model.items() if model.get(n) != named}
     return {**{n: v for n, v in data.items() if n != place}, **rest, "model_name_or_path": named}
+
+
+_OF_MODELS = ("model_args", "model_arguments", "model_config", "model", "architecture")
+
+
+def _described(data: dict[str, Any], given: Given) -> tuple[Given, dict[str, Any]]:
+    """What is known with the model that a table of sizes describes, and the file without these.
+
+    Raises:
+        SpecError: a shape that cannot be.
+    """
+    for name in _OF_MODELS:
+        table = data.get(name)
+        if not isinstance(table, dict) or not all(counted(table.get(one)) for one in _SIZES[:3]):
+            continue
+        family = str(table.get("model_type") or "llama")
+        fields = {key: one for key, one in table.items() if key in _SIZES or key in ("tie_word_embeddings", "hidden_act")}  # fmt: skip
+        rest = {key: one for key, one in table.items() if key not in fields and key not in ("model_type", *NAMES)}  # fmt: skip
+        made = model_from_config({"model_type": family, **fields}, "imported", name)
+        return given if given.model else replace(given, model=made), {**data, name: rest}
+    return given, data
+
+
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size", "max_position_embeddings", "head_dim")  # fmt: skip
+
+
+def _with_width(data: dict[str, Any]) -> dict[str, Any]:
+    """A file with the width of its products outside, where a table beside TrainingArguments says it."""
+    if {"bf16", "fp16", "mixed_precision"} & set(data):
+        return data
+    words = [str(one.get("mixed_precision", "")) for one in data.values() if isinstance(one, dict)]
+    said = next((one for one in words if one in ("bf16", "fp16")), "")
+    return {**data, said: True} if said else data
 
 
 def _length_of_data(data: dict[str, Any]) -> int:
@@ -140,7 +176,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         data, method = raised(data)
         name_task(reading, method)
     if inner:
-        data = _with_model(_wrapped(data, reading, given))
+        given, data = _described(_wrapped(data, reading, given), given)
+        data = _with_width(_with_model(data))
         peft: dict[str, Any] = next(
             (
                 data[n]

@@ -21,6 +21,7 @@ from meshwright.imports.own.made_with import describes, usual_names
 from meshwright.imports.own.tables import inert
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.state import Script
+from meshwright.imports.tasks import name_task
 from meshwright.specs.foreign import read_text
 
 
@@ -164,4 +165,6 @@ def read_words(
         reading.per_host = len(str(devices).split(",")) if "," in str(devices) else whole(str(devices))  # fmt: skip
         reading.hosts = launch.hosts or whole(str(flags.get("num_nodes", "1")))
     one_process(launch, reading)
+    for one in (program, str(flags.get("algorithm", "")), str(flags.get("rl_algorithm", ""))):
+        name_task(reading, one)
     return reading

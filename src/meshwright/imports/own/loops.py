@@ -107,7 +107,8 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
         optimize(reading, text, others)
     store(reading, text)
     build(reading, whole, given, {**own, **said})
-    name_task(reading, path.name)
+    for one in (path.name, str(said.get("algorithm", "")), str(said.get("rl_algorithm", ""))):
+        name_task(reading, one)
     return reading
 
 

@@ -19,7 +19,8 @@ ALIASES = {
     "n_attention_heads": "n_heads", "num_attn_heads": "n_heads", "attention_heads": "n_heads", "dim_head": "head_dim", "ff_dim": "d_ff",
     "dim_ff": "d_ff", "dim_feedforward": "d_ff", "ffn_hidden_dim": "ffn_dim", "context_size": "context_length", "n_ctx": "context_length",
     "n_positions": "context_length", "seqlen": "seq_len", "max_sequence_length": "max_seq_len", "drop_rate": "dropout", "n_vocab": "vocab_size",
-    "vocabulary_size": "vocab_size", "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
+    "vocabulary_size": "vocab_size", "embedding_dimension": "emb_dim", "layer_count": "num_layers", "transformer_layer_count": "num_layers", "num_transformer_layers": "num_layers",
+    "attention_head_count": "n_heads", "head_count": "n_heads", "kv_head_count": "num_kv_heads", "feed_forward_dimension": "d_ff", "maximum_sequence_length": "max_seq_len", "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
 }  # fmt: skip
 """Further names that hand-written programs give the usual sizes."""
 _BARE = {
