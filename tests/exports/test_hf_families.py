@@ -132,3 +132,21 @@ def test_numbers_that_nobody_looked_up_are_left_to_the_family_s_class():
     assert not {"hidden_act", "rope_parameters", "layer_norm_eps"} & set(words)
     auto = pytest.importorskip("transformers").AutoConfig.for_model(**words)
     assert (auto.hidden_act, auto.rope_parameters["partial_rotary_factor"]) == ("gelu", 0.25)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("MESHWRIGHT_VALIDATE_MORE"), reason="a minute: every model of the table"
+)
+def test_every_model_of_the_table_is_built_with_the_parameters_that_are_priced(capsys):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    written = [one for name in model_names() if hf_family(one := load_model(name)) is not None]
+    for model in written:
+        words = hf_config(model, JOB)
+        with torch.device("meta"):
+            net = AutoModelForCausalLM.from_config(AutoConfig.for_model(**words))
+        assert sum(one.numel() for one in net.parameters()) == count_parameters(model).total, (
+            model.name
+        )
+    with capsys.disabled():
+        print(f"{len(written)} of {len(model_names())} models")

@@ -180,6 +180,15 @@ def _gptj(model: Model, length: int) -> Words:
     }  # fmt: skip
 
 
+def _mpt(model: Model, length: int) -> Words:
+    return {
+        "model_type": "mpt", "d_model": model.hidden, "n_heads": model.heads, "n_layers": model.layers,
+        "expansion_ratio": model.ffn // model.hidden, "vocab_size": model.vocab, "max_seq_len": length,
+        "no_bias": not model.ffn_bias, "attn_config": {"alibi": True},
+        "tie_word_embeddings": model.tied_embeddings, "use_cache": False,
+    }  # fmt: skip
+
+
 def _experts(model: Model) -> Experts:
     assert model.experts is not None, "a family of mixtures is asked for of a mixture alone"
     return model.experts
@@ -262,7 +271,7 @@ def _deepseek(model: Model, length: int) -> Words:
 WRITERS: dict[str, tuple[Callable[[Model, int], Words], str]] = {
     "gemma": (_gemma, "GemmaDecoderLayer"), "gemma2": (_gemma2, "Gemma2DecoderLayer"),
     "gemma3_text": (_gemma3, "Gemma3DecoderLayer"), "gpt_neox": (_gpt_neox, "GPTNeoXLayer"),
-    "gptj": (_gptj, "GPTJBlock"), "bloom": (_bloom, "BloomBlock"),
+    "gptj": (_gptj, "GPTJBlock"), "bloom": (_bloom, "BloomBlock"), "mpt": (_mpt, "MptBlock"),
     "olmo": (_olmo, "OlmoDecoderLayer"), "olmo2": (_llama_like, "Olmo2DecoderLayer"),
     "olmo3": (_layered, "Olmo3DecoderLayer"), "olmoe": (_olmoe, "OlmoeDecoderLayer"),
     "phi": (_phi, "PhiDecoderLayer"), "phi3": (_phi3, "Phi3DecoderLayer"),

@@ -26,7 +26,9 @@ def plain_family(model: Model) -> str | None:
     scaling = numerics_of(model).rope_scaling
     # Its factors, one a frequency, are not among a model's numbers.
     listed = scaling is not None and scaling.kind == "longrope"
-    return None if model.family in OTHERWISE or listed else _of_shape(model)
+    if model.family in OTHERWISE or listed or model.unusual() or model.attention_sinks:
+        return None
+    return _of_shape(model)
 
 
 def _of_shape(model: Model) -> str | None:
