@@ -12,11 +12,17 @@ from meshwright.engine.data import BYTE_VOCABULARY
 from meshwright.engine.foreign.running import check_foreign_run, count, make_folder
 from meshwright.engine.hugging_face import check_init
 from meshwright.engine.model.export import check_export
+from meshwright.engine.parallel.backend import backend_for
 from meshwright.engine.parallel.guards import check, check_job
 from meshwright.engine.parallel.orders import splits_backward
 from meshwright.engine.proof.shrink import parameters
 from meshwright.engine.ranks.claim import claim
-from meshwright.engine.ranks.preflight import check_disk, check_fresh, check_vocabulary
+from meshwright.engine.ranks.preflight import (
+    check_disk,
+    check_fresh,
+    check_vocabulary,
+    check_weights,
+)
 from meshwright.engine.recipe import OPTIMIZERS, SCHEDULES
 from meshwright.engine.resuming import check_same, data_changes, data_facts
 from meshwright.engine.run import Run, corpus_of, precision_of
@@ -62,6 +68,10 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         Window.parse(run.profile, run.steps)
     if run.resume:
         _check_resume(run)
+    if ranks is None and backend_for(run.layout.world) == "gloo":
+        check_weights(
+            weights_of(run), "model", "choose a smaller model, or torchrun on more machines"
+        )
 
 
 def _check_recipe(run: Run) -> None:

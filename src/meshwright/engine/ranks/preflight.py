@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwright.specs.errors import SpecError
-from meshwright.specs.quantities import format_bytes
+from meshwright.specs.quantities import format_bytes, format_count
 
 if TYPE_CHECKING:
     from meshwright.engine.data import Data
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 RANK_BYTES = 40e6
 """Memory of its own that the smallest rank takes: measured as `Private_Dirty` of the toy model's
 ranks after a step (Linux, torch 2.13); what ranks share with the fork server comes once."""
+LEAST_WEIGHT_BYTES = 6
+"""Of a weight in training, at the very least: itself and its gradient in 16 bits, two moments in 8."""
 SCANNED_TOKENS = 100_000_000
 """Tokens of a data set that are looked through before training; the others as they are used."""
 
@@ -34,6 +36,28 @@ def check_memory(ranks: int) -> None:
             ranks,
             f"this machine has memory for {int(free / RANK_BYTES)} at most "
             f"({format_bytes(free)} free); use a smaller layout, or torchrun on more machines",
+        )
+
+
+def check_weights(weights: int, field: str, way_out: str) -> None:
+    """Refuse a model that this machine's memory cannot hold, however its ranks cut it.
+
+    Args:
+        weights: of the whole model.
+        field: that names the model to the user.
+        way_out: what to do instead.
+
+    Raises:
+        SpecError: every weight once, with the least that training keeps of it, is too much.
+    """
+    free = _available_bytes()
+    needed = weights * LEAST_WEIGHT_BYTES
+    if free is not None and needed > free:
+        raise SpecError(
+            field,
+            f"{format_count(weights)} weights",
+            f"take {format_bytes(needed)} at the very least, and this machine has "
+            f"{format_bytes(free)} free; {way_out}",
         )
 
 
