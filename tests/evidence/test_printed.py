@@ -55,7 +55,9 @@ def test_predictions_stand_beside_what_a_table_measured_and_calibration_learns_f
 ):
     (tmp_path / "runs.md").write_text(PAGE)
     assert run(["predict", str(tmp_path / "runs.md"), "--json"]) == 0
-    beside = json.loads(capsys.readouterr().out)["measured"]["step_time"]
+    told = json.loads(capsys.readouterr().out)
+    beside = told["measured"]["step_time"]
+    assert [one["predicted_iter_time_s"] > 0 for one in told["predictions"]] == [True, True]
     assert beside["rows"] == 2
     found = gather([str(tmp_path / "runs.md")], [], load_cluster("h100:1x8"))
     assert [measured_step_time_s(row, import_row(row)) for row in found.rows] == [2.4, 9.1]

@@ -23,7 +23,9 @@ def command(
         "--set",
         help="COLUMN=VALUE of all rows that leave it blank: gpu='8x A100 80GB', seq_len=4096.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print a summary as JSON."),
+    as_json: bool = typer.Option(
+        False, "--json", help="Print a summary and the predictions as JSON."
+    ),
 ) -> None:
     """Price every run of a table: step time, throughput, peak memory, whether it fits.
 
@@ -40,7 +42,7 @@ def command(
 
     from meshwright.cli.output import print_json
     from meshwright.evidence.around import given
-    from meshwright.evidence.predict import predict, predictions_csv
+    from meshwright.evidence.predict import predict, predictions_csv, predictions_plain
     from meshwright.evidence.rows import read_rows
     from meshwright.specs.writing import write_atomically
 
@@ -56,7 +58,7 @@ def command(
     beside = _measured_beside(table, predictions)
     if as_json:
         summary = {"rows": len(table), "priced": len(priced), "skipped": dict(reasons)}
-        print_json(summary | {"measured": beside})
+        print_json(summary | {"measured": beside, "predictions": predictions_plain(predictions)})
         return
     if not output:
         print(text, end="")

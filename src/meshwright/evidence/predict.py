@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.confidence import memory_range, time_range
@@ -221,18 +222,30 @@ def predictions_csv(predictions: Iterable[Prediction]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
+    for one in predictions_plain(predictions):
+        writer.writerow([_cell(one.get(name)) for name in COLUMNS])
+    return out.getvalue()
+
+
+def predictions_plain(predictions: Iterable[Prediction]) -> list[dict[str, Any]]:
+    """Predictions under the names of `COLUMNS`, values as they are; a skipped one has its reason only."""
+    plain = []
     for one in predictions:
         if not one.priced:
-            writer.writerow([one.id, "skipped", one.reason, *[""] * (len(COLUMNS) - 3)])
+            plain.append({"id": one.id, "status": "skipped", "reason": one.reason})
             continue
         assert one.run is not None
         time, memory = one.ranges()
-        writer.writerow(
-            [
-                one.id, "priced", "", f"{one.iter_time_s:.6g}", f"{one.tokens_per_s_per_gpu:.6g}",
-                f"{one.peak_memory_bytes / GIB:.6g}", "true" if one.fits else "false",
-                "; ".join(one.run.assumed), f"{time.low:.6g}", f"{time.high:.6g}",
-                f"{memory.low / GIB:.6g}", f"{memory.high / GIB:.6g}",
-            ]
-        )  # fmt: skip
-    return out.getvalue()
+        values = [
+            one.id, "priced", "", one.iter_time_s, one.tokens_per_s_per_gpu,
+            one.peak_memory_bytes / GIB, one.fits, "; ".join(one.run.assumed), time.low, time.high,
+            memory.low / GIB, memory.high / GIB,
+        ]  # fmt: skip
+        plain.append(dict(zip(COLUMNS, values, strict=True)))
+    return plain
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.6g}" if isinstance(value, float) else str("" if value is None else value)
