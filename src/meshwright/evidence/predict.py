@@ -236,7 +236,7 @@ def predictions_plain(predictions: Iterable[Prediction]) -> list[dict[str, Any]]
             continue
         assert one.run is not None
         time, memory = one.ranges()
-        values = [
+        values: list[Any] = [
             one.id, "priced", "", one.iter_time_s, one.tokens_per_s_per_gpu,
             one.peak_memory_bytes / GIB, one.fits, "; ".join(one.run.assumed), time.low, time.high,
             memory.low / GIB, memory.high / GIB,
