@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshwright.imports.beside import beside
+from meshwright.imports.shell.quotes import closing, closing_quote
 from meshwright.imports.shell.state import Script, raw
 from meshwright.imports.shell.words import (
     arithmetic,
@@ -30,9 +31,7 @@ def test_command(script: Script, node: Node) -> bool | None:
         return truth(script, text[2:-2])
     inner = text[2:-2] if text.startswith("[[") else text[1:-1]
     words: list[str] = []
-    for token in re.findall(
-        r"(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\{[^}]*\}|\$\((?:[^()]|\([^()]*\))*\)|[^\s\"'])+", inner
-    ):
+    for token in _tokens(inner):
         if token in ("&&", "||", "!", "(", ")", "==", "=", "!=", "=~", "<", ">") or re.fullmatch(
             r"-\w+", token
         ):
@@ -40,6 +39,26 @@ def test_command(script: Script, node: Node) -> bool | None:
         else:
             words.append(expand_text(token, script.scope))
     return test(script, words, text.startswith("[["))
+
+
+def _tokens(text: str) -> list[str]:
+    """The words of a test as they are written; substitutions inside quotes may hold quotes of their own."""
+    found, start, index = [], 0, 0
+    while index < len(text):
+        letter = text[index]
+        if letter.isspace():
+            found.append(text[start:index])
+            start = index = index + 1
+        elif letter == '"':
+            index = closing_quote(text, index) + 1
+        elif letter == "'":
+            end = text.find("'", index + 1)
+            index = len(text) if end < 0 else end + 1
+        elif text.startswith(("$(", "${"), index):
+            index = closing(text, index + 1)
+        else:
+            index += 2 if letter == "\\" else 1
+    return [token for token in (*found, text[start:]) if token]
 
 
 def truth(script: Script, text: str) -> bool | None:

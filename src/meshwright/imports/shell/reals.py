@@ -19,7 +19,9 @@ def said_by_python(code: str) -> str | None:
     """What `python -c "print(…)"` prints of a number; None for any other program."""
     code = re.sub(r"^\s*(?:import math|from math import [\w, ]+)\s*[;\n]", "", code)
     found = re.fullmatch(r"\s*print\((.*)\)\s*;?\s*", code, re.DOTALL)
-    return _shown(_value(found.group(1), None)) if found else None
+    if found is None or re.search(r"[<>]|==|!=", found.group(1)):
+        return None
+    return _shown(_value(found.group(1), None))
 
 
 def said_by_bc(text: str, *, library: bool = False) -> str | None:
@@ -35,6 +37,12 @@ def said_by_bc(text: str, *, library: bool = False) -> str | None:
 
 def said_by_awk(code: str) -> str | None:
     """What `awk 'BEGIN {print …}'` prints of a number, plain or by one `%d`, `%f` or `%g`; None for any other program."""
+    chosen = re.fullmatch(
+        r"\s*BEGIN\s*\{\s*print\b([^?]+)\?([^?:]+):([^?:}]+?);?\s*\}\s*", code, re.DOTALL
+    )
+    if chosen is not None:
+        asked, *answers = (_value(part, None) for part in chosen.groups())
+        return None if asked is None else _shown(answers[0] if asked else answers[1])
     found = re.fullmatch(r"\s*BEGIN\s*\{\s*(printf?)\b\s*\(?(.*?)\)?\s*;?\s*\}\s*", code, re.DOTALL)
     if found is None:
         return None
@@ -71,9 +79,28 @@ def _of(node: ast.expr, digits: int | None) -> float:
         return -_of(node.operand, digits)
     if isinstance(node, ast.BinOp):
         return _combined(type(node.op), _of(node.left, digits), _of(node.right, digits), digits)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return _compared(
+            type(node.ops[0]), _of(node.left, digits), _of(node.comparators[0], digits)
+        )
     if isinstance(node, ast.Call) and not node.keywords and ast.unparse(node.func) in _CALLS:
         return _CALLS[ast.unparse(node.func)](*(_of(one, digits) for one in node.args))
     raise ValueError("not plain arithmetic")
+
+
+def _compared(operator: type[ast.cmpop], left: float, right: float) -> int:
+    """What `bc` and `awk` make of a comparison."""
+    found = {
+        ast.Gt: left > right,
+        ast.GtE: left >= right,
+        ast.Lt: left < right,
+        ast.LtE: left <= right,
+        ast.Eq: left == right,
+        ast.NotEq: left != right,
+    }
+    if operator not in found:
+        raise ValueError("not plain arithmetic")
+    return int(found[operator])
 
 
 def _combined(operator: type[ast.operator], left: float, right: float, digits: int | None) -> float:

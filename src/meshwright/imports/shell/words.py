@@ -356,7 +356,9 @@ def _edited(text: str, op: str, scope: Scope) -> str:
 
 def arithmetic(raw: str, scope: Scope) -> str:
     """Whole-number arithmetic; a mark where a part is not stated."""
-    text = _MARK.sub(scope.counts, expand_text(raw.replace('"', ""), scope))
+    # Quotes are no part of a number; those inside a substitution are its commands'.
+    written = raw if "$(" in raw else raw.replace('"', "")
+    text = _MARK.sub(scope.counts, expand_text(written, scope)).replace('"', "")
     if unset(text):
         return re.sub(r"[ \t\n]+", "", text)  # one word, as its number would be
     missing: list[str] = []
