@@ -20,8 +20,9 @@ from meshwright.engine.ranks.claim import claim
 from meshwright.engine.ranks.preflight import (
     check_disk,
     check_fresh,
+    check_memory,
+    check_states,
     check_vocabulary,
-    check_weights,
 )
 from meshwright.engine.recipe import OPTIMIZERS, SCHEDULES
 from meshwright.engine.resuming import check_same, data_changes, data_facts
@@ -69,9 +70,11 @@ def check_run(run: Run, ranks: int | None = None) -> None:
     if run.resume:
         _check_resume(run)
     if ranks is None and backend_for(run.layout.world) == "gloo":
-        check_weights(
-            weights_of(run), "model", "choose a smaller model, or torchrun on more machines"
-        )
+        check_memory(run.layout.world)
+        check_states(
+            weights_of(run), run.model, run.job, run.layout, field="model",
+            way_out="choose a smaller model, or torchrun on more machines",
+        )  # fmt: skip
 
 
 def _check_recipe(run: Run) -> None:

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwright.specs.errors import SpecError
-from meshwright.specs.quantities import format_bytes, format_count
+from meshwright.specs.quantities import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from meshwright.engine.data import Data
+    from meshwright.specs.job import Job
+    from meshwright.specs.layout import Layout
+    from meshwright.specs.model import Model
 
 RANK_BYTES = 40e6
 """Memory of its own that the smallest rank takes: measured as `Private_Dirty` of the toy model's
 ranks after a step (Linux, torch 2.13); what ranks share with the fork server comes once."""
-LEAST_WEIGHT_BYTES = 6
-"""Of a weight in training, at the very least: itself and its gradient in 16 bits, two moments in 8."""
 SCANNED_TOKENS = 100_000_000
 """Tokens of a data set that are looked through before training; the others as they are used."""
 
@@ -39,26 +40,54 @@ def check_memory(ranks: int) -> None:
         )
 
 
-def check_weights(weights: int, field: str, way_out: str) -> None:
-    """Refuse a model that this machine's memory cannot hold, however its ranks cut it.
+def check_states(
+    weights: int, model: Model, job: Job, layout: Layout, *, field: str, way_out: str
+) -> None:
+    """Refuse a model whose states, over all ranks, this machine's memory cannot hold.
+
+    Its own processes share one memory, so that a plan for a cluster would take all of it before the
+    first step. A mixture is counted as if every expert were held once.
 
     Args:
         weights: of the whole model.
+        model: tells whether it has experts.
+        job: whose precision and optimizer give the bytes of a weight.
+        layout: of the ranks.
         field: that names the model to the user.
         way_out: what to do instead.
 
     Raises:
-        SpecError: every weight once, with the least that training keeps of it, is too much.
+        SpecError: naming what is needed and what is free.
     """
     free = _available_bytes()
-    needed = weights * LEAST_WEIGHT_BYTES
+    needed = least_state_bytes(weights, job, layout, 1 if model.experts else layout.dp * layout.cp)
     if free is not None and needed > free:
         raise SpecError(
             field,
             f"{format_count(weights)} weights",
-            f"take {format_bytes(needed)} at the very least, and this machine has "
-            f"{format_bytes(free)} free; {way_out}",
+            f"take {format_bytes(needed)} on {counted(layout.world, 'rank')} at the very least, and "
+            f"this machine has {format_bytes(free)} free; {way_out}",
         )
+
+
+def least_state_bytes(weights: int, job: Job, layout: Layout, copies: int) -> float:
+    """Weights, gradients and optimizer states of all ranks together, in bytes.
+
+    ZeRO shards them in this order, from the last (Rajbhandari et al. 2020, arXiv 1910.02054 §5);
+    `copies`: ranks that hold the same weight without it.
+    """
+
+    def held(bytes_each: float, sharded_from: int) -> float:
+        shards = layout.shard_degree if layout.zero >= sharded_from else 1
+        return bytes_each * max(copies / shards, 1.0)
+
+    precision = job.precision
+    each = (
+        held(precision.parameter_bytes, 3)
+        + held(precision.gradient_bytes, 2)
+        + held(precision.master_bytes + job.optimizer.state_bytes, 1)
+    )
+    return each * weights
 
 
 def _available_bytes() -> float | None:
