@@ -152,6 +152,7 @@ def plan(tmp_path):
 
 def test_a_model_that_this_machine_cannot_hold(plan, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("meshwright.engine.ranks.preflight._available_bytes", lambda: 1000.0)
+    monkeypatch.setattr("meshwright.engine.ranks.preflight.RANK_BYTES", 1.0)
     assert run(["train", str(plan), "--data", "demo", "--out", str(tmp_path / "run")]) == 2
     assert "at the very least, and this machine has 1000 B free" in capsys.readouterr().err
 

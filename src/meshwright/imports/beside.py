@@ -59,7 +59,7 @@ def program_beside(folder: Path | None, program: str) -> Path | None:
     return beside(folder, named) if named.endswith(".py") else None
 
 
-_STEPS = re.compile(r'"--steps", type=int, default=(\d{1,12})\)')
+_STEPS = re.compile(r'(?:progress\.options\(parser, |"--steps", type=int, default=)(\d{1,12})\)')
 
 
 def steps_beside(folder: Path | None) -> int:
