@@ -12,15 +12,15 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports import accelerate, torchtune
+from meshwright.exports import accelerate
 from meshwright.exports.adapter_names import adapter_names
 from meshwright.exports.bundle import comment, steps, tuning_rate
 from meshwright.exports.freezing import llama_factory_words
-from meshwright.exports.model_names import in_fp8, repository
+from meshwright.exports.model_names import repository
 from meshwright.exports.tuning_attention import axolotl_words, keeps_scores, trl_words
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
-from meshwright.specs.frameworks import quantises_experts, without_master
+from meshwright.specs.frameworks import quantises_experts
 from meshwright.specs.job import Job
 from meshwright.specs.plan import Plan
 
@@ -32,7 +32,12 @@ _OPTIMIZERS = {
 """Our optimizer → transformers' `optim`."""
 
 
-def _tuning(plan: Plan) -> Finetune:
+def tuning_of(plan: Plan) -> Finetune:
+    """How a plan fine-tunes.
+
+    Raises:
+        SpecError: it trains from the start.
+    """
     tune = plan.job.finetune
     if tune is None:
         raise SpecError(
@@ -125,7 +130,7 @@ def _quantised(tune: Finetune) -> dict[str, Any]:
 
 def axolotl(plan: Plan) -> dict[str, Any]:
     """The content of axolotl's YAML file."""
-    tune, layout, job = _tuning(plan), plan.layout, plan.job
+    tune, layout, job = tuning_of(plan), plan.layout, plan.job
     data: dict[str, Any] = {"base_model": _model_name(plan)}
     if tune.adapts:
         data |= {
@@ -179,7 +184,7 @@ _PLUGINS = {"liger": "liger.LigerPlugin", "cut": "cut_cross_entropy.CutCrossEntr
 def llama_factory(plan: Plan) -> dict[str, Any]:
     """The content of LLaMA-Factory's YAML file."""
     _replicas_only(plan, "LLaMA-Factory")
-    tune, layout, job = _tuning(plan), plan.layout, plan.job
+    tune, layout, job = tuning_of(plan), plan.layout, plan.job
     data: dict[str, Any] = {
         "model_name_or_path": _model_name(plan),
         "stage": "sft",
@@ -222,92 +227,9 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
     return data
 
 
-def notes(plan: Plan, tool: str) -> tuple[str, ...]:
-    """What whoever starts a tool should know: what it keeps, and what its rows are."""
-    yours = (
-        "data set and learning rate"
-        if plan.job.token_budget
-        else "data set, learning rate and length of the run"
-    )
-    told = (
-        f"{yours} are yours: the plan knows only their cost",
-        *_weights(plan, tool),
-        *_masters(plan, tool),
-    )
-    if tool == "trl" and plan.job.loss == "framework":
-        told += (
-            "TRL 1.16 never makes all logits, less memory than the plan priced: plan with --loss chunked to count that",
-        )
-    narrow = without_master(plan.job) and not _tuning(plan).adapts
-    if tool in ("torchtune", "verl") and narrow and plan.job.optimizer.name == "adamw":
-        told += (f"{tool}'s moments are as wide as the 16-bit weights, less than the plan priced: plan with "
-                 "--optimizer adamw-bf16 to count that",)  # fmt: skip
-    if tool == "torchtune" and plan.job.token_budget:
-        told += (
-            f"torchtune ends with its data: fewer than {steps(plan.job)} steps where one pass has fewer",
-        )
-    if tool == "torchtune":
-        where = "; ".join(torchtune.downloads(plan.model))
-        told += (
-            (f"run.sh and SLURM bring no weights; once on every host: {where}",) if where else ()
-        )
-    if tool == "verl":
-        # verl/utils/dataset/multiturn_sft_dataset.py: one row, one sequence; each message goes through the template.
-        return (*told, "verl packs nothing: rows shorter than data.max_length train less than the plan priced; TRAIN_FILES "
-                "names a parquet file of conversations under `messages`, which needs a tokenizer with a chat template")  # fmt: skip
-    if tool == "trl" and plan.layout.cp > 1 and not _packed(plan)["packing"]:
-        return (*told, "TRL packs nothing beside context parallelism: rows shorter than max_length train less "
-                "than the plan priced")  # fmt: skip
-    if tool in ("trl", "llama-factory") or plan.job.document_masking:
-        return told
-    return (*told, "attention stays inside each packed document: less work than the plan priced")
-
-
-def stays_in_fp8(plan: Plan) -> bool:
-    """Whether weights are published in 8 bits and the plan's devices compute with them: elsewhere they are widened."""
-    return in_fp8(plan.model) and "fp8" in plan.cluster.device.peak_flops
-
-
-def _weights(plan: Plan, tool: str) -> tuple[str, ...]:
-    """Where the weights come from, if anywhere, and what they are kept as where nobody is told so."""
-    source = repository(plan.model)
-    if source is None:
-        return (
-            f"weights named {plan.model.name} are published nowhere that is known here: name yours in the file",
-        )
-    told = f"weights are {source}'s: if access to them is granted by name, HF_TOKEN must be set"
-    if tool == "verl" or not stays_in_fp8(plan) or _tuning(plan).storage == "fp8":
-        return (told,)
-    return (told, f"{source} is published in FP8, and frozen weights stay so on these devices: half of what the plan priced; "
-            'a --job file with storage = "fp8" in [finetune] prices that')  # fmt: skip
-
-
-def _masters(plan: Plan, tool: str) -> tuple[str, ...]:
-    """Where a tool keeps 32-bit weights that a plan did not price, or none that it priced.
-
-    Sources: `_configure_master_weights` in deepspeed/runtime/base_optimizer.py; TRL loads weights as its `dtype`
-    says, axolotl in bf16 where `bf16` is on (`resolve_dtype` in axolotl/utils/config/__init__.py), torchtune as its own;
-    LLaMA-Factory trains 32-bit weights under autocast where nothing shards.
-    verl's file says which (`engine.model_dtype`).
-    """
-    sharded = plan.layout.zero > 0
-    priced = plan.job.precision.master_bytes > 0 or plan.job.precision.parameter_bytes > 2
-    keeps = {"trl": sharded, "axolotl": sharded, "llama-factory": True, "torchtune": False}.get(
-        tool, priced
-    )
-    if _tuning(plan).adapts or keeps == priced:
-        return ()
-    if priced:
-        return (f"{tool} trains 16-bit weights without 32-bit weights beside them, less than the plan priced: "
-                "plan with --precision pure-bf16 --optimizer adamw-bf16 to count that",)  # fmt: skip
-    who = "DeepSpeed" if sharded and not splits_layers(plan) else tool
-    return (f"{who} keeps 32-bit weights and moments beside 16-bit weights, which the plan did not price: "
-            "plan with --precision bf16 --optimizer adamw to count them",)  # fmt: skip
-
-
 def trl(plan: Plan) -> dict[str, Any]:
     """The content of the YAML file that `trl sft --config` reads."""
-    tune, layout, job = _tuning(plan), plan.layout, plan.job
+    tune, layout, job = tuning_of(plan), plan.layout, plan.job
     split, shared = splits_layers(plan), by_deepspeed(plan)
     data: dict[str, Any] = {"model_name_or_path": _model_name(plan), "dtype": _DTYPES[_half(plan)]}
     if tune.adapts:
@@ -328,7 +250,7 @@ def trl(plan: Plan) -> dict[str, Any]:
             data["bnb_4bit_quant_storage"] = data["dtype"]
     data |= {
         "max_length": job.seq_len, "bf16": _half(plan) == "bf16", **({"fp16": True} if _half(plan) == "fp16" else {}),
-        **_packed(plan), **trl_words(plan),
+        **packed(plan), **trl_words(plan),
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job),
         # FSDP2 recomputes where it shards; transformers refuses both at once.
@@ -352,7 +274,7 @@ def trl(plan: Plan) -> dict[str, Any]:
     return data
 
 
-def _packed(plan: Plan) -> dict[str, Any]:
+def packed(plan: Plan) -> dict[str, Any]:
     """Rows of whole length, whose documents see each other, or not, as the plan was priced.
 
     FSDP2's context parallelism drops the mask between documents, so TRL refuses to pack beside it; beside

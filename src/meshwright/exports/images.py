@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from meshwright.exports import torchtune
-from meshwright.exports.finetuning import brings_deepspeed, stays_in_fp8
+from meshwright.exports.finetuning import brings_deepspeed
 from meshwright.exports.hf import needs_flash
 from meshwright.exports.tuning_attention import FLASH, keeps_scores, trl_words
+from meshwright.exports.tuning_notes import stays_in_fp8
 from meshwright.specs.frameworks import framework
 from meshwright.specs.plan import Plan
 

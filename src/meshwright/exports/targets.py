@@ -21,6 +21,7 @@ from meshwright.exports import (
     torchtitan,
     torchtune,
     trainer,
+    tuning_notes,
     verl,
 )
 from meshwright.exports.bundle import Bundle, comment
@@ -137,7 +138,7 @@ FRAMEWORKS: dict[str, Framework] = {
 
 
 def _notes_of(name: str) -> Callable[[Plan], tuple[str, ...]]:
-    return lambda plan: finetuning.notes(plan, name)
+    return lambda plan: tuning_notes.notes(plan, name)
 
 
 def _words_of(name: str) -> Callable[[Plan], tuple[str, ...]]:

@@ -41,6 +41,7 @@ from meshwright.imports.formats import (
     mindspeed_rl,
     nanotron,
     nemo,
+    nemo_rl,
     neox,
     neuron,
     olmo,
@@ -85,7 +86,7 @@ def read(
         SpecError: it cannot be parsed, or is of no known framework.
     """
     text, overrides = whole_text(text, folder), overrides or []
-    data = nemo.with_inherited(nemo.whole(unwrapped(_parsed(text, name))), folder)
+    data = nemo_rl.with_inherited(nemo.whole(unwrapped(_parsed(text, name))), folder)
     data = roll.with_parts(data, folder)
     if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
@@ -139,8 +140,8 @@ def read(
         return torchtune.read(data, given, overrides, text), stamp
     if neuron.is_config(data):
         return neuron.read(_told(data, overrides), given), stamp
-    if nemo.is_rl(data):
-        return nemo.read_rl(_told(data, overrides), given, folder), stamp
+    if nemo_rl.is_config(data):
+        return nemo_rl.read(_told(data, overrides), given, folder), stamp
     if nemo.is_config(data):
         return nemo.read(data, given, overrides), stamp
     if "actor_rollout_ref" in data or "@actor_rollout_ref" in str(data.get("defaults", "")):

@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 
 from meshwright.exports.stamp import Stamp, read_stamp
-from meshwright.imports import documents, programs
-from meshwright.imports.beside import beside, file_of, program_beside
-from meshwright.imports.code.follow import parse_module
+from meshwright.imports import at_hand, documents
+from meshwright.imports.beside import beside
 from meshwright.imports.formats import (
     accelerate_export,
     bridge,
@@ -24,7 +23,6 @@ from meshwright.imports.formats import (
     mlperf,
     nemo_launcher,
     neox,
-    olmo,
     olmo_overrides,
     openrlhf,
     paddle,
@@ -37,7 +35,7 @@ from meshwright.imports.formats import (
     tunix,
 )
 from meshwright.imports.formats import verl as hydra
-from meshwright.imports.formats.hf_launcher import launcher, one_process
+from meshwright.imports.formats.hf_launcher import one_process
 from meshwright.imports.inherited import whole_text
 from meshwright.imports.launch import Launch, followed
 from meshwright.imports.not_training import ASKS_FOR_PROGRAM, refuse_other_tasks, unknown_program
@@ -46,8 +44,6 @@ from meshwright.imports.own import commands as usual_commands
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
 from meshwright.imports.own import tables as own_tables
-from meshwright.imports.own.arguments import typed
-from meshwright.imports.own.program_settings import notebook_program
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import (
     device_named,
@@ -62,7 +58,6 @@ from meshwright.imports.script_megatron import read_megatron
 from meshwright.imports.script_refusals import nothing_found, starts_another
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import shown, unmarked, unset
-from meshwright.imports.tasks import name_task
 from meshwright.imports.word_overrides import overridden
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
@@ -70,7 +65,6 @@ from meshwright.specs.foreign import read_text
 _MEGATRON = re.compile(
     r"--(?:num-layers|num_layers|tensor-model-parallel-size|tensor_model_parallel_size)\b"
 )
-_NOTEBOOK_BYTES = 4_000_000
 _WIDTH = re.compile(
     r"--(?:tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|micro[-_]batch[-_]size)\b"
 )
@@ -246,7 +240,7 @@ def _dispatch(
         return swift.read_swift_megatron(words, given), stamp
     if (_is_megatron(joined) or _PRETRAIN.search(program)) and "swift" not in program:
         return read_megatron(script, launch, given, folder), stamp
-    followed = _program_here(program, words, given, folder)
+    followed = at_hand.olmo_core(program, words, given, folder)
     if followed is not None:
         return followed, stamp
     if olmo_overrides.is_command(words) and beside(folder, program) is None:
@@ -266,8 +260,8 @@ def _dispatch(
         )
         if looped is not None:
             return looped, stamp
-    if _parses_itself(program, folder) and not deepspeed_chat.is_command(words):
-        followed = _trainer_here(script, launch, given, folder)
+    if at_hand.parses_itself(program, folder) and not deepspeed_chat.is_command(words):
+        followed = at_hand.trainer(script, launch, given, folder)
         if followed is not None:
             return followed, stamp
     if (
@@ -276,7 +270,7 @@ def _dispatch(
         or hf_programs.is_swift(program)
     ):
         return hf.read_words(script, launch, given, folder), stamp
-    followed = _trainer_here(script, launch, given, folder)
+    followed = at_hand.trainer(script, launch, given, folder)
     if followed is not None:
         return followed, stamp
     if program.startswith("llamafactory") and llama_factory.is_config(overridden({}, words)):
@@ -298,59 +292,6 @@ def _reinforced(
     if slime_fsdp.is_command(words):
         return slime_fsdp.read_words(words, given)
     return skyrl.read_words(program, words, given) if skyrl.is_command(program, words) else None
-
-
-def _program_here(
-    program: str, words: list[str], given: Given, folder: Path | None
-) -> Reading | None:
-    """What a program of OLMo-core that lies beside the script runs, the command's words over it."""
-    path = beside(folder, program) if program.endswith(".py") else None
-    if path is None or "olmo_core" not in (text := read_text(path, "file")):
-        return None
-    try:
-        reading = olmo.read_script(
-            parse_module(text, str(path), path.parent), str(path), given, words
-        )
-    except SpecError:
-        return None
-    reading.format = "OLMo-core script, named by a script"
-    return reading
-
-
-def _parses_itself(program: str, folder: Path | None) -> bool:
-    """Whether a program at hand declares its options itself: then its own defaults count beside its words."""
-    path = program_beside(folder, program)
-    if path is None:
-        return False
-    text = read_text(path, "file")
-    return "add_argument(" in text and not re.search(r"HfArgumentParser|TrlParser", text)
-
-
-def _trainer_here(
-    script: Script, launch: Launch, given: Given, folder: Path | None
-) -> Reading | None:
-    """What a program around transformers' Trainer that lies beside the script runs, by the command's words."""
-    program = file_of(launch.program)
-    path = beside(folder, program) if program.endswith((".py", ".ipynb")) else None
-    if path is None:
-        return None
-    text = read_text(path, "file", size_bytes=_NOTEBOOK_BYTES)
-    if path.suffix == ".ipynb":
-        text = notebook_program(text, "file", path.name)
-    if not programs.is_program(text):
-        return None
-    options = {key: f"--{name}" for key, name in hf.EDITS.items()}
-    reading = Reading("Hugging Face Trainer program, started by a script", options=options)
-    launcher(script, launch, reading, given, folder)
-    one_process(launch, reading)
-    name_task(reading, path.name)
-    said = {name.replace("-", "_"): typed(value) for name, value in flags_of(launch.words).items()}
-    try:
-        return programs.read(text, str(path), given, said, reading, folder)
-    except SpecError as error:
-        if program == launch.program and "takes model and batch from" not in str(error):
-            raise
-        return None  # a program whose command says the rest, or a module that it says too little of
 
 
 def _is_megatron(words: str) -> bool:
@@ -421,12 +362,12 @@ def _configured(
             reading, found = documents.read(text, name, given, beside_it, inner, overrides=launch.words)  # fmt: skip
         says_model = reading.model is not None or bool(reading.model_name or reading.model_left[0])
     except SpecError:
-        followed = _trainer_here(script, launch, given, folder)
+        followed = at_hand.trainer(script, launch, given, folder)
         if followed is None:
             raise
         return followed, stamp
     if not says_model and not given.model and stamp == Stamp() == found:
-        followed = _trainer_here(script, launch, given, folder)
+        followed = at_hand.trainer(script, launch, given, folder)
         if followed is not None and (followed.model or followed.model_name):
             return followed, stamp  # the program has the rest, and reads the table itself
     if own_tables.is_own(reading) and not own_loops.starts_others(launch.program, folder):

@@ -23,11 +23,11 @@ from meshwright.planner.rescue import shortfall, ways_out
 from meshwright.planner.search import SearchResult, pareto, search
 from meshwright.planner.solve import Solution, answer
 from meshwright.planner.space import Constraints
+from meshwright.planner.stack_table import answers
 from meshwright.planner.stacks import (
     UPPER_BOUND,
     Refuses,
     all_searched,
-    answers,
     asked_for,
     solve_all,
     solve_ways,

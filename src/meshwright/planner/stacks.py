@@ -11,24 +11,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from meshwright.costs.frameworks import behaviour
-from meshwright.costs.step import estimate
 from meshwright.planner.dispatchers import WORTH, not_written, ways_to_dispatch
 from meshwright.planner.legality import Question
 from meshwright.planner.nothing_legal import any_legal, why_nothing
 from meshwright.planner.odds import WANTED
-from meshwright.planner.rescue import lacking, shortfall
 from meshwright.planner.search import SearchResult, reaches, search
 from meshwright.planner.solve import Solution, answer, first_of, solve
 from meshwright.planner.space import Constraints
 from meshwright.planner.tuning import as_tuned, tuning_stacks
-from meshwright.planner.words import PART_WORDS
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import framework, job_lacks
 from meshwright.specs.job import RECIPES, Framework, Job, PrecisionRecipe
 from meshwright.specs.model import Model
-from meshwright.specs.plan import Estimate, FrameworkAnswer, Searched
-from meshwright.specs.quantities import format_bytes
+from meshwright.specs.plan import Searched
 
 UPPER_BOUND = "any"
 """What stands for the union of all frameworks: a bound on what one could reach, not a stack."""
@@ -245,7 +241,7 @@ class _Field:
 
 def _reaches(question: Question, constraints: Constraints, within: float) -> bool:
     try:
-        return _starts(question) and reaches(question, constraints, within)
+        return starts(question) and reaches(question, constraints, within)
     except SpecError:  # nothing is legal under it
         return False
 
@@ -330,16 +326,16 @@ def _cannot_win(
         (
             float(one.ranked.pessimistic_s[0])
             for asked, one in found
-            if one.ranked.columns.rows and one.fit_probability >= wanted and _starts(asked)
+            if one.ranked.columns.rows and one.fit_probability >= wanted and starts(asked)
         ),
         default=float("inf"),
     )
     if best == float("inf"):
         return False
-    return not _starts(question) or not reaches(question, constraints, best * CLOSE)
+    return not starts(question) or not reaches(question, constraints, best * CLOSE)
 
 
-def _starts(question: Question) -> bool:
+def starts(question: Question) -> bool:
     """Whether a plan can be written in the words of the question's framework."""
     can, vendor = framework(question.job.framework), question.cluster.device.vendor
     return can.is_exported_on(vendor, experts=question.model.experts is not None)
@@ -354,73 +350,7 @@ def _rank(solution: Solution, objective: str) -> tuple[float, float]:
         return (1.0, float("inf"))
     value = solution.choice.score if objective != "memory" else solution.choice.peak_bytes
     odds = -solution.result.fit_probability
-    return (odds if _starts(solution.question) else odds + 1.0, value)
-
-
-def answers(
-    solutions: list[Solution], refused: dict[str, str], objective: str = "time"
-) -> tuple[FrameworkAnswer, ...]:
-    """The table of a plan: what each framework would do, best first, and why not."""
-    best = _priced(solutions[0])
-    found = []
-    for solution in solutions:
-        name, priced = solution.question.job.framework, _priced(solution)
-        if priced is None:
-            found.append(FrameworkAnswer(framework=name, why_not=_shortfall(solution)))
-            continue
-        why = "" if solution is solutions[0] else _why_not(solution, best, priced, objective)
-        found.append(
-            FrameworkAnswer(
-                framework=name, layout=solution.layout, step_time_s=priced.step_time_s,
-                pessimistic_s=priced.pessimistic_s, peak_memory_bytes=priced.peak_memory_bytes,
-                fit_probability=priced.fit_probability, why_not=why,
-            )
-        )  # fmt: skip
-    found += [FrameworkAnswer(framework=name, why_not=why) for name, why in refused.items()]
-    return tuple(found)
-
-
-def _priced(solution: Solution) -> Estimate | None:
-    if solution.choice is None:
-        return None
-    question = solution.question
-    return estimate(question.model, question.cluster, question.job, solution.layout)
-
-
-def _shortfall(solution: Solution) -> str:
-    found = shortfall(solution.question, solution.result)
-    if found is None:
-        return "no legal layout"
-    return f"does not fit: its lightest layout {lacking(found[1])}"
-
-
-def _why_not(
-    solution: Solution, best: Estimate | None, priced: Estimate, objective: str = "time"
-) -> str:
-    assert best is not None
-    more = priced.peak_memory_bytes - best.peak_memory_bytes
-    if objective == "memory" and more > 0:
-        return f"needs {format_bytes(more)} more memory"
-    if (
-        solution.result.fit_probability
-        and (best.fit_probability or 1) - (priced.fit_probability or 1) > 0.1
-    ):
-        return f"fits with {priced.fit_probability:.0%} only"
-    change = (priced.pessimistic_s or 0.0) / (best.pessimistic_s or 1.0) - 1
-    shown = f"{abs(change):.0%}" if abs(change) >= 0.01 else f"{abs(change):.1%}"
-    if change < -0.0005 and not _starts(solution.question):
-        what = "of a mixture" if solution.question.model.experts else "for these devices"
-        return f"{shown} faster, but no plan {what} can be written for it here"
-    if -1.01 * ALIKE < change < 0 and _starts(solution.question):
-        return f"as fast within {ALIKE:.0%}, and no reason to change to it"
-    if abs(change) < 0.0005:
-        return "as fast, and no reason to change to it"
-    grown = max(
-        (priced.time_parts[name] - best.time_parts[name], name) for name in priced.time_parts
-    )
-    # Frameworks are ranked by the pessimistic time: where the other one leads, the words say which is meant.
-    worst = " at worst" if priced.step_time_s < best.step_time_s else ""
-    return f"{shown} slower{worst}: more time in {PART_WORDS[grown[1]]} ({grown[0]:+.3g} s)"
+    return (odds if starts(solution.question) else odds + 1.0, value)
 
 
 def all_searched(searches: list[Searched]) -> Searched:

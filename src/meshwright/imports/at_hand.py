@@ -1,0 +1,72 @@
+"""Programs that lie beside the script that starts them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from meshwright.imports import programs
+from meshwright.imports.beside import beside, file_of, program_beside
+from meshwright.imports.code.follow import parse_module
+from meshwright.imports.formats import hf, olmo
+from meshwright.imports.formats.hf_launcher import launcher, one_process
+from meshwright.imports.launch import Launch
+from meshwright.imports.options import flags_of
+from meshwright.imports.own.arguments import typed
+from meshwright.imports.own.program_settings import notebook_program
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell.state import Script
+from meshwright.imports.tasks import name_task
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
+
+_NOTEBOOK_BYTES = 4_000_000
+
+
+def olmo_core(program: str, words: list[str], given: Given, folder: Path | None) -> Reading | None:
+    """What a program of OLMo-core that lies beside the script runs, the command's words over it."""
+    path = beside(folder, program) if program.endswith(".py") else None
+    if path is None or "olmo_core" not in (text := read_text(path, "file")):
+        return None
+    try:
+        reading = olmo.read_script(
+            parse_module(text, str(path), path.parent), str(path), given, words
+        )
+    except SpecError:
+        return None
+    reading.format = "OLMo-core script, named by a script"
+    return reading
+
+
+def parses_itself(program: str, folder: Path | None) -> bool:
+    """Whether a program at hand declares its options itself: then its own defaults count beside its words."""
+    path = program_beside(folder, program)
+    if path is None:
+        return False
+    text = read_text(path, "file")
+    return "add_argument(" in text and not re.search(r"HfArgumentParser|TrlParser", text)
+
+
+def trainer(script: Script, launch: Launch, given: Given, folder: Path | None) -> Reading | None:
+    """What a program around transformers' Trainer that lies beside the script runs, by the command's words."""
+    program = file_of(launch.program)
+    path = beside(folder, program) if program.endswith((".py", ".ipynb")) else None
+    if path is None:
+        return None
+    text = read_text(path, "file", size_bytes=_NOTEBOOK_BYTES)
+    if path.suffix == ".ipynb":
+        text = notebook_program(text, "file", path.name)
+    if not programs.is_program(text):
+        return None
+    options = {key: f"--{name}" for key, name in hf.EDITS.items()}
+    reading = Reading("Hugging Face Trainer program, started by a script", options=options)
+    launcher(script, launch, reading, given, folder)
+    one_process(launch, reading)
+    name_task(reading, path.name)
+    said = {name.replace("-", "_"): typed(value) for name, value in flags_of(launch.words).items()}
+    try:
+        return programs.read(text, str(path), given, said, reading, folder)
+    except SpecError as error:
+        if program == launch.program and "takes model and batch from" not in str(error):
+            raise
+        return None  # a program whose command says the rest, or a module that it says too little of

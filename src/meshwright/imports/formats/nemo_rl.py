@@ -1,0 +1,184 @@
+"""NeMo RL's YAML: the training half of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshwright.imports.beside import beside
+from meshwright.imports.formats.megatron import split_stages
+from meshwright.imports.interpolate import merged, read_table, resolved
+from meshwright.imports.names import model_named
+from meshwright.imports.options import Options, flattened
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.tasks import name_task
+from meshwright.imports.tuning import adapters
+from meshwright.specs.errors import SpecError
+from meshwright.specs.job import RECIPES
+
+
+def with_inherited(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """A recipe of NeMo RL's that holds nothing of its policy, with the file that it begins with.
+
+    Raises:
+        SpecError: that file cannot be parsed.
+    """
+    below = data.get("defaults")
+    if not isinstance(below, str) or "policy" in data or not _RL & set(data):
+        return data
+    whole = _inherited(dict(data), folder, Reading(""))
+    return whole if "policy" in whole else data
+
+
+_RL = frozenset({"cluster", "checkpointing", "logger", "grpo", "sft", "dpo", "ppo", "rm", "distillation", "loss_fn"})  # fmt: skip
+
+
+def _inherited(data: dict[str, Any], folder: Path | None, reading: Reading) -> dict[str, Any]:
+    """A table over the files that its `defaults` name, one below the other; one that is not here is said."""
+    for _ in range(6):
+        below = data.pop("defaults", None)
+        path = beside(folder, str(below)) if isinstance(below, str) else None
+        if path is None:
+            if isinstance(below, str):
+                reading.guess("defaults", f"{below[-60:]} is not here; what it says is left out")
+            break
+        folder = path.parent
+        data = merged(read_table(path), data)
+    return data
+
+
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is NeMo RL's."""
+    return "policy" in data and (
+        "cluster" in data or "grpo" in data or "sft" in data or "dpo" in data or "defaults" in data
+    )
+
+
+def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
+    """Return the training half of a NeMo RL configuration.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    reading = Reading("NeMo RL YAML", options={"micro_batch": "policy.train_micro_batch_size"})
+    data = _inherited(data, folder, reading)
+    options = Options(flattened(resolved(data, dict(given.variables))))
+    reading.model, reading.model_name = given.model, options.loose("policy.model_name")
+    reading.hosts, reading.per_host = (
+        options.whole("cluster.num_nodes"),
+        options.whole("cluster.gpus_per_node"),
+    )
+    if options.raw("policy.generation.colocated.enabled") is False:
+        away = "policy.generation.colocated.resources."
+        taken, cards = options.whole(f"{away}num_nodes"), options.whole(f"{away}gpus_per_node")
+        if taken and reading.hosts > taken:
+            reading.hosts -= taken
+        elif reading.hosts == 1 and reading.per_host > cards:
+            reading.per_host -= cards  # on one host generation takes a part of its devices
+    megatron_on = options.flag("policy.megatron_cfg.enabled")
+    second = options.flag("policy.dtensor_v2_cfg.enabled")
+    get = f"policy.{'megatron_cfg' if megatron_on else 'dtensor_v2_cfg' if second else 'dtensor_cfg'}."
+    reading.layout = {
+        "tp": options.whole(f"{get}tensor_model_parallel_size", f"{get}tensor_parallel_size", default=1) or 1,
+        "cp": options.whole(f"{get}context_parallel_size", default=1) or 1,
+        "pp": options.whole(f"{get}pipeline_model_parallel_size", f"{get}pipeline_parallel_size", default=1) or 1,
+        "ep": options.whole(f"{get}expert_model_parallel_size", f"{get}expert_parallel_size", default=1) or 1,
+        "sequence_parallel": options.flag(f"{get}sequence_parallel"),
+        "zero": 1 if megatron_on else 3,
+        "recompute": "full" if options.flag(f"{get}activation_checkpointing") else "none",
+    }  # fmt: skip
+    if options.flag(f"{get}cpu_offload"):
+        reading.offload |= {"optimizer", "parameters"}
+    reading.micro_batch = options.whole("policy.train_micro_batch_size")
+    reading.global_batch = options.whole("policy.train_global_batch_size")
+    reading.seq_len = options.whole("policy.max_total_sequence_length")
+    precision = options.word("policy.precision", default="bfloat16")
+    reading.job = {
+        "framework": "megatron" if megatron_on else "fsdp",
+        "precision": RECIPES["bf16-fp32-grads" if "bf" in precision else "fp32"].model_dump(),
+    }
+    ddp = "policy.megatron_cfg.distributed_data_parallel_config."
+    if megatron_on and options.has(f"{ddp}grad_reduce_in_fp32") and "bf" in precision:
+        wide = options.flag(f"{ddp}grad_reduce_in_fp32")
+        reading.job["precision"] = RECIPES["bf16-fp32-grads" if wide else "bf16"].model_dump()
+    for field, what in (("overlap_grad_reduce", "reduce_overlapped"), ("overlap_param_gather", "gather_overlapped")):  # fmt: skip
+        if megatron_on and options.has(f"{ddp}{field}") and not options.flag(f"{ddp}{field}"):
+            reading.job["framework_options"] = {**reading.job.get("framework_options", {}), what: False}  # fmt: skip
+    name = options.loose(
+        "policy.megatron_cfg.optimizer.optimizer" if megatron_on else "policy.optimizer.name"
+    )
+    try:
+        reading.job["optimizer"] = optimizer_named(
+            name or "adamw", "policy.optimizer.name"
+        ).model_dump()
+    except SpecError:
+        reading.unmodelled(
+            "policy.optimizer.name", f"the state of {name} is not known; AdamW's is priced"
+        )
+    _engine(options, reading, get, megatron_on)
+    reading.note("the training half is priced, not generation")
+    for stage in ("dpo", "rm"):
+        name_task(reading, stage if stage in data else "")
+    if options.has("teacher.model_name"):
+        reading.unmodelled(
+            "teacher.model_name",
+            f"{options.loose('teacher.model_name')}, frozen, runs and is held beside it; not priced",
+        )
+    if any(name.startswith("value.") for name in options.values):
+        options.read |= {name for name in options.values if name.startswith("value.")}
+        reading.unmodelled("value", "a value model trains, too, and is held beside the policy, which alone is priced")  # fmt: skip
+    if options.flag("policy.sequence_packing.enabled"):
+        reading.job["document_masking"] = True
+    if options.flag("policy.dynamic_batching.enabled"):
+        reading.unmodelled(
+            "policy.dynamic_batching",
+            "micro-batches are filled to a number of tokens; a fixed one is priced",
+        )
+    options.within = (
+        f"{get}optimizer.", f"{get}distributed_data_parallel_config.", "policy.megatron_cfg.", "policy.dtensor_cfg.",
+    )  # fmt: skip
+    tables = ("rl", "nemo_rl", *(("megatron",) if megatron_on else ()), "common")
+    options.finish(reading, *tables, strict=given.strict)
+    return reading
+
+
+def _engine(options: Options, reading: Reading, get: str, megatron_on: bool) -> None:
+    """What the engine that is on adapts, copies and moves; the tables of those that are off say nothing."""
+    engines = ("policy.megatron_cfg.", "policy.dtensor_cfg.", "policy.dtensor_v2_cfg.")
+    options.read |= {n for n in options.values if n.startswith(engines) and not n.startswith(get)}
+    tune = f"{get}{'peft' if megatron_on else 'lora_cfg'}."
+    if options.flag(f"{tune}enabled"):
+        every = options.flag(f"{tune}match_all_linear")
+        adapters(
+            reading, rank=options.whole(f"{tune}dim", default=8), alpha=options.number(f"{tune}alpha"),
+            targets=None if every else options.raw(f"{tune}target_modules"), dropout=options.number(f"{tune}dropout"),
+            option=f"{tune}target_modules",
+        )  # fmt: skip
+    options.read |= {n for n in options.values if n.startswith(tune)}
+    if options.word(f"{get}cuda_graph_impl", default="none") == "none":
+        options.read |= {n for n in options.values if n.startswith(f"{get}cuda_graph_")}
+    if not options.flag("policy.draft.enabled"):
+        options.read |= {n for n in options.values if n.startswith("policy.draft.")}
+    first, last = (options.whole(f"{get}num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))  # fmt: skip
+    granularity = options.word(f"{get}recompute_granularity", default="full")
+    if reading.layout["recompute"] == "full" and granularity == "selective":
+        reading.layout["recompute"] = "selective"
+        modules = options.raw(f"{get}recompute_modules")
+        if isinstance(modules, list) and modules:
+            reading.layout["recompute_modules"] = [str(one) for one in modules]
+    model = reading.model or model_named(reading.model_name)
+    if (first or last) and model is not None and reading.layout["pp"] > 1:
+        said = Options({f"decoder-{end}-pipeline-num-layers": count for end, count in (("first", first), ("last", last)) if count})  # fmt: skip
+        _stages, split = split_stages(said, model, reading.layout["pp"])
+        reading.layout |= {"stage_layers": split} if split is not None else {}
+    if (etp := options.whole(f"{get}expert_tensor_parallel_size", default=1)) > 1:
+        reading.layout["etp"] = etp
+    reading.replicate = options.whole(f"{get}dp_replicate_size")
+    if not options.flag(f"{get}optimizer.use_distributed_optimizer", default=True):
+        reading.layout["zero"] = 0
+    if options.flag(f"{get}optimizer.optimizer_cpu_offload"):
+        reading.offload.add("optimizer")
+    if options.flag(f"{get}fp8_cfg.enabled"):
+        reading.job["precision"] = RECIPES["fp8"].model_dump()
+    options.read |= {n for n in options.values if n.startswith(f"{get}fp8_cfg.")}
