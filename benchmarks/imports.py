@@ -166,43 +166,48 @@ def _print(found: Imported) -> None:
         print(f"      - {remark.kind}: {remark.sentence()[:170]}")
 
 
-def _first_sight(cases: list[Case]) -> list[str]:
-    """How files fared that were drawn, most of them by a hash, from repositories that no reader had been tried on."""
-    lines: list[str] = []
-    draws = tomllib.loads((Path(__file__).parent / "data" / "import_draws.toml").read_text())
-    for split in sorted({case.split for case in cases if case.split.startswith("blind")}):
+_DRAW = re.compile(r"(?m)^\| (blind\d*) \|(?: [^|]* \|){7}$")
+_OF = re.compile(r"(\d+) of (\d+)$")
+
+
+def _draws(cases: list[Case], before: str) -> list[str]:
+    """The table of files that were drawn from repositories that no reader had been tried on: how they fared."""
+    told = tomllib.loads((Path(__file__).parent / "data" / "import_draws.toml").read_text())
+    rows = {found[1]: found[0] for found in _DRAW.finditer(before)}
+    for split in {case.split for case in cases if case.split.startswith("blind")}:
         fresh = [case for case in cases if case.split == split]
         read = sum(case.verdict.startswith("accepted") for case in fresh)
         right = sum(case.verdict.startswith("refused") for case in fresh)
-        score = draws[split]
-        lines += [
-            f"{len(fresh)} of them ({split}), of {len({case.repository for case in fresh})} other repositories, were {score.get('drawn', 'drawn by a hash')} and",
-            f"compared {score['compared']}: {score['faithful']} were faithful at first sight. Then the faults",
-            f"were mended by kind: {read} are read and {right} refused for a reason now.",
-            "",
-        ]
-    return lines
+        score, repositories = told[split], len({case.repository for case in fresh})
+        rows[split] = (
+            f"| {split} | {len(fresh)} | {repositories} | {score.get('drawn', 'drawn by a hash')} | "
+            f"{score['compared']} | {score['faithful']} | {read} | {right} |"
+        )
+    if not rows:
+        return []
+    counted = [found for name in rows if (found := _OF.search(told[name]["faithful"]))]
+    right, drawn = (sum(int(found[at]) for found in counted) for at in (1, 2))
+    return [
+        f"Of {drawn} files that were drawn and counted one by one, {right} ({right / drawn:.0%}) were faithful at "
+        "first sight; then the faults", "were mended by kind.", "",
+        "| draw | files | repositories | how | compared | faithful at first sight | read now | refused now |",
+        "|---|--:|--:|---|---|--:|--:|--:|",
+        *(rows[name] for name in sorted(rows, key=lambda name: int(name[5:] or 1))), "",
+    ]  # fmt: skip
 
 
-def _kept(before: str, cases: list[Case]) -> tuple[dict[tuple[str, str], str], list[str]]:
-    """Rows of an earlier page by repository and path, and its paragraphs on draws, that are not run now."""
+def _kept(before: str, cases: list[Case]) -> dict[tuple[str, str], str]:
+    """Rows of an earlier page by repository and path that are not run now."""
     now = {(case.repository, case.path) for case in cases}
-    rows = {
+    return {
         (found.group(1), found.group(2)): found.group(0)
-        for found in re.finditer(r"(?m)^\| ([^|]+/[^|]+) \| ([^|]+) \|.*\|$", before)
+        for found in re.finditer(r"(?m)^\| ([^| ]+/[^| ]+) \| ([^|]+) \|.*\|$", before)
         if (found.group(1), found.group(2)) not in now
     }
-    splits = {case.split for case in cases}
-    paragraphs = [
-        found.group(0)
-        for found in re.finditer(r"(?ms)^\d+ of them \((\w+)\),.*?now\.$", before)
-        if found.group(1) not in splits
-    ]
-    return rows, [line for one in paragraphs for line in (*one.splitlines(), "")]
 
 
 def _page(cases: list[Case], before: str = "") -> str:
-    rows, earlier = _kept(before, cases)
+    rows = _kept(before, cases)
     verdicts = [case.verdict for case in cases]
     verdicts += [row.removesuffix(" |").split(" | ", 3)[3] for row in rows.values()]
     accepted, refused, asks = (
@@ -223,7 +228,7 @@ def _page(cases: list[Case], before: str = "") -> str:
         f"no training run of a decoder-only", f"transformer, {asks} left asking, "
         f"{len(verdicts) - accepted - refused - asks} that should have been read.",
         *([f"{len(rows)} of them were not at hand when this page was last written and stand as they were read before."] if rows else []),
-        "", *earlier, *_first_sight(cases),
+        "", *_draws(cases, before),
         "| repository | path | read as | verdict |", "|---|---|---|---|",
     ]  # fmt: skip
     rows |= {(case.repository, case.path): _row(case) for case in cases}
