@@ -269,9 +269,9 @@ def test_what_deepspeed_keeps_beyond_the_plan_is_said():
 def test_verl_s_words_reach_hydra_as_they_are_meant():
     """A shell fills the data's path in; lists stay lists."""
     script = export(planned("lora", "sharded", "verl"), "verl").files["run.sh"]
-    words = script[script.index("exec torchrun") :].replace("exec torchrun", "printf '%s\\n'", 1)
+    words = script.replace("exec torchrun", "printf '%s\\n'", 1)
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True,
-                          env={"PATH": "/usr/bin:/bin", "TRAIN_FILES": "/d/x.parquet"})  # fmt: skip
+                          env={"PATH": "/usr/bin:/bin", "DATA": "/d/x.parquet"})  # fmt: skip
     said = done.stdout.splitlines()
     assert "data.train_files=/d/x.parquet" in said
     assert "trainer.logger=[console]" in said

@@ -7,15 +7,15 @@ import pytest
 import yaml
 from plans import make_plan
 
-from meshwright.exports.inputs import block, of_megatron
-from meshwright.exports.targets import STARTED, export
+from meshwright.exports.inputs import block, of_megatron, of_tuner
+from meshwright.exports.targets import FINETUNERS, FRAMEWORKS, export
 from meshwright.imports.files import import_file
 from meshwright.specs import Job
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import RECIPES
 from meshwright.specs.models import load_model
 
-ASKING = tuple(name for name, one in STARTED.items() if one.inputs)
+ASKING = tuple(name for name, one in FRAMEWORKS.items() if one.inputs)
 
 
 def decided(text, **filled):
@@ -52,6 +52,35 @@ def test_random_tokens_keep_nothing_and_data_come_with_their_tokenizer_and_folde
     assert words[words.index("--tokenizer-model") + 1] == "meta-llama/Meta-Llama-3-8B"
     assert words[words.index("--save") + 1] == words[words.index("--load") + 1] == "/ckpt"
     assert "--save" not in decided(text, DATA="/a", CHECKPOINTS="none")[1]
+
+
+SAID = {
+    "trl": ["--dataset_name", "org/rows"],
+    "axolotl": ["--datasets=[{'path':'org/rows','type':'alpaca'}]"],
+    "llama-factory": ["dataset=org/rows"],
+    "torchtune": ["dataset.source=org/rows"],
+    "verl": ["data.train_files=org/rows"],
+}
+
+
+@pytest.mark.parametrize("tool", FINETUNERS)
+def test_a_tool_for_fine_tuning_names_no_data_but_those_that_it_was_told(tool, tmp_path):
+    text = block(of_tuner(tool))
+    code, _, said = decided(text)
+    assert code
+    assert "DATA: is not set: a " in said
+    assert "mock" not in said
+    assert decided(text, DATA="org/rows")[1].split() == SAID[tool]
+    job = Job(seq_len=2048, global_batch=64, framework=tool, precision=RECIPES["pure-bf16"],
+              finetune=finetune_recipe({"method": "full"}))  # fmt: skip
+    made = export(make_plan("llama3.1-8b", dp=8, zero=3, job=job), tool)
+    script = made.files["run.sh"]
+    assert text in script
+    assert script.rstrip().endswith('$INPUTS "$@"')
+    assert any("DATA is yours to fill in" in note for note in made.notes)
+    made.write(tmp_path)
+    told = import_file(tmp_path / "run.sh").remarks
+    assert not [one for one in told if "DATA" in one.text or "INPUTS" in one.text]
 
 
 @pytest.mark.parametrize("launcher", ["kubernetes", "jobset", "pytorchjob", "skypilot"])

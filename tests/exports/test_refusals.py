@@ -17,6 +17,7 @@ from meshwright.imports.reading import Given
 from meshwright.imports.shell.follow import read_script
 from meshwright.planner.stacks import under
 from meshwright.specs import Job, SpecError, load_cluster, load_model
+from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import RECIPES
 from meshwright.specs.plan import save_plan
 
@@ -251,3 +252,14 @@ def test_what_a_plan_keeps_in_host_memory_goes_out_and_comes_back_under_deepspee
     assert (back.cp, back.cp_method, back.offload) == (8, "ulysses", ("optimizer", "parameters"))
     with pytest.raises(SpecError, match="under ZeRO stage 3"):
         export(make_plan("llama3.1-8b", dp=8, zero=1, offload=("parameters",)), "deepspeed")
+
+
+@pytest.mark.parametrize(
+    ("tune", "others"), [(None, "megatron or .*deepspeed"), ("lora", "trl or axolotl or verl")]
+)
+def test_a_split_that_a_target_lacks_is_refused_with_the_name_of_who_has_it(tune, others):
+    """accelerate's own Ulysses is DeepSpeed's engine, which other targets write."""
+    job = Job(seq_len=8192, global_batch=64, finetune=finetune_recipe(tune) if tune else None)
+    plan = make_plan("llama3.1-8b", job=job, dp=4, cp=2, cp_method="ulysses", zero=3)
+    with pytest.raises(SpecError, match=f"ulysses is planned with --framework {others}"):
+        export(plan, "accelerate")

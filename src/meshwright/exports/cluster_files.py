@@ -47,7 +47,7 @@ def with_disk(pod: dict[str, Any], command: Command) -> dict[str, Any]:
 
 def kept(plan: Plan, command: Command) -> list[str]:
     """Shell lines by which a program that is not told a folder writes to the shared disk, not to its own."""
-    if command.inputs or command.framework == "meshwright":
+    if command.keeps or command.framework == "meshwright":
         return []
     place = f"{SHARED}/{job_name(plan)}/{_WRITTEN}"
     return [f"mkdir -p {place} && ln -sfn {place} {_WRITTEN}"]
@@ -55,7 +55,7 @@ def kept(plan: Plan, command: Command) -> list[str]:
 
 def disk_note(command: Command, disk: str) -> str:
     """What whoever launches is told of the disk."""
-    where = "DATA and CHECKPOINTS lie there" if command.inputs else "what is made is written there"
+    where = "DATA and CHECKPOINTS lie there" if command.keeps else "what is made is written there"
     return f"{disk} is mounted at {SHARED}: {where}"
 
 

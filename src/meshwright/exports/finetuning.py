@@ -1,7 +1,7 @@
 """Fine-tuning plans for TRL, axolotl and LLaMA-Factory, with the DeepSpeed file that shards them.
 
-Each is the one file that its tool is started with. What a plan does not know (data, learning rate) is a
-value to change, said in a note. `meshwright fits` reads the files back.
+Each is the one file that its tool is started with. The data set is filled in where its
+script starts; what else a plan does not know (learning rate) is a value to change, said in a note. `meshwright fits` reads the files back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from meshwright.exports import accelerate
 from meshwright.exports.adapter_names import adapter_names
 from meshwright.exports.bundle import comment, steps, tuning_rate
 from meshwright.exports.freezing import llama_factory_words
+from meshwright.exports.inputs import PLACEHOLDER
 from meshwright.exports.model_names import repository
 from meshwright.exports.tuning_attention import axolotl_words, keeps_scores, trl_words
 from meshwright.specs.errors import SpecError
@@ -162,7 +163,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         **axolotl_words(plan),
         "gradient_checkpointing": layout.recompute == "full",
         "learning_rate": tuning_rate(job), **_length(job, "num_epochs"), "lr_scheduler": "cosine",
-        "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}], "output_dir": "outputs",
+        "datasets": [{"path": PLACEHOLDER, "type": "alpaca"}], "output_dir": "outputs",
     }  # fmt: skip
     if layout.cp > 1:
         data["context_parallel_size"] = layout.cp
@@ -213,7 +214,7 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
                 }
     data |= {
         # A data set of the hub: its own list of data lies in its repository alone.
-        "dataset": "tatsu-lab/alpaca", "dataset_dir": "ONLINE", "template": "default", "cutoff_len": job.seq_len, "packing": True,
+        "dataset": PLACEHOLDER, "dataset_dir": "ONLINE", "template": "default", "cutoff_len": job.seq_len, "packing": True,
         "neat_packing": job.document_masking,
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": _accumulation(plan), "optim": _optimizer(job), _half(plan): True,
@@ -256,7 +257,7 @@ def trl(plan: Plan) -> dict[str, Any]:
         # FSDP2 recomputes where it shards; transformers refuses both at once.
         "gradient_checkpointing": layout.recompute == "full" and (shared or not split), "learning_rate": tuning_rate(job),
         # Plain text: tokenizers of base models have no template for chats.
-        **_length(job, "num_train_epochs"), "dataset_name": "roneneldan/TinyStories", "output_dir": "outputs",
+        **_length(job, "num_train_epochs"), "dataset_name": PLACEHOLDER, "output_dir": "outputs",
     }  # fmt: skip
     if layout.cp > 1:
         # Of torch's two chunks a rank balance a causal mask; Ulysses has one, and whole heads.

@@ -13,6 +13,8 @@ from meshwright.specs.model import Model
 
 WORDS = "$INPUTS"
 """What the block leaves for the program, as the command names it; split by the shell into its words."""
+PLACEHOLDER = "DATA"
+"""What a tool's file for fine-tuning names as its data set, until its script says the one that was filled in."""
 SAVED_EVERY = 500
 """Steps from one checkpoint to the next."""
 
@@ -32,6 +34,8 @@ class Inputs:
     lost: str = ""
     tokenizer: str | None = None
     """The usual tokenizer; "": it must be told; None: the program takes none."""
+    tunes: bool = False
+    """Whether it trains further on rows of its own: no random tokens, and its file names the folder."""
 
     @property
     def defaults(self) -> dict[str, str]:
@@ -39,7 +43,7 @@ class Inputs:
         found = {"DATA": ""} if self.data else {}
         if self.tokenizer is not None:
             found["TOKENIZER"] = self.tokenizer
-        return found | {"CHECKPOINTS": ""}
+        return found if self.tunes else found | {"CHECKPOINTS": ""}
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -56,12 +60,12 @@ def block(inputs: Inputs) -> str:
     """Shell lines that take what was filled in, or end with a sentence that names what was not."""
     # No apostrophe: bash would take it for a quote inside ${NAME:?...}.
     short = {
-        "DATA": f"{inputs.data}, or mock",
+        "DATA": inputs.data if inputs.tunes else f"{inputs.data}, or mock",
         "TOKENIZER": "a name on the hub, or a folder",
         "CHECKPOINTS": "a folder that every host sees, or none",
     }
     says = {
-        "DATA": f"{short['DATA']}: random tokens, nothing kept",
+        "DATA": inputs.data if inputs.tunes else f"{short['DATA']}: random tokens, nothing kept",
         "TOKENIZER": f"the tokenizer that made the data: {short['TOKENIZER']}",
         "CHECKPOINTS": f"{short['CHECKPOINTS']}; read at the start, written every {SAVED_EVERY} steps",
     }
@@ -79,11 +83,15 @@ def block(inputs: Inputs) -> str:
 def note(inputs: Inputs) -> str:
     """What a bundle says of it to whoever starts it."""
     names = ", ".join(inputs.defaults)
+    if inputs.tunes:
+        return f"{names} is yours to fill in, at the top of the script or in its environment: {inputs.data}"
     timed = ": DATA=mock times the layout on random tokens" if inputs.data else ""
     return f"{names} are yours to fill in, at the top of the script or in its environment{timed}"
 
 
 def _decided(inputs: Inputs, asked: dict[str, str]) -> list[str]:
+    if inputs.tunes:
+        return [f': "{asked["DATA"]}"', f'INPUTS="{inputs.real}"']
     folder = _folder(inputs, asked["CHECKPOINTS"])
     if not inputs.data:
         return folder
@@ -161,3 +169,23 @@ def of_recipe(model: Model) -> Inputs:
 def of_nanotron(model: Model) -> Inputs:
     """So does the program that completes nanotron's file."""
     return Inputs(data=TOKENS, tokenizer=tokenizer_of(model))
+
+
+_ALPACA = "a data set of the hub whose rows are instruction, input and output"
+_TUNERS = {
+    "trl": ("a data set of the hub with a text each, or a folder of JSON lines", "--dataset_name $DATA"),
+    "axolotl": (_ALPACA, "--datasets=[{'path':'$DATA','type':'alpaca'}]"),
+    "llama-factory": (_ALPACA, "dataset=$DATA"),
+    "torchtune": (_ALPACA, "dataset.source=$DATA"),
+    "verl": ("a parquet file of conversations under messages", "data.train_files=$DATA"),
+}  # fmt: skip
+"""What a tool for fine-tuning reads, and the word that says it over its file.
+
+TRL's HfArgumentParser, Fire in axolotl, and OmegaConf in LLaMA-Factory and torchtune let a later word win.
+"""
+
+
+def of_tuner(tool: str) -> Inputs:
+    """What a tool for fine-tuning is told; it ends up in the folder that its file names."""
+    data, word = _TUNERS[tool]
+    return Inputs(data=data, real=word, tunes=True)

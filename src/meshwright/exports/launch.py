@@ -28,6 +28,11 @@ class Command:
     inputs: Inputs | None = None
     """What whoever launches fills in, where the program asks for it."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what it writes goes to the folder that whoever launches fills in."""
+        return self.inputs is not None and not self.inputs.tunes
+
     def asked(self) -> str:
         """Shell lines that take what was filled in."""
         return block(self.inputs) if self.inputs else ""

@@ -17,6 +17,7 @@ from meshwright.specs.frameworks import (
     Framework,
     lacks,
     quantises_experts,
+    splitting_by,
     tunes_whole_fp16,
     without_master,
 )
@@ -322,6 +323,13 @@ def _hosted(layout: Layout, can: Framework) -> Iterator[Problem]:
         yield Problem("offload", away, says, {"recompute": "full"})
 
 
+def _elsewhere(plan: Plan) -> str:
+    """Who splits sequences as a plan does, as the rest of a sentence; "" where nobody whose files are written here."""
+    method = plan.layout.cp_method
+    others = splitting_by(method, plan.model, tuning=plan.job.finetune is not None)
+    return f"; {method} is planned with --framework {' or '.join(others)}" if others else ""
+
+
 def ranks(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
     """The order of ranks, and how sequences are split over them."""
     if can.rank_orders and layout.rank_order not in can.rank_orders:
@@ -351,7 +359,7 @@ def ranks(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
         yield Problem(
             "cp_method",
             layout.cp_method,
-            f"moves keys and values of this attention by {' or '.join(methods)}",
+            f"moves keys and values of this attention by {' or '.join(methods)}{_elsewhere(plan)}",
             {"cp_method": methods[0]},
         )
     if layout.cp > 1 and can.context_alone and layout.tp * layout.pp > 1:

@@ -37,6 +37,7 @@ from meshwright.exports.inputs import (
     of_nanotron,
     of_primus,
     of_recipe,
+    of_tuner,
 )
 from meshwright.exports.launch import Command, slurm_script, torchrun_script
 from meshwright.exports.limit_rules import Problem
@@ -145,6 +146,10 @@ def _words_of(name: str) -> Callable[[Plan], tuple[str, ...]]:
     return lambda plan: finetuning.WORDS[name]
 
 
+def _inputs_of(name: str) -> Callable[[Model], Inputs]:
+    return lambda model: of_tuner(name)
+
+
 def _tuner(title: str, name: str) -> Limits:
     return Limits(title, name, asked=problems_of(name))
 
@@ -152,7 +157,7 @@ def _tuner(title: str, name: str) -> Limits:
 FINETUNERS: dict[str, Framework] = {
     name: Framework(
         limits.title, limits.can.checked, limits, finetuning.FILES[name], _words_of(name),
-        _notes_of(name),
+        _notes_of(name), _inputs_of(name),
     )
     for name, limits in (
         ("trl", _tuner("TRL", "trl")), ("axolotl", _tuner("axolotl", "axolotl")),
@@ -161,7 +166,7 @@ FINETUNERS: dict[str, Framework] = {
 }  # fmt: skip
 FINETUNERS |= {
     name: Framework(
-        name, limits.can.checked, limits, made.files, made.words, _notes_of(name),
+        name, limits.can.checked, limits, made.files, made.words, _notes_of(name), _inputs_of(name),
     )
     for name, made, limits in (
         # torchtune's models are its own, named in its own module.

@@ -9,6 +9,7 @@ import yaml
 
 from meshwright.exports.bundle import comment, steps, tuning_rate
 from meshwright.exports.freezing import frozen_problems
+from meshwright.exports.inputs import PLACEHOLDER
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.model_names import repository
 from meshwright.specs.cluster import Cluster
@@ -190,7 +191,7 @@ def config(plan: Plan) -> dict[str, Any]:
             "recipe_checkpoint": None, "output_dir": "${output_dir}", "model_type": kind,
         },
         "resume_from_checkpoint": False,
-        "dataset": {"_component_": "torchtune.datasets.alpaca_cleaned_dataset", "packed": True},
+        "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "source": PLACEHOLDER, "packed": True},
         "seed": None, "shuffle": True,
         "batch_size": layout.micro_batch,
         "gradient_accumulation_steps": layout.micro_batches(job.global_batch),

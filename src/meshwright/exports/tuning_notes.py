@@ -13,12 +13,10 @@ from meshwright.specs.plan import Plan
 def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     """What whoever starts a tool should know: what it keeps, and what its rows are."""
     yours = (
-        "data set and learning rate"
-        if plan.job.token_budget
-        else "data set, learning rate and length of the run"
+        "learning rate is" if plan.job.token_budget else "learning rate and length of the run are"
     )
     told = (
-        f"{yours} are yours: the plan knows only their cost",
+        f"{yours} yours: the plan knows only the cost",
         *_weights(plan, tool),
         *_masters(plan, tool),
     )
@@ -41,8 +39,8 @@ def notes(plan: Plan, tool: str) -> tuple[str, ...]:
         )
     if tool == "verl":
         # verl/utils/dataset/multiturn_sft_dataset.py: one row, one sequence; each message goes through the template.
-        return (*told, "verl packs nothing: rows shorter than data.max_length train less than the plan priced; TRAIN_FILES "
-                "names a parquet file of conversations under `messages`, which needs a tokenizer with a chat template")  # fmt: skip
+        return (*told, "verl packs nothing: rows shorter than data.max_length train less than the plan priced; "
+                "conversations need a tokenizer with a chat template")  # fmt: skip
     if tool == "trl" and plan.layout.cp > 1 and not packed(plan)["packing"]:
         return (*told, "TRL packs nothing beside context parallelism: rows shorter than max_length train less "
                 "than the plan priced")  # fmt: skip

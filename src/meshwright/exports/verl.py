@@ -12,9 +12,6 @@ from meshwright.specs.finetune import GROUPS, Finetune
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-DATA = '"${TRAIN_FILES:-$HOME/data/train.parquet}"'
-"""Where the data lies is no part of a plan; the script takes it from its environment."""
-
 
 def fields(plan: Plan) -> dict[str, str]:
     """Fields of verl's configuration and their values, as Hydra reads them.
@@ -81,4 +78,4 @@ def files(plan: Plan, command: str) -> dict[str, str]:
 def words(plan: Plan) -> tuple[str, ...]:
     """What each rank runs."""
     said = (f"{name}={value}" for name, value in fields(plan).items())
-    return ("-m", "verl.trainer.sft_trainer", f"data.train_files={DATA}", *said)
+    return ("-m", "verl.trainer.sft_trainer", *said)

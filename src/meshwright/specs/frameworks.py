@@ -380,6 +380,25 @@ def framework(name: str) -> Framework:
     return Framework.parse(_cells(name), f"frameworks.{name}")
 
 
+def splitting_by(method: str, model: Model, *, tuning: bool) -> tuple[str, ...]:
+    """Frameworks with files written here that can split a model's sequences by a method.
+
+    Args:
+        method: how keys and values reach other ranks.
+        model: whose attention it is.
+        tuning: those that train further with adapters; else those that pretrain.
+    """
+    return tuple(
+        name
+        for name in framework_names()
+        if (can := framework(name)).exported
+        and name != "any"
+        and can.has("cp")
+        and can.adapters == tuning
+        and method in can.context_methods_of(model)
+    )
+
+
 def names_of_one_program(name: str) -> tuple[str, ...]:
     """A framework and what shares its program under another name (`shards_as`)."""
     also = [one for one in framework_names() if framework(one).shards_as == name]
