@@ -354,7 +354,7 @@ def test_weights_are_as_wide_as_each_tool_loads_them(
 
 
 def test_gradients_are_whole_while_fsdp_accumulates_under_the_trainer(tmp_path: Path) -> None:
-    sharded = AXOLOTL + "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+    sharded = AXOLOTL + "bf16: false\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
     more = sharded + "gradient_accumulation_steps: 4\n"
     found = written(tmp_path, more, H8)
     assert any(one.option == "gradient_accumulation_steps" for one in found.remarks)

@@ -25,6 +25,25 @@ def refuse_part(data: Data, name: str) -> None:
         )
 
 
+_MEASURED = re.compile(
+    r"(?:^|\.)(?:(?:train|eval|final|val)_loss|(?:train|eval)_runtime|perplexity|mfu|(?:\w+_)?(?:tokens|samples|steps)_per_sec(?:ond)?\w*"
+    r"|(?:avg_|mean_)?step_time\w*|peak_(?:gpu_)?mem\w*|(?:total|elapsed|wall)\w*_(?:time|seconds|secs?|s)|(?:\w+_)?accuracy)$"
+)
+"""Names of what only a run that has been measures."""
+
+
+def refuse_record(data: Data, name: str) -> None:
+    """Refuse a table of what runs came to, though it says their settings, too.
+
+    Raises:
+        SpecError: it holds at least two things that are measured.
+    """
+    flat = flattened(data)
+    found = [one for one, value in flat.items() if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 and _MEASURED.search(one)]  # fmt: skip
+    if len(found) > 1:
+        raise SpecError("file", name, f"is a record of what a run came to ({found[0]}, {found[1]}): import the configuration or the script that it was started with")  # fmt: skip
+
+
 def unknown(data: Data, text: str, name: str) -> SpecError:
     """What is said of a document that no reader took."""
     if _GROUP_OF_HYDRA.search(text):

@@ -10,7 +10,7 @@ from meshwright.exports.bundle import STAMP_KEY
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import cloud
 from meshwright.imports.beside import switched_on
-from meshwright.imports.document_refusals import refuse_other, refuse_part, unknown
+from meshwright.imports.document_refusals import refuse_other, refuse_part, refuse_record, unknown
 from meshwright.imports.filled_in import FILLED_IN, filled_in
 from meshwright.imports.formats import (
     accelerate,
@@ -174,6 +174,7 @@ def read(
         reading = llama_factory.read(inner, given, folder)
         cloud.size(data, reading)
         return reading, stamp
+    refuse_record(data, name)
     if hyperpod.is_config(data):
         return hyperpod.read(_told(data, overrides), given, folder), stamp
     if (

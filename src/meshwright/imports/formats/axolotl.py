@@ -155,7 +155,8 @@ def _plugins(data: dict[str, Any], reading: Reading) -> None:
 
 
 def _precision(options: Options, reading: Reading) -> None:
-    bf16, fp16 = options.values.get("bf16"), options.values.get("fp16")
+    said = any(name in options.values for name in ("fp16", "float16", "bfloat16", "float32"))
+    bf16, fp16 = options.values.get("bf16", None if said else "auto"), options.values.get("fp16")
     options.raw("bf16", "fp16", "tf32", "float16", "bfloat16")
     pure = options.values.get("bfloat16") in (True, "true") or options.values.get("float16") in (
         True,
@@ -166,7 +167,8 @@ def _precision(options: Options, reading: Reading) -> None:
     elif bf16 in (True, "auto", "true", "full"):
         recipe = "bf16"
         if bf16 == "auto":
-            reading.guess("bf16", '"auto" is bf16 on devices that have it; it is taken')
+            where = "" if "bf16" in options.values else 'is not set: axolotl\'s own is "auto"; '
+            reading.guess("bf16", f'{where}"auto" is bf16 on devices that have it; it is taken')
         if bf16 == "full":
             recipe = "pure-bf16"
     elif fp16 in (True, "true", "auto"):

@@ -157,14 +157,32 @@ _OPEN_INSTRUCT = {"with_tracking", "dataset_mix_dir", "use_slow_tokenizer", "che
 """Words of open-instruct's finetune.py that TrainingArguments lack."""
 
 
+_FILTERS = ("pass_rate_min", "pass_rate_max", "output_dataset_name")
+"""Words of open-r1's program that keeps what a model answers rightly, but not always."""
+_LEARNS = {"learning_rate", "max_steps", "num_train_epochs", "gradient_accumulation_steps"}
+
+
+def _refuse_without_training(data: dict[str, Any], title: str) -> None:
+    """Refuse a table that names a model, and only answers with it.
+
+    Raises:
+        SpecError: it does.
+    """
+    names = set(flattened(data))
+    if not any(map(says_training, names)):
+        raise SpecError("file", title, "does not train: it names a model, and no batch, rate of learning or length of a run")  # fmt: skip
+    filters = next((name for name in _FILTERS if name in data), "")
+    if filters and not _LEARNS & names:
+        raise SpecError(filters, data[filters], "filters a data set by how often a model answers rightly; it does not train")  # fmt: skip
+
+
 def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) -> Reading:
     """Return what a YAML of TrainingArguments runs.
 
     Raises:
         SpecError: a value that cannot be.
     """
-    if not any(says_training(name) for name in flattened(data)):
-        raise SpecError("file", title, "does not train: it names a model, and no batch, rate of learning or length of a run")  # fmt: skip
+    _refuse_without_training(data, title)
     reading = Reading(title, options=dict(hf.EDITS))
     if len(_OPEN_INSTRUCT & set(data)) > 1 and not {"bf16", "fp16", "mixed_precision"} & set(data):
         reading.format = "open-instruct YAML"

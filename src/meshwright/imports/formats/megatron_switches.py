@@ -128,6 +128,8 @@ def graphs_and_capacity(
     """What CUDA graphs capture, and the multiple of their even share that experts keep."""
     more: dict[str, Any] = {}
     capacity = options.number("moe-expert-capacity-factor")
+    if not capacity:  # which tokens go first where none has to
+        options.read.add("moe-token-drop-policy")
     if capacity >= 1:
         more["routing"] = {"capacity": capacity}
     elif capacity > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from meshwright.imports.beside import beside
 from meshwright.imports.shell.batch import batch_options
@@ -164,16 +164,9 @@ def _exit(script: Script, _words: list[str]) -> bool | None:
 
 def _in_shell(script: Script, words: list[str]) -> bool | None:
     """`bash -c "…"`, and `bash train.sh a b` where that script is at hand."""
-    if "-c" in words and words.index("-c") + 1 < len(words):
-        text, *rest = words[words.index("-c") + 1 :]
-        scope = script.scope
-        before = scope.name, scope.positional
-        if rest:
-            scope.name, scope.positional = rest[0], rest[1:]
-        try:
-            return _evaluate(script, [text])
-        finally:
-            scope.name, scope.positional = before
+    leads = words[0].startswith("-") if words else False  # not what a script's arguments say
+    if leads and (inner := text_of_shell(["bash", *words])):
+        return _own_shell(script, words[inner - 1], words[inner:], {})
     at = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     if at < len(words) and script.files.get(unmarked(words[at])) and starts_script(script, ["bash", *words[at:]], {}):  # fmt: skip
         return None  # a script that this one has written
@@ -203,22 +196,53 @@ STARTERS = frozenset({
 """Commands that start what follows their own options."""
 
 
-def _inside(
-    script: Script, text: str, rest: list[str], ahead: list[str], environment: dict[str, str]
-) -> bool:
-    """Follow the text of `mpirun … bash -c "… bash train.sh" NAME ARGUMENT…`; the launcher's words come first."""
-    before, scope = len(script.commands), script.scope
+def text_of_shell(words: list[str]) -> int:
+    """Where the text of `bash -c "…"`, `bash -lc "…"` or `sh -l -c "…"` stands among words; 0 where there is none."""
+    for start, word in enumerate(words):
+        if posixpath.basename(word) not in ("bash", "sh"):
+            continue
+        flags = takewhile(lambda one: one.startswith("-"), words[start + 1 :])
+        for at, flag in enumerate(flags, start + 1):
+            if re.fullmatch(r"-\w*c", flag) and at + 1 < len(words):
+                return at + 1
+    return 0
+
+
+def _own_shell(
+    script: Script, text: str, rest: list[str], environment: dict[str, str]
+) -> bool | None:
+    """Follow the text of `bash -c "…" NAME ARGUMENT…`: what it sets, where it goes, and that it ends, stays within."""
+    scope, directory = script.scope, script.directory
     kept, named, positional, exits = dict(scope.variables), scope.name, scope.positional, script.exits  # fmt: skip
     scope.variables |= environment
     if rest:
         scope.name, scope.positional = rest[0], rest[1:]
     try:
-        _evaluate(script, [text])
+        return _evaluate(script, [text])
     finally:
         scope.variables, scope.name, scope.positional = kept, named, positional
-        script.exits = exits
+        script.exits, script.directory = exits, directory
+
+
+_SETS = re.compile(r"(?m)(?:^|[;&|]|\b(?:do|then|else)\s)\s*(?:export\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=")  # fmt: skip
+"""A statement that sets a variable."""
+
+
+def _has_to_be_followed(text: str) -> bool:
+    """Whether a text for a shell starts a script, or uses a variable that it sets itself."""
+    if re.search(r"(?:^|[\s;&])(?:bash|sh|\./\S*)\s*\S*\.sh\b", text):
+        return True
+    return any(re.search(rf"\${{?{one}\b", text) for one in _SETS.findall(text))
+
+
+def _inside(script: Script, words: list[str], at: int, environment: dict[str, str]) -> bool:
+    """Follow the text of `mpirun … bash -c "… bash train.sh" NAME ARGUMENT…`; the launcher's words come first."""
+    before = len(script.commands)
+    _own_shell(script, words[at], words[at + 1 :], environment)
+    start = max(i for i, word in enumerate(words[:at]) if posixpath.basename(word) in ("bash", "sh"))  # fmt: skip
     for command in script.commands[before:]:
-        command.words = [*ahead, *command.words]
+        command.words = [*words[:start], *command.words]
+        command.environment = environment | command.environment
     return len(script.commands) > before
 
 
@@ -232,13 +256,10 @@ def exported(words: list[str]) -> dict[str, str]:
 
 def starts_script(script: Script, words: list[str], environment: dict[str, str]) -> bool:
     """Follow the script that a launcher starts, where it is at hand; the launcher's words come first."""
-    scope = script.scope
+    scope, inner = script.scope, text_of_shell(words)
     for index, word in enumerate(words[1:], 1):
-        inside = re.fullmatch(r"-\w*c", words[index - 1]) and posixpath.basename(
-            words[index - 2]
-        ) in ("bash", "sh")
-        if inside and index > 1 and re.search(r"(?:^|[\s;&])(?:bash|sh|\./\S*)\s*\S*\.sh\b", word):
-            return _inside(script, word, words[index + 1 :], words[: index - 2], environment)
+        if index == inner and _has_to_be_followed(word):
+            return _inside(script, words, index, environment)
         bare = unmarked(word)
         written = bare in script.files and posixpath.basename(words[index - 1]) in ("sbatch", "bash", "sh")  # fmt: skip
         named = bare.endswith((".sh", ".bash", ".sbatch", ".slurm")) or written

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 from meshwright.imports.beside import beside
 from meshwright.imports.shell import blocks as shell_blocks
 from meshwright.imports.shell.batch import batch_options, batch_variables
-from meshwright.imports.shell.builtins import BUILTINS, STARTERS, forget, starts_script
+from meshwright.imports.shell.builtins import (
+    BUILTINS,
+    STARTERS,
+    forget,
+    starts_script,
+    text_of_shell,
+)
 from meshwright.imports.shell.conditions import test_command, truth
 from meshwright.imports.shell.files import changed_in_place
 from meshwright.imports.shell.output import asks_for_npu, counted_by_machine, printed_by, searched
@@ -287,7 +293,7 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
         return None
     if name.endswith((".sh", ".bash")) and beside(script.folder, name) is not None:
         words, name = ["bash", *words], "bash"  # a script at hand that is started by its own name
-    builtin = BUILTINS.get(name)
+    builtin = BUILTINS.get("bash" if re.fullmatch(r"/(?:usr/)?bin/(?:ba)?sh", name) else name)
     if builtin is not None:
         before = {known: script.scope.variables.get(known) for known in environment}
         script.scope.variables |= environment
@@ -303,7 +309,7 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
         return status
     if name in script.functions and script.depth < MAX_DEPTH:
         return _call(script, name, words[1:])
-    words = _opened(script, words)
+    written, words = words, _opened(script, words)
     if script.printed is not None and (output := printed_by(script, words)) is not None:
         script.printed.append(output)
         return True
@@ -314,7 +320,7 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
         return False
     if base == "sed" and changed_in_place(script, words):
         return True
-    if base in STARTERS and starts_script(script, words, environment):
+    if base in STARTERS and starts_script(script, written, environment):
         return None
     if base in ("grep", "egrep"):
         return searched(script, words)
@@ -329,21 +335,17 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
 
 def _opened(script: Script, words: list[str]) -> list[str]:
     """Words with the variables filled that only the shell of `bash -c '…'` sees."""
-    for index in range(len(words) - 2):
-        if posixpath.basename(words[index]) in ("bash", "sh") and re.fullmatch(
-            r"-\w*c", words[index + 1]
-        ):
-            inner = words[index + 2]
-            if "$" in inner and not unset(inner):
-                scope, rest = script.scope, words[index + 3 :]
-                before = scope.name, scope.positional
-                scope.name, scope.positional = (rest or [scope.name])[0], rest[1:]
-                try:
-                    opened = expand_heredoc(inner, scope)
-                finally:
-                    scope.name, scope.positional = before
-                return [*words[: index + 2], opened, *rest]
-    return words
+    at = text_of_shell(words)
+    inner, scope, rest = words[at], script.scope, words[at + 1 :]
+    if not at or "$" not in inner or unset(inner):
+        return words
+    before = scope.name, scope.positional
+    scope.name, scope.positional = (rest or [scope.name])[0], rest[1:]
+    try:
+        opened = expand_heredoc(inner, scope)
+    finally:
+        scope.name, scope.positional = before
+    return [*words[:at], opened, *rest]
 
 
 def _call(script: Script, name: str, arguments: list[str]) -> bool | None:

@@ -1,0 +1,66 @@
+"""Files that are no training, shells inside commands, and a tool's own defaults."""
+
+import pytest
+
+from meshwright.exports.stamp import Stamp
+from meshwright.imports.documents import read as read_document
+from meshwright.imports.reading import Given, Reading
+from meshwright.imports.scripts import read as read_shell
+from meshwright.imports.shell.follow import read_script
+from meshwright.specs.errors import SpecError
+
+
+def of_table(text: str, name: str = "run.yaml") -> Reading:
+    return read_document(text, name, Given(), None, Stamp())[0]
+
+
+FILTER = "model_name_or_path: Qwen/Qwen2.5-7B\nnum_generations: 8\nmax_completion_length: 2048\npass_rate_min: 0.1\n"
+
+
+def test_a_table_that_filters_a_data_set_does_not_train():
+    with pytest.raises(SpecError, match="filters a data set"):
+        of_table(FILTER)
+    trained = of_table(FILTER + "learning_rate: 1.0e-6\n")  # a run that filters as it goes
+    assert trained.model_name == "Qwen/Qwen2.5-7B"
+
+
+RECORD = (
+    '{"model": "Qwen/Qwen2.5-7B", "learning_rate": 1e-5, "batch_size": 16, "seq_length": 4096%s}'
+)
+
+
+def test_a_record_of_what_a_run_came_to_is_no_configuration():
+    with pytest.raises(SpecError, match="record of what a run came to"):
+        of_table(RECORD % ', "train_loss": 1.2, "tokens_per_sec": 900.5', "a.json")
+    assert of_table(RECORD % ', "train_loss": 0, "log_mfu": true', "a.json").seq_len == 4096
+
+
+@pytest.mark.parametrize(
+    "shell", ["srun bash -c", "docker run image bash -lc", "/bin/bash -lc", "mpirun -n 2 sh -l -c"]
+)
+def test_variables_that_a_shell_inside_a_command_sets(shell):
+    script = read_script(
+        f"TP=2\n{shell} 'export TP=4 MB=1\ncd /x && torchrun train.py --tp $TP --mb ${{MB}}'\necho a > b; prog $TP"
+    )
+    words = script.commands[0].words
+    assert words[words.index("--tp") :] == ["--tp", "4", "--mb", "1"]
+    assert script.commands[-1].words == ["prog", "2"]  # what it set stays within
+
+
+AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nsequence_len: 2048\nlearning_rate: 1.0e-5\nadapter: lora\nlora_r: 8\nlora_alpha: 8\nlora_target_linear: true\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "precision"), [("", "bf16"), ("bf16: false\n", "fp32"), ("fp16: true\n", "fp16")]
+)
+def test_axolotl_computes_in_bf16_where_nothing_is_said(more, precision):
+    assert of_table(AXOLOTL + more).job["precision"]["name"] == precision
+
+
+MOE = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 8 --num-experts 4 --moe-router-topk 2 --bf16 --vocab-size 320 --moe-token-drop-policy position"
+
+
+def test_a_policy_of_dropping_drops_nothing_without_a_capacity():
+    for more, said in (("", False), (" --moe-expert-capacity-factor 1.5", True)):
+        reading, _ = read_shell(MOE + more, "a.sh", Given(), None, Stamp())
+        assert any("drop" in one.text for one in reading.remarks) is said
