@@ -7,11 +7,13 @@ import yaml
 from plans import make_plan
 from test_real_parsers import ask_megatron, question
 
+from meshwright.cli.inputs import read_question
+from meshwright.cli.options import QuestionOptions
 from meshwright.exports import megatron
 from meshwright.exports.canonical import canonical
-from meshwright.exports.targets import FINETUNERS, STARTED, export
+from meshwright.exports.targets import FINETUNERS, STARTED, export, why_unwritten
 from meshwright.planner.stacks import under
-from meshwright.specs import Job, Layout, load_model
+from meshwright.specs import Job, Layout, load_cluster, load_model
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import OPTIMIZERS, RECIPES
@@ -160,3 +162,23 @@ def test_torchtitan_s_rotary_tables_reach_so_far():
         else:
             with pytest.raises(SpecError, match="for 16,384 tokens"):
                 export(plan, "torchtitan")
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "kernel"),
+    [("deepspeed", "h100:1x8", "unfused"), ("trainer", "h100:1x8", "unfused"), ("trl", "h100:1x8", "unfused"),
+     ("axolotl", "h100:1x8", "flash"), ("axolotl", "a100:1x8", "unfused"), ("llama-factory", "mi300x:1x8", "unfused"),
+     ("megatron", "h100:1x8", "flash"), ("torchtitan", "h100:1x8", "flash")],
+)  # fmt: skip
+def test_sinks_are_planned_with_a_kernel_that_can_be_written(name, cluster, kernel, tmp_path):
+    """A default plan of GPT-OSS was refused where a framework's FlashAttention knows no sinks."""
+    model, where = load_model("gpt-oss-20b"), load_cluster(cluster)
+    assert under(Job(), name, where.device, where.gpus, model).attention_kernel == kernel
+    options = QuestionOptions(model="gpt-oss-20b", cluster=cluster, framework=name)
+    job = read_question(options)[2]
+    assert job.attention_kernel == kernel
+    assert not [one for one in why_unwritten(model, job, where).split() if one == "sinks"]
+    told = tmp_path / "job.toml"
+    told.write_text('attention_kernel = "flash"\n')
+    options = QuestionOptions(model="gpt-oss-20b", cluster=cluster, framework=name, job=str(told))
+    assert read_question(options)[2].attention_kernel == "flash"

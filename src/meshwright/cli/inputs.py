@@ -44,6 +44,8 @@ def read_question(
         # TRL's quantiser passes over experts; axolotl's does not, where it runs.
         instead = framework("axolotl").is_exported_on(cluster.device.vendor)
         job = job.but(framework="axolotl" if instead else "trl")
+    if _sinks_decide(options, job, model, cluster):
+        job = job.but(attention_kernel="unfused")
     if options.routing is not None:
         experts = model.experts.experts if model.experts is not None else None
         check_experts(job.routing, experts, model.name, "--routing")
@@ -59,6 +61,16 @@ def read_question(
         if options.capacity_factor is not None:
             job = asked_capacity(job, model, options.capacity_factor)
     return model, cluster, job
+
+
+def _sinks_decide(options: QuestionOptions, job: Job, model: Model, cluster: Cluster) -> bool:
+    """Whether a model's sinks leave a named framework no kernel but plain attention, and no file names another."""
+    from meshwright.planner.stacks import keeps_sinks
+
+    told = load_job(Path(options.job)).model_fields_set if options.job else set()
+    if "framework" not in job.model_fields_set or "attention_kernel" in told:
+        return False
+    return keeps_sinks(model, job.framework, cluster.device)
 
 
 def names_framework(options: QuestionOptions) -> bool:

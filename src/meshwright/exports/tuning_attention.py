@@ -13,11 +13,11 @@ from typing import Any
 
 from meshwright.exports.limit_rules import Problem
 from meshwright.specs.cluster import Cluster
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-_HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 _NO_FLASH = ("bloom", "mpt", "llama4_text", "deepseek_v32", "deepseek_v4", "glm_moe_dsa")
 """Families whose class in transformers 5.23 does not say `_supports_flash_attn`."""
 ALWAYS_FLASH = ("llama-factory", "axolotl", "verl")
@@ -77,13 +77,13 @@ def kernel_problems(tool: str, model: Model, job: Job, cluster: Cluster) -> Iter
         says = "is told FlashAttention, which transformers' class of it does not take"
         yield Problem("model.family", model.family, says)
     elif model.attention_sinks:
-        yield from _sinks(tool, cluster)
+        yield from _sinks(tool, model, cluster)
     if tool == "verl" and model.family == "gpt_oss":
         says = "is given published weights, which stay in 4 bits (MXFP4) beside the kernels that attention with sinks needs, and those do not train"
         yield Problem("model.family", model.family, says)
 
 
-def _sinks(tool: str, cluster: Cluster) -> Iterator[Problem]:
+def _sinks(tool: str, model: Model, cluster: Cluster) -> Iterator[Problem]:
     """FlashAttention that knows sinks is built for Hopper; transformers has another for AMD."""
     priced = 'a --job file with attention_kernel = "unfused" prices them'
     if tool == "trl":
@@ -94,8 +94,7 @@ def _sinks(tool: str, cluster: Cluster) -> Iterator[Problem]:
             f"computes attention with sinks by keeping all its scores: {priced}",
         )
         return
-    device = cluster.device.name.lower()
-    hopper = any(name in device for name in _HOPPER)
-    if not hopper and not (cluster.device.vendor == "amd" and tool != "llama-factory"):
+    device = cluster.device
+    if framework(tool).keeps_scores_of(model, device.vendor, device.name):
         says = f"computes attention with sinks by FlashAttention 3, which runs on Hopper; elsewhere with all scores: {priced}"
         yield Problem("cluster", cluster.name, says)

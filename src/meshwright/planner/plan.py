@@ -101,7 +101,7 @@ def plan(
     job = job or Job()
     if asked_for(job):
         free = job.framework == UPPER_BOUND
-        run = job if free else under(job, job.framework, cluster.device, cluster.gpus)
+        run = job if free else under(job, job.framework, cluster.device, cluster.gpus, model)
         for field, value, instead in [
             *job_lacks(run, framework(job.framework)),
             *not_written(run, job.framework),
@@ -193,7 +193,7 @@ def _answers(
     if asked_for(asked.job) or not stacks_for(asked.cluster.device.vendor, asked.job):
         job = asked.job
         if job.framework != UPPER_BOUND:
-            job = under(job, job.framework, asked.cluster.device, asked.cluster.gpus)
+            job = under(job, job.framework, asked.cluster.device, asked.cluster.gpus, asked.model)
         solution = solve_ways(replace(asked, job=job), constraints, objective)
         if progress:
             progress(solution.result.searched.priced)

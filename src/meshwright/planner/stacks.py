@@ -66,8 +66,16 @@ def stacks_for(vendor: str, job: Job) -> tuple[Framework, ...]:
     return tuning_stacks(job.finetune)
 
 
-def under(job: Job, name: Framework, device: Device | None = None, devices: int = 1) -> Job:
+def under(
+    job: Job,
+    name: Framework,
+    device: Device | None = None,
+    devices: int = 1,
+    model: Model | None = None,
+) -> Job:
     """The job as a framework runs it: its attention kernel, and its precision unless one was named.
+
+    Sinks of a model that its kernel on the device does not know keep all scores.
 
     On a device without units for bf16 (NVIDIA's before Ampere) both are what it has: fp16, and plain attention.
     """
@@ -77,6 +85,7 @@ def under(job: Job, name: Framework, device: Device | None = None, devices: int 
     if "attention_kernel" not in job.model_fields_set:
         old = device is not None and not device.has_bf16
         plain = old and "unfused" in framework(name).attention_kernels
+        plain = plain or keeps_sinks(model, name, device)
         changes["attention_kernel"] = "unfused" if plain else known.attention_kernel
     if "precision" not in job.model_fields_set:
         precision = _usual_precision(name, known.gradient_bytes)
@@ -84,6 +93,15 @@ def under(job: Job, name: Framework, device: Device | None = None, devices: int 
             precision = precision.but(name="fp16", compute="fp16")
         changes["precision"] = precision
     return job.but(**changes)
+
+
+def keeps_sinks(model: Model | None, name: Framework, device: Device | None) -> bool:
+    """Whether a framework runs a model with plain attention on a device for the sake of its sinks."""
+    if model is None or device is None:
+        return False
+    can = framework(name)
+    keeps = can.keeps_scores_of(model, device.vendor, device.name)
+    return keeps and "unfused" in can.attention_kernels
 
 
 def _usual_precision(name: Framework, gradient_bytes: float) -> PrecisionRecipe:
@@ -119,7 +137,10 @@ def solve_all(
     """
     cluster = question.cluster
     names = stacks_for(cluster.device.vendor, question.job)
-    runs = {name: under(question.job, name, cluster.device, cluster.gpus) for name in names}
+    runs = {
+        name: under(question.job, name, cluster.device, cluster.gpus, question.model)
+        for name in names
+    }
     silent = _unwritten(question, runs, refuses)
     if len(silent) == len(names):  # no tool can write it: it is planned for the first all the same
         silent.pop(names[0], None)

@@ -26,6 +26,8 @@ AXIS_TITLES: dict[Axis, str] = {
 }  # fmt: skip
 
 
+_HOPPER = ("h100", "h200", "h800", "h20", "gh200")
+
 Need = Literal[
     "untied embeddings", "no experts", "rotary positions", "Llama 3 layers", "plain layers"
 ]
@@ -185,6 +187,9 @@ class Framework(Spec):
     attention_kernels: tuple[Literal["flash", "unfused", "memory-efficient"], ...] = Field(
         description="kernels that attention can be told to run on"
     )
+    flash_sinks_on: tuple[Literal["all", "hopper", "amd"], ...] = Field(
+        description="devices whose attention with sinks keeps no scores"
+    )
     losses: tuple[Literal["full", "chunked", "liger", "cut"], ...] = Field(
         description="ways to make the cross-entropy that it has words for"
     )
@@ -221,6 +226,14 @@ class Framework(Spec):
         if model.attention_sinks:
             methods = tuple(one for one in methods if one in self.context_methods_sinks)
         return methods
+
+    def keeps_scores_of(self, model: Model, vendor: str, device: str) -> bool:
+        """Whether a model's attention with sinks keeps all scores on a device, for want of a kernel that knows them."""
+        on = self.flash_sinks_on
+        if not model.attention_sinks or "all" in on:
+            return False
+        hopper = "hopper" in on and any(name in device.lower() for name in _HOPPER)
+        return not hopper and not ("amd" in on and vendor == "amd")
 
     def splits_nothing_of(self, model: Model, job: Job, vendor: str) -> bool:
         """Whether attention is of a kind that is not split over ranks on a vendor's devices."""
