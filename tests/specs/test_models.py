@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from meshwright.specs.errors import SpecError
 from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.models import _without_dots, is_size, load_model, model_names, typical_model
-from meshwright.specs.traced import trace
+from meshwright.specs.traced import _tell, trace
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -125,6 +126,26 @@ def test_a_count_that_was_kept_needs_no_second_process(monkeypatch, tmp_path):
         file.write_text("{", "utf-8")
     assert trace({"model_type": "one"}) == first
     assert len(asked) == 5
+
+
+@pytest.mark.parametrize(("after_s", "told"), [(0.0, True), (60.0, False)])
+def test_a_count_that_takes_long_is_told_where_no_terminal_is(monkeypatch, capsys, after_s, told):
+    waiting = threading.Event()
+
+    def process(command, **_):
+        waiting.wait(5.0 if told else 0.0)
+        return SimpleNamespace(stdout=json.dumps({"total": 7, "layers": [{}], "config": {}}))
+
+    def tell(what):
+        _tell(what)
+        waiting.set()
+
+    monkeypatch.delenv("MESHWRIGHT_COUNTS", raising=False)
+    monkeypatch.setattr("meshwright.specs.traced.subprocess.run", process)
+    monkeypatch.setattr("meshwright.specs.traced.AFTER_UNSEEN_S", after_s)
+    monkeypatch.setattr("meshwright.specs.traced._tell", tell)
+    trace({"model_type": "one"})
+    assert ("counting one" in capsys.readouterr().err) is told
 
 
 def test_explicit_fields():

@@ -27,6 +27,8 @@ PATIENCE_S = 120.0
 """Time that building a config's modules may take."""
 AFTER_S = 1.0
 """Time after which whoever waits at a terminal is told for what."""
+AFTER_UNSEEN_S = 2.0
+"""The same where the answer goes to a file or to another program."""
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k")
@@ -45,7 +47,9 @@ def trace(config: Mapping[str, Any]) -> dict[str, Any]:
     family = config.get("model_type")
     command = [sys.executable, "-m", "meshwright.engine.model.traced"]
     told = threading.Timer(
-        AFTER_S, _tell, [f"counting {family}: its modules are being built without weights …"]
+        AFTER_S if sys.stderr.isatty() else AFTER_UNSEEN_S,
+        _tell,
+        [f"counting {family}: its modules are being built without weights …"],
     )
     told.daemon = True
     told.start()
@@ -73,8 +77,7 @@ def trace(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tell(what: str) -> None:
-    if sys.stderr.isatty():
-        print(what, file=sys.stderr, flush=True)
+    print(what, file=sys.stderr, flush=True)
 
 
 def traced_fields(answer: Mapping[str, Any]) -> Fields:
