@@ -199,7 +199,7 @@ def test_a_table_of_text_without_a_model_asks_for_it():
     text = RATE.replace("max_length", "tokenizer_json: t.json\nmax_length")
     with pytest.raises(SpecError, match="--model"):
         import_text(text, "c.yaml", GUESS)
-    with pytest.raises(SpecError, match="names no model, batch and rate"):
+    with pytest.raises(SpecError, match="names no model in words"):
         import_text("learning_rate: 0.1\nbatch_size: 4\n", "c.yaml", GUESS)
 
 

@@ -64,3 +64,22 @@ def test_a_policy_of_dropping_drops_nothing_without_a_capacity():
     for more, said in (("", False), (" --moe-expert-capacity-factor 1.5", True)):
         reading, _ = read_shell(MOE + more, "a.sh", Given(), None, Stamp())
         assert any("drop" in one.text for one in reading.remarks) is said
+
+
+def test_a_model_outside_and_its_batch_inside_are_one_table():
+    text = "model_name_or_path: meta-llama/Llama-3.1-8B\ntrain: {lr: 1.0e-5, batch_size: 4, max_seq_len: 2048}\n"
+    assert (of_table(text).micro_batch, of_table(text).seq_len) == (4, 2048)
+
+
+@pytest.mark.parametrize("batch", ["gradient_accumulation_steps = 8", "batch_size_tokens = 9000"])
+def test_a_table_of_no_framework_lacks_what_it_does_not_say(batch):
+    text = f'model_dir = "/m/Llama-3-8B"\n{batch}\n[optimizer]\nlr = 5e-5\n[[datasets]]\nsequence_len = 4096\n'
+    with pytest.raises(SpecError, match="names no batch in words"):
+        of_table(text, "c.toml")
+
+
+def test_a_recipe_of_pictures_under_a_placeholder_is_no_text():
+    text = "actor: {backend: 'fsdp:d8', path: /models/PATH, mb_spec: {max_tokens_per_mb: 4096}}\ntrain_dataset: {path: x/clevr_count_70k, batch_size: 8, max_length: 512}\n"
+    with pytest.raises(SpecError, match="vision-language"):
+        of_table(text)
+    assert of_table(text.replace("clevr_count_70k", "gsm8k")).model_name == "/models/PATH"

@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.imports import cloud
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import flattened
+from meshwright.imports.own import tables as own_tables
 from meshwright.specs.errors import SpecError
 
 Data = dict[str, Any]
@@ -54,10 +55,11 @@ def unknown(data: Data, text: str, name: str) -> SpecError:
             name,
             "describes no training run: it says no optimizer, rate of learning or number of steps",
         )
+    lacks = own_tables.lacking(data) or ["length of a sequence"]
     return SpecError(
         "file",
         name,
-        "is of no known framework, and names no model, batch and rate of learning in words that most programs use: "
+        f"is of no known framework, and names no {' and no '.join(lacks)} in words that most programs use: "
         "import the program or the script that reads it",
     )
 

@@ -25,8 +25,6 @@ from meshwright.imports.formats import (
     fairseq2,
     fast_llm,
     flagscale,
-    hf,
-    hf_programs,
     hf_tables,
     hyperpod,
     levanter,
@@ -177,11 +175,7 @@ def read(
     refuse_record(data, name)
     if hyperpod.is_config(data):
         return hyperpod.read(_told(data, overrides), given, folder), stamp
-    if (
-        hf_programs.is_swift_table(data)
-        or hf.is_trainer(data)
-        or hf.is_trainer(hf_tables.nested(data)[1])
-    ):
+    if hf_tables.is_config(data) and not own_tables.is_around(data):
         return hf_tables.read(data, given, folder, _trainer_title(data)), stamp
     refuse_part(data, name)
     if cloud.starts_training(data):

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from meshwright.imports.interpolate import resolved
-from meshwright.imports.names import refuse_other
+from meshwright.imports.names import PLANNED, refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named, torch_moments
@@ -16,6 +16,10 @@ from meshwright.specs.job import RECIPES
 
 EDITS = {"micro_batch": "actor.mb_spec.max_tokens_per_mb"}
 _AXES = {"d": "dp", "t": "tp", "p": "pp", "c": "cp", "e": "ep"}
+
+
+_SEEN = re.compile(r"(?i)clevr_count|geometry3k|virl39k|longvideo|multimodal")
+"""Data sets with pictures that AReaL knows by name (areal/dataset/)."""
 
 
 def is_config(data: dict[str, Any]) -> bool:
@@ -43,6 +47,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading.model_name = options.loose(f"{at}path")
     if reading.model is None:
         refuse_other(reading.model_name)
+        asked = options.loose("train_dataset.path")
+        if _SEEN.search(asked):  # whatever the path of the model is called
+            raise SpecError("train_dataset.path", asked, f"trains a vision-language model: {PLANNED}")  # fmt: skip
     text, allocated = options.loose(f"{at}backend"), options.loose("allocation_mode").rsplit("+", 1)[-1]  # fmt: skip
     if (
         text and allocated and re.fullmatch(r"[a-z_]+", text)

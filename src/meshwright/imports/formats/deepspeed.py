@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.exports.bundle import STAMP_KEY
 from meshwright.imports.options import Options, flattened
+from meshwright.imports.own.usual import NAMES
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.specs.errors import SpecError
@@ -41,6 +42,8 @@ def is_config(data: dict[str, Any]) -> bool:
         "tokenizer",
         "policy_model",
         "dataset",
+        "datasets",
+        *(name for name in NAMES if name != "config_name"),
     }
     if keys & others or not keys & set(_KEYS):
         return False

@@ -18,6 +18,11 @@ from meshwright.specs.foreign import parse_yaml, read_text
 from meshwright.specs.huggingface import model_from_config
 
 
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table has TrainingArguments' words, outside or in a table of its own."""
+    return hf_programs.is_swift_table(data) or hf.is_trainer(data) or hf.is_trainer(nested(data)[1])
+
+
 def nested(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """(its name, the table) of TrainingArguments inside a file that has more; empty where none is."""
     for name in (

@@ -74,6 +74,22 @@ def is_config(data: dict[str, Any]) -> bool:
     return rate and batch and (bool(_model(flat)) or shape or left or asked or "path_to_model_config" in flat)  # fmt: skip
 
 
+def is_around(data: dict[str, Any]) -> bool:
+    """Whether a table names a model outside as transformers' programs do, and batch and rate in tables by other words."""
+    outside = {name for name, one in data.items() if not isinstance(one, dict)}
+    inside = {name for one in data.values() if isinstance(one, dict) for name in one}
+    said = any(re.search(r"per_device|gradient_acc|num_train_epochs|^fp16$|^bf16$|^learning_rate$|^(?:max_)?seq_length$|^output_dir$", name) for name in (*outside, *inside))  # fmt: skip
+    return not said and not outside & {*_BATCHES, *_RATES} and is_config(data)
+
+
+def lacking(data: dict[str, Any]) -> list[str]:
+    """What such tables would have to say to be read, of a model, a batch and a rate of learning."""
+    flat = _flat(_in_usual_words(_in_small(data)))
+    lasts = {name.rsplit(".", 1)[-1] for name in flat}
+    found = {"model": bool(_model(flat)) or bool(lasts & set(usual.NAMES)), "batch": bool(lasts & set(_BATCHES)), "rate of learning": bool(lasts & set(_RATES))}  # fmt: skip
+    return [what for what, there in found.items() if not there]
+
+
 _OF_TEXT = re.compile(r"(?i)tokeni[sz]|^vocab|^(?:max_)?seq(?:uence)?_?len|^max_(?:seq|context|length|tokens)|^context_|^block_size$|^lora_|^n_ctx$|^packing$")  # fmt: skip
 """Names that only a run over text has."""
 
