@@ -393,3 +393,34 @@ def test_llama_factory_shards_no_weights_of_8_bits():
         make_plan("llama3.1-8b", dp=8, zero=3, job=_adapters("llama-factory", "nf4")),
         "llama-factory",
     )
+
+
+@pytest.mark.parametrize("offload", [(), ("optimizer", "parameters")])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_axolotl_shards_16_bit_weights_by_its_own_fsdp2_and_is_read_back(
+    tmp_path, offload, recompute
+):
+    """DeepSpeed would keep 32-bit copies that the plan did not price."""
+    plan = planned("full", "sharded", "axolotl").but(
+        layout=Layout(dp=4, zero=3, recompute=recompute, offload=offload)
+    )
+    plan = plan.but(job=plan.job.but(optimizer=OPTIMIZERS["adamw-bf16"]))
+    bundle = export(plan, "axolotl")
+    assert "deepspeed.json" not in bundle.files
+    ours = yaml.safe_load(bundle.files["axolotl.yaml"])
+    assert "deepspeed" not in ours and not ours["gradient_checkpointing"]
+    assert (ours["fsdp_version"], ours["fsdp_config"]["reshard_after_forward"]) == (2, True)
+    assert not [note for note in bundle.notes if "32-bit" in note]
+    bundle.write(tmp_path)
+    back = import_file(tmp_path / "run.sh", Given(cluster=plan.cluster))
+    assert (back.layout.dp, back.layout.zero, back.layout.recompute) == (4, 3, recompute)
+    assert set(back.layout.offload) == set(offload)
+    assert back.job.precision.name == "pure-bf16"
+    assert back.job.optimizer.state_bytes == plan.job.optimizer.state_bytes
+    assert [one for one in back.remarks if one.kind == "unread"] == []
+    # Only DeepSpeed has the second stage's words here, and copies of 32 bits.
+    for other in (
+        plan.but(layout=plan.layout.but(zero=2, offload=())),
+        planned("full", "sharded", "axolotl"),
+    ):
+        assert "deepspeed.json" in export(other, "axolotl").files

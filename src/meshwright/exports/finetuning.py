@@ -21,7 +21,7 @@ from meshwright.exports.model_names import repository
 from meshwright.exports.tuning_attention import axolotl_words, keeps_scores, trl_words
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
-from meshwright.specs.frameworks import quantises_experts
+from meshwright.specs.frameworks import quantises_experts, without_master
 from meshwright.specs.job import Job
 from meshwright.specs.plan import Plan
 
@@ -93,9 +93,40 @@ def deepspeed_stage(plan: Plan) -> int:
 
 
 def brings_deepspeed(plan: Plan, tool: str) -> bool:
-    """Whether DeepSpeed is what shards: not where TRL leaves that to accelerate's FSDP2."""
+    """Whether DeepSpeed is what shards: not where TRL leaves that to accelerate's FSDP2, nor where axolotl runs its own."""
     by_accelerate = tool == "trl" and splits_layers(plan) and not by_deepspeed(plan)
-    return deepspeed_stage(plan) > 0 and not by_accelerate
+    own = tool == "axolotl" and _shards_itself(plan)
+    return deepspeed_stage(plan) > 0 and not by_accelerate and not own
+
+
+def _shards_itself(plan: Plan) -> bool:
+    """Whether axolotl's FSDP2 keeps what was priced and DeepSpeed would not: whole weights of 16 bits, moments too.
+
+    Source: axolotl/monkeypatch/accelerate/fsdp2.py, whose `fsdp2_prepare_model` shards weights as they were loaded;
+    accelerate's own, which it replaces, makes 32-bit ones of them.
+    """
+    layout, job = plan.layout, plan.job
+    whole = job.finetune is not None and not job.finetune.adapts
+    narrow = without_master(job) and job.optimizer.name == "adamw-bf16" and whole
+    away = set(layout.offload)
+    return (
+        narrow
+        and layout.zero == 3
+        and layout.cp == 1
+        and away in (set(), {"optimizer", "parameters"})
+    )
+
+
+def _fsdp2(plan: Plan) -> dict[str, Any]:
+    """axolotl's words for its FSDP2 (utils/schemas/fsdp.py); recomputation is its own there, not the Trainer's."""
+    sharding = {
+        "offload_params": "parameters" in plan.layout.offload,
+        # Each layer as the model's own class names it.
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "SHARDED_STATE_DICT", "reshard_after_forward": True,
+        # One process of a host reads the checkpoint, not each of them.
+        "cpu_ram_efficient_loading": True, "activation_checkpointing": plan.layout.recompute == "full",
+    }  # fmt: skip
+    return {"gradient_checkpointing": False, "fsdp_version": 2, "fsdp_config": sharding}
 
 
 def _deepspeed(plan: Plan) -> dict[str, Any]:
@@ -174,8 +205,10 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         )
     if "activations" in layout.offload:
         data["activation_offloading"] = True
-    if deepspeed_stage(plan):
+    if brings_deepspeed(plan, "axolotl"):
         data["deepspeed"] = "deepspeed.json"
+    elif deepspeed_stage(plan):
+        data |= _fsdp2(plan)
     return data
 
 
@@ -306,7 +339,6 @@ def _trl_files(plan: Plan, command: str) -> dict[str, str]:
             config, sort_keys=False
         )
     elif splits_layers(plan):
-        found.pop("deepspeed.json", None)
         config = accelerate.config(plan)
         # A published model names its layers itself; one shaped like Llama has a class of its own.
         config.get("fsdp_config", {}).pop("fsdp_transformer_layer_cls_to_wrap", None)
@@ -325,7 +357,7 @@ def _yaml_files(
     def files(plan: Plan, command: str) -> dict[str, str]:
         text = comment(plan, command, name) + yaml.safe_dump(made(plan), sort_keys=False)
         found = {f"{name}.yaml": text}
-        if deepspeed_stage(plan):
+        if brings_deepspeed(plan, name):
             found["deepspeed.json"] = json.dumps(_deepspeed(plan), indent=2) + "\n"
         return found
 

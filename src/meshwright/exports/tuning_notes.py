@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.exports import torchtune
 from meshwright.exports.bundle import steps
-from meshwright.exports.finetuning import packed, splits_layers, tuning_of
+from meshwright.exports.finetuning import brings_deepspeed, packed, splits_layers, tuning_of
 from meshwright.exports.model_names import in_fp8, repository
 from meshwright.specs.frameworks import without_master
 from meshwright.specs.plan import Plan
@@ -78,9 +78,12 @@ def _masters(plan: Plan, tool: str) -> tuple[str, ...]:
     """
     sharded = plan.layout.zero > 0
     priced = plan.job.precision.master_bytes > 0 or plan.job.precision.parameter_bytes > 2
-    keeps = {"trl": sharded, "axolotl": sharded, "llama-factory": True, "torchtune": False}.get(
-        tool, priced
-    )
+    keeps = {
+        "trl": sharded,
+        "axolotl": brings_deepspeed(plan, tool),
+        "llama-factory": True,
+        "torchtune": False,
+    }.get(tool, priced)
     if tuning_of(plan).adapts or keeps == priced:
         return ()
     if priced:

@@ -182,13 +182,20 @@ def _whole_weights(options: Options, reading: Reading) -> None:
     """Settle weights that train whole: loaded in `torch_dtype`, bf16 where `bf16` is on, they stay so.
 
     axolotl sets that width (utils/config/__init__.py, `resolve_dtype`; loaders/model.py); accelerate makes
-    32-bit weights of them for FSDP alone, DeepSpeed keeps 32-bit copies of its own.
+    32-bit weights of them for FSDP's first version alone (axolotl/monkeypatch/accelerate/fsdp2.py replaces what
+    would for the second), DeepSpeed keeps 32-bit copies of its own.
     """
-    alone = not reading.layout.get("zero") and reading.job.get("framework") != "deepspeed"
+    kept = _version(options) == 2 or not reading.layout.get("zero")
+    alone = kept and reading.job.get("framework") != "deepspeed"
     adapted = options.word("adapter") not in ("", "none", "null")
     if alone and not adapted and reading.job["precision"]["name"] == "bf16":
         reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
         reading.note("weights are loaded in bf16: neither they nor AdamW's state have a 32-bit copy", "bf16")  # fmt: skip
+
+
+def _version(options: Options) -> int:
+    """FSDP's version, where one is said."""
+    return options.whole("fsdp_version", "fsdp_config.fsdp_version", default=1)
 
 
 def _fsdp(options: Options, reading: Reading) -> None:
@@ -199,7 +206,7 @@ def _fsdp(options: Options, reading: Reading) -> None:
         else str(fsdp or "").upper().split()
     )
     there = bool(words) or any(name.startswith("fsdp_config.") for name in options.values)
-    version = options.whole("fsdp_version", "fsdp_config.fsdp_version", default=1)
+    version = _version(options)
     if not there:
         return
     strategy = options.text(
