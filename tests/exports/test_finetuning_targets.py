@@ -1,5 +1,6 @@
 """Fine-tuning plans in the tools' own files, which `fits` reads back as what was planned."""
 
+import json
 import re
 import subprocess
 
@@ -257,6 +258,15 @@ def test_a_plan_of_tools_alone_is_written_for_all_that_can(tmp_path):
     assert {"trl", "axolotl", "llama-factory", "slurm", "skypilot"} <= set(bundles)
 
 
+@pytest.mark.parametrize("tool", ["trl", "axolotl", "llama-factory"])
+def test_what_the_third_stage_saves_are_whole_weights(tool):
+    """Unsaid, transformers writes DeepSpeed's shards, which a script of its own has to join."""
+    for name, whole in (("sharded", True), ("zero2", False)):
+        zero = json.loads(export(planned("full", name, tool), tool).files["deepspeed.json"])
+        found = zero["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save", False)
+        assert found is whole
+
+
 def test_what_deepspeed_keeps_beyond_the_plan_is_said():
     def said(method, **precision):
         plan = planned(method, "sharded", "llama-factory")
@@ -410,6 +420,7 @@ def test_axolotl_shards_16_bit_weights_by_its_own_fsdp2_and_is_read_back(
     ours = yaml.safe_load(bundle.files["axolotl.yaml"])
     assert "deepspeed" not in ours and not ours["gradient_checkpointing"]
     assert (ours["fsdp_version"], ours["fsdp_config"]["reshard_after_forward"]) == (2, True)
+    assert ours["fsdp_config"]["final_state_dict_type"] == "FULL_STATE_DICT"
     assert not [note for note in bundle.notes if "32-bit" in note]
     bundle.write(tmp_path)
     back = import_file(tmp_path / "run.sh", Given(cluster=plan.cluster))

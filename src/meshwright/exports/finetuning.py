@@ -123,6 +123,8 @@ def _fsdp2(plan: Plan) -> dict[str, Any]:
         "offload_params": "parameters" in plan.layout.offload,
         # Each layer as the model's own class names it.
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "SHARDED_STATE_DICT", "reshard_after_forward": True,
+        # The last weights whole, as other software reads them.
+        "final_state_dict_type": "FULL_STATE_DICT",
         # One process of a host reads the checkpoint, not each of them.
         "cpu_ram_efficient_loading": True, "activation_checkpointing": plan.layout.recompute == "full",
     }  # fmt: skip
@@ -133,6 +135,9 @@ def _deepspeed(plan: Plan) -> dict[str, Any]:
     """A DeepSpeed file whose sizes transformers fills in."""
     layout = plan.layout
     zero: dict[str, Any] = {"stage": deepspeed_stage(plan), "overlap_comm": True}
+    if zero["stage"] == 3:
+        # Weights are saved whole, as other software reads them, not as shards to be joined by a script.
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
     for what, key in (("optimizer", "offload_optimizer"), ("parameters", "offload_param")):
         if what in layout.offload:
             zero[key] = {"device": "cpu", "pin_memory": True}
