@@ -172,4 +172,6 @@ def _attention_bytes(model: Model, element: float, tp: Floats) -> Floats:
         return (heads * per_head + compressed) * element + 4.0 * heads
     heads = np.ceil(model.heads / tp)
     kv_heads = np.ceil(model.kv_heads / tp)
-    return (2 * heads + 2 * kv_heads) * model.head_dim * element + 4.0 * heads
+    # Keys that are taken over are rotated and normed again in each layer; values are one tensor of all.
+    kept = 2 * heads + (1 + model.kv_share) * kv_heads
+    return np.asarray(kept * model.head_dim * element + 4.0 * heads)

@@ -79,10 +79,11 @@ def layer_matrices(model: Model, *, moe: bool) -> list[Matrix]:
     else:
         keys = float(model.kv_heads * model.head_dim)
         found += [Matrix("q", float(model.heads * model.head_dim), hidden)]
-        found += [Matrix("k", keys, hidden), Matrix("v", keys, hidden)]
+        own = model.kv_share
+        found += [Matrix(name, keys, hidden, copies=own) for name in ("k", "v")]
     found += [Matrix("o", hidden, float(model.attention_width), "into")]
     share = layer_shares(model, moe=moe)
-    found = [replace(one, copies=share.attention) for one in found]
+    found = [replace(one, copies=one.copies * share.attention) for one in found]
     if share.linear and model.mixer is not None:
         for out, into, split in mixer_matrices(model, model.mixer):
             target = "o" if split == "into" else "q"

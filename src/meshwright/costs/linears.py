@@ -72,17 +72,23 @@ def attention_matrices(model: Model, keys: LayerKeys) -> Matrices:
         rank = np.full_like(keys.tp, factored.q_rank)
         inner = ceil_div(factored.out_groups, keys.tp) * factored.out_rank
         matrices += [(rank, hidden), (heads * model.head_dim, rank)]
-        matrices += [(kv_heads * model.head_dim * (1 if model.keys_are_values else 2), hidden)]
+        matrices += [(_made(model, kv_heads) * model.head_dim, hidden)]
         matrices += [
             (inner, np.full_like(keys.tp, model.heads * model.head_dim // factored.out_groups))
         ]
         matrices += [(hidden, inner)]
     else:
         fused = heads * (2 if model.attention_gate else 1)
-        fused = fused + kv_heads * (1 if model.keys_are_values else 2)
+        fused = fused + _made(model, kv_heads)
         matrices += [(fused * model.head_dim, hidden)]
         matrices += [(hidden, heads * model.head_dim)]
     return matrices
+
+
+def _made(model: Model, kv_heads: Ints) -> Ints:
+    """Heads of keys and values that the mean layer projects: some layers may take over another's."""
+    both = kv_heads * (1 if model.keys_are_values else 2)
+    return np.asarray(np.ceil(both * model.kv_share), dtype=np.int64)
 
 
 def dense_matrices(model: Model, keys: LayerKeys, moe: bool) -> Matrices:

@@ -38,7 +38,7 @@ def input_bytes(
         each = 2 * (latent.nope_head_dim + latent.rope_head_dim) + latent.v_head_dim
         mixed = model.heads * each / tp
     else:
-        mixed = (model.heads + 2 * model.kv_heads) * model.head_dim / tp
+        mixed = (model.heads + 2 * model.kv_share * model.kv_heads) * model.head_dim / tp
     hidden = model.hidden / split
     per_token = {
         "attn_norm": attention * hidden * element,

@@ -343,17 +343,18 @@ def _attention(model: Model, tp: Floats) -> Floats:
     heads = _share(model.heads, tp)
     kv_heads = _share(model.kv_heads, tp)
     queries, keys = heads * model.head_dim, kv_heads * model.head_dim
-    values = 0.0 if model.keys_are_values else keys
+    made = model.kv_share * keys
+    values = 0.0 if model.keys_are_values else made
     gate = queries if model.attention_gate else 0.0
-    held = model.hidden * (queries + gate + keys + values) + queries * model.hidden
+    held = model.hidden * (queries + gate + made + values) + queries * model.hidden
     if model.factored is not None:
         held = (
-            model.hidden * (keys + values)
+            model.hidden * (made + values)
             + model.head_dim
             + _factored(model, model.factored, queries, tp)
         )
     if model.qkv_bias:
-        held = held + queries + gate + keys + values
+        held = held + queries + gate + made + values
     if model.attention_out_bias:
         held = held + model.hidden
     if model.attention_sinks:

@@ -29,7 +29,8 @@ def selective_elements(
     width = float(model.experts.shared_ffn) if moe and model.experts else float(model.ffn)
     inner = width / tp
     hidden = model.hidden / split
-    queries, keys = model.heads * model.head_dim / tp, model.kv_heads * model.head_dim / tp
+    queries = model.heads * model.head_dim / tp
+    keys = model.kv_share * model.kv_heads * model.head_dim / tp
     results = [queries, keys, keys, hidden, *([inner] if model.gated else []), inner, hidden]
     kept = results[::2] if behaviour.selective == "operators" else results
     total = hidden + model.attention_width / tp
@@ -62,7 +63,8 @@ def _repeated_share(model: Model, *, moe: bool) -> float:
     The second, fourth and sixth in the order of `selective_elements`: keys, output and, of a gated FFN,
     up; and all products of routed experts, which are grouped and no policy keeps.
     """
-    heads, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    heads = model.heads * model.head_dim
+    keys = model.kv_share * model.kv_heads * model.head_dim
     width = model.experts.shared_ffn if moe and model.experts else model.ffn
     products = [
         heads,
@@ -88,7 +90,7 @@ def _routed_width(model: Model) -> float:
 
 def _projections_share(model: Model, *, moe: bool) -> float:
     """Share of a layer's products that make queries, keys and values, by their FLOPs."""
-    made = (model.heads + 2 * model.kv_heads) * model.head_dim
+    made = (model.heads + 2 * model.kv_share * model.kv_heads) * model.head_dim
     width = float(model.ffn)
     if moe and model.experts:
         width = model.experts.shared_ffn + _routed_width(model)

@@ -117,7 +117,7 @@ def _attention(model: Model, job: Job, element: float) -> float:
     """Queries, keys, values and the output, with one row statistic in fp32 per head."""
     latent = model.latent_attention
     if latent is None:
-        width = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
+        width = (2 * model.heads + (1 + model.kv_share) * model.kv_heads) * model.head_dim
     else:
         width = model.heads * 2 * (latent.nope_head_dim + latent.rope_head_dim + latent.v_head_dim)
         width += 2 * latent.q_rank + 2 * latent.kv_rank + latent.rope_head_dim

@@ -13,6 +13,7 @@ from typing import Any
 from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config, decoded
 from meshwright.specs.hf_dense import DENSE
+from meshwright.specs.hf_hunyuan import hunyuan
 from meshwright.specs.hf_hybrid import HYBRID
 from meshwright.specs.hf_sparse import SPARSE
 from meshwright.specs.hf_windows import listed_attention, with_windows
@@ -20,7 +21,7 @@ from meshwright.specs.model import Model
 from meshwright.specs.numerics import from_config
 from meshwright.specs.traced import trace, traced_fields
 
-READERS = {**DENSE, **SPARSE, **HYBRID}
+READERS = {**DENSE, **SPARSE, **HYBRID, "hunyuan": hunyuan}
 """Reader of each supported `model_type`."""
 
 _SAME_AS = {"kimi_k2": "deepseek_v3", "ministral": "mistral", "phi4": "phi3",

@@ -189,6 +189,11 @@ class Model(Spec):
     )
     attention_gate: bool = Field(False, description="queries come with a gate of their width")
     keys_are_values: bool = Field(False, description="one projection gives keys and values")
+    kv_owners: int = Field(
+        0,
+        ge=0,
+        description="layers with keys and values of their own, which the others take over; 0: every",
+    )
     indexer: Indexer | None = None
     residual_streams: int = Field(
         1, ge=1, le=64, description="copies of the residual stream (hyper-connections)"
@@ -221,6 +226,8 @@ class Model(Spec):
                 "max_positions", self.max_positions, "learned positions need at least 1"
             )
         self._check_kinds()
+        if self.kv_owners > self.layers:
+            raise SpecError("kv_owners", self.kv_owners, f"at most {self.layers} layers")
         if self.indexer and self.indexer.owners > self.layers:
             raise SpecError("indexer.owners", self.indexer.owners, f"at most {self.layers} layers")
         if self.experts and self.experts.dense_layers > self.layers:
@@ -271,6 +278,8 @@ class Model(Spec):
             found.append(f"{self.residual_streams} residual streams")
         if self.keys_are_values:
             found.append("keys that are values")
+        if self.kv_share < 1:
+            found.append("layers that take over keys and values")
         if self.predict_layers:
             found.append(FURTHER_TOKENS)
         if self.encoder is not None:
@@ -278,6 +287,11 @@ class Model(Spec):
         if self.counted_parameters:
             found.append(f"parts of {self.family} that have no name here")
         return found
+
+    @property
+    def kv_share(self) -> float:
+        """Share of the layers that project keys and values of their own."""
+        return self.kv_owners / self.layers if self.kv_owners else 1.0
 
     @property
     def indexed_share(self) -> float:

@@ -177,7 +177,7 @@ def skeleton(model: Model, architecture: Architecture) -> Model:
         vocab=text.vocab_size, tied_embeddings=bool(text.tie_word_embeddings), experts=None,
         mixer=None, layer_kinds=(), latent_attention=None, indexer=None, encoder=None,
         extra_parameters={}, counted_parameters=0, numerics=None, qk_norm="none",
-        attention_gate=False, keys_are_values=False, positions="none",
+        attention_gate=False, keys_are_values=False, kv_owners=0, positions="none",
     )  # fmt: skip
 
 
