@@ -36,7 +36,14 @@ def test_a_record_of_what_a_run_came_to_is_no_configuration():
 
 
 @pytest.mark.parametrize(
-    "shell", ["srun bash -c", "docker run image bash -lc", "/bin/bash -lc", "mpirun -n 2 sh -l -c"]
+    "shell",
+    [
+        "srun bash -c",
+        "docker run image bash -lc",
+        "/bin/bash -lc",
+        "mpirun -n 2 sh -l -c",
+        "sudo -E bash -c",
+    ],
 )
 def test_variables_that_a_shell_inside_a_command_sets(shell):
     script = read_script(
@@ -83,3 +90,12 @@ def test_a_recipe_of_pictures_under_a_placeholder_is_no_text():
     with pytest.raises(SpecError, match="vision-language"):
         of_table(text)
     assert of_table(text.replace("clevr_count_70k", "gsm8k")).model_name == "/models/PATH"
+
+
+@pytest.mark.parametrize(
+    ("more", "precision"),
+    [("beta: 0.1\n", "bf16"), ("beta: 0.1\nbf16: false\n", "fp32"), ("", "fp32")],
+)
+def test_a_table_of_trl_has_trl_s_precision(more, precision):
+    text = "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\nlearning_rate: 1.0e-6\nmax_length: 512\nuse_peft: true\n"
+    assert of_table(text + more).job["precision"]["name"] == precision

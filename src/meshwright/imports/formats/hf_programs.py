@@ -216,15 +216,20 @@ def chosen_tuner(values: dict[str, Any], reading: Reading) -> None:
         reading.unmodelled("lisa_activated_layers", "so many layers train at a time, beside embedding and head; the estimate trains all")  # fmt: skip
 
 
+def trl_precision(found: dict[str, Any], reading: Reading) -> None:
+    """The width of products that TRL takes where nothing is said."""
+    plain = {"bf16", "fp16", "torch_dtype", "dtype", "deepspeed", "mixed_precision", "precision", "_unsloth"} & set(found)  # fmt: skip
+    if not plain and "precision" not in reading.job:
+        found["bf16"] = True
+        reading.guess("bf16", "neither bf16 nor fp16 is set: TRL 1.x computes in bf16 then (older releases in fp32); bf16 is taken")  # fmt: skip
+
+
 def trl_defaults(found: dict[str, Any], reading: Reading) -> None:
     """What TRL's own configurations take today where a program says nothing (trl/trainer/base_config.py, 1.x)."""
     if "loss" not in reading.job and not {"_unsloth", "use_liger_kernel", "use_liger"} & set(found):
         reading.job["loss"] = "chunked"
         reading.guess("loss_type", "TRL makes no whole logits since 1.16, which is taken; older releases hold them, too")  # fmt: skip
-    plain = {"bf16", "fp16", "torch_dtype", "dtype", "deepspeed", "_unsloth"} & set(found)
-    if not plain and "precision" not in reading.job:
-        found["bf16"] = True
-        reading.guess("bf16", "neither bf16 nor fp16 is set: TRL 1.x computes in bf16 then (older releases in fp32); bf16 is taken")  # fmt: skip
+    trl_precision(found, reading)
     if "gradient_checkpointing" not in found:
         found["gradient_checkpointing"] = True
         reading.guess("gradient_checkpointing", "is not set: on in TRL 1.x (off in older releases); on is taken")  # fmt: skip

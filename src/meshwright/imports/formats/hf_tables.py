@@ -181,6 +181,20 @@ def _refuse_without_training(data: dict[str, Any], title: str) -> None:
         raise SpecError(filters, data[filters], "filters a data set by how often a model answers rightly; it does not train")  # fmt: skip
 
 
+def _with_trl_s(
+    data: dict[str, Any], reading: Reading, given: Given, folder: Path | None
+) -> dict[str, Any]:
+    """A table with what TRL takes where it says nothing: its command, or a program that has TRL's words."""
+    if "accelerate_config" in data:  # TRL's command reads it
+        data = dict(data)
+        trl_command.configured(data, reading, given, folder)
+        hf_programs.trl_defaults(data, reading)
+    elif reading.format == "TRL YAML":
+        data = dict(data)
+        hf_programs.trl_precision(data, reading)
+    return data
+
+
 def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) -> Reading:
     """Return what a YAML of TrainingArguments runs.
 
@@ -241,10 +255,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
     if data.get("train_mode") == "qlora":
         data = {**data, "use_lora": True, "load_in_4bit": True}
     _launched(data, reading, given, folder)
-    if "accelerate_config" in data:  # TRL's command reads it
-        data = dict(data)
-        trl_command.configured(data, reading, given, folder)
-        hf_programs.trl_defaults(data, reading)
+    data = _with_trl_s(data, reading, given, folder)
     processes = data.get("num_processes")
     if isinstance(processes, int) and processes > 0:
         data = {name: one for name, one in data.items() if name != "num_processes"}

@@ -320,7 +320,7 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
         return False
     if base == "sed" and changed_in_place(script, words):
         return True
-    if base in STARTERS and starts_script(script, written, environment):
+    if (base in STARTERS or text_of_shell(written)) and starts_script(script, written, environment):
         return None
     if base in ("grep", "egrep"):
         return searched(script, words)
