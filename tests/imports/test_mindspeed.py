@@ -103,3 +103,22 @@ def test_linear_attention_is_refused() -> None:
     """Every third layer alone attends: no model of softmax attention."""
     with pytest.raises(SpecError, match="linear or state-space"):
         _read("--num-layers 8 --full-attention-interval 3")
+
+
+@pytest.mark.parametrize(
+    ("more", "owners"),
+    [
+        ("--share-kvstates --cla-share-factor 2", 4), ("--share-kvstates --cla-share-factor 3", 5),
+        ("--share-kvstates --cla-share-factor 1", 0), ("", 0),
+    ],
+)  # fmt: skip
+def test_layers_that_share_keys_and_values_are_priced(more: str, owners: int) -> None:
+    found = _read(f"--num-layers 7 {more}", groups=8)
+    assert found.model.kv_owners == owners
+    assert "share keys" not in _said(found)
+
+
+def test_a_factor_without_shared_states_is_said() -> None:
+    assert "--cla-share-factor: layers share keys" in _said(
+        _read("--num-layers 7 --cla-share-factor 2", groups=8)
+    )

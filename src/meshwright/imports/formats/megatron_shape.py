@@ -69,6 +69,7 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
         "hidden": hidden,
         "heads": heads,
         "kv_heads": _kv_heads(options, heads),
+        "kv_owners": _kv_owners(options, layers),
         "head_dim": latent["nope_head_dim"] + latent["rope_head_dim"]
         if latent
         else options.whole("kv-channels", default=hidden // heads if heads else 0),
@@ -102,6 +103,18 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
 
 _POSITIONS_TAKEN = 2048
 """Rows of a table of positions that nothing states, as the first GPT of Megatron-LM had."""
+
+
+def _kv_owners(options: Options, layers: int) -> int:
+    """Layers with keys and values of their own in MindSpeed-LLM's Hunyuan-Large; 0: every.
+
+    Counted from one, each layer whose number the factor divides takes over those of the layer before it
+    (its hunyuan_large_attention.py).
+    """
+    if not (options.has("cla-share-factor") and options.flag("share-kvstates")):
+        return 0
+    factor = options.whole("cla-share-factor", default=1)
+    return layers - layers // factor if factor > 1 else 0
 
 
 def _table_of_positions(options: Options, reading: Reading) -> int:
