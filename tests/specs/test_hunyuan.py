@@ -85,3 +85,18 @@ def test_less_is_kept_and_multiplied_than_with_keys_of_every_layer():
 def test_more_owners_than_layers_are_refused():
     with pytest.raises(SpecError, match="kv_owners"):
         load_model("llama3-8b").but(kv_owners=33)
+
+
+def test_a_plan_says_what_of_shared_keys_it_does_not_count():
+    from meshwright.planner.legality import Question
+    from meshwright.planner.notes import _mismatches
+    from meshwright.specs import load_cluster
+    from meshwright.specs.job import Job
+
+    model = load_model("llama3-8b")
+    asked = [
+        Question(one, load_cluster("h100:1x8"), Job()) for one in (model, model.but(kv_owners=16))
+    ]
+    without, with_them = ("\n".join(_mismatches(one)) for one in asked)
+    assert "take over keys" not in without
+    assert "take over keys" in with_them

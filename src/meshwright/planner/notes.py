@@ -227,6 +227,12 @@ def _mismatches(question: Question) -> list[str]:
     """What the model, the job and the device do not agree on, and what was assumed about it."""
     model, job, device = question.model, question.job, question.cluster.device
     notes = _of_the_model(model)
+    if model.kv_share < 1:
+        notes.append(
+            "layers that take over keys and values are priced on the stage of the layer that makes them: where a "
+            "pipeline's chunk begins at such a layer, what must be sent to it is not counted, and MindSpeed-LLM "
+            "cannot run it"
+        )
     if model.positions == "learned" and job.seq_len > model.max_positions:
         notes.append(
             f"{model.name} has a table of {model.max_positions:,} positions: sequences of "
