@@ -99,3 +99,19 @@ def test_a_recipe_of_pictures_under_a_placeholder_is_no_text():
 def test_a_table_of_trl_has_trl_s_precision(more, precision):
     text = "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\nlearning_rate: 1.0e-6\nmax_length: 512\nuse_peft: true\n"
     assert of_table(text + more).job["precision"]["name"] == precision
+
+
+@pytest.mark.parametrize(("layers", "guessed"), [(32, False), (17, True)])
+def test_a_table_that_names_its_model_and_says_a_part_of_it(layers, guessed):
+    text = f"model_name: meta-llama/Meta-Llama-3-8B\nnum_layers: {layers}\nhidden_size: 4096\nnum_heads: 32\nlr: 1.0e-5\nbatch_size: 4\nmax_seq_len: 2048\n"
+    found = of_table(text)
+    model = found.model
+    assert model is not None
+    assert (model.layers, model.ffn, model.kv_heads, model.vocab) == (layers, 14336, 8, 128256)
+    assert (
+        any(one.option == "--model" and "17 layers of 32" in one.text for one in found.remarks)
+        is guessed
+    )
+    other = of_table(text + "vocab_size: 64000\n").model
+    assert other is not None
+    assert other.vocab == 64000  # what the file says counts

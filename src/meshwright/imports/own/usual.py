@@ -13,6 +13,7 @@ from typing import Any
 from meshwright.imports.names import model_named, refuse_other, shape_named
 from meshwright.imports.options import Options
 from meshwright.imports.other_models import says_text
+from meshwright.imports.own.named_models import as_named
 from meshwright.imports.own.usual_adapters import adapt
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw
@@ -124,6 +125,9 @@ def read_table(
     )
     reading.model = given.model or _shape(options, reading)
     named = shape_named(_name_of_model(options), options.loose("config_name"))
+    if given.model is None and not program and not options.has(*FFN):
+        kept = {"kv_heads": KV_HEADS, "vocab": ("vocab_size",), "head_dim": ("head_dim",)}
+        as_named(reading, model_named(named), [one for one, names in kept.items() if options.has(*names)])  # fmt: skip
     if reading.model is None and named:
         refuse_other(named)
         reading.model_name = named
