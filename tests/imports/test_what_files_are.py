@@ -115,3 +115,10 @@ def test_a_table_that_names_its_model_and_says_a_part_of_it(layers, guessed):
     other = of_table(text + "vocab_size: 64000\n").model
     assert other is not None
     assert other.vocab == 64000  # what the file says counts
+
+
+def test_a_length_beside_a_model_makes_no_llm_foundry():
+    found = of_table(
+        "model: {name: meta-llama/Llama-3.1-8B}\nlr: 1.0e-5\nbatch_size: 4\nmax_seq_len: 2048\n"
+    )
+    assert (found.micro_batch, found.seq_len) == (4, 2048)

@@ -27,6 +27,7 @@ def is_config(data: dict[str, Any]) -> bool:
     return (
         isinstance(inner, dict)
         and "model" in inner
+        and not {"batch_size", "lr", "learning_rate"} & set(inner)  # of a program of one's own
         and bool(
             {
                 "train_loader",
