@@ -58,7 +58,8 @@ AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 2\ngradient_ac
 
 
 @pytest.mark.parametrize(
-    ("more", "precision"), [("", "bf16"), ("bf16: false\n", "fp32"), ("fp16: true\n", "fp16")]
+    ("more", "precision"),
+    [("", "bf16"), ("fp16: false\n", "bf16"), ("bf16: false\n", "fp32"), ("fp16: true\n", "fp16")],
 )
 def test_axolotl_computes_in_bf16_where_nothing_is_said(more, precision):
     assert of_table(AXOLOTL + more).job["precision"]["name"] == precision

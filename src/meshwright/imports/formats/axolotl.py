@@ -155,7 +155,7 @@ def _plugins(data: dict[str, Any], reading: Reading) -> None:
 
 
 def _precision(options: Options, reading: Reading) -> None:
-    said = any(name in options.values for name in ("fp16", "float16", "bfloat16", "float32"))
+    said = any(options.values.get(name) not in (None, False, "false", "") for name in ("fp16", "float16", "bfloat16", "float32"))  # fmt: skip
     bf16, fp16 = options.values.get("bf16", None if said else "auto"), options.values.get("fp16")
     options.raw("bf16", "fp16", "tf32", "float16", "bfloat16")
     pure = options.values.get("bfloat16") in (True, "true") or options.values.get("float16") in (
