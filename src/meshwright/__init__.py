@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from meshwright.costs.step import estimate
+    from meshwright.exports.targets import export
+    from meshwright.imports.files import import_file
     from meshwright.planner.legality import why_illegal
     from meshwright.planner.plan import plan, price_layout
     from meshwright.planner.report import markdown_report
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "estimate": "costs.step",
+    "export": "exports.targets",
+    "import_file": "imports.files",
     "why_illegal": "planner.legality",
     "plan": "planner.plan",
     "price_layout": "planner.plan",
@@ -58,8 +62,9 @@ _HOME = {
 
 __all__ = [
     "Cluster", "Constraints", "Device", "DoesNotFitError", "Estimate", "Job", "Layout", "Model",
-    "Plan", "SpecError", "__version__", "estimate", "load_cluster", "load_job", "load_model",
-    "load_plan", "markdown_report", "plan", "price_layout", "save_plan", "why_illegal",
+    "Plan", "SpecError", "__version__", "estimate", "export", "import_file", "load_cluster",
+    "load_job", "load_model", "load_plan", "markdown_report", "plan", "price_layout", "save_plan",
+    "why_illegal",
 ]  # fmt: skip
 
 
@@ -68,3 +73,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    """What a notebook offers after `meshwright.`: also the names that are not imported yet."""
+    return sorted({*globals(), *__all__})

@@ -46,8 +46,9 @@ CLOSE = 1.03
 with partial recomputation, uneven stages and the simulator."""
 
 
-ALIKE = 0.01
-"""Share of the step by which a framework must be faster than an earlier one of its list to come before it."""
+ALIKE = CLOSE - 1
+"""Share of the step by which a framework must be faster than an earlier one of its list to come before it: what was
+looked at closely. Half of the model's predictions are further off than twice as much (docs/accuracy.md)."""
 
 
 def asked_for(job: Job) -> bool:
@@ -308,7 +309,7 @@ def _best_of_each(solutions: list[Solution], objective: str) -> list[Solution]:
     ranked = sorted(best.values(), key=lambda one: _rank(one, objective))
     if ranked[0].choice is None:
         return ranked
-    # A hair's breadth, which no model of costs can tell, is no reason for another stack than the first that is listed.
+    # What no model of costs can tell is no reason for another stack than the first that is listed.
     odds, first = _rank(ranked[0], objective)
     alike = (odds, first * (1 + ALIKE))
     usual = next(one for one in best.values() if _rank(one, objective)[0] == odds and _rank(one, objective) <= alike)  # fmt: skip
