@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright import __version__
 from meshwright.costs.step import estimate, estimates
 from meshwright.planner.dispatchers import not_written
 from meshwright.planner.economy import cheapest, dearer, offers
@@ -44,6 +43,7 @@ from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Alternative, Estimate, FlipPoint, FrameworkAnswer, Plan, Searched
 from meshwright.specs.sharing import shared_card
+from meshwright.version import __version__
 
 OBJECTIVES = ("time", "memory", "cost")
 RUNNER_UP = "another shape"
