@@ -65,12 +65,13 @@ def read_question(
 
 def _sinks_decide(options: QuestionOptions, job: Job, model: Model, cluster: Cluster) -> bool:
     """Whether a model's sinks leave a named framework no kernel but plain attention, and no file names another."""
-    from meshwright.planner.stacks import keeps_sinks
-
-    told = load_job(Path(options.job)).model_fields_set if options.job else set()
-    if "framework" not in job.model_fields_set or "attention_kernel" in told:
+    can, device = framework(job.framework), cluster.device
+    if "framework" not in job.model_fields_set:
         return False
-    return keeps_sinks(model, job.framework, cluster.device)
+    if not can.runs_sinks_plainly(model, device.vendor, device.name):
+        return False
+    told = load_job(Path(options.job)).model_fields_set if options.job else set()
+    return "attention_kernel" not in told
 
 
 def names_framework(options: QuestionOptions) -> bool:

@@ -86,7 +86,8 @@ def under(
     if "attention_kernel" not in job.model_fields_set:
         old = device is not None and not device.has_bf16
         plain = old and "unfused" in framework(name).attention_kernels
-        plain = plain or keeps_sinks(model, name, device)
+        if model is not None and device is not None:
+            plain = plain or framework(name).runs_sinks_plainly(model, device.vendor, device.name)
         changes["attention_kernel"] = "unfused" if plain else known.attention_kernel
     if "precision" not in job.model_fields_set:
         precision = _usual_precision(name, known.gradient_bytes)
@@ -94,15 +95,6 @@ def under(
             precision = precision.but(name="fp16", compute="fp16")
         changes["precision"] = precision
     return job.but(**changes)
-
-
-def keeps_sinks(model: Model | None, name: Framework, device: Device | None) -> bool:
-    """Whether a framework runs a model with plain attention on a device for the sake of its sinks."""
-    if model is None or device is None:
-        return False
-    can = framework(name)
-    keeps = can.keeps_scores_of(model, device.vendor, device.name)
-    return keeps and "unfused" in can.attention_kernels
 
 
 def _usual_precision(name: Framework, gradient_bytes: float) -> PrecisionRecipe:

@@ -235,6 +235,11 @@ class Framework(Spec):
         hopper = "hopper" in on and any(name in device.lower() for name in _HOPPER)
         return not hopper and not ("amd" in on and vendor == "amd")
 
+    def runs_sinks_plainly(self, model: Model, vendor: str, device: str) -> bool:
+        """Whether a model's attention on a device is plain for the sake of its sinks."""
+        keeps = self.keeps_scores_of(model, vendor, device)
+        return keeps and "unfused" in self.attention_kernels
+
     def splits_nothing_of(self, model: Model, job: Job, vendor: str) -> bool:
         """Whether attention is of a kind that is not split over ranks on a vendor's devices."""
         return vendor in self.context_plain_on and bool(model.window or job.document_masking)
