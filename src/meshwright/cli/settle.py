@@ -105,7 +105,6 @@ def _learn(plan: Any, path: str, learn: str) -> str:
 def _race(plan: Any, racers: Any, steps: int, seconds: float, confidence: float, seed: int) -> Any:
     running.need_torch()
     from meshwright.costs.parameters import count_parameters
-    from meshwright.engine.parallel.backend import backend_for
     from meshwright.engine.parallel.guards import check, check_job
     from meshwright.engine.ranks.preflight import check_states
     from meshwright.engine.ranks.processes import RankError
@@ -115,11 +114,10 @@ def _race(plan: Any, racers: Any, steps: int, seconds: float, confidence: float,
     weights = count_parameters(plan.model).total
     for layout, _ in racers:
         check(plan.model, layout, global_batch=plan.job.global_batch, seq_len=plan.job.seq_len)
-        if backend_for(layout.world) == "gloo":
-            check_states(
-                weights, plan.model, plan.job, layout, field="plan",
-                way_out="race it on its cluster with --launch 'COMMAND {plan}'",
-            )  # fmt: skip
+        check_states(
+            weights, plan.model, plan.job, layout, field="plan",
+            way_out="race it on its cluster with --launch 'COMMAND {plan}'",
+        )  # fmt: skip
     heat = Heat(
         model=plan.model, job=plan.job, layouts=tuple(layout for layout, _ in racers),
         confidence=confidence, most_rounds=steps, seconds=seconds, seed=seed,

@@ -12,7 +12,6 @@ from meshwright.engine.data import BYTE_VOCABULARY
 from meshwright.engine.foreign.running import check_foreign_run, count, make_folder
 from meshwright.engine.hugging_face import check_init
 from meshwright.engine.model.export import check_export
-from meshwright.engine.parallel.backend import backend_for
 from meshwright.engine.parallel.guards import check, check_job
 from meshwright.engine.parallel.orders import splits_backward
 from meshwright.engine.proof.shrink import parameters
@@ -69,7 +68,7 @@ def check_run(run: Run, ranks: int | None = None) -> None:
         Window.parse(run.profile, run.steps)
     if run.resume:
         _check_resume(run)
-    if ranks is None and backend_for(run.layout.world) == "gloo":
+    if ranks is None:
         check_memory(run.layout.world)
         check_states(
             weights_of(run), run.model, run.job, run.layout, field="model",

@@ -147,7 +147,6 @@ def run_here(what: Steps, *, report: Callable[[Any], None] | None = None) -> Mea
         SpecError: the engine does not run this layout, or there is no memory for it.
     """
     from meshwright.costs.parameters import count_parameters
-    from meshwright.engine.parallel.backend import backend_for
     from meshwright.engine.ranks.preflight import check_states
     from meshwright.engine.ranks.processes import run_ranks
 
@@ -158,11 +157,10 @@ def run_here(what: Steps, *, report: Callable[[Any], None] | None = None) -> Mea
     from meshwright.engine.parallel.guards import check
 
     check(what.model, what.layout, global_batch=what.job.global_batch, seq_len=what.job.seq_len)
-    if backend_for(what.layout.world) == "gloo":
-        check_states(
-            count_parameters(what.model).total, what.model, what.job, what.layout, field="model",
-            way_out="choose a smaller model or layout",
-        )  # fmt: skip
+    check_states(
+        count_parameters(what.model).total, what.model, what.job, what.layout, field="model",
+        way_out="choose a smaller model or layout",
+    )  # fmt: skip
     results: Sequence[Measured] = run_ranks(
         steps_rank, what.layout.world, what, on_message=hear if report else None,
         timeout_s=what.seconds + 300.0,

@@ -46,7 +46,7 @@ def check_states(
     """Refuse a model whose states, over all ranks, this machine's memory cannot hold.
 
     Its own processes share one memory, so that a plan for a cluster would take all of it before the
-    first step. A mixture is counted as if every expert were held once.
+    first step; where each has a GPU, nothing is refused. A mixture is counted as if every expert were held once.
 
     Args:
         weights: of the whole model.
@@ -59,6 +59,11 @@ def check_states(
     Raises:
         SpecError: naming what is needed and what is free.
     """
+    # Torch is imported only once its log level is set, after this module.
+    from meshwright.engine.parallel.backend import backend_for
+
+    if backend_for(layout.world) != "gloo":
+        return
     free = _available_bytes()
     needed = least_state_bytes(weights, job, layout, 1 if model.experts else layout.dp * layout.cp)
     if free is not None and needed > free:
