@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.cli.options import QuestionOptions
 from meshwright.costs.frameworks import behaviour_of
+from meshwright.planner.tuning import TUNED_PRECISION, tuning_stacks, usual_loss, usual_precision
 from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError, nearest, one_line
@@ -102,8 +103,6 @@ def read_job(
     precision = options.precision
     tool = options.framework or changes.get("framework")
     if tool and not options.job and changes.get("finetune"):
-        from meshwright.planner.tuning import usual_loss, usual_precision
-
         tool = find_framework(tool, "--framework")
         changes.setdefault("loss", usual_loss(tool))
         precision = precision or usual_precision(changes["finetune"], tool, device, devices)
@@ -151,8 +150,6 @@ def _fine_tuning(
     tune = finetune_recipe(given, "--finetune")
     changes["finetune"] = tune
     if options.framework is None and base.framework == "any" and not compares:
-        from meshwright.planner.tuning import tuning_stacks
-
         changes["framework"] = tuning_stacks(changes["finetune"])[0]
     if options.global_batch is None and not options.job:
         changes["global_batch"] = -(-TUNED_BATCH // devices) * devices
@@ -167,8 +164,6 @@ def _placed(job: Job, model: Model) -> Job:
     return job.but(finetune=tune.but(targets=GROUPS["attention"]))
 
 
-TUNED_PRECISION = "pure-bf16"
-"""Weights as published, whose moments are as wide unless an optimizer is named."""
 TUNED_BATCH = 16
 """Sequences per step where fine-tuning is asked for and no batch is given: so many, or the next number that the
 devices divide."""
