@@ -187,9 +187,7 @@ def _unwritten(
 def _trains_experts_elsewhere(question: Question) -> str:
     """Why a framework has no price for a mixture on these devices: its kernels of experts are for others."""
     can, vendor = framework(question.job.framework), question.cluster.device.vendor
-    if question.model.experts is None or not can.is_exported_on(vendor):
-        return ""
-    if can.is_exported_on(vendor, experts=True):
+    if starts(question) or not can.is_exported_on(vendor):
         return ""
     return f"has kernels for a mixture's experts on devices of {', '.join(can.experts_exported_on)} alone"
 
@@ -298,14 +296,12 @@ def _best_of_each(solutions: list[Solution], objective: str) -> list[Solution]:
         before = best.get(name)
         if before is None or _is_worth(_rank(one, objective), _rank(before, objective)):
             best[name] = one
-    ranked = sorted(best.values(), key=lambda one: _rank(one, objective))
-    if ranked[0].choice is None:
-        return ranked
+    ranks = {name: _rank(one, objective) for name, one in best.items()}
+    odds, first = min(ranks.values())
     # What no model of costs can tell is no reason for another stack than the first that is listed.
-    odds, first = _rank(ranked[0], objective)
-    alike = (odds, first * (1 + ALIKE))
-    usual = next(one for one in best.values() if _rank(one, objective)[0] == odds and _rank(one, objective) <= alike)  # fmt: skip
-    return [usual, *(one for one in ranked if one is not usual)]
+    alike = first * (1 + ALIKE)
+    usual = next(name for name in best if ranks[name][0] == odds and ranks[name][1] <= alike)
+    return [best[name] for name in sorted(best, key=lambda name: (name != usual, ranks[name]))]
 
 
 def _is_worth(rank: tuple[float, float], before: tuple[float, float]) -> bool:
