@@ -14,9 +14,9 @@ from meshwright.costs.frameworks import behaviour
 from meshwright.costs.parameters import local_parameters
 from meshwright.costs.pessimism import PESSIMISM
 from meshwright.costs.setting import Setting
+from meshwright.costs.stage_parts import stage_parts_by_role
 from meshwright.costs.stages import ROLES, stage_layers
 from meshwright.costs.states import exists, role_parameters, state_bytes, stored_weights
-from meshwright.costs.step import stage_parts_by_role
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.job import Job
 from meshwright.specs.layout import OFFLOADS
