@@ -15,8 +15,9 @@ from meshwright.planner.plan import CAPTURED, plan, price_layout
 from meshwright.planner.space import Constraints
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
-from meshwright.specs.frameworks import framework, job_lacks
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.job_words import job_lacks
 from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
 from meshwright.specs.routing import Routing, parse_routing

@@ -9,12 +9,12 @@ from meshwright.specs.frameworks import (
     find_framework,
     framework,
     framework_names,
-    job_lacks,
     names_of_one_program,
     planned_as,
     source_of,
 )
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
+from meshwright.specs.job_words import job_lacks
 from meshwright.specs.layout import AXES, SCHEDULES
 from meshwright.specs.models import load_model
 from meshwright.specs.presets import table

@@ -14,8 +14,9 @@ from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError, nearest, one_line
 from meshwright.specs.finetune import GROUPS, finetune_recipe
-from meshwright.specs.frameworks import find_framework, framework, quantises_experts
+from meshwright.specs.frameworks import find_framework, framework
 from meshwright.specs.job import OPTIMIZERS, Job, PrecisionRecipe
+from meshwright.specs.job_words import quantises_experts
 from meshwright.specs.jobs import precision_recipe
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model

@@ -16,7 +16,7 @@ from meshwright.exports.hf import attention_problems, first_norm, hf_config, hf_
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.scripts import beside
-from meshwright.specs.frameworks import without_master
+from meshwright.specs.job_words import without_master
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan

@@ -21,8 +21,8 @@ from meshwright.exports.model_names import repository
 from meshwright.exports.tuning_attention import axolotl_words, keeps_scores, trl_words
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import GROUPS, Finetune
-from meshwright.specs.frameworks import quantises_experts, without_master
 from meshwright.specs.job import Job
+from meshwright.specs.job_words import quantises_experts, without_master
 from meshwright.specs.plan import Plan
 
 _OPTIMIZERS = {

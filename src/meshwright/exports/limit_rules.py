@@ -12,16 +12,9 @@ from dataclasses import dataclass
 from dataclasses import field as default_of
 from typing import Any
 
-from meshwright.specs.frameworks import (
-    AXIS_TITLES,
-    Framework,
-    lacks,
-    quantises_experts,
-    splitting_by,
-    tunes_whole_fp16,
-    without_master,
-)
+from meshwright.specs.frameworks import AXIS_TITLES, Framework, lacks, splitting_by
 from meshwright.specs.job import Job
+from meshwright.specs.job_words import quantises_experts, tunes_whole_fp16, without_master
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Plan
 

@@ -16,8 +16,9 @@ from meshwright.exports.limit_rules import Problem
 from meshwright.planner.dispatchers import not_written
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
-from meshwright.specs.frameworks import Framework, framework, job_lacks, without_master
+from meshwright.specs.frameworks import Framework, framework
 from meshwright.specs.job import Job
+from meshwright.specs.job_words import job_lacks, without_master
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan

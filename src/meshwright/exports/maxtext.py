@@ -18,8 +18,8 @@ from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.specs.cluster import Cluster
-from meshwright.specs.frameworks import without_master
 from meshwright.specs.job import Job
+from meshwright.specs.job_words import without_master
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan

@@ -17,8 +17,8 @@ from meshwright.exports.limits import Limits
 from meshwright.exports.model_names import repository
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
-from meshwright.specs.frameworks import without_master
 from meshwright.specs.job import Job
+from meshwright.specs.job_words import without_master
 from meshwright.specs.model import Model
 from meshwright.specs.models import load_model
 from meshwright.specs.plan import Plan

@@ -14,8 +14,8 @@ from meshwright.exports.model_names import in_fp8, part_of
 from meshwright.exports.tuning_attention import kernel_problems
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.finetune import GROUPS, Finetune
-from meshwright.specs.frameworks import quantises_experts
 from meshwright.specs.job import Job
+from meshwright.specs.job_words import quantises_experts
 from meshwright.specs.model import Model
 
 _FFN = frozenset({"gate", "up", "down"})

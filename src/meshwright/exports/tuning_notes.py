@@ -6,7 +6,7 @@ from meshwright.exports import torchtune
 from meshwright.exports.bundle import steps
 from meshwright.exports.finetuning import brings_deepspeed, packed, splits_layers, tuning_of
 from meshwright.exports.model_names import in_fp8, repository
-from meshwright.specs.frameworks import without_master
+from meshwright.specs.job_words import without_master
 from meshwright.specs.plan import Plan
 
 

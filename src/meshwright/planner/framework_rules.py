@@ -17,15 +17,8 @@ from meshwright.planner.question import (
     not_in,
     scheduled,
 )
-from meshwright.specs.frameworks import (
-    AXIS_TITLES,
-    Axis,
-    lacks,
-    only_shards,
-    quantises_experts,
-    tunes_whole_fp16,
-    without_master,
-)
+from meshwright.specs.frameworks import AXIS_TITLES, Axis, lacks, only_shards
+from meshwright.specs.job_words import quantises_experts, tunes_whole_fp16, without_master
 from meshwright.specs.layout import AXES, CONTEXT_METHODS, MODULES, OFFLOADS, ranked
 
 

@@ -37,8 +37,9 @@ from meshwright.specs.cluster import Cluster
 from meshwright.specs.clusters import not_measured
 from meshwright.specs.devices import unmeasured
 from meshwright.specs.errors import DoesNotFitError, SpecError
-from meshwright.specs.frameworks import framework, job_lacks
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import Job
+from meshwright.specs.job_words import job_lacks
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Alternative, Estimate, FlipPoint, FrameworkAnswer, Plan, Searched

@@ -18,8 +18,9 @@ from meshwright.planner.space import Constraints
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
-from meshwright.specs.frameworks import framework, job_lacks
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Framework
+from meshwright.specs.job_words import job_lacks
 from meshwright.specs.quantities import format_bytes, format_seconds
 
 IN_BACKWARD = "optimizer_in_backward"

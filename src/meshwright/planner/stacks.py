@@ -21,8 +21,9 @@ from meshwright.planner.space import Constraints
 from meshwright.planner.tuning import as_tuned, tuning_stacks
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError
-from meshwright.specs.frameworks import framework, job_lacks
+from meshwright.specs.frameworks import framework
 from meshwright.specs.job import RECIPES, Framework, Job, PrecisionRecipe
+from meshwright.specs.job_words import job_lacks
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Searched
 
