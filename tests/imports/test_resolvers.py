@@ -20,7 +20,8 @@ def test_what_they_come_to(text, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["${oc.eval:open(1)}", "${gt:a,1}", "${if:${gt:${oc.env:HOSTS},1},1,2}"]
+    "text",
+    ["${oc.eval:open(1)}", "${oc.eval:1 in 2}", "${gt:a,1}", "${if:${gt:${oc.env:HOSTS},1},1,2}"],
 )
 def test_what_cannot_be_said_is_left_open(text):
     assert unset(resolved({"it": text})["it"])

@@ -40,6 +40,7 @@ LINES = TAIL.replace(" --", "\n--") + "\n"
         f'GBS=$(python3 -c "import math; print(math.ceil(5e5 / 4096) + 5)")\n{RUN} {TAIL.replace("128", "$GBS")}',
         f'O="--mb 4 --tp 2"\nTP=$(echo $O | grep -oE "tp [0-9]+" | awk \'{{print $NF}}\')\n{RUN} {TAIL.replace("size 2", "size $TP")}',
         f'O="--small"\nMB=8\nif echo "$O" | grep -q -- "--small"; then MB=4; fi\n{RUN} {TAIL.replace("size 4", "size $MB")}',
+        f'MB=8\nif /usr/bin/egrep -q "(micro|tiny)-batch" words___txt; then MB=4; fi\n{RUN} {TAIL.replace("size 4", "size $MB")}',
         f'A=(--tensor-model-parallel-size 8)\nA[1]=2\n{RUN} {TAIL} ${{A[@]}}',
         f'O=" --lr `bc <<< "scale=3; $LR/10"` {TAIL} "\n{RUN} $O',
         f'D=$(find / -name "a b" | sed "s/(x)/y/")\ncat > made.sh <<EOF\n{RUN} --data-path $D {TAIL}\nEOF\nbash made.sh',

@@ -32,8 +32,8 @@ def translated(text: str, words: list[str]) -> str | None:
 
 
 def found_in(text: str, words: list[str]) -> bool | None:
-    """Whether `grep -q PATTERN` finds something in a text; None where that is not known."""
-    read = _grep_words(words)
+    """Whether `grep -q PATTERN` or `egrep -q PATTERN` finds something in a text; None where that is not known."""
+    read = _grep_words(["-E"] * (posixpath.basename(words[0]) == "egrep") + words[1:])
     if read is None:
         return None
     flags, pattern = read

@@ -66,7 +66,7 @@ def whole(node: ast.expr) -> int:
         return -value if isinstance(node.op, ast.USub) else value if isinstance(node.op, ast.UAdd) else int(not value)  # fmt: skip
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS and not node.keywords:  # fmt: skip
         return _CALLS[node.func.id](*(whole(one) for one in node.args))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
         return _OPERATORS[type(node.ops[0])](whole(node.left), whole(node.comparators[0]))
     if isinstance(node, ast.IfExp):
         return whole(node.body) if whole(node.test) else whole(node.orelse)

@@ -65,10 +65,10 @@ def printed_by(script: Script, words: list[str]) -> str | None:
 
 def searched(script: Script, words: list[str]) -> bool | None:
     """Whether `grep -q PATTERN FILE`, or one that reads what it is given, finds something; None where the text is not here."""
-    text, said = script.fed, words[1:]
-    if text is None and len(said) > 1:
-        text, said = file_text(script, said[-1]), said[:-1]
-    return None if text is None else found_in(text, ["-E"] * (words[0] == "egrep") + said)
+    text = script.fed
+    if text is None and len(words) > 2:
+        text, words = file_text(script, words[-1]), words[:-1]
+    return None if text is None else found_in(text, words)
 
 
 def asks_for_npu(words: list[str]) -> bool:

@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Callable
 
+from meshwright.imports.code.operators import compared
+
 _MOST = 1e18
 _CALLS: dict[str, Callable[..., float]] = {
     "int": math.trunc, "round": round, "abs": abs, "min": min, "max": max, "ceil": math.ceil, "floor": math.floor,
@@ -80,27 +82,12 @@ def _of(node: ast.expr, digits: int | None) -> float:
     if isinstance(node, ast.BinOp):
         return _combined(type(node.op), _of(node.left, digits), _of(node.right, digits), digits)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return _compared(
-            type(node.ops[0]), _of(node.left, digits), _of(node.comparators[0], digits)
-        )
+        said = compared(node.ops[0], _of(node.left, digits), _of(node.comparators[0], digits))
+        if said is not None:
+            return int(said)  # one or zero, as `bc` and `awk` print it
     if isinstance(node, ast.Call) and not node.keywords and ast.unparse(node.func) in _CALLS:
         return _CALLS[ast.unparse(node.func)](*(_of(one, digits) for one in node.args))
     raise ValueError("not plain arithmetic")
-
-
-def _compared(operator: type[ast.cmpop], left: float, right: float) -> int:
-    """What `bc` and `awk` make of a comparison."""
-    found = {
-        ast.Gt: left > right,
-        ast.GtE: left >= right,
-        ast.Lt: left < right,
-        ast.LtE: left <= right,
-        ast.Eq: left == right,
-        ast.NotEq: left != right,
-    }
-    if operator not in found:
-        raise ValueError("not plain arithmetic")
-    return int(found[operator])
 
 
 def _combined(operator: type[ast.operator], left: float, right: float, digits: int | None) -> float:

@@ -56,7 +56,7 @@ def _asked(script: Script, stages: list[Node]) -> bool | None:
     if words[:1] not in (["grep"], ["egrep"]) or not any(re.match(r"-\w*q|--quiet", w) for w in words):  # fmt: skip
         return None
     text = script.scope.run(raw(stages[0]))
-    return None if text is None else found_in(text, ["-E"] * (words[0] == "egrep") + words[1:])
+    return None if text is None else found_in(text, words)
 
 
 def _files_of(script: Script, node: Node) -> tuple[str, str]:
