@@ -105,12 +105,13 @@ train:
 """
 
 
-def test_flagscale_rounds_its_ffn_up_and_its_command_says_more(tmp_path):
+@pytest.mark.parametrize("named", ["--config-path ./conf --config-name train", "-cp ./conf -cn train"])  # fmt: skip
+def test_flagscale_rounds_its_ffn_up_and_its_command_says_more(tmp_path, named):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "train.yaml").write_text(FLAGSCALE.replace("PROGRAM", "train_gpt.py"))
     script = tmp_path / "run.sh"
     script.write_text(
-        "python run.py --config-path ./conf --config-name train train.system.tensor_model_parallel_size=4 action=run\n"
+        f"python run.py {named} train.system.tensor_model_parallel_size=4 action=run\n"
     )
     found = import_file(script, GIVEN)
     assert (found.model.ffn, found.layout.tp, found.job.finetune.rank) == (3584, 4, 4)

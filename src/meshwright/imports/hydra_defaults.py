@@ -41,11 +41,11 @@ def own_configuration(program: str, words: list[str], folder: Path | None) -> Pa
 
 def chosen(words: list[str]) -> tuple[str, str]:
     """The folder and the name of the configuration that a command says; empty where it says none."""
-    split = [part for word in words for part in (word.split("=", 1) if word.startswith("--config-") else [word])]  # fmt: skip
+    split = [part for word in words for part in (word.split("=", 1) if word.startswith(("--config-", "--config_")) else [word])]  # fmt: skip
     where = name = ""
     for flag, word in pairwise(split):
-        name = unmarked(word) if flag in ("--config-name", "-cn") else name
-        where = unmarked(word) if flag in ("--config-path", "-cp") else where
+        name = unmarked(word) if flag in ("--config-name", "--config_name", "-cn") else name
+        where = unmarked(word) if flag in ("--config-path", "--config_path", "-cp") else where
     return where, name
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports import documents
 from meshwright.imports.beside import beside
 from meshwright.imports.formats import flagscale, mindspeed_rl, roll
+from meshwright.imports.hydra_defaults import chosen
 from meshwright.imports.interpolate import read_table
 from meshwright.imports.launch import Launch
 from meshwright.imports.shell.state import Script
@@ -83,11 +83,9 @@ def configuration(
 
 def hydra_named(launch: Launch, folder: Path | None) -> Path | None:
     """The file that `--config-path P --config-name N` names, or N alone, where it is FlagScale's, ROLL's or MindSpeed-RL's."""
-    split = [part for word in launch.words for part in (word.split("=", 1) if word.startswith(("--config-", "--config_")) else [word])]  # fmt: skip
-    said = {flag.replace("_", "-"): unmarked(word) for flag, word in pairwise(split)}
-    name = said.get("--config-name", "").removesuffix(".yaml")
-    where = [said["--config-path"], "."] if "--config-path" in said else ["configs", "conf", "config", "."]  # fmt: skip
-    for one in where if name else []:
+    where, name = chosen(launch.words)
+    name = name.removesuffix(".yaml")
+    for one in ([where, "."] if where else ["configs", "conf", "config", "."]) if name else []:
         path = beside(folder, f"{one}/{name}.yaml")
         data = read_table(path) if path is not None else {}
         if flagscale.is_config(data) or mindspeed_rl.is_config(data) or roll.is_config(data):
