@@ -74,7 +74,7 @@ def is_program(text: str) -> bool:
 
 
 _OWN_TRAINER = re.compile(
-    r"(?m)^[^\S\n]*from (?!(?:transformers|trl|unsloth|peft|optimum|accelerate|sentence_transformers|swift|llamafactory|composer|lightning|pytorch_lightning|llmfoundry|optimum|adapters|setfit|verl|openrlhf)\b)[\w.]+ import (\([^)]*\)|[^\n]*)"
+    r"(?m)^[^\S\n]*from (?!(?:transformers|trl|unsloth|peft|optimum|accelerate|sentence_transformers|swift|llamafactory|composer|lightning|pytorch_lightning|llmfoundry|adapters|setfit|verl|openrlhf)\b)[\w.]+ import (\([^)]*\)|[^\n]*)"
 )
 
 

@@ -14,7 +14,8 @@ from meshwright.imports.launch import Launch
 from meshwright.imports.own import tables as own_tables
 from meshwright.imports.own.arguments import typed
 from meshwright.imports.own.commands import launched
-from meshwright.imports.own.loops import COPIES, SHARDS
+from meshwright.imports.own.loops import COPIES
+from meshwright.imports.own.sizes import SHARDS
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import unmarked

@@ -22,7 +22,15 @@ from meshwright.imports.own.asked import asks_for_experts
 from meshwright.imports.own.layers import SHARED_STEPS, fuses_loss, lay_out, own_adapters
 from meshwright.imports.own.made_with import mixes_experts
 from meshwright.imports.own.program_settings import program_settings, recomputes
-from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, store, texts_beside
+from meshwright.imports.own.sizes import (
+    SEVERAL,
+    SHARDS,
+    build,
+    optimize,
+    said_by,
+    store,
+    texts_beside,
+)
 from meshwright.imports.own.tables import inert
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
@@ -51,7 +59,6 @@ _SWITCHES = (
 )
 _RENAMED = {"use_muon": "use_muon"}
 """Names whose last part says enough, in whatever table of the command line they stand."""
-SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
 COPIES = re.compile(r"\bDistributedDataParallel\(|\bDDP\(")
 _MOST = 400_000
 

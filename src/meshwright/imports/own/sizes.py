@@ -277,7 +277,7 @@ _IN_16_BITS = re.compile(
 
 def store(reading: Reading, text: str) -> None:
     """Take weights, and with them gradients and moments, in 16 bits where the loop casts its whole model."""
-    if not _IN_16_BITS.search(text) or _SHARDS.search(text):
+    if not _IN_16_BITS.search(text) or SHARDS.search(text):
         return  # FSDP's own policies say in which width its shards are
     recipe = RECIPES["pure-bf16"]
     optimizer = OptimizerRecipe.model_validate(reading.job.get("optimizer", {}))
@@ -286,7 +286,7 @@ def store(reading: Reading, text: str) -> None:
     reading.note("the whole model is cast to bf16: neither it nor its moments have a 32-bit copy", "precision")  # fmt: skip
 
 
-_SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
+SHARDS = re.compile(r"\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(")
 _BUILDS = re.compile(
     r"\bnn\.(?:Module|Embedding|Linear|Embed|Dense)\b|\bnnx\.|\beqx\.|\bhk\.|\bEmbedding\("
 )
