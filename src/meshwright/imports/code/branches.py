@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from meshwright.imports.code.syntax import defaults_of
 
 Guards = tuple[tuple[ast.expr, bool], ...]
 """Tests that a statement stands under, each with the branch that it stands in."""
@@ -34,12 +36,9 @@ def branches(tree: ast.AST) -> dict[ast.stmt, tuple[Guards, frozenset[str]]]:
 
 def _with_defaults(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     """Parameters whose default is a plain value other than None."""
-    given = function.args
-    plain = given.args[len(given.args) - len(given.defaults) :]
-    pairs = [*zip(plain, given.defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]  # fmt: skip
     return frozenset(
         arg.arg
-        for arg, default in pairs
+        for arg, default in defaults_of(function)
         if isinstance(default, ast.Constant) and default.value is not None
     )
 
@@ -58,6 +57,16 @@ def ruled_out(
     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
     unknown = any(said is None for said, _branch in told)
     return unknown and isinstance(target, ast.Name) and target.id in usual
+
+
+def set_only_in(never: set[ast.Assign], lines: Iterable[ast.AST]) -> set[str]:
+    """Names that are set in some lines of a program and in no other one."""
+    named = [
+        (one, one.targets[0].id)
+        for one in lines
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
+    ]
+    return {name for one, name in named if one in never} - {name for one, name in named if one not in never}  # fmt: skip
 
 
 def case_of(node: ast.Match, value: Any) -> ast.match_case | None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from meshwright.exports.program_calls import given_back, of_text
-from meshwright.imports.code.branches import answers, branches, ruled_out
+from meshwright.imports.code.branches import answers, branches, ruled_out, set_only_in
 from meshwright.imports.code.environment import of_environment
 from meshwright.imports.code.operators import binary, compared, literal
-from meshwright.imports.code.syntax import dotted, never_run, set_only_in
+from meshwright.imports.code.syntax import defaults_of, dotted
 
 ASKED_OF_DEVICE = r"\b(?:is_(?:torch_)?(?:bf16|bfloat16)_\w+|(?:has_)?(?:bf16|bfloat16)_support\w*)|\bcuda\.is_available"
 """What a program asks of its device; a device that trains today has both."""
@@ -104,16 +104,14 @@ class Known:
             if isinstance(one, ast.ImportFrom)
             for name in one.names
         }
-        for name, value in (
-            below or {}
-        ).items():  # of files that it imports, before what is called with them
+        for name, value in (below or {}).items():  # of files that it imports, before any call
             if name in imported or "*" in imported:
                 self.names.setdefault(name, value)
         for function in self.functions.values():
             self._defaults(function)
         self._calls(nodes)
-        never = never_run(every, self.value)
-        for name in set_only_in(never, every) & self.parameters.keys():
+        never = {node for node in nodes if isinstance(node, ast.Assign) and self._never(node)}
+        for name in set_only_in(never, nodes) & self.parameters.keys():
             self.names.pop(name, None)
         for name, value in (below or {}).items():  # of classes that it imports
             self.fields.setdefault(name, value)
@@ -144,12 +142,10 @@ class Known:
 
     def _defaults(self, function: ast.FunctionDef) -> None:
         """Take what a function's parameters are where nobody says them."""
-        plain = function.args.args[len(function.args.args) - len(function.args.defaults) :]
-        only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-        for arg, default in [*zip(plain, function.args.defaults, strict=True), *only]:
+        for arg, default in defaults_of(function):
             if arg.arg == "max_length" and answers(function):
                 continue  # of what it generates, not of what is trained on
-            if default is not None and (said := self.value(default)) is not None:
+            if (said := self.value(default)) is not None:
                 self.parameters.setdefault(arg.arg, said)
 
     def _handed(self, node: ast.Call) -> None:

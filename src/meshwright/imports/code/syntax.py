@@ -11,7 +11,6 @@ import ast
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 _PREFIX = re.compile(r"(?i)(?<![\w'\"])(?:f|rf|fr)(?=['\"])")
@@ -45,25 +44,21 @@ def dotted(node: ast.expr) -> str:
     return ".".join([ast.unparse(node), *reversed(parts)])
 
 
-def never_run(every: Iterable[ast.AST], value: Callable[[ast.expr], object]) -> set[ast.AST]:
-    """Everything in branches of a program that its own values rule out.
-
-    Args:
-        value: what an expression stands for; only a truth rules a branch out.
-    """
-    never: set[ast.AST] = set()
-    for node in every:
-        test = value(node.test) if isinstance(node, ast.If) else None
-        if isinstance(node, ast.If) and isinstance(test, bool):
-            never |= {inner for one in (node.orelse if test else node.body) for inner in ast.walk(one)}  # fmt: skip
-    return never
+def defaults_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[ast.arg, ast.expr]]:  # fmt: skip
+    """Parameters of a function that have a default, with it."""
+    given = function.args
+    plain = [*given.posonlyargs, *given.args]
+    pairs = [*zip(plain[len(plain) - len(given.defaults) :], given.defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]  # fmt: skip
+    return [(arg, default) for arg, default in pairs if default is not None]
 
 
-def set_only_in(never: set[ast.AST], every: Iterable[ast.AST]) -> set[str]:
-    """Names that are set in some lines of a program and in no other one."""
-    lines = [one for one in every if isinstance(one, ast.Assign)]
-    named = [(one, one.targets[0].id) for one in lines if isinstance(one.targets[0], ast.Name)]
-    return {name for one, name in named if one in never} - {name for one, name in named if one not in never}  # fmt: skip
+def assigned(name: str, tree: ast.AST) -> list[ast.expr]:
+    """What a program sets a name to, in the order of `ast.walk`."""
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and dotted(node.targets[0]) == name
+    ]
 
 
 def _older(text: str) -> str:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from meshwright.imports.code.names import Known
-from meshwright.imports.code.syntax import dotted
+from meshwright.imports.code.syntax import assigned, dotted
 
 TOLD_BY_OTHERS = ("per_device_train_batch_size", "gradient_accumulation_steps", "r", "target_modules", "max_length",
                    "max_seq_length", "gradient_checkpointing", "load_in_4bit", "optim", "torch_dtype", "dtype", "bf16", "fp16")  # fmt: skip
@@ -26,11 +26,7 @@ def not_followed(call: ast.Call, known: Known) -> str:
 def searches(value: ast.expr, tree: ast.Module, known: Known) -> bool:
     """Whether targets come from a function that goes over the model's layers (`find_all_linear_names`)."""
     if isinstance(value, ast.Name):
-        made = [
-            one.value for one in ast.walk(tree)
-            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == value.id
-        ]  # fmt: skip
-        value = made[-1] if made else value
+        value = [value, *assigned(value.id, tree)][-1]
     names = {dotted(one.func).rpartition(".")[2] for one in ast.walk(value) if isinstance(one, ast.Call)}  # fmt: skip
     if isinstance(value, ast.Name):  # a parameter: what any search of the program gives
         names = set(known.functions)
@@ -44,10 +40,7 @@ def searches(value: ast.expr, tree: ast.Module, known: Known) -> bool:
 def handed_on(value: ast.expr, tree: ast.Module, known: Known) -> str:
     """The text that a call of one argument takes its targets from (`split_targets(args.targets)`); empty without one."""
     if isinstance(value, ast.Name):
-        made = [
-            one.value for one in ast.walk(tree)
-            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == value.id
-        ]  # fmt: skip
+        made = assigned(value.id, tree)
         value = made[0] if len(made) == 1 else value
     if not (isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords):
         return ""

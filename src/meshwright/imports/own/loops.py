@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.imports.beside import program_beside
 from meshwright.imports.code.names import Known
-from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.code.syntax import defaults_of, parse_python
 from meshwright.imports.formats.hf_launcher import one_process
 from meshwright.imports.formats.lightning import of_fabric
 from meshwright.imports.launch import Launch
@@ -224,12 +224,8 @@ def _defaults(text: str) -> dict[str, Any]:
         if isinstance(node, ast.ClassDef) and node.name in made:
             found |= Known(ast.Module(body=[node], type_ignores=[])).declared
         if isinstance(node, ast.FunctionDef) and (node.name in made or _decorated(node)):
-            arguments = [*node.args.posonlyargs, *node.args.args]
-            plain = arguments[len(arguments) - len(node.args.defaults) :]
-            pairs = [*zip(plain, node.args.defaults, strict=True),
-                     *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]  # fmt: skip
-            for arg, default in pairs:
-                value = None if default is None else known.value(default)
+            for arg, default in defaults_of(node):
+                value = known.value(default)
                 if value not in (None, "", False):
                     found[arg.arg] = value
     return {name: value for name, value in found.items() if not isinstance(value, dict)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.imports.code.names import Known
-from meshwright.imports.code.syntax import dotted
+from meshwright.imports.code.syntax import defaults_of, dotted
 from meshwright.imports.own import usual
 from meshwright.imports.own.layers import certain
 
@@ -105,10 +105,7 @@ def _taken(node: ast.ClassDef) -> tuple[dict[str, Any], list[str]]:
     alone = Known(ast.Module(body=[node], type_ignores=[]))
     for one in node.body:
         if isinstance(one, ast.FunctionDef) and one.name == "__init__":
-            plain = one.args.args[len(one.args.args) - len(one.args.defaults) :]
-            pairs = [*zip(plain, one.args.defaults, strict=True)]
-            pairs += [(arg, value) for arg, value in zip(one.args.kwonlyargs, one.args.kw_defaults, strict=True) if value]  # fmt: skip
-            said = {arg.arg: alone.value(value) for arg, value in pairs}
+            said = {arg.arg: alone.value(value) for arg, value in defaults_of(one)}
             order = [arg.arg for arg in one.args.args[1:]]
             return {key: value for key, value in said.items() if _plain(value)}, order
     fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 
 from meshwright.imports.code.branches import case_of
 from meshwright.imports.code.names import Known, Larger
-from meshwright.imports.code.syntax import dotted, parse_python
+from meshwright.imports.code.syntax import assigned, dotted, parse_python
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.layers import RECOMPUTES, adapted_layer
 from meshwright.imports.own.left_open import (
@@ -248,12 +248,7 @@ def _optimizer(pair: ast.expr, tree: ast.Module) -> dict[str, str]:
     """The optimizer that a trainer is handed, by its class, in place of what its settings say."""
     first = pair.elts[0] if isinstance(pair, ast.Tuple) and pair.elts else pair
     if isinstance(first, ast.Name):
-        made = [
-            node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == first.id
-        ]
-        first = made[-1] if made else first
+        first = [first, *assigned(first.id, tree)][-1]
     named = first.func if isinstance(first, ast.Call) else first
     if isinstance(named, ast.Constant):
         return {}
