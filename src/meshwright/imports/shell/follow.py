@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.imports.beside import beside
 from meshwright.imports.shell import blocks as shell_blocks
+from meshwright.imports.shell.assignments import assignment, counts, declaration, value_of
 from meshwright.imports.shell.batch import batch_options, batch_variables
 from meshwright.imports.shell.builtins import (
     BUILTINS,
@@ -24,7 +25,7 @@ from meshwright.imports.shell.builtins import (
 )
 from meshwright.imports.shell.conditions import test_command, truth
 from meshwright.imports.shell.files import changed_in_place
-from meshwright.imports.shell.output import asks_for_npu, counted_by_machine, printed_by, searched
+from meshwright.imports.shell.output import asks_for_npu, printed_by, searched
 from meshwright.imports.shell.redirect import herestring, joined, pipeline, redirected
 from meshwright.imports.shell.state import (
     MAX_DEPTH,
@@ -40,15 +41,11 @@ from meshwright.imports.shell.state import (
 )
 from meshwright.imports.shell.words import (
     Scope,
-    Value,
     arithmetic,
     expand_heredoc,
-    expand_text,
     expand_words,
-    mark,
     shown,
     text_of,
-    unmarked,
     unset,
 )
 from meshwright.specs.errors import SpecError
@@ -96,7 +93,7 @@ def read_script(
     )
     script.sbatch |= batch_options(text)
     scope.run = lambda command: _captured(script, command)
-    scope.counts = lambda found: _counts(script, found)
+    scope.counts = lambda found: counts(script, found)
     script.run = lambda node: _run(script, node)
     script.run_all = lambda node: _children(script, node)
     script.run_text = lambda inner: _run_text(script, inner)
@@ -164,74 +161,6 @@ def _run(script: Script, node: Node) -> bool | None:
         script.depth -= 1
 
 
-def _assignment(script: Script, node: Node) -> bool | None:
-    target = node.child_by_field_name("name")
-    if target is None:
-        return None
-    value = node.child_by_field_name("value")
-    name = raw(target)
-    adds = any(child.type == "+=" for child in node.children)
-    made = _value(script, value)
-    if target.type == "subscript":
-        base = target.child_by_field_name("name")
-        index = target.child_by_field_name("index")
-        if base is not None and index is not None:
-            place = expand_text(raw(index), script.scope)
-            name = f"{raw(base)}[{place}]"
-            _put(script, raw(base), place, text_of(made))
-    elif isinstance(made, str) and made and not unmarked(made):
-        made = _asked_of_machine(script, name, made, raw(value) if value is not None else "")
-    if isinstance(made, list):
-        if not adds:
-            forget(script, [one for one in script.scope.variables if one.startswith(f"{name}[")])
-        for entry in made:
-            keyed = re.fullmatch(r"\[([^\]]+)\]=(.*)", entry, re.DOTALL)
-            if keyed:
-                script.set(f"{name}[{keyed.group(1)}]", keyed.group(2))
-    script.set(name, made, adds)
-    return True
-
-
-def _put(script: Script, name: str, place: str, text: str) -> None:
-    """`A[1]=text` where A is a list: its second entry, or one more."""
-    items = script.scope.variables.get(name)
-    if isinstance(items, list) and place.isdigit():
-        at = min(int(place), len(items))
-        script.scope.variables[name] = [*items[:at], text, *items[at + 1 :]]
-
-
-def _asked_of_machine(script: Script, name: str, made: str, text: str) -> Value:
-    """A value that only the machine knows, under the variable's name, so that a user can give it."""
-    missing = unset(made)
-    if len(missing) != 1 or missing[0][:2] != "$(":
-        return made
-    if name in script.given:
-        return script.scope.variables[name]
-    if counted := counted_by_machine(script, text):
-        script.countable[name] = counted
-    return mark(f"{name}={missing[0]}")
-
-
-def _counts(script: Script, found: re.Match[str]) -> str:
-    """What is taken, where a number is made of it, for a mark that counts the machine's devices or hosts."""
-    name = found.group(1).partition("=")[0]
-    if name not in script.countable:
-        return found.group()
-    script.counted[name] = script.countable[name]
-    return script.counted[name]
-
-
-def _value(script: Script, node: Node | None) -> Value:
-    if node is None:
-        return ""
-    if node.type != "array":
-        return expand_text(raw(node), script.scope)
-    found: list[str] = []
-    for word in joined([child for child in node.named_children if child.type != "comment"]):
-        found += expand_words(word, script.scope)
-    return found
-
-
 def _compound(script: Script, node: Node) -> bool | None:
     """`{ …; }`, or arithmetic in double brackets, which sets variables and has a truth."""
     text = raw(node).strip()
@@ -247,17 +176,6 @@ def _compound(script: Script, node: Node) -> bool | None:
     return truth(script, inner)
 
 
-def _declaration(script: Script, node: Node) -> bool | None:
-    alias = any(child.type == "word" and raw(child) == "-n" for child in node.named_children)
-    for child in node.named_children:
-        target, value = child.child_by_field_name("name"), child.child_by_field_name("value")
-        if alias and child.type == "variable_assignment" and target is not None:
-            script.scope.aliases[raw(target)] = text_of(_value(script, value))
-        elif child.type == "variable_assignment":
-            _assignment(script, child)
-    return True
-
-
 def _command(script: Script, node: Node) -> bool | None:
     environment: dict[str, str] = {}
     rest: list[Node] = []
@@ -266,7 +184,7 @@ def _command(script: Script, node: Node) -> bool | None:
         if child.type == "variable_assignment":
             name, value = child.child_by_field_name("name"), child.child_by_field_name("value")
             if name is not None:
-                environment[raw(name)] = text_of(_value(script, value))
+                environment[raw(name)] = text_of(value_of(script, value))
         elif child.type == "herestring_redirect":
             script.fed = herestring(script, child)
         elif child.type not in ("file_redirect", "heredoc_redirect", "comment"):
@@ -394,8 +312,8 @@ def _negated(script: Script, node: Node) -> bool | None:
 
 _HANDLERS: dict[str, Callable[[Script, Node], bool | None]] = {
     "program": _children, "compound_statement": _compound, "do_group": _children,
-    "subshell": _subshell, "variable_assignments": _children, "variable_assignment": _assignment,
-    "declaration_command": _declaration, "command": _command, "if_statement": shell_blocks.run_if,
+    "subshell": _subshell, "variable_assignments": _children, "variable_assignment": assignment,
+    "declaration_command": declaration, "command": _command, "if_statement": shell_blocks.run_if,
     "case_statement": shell_blocks.run_case, "for_statement": shell_blocks.run_for, "c_style_for_statement": shell_blocks.run_c_for,
     "while_statement": shell_blocks.run_while, "list": _list, "pipeline": pipeline, "redirected_statement": redirected,
     "function_definition": _function, "negated_command": _negated, "test_command": test_command,
