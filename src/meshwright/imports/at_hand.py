@@ -8,7 +8,7 @@ from pathlib import Path
 from meshwright.imports import programs
 from meshwright.imports.beside import beside, file_of, program_beside
 from meshwright.imports.code.follow import parse_module
-from meshwright.imports.formats import hf, olmo
+from meshwright.imports.formats import hf, olmo_scripts
 from meshwright.imports.formats.hf_launcher import launcher, one_process
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import flags_of
@@ -29,7 +29,7 @@ def olmo_core(program: str, words: list[str], given: Given, folder: Path | None)
     if path is None or "olmo_core" not in (text := read_text(path, "file")):
         return None
     try:
-        reading = olmo.read_script(
+        reading = olmo_scripts.read_script(
             parse_module(text, str(path), path.parent), str(path), given, words
         )
     except SpecError:

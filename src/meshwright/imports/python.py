@@ -23,7 +23,7 @@ from meshwright.imports.formats import (
     nanochat,
     nanogpt,
     nemo_recipes,
-    olmo,
+    olmo_scripts,
     slime_python,
     torchtitan_registry,
     xtuner,
@@ -95,7 +95,7 @@ def read(
     if "nemo" in text and ("run.Partial" in text or "run.Config" in text or _NEMO.search(text)):
         return nemo_recipes.read_recipe(module, name, given), stamp
     if "olmo_core" in text:
-        return olmo.read_script(module, name, given), stamp
+        return olmo_scripts.read_script(module, name, given), stamp
     if xtuner.is_config(text):
         return xtuner.read(text, name, given), stamp
     if xtuner.of_trainer(text):
