@@ -6,9 +6,9 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from meshwright.imports.formats.bridge import flags_of as overrides_of
 from meshwright.imports.formats.bridge import guess_or_ask
 from meshwright.imports.formats.bridge import megatron as read_flags
+from meshwright.imports.formats.bridge_flags import flags_of as overrides_of
 from meshwright.imports.names import model_named
 from meshwright.imports.options import flags_of
 from meshwright.imports.reading import Given, Reading

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.imports.formats.bridge import flags_of, megatron
+from meshwright.imports.formats.bridge import megatron
+from meshwright.imports.formats.bridge_flags import flags_of
 from meshwright.imports.names import model_named
 from meshwright.imports.options import flattened
 from meshwright.imports.reading import Given, Reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.imports.formats import megatron
-from meshwright.imports.formats.bridge import RENAMED
+from meshwright.imports.formats.bridge_flags import RENAMED
 from meshwright.imports.formats.megatron_switches import NEGATED
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.options import Options

@@ -14,6 +14,7 @@ from typing import Any
 from meshwright.imports.code.follow import call_function, follow_main, functions
 from meshwright.imports.code.values import Made, Module, Unknown
 from meshwright.imports.formats import bridge
+from meshwright.imports.formats.bridge_flags import flags_of
 from meshwright.imports.formats.bridge_precision import precision_words
 from meshwright.imports.formats.nemo import EDITS
 from meshwright.imports.names import PLANNED, guess_model, model_named
@@ -139,7 +140,7 @@ class _Parts:
 def _read(parts: _Parts, module: Module, chosen: str, given: Given) -> Reading:
     spelled = _spelled(parts, module)
     words = _words(parts)
-    flags = bridge.flags_of(words)
+    flags = flags_of(words)
     strategy = parts.strategy
     if strategy.fields.get("fsdp") == "megatron":
         flags["use-megatron-fsdp"] = True

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.formats import bridge, maxtext, megatron, torchtitan
+from meshwright.imports.formats.bridge_flags import flags_of
 from meshwright.imports.formats.megatron_switches import NEGATED
 from meshwright.imports.interpolate import merged, read_table, resolved
 from meshwright.imports.launch import Launch, launch_option
@@ -125,7 +126,7 @@ def _bridge(values: dict[str, Any], given: Given, title: str, named: str) -> Rea
     words += [f"model.{key}={value}" for key, value in values.items()
              if isinstance(value, (str, int, float)) and key not in ("recipe", "flavor", "hf_path")]  # fmt: skip
     reading = bridge.megatron(
-        bridge.flags_of(words), given, given.model or model_named(named), named, title
+        flags_of(words), given, given.model or model_named(named), named, title
     )
     if peft and peft.lower() != "none":
         adapters(reading, rank=16)
