@@ -15,6 +15,7 @@ from meshwright.imports.reading import Given
 from meshwright.imports.shell.follow import read_script
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import unmarked, unset
+from meshwright.specs.errors import SpecError
 
 _TRAINERS = re.compile(
     r"(?:^|/)(?:[\w-]*(?:pretrain|train|finetune|sft|dpo|grpo|ppo|reward|posttrain|run_recipe|run_clm|"
@@ -113,14 +114,14 @@ def followed(
     """A script and its training command; where guesses are wanted and nothing trains, what is undecided counts as true.
 
     Raises:
-        SpecError: the script is too long or too deep to be followed.
+        SpecError: the script is too long or too deep to be followed, or trains only where a switch of its is on.
     """
     on = given.cluster
     machine = (on.nodes, on.gpus_per_node) if on is not None else None
     chosen = int(given.config) if given.config.isdigit() else 0
 
-    def read(assume: bool) -> tuple[Script, Launch | None]:
-        said = dict(given.variables), list(given.arguments)
+    def read(assume: bool, switched: tuple[str, str] | None = None) -> tuple[Script, Launch | None]:
+        said = dict(given.variables) | dict([switched] if switched else []), list(given.arguments)
         script = read_script(text, name, folder, *said, given.guess, machine, assume)
         return script, find_launch(script, chosen)
 
@@ -129,7 +130,27 @@ def followed(
         again, found = read(assume=True)
         if found is not None and not found.other:
             return again, found
+    if launch is None or launch.other:
+        for switch, off in _SWITCH.findall(text)[:_MOST]:
+            if switch in given.variables:
+                continue
+            again, found = read(assume=False, switched=(switch, _ON[off.lower()]))
+            if found is None or found.other:
+                continue
+            if not given.guess:
+                raise SpecError("--set", None, f"the script trains where {switch} is not {off}, which it takes unless told: --set {switch}={_ON[off.lower()]} says so, --guess takes that")  # fmt: skip
+            again.switched = f"{switch}={_ON[off.lower()]}"
+            return again, found
     return script, launch
+
+
+_ON = {"0": "1", "false": "true", "no": "yes", "off": "on"}
+_SWITCH = re.compile(
+    r"(?im)^[^\S\n]*(?:export[^\S\n]+)?([A-Z_]\w*)=[\"']?\$\{\1:-(0|false|no|off)\}"
+)
+"""A switch that is off unless the environment turns it on (`RUN=${RUN:-0}`)."""
+_MOST = 6
+"""Switches of a script that are tried."""
 
 
 def find_launch(script: Script, chosen: int = 0) -> Launch | None:

@@ -32,7 +32,7 @@ _BOTH = re.compile(
     re.IGNORECASE,
 )
 _SEEING = re.compile(
-    r"(?:^|[_-])(?:glm[-_]?4[._]?[1-9]v|internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|omni|vision|molmo|ocr|medgemma-(?:1\.5-)?4b|medgemma-27b(?!-text))(?:[_-]|\d|$)",
+    r"(?:^|[_-])(?:glm[-_]?4[._]?[1-9]v|internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|(?:open|smol)?vla|omni|vision|molmo|ocr|medgemma-(?:1\.5-)?4b|medgemma-27b(?!-text))(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
 _PICTURES = re.compile(

@@ -225,7 +225,7 @@ def _slime(options: Options, given: Given, title: str) -> Reading:
     )
     # A micro-batch fills the ranks that share its sequences.
     tokens = options.whole("max-tokens-per-gpu") * options.whole("context-parallel-size", default=1)
-    longest = options.whole("rollout-max-response-len") + options.whole("rollout-max-prompt-len")
+    longest, least = slime_options.longest(options)
     if "global-batch-size" not in options:
         prompts = options.whole("rollout-batch-size") * options.whole(
             "n-samples-per-prompt", default=1
@@ -242,13 +242,13 @@ def _slime(options: Options, given: Given, title: str) -> Reading:
     slime_options.before(options)
     reading = megatron.read(options, given, title)
     reading.hosts, reading.per_host = hosts, per_host
+    # The batch system's devices are the rollouts', too.
+    reading.counts_itself = "actor-num-gpus-per-node" in options
     slime_options.after(options, reading)
-    if not reading.seq_len:
+    if not reading.seq_len and (longest or tokens):
         reading.seq_len = longest or tokens
-        if longest:
-            reading.guess(
-                "--seq", f"sequences have at most {longest} tokens; that is taken for all"
-            )
+        most = f"at most {longest} tokens{least}" if longest else f"no length here; a device takes {tokens} tokens at once"  # fmt: skip
+        reading.guess("--seq", f"sequences have {most}; that is taken for all")
     if not reading.micro_batch:
         reading.micro_batch = max(1, tokens // max(reading.seq_len, 1)) if tokens else 1
         reading.guess(

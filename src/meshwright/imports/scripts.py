@@ -173,6 +173,8 @@ def _ends_in_arguments(line: str) -> bool:
 
 
 def _doubts(script: Script, reading: Reading) -> None:
+    if script.switched:
+        reading.guess(f"--set {script.switched}", "nothing trains without it; it is taken")
     for variable, value in script.guesses.items():
         where = f"--args (argument {variable})" if variable.isdigit() else f"--set {variable}="
         reading.guess(

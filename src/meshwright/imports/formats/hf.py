@@ -382,7 +382,7 @@ def _packing(options: Options, reading: Reading) -> None:
     named = options.values.get("padding_free")
     if named in (["huggingface"], "huggingface"):  # fms-hf-tuning's only way of it
         options.values["padding_free"] = True
-    if options.flag("packing", "neat_packing", "pack", "padding_free"):
+    if any(options.flag(name) for name in ("packing", "neat_packing", "pack", "padding_free")):
         strategy = options.word("packing_strategy")
         reading.job["document_masking"] = options.flag(
             "padding_free", "neat_packing", default=strategy.startswith(("bfd", "ffd"))

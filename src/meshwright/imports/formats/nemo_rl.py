@@ -19,33 +19,49 @@ from meshwright.specs.job import RECIPES
 
 
 def with_inherited(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
-    """A recipe of NeMo RL's that holds nothing of its policy, with the file that it begins with.
+    """A recipe of NeMo RL's that holds nothing of its policy, with the files that it begins with.
 
     Raises:
-        SpecError: that file cannot be parsed.
+        SpecError: one of them cannot be parsed.
     """
-    below = data.get("defaults")
-    if not isinstance(below, str) or "policy" in data or not _RL & set(data):
+    if not _below(data.get("defaults")) or "policy" in data or not _RL & set(data):
         return data
     whole = _inherited(dict(data), folder, Reading(""))
     return whole if "policy" in whole else data
 
 
 _RL = frozenset({"cluster", "checkpointing", "logger", "grpo", "sft", "dpo", "ppo", "rm", "distillation", "loss_fn"})  # fmt: skip
+_DEEPEST = 6
 
 
-def _inherited(data: dict[str, Any], folder: Path | None, reading: Reading) -> dict[str, Any]:
+def _below(said: Any) -> list[str]:
+    """Files that `defaults` names, each over the one before it: one, or a list of nothing else."""
+    named = said if isinstance(said, list) else [said]
+    return named if all(isinstance(one, str) for one in named) else []
+
+
+def _inherited(
+    data: dict[str, Any], folder: Path | None, reading: Reading, depth: int = 0
+) -> dict[str, Any]:
     """A table over the files that its `defaults` name, one below the other; one that is not here is said."""
-    for _ in range(6):
-        below = data.pop("defaults", None)
-        path = beside(folder, str(below)) if isinstance(below, str) else None
+    below: dict[str, Any] = {}
+    for named in _below(data.pop("defaults", None)) if depth < _DEEPEST else []:
+        path = beside(folder, named)
         if path is None:
-            if isinstance(below, str):
-                reading.guess("defaults", f"{below[-60:]} is not here; what it says is left out")
-            break
-        folder = path.parent
-        data = merged(read_table(path), data)
-    return data
+            reading.guess("defaults", f"{named[-60:]} is not here; what it says is left out")
+            continue
+        below = _over(below, _inherited(read_table(path), path.parent, reading, depth + 1))
+    return _over(below, data)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two tables, the second one's values counting; one of its parts that says `_override_` stands alone."""
+    alone = {
+        key
+        for key, part in above.items()
+        if isinstance(part, dict) and part.pop("_override_", False)
+    }
+    return merged({key: part for key, part in below.items() if key not in alone}, above)
 
 
 def is_config(data: dict[str, Any]) -> bool:

@@ -33,6 +33,26 @@ def before(options: Options) -> None:
             options.values.setdefault("recompute-num-layers", "1")
 
 
+def longest(options: Options) -> tuple[int, str]:
+    """Tokens of the longest sequence (0: not said), and what has to be known about them.
+
+    An answer of one turn ends with its response or with the context; one of several turns, made by a
+    function of one's own, with the context alone.
+    """
+    response = options.whole("rollout-max-response-len")
+    prompt, context = (
+        options.whole("rollout-max-prompt-len"),
+        options.whole("rollout-max-context-len"),
+    )
+    if context:
+        turns = bool(options.raw("custom-generate-function-path")) or not (response and prompt)
+        return (context if turns else min(context, response + prompt)), ""
+    return (
+        response + prompt,
+        "" if prompt or not response else " beside their prompts, whose length is not said",
+    )
+
+
 def after(options: Options, reading: Reading) -> None:
     """Name what a step of such a run pays for beside Megatron-LM's."""
     if options.word("loss-type") == "sft_loss":

@@ -10,7 +10,7 @@ from meshwright.imports.formats import easyr1
 from meshwright.imports.formats import verl_engines as engines
 from meshwright.imports.hydra_defaults import chosen, own_configuration, with_defaults
 from meshwright.imports.interpolate import merged, resolved, words_to_table
-from meshwright.imports.names import model_named
+from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import weights_alone
@@ -22,6 +22,8 @@ from meshwright.specs.model import Model
 
 _PREPARES = re.compile(r"generation|eval|merger|(?:pre|data_)process|download|convert")
 """Programs of verl's and of its recipes that train nothing."""
+_ACTS = re.compile(r"(?:^|[./_])vla(?:[./_]|$)")
+"""Programs of its recipe for vision-language-action models."""
 
 
 def read_verl(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:
@@ -32,6 +34,8 @@ def read_verl(program: str, words: list[str], given: Given, folder: Path | None)
     """
     if _PREPARES.search(program):
         raise SpecError("file", program, "does not train; a training command is expected")
+    if _ACTS.search(program):
+        raise SpecError("file", program, f"trains a model that sees and acts: {PLANNED}")
     if easyr1.is_command(words):
         return easyr1.read_words(words, given, folder)
     data = words_to_table(words)
@@ -74,6 +78,8 @@ def read_verl_data(
     if "evaluator" in data and "trainer" not in data and not program:
         raise SpecError("file", path.name if path else program, "describes no training run of its own: no trainer is configured")  # fmt: skip
     options = Options(flattened(resolved(data, dict(given.variables))))
+    if not program and "defaults" not in data and not _whole(options):
+        raise SpecError("file", path.name if path else "configuration", "describes no training run of its own: it says neither model, data nor trainer, and is laid over another file; import the command that starts it")  # fmt: skip
     reading = Reading("verl command", options={"micro_batch": "ppo_micro_batch_size_per_gpu"})
     options.guessing = given.guess
     reading.model = given.model
@@ -120,6 +126,14 @@ def read_verl_data(
 
 
 _ACTOR = "actor_rollout_ref.actor."
+
+
+def _whole(options: Options) -> bool:
+    """Whether a configuration says what is trained, on what or where: less is a part laid over another."""
+    return any(
+        name.startswith(("data.", "trainer.", "model.", "actor_rollout_ref.model."))
+        for name in options.values
+    )
 
 
 def _sft_names(engine: str) -> dict[str, str]:

@@ -35,8 +35,8 @@ from meshwright.imports.shell.state import (
     Command,
     Script,
     check_errors,
-    parse,
     raw,
+    read_tree,
     repaired,
 )
 from meshwright.imports.shell.words import (
@@ -115,7 +115,7 @@ def _run_text(script: Script, text: str) -> None:
     if script.depth > MAX_DEPTH:
         raise SpecError("script", text[:40], "includes or substitutes itself too deeply")
     try:
-        root = parse(repaired(text))
+        root = read_tree(repaired(text))
         if root.has_error:
             check_errors(script, root)
         _children(script, root)

@@ -57,6 +57,8 @@ class Script:
     functions: dict[str, Node] = field(default_factory=dict)
     guessing: bool = False
     guesses: dict[str, str] = field(default_factory=dict)
+    switched: str = ""
+    """A switch that is off by itself and was turned on, because nothing trains without it."""
     assuming: bool = False
     """Whether a test that depends on the machine counts as true: where nothing trains if it is false."""
     countable: dict[str, str] = field(default_factory=dict)
@@ -109,6 +111,21 @@ def parse(text: str) -> Node:
     return Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
 
 
+_TICKS = re.compile(r"(?<!\\)`([^`\n\\]+)`")
+
+
+def read_tree(text: str) -> Node:
+    """The tree of a script; where the grammar fails, of the same with `$(…)` for its commands in backticks.
+
+    tree-sitter's grammar loses its way in some of them (a substituted process before a pipe) up to the end.
+    """
+    root = parse(text)
+    if root.has_error and "`" in text:
+        again = parse(_TICKS.sub(r"$(\1)", text))
+        return root if again.has_error else again
+    return root
+
+
 def check_errors(script: Script, root: Node) -> None:
     """Refuse a quote that is never closed; name other places that the grammar cannot read."""
     for node in walk(root):
@@ -134,6 +151,7 @@ def repaired(text: str) -> str:
     text = re.sub(r"`#[^`\n]*`", "", text)  # a comment inside a command
     # A blank after the backslash of a continued line, and comments between continued lines.
     text = re.sub(r"\\[ \t]+\n", "\\\n", text)
+    text = re.sub(r"\\\s*\Z", "\n", text)  # nothing follows the last line
     # `DIR=<your folder>`: a place that a template leaves to its reader, no redirection.
     text = re.sub(
         r"^([^\S\n]*(?:export\s+)?[A-Za-z_]\w*=)(<[^<>\n]*>)(?=\s*(?:#.*)?$)",

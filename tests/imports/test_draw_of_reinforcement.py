@@ -1,0 +1,99 @@
+"""What a draw of reinforcement-learning files was read wrongly for, each kind once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.imports.files import import_file, import_text, read_any
+from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError
+
+GUESS = Given(guess=True)
+_VERL = (
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.n_gpus_per_node=2 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
+)
+_SLIME = (
+    "python3 train_async.py --actor-num-nodes 2 --actor-num-gpus-per-node 4 --rollout-num-gpus 8 --num-layers 32 --hidden-size 4096 "
+    "--ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm "
+    "--vocab-size 128256 --rollout-batch-size 8 --n-samples-per-prompt 4 --use-dynamic-batch-size --max-tokens-per-gpu 16384 "
+)
+
+
+def _read(text: str, name: str = "run.sh") -> Reading:
+    return read_any(text, name, GUESS, None)[0]
+
+
+def test_nemo_rl_stands_on_several_files(tmp_path: Path) -> None:
+    """`defaults` lists files, each over the one before; `_override_` drops what lies below."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "grpo.yaml").write_text("cluster: {num_nodes: 1, gpus_per_node: 4}\npolicy: {model_name: Qwen/Qwen2.5-1.5B, train_micro_batch_size: 4, precision: bfloat16, dtensor_cfg: {enabled: true}, megatron_cfg: {enabled: false}}\nenv: {math: {num_workers: 8}}\n")  # fmt: skip
+    (tmp_path / "base" / "megatron.yaml").write_text("policy: {train_micro_batch_size: 1, dtensor_cfg: {enabled: false}, megatron_cfg: {enabled: true, activation_checkpointing: true, tensor_model_parallel_size: 2}}\n")  # fmt: skip
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / "config.yaml"
+    file.write_text("defaults: [../base/grpo.yaml, ../base/megatron.yaml]\npolicy: {train_global_batch_size: 32, max_total_sequence_length: 1280}\ngrpo: {num_prompts_per_step: 4}\nenv: {_override_: true, tools: {}}\n")  # fmt: skip
+    found = import_file(file, GUESS)
+    layout, job = found.layout, found.job
+    assert (found.cluster.gpus, layout.tp, layout.micro_batch, layout.recompute, job.framework) == (4, 2, 1, "full", "megatron")  # fmt: skip
+    assert job.global_batch == 32
+
+
+@pytest.mark.parametrize(
+    ("said", "seq", "words"),
+    [
+        ("--rollout-max-response-len 4096 --rollout-max-context-len 32768 --custom-generate-function-path a.b", 32768, "at most 32768 tokens;"),
+        ("--rollout-max-response-len 4096 --rollout-max-prompt-len 2048 --rollout-max-context-len 8192", 6144, "at most 6144"),
+        ("--rollout-max-response-len 4096", 4096, "beside their prompts"),
+        ("--loss-type sft_loss", 16384, "no length here"),
+    ],
+)  # fmt: skip
+def test_slime_s_sequences(said: str, seq: int, words: str) -> None:
+    reading = _read(_SLIME + said)
+    assert reading.seq_len == seq
+    assert any(words in one.text for one in reading.remarks if one.option == "--seq")
+
+
+def test_slime_s_actor_has_its_own_devices() -> None:
+    """What a host has, and the batch system gives, is the rollouts', too."""
+    script = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\nNUM_GPUS_PER_NODE=8\n{_SLIME} --rollout-max-response-len 4096\n"
+    assert import_text(script, "run.sh", GUESS).cluster.gpus == 8
+
+
+def test_commands_in_backticks_with_substituted_processes() -> None:
+    """The grammar loses the rest of a script behind these; the same is read with `$(…)`, and ends in a backslash."""
+    script = (
+        "port=`comm -23 <(seq 15000 20000 | sort) <(ss -Htan | awk '{print $4}' | sort -u) | shuf | head -n 1`\n"
+        f"nodes=`scontrol show hostnames`\necho $port\n{_VERL} \\\n"
+    )
+    assert _read(script).world() == 2
+
+
+def test_a_training_behind_a_switch_that_is_off() -> None:
+    """Nothing trains unless the environment says so: that is asked for, and taken where guesses are."""
+    script = f'RUN_IT="${{RUN_IT:-0}}"\npython -m tools.tool_server --port 1\nif [[ "$RUN_IT" == "1" ]]; then\n{_VERL}\nfi\n'
+    with pytest.raises(SpecError, match="--set RUN_IT=1"):
+        read_any(script, "run.sh", Given(), None)
+    assert any("RUN_IT=1" in one.option for one in _read(script).remarks)
+    assert read_any(script, "run.sh", Given(variables={"RUN_IT": "1"}), None)[0].world() == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "why"),
+    [
+        ("actor_rollout_ref: {actor: {policy_loss: {loss_mode: mine}}, rollout: {n: 4}}\nalgorithm: {adv_estimator: grpo}\n", "mine.yaml", "laid over another file"),
+        (_VERL.replace("verl.trainer.main_ppo", "recipe.vla.main_ppo"), "run.sh", "sees and acts"),
+        (_VERL.replace("Qwen/Qwen2.5-7B", "/data/Openvla-oft-SFT"), "run.sh", "vision-language"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(text: str, name: str, why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        import_text(text, name, GUESS)
+
+
+def test_samples_side_by_side_without_packing() -> None:
+    """TRL's `padding_free: true` keeps samples apart, whatever `packing: false` beside it says."""
+    text = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 4096\nper_device_train_batch_size: 4\npacking: false\npadding_free: true\nlearning_rate: 1e-6\nbf16: true\n"
+    reading = _read(text, "config.yaml")
+    assert reading.job["document_masking"] and not any(one.option == "packing" for one in reading.remarks)  # fmt: skip
