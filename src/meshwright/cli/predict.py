@@ -82,25 +82,24 @@ def _measured_beside(
     rows: Sequence[Row], predictions: Sequence[Prediction]
 ) -> dict[str, dict[str, float]]:
     """Of what the table says was measured: how many, and the errors of the predictions in percent."""
-    from statistics import median
-
     from meshwright.evidence.measured import measured_memory_bytes, measured_step_time_s
+    from meshwright.evidence.score import Errors
 
     errors: dict[str, list[float]] = {"step_time": [], "peak_memory": []}
     for row, made in zip(rows, predictions, strict=True):
         if made.run is None:
             continue
         time, memory = measured_step_time_s(row, made.run), measured_memory_bytes(row)
-        errors["step_time"] += [100 * (made.iter_time_s / time - 1)] * (time > 0)
-        errors["peak_memory"] += [100 * (made.peak_memory_bytes / memory - 1)] * (memory > 0)
+        errors["step_time"].append(made.iter_time_s / time - 1)
+        errors["peak_memory"].append(made.peak_memory_bytes / memory - 1)
     return {
         what: {
-            "rows": len(found),
-            "median_error_percent": round(median(map(abs, found)), 1),
-            "median_signed_percent": round(median(found), 1),
+            "rows": found.rows,
+            "median_error_percent": round(found.median, 1),
+            "median_signed_percent": round(found.bias, 1),
         }
-        for what, found in errors.items()
-        if found
+        for what, found in ((what, Errors.of(values)) for what, values in errors.items())
+        if found.rows
     }
 
 
