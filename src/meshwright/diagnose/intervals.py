@@ -41,10 +41,6 @@ class Intervals:
         """Length of what both cover."""
         return float((self.covered(other.end) - self.covered(other.start)).sum())
 
-    def overlap_each(self, start: Array, end: Array) -> Array:
-        """How much of each given interval is covered."""
-        return self.covered(end) - self.covered(start)
-
     def gaps(self) -> Intervals:
         """What lies between the first start and the last end and is not covered."""
         return Intervals(self.end[:-1], self.start[1:])

@@ -37,7 +37,6 @@ PAIRED = ("send_recv", "exchange")
 """Of these, between pairs: one message, and one each way at once."""
 SIZES = (4 * 2.0**10, 64 * 2.0**10, 256 * 2.0**10, 2.0**20, 8 * 2.0**20)
 QUICK_SIZES = (4 * 2.0**10, 256 * 2.0**10, 4 * 2.0**20)
-LARGEST_BYTES = 256 * 2.0**20
 
 Report = Callable[[Any], None]
 
