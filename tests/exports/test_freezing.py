@@ -7,8 +7,8 @@ from meshwright.costs.step import estimate
 from meshwright.exports.targets import FINETUNERS, export
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
+from meshwright.planner.compared import stacks_for
 from meshwright.planner.plan import price_layout
-from meshwright.planner.stacks import stacks_for
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import Finetune

@@ -17,9 +17,10 @@ from meshwright.exports.targets import (
     unwritten,
 )
 from meshwright.imports.files import import_file
+from meshwright.planner.compared import STACKS
 from meshwright.planner.plan import plan
 from meshwright.planner.space import Constraints
-from meshwright.planner.stacks import STACKS, under
+from meshwright.planner.stacks import under
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.frameworks import framework

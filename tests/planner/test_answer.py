@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.costs.columns import from_layouts
 from meshwright.exports.targets import export
+from meshwright.planner.compared import STACKS
 from meshwright.planner.finalists import balanced, dealt
 from meshwright.planner.flips import circumstances
 from meshwright.planner.legality import Question, why_illegal
@@ -19,7 +20,7 @@ from meshwright.planner.odds import WANTED, Odds
 from meshwright.planner.plan import GAMBLE, plan
 from meshwright.planner.search import reprice, search
 from meshwright.planner.space import Constraints
-from meshwright.planner.stacks import STACKS, under
+from meshwright.planner.stacks import under
 from meshwright.simulator.plan_step import plan_step
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import DoesNotFitError, SpecError

@@ -3,11 +3,12 @@
 import pytest
 
 from meshwright.exports.targets import export, why_unwritten
+from meshwright.planner.compared import TUNING_STACKS
 from meshwright.planner.legality import Question
 from meshwright.planner.plan import plan
 from meshwright.planner.space import Constraints
 from meshwright.planner.stacks import solve_all
-from meshwright.planner.tuning import TUNING_STACKS, as_tuned
+from meshwright.planner.tuning import as_tuned
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import RECIPES, Job

@@ -2,8 +2,8 @@
 
 import pytest
 
+from meshwright.planner.compared import STACKS
 from meshwright.planner.plan import price_layout
-from meshwright.planner.stacks import STACKS
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.devices import device_names, load_device, unmeasured
 from meshwright.specs.errors import SpecError

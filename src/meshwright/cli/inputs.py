@@ -9,7 +9,8 @@ from typing import Any
 
 from meshwright.cli.options import QuestionOptions
 from meshwright.costs.frameworks import behaviour_of
-from meshwright.planner.tuning import TUNED_PRECISION, tuning_stacks, usual_loss, usual_precision
+from meshwright.planner.compared import tuning_stacks
+from meshwright.planner.tuning import TUNED_PRECISION, usual_loss, usual_precision
 from meshwright.specs import load_cluster, load_job, load_model
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError, nearest, one_line

@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.costs.flops import attention_flops_per_token, model_flops_per_token
 from meshwright.costs.frameworks import behaviour
 from meshwright.costs.step import estimate
+from meshwright.planner.compared import UPPER_BOUND, asked_for
 from meshwright.planner.dispatchers import OPTION, backend, deduplicates
 from meshwright.planner.finalists import Choice
 from meshwright.planner.flips import Replan
@@ -20,7 +21,6 @@ from meshwright.planner.odds import MEMORY_MARGIN, WANTED
 from meshwright.planner.search import Candidates
 from meshwright.planner.solve import Solution
 from meshwright.planner.space import Constraints
-from meshwright.planner.stacks import UPPER_BOUND, asked_for
 from meshwright.planner.tuning import usual_loss
 from meshwright.specs.finetune import GROUPS
 from meshwright.specs.layout import Layout

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.costs.step import estimate, estimates
+from meshwright.planner.compared import UPPER_BOUND, asked_for, stacks_for
 from meshwright.planner.dispatchers import not_written
 from meshwright.planner.economy import cheapest, dearer, offers
 from meshwright.planner.flips import Replan, flip_points
@@ -23,16 +24,7 @@ from meshwright.planner.search import SearchResult, pareto, search
 from meshwright.planner.solve import Solution, answer
 from meshwright.planner.space import Constraints
 from meshwright.planner.stack_table import answers
-from meshwright.planner.stacks import (
-    UPPER_BOUND,
-    Refuses,
-    all_searched,
-    asked_for,
-    solve_all,
-    solve_ways,
-    stacks_for,
-    under,
-)
+from meshwright.planner.stacks import Refuses, all_searched, solve_all, solve_ways, under
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.clusters import not_measured
 from meshwright.specs.devices import unmeasured

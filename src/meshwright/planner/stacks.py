@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from meshwright.costs.frameworks import behaviour
+from meshwright.planner.compared import stacks_for
 from meshwright.planner.dispatchers import WORTH, not_written, ways_to_dispatch
 from meshwright.planner.legality import Question
 from meshwright.planner.nothing_legal import any_legal, why_nothing
@@ -18,7 +19,7 @@ from meshwright.planner.odds import WANTED
 from meshwright.planner.search import SearchResult, reaches, search
 from meshwright.planner.solve import Solution, answer, first_of, solve
 from meshwright.planner.space import Constraints
-from meshwright.planner.tuning import as_tuned, tuning_stacks
+from meshwright.planner.tuning import as_tuned
 from meshwright.specs.cluster import Cluster, Device
 from meshwright.specs.errors import SpecError
 from meshwright.specs.frameworks import framework
@@ -26,21 +27,6 @@ from meshwright.specs.job import RECIPES, Framework, Job, PrecisionRecipe
 from meshwright.specs.job_words import job_lacks
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Searched
-
-UPPER_BOUND = "any"
-"""What stands for the union of all frameworks: a bound on what one could reach, not a stack."""
-
-STACKS: dict[str, tuple[Framework, ...]] = {
-    "nvidia": ("megatron", "torchtitan", "megatron-fsdp", "deepspeed", "nanotron", "maxtext"),
-    "amd": ("megatron", "torchtitan", "deepspeed", "maxtext"),
-    "google": ("maxtext",),
-    "aws": ("torchtitan", "maxtext"),
-    "intel": ("deepspeed", "torchtitan"),
-    "huawei": ("megatron", "deepspeed"),
-    "cpu": ("meshwright",),
-}
-"""Frameworks compared on a vendor's devices; meshwright's own engine only where nothing else runs."""
-
 
 CLOSE = 1.03
 """How much slower than the best, by the search alone, a framework may be and still be looked at closely:
@@ -52,20 +38,8 @@ ALIKE = CLOSE - 1
 looked at closely. Half of the model's predictions are further off than twice as much (docs/accuracy.md)."""
 
 
-def asked_for(job: Job) -> bool:
-    """Whether the job names its framework."""
-    return "framework" in job.model_fields_set
-
-
 Refuses = Callable[[Model, Job, Cluster], str]
 """Says why no plan of a question could be written in the words of the job's framework; empty: one can."""
-
-
-def stacks_for(vendor: str, job: Job) -> tuple[Framework, ...]:
-    """Frameworks to compare for a job on a vendor's devices."""
-    if job.finetune is None:
-        return STACKS.get(vendor, ())
-    return tuning_stacks(job.finetune)
 
 
 def under(

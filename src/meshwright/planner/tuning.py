@@ -1,17 +1,13 @@
-"""Tools that train a model further: which are compared, and the precision that each takes where none is named."""
+"""Tools that train a model further: the precision and the loss that each takes where none is named."""
 
 from __future__ import annotations
 
 from meshwright.specs.cluster import Device
 from meshwright.specs.finetune import Finetune
 from meshwright.specs.frameworks import framework
-from meshwright.specs.job import OPTIMIZERS, Framework, Job, Loss
+from meshwright.specs.job import OPTIMIZERS, Job, Loss
 from meshwright.specs.jobs import precision_recipe
 
-TUNING_STACKS: tuple[Framework, ...] = ("trl", "axolotl", "llama-factory", "torchtune", "verl")
-"""Tools to compare where nobody names one; of those that cost alike the first is taken."""
-PARTIAL_STACK: Framework = "llama-factory"
-"""The one for some weights that wait: the others have no words for which."""
 TUNED_PRECISION = "pure-bf16"
 """Weights as published, in 16 bits, without an fp32 copy: what fine-tuning tools load."""
 _BY_DEEPSPEED = ("trl", "axolotl", "llama-factory")
@@ -20,11 +16,6 @@ _LOAD_32_BITS = ("llama-factory", "verl")
 """Tools that train 32-bit weights under autocast on one device, too (verl: `engine.model_dtype`)."""
 _LOSSES: dict[str, Loss] = {"trl": "chunked"}
 """What a tool's loss is in the version that its files are written for, where it was another when runs were measured."""
-
-
-def tuning_stacks(tune: Finetune) -> tuple[Framework, ...]:
-    """Tools to compare for one way to train further."""
-    return (PARTIAL_STACK,) if tune.partial else TUNING_STACKS
 
 
 def usual_precision(

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from meshwright.costs.parameters import count_parameters
 from meshwright.costs.step import capacity_bytes
 from meshwright.exports.targets import FRAMEWORKS, LAUNCHERS
-from meshwright.planner.stacks import STACKS
+from meshwright.planner.compared import STACKS
 from meshwright.schedules.registry import FAMILIES
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.devices import device_names, load_device
