@@ -92,9 +92,9 @@ def plan(
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"one of {', '.join(OBJECTIVES)}")
     job = job or Job()
+    asked = Question(model, cluster, job)
     if asked_for(job):
-        free = job.framework == UPPER_BOUND
-        run = job if free else under(job, job.framework, cluster.device, cluster.gpus, model)
+        run = _as_run(asked)
         for field, value, instead in [
             *job_lacks(run, framework(job.framework)),
             *not_written(run, job.framework),
@@ -103,7 +103,6 @@ def plan(
     constraints = constraints or Constraints()
     if max_days is not None:
         _check_deadline(max_days, objective, job)
-    asked = Question(model, cluster, job)
     by = "time" if objective == "cost" else objective
     found = _answers(asked, constraints, by, progress, refuses)
     solution = found.solutions[0]
@@ -176,6 +175,14 @@ class _Answers:
         ]
 
 
+def _as_run(asked: Question) -> Job:
+    """The job as the framework that it names runs it."""
+    job, cluster = asked.job, asked.cluster
+    if job.framework == UPPER_BOUND:
+        return job
+    return under(job, job.framework, cluster.device, cluster.gpus, asked.model)
+
+
 def _answers(
     asked: Question,
     constraints: Constraints,
@@ -184,9 +191,7 @@ def _answers(
     refuses: Refuses | None,
 ) -> _Answers:
     if asked_for(asked.job) or not stacks_for(asked.cluster.device.vendor, asked.job):
-        job = asked.job
-        if job.framework != UPPER_BOUND:
-            job = under(job, job.framework, asked.cluster.device, asked.cluster.gpus, asked.model)
+        job = _as_run(asked)
         solution = solve_ways(replace(asked, job=job), constraints, objective)
         if progress:
             progress(solution.result.searched.priced)
