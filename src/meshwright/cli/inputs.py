@@ -73,17 +73,17 @@ def _sinks_decide(options: QuestionOptions, job: Job, model: Model, cluster: Clu
         return False
     if not can.runs_sinks_plainly(model, device.vendor, device.name):
         return False
-    told = load_job(Path(options.job)).model_fields_set if options.job else set()
-    return "attention_kernel" not in told
+    return "attention_kernel" not in _told_by_file(options)
 
 
 def names_framework(options: QuestionOptions) -> bool:
     """Whether the options, or the job file among them, say for which framework to plan."""
-    if options.framework is not None:
-        return True
-    if not options.job:
-        return False
-    return "framework" in load_job(Path(options.job)).model_fields_set
+    return options.framework is not None or "framework" in _told_by_file(options)
+
+
+def _told_by_file(options: QuestionOptions) -> set[str]:
+    """Fields that the job file among the options names."""
+    return load_job(Path(options.job)).model_fields_set if options.job else set()
 
 
 def read_job(
