@@ -115,6 +115,9 @@ def test_flagscale_rounds_its_ffn_up_and_its_command_says_more(tmp_path, named):
     )
     found = import_file(script, GIVEN)
     assert (found.model.ffn, found.layout.tp, found.job.finetune.rank) == (3584, 4, 4)
+    searched = FLAGSCALE.replace("runner:", "auto_tuner: {space: {}}, runner:").replace("PROGRAM", "train_gpt.py")  # fmt: skip
+    said = import_text(searched, "train.yaml", GIVEN).remarks
+    assert "experiment.auto_tuner" in {one.option for one in said}
 
 
 def test_flagscale_s_programs_of_images_are_refused():

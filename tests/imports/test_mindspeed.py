@@ -81,6 +81,9 @@ def test_what_is_swapped_shared_and_narrowed() -> None:
     found = _read("--num-layers 8 --use-distributed-optimizer --swap-optimizer --reuse-fp32-param --o2-optimizer")  # fmt: skip
     assert "optimizer" in found.offload
     assert found.job.precision.master_bytes == 2 and found.job.optimizer.state_bytes == 4
+    found = _read("--num-layers 8 --swap-attention --recompute-num-layers 3")
+    assert (found.layout.recompute, found.layout.recompute_layers) == ("full", 3)
+    assert "--swap-attention" in _said(found)
 
 
 def test_experts_over_tensor_ranks_too() -> None:

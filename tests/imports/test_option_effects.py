@@ -94,6 +94,12 @@ def test_an_unknown_option_is_named_though_it_says_false():
     assert named({"never_heard_of": "false"}, "hf", "common") == {"never_heard_of"}
 
 
+def test_a_table_that_is_off_says_nothing_more():
+    table = {"curriculum_learning.enabled": "false", "curriculum_learning.min_difficulty": 8}
+    assert not named(table, "deepspeed")
+    assert named({**table, "curriculum_learning.enabled": True}, "deepspeed")
+
+
 def test_olmo_drops_and_biases_what_its_defaults_do():
     model = {"d_model": 512, "n_heads": 8, "n_layers": 4, "rope": True, "flash_attention": True,
              "max_sequence_length": 1024, "vocab_size": 50280}  # fmt: skip

@@ -45,6 +45,14 @@ def test_supervised_runs_are_no_reinforcement_learning():
 def test_micro_batches_fill_the_ranks_that_share_a_sequence():
     assert import_text(RUN + "--context-parallel-size 2", "run.sh", GIVEN).layout.micro_batch == 2
     assert import_text(RUN, "run.sh", GIVEN).layout.micro_batch == 1
+    unsaid = import_text(RUN.replace("--seq-length 8192 ", ""), "run.sh", GIVEN)
+    assert "--seq" in {one.option for one in unsaid.remarks if one.kind == "guess"}
+
+
+def test_options_without_a_command_compute_in_what_is_guessed():
+    shape = RUN[RUN.index("--num-layers") :].replace("--max-tokens-per-gpu 8192", "")
+    found = import_text(f"MODEL_ARGS=({shape})\n", "model.sh", GIVEN)
+    assert "--bf16" in {one.option for one in found.remarks if one.kind == "guess"}
 
 
 def test_the_other_engine_shards_the_weights():

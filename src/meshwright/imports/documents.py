@@ -20,6 +20,7 @@ from meshwright.imports.formats import (
     axolotl,
     bridge_saved,
     bridge_tables,
+    chatlearn,
     deepspeed,
     easyr1,
     fairseq2,
@@ -112,7 +113,7 @@ def read(
             return tables.read(data, given, folder), stamp
     if mindformers.is_config(data):
         return mindformers.read(data, given), stamp
-    for around in (mindspeed_rl, primus, flagscale):
+    for around in (chatlearn, mindspeed_rl, primus, flagscale):
         if around.is_config(data):
             return around.read(_told(data, overrides), given, folder), stamp
     for one in (

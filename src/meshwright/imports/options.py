@@ -230,8 +230,9 @@ class Options:
         if not reading.model_name:
             reading.model_left = next(((n, v) for n, v in self.left.items() if _NAMES_A_MODEL.search(n)), ("", ""))  # fmt: skip
         alike: dict[str, list[str]] = {}
+        off = self._off()
         for name, value in self.values.items():
-            if name in self.read or value is None or name in self.assumed:
+            if name in self.read or value is None or name in self.assumed or name.startswith(off):
                 continue
             own = self._own(name)
             effect = known(own, tables)
@@ -259,6 +260,14 @@ class Options:
             # One sentence for what has one effect: a list of thirty options is read by nobody.
             more = f", and {len(options) - 3} more" if len(options) > 3 else ""
             reading.remarks.append(Remark("unmodelled", ", ".join(options[:3]) + more, effect))
+
+    def _off(self) -> tuple[str, ...]:
+        """Beginnings of the names in tables that say `enabled: false`: the rest of such a table says nothing."""
+        return tuple(
+            name.removesuffix("enabled")
+            for name, value in self.values.items()
+            if name.endswith(".enabled") and str(value).lower() == "false"
+        )
 
     def _strangers(self, reading: Reading, tables: tuple[str, ...], strict: bool) -> None:
         """Name the values that an option of a few known words does not take, read or not."""

@@ -83,8 +83,9 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     if missing:
         base = posixpath.basename(unmarked(named))[-60:]
         reading.guess("--deepspeed-config", f"{base} is not here; what it says is left out")
-    if script.missing and not {"bf16", "fp16", "params-dtype"} & set(flags):
-        reading.guess("--bf16", "no precision is set here and an included file is missing; fp32, Megatron-LM's own, is taken")  # fmt: skip
+    if not {"bf16", "fp16", "params-dtype"} & set(flags) and (script.missing or not launch.program):
+        why = "an included file is missing" if script.missing else "no command either"
+        reading.guess("--bf16", f"no precision is set here, and {why}; fp32, Megatron-LM's own, is taken")  # fmt: skip
     if not launch.program:
         reading.note("no command is here, only options: they are read as Megatron-LM's")
     return reading

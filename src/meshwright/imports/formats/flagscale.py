@@ -77,6 +77,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if method not in ("", "none"):
         adapters(reading, method=method, rank=adapted[0], alpha=adapted[1], targets=adapted[2], dropout=adapted[3], option="lora_target_modules")  # fmt: skip
     reading.options = {k: v.lstrip("-").replace("-", "_") for k, v in reading.options.items()}
+    if isinstance(experiment.get("auto_tuner"), dict):
+        reading.unmodelled("experiment.auto_tuner", "a search over degrees and micro-batches starts this run again and again; what its training half says is priced")  # fmt: skip
     runner = experiment.get("runner")
     if isinstance(runner, dict):
         reading.hosts = counted(runner.get("nnodes")) or (

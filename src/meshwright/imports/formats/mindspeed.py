@@ -60,6 +60,10 @@ def translate(options: Options) -> tuple[str, ...]:
         values.setdefault("exp-avg-sq-dtype", "bf16")
     if options.flag("o2-gradient"):
         values["grad-reduce-in-bf16"] = True
+    if options.has("swap-attention") and options.whole("recompute-num-layers"):
+        # What is swapped out is recomputed in so many layers, whatever the granularity (adaptor.py, `solve_prefetch_policy`).
+        values.setdefault("recompute-granularity", "full")
+        values.setdefault("recompute-method", "block")
     if options.flag("post-norm"):
         values["sandwich-norm"] = True
     window = options.whole("interleave-sliding-window")
