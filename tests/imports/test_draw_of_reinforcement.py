@@ -97,3 +97,33 @@ def test_samples_side_by_side_without_packing() -> None:
     text = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 4096\nper_device_train_batch_size: 4\npacking: false\npadding_free: true\nlearning_rate: 1e-6\nbf16: true\n"
     reading = _read(text, "config.yaml")
     assert reading.job["document_masking"] and not any(one.option == "packing" for one in reading.remarks)  # fmt: skip
+
+
+_REAL = (
+    "python3 -m realhf.apps.quickstart {kind} mode=local experiment_name=mine trial_name=one {role}.type._class=llama "
+    "{role}.path=meta-llama/Llama-2-7b-hf dataset.train_bs_n_seqs=64 n_nodes=2 "
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "degrees", "batch"),
+    [
+        # A pipeline cuts 2 × pp micro-batches; PPO's batch is four parts.
+        ("sft", "allocation_mode=manual allocation.parallel.pipeline_parallel_size=2 allocation.parallel.data_parallel_size=8", (1, 2, 8), (64, 2, 1024)),
+        ("dpo", "allocation_mode=pipe_model dataset.max_seqlen=512", (8, 2, 1), (64, 16, 512)),
+        ("ppo", "allocation_mode=d4p2m2 dataset.max_prompt_len=128 ppo.gen.max_new_tokens=512", (2, 2, 4), (16, 1, 640)),
+        ("ppo", "allocation_mode=heuristic critic.path=x ppo.gen.max_new_tokens=512 ppo.ppo_n_minibatches=1", (4, 1, 2), (64, 32, 768)),
+    ],
+)  # fmt: skip
+def test_real_s_experiments(kind: str, said: str, degrees: tuple[int, ...], batch: tuple[int, ...]) -> None:  # fmt: skip
+    role = "model" if kind == "sft" else "actor"
+    reading = _read(_REAL.format(kind=kind, role=role) + said)
+    assert (reading.layout["tp"], reading.layout["pp"], reading.dp) == degrees
+    assert (reading.global_batch, reading.micro_batch, reading.seq_len) == batch
+    assert (reading.layout["zero"], reading.layout["recompute"]) == (1, "full")
+
+
+def test_real_s_searches_and_generations_are_refused() -> None:
+    for kind, said, why in (("gen", "", "does not train"), ("sft", "allocation_mode=search", "by a search")):  # fmt: skip
+        with pytest.raises(SpecError, match=why):
+            _read(_REAL.format(kind=kind, role="model") + said)

@@ -26,6 +26,7 @@ from meshwright.imports.formats import (
     olmo_overrides,
     openrlhf,
     paddle,
+    realhf,
     skyrl,
     slime_fsdp,
     small_trainers,
@@ -293,6 +294,8 @@ def _reinforced(
         return tunix.read_words(program, words, given, folder)
     if slime_fsdp.is_command(words):
         return slime_fsdp.read_words(words, given)
+    if realhf.is_command(words):
+        return realhf.read_words(words, given)
     return skyrl.read_words(program, words, given) if skyrl.is_command(program, words) else None
 
 
