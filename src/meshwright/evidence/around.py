@@ -10,7 +10,7 @@ from meshwright.evidence.batches import accumulation
 from meshwright.evidence.instances import DEVICE, HOST_GPUS, machine_of
 from meshwright.evidence.named import programs_by_kind, programs_named
 from meshwright.evidence.remarks import remarked
-from meshwright.evidence.spellings import BATCHES_EACH, NO_BATCH, NODES_TIMES, in_the_schema
+from meshwright.evidence.spellings import BATCHES_EACH, NO_BATCH, NODES_TIMES, YES, in_the_schema
 from meshwright.evidence.stated import says
 from meshwright.specs.errors import SpecError, shorten
 
@@ -62,14 +62,14 @@ def told_by(text: str, names_a_model: Callable[[str], bool]) -> dict[str, str]:
         told["seq_len"] = lengths.pop()
     told |= said_in_lines(text, names_a_model)
     told |= {column: value for column, value in _in_sentences(text).items() if column not in told}
+    names = _settings(text[-_NEAR:], only_names=True)
     headings = ["".join(pair).strip(" #*") for pair in _HEADING.findall(text)]
     for heading in reversed(headings):
         if names_a_model(heading):
-            names = _settings(f"{text[-_NEAR:]}", only_names=True)
             return told | {"model": heading} | joined_by_column(_settings(heading), names)
     if "model" not in told and (named := _one_model(text, names_a_model)):
         told["model"] = named
-    return told | _settings(text[-_NEAR:], only_names=True)
+    return told | names
 
 
 _ADAPTERS = re.compile(
@@ -198,7 +198,7 @@ _COUNTED = (
     "dp", "cp", "ep", "experts", "topk", "micro_batch", "global_batch", heads.BATCH, heads.NODES, heads.ACCUMULATION,
 )  # fmt: skip
 _COMPILED = re.compile(r"(?:torch[. ]?)?compil(?:e[dr]?|ation)$", re.IGNORECASE)
-_YES = re.compile(r"(?:yes|true|on|enabled?|✓|✅)\b", re.IGNORECASE)
+_YES = re.compile(rf"(?:{YES})\b", re.IGNORECASE)
 _DEGREES_TOLD = re.compile(r"\b(?:TP|PP|DP|CP|EP|FSDP)\d?\W?\d", re.IGNORECASE)
 
 

@@ -145,6 +145,8 @@ def _row(cells: Mapping[str, str], index: int, model: str = "", device: str = ""
     return found
 
 
+YES = r"yes|true|on|enabled?|✓|✅"
+"""What a cell says where its head is on."""
 _SWITCH = re.compile(r"(?:use|uses|enable|enabled|with)[-_ ](\w[\w .-]*)", re.IGNORECASE)
 
 
@@ -153,7 +155,7 @@ def _switched(head: str, cell: str) -> str:
     named = _SWITCH.fullmatch(head.strip())
     if named is None:
         return ""
-    if re.fullmatch(r"\s*(?:yes|true|on|enabled?|✓|✅)\s*", cell, re.IGNORECASE):
+    if re.fullmatch(rf"\s*(?:{YES})\s*", cell, re.IGNORECASE):
         return named[1]
     off = re.fullmatch(r"\s*(?:no|false|off|disabled?|✗|❌)\s*", cell, re.IGNORECASE)
     return f"no {named[1]}" if off else ""
@@ -182,7 +184,7 @@ def _sharding(head: str, cell: str) -> str:
         return f"ZeRO-{text}"
     if re.fullmatch(r"\d{1,5}", text) and re.search(r"fsdp|shard", head, re.IGNORECASE):
         return f"FSDP={text}"
-    if re.fullmatch(r"yes|true|on|enabled?|✓|✅|x", text, re.IGNORECASE):
+    if re.fullmatch(rf"{YES}|x", text, re.IGNORECASE):
         if re.search(r"parallel[-_ ]optim", head, re.IGNORECASE):
             return "ZeRO-2"  # MindSpore's, whose configurations call it ZeRO-2's equal
         if optimizer:
