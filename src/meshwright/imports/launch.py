@@ -308,6 +308,10 @@ _SWITCHES = frozenset({
 """Launchers' options that take no value: a program may follow (accelerate/commands/launch.py, torch/distributed/run.py, deepspeed/launcher/runner.py)."""
 
 
+_TAKES_BATCH = re.compile(r"(?:^| )--per[_-]device[_-]train[_-]batch[_-]size[ =]")
+"""What only a command that trains has, whatever its tool is called (`autoalign-cli sft`)."""
+
+
 def _at_program(words: list[str]) -> Launch | None:
     """Split a command at the program that it runs."""
     places: list[tuple[int, int, str]] = []
@@ -356,6 +360,9 @@ def _at_program(words: list[str]) -> Launch | None:
             and words[index - 1 if index else 0] not in ("--extra", "--with", "--group")
         ):
             places.append((index, index + 2, f"{base} {after}"))
+    if not places and _TAKES_BATCH.search(" ".join(words)):
+        named = [posixpath.basename(words[0]), *(one for one in words[1:2] if one.isalpha())]
+        places = [(0, len(named), " ".join(named))]
     if not places:
         return None
     ranked = [place for place in places if _trains(place[2]) and not _OTHER.search(place[2])]

@@ -24,7 +24,7 @@ _EXPERTS = re.compile(r"(?<!\d)\d+x\d|-a\d+(\.\d+)?b", re.IGNORECASE)
 
 
 _ENCODERS = re.compile(
-    r"(?:^|[_-])(?:esm2?|esm1nv|[a-z]{0,10}bert|roberta|deberta|vit|clip|electra)(?:[_-]|\d|$)",
+    r"(?:^|[_-])(?:esm2?|esm1nv|gatortron|[a-z]{0,10}bert|roberta|deberta|vit|clip|electra)(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
 _BOTH = re.compile(
@@ -225,6 +225,8 @@ def _spellings(short: str) -> list[str]:
         # A version's point written as a dash or an underscore: `llama-2_7b` has none, `llama3_1_8b` has one.
         (r"(?<=\d)-(\d)-(?=\d)", r".\1-"),
         (r"^(llama|qwen|gemma|phi)-(\d)", r"\1\2"),
+        (r"(?<=\d)p(?=\d+b(?:-|$))", "."),  # NeMo's `1p5b`
+        (r"^(qwen[\d.]+)-([56])00m(?=-|$)", r"\1-0.\2b"),
         *_SAME_SHAPE,
         (_BELOW_ONE.pattern, r"\g<1>0.\2"),
         (r"^qwen2-", "qwen2.5-"),  # Qwen2's dense models have Qwen2.5's shapes

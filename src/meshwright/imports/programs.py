@@ -19,6 +19,7 @@ from meshwright.imports.own.arguments import tables_beside
 from meshwright.imports.own.imported import imported_settings
 from meshwright.imports.own.layers import SHARED_STEPS, lay_out
 from meshwright.imports.own.made_models import made_model
+from meshwright.imports.own.parts import parts_of
 from meshwright.imports.own.program_settings import (
     UNSLOTH,
     UNSLOTH_LOSS,
@@ -133,7 +134,12 @@ def read(
     text, written = _written(text)
     _refuse_other(text, name)
     found = _narrowed(text) | program_settings(
-        text, name, said, imported_settings(text, folder), tables_beside(folder)
+        text,
+        name,
+        said,
+        imported_settings(text, folder),
+        tables_beside(folder),
+        parts_of(text, folder),
     )
     kinds = (
         "_python",

@@ -29,6 +29,7 @@ _TASKS = {
 }
 _SAME = {
     "rm": "reward",
+    "pair_preferences": "dpo",  # turbo-alignment's data of pairs, which its reward models have, too
     "rlhf": "ppo",
     "dapo": "grpo",
     "gspo": "grpo",
@@ -37,7 +38,7 @@ _SAME = {
     "distillation": "distill",
 }
 _NAMED = re.compile(
-    r"(?<![a-z])(dpo|ipo|kto|orpo|simpo|cpo|reward|rm|grpo|gdpo|dapo|gspo|ppo|rloo|gkd|distill|distillation)(?![a-z])"
+    r"(?<![a-z])(dpo|pair_preferences|ipo|kto|orpo|simpo|cpo|reward|rm|grpo|gdpo|dapo|gspo|ppo|rloo|gkd|distill|distillation)(?![a-z])"
 )
 
 
@@ -54,6 +55,11 @@ def refuse_task(option: str, task: object) -> None:
     """
     if task not in (None, "", "causal_lm"):
         raise SpecError(option, task, f"trains a classifier, a ranking or an embedding: {PLANNED}")
+
+
+def is_task(said: str) -> bool:
+    """Whether a word names a task that adds something beside the plain training step."""
+    return _NAMED.search(said.lower()) is not None
 
 
 def name_task(reading: Reading, said: str) -> None:

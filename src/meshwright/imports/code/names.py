@@ -11,17 +11,21 @@ from meshwright.exports.program_calls import given_back, of_text
 from meshwright.imports.code.branches import answers, branches, ruled_out, set_only_in
 from meshwright.imports.code.environment import of_environment
 from meshwright.imports.code.operators import binary, compared, literal
+from meshwright.imports.code.returns import bound, outcome
 from meshwright.imports.code.syntax import defaults_of, dotted
 
 ASKED_OF_DEVICE = r"\b(?:is_(?:torch_)?(?:bf16|bfloat16)_\w+|(?:has_)?(?:bf16|bfloat16)_support\w*)|\bcuda\.is_available"
 """What a program asks of its device; a device that trains today has both."""
 _DEVICE = re.compile(rf"(?:{ASKED_OF_DEVICE})$")
 _LARGEST = 1 << 40
+_DEEPEST = 4
+"""Functions that call one another are followed so far."""
 _WIDTHS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "half": "float16", "float": "float32"}  # fmt: skip
 """torch's names of a number's width, its short ones included."""
 _LOADS = re.compile(
     r"(?:^|\.)(?:safe_load|full_load|load|load_\w*|read_\w*|from_yaml|from_json|from_file)$"
 )
+_KINDS: dict[str, type] = {"dict": dict, "list": list, "str": str, "int": int, "float": float, "bool": bool}  # fmt: skip
 _OF_TABLES = (".yaml", ".yml", ".json")
 _PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
 
@@ -66,7 +70,9 @@ class Known:
         every = list(ast.walk(tree))
         self.functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
         self._gives: dict[str, list[ast.expr]] = {}
-        self._following: set[str] = set()
+        self._following: dict[
+            str, dict[str, Any]
+        ] = {}  # functions, with what their names stand for
         self._plain = {
             one.name
             for one in every
@@ -267,6 +273,9 @@ class Known:
 
     def _name(self, node: ast.Name) -> Any:
         self._hear(node.id)
+        inner = next(reversed(self._following.values()), {})
+        if node.id in inner:
+            return inner[node.id]
         return self.names.get(node.id, self.parameters.get(node.id))
 
     def _attribute(self, node: ast.Attribute) -> Any:
@@ -299,6 +308,8 @@ class Known:
             return True
         if called == "getattr" and len(args) > 1 and dotted(node.args[0]) == "torch":
             return _WIDTHS.get(str(args[1]))
+        if called == "isinstance" and args[:1] != [None] and dotted(node.args[-1]) in _KINDS:
+            return isinstance(args[0], _KINDS[dotted(node.args[-1])])
         if called == "dict" and not args:
             return dict(self.keywords(node))
         if called in ("open", "Path", "pathlib.Path") and args:
@@ -313,26 +324,28 @@ class Known:
                 return table[args[0]]
             return args[1] if len(args) > 1 else None
         asked = of_environment(node, self.functions, self.value)
-        return asked if asked is not None else self._returned(node.func)
+        return asked if asked is not None else self._returned(node)
 
-    def _returned(self, called: ast.expr) -> Any:
-        """What a function or method of the program gives back, where it says one thing alone."""
+    def _returned(self, call: ast.Call) -> Any:
+        """What a function or method of the program gives back for a call's arguments, or where it says one thing alone."""
+        called = call.func
         name = called.id if isinstance(called, ast.Name) else ""
         if isinstance(called, ast.Attribute) and ast.unparse(called.value) in ("self", "cls"):
             name = called.attr
         function = self.functions.get(name)
-        if function is None or name in self._following:
+        if function is None or name in self._following or len(self._following) > _DEEPEST:
             return None
         if name not in self._gives:
             self._gives[name] = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]  # fmt: skip
         given = self._gives[name]
-        if len(given) != 1:
+        if not given:
             return None
-        self._following.add(name)
+        handed = self._following[name] = bound(function, call, self.value)
         try:
-            return self.value(given[0])
+            _done, found = outcome(function.body, self.value, handed)
+            return self.value(given[0]) if found is None and len(given) == 1 else found
         finally:
-            self._following.discard(name)
+            del self._following[name]
 
     def _dict(self, node: ast.Dict) -> dict[Any, Any]:
         found: dict[Any, Any] = {}

@@ -35,7 +35,13 @@ def is_config(data: dict[str, Any]) -> bool:
         "rl",
     }
     plain = not isinstance(data.get("adapter"), dict) and "input_features" not in data  # Ludwig's
-    return plain and isinstance(data.get("base_model"), str) and bool(others & set(data))
+    named = isinstance(data.get("base_model"), str)
+    left = "base_model" in data and data["base_model"] is None and set(data) >= _TEMPLATE
+    return plain and (named or left) and bool(others & set(data))
+
+
+_TEMPLATE = {"micro_batch_size", "sequence_len", "datasets"}
+"""What a file has whose model is left for whoever fills it in."""
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:

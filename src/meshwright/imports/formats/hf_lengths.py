@@ -29,11 +29,11 @@ def sequences(options: Options, reading: Reading) -> None:
     elif both and (both == _PARTS[0] or not reading.seq_len):
         reading.seq_len = sum(options.whole(name) for name in both)
     elif options.word("rlhf_type") == "grpo" and options.has("max_completion_length"):
-        _summed(options, reading, reading.seq_len or 512)  # ms-swift cuts prompts by max_length
+        summed(options, reading, reading.seq_len or 512)  # ms-swift cuts prompts by max_length
     elif not reading.seq_len and options.has(*_PARTS[0]):
         reading.seq_len = sum(options.whole(name) for name in _PARTS[0])
     elif not reading.seq_len and options.has("max_completion_length"):
-        _summed(options, reading, options.whole("max_prompt_length", default=512))
+        summed(options, reading, options.whole("max_prompt_length", default=512))
     elif not reading.seq_len and options.has("max_prompt_length") and options.has(*_ANSWERS):
         answer = options.whole(*_ANSWERS)
         reading.seq_len = options.whole("max_prompt_length") + answer
@@ -42,7 +42,8 @@ def sequences(options: Options, reading: Reading) -> None:
         reading.seq_len = options.whole("response_length") + prompt
 
 
-def _summed(options: Options, reading: Reading, prompt: int) -> None:
+def summed(options: Options, reading: Reading, prompt: int) -> None:
+    """Take the longest prompt and the longest answer together for every sequence of a run that generates."""
     answer = options.whole("max_completion_length")
     reading.seq_len = prompt + answer
     reading.guess(

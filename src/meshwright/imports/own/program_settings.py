@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshwright.imports.code.branches import case_of
 from meshwright.imports.code.names import Known, Larger
 from meshwright.imports.code.syntax import assigned, dotted, parse_python
 from meshwright.imports.config_classes import family_of
-from meshwright.imports.own.layers import RECOMPUTES, adapted_layer
+from meshwright.imports.own.layers import RECOMPUTES, adapted_layer, certain
 from meshwright.imports.own.left_open import (
     TAKES_MORE,
     TOLD_BY_OTHERS,
@@ -61,7 +61,7 @@ LENGTHS = (
     "sequence_length",
 )
 """How trainers and their models call the length to which sequences are cut."""
-_CONSTANTS = ("MAX_LENGTH", "MAXLEN", "MAX_SEQ_LENGTH", "MAX_SEQ_LEN", "MAX_LEN", "CUTOFF_LEN", "max_length", "max_seq_length", "max_seq_len", "max_len", "cutoff_len")  # fmt: skip
+_CONSTANTS = ("MAX_LENGTH", "MAXLEN", "MAX_SEQ_LENGTH", "MAX_SEQ_LEN", "MAX_LEN", "CUTOFF_LEN", "max_length", "max_seq_length", "max_seq_len", "max_len", "cutoff_len", "max_position_embeddings")  # fmt: skip
 """Names of the length at which a program cuts its texts by its own lines."""
 _UNSLOTHS = re.compile(r"\bFast\w*Model\b")
 _CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_model",
@@ -78,6 +78,7 @@ def program_settings(
     said: Mapping[str, Any] | None = None,
     below: Mapping[str, Any] | None = None,
     tables: Callable[[str], dict[str, Any] | None] | None = None,
+    parts: Sequence[ast.stmt] = (),
 ) -> dict[str, Any]:
     """Keyword arguments of the configuration objects that a program makes, without running it.
 
@@ -92,6 +93,7 @@ def program_settings(
         said: what its command line says, by the names of its own options.
         below: what classes say that it imports from files at hand.
         tables: reads a table that it loads from a file at hand.
+        parts: functions of files at hand that it calls, and what they need (`parts_of`).
 
     Raises:
         SpecError: not Python, also without a notebook's lines for its shell; or a program whose command
@@ -100,12 +102,13 @@ def program_settings(
     tree = _parsed(text)
     if tree is None:
         raise SpecError("config", name, "is not Python that can be read")
+    tree = ast.Module(body=[*tree.body, *parts], type_ignores=[]) if parts else tree
     known = Known(tree, said, below, tables)
     known.heard = set()
     found: dict[str, Any] = {"_python": True}
     lengths = _from_calls(tree, known, found)
     take_from_command(found, known)
-    _name_model(found, text)
+    _name_model(found, "\n".join([text, *map(ast.unparse, parts)]))
     if not found.get("model_name_or_path") and (shape := _shape_file(tree, known)):
         found["model_name_or_path"] = shape
     if known.is_parsed:  # its dataclasses are its command line, under the same names
@@ -128,6 +131,10 @@ def program_settings(
         found.setdefault("torch_dtype", "float16")
     if recomputes(tree, known):
         found.setdefault("gradient_checkpointing", True)
+    if found.get("gradient_checkpointing") is False and switches_on(tree, known):
+        found["gradient_checkpointing"] = (
+            True  # a trainer that is told nothing leaves the model as it is
+        )
     if said is not None:
         found["_heard"] = known.heard
     refuse_told_outside(text, name, tree, found)
@@ -201,6 +208,11 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
                 if isinstance(value, Larger) and key not in found:
                     found.setdefault("_larger", []).append(key)
                 found.setdefault(key, value)
+                if (key, value) == (
+                    "device_map",
+                    "auto",
+                ):  # beside a reference that has a device of its own
+                    found[key] = value
         if called.endswith(TAKES_MORE) and (more := not_followed(call, known)):
             found.setdefault("_open", {}).setdefault(f"more of {called.rpartition('.')[2]}", more)
         _from_keywords(call, tree, known, found)
@@ -331,6 +343,11 @@ def recomputes(tree: ast.AST, known: Known) -> bool:
             if said is None or said is True:
                 return True
     return False
+
+
+def switches_on(tree: ast.AST, known: Known) -> bool:
+    """Whether a program recomputes by a call that no unknown condition guards, whatever its trainer is told."""
+    return any(dotted(call.func).endswith(RECOMPUTES) for call in certain(tree, known))
 
 
 def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:

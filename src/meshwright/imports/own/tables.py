@@ -16,7 +16,7 @@ from meshwright.imports.own import usual
 from meshwright.imports.own.made_with import describes, usual_names
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import device_named
-from meshwright.imports.tasks import name_task
+from meshwright.imports.tasks import is_task, name_task
 from meshwright.specs.errors import SpecError
 
 _MODELS = re.compile(
@@ -138,7 +138,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
         renamed = _RENAMED.get(tail, _RENAMED.get(last, last))
         if value is not None and not _MODELS.search(name) and not _of_another(name):
             flags.setdefault(renamed, value)
-    for name in ("num_nodes", "nodes", *_PER_HOST):
+    for name in ("num_nodes", "nodes", *_PER_HOST, *_tasks(flags)):
         flags.pop(name, None)
     if "fsdp_algorithm" in flags and flags.pop(
         "fsdp_algorithm"
@@ -187,6 +187,11 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     return reading
 
 
+def _tasks(flags: dict[str, Any]) -> list[str]:
+    """Names of what says the task, which is named by itself."""
+    return [name for name in ("algorithm", "algo", "rl_algorithm", "dataset_type") if is_task(str(flags.get(name)))]  # fmt: skip
+
+
 def _shard(reading: Reading) -> None:
     """Forget what was taken for a sharding that another file or table says."""
     reading.remarks = [one for one in reading.remarks if one.option not in ("sharding", "deepspeed", "ds_cfgs")]  # fmt: skip
@@ -195,7 +200,7 @@ def _shard(reading: Reading) -> None:
 _LISTED = ("device", "devices", "gpu_ids", "device_ids", "gpu_id", "cuda_devices")
 _PER_HOST = ("gpus_per_node", "num_gpus_per_node", "devices", "gpus", "num_gpus")
 _KIND = re.compile(
-    r"(?:^|\.)(?:trainer|training|train|method|rl|alignment)\.(?:type|method|trainer_type|algorithm|stage)$|^(?:method|stage|rl)$"
+    r"(?:^|\.)(?:trainer|training|train|method|rl|alignment)\.(?:type|method|trainer_type|algorithm|stage)$|^(?:method|stage|rl|algo|algorithm|rl_algorithm)$|(?:^|\.)dataset_type$"
 )
 """Names under which a table says what it trains for."""
 _DEVICES = re.compile(

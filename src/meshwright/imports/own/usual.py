@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from meshwright.imports.formats.hf_lengths import summed
 from meshwright.imports.names import model_named, refuse_other, shape_named
 from meshwright.imports.options import Options
 from meshwright.imports.other_models import says_text
@@ -31,7 +32,7 @@ LENGTHS = (
     "global_max_sequence_length",
     "max_context_width", "max_sequence_length", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
     "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
-    "context_size", "context_window", "max_len", "n_ctx", "n_positions",
+    "context_size", "context_window", "max_len", "n_ctx", "n_positions", "max_tokens_count",
 )  # fmt: skip
 MICRO = (
     "micro_batch_size", "micro_batch", "per_device_train_batch_size", "micro_train_batch_size", "batch_size_per_device", "device_batch_size",
@@ -144,6 +145,8 @@ def read_table(
     if options.number("num_iterations") > _REPEATS:
         options.read.add("num_iterations")  # the steps of the run; GRPO repeats few
     reading.seq_len = options.whole(*LENGTHS)
+    if not reading.seq_len and options.has("max_completion_length"):
+        summed(options, reading, options.whole("max_prompt_length", default=512))
     _degrees(options, reading)
     _sharding(options, reading)
     _job(options, reading)

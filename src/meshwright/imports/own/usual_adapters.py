@@ -21,6 +21,8 @@ _TUNERS = (
 
 
 _QUANTISES = ("is_quantized", "is_quantised", "use_quantization", "enable_quantization", "quantize")
+_OF_ADAPTERS = ("lora_alpha", "lora_target_modules", "target_modules", "bias", "peft_type")
+"""What says nothing where no adapters are made."""
 _IN_BITS = ("load_in_4bit", "use_4bit", "load_in_8bit", "use_8bit")
 
 
@@ -45,7 +47,10 @@ def adapt(options: Options, reading: Reading) -> None:
         "lora",
         default="lora" in kind or "dora" in kind or (said and not kind) or stored,
     ):
-        options.read |= {name for name in options.assumed if name.startswith("lora")} | set(ranks)
+        options.read |= {name for name in options.assumed if name.startswith("lora")} | {
+            *ranks,
+            *_OF_ADAPTERS,
+        }
         return
     four = options.flag(
         "load_in_4bit", "use_4bit", default="qlora" in kind or "hqq" in kind or "bnb" in kind

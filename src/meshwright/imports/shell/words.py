@@ -280,6 +280,9 @@ def _parameter(inner: str, scope: Scope) -> tuple[str, list[str] | None]:
         if isinstance(value, list):
             return str(len(value)), None
         return (mark(name) if value is None else str(len(value))), None
+    if match["pre"] == "!" and index in ("@", "*"):
+        places = _places(name, value, scope)
+        return " ".join(places), places
     if match["pre"] == "!" and isinstance(value, str):
         name, value = value, scope.get(value)
     if index is not None and index not in ("@", "*"):
@@ -303,6 +306,14 @@ def _parameter(inner: str, scope: Scope) -> tuple[str, list[str] | None]:
             return first.join(value), None
         return " ".join(value), value
     return (mark(name) if value is None else value), None
+
+
+def _places(name: str, value: Value | None, scope: Scope) -> list[str]:
+    """The keys of an array (`${!sizes[@]}`): its names, or the places of its items."""
+    begin = f"{name}["
+    keys = [one[len(begin) : -1] for one in scope.variables if one.startswith(begin)]
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    return keys or [str(place) for place in range(len(items))]
 
 
 def _operated(name: str, value: Value | None, op: str, scope: Scope) -> str:

@@ -1,0 +1,136 @@
+"""Programs of fine-tuning whose parts lie in functions and files of their own: each by a small one of ours."""
+
+from pathlib import Path
+
+import pytest
+from folders import GUESS, put
+
+from meshwright.imports.files import import_file, import_text
+from meshwright.specs.errors import SpecError
+
+TRAINED = """
+    args = TrainingArguments("out", per_device_train_batch_size=2, learning_rate=1e-4, bf16=True, gradient_checkpointing={told})
+    Trainer(model=model, args=args, train_dataset=rows).train()
+"""
+
+
+def program(folder: Path, text: str, **beside: str):
+    for name, inner in beside.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".yaml" if name.endswith("settings") else ".py").write_text(inner)
+    (folder / "train.py").write_text(text)
+    return import_file(folder / "train.py", GUESS)
+
+
+def test_functions_of_files_at_hand_make_what_the_program_trains(tmp_path: Path):
+    """A package hands on what one of its files defines; tables and widths go through short functions."""
+    found = program(
+        tmp_path,
+        """
+import argparse
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from peft import prepare_model_for_kbit_training, get_peft_model, LoraConfig
+from lab.tools import four_bits, width_of, load_settings
+
+def asked(table, key, usual=None):
+    if key in table:
+        return table[key]
+    inner = table.get("train", {})
+    if isinstance(inner, dict) and key in inner:
+        return inner[key]
+    return usual
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--settings", default="settings.yaml")
+    table = load_settings(parser.parse_args().settings)
+    width = width_of(table["width"])
+    model = AutoModelForCausalLM.from_pretrained(table["model_name"], quantization_config=four_bits(width), dtype=width)
+    model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=int(asked(table, "rank", 8))))
+    args = TrainingArguments("out", per_device_train_batch_size=int(asked(table, "batch", 1)), gradient_accumulation_steps=asked(table, "steps", 6),
+                             optim=str(asked(table, "optim", "adamw_torch")), fp16=True)
+    Trainer(model=model, args=args).train()
+""",
+        lab____init__="from lab.widths import four_bits, width_of\n",
+        lab__tools="from lab.widths import WIDTHS, four_bits, width_of\n\ndef load_settings(path):\n    return {}\n",
+        lab__widths="""
+import torch
+from transformers import BitsAndBytesConfig
+WIDTHS: dict = {"half": torch.float16, "brain": torch.bfloat16}
+
+def width_of(word):
+    if word not in WIDTHS:
+        raise ValueError(word)
+    return WIDTHS[word]
+
+def four_bits(width):
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=width, bnb_4bit_use_double_quant=True)
+""",
+        settings="model_name: Qwen/Qwen2.5-0.5B\nwidth: half\nbatch: 3\ntrain:\n  rank: 24\n  optim: paged_adamw_8bit\n",
+    )
+    tuned = found.job.finetune
+    assert tuned is not None
+    assert (tuned.method, tuned.storage, tuned.rank) == ("qlora", "nf4", 24)
+    assert found.layout.micro_batch == 3
+    assert found.job.global_batch == 3 * 6 * found.layout.dp
+    assert found.job.optimizer.name == "paged-adam8bit"
+
+
+@pytest.mark.parametrize(
+    ("line", "told", "recompute"),
+    [
+        ("model.gradient_checkpointing_enable()", False, "full"),
+        ("if args.again: model.gradient_checkpointing_enable()", False, "none"),
+        ("pass", True, "full"),
+    ],
+)
+def test_a_model_that_was_switched_on_stays_so(line: str, told: bool, recompute: str):
+    text = f"""
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+def main(args):
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+    {line}
+{TRAINED.format(told=told)}"""
+    assert import_text(text, "train.py", GUESS).layout.recompute == recompute
+
+
+def test_keys_of_arrays_and_tools_that_take_a_trainer_s_words(tmp_path: Path):
+    found = put(
+        tmp_path,
+        """models=(
+  # "Qwen/Qwen2.5-7B"
+  "Qwen/Qwen2.5-1.5B"
+)
+sizes=(5)
+for i in "${!models[@]}"; do
+  lab-cli sft --model_name_or_path ${models[$i]} --per_device_train_batch_size ${sizes[$i]} --bf16 True --model_max_length 512
+done""",
+    )
+    assert (found.model.name, found.layout.micro_batch) == ("qwen2.5-1.5b", 5)
+
+
+def test_tables_of_pairs_answers_and_templates():
+    text = """{"model": {"model_id": "Qwen/Qwen3-8B"}, "algorithm": "grpo", "peft": {"enabled": false, "target_modules": ["q_proj"]},
+"trainer": {"per_device_train_batch_size": 1, "learning_rate": 1e-6, "bf16": true, "max_prompt_length": 1000, "max_completion_length": 250}}"""
+    found = import_text(text, "grpo.json", GUESS)
+    assert (found.task, found.job.seq_len) == ("grpo", 1250)
+    assert not [one for one in found.remarks if one.kind == "unread"]
+    with pytest.raises(SpecError, match="encoder"):
+        import_text(text.replace("Qwen/Qwen3-8B", "UFNLP/gatortron-base"), "grpo.json", GUESS)
+    template = "base_model:\ndatasets:\n- path:\nadapter: lora\nlora_r: 32\nmicro_batch_size: 2\nsequence_len: 4096\nbf16: auto\nlearning_rate:\n"
+    with pytest.raises(SpecError, match="--model"):
+        import_text(template, "template.yaml", GUESS)
+
+
+def test_nemo_s_names_of_small_models():
+    from meshwright.imports.names import model_named
+
+    for name, ours in (
+        ("qwen25_500m", "qwen2.5-0.5b"),
+        ("qwen2_1p5b", "qwen2.5-1.5b"),
+        ("qwen3_600m", "qwen3-0.6b"),
+        ("qwen3_1p7b", "qwen3-1.7b"),
+    ):
+        found = model_named(name)
+        assert found is not None and found.name == ours
