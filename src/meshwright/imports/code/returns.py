@@ -6,6 +6,8 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from meshwright.imports.code.syntax import defaults_of
+
 _SKIPPED = (ast.Expr, ast.Pass, ast.Assert, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
 
 
@@ -15,10 +17,7 @@ def bound(function: ast.FunctionDef, call: ast.Call, value: Callable[[ast.expr],
     first = 1 if parameters and parameters[0].arg in ("self", "cls") else 0
     handed = {arg.arg: one for arg, one in zip(parameters[first:], call.args, strict=False)}
     handed |= {one.arg: one.value for one in call.keywords if one.arg}
-    plain = parameters[len(parameters) - len(function.args.defaults) :]
-    usual = {arg.arg: one for arg, one in zip(plain, function.args.defaults, strict=True)}
-    only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    usual |= {arg.arg: one for arg, one in only if one is not None}
+    usual = {arg.arg: one for arg, one in defaults_of(function)}
     said = {name: value(one) for name, one in (usual | handed).items()}
     return {name: one for name, one in said.items() if one is not None}
 
