@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from folders import lay
+
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given
 from meshwright.specs import load_cluster
@@ -51,11 +53,7 @@ def project(tmp_path: Path) -> Path:
         "src/megatron/bridge/recipes/qwen/h100/qwen3.py": RECIPES,
         "examples/quickstart/run.py": PROGRAM,
     }
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "examples" / "quickstart" / "run.py"
+    return lay(tmp_path, files) / "examples" / "quickstart" / "run.py"
 
 
 def test_main_s_changes_count_over_its_recipe(tmp_path):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from folders import GUESS
+from folders import GUESS, lay
 
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Imported
@@ -11,8 +11,7 @@ from meshwright.specs.errors import SpecError
 
 
 def written(folder: Path, name: str, text: str) -> Path:
-    (folder / name).write_text(text)
-    return folder / name
+    return lay(folder, {name: text}) / name
 
 
 def notes(found: Imported) -> str:

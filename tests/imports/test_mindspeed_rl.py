@@ -1,6 +1,7 @@
 """MindSpeed-RL's experiments: the actor's update, with its model's file beside them."""
 
 import pytest
+from folders import lay
 
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
@@ -41,12 +42,8 @@ generate_config: {sampling_config: {max_tokens: 3072}}
 
 
 def test_the_update_takes_its_own_batch_lengths_and_devices(tmp_path):
-    (tmp_path / ".git").mkdir()
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "small.yaml").write_text(MODEL)
-    path = tmp_path / "grpo.yaml"
-    path.write_text(EXPERIMENT)
-    found = import_file(path, Given())
+    here = lay(tmp_path, {".git/HEAD": "", "model/small.yaml": MODEL, "grpo.yaml": EXPERIMENT})
+    found = import_file(here / "grpo.yaml", Given())
     layout, job, model = found.layout, found.job, found.model
     assert (model.layers, model.hidden, model.vocab, model.gated) == (8, 1024, 32000, True)
     assert (layout.tp, layout.pp, layout.dp, layout.micro_batch, layout.zero) == (2, 2, 4, 2, 1)
@@ -55,15 +52,12 @@ def test_the_update_takes_its_own_batch_lengths_and_devices(tmp_path):
 
 
 def test_a_command_names_an_experiment_and_says_more(tmp_path):
-    (tmp_path / ".git").mkdir()
-    (tmp_path / "configs" / "model").mkdir(parents=True)
-    (tmp_path / "configs" / "model" / "small.yaml").write_text(MODEL)
-    (tmp_path / "configs" / "ppo.yaml").write_text(f"{EXPERIMENT}critic_config: {{model: small}}\n")
-    script = tmp_path / "run.sh"
-    script.write_text(
-        "YAML=${1:-ppo}\npython cli/train_ppo.py --config-name $YAML actor_config.micro_batch_size=4\n"
-    )
-    found = import_file(script, Given())
+    here = lay(tmp_path, {
+        ".git/HEAD": "", "configs/model/small.yaml": MODEL,
+        "configs/ppo.yaml": f"{EXPERIMENT}critic_config: {{model: small}}\n",
+        "run.sh": "YAML=${1:-ppo}\npython cli/train_ppo.py --config-name $YAML actor_config.micro_batch_size=4\n",
+    })  # fmt: skip
+    found = import_file(here / "run.sh", Given())
     assert (found.layout.tp, found.layout.micro_batch, found.job.seq_len) == (2, 4, 4096)
     assert any("critic" in note for note in found.notes)
 
@@ -112,12 +106,8 @@ resource_pool: {actor_rollout: [12], ref: [2], critic: [4]}
 
 
 def test_the_experiments_before_are_not_verls(tmp_path):
-    (tmp_path / ".git").mkdir()
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "small.yaml").write_text(MODEL)
-    path = tmp_path / "ppo.yaml"
-    path.write_text(EARLY)
-    found = import_file(path, Given())
+    here = lay(tmp_path, {".git/HEAD": "", "model/small.yaml": MODEL, "ppo.yaml": EARLY})
+    found = import_file(here / "ppo.yaml", Given())
     assert (found.layout.tp, found.layout.pp, found.layout.dp, found.layout.micro_batch) == (2, 2, 2, 1)  # fmt: skip
     assert (found.job.global_batch, found.job.seq_len, found.model.layers) == (8, 512, 8)
     assert (found.task, found.reference) == ("ppo", True)

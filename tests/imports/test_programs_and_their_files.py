@@ -4,19 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from folders import GUESS
+from folders import GUESS, lay
 
 from meshwright.imports.files import import_file, import_text
 from meshwright.specs.errors import SpecError
-
-
-def put(folder: Path, files: dict[str, str]) -> Path:
-    """Write files by their paths."""
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
 
 TRAINER = """
 from transformers import Trainer, TrainingArguments, AutoModelForCausalLM
@@ -39,7 +30,7 @@ Trainer(model=model, args=args).train()
 def test_constants_come_from_the_files_that_a_program_imports(
     tmp_path: Path, imports: str, micro: str, steps: str
 ):
-    here = put(tmp_path, {
+    here = lay(tmp_path, {
         "src/settings.py": 'BASE = "gpt2"\nMICRO = 6\nSTEPS = 12\n',
         "src/train.py": TRAINER.format(imports=imports, micro=micro, steps=steps),
     })  # fmt: skip
@@ -141,7 +132,7 @@ class GPT(nn.Module):
 
 @pytest.mark.parametrize("launched", [False, True])
 def test_a_fabric_loop_with_its_table_of_models(tmp_path: Path, launched: bool):
-    here = put(tmp_path, {
+    here = lay(tmp_path, {
         "pretrain/small.py": FABRIC, "small/model.py": CODE, "small/config.py": SIZES,
         "run.sh": "lightning run model --accelerator=cuda --devices=4 pretrain/small.py --devices 4\n",
     })  # fmt: skip
@@ -294,7 +285,7 @@ for batch in data:
 
 
 def test_a_deepspeed_program_describes_its_model_by_its_parser(tmp_path: Path):
-    here = put(tmp_path, {
+    here = lay(tmp_path, {
         "src/gpt.py": ENGINE, "src/ds.json": '{"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "fp16": {"enabled": true}, "zero_optimization": {"stage": 1}}',
         "run.sh": "torchrun --nnodes=2 --nproc_per_node=4 src/gpt.py --seq_length 512 --epochs 1 --deepspeed_config src/ds.json\n",
     })  # fmt: skip
@@ -327,7 +318,7 @@ def test_what_says_nothing_by_itself_is_refused(name: str, text: str, said: str)
 
 
 def test_one_visible_device_under_a_runner_of_environments(tmp_path: Path):
-    here = put(tmp_path, {
+    here = lay(tmp_path, {
         "train.py": TRAINER.format(imports='BASE = "gpt2"', micro=2, steps=1),
         "run.sh": "export CUDA_VISIBLE_DEVICES=0\nuv run python train.py\n",
     })  # fmt: skip
@@ -391,7 +382,7 @@ optimizer.step()
 
 
 def test_a_command_s_sizes_reach_the_library_s_class_that_a_loop_makes(tmp_path: Path):
-    here = put(
+    here = lay(
         tmp_path,
         {
             "train_distill.py": STUDENT,
@@ -420,7 +411,7 @@ trainer: {micro_batch_size: 4, gradient_accumulation_steps: 8, max_steps: 100, l
     [("loss.backward()\n", 1), ("mp.spawn(main, nprocs=8)\nloss.backward()\n", 8)],
 )
 def test_python_alone_starts_one_process_for_a_table_too(tmp_path: Path, code: str, devices: int):
-    here = put(
+    here = lay(
         tmp_path,
         {"own/train.py": code, "c.yaml": OWN_TABLE, "run.sh": "python -m own.train c.yaml\n"},
     )
@@ -442,7 +433,7 @@ data = dict(seq_len=1024, micro_num=2, micro_bsz=2, pack_sample_into_one=False, 
 model = dict(num_attention_heads=8, num_layers=8, hidden_size=512, vocab_size=32000, mlp_ratio=8 / 3, dtype="torch.bfloat16", checkpoint=False)
 parallel = dict(zero1=dict(size=-1), tensor=dict(size=1, mode="mtp"), pipeline=dict(size=1), weight=dict(size=1))
 """
-    here = put(
+    here = lay(
         tmp_path,
         {
             "train.py": "import internlm\n",
@@ -578,7 +569,7 @@ Trainer(model=student, args=training_args).train()
 
 
 def test_a_teacher_in_4_bits_and_a_rank_that_nothing_asks_for(tmp_path: Path):
-    here = put(tmp_path, {
+    here = lay(tmp_path, {
         "run_distillation.py": DISTILS,
         "run.sh": "accelerate launch --num_processes 8 --enable_numa_affinity ./run_distillation.py --model_name_or_path Qwen/Qwen2.5-1.5B "
         "--per_device_train_batch_size 4 --load_teacher_in_4bit true --bf16 true --max_seq_length 1024\n",
@@ -612,7 +603,7 @@ def test_sizes_beside_training_arguments_build_the_model():
 
 
 def test_counted_devices_make_no_performance_recipe(tmp_path: Path):
-    here = put(
+    here = lay(
         tmp_path, {"sweep.sh": "for s in 9 10; do\npython bench.py -m 7b.yaml -g 8 -s $s\ndone\n"}
     )
     with pytest.raises(SpecError) as told:

@@ -3,20 +3,12 @@
 from pathlib import Path
 
 import pytest
+from folders import GUESS, put
 
-from meshwright.imports.files import import_file, import_text
+from meshwright.imports.files import import_text
 from meshwright.imports.names import refuse_other
-from meshwright.imports.reading import Given, Imported
+from meshwright.imports.reading import Given
 from meshwright.specs.errors import SpecError
-
-GUESS = Given(guess=True)
-
-
-def put(folder: Path, command: str, **files: str) -> Imported:
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
-    (folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n")
-    return import_file(folder / "run.sh", GUESS)
 
 
 def test_a_program_of_ms_swift_2_is_ms_swifts():

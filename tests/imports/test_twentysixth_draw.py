@@ -3,23 +3,15 @@
 from pathlib import Path
 
 import pytest
+from folders import GUESS, put
 
-from meshwright.imports.files import import_file, import_text
+from meshwright.imports.files import import_text
 from meshwright.imports.names import model_named
-from meshwright.imports.reading import Given, Imported
-
-GUESS = Given(guess=True)
+from meshwright.imports.reading import Imported
 
 
 def options(found: Imported, kind: str = "") -> set[str]:
     return {one.option for one in found.remarks if not kind or one.kind == kind}
-
-
-def put(folder: Path, script: str, **files: str) -> Imported:
-    for name, text in files.items():
-        (folder / name.replace("__", ".").replace("_dash_", "-")).write_text(text)
-    (folder / "run.sh").write_text(f"#!/bin/bash\n{script}\n")
-    return import_file(folder / "run.sh", GUESS)
 
 
 @pytest.mark.parametrize(
