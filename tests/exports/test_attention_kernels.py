@@ -11,7 +11,8 @@ from meshwright.cli.inputs import read_question
 from meshwright.cli.options import QuestionOptions
 from meshwright.exports import megatron
 from meshwright.exports.canonical import canonical
-from meshwright.exports.targets import FINETUNERS, STARTED, export, why_unwritten
+from meshwright.exports.expressible import why_unwritten
+from meshwright.exports.targets import FINETUNERS, STARTED, export
 from meshwright.planner.stacks import under
 from meshwright.specs import Job, Layout, load_cluster, load_model
 from meshwright.specs.errors import SpecError

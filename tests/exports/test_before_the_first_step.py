@@ -7,8 +7,9 @@ from plans import make_plan
 from meshwright.cli.inputs import read_question
 from meshwright.cli.options import QuestionOptions
 from meshwright.exports import fabric, megatron, megatron_bridge
+from meshwright.exports.expressible import require_expressible
 from meshwright.exports.images import image, setup
-from meshwright.exports.targets import export, require_expressible
+from meshwright.exports.targets import export
 from meshwright.imports.critique import price
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given

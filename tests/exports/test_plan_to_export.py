@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 from test_round_trip import READABLE
 
 from meshwright.exports.canonical import canonical
+from meshwright.exports.expressible import require_expressible, unwritten
 from meshwright.exports.nearest import nearest_plan
-from meshwright.exports.targets import (
-    FRAMEWORKS,
-    export,
-    export_all,
-    require_expressible,
-    unwritten,
-)
+from meshwright.exports.targets import FRAMEWORKS, export, export_all
 from meshwright.imports.files import import_file
 from meshwright.planner.compared import STACKS
 from meshwright.planner.plan import plan

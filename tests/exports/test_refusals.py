@@ -11,7 +11,8 @@ from test_round_trip import READABLE
 
 from meshwright.cli import run
 from meshwright.exports import limits as limits_module
-from meshwright.exports.targets import FRAMEWORKS, export, require_expressible
+from meshwright.exports.expressible import require_expressible
+from meshwright.exports.targets import FRAMEWORKS, export
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
 from meshwright.imports.shell.follow import read_script

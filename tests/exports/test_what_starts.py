@@ -7,10 +7,11 @@ import pytest
 import yaml
 from plans import make_plan
 
+from meshwright.exports.expressible import require_expressible, unwritten
 from meshwright.exports.fabric import environment
 from meshwright.exports.images import image
 from meshwright.exports.model_names import repository
-from meshwright.exports.targets import export, require_expressible, unwritten
+from meshwright.exports.targets import export
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given
 from meshwright.planner.legality import Question, why_illegal

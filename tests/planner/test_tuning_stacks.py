@@ -2,7 +2,8 @@
 
 import pytest
 
-from meshwright.exports.targets import export, why_unwritten
+from meshwright.exports.expressible import why_unwritten
+from meshwright.exports.targets import export
 from meshwright.planner.compared import TUNING_STACKS
 from meshwright.planner.legality import Question
 from meshwright.planner.plan import plan

@@ -43,7 +43,7 @@ def command(
     """
     from meshwright.cli.output import print_json
     from meshwright.cli.progress import counting
-    from meshwright.exports.targets import require_expressible, unwritten, why_unwritten
+    from meshwright.exports.expressible import require_expressible, unwritten, why_unwritten
     from meshwright.planner.data_choice import longest, padded_plan
     from meshwright.planner.data_notes import length_notes
     from meshwright.planner.legality import Question

@@ -81,7 +81,7 @@ def plan(
         defend: price the neighbours and compute the flip points too.
         command: the command line to record in the plan.
         progress: called with the number of layouts priced so far.
-        refuses: says why no plan of a question can be written for its framework (`exports.targets.why_unwritten`);
+        refuses: says why no plan of a question can be written for its framework (`exports.expressible.why_unwritten`);
             tools that train further are then compared where one can.
 
     Raises:
