@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from meshwright.exports.bundle import STAMP_KEY, comment, learning_rate, stamp_data, steps, template
+from meshwright.exports.bundle import comment, learning_rate, steps, template
 from meshwright.exports.canonical import canonical
 from meshwright.exports.fabric import check_hosts
 from meshwright.exports.hf import (
     attention_problems,
+    config_file,
     first_norm,
-    hf_config,
     hf_family,
     hf_problems,
     layer_class,
@@ -153,6 +152,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "STAMP": comment(plan, command, stamp).rstrip(),
         "SEQ_LEN": plan.job.seq_len,
         "NORM": first_norm(plan.model),
+        "FIRST_NUMBERS": template("first_numbers", {}).rstrip(),
         "STEPS": steps(plan.job),
         "MICRO_BATCH": layout.micro_batch,
         "ACCUMULATION": layout.micro_batches(plan.job.global_batch),
@@ -161,10 +161,8 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "REDUCE_FP32": plan.job.precision.gradient_reduce_bytes >= 4,
     }
     script = template("train_accelerate.py", values)
-    model = hf_config(plan.model, plan.job)
-    model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
     return {
         "accelerate.yaml": text,
-        "config.json": json.dumps(model, indent=2) + "\n",
+        "config.json": config_file(plan, command),
         "train.py": script,
     } | beside(plan, command, stamp)

@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.exports.bundle import STAMP_KEY, comment, learning_rate, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
-from meshwright.exports.hf import attention_problems, first_norm, hf_config, hf_problems
+from meshwright.exports.hf import attention_problems, config_file, first_norm, hf_problems
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.scripts import beside
@@ -143,10 +143,8 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "LIGER": plan.job.loss == "liger",
     }
     script = template(name, words)
-    model = hf_config(plan.model, plan.job)
-    model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
     return {
         "ds_config.json": json.dumps(config(plan, command), indent=2) + "\n",
-        "config.json": json.dumps(model, indent=2) + "\n",
+        "config.json": config_file(plan, command),
         "train.py": script,
     } | beside(plan, command, target)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.hf_families import ACTIVATIONS, WRITERS, ZERO_NORMS, lost, rope
+from meshwright.exports.bundle import STAMP_KEY, stamp_data
+from meshwright.exports.hf_families import ACTIVATIONS, WRITERS, ZERO_NORMS, lost, rope, shape
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.tuning_attention import EAGER, FLASH, bends_scores, keeps_scores
 from meshwright.specs.cluster import Cluster
@@ -16,7 +18,12 @@ from meshwright.specs.numerics import numerics_of
 from meshwright.specs.plain_families import OTHERWISE, plain_family
 from meshwright.specs.plan import Plan
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", *WRITERS)
+_PLAIN = {
+    "llama": "LlamaDecoderLayer", "mistral": "MistralDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer", "qwen3": "Qwen3DecoderLayer",
+    "mixtral": "MixtralDecoderLayer", "gpt2": "GPT2Block",
+}  # fmt: skip
+"""The plainest families (`specs.plain_families`), and the class of one of their layers."""
 _LENGTH = 4096
 """Tokens of the configuration by which a family is tried."""
 
@@ -32,7 +39,7 @@ def hf_problems(model: Model) -> Iterator[Problem]:
         part = _lost(model)
         lacks = f"gets its model from a Hugging Face config.json, which has no words for {part} of this one"
     else:
-        lacks = f"gets its model from a Hugging Face config.json, written here for {', '.join(_FAMILIES)}"
+        lacks = f"gets its model from a Hugging Face config.json, written here for {', '.join((*_PLAIN, *WRITERS))}"
     yield Problem("model.family", model.family, lacks)
 
 
@@ -91,10 +98,15 @@ def hf_config(model: Model, job: Job) -> dict[str, Any]:
     return _shape(model, job.seq_len) | kernel
 
 
+def config_file(plan: Plan, command: str) -> str:
+    """The text of a plan's `config.json`, stamped."""
+    config = hf_config(plan.model, plan.job)
+    config[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
+    return json.dumps(config, indent=2) + "\n"
+
+
 def _shape(model: Model, seq_len: int) -> dict[str, Any]:
-    family = hf_family(model)
-    if family is None:
-        raise SpecError("model.family", model.family, next(hf_problems(model)).lacks)
+    family = _written(model)
     if family in WRITERS:
         return WRITERS[family][0](model, seq_len)
     numerics = numerics_of(model)
@@ -107,15 +119,11 @@ def _shape(model: Model, seq_len: int) -> dict[str, Any]:
             "layer_norm_epsilon": numerics.norm_epsilon, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
             "tie_word_embeddings": model.tied_embeddings,
         }  # fmt: skip
-    config: dict[str, Any] = {
-        "model_type": family, "num_hidden_layers": model.layers, "hidden_size": model.hidden,
-        "intermediate_size": model.ffn, "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads, "head_dim": model.head_dim,
-        "vocab_size": model.vocab, "max_position_embeddings": seq_len,
-        "rms_norm_eps": numerics.norm_epsilon, "hidden_act": ACTIVATIONS[numerics.activation],
+    config = shape(model, family, seq_len) | {
+        "rms_norm_eps": numerics.norm_epsilon,
+        "hidden_act": ACTIVATIONS[numerics.activation],
         "rope_parameters": rope(numerics),
-        "tie_word_embeddings": model.tied_embeddings, "attention_dropout": 0.0, "use_cache": False,
-    }  # fmt: skip
+    }
     if family in ("llama", "qwen3"):
         config["attention_bias"] = model.qkv_bias
     if family == "mistral":
@@ -129,18 +137,18 @@ def _shape(model: Model, seq_len: int) -> dict[str, Any]:
     return config
 
 
+def _written(model: Model) -> str:
+    family = hf_family(model)
+    if family is None:
+        raise SpecError("model.family", model.family, next(hf_problems(model)).lacks)
+    return family
+
+
 def layer_class(model: Model) -> str:
     """The class of one transformer layer, the unit that FSDP shards.
 
     Raises:
         SpecError: no family written here has this architecture.
     """
-    names = {name: layer for name, (_, layer) in WRITERS.items()} | {
-        "llama": "LlamaDecoderLayer", "mistral": "MistralDecoderLayer",
-        "qwen2": "Qwen2DecoderLayer", "qwen3": "Qwen3DecoderLayer",
-        "mixtral": "MixtralDecoderLayer", "gpt2": "GPT2Block",
-    }  # fmt: skip
-    family = hf_family(model)
-    if family is None:
-        raise SpecError("model.family", model.family, next(hf_problems(model)).lacks)
-    return names[family]
+    family = _written(model)
+    return WRITERS[family][1] if family in WRITERS else _PLAIN[family]

@@ -42,15 +42,21 @@ def rope(numerics: Numerics) -> Words:
     return found
 
 
-def _usual(model: Model, length: int) -> Words:
-    """What nearly every family is told, by the names that nearly every one has."""
+def shape(model: Model, family: str, length: int) -> Words:
+    """The sizes of a decoder of a family, by the names that nearly every one has."""
     return {
-        "model_type": model.family, "num_hidden_layers": model.layers, "hidden_size": model.hidden,
+        "model_type": family, "num_hidden_layers": model.layers, "hidden_size": model.hidden,
         "intermediate_size": model.ffn, "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads, "head_dim": model.head_dim, "vocab_size": model.vocab,
         "max_position_embeddings": length, "tie_word_embeddings": model.tied_embeddings,
-        "attention_dropout": 0.0, "use_cache": False, "pad_token_id": None, **_numbers(model.numerics),
+        "attention_dropout": 0.0, "use_cache": False,
     }  # fmt: skip
+
+
+def _usual(model: Model, length: int) -> Words:
+    """What nearly every family is told."""
+    words = shape(model, model.family, length)
+    return words | {"pad_token_id": None, **_numbers(model.numerics)}
 
 
 def _numbers(numerics: Numerics | None) -> Words:
@@ -114,11 +120,14 @@ def _layer_norms(model: Model, length: int) -> Words:
     return _usual(model, length) | _epsilon(model, "layer_norm_eps")
 
 
+def _either_block(model: Model, length: int) -> Words:
+    """The same, with a layer's halves side by side or one after the other."""
+    halves = {"use_parallel_residual": model.parallel_block, "hidden_dropout": 0.0}
+    return _layer_norms(model, length) | halves
+
+
 def _gpt_neox(model: Model, length: int) -> Words:
-    return _layer_norms(model, length) | {
-        "use_parallel_residual": model.parallel_block, "attention_bias": model.qkv_bias,
-        "hidden_dropout": 0.0,
-    }  # fmt: skip
+    return _either_block(model, length) | {"attention_bias": model.qkv_bias}
 
 
 def _phi(model: Model, length: int) -> Words:
@@ -138,10 +147,7 @@ def _starcoder2(model: Model, length: int) -> Words:
 
 
 def _stablelm(model: Model, length: int) -> Words:
-    return _layer_norms(model, length) | {
-        "use_qkv_bias": model.qkv_bias, "use_parallel_residual": model.parallel_block,
-        "hidden_dropout": 0.0,
-    }  # fmt: skip
+    return _either_block(model, length) | {"use_qkv_bias": model.qkv_bias}
 
 
 def _cohere(model: Model, length: int) -> Words:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwright.exports.bundle import comment, template
 from meshwright.exports.inputs import SAVED_EVERY, Inputs
 from meshwright.specs.model import Model
@@ -26,10 +28,4 @@ def of_script(model: Model) -> Inputs:
 
 def of_trainer(model: Model) -> Inputs:
     """Options of the Trainer's script: TrainingArguments have words of their own for a folder."""
-    return Inputs(
-        data="files of tokens, which python corpus.py makes of text",
-        mock="--data mock",
-        real="--data $DATA",
-        kept="--output_dir $CHECKPOINTS",
-        lost="--save_strategy no",
-    )
+    return replace(of_script(model), kept="--output_dir $CHECKPOINTS", lost="--save_strategy no")

@@ -6,24 +6,15 @@ shape, the length of a sequence) stands beside them under names of the script's 
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from meshwright.exports import accelerate
-from meshwright.exports.bundle import (
-    STAMP_KEY,
-    comment,
-    learning_rate,
-    stamp_data,
-    steps,
-    template,
-    warmup,
-)
+from meshwright.exports.bundle import comment, learning_rate, steps, template, warmup
 from meshwright.exports.canonical import canonical
-from meshwright.exports.hf import first_norm, hf_config, layer_class
+from meshwright.exports.hf import config_file, first_norm, layer_class
 from meshwright.exports.inputs import SAVED_EVERY
 from meshwright.exports.scripts import beside
 from meshwright.specs.plan import Plan
@@ -104,14 +95,14 @@ def notes(plan: Plan) -> tuple[str, ...]:
 def files(plan: Plan, command: str) -> dict[str, str]:
     """`trainer.yaml`, the script that reads it, and the model's `config.json`."""
     stamp = f"transformers' Trainer {VERSION}"
-    model = hf_config(plan.model, plan.job)
-    model[STAMP_KEY] = stamp_data(plan, command, "transformers 5")
     text = yaml.safe_dump(arguments(plan), sort_keys=False)
+    words = {
+        "STAMP": comment(plan, command, stamp).rstrip(),
+        "NORM": first_norm(plan.model),
+        "FIRST_NUMBERS": template("first_numbers", {}).rstrip(),
+    }
     return {
         "trainer.yaml": comment(plan, command, stamp) + text,
-        "config.json": json.dumps(model, indent=2) + "\n",
-        "train_trainer.py": template(
-            "train_trainer.py",
-            {"STAMP": comment(plan, command, stamp).rstrip(), "NORM": first_norm(plan.model)},
-        ),
+        "config.json": config_file(plan, command),
+        "train_trainer.py": template("train_trainer.py", words),
     } | beside(plan, command, stamp)
