@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.options import QuestionOptions
+from meshwright.costs.encoders import check_images
 from meshwright.costs.frameworks import behaviour_of
 from meshwright.planner.compared import tuning_stacks
 from meshwright.planner.tuning import TUNED_PRECISION, usual_loss, usual_precision
@@ -52,6 +53,7 @@ def read_question(
     if options.routing is not None:
         experts = model.experts.experts if model.experts is not None else None
         check_experts(job.routing, experts, model.name, "--routing")
+    check_images(model, job, "--images" if options.images is not None else "job.images")
     if options.dispatcher is not None:
         from meshwright.planner.dispatchers import asked_dispatcher
 
@@ -126,6 +128,10 @@ def read_job(
         changes["optimizer"] = _named(options.optimizer, OPTIMIZERS, "--optimizer")
     elif precision == TUNED_PRECISION and not options.job and tune is not None and not tune.adapts:
         changes["optimizer"] = OPTIMIZERS["adamw-bf16"]  # moments as wide as the weights
+    if options.images is not None:
+        changes["images"] = options.images
+    if options.image_patches is not None:
+        changes["image_patches"] = options.image_patches
     if options.routing is not None:
         changes["routing"] = parse_routing(options.routing, "--routing")
     if options.tokens is not None:

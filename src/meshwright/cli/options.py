@@ -122,6 +122,16 @@ class QuestionOptions:
         float | None,
         typer.Option(help="Drop tokens beyond this many times an expert's even share, as 1.25."),
     ] = None
+    images: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Images (or sounds) in a sequence, for a model that sees; 0: text alone."
+        ),
+    ] = None
+    image_patches: Annotated[
+        int | None,
+        typer.Option(min=1, help="Patches of an image; default: the model's usual size."),
+    ] = None
     routing: Annotated[
         str | None,
         typer.Option(

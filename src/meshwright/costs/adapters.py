@@ -184,6 +184,8 @@ def role_weights(
     here = {"first": on_first, "middle": on_first & False, "last": ~on_first}[role]
     head = np.where(here & (not local.tied), local.embedding_matrix, 0.0)
     outside = {"embedding": embedding, "head": head}
+    if model.encoder is not None:
+        outside["vision"] = zero + model.encoder.parameters * (role == "first")
     inside = sum((counts[moe] * _norms(model, moe) for moe, _ in kinds), zero)
     outside["norms"] = inside
     if not tune.adapts:

@@ -224,7 +224,8 @@ def _attention(setting: LayerModel, keys: LayerKeys, *, backward: bool) -> Float
             fused_softmax=setting.behaviour.fused_softmax,
             backward=backward,
         )  # fmt: skip
-    pairs = np.full_like(queries, round(mean_keys(model, job.seq_len)), dtype=np.float64)
+    keys_met = mean_keys(model, job.seq_len) if setting.keys is None else setting.keys
+    pairs = np.full_like(queries, round(keys_met), dtype=np.float64)
     return flash_attention_time_s(
         setting.kernels, sequences=keys.micro_batch, query_len=queries,
         pairs_per_query=pairs * last_rank_share(setting, keys),

@@ -42,3 +42,5 @@ class LayerModel:
     behaviour: Behaviour
     wide: Kernels | None = None
     """Kernels of the layers that stay in 16 bits (`Behaviour.layers_16bit`); None: there are none."""
+    keys: float | None = None
+    """Keys that a query meets, of an encoder, which has no causal mask; None: as a decoder's mask and window say."""

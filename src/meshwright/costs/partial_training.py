@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costs import flops
+from meshwright.costs import encoders, flops
 from meshwright.costs.columns import Floats, LayoutColumns
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
@@ -40,7 +40,7 @@ def spared(model: Model, job: Job, columns: LayoutColumns, parts: Parts) -> Part
         return parts
     shares = dict.fromkeys(parts, trained + passed)
     shares |= {"matmul": trained + PASSED_ON * passed, "recompute": trained}
-    shares |= {"embedding_and_head": 1.0}
+    shares |= {"embedding_and_head": 1.0, "encoder": 1.0}
     alone = columns.pp == 1
     return {
         name: (forward, backward * np.where(alone, shares[name], 1.0))
@@ -52,6 +52,7 @@ def model_flops_per_token(model: Model, job: Job) -> float:
     """Model FLOPs of one token of a job; of layers that do not train, what their gradients ask for."""
     trained, passed = trained_shares(model, job)
     whole = flops.model_flops_per_token(model, job.seq_len, frozen=job.frozen)
+    whole += encoders.flops_per_token(model, job)
     if trained == 1.0:
         return whole
     products = 2.0 * (flops.matmul_parameters(model) - model.vocab * model.hidden)

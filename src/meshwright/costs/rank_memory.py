@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.costs import pipeline
+from meshwright.costs import encoders, pipeline
 from meshwright.costs.activations import attention_scores
 from meshwright.costs.adapters import largest_matrix
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
@@ -150,6 +150,8 @@ def _activations(rank: Rank) -> tuple[Floats, Floats]:
         again = np.where(full & (share * count > 0), layer.whole, 0.0)
         again = again + layer.backward * (count > 0)
         working = np.maximum(working, again)
+    images, block = _encoder(rank)
+    kept, working = kept + rank.flight * images, np.maximum(working, block)
     split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
     element = rank.job.precision.activation_bytes
     width = model.hidden * model.residual_streams
@@ -158,6 +160,19 @@ def _activations(rank: Rank) -> tuple[Floats, Floats]:
         # The fp32 gradient of one layer's eager softmax, beside what that layer kept.
         working = working + 4.0 * attention_scores(model, rank.job, columns)
     return kept, working
+
+
+def _encoder(rank: Rank) -> tuple[Floats, Floats]:
+    """What one micro-batch leaves in the encoder, on the rank that has it, and what a block of it works on."""
+    nothing = np.zeros(rank.columns.rows)
+    if rank.role != "first":
+        return nothing, nothing
+    kept = encoders.kept(rank.model, rank.job, rank.behaviour, rank.columns)
+    if kept is None:
+        return nothing, nothing
+    share = rank.layers.recomputed_share(rank.role, rank.columns, middle="fewest")
+    again = np.where(rank.columns.recompute == 2, share, 0.0)
+    return again * kept.boundary + (1.0 - again) * kept.whole, kept.backward
 
 
 def _logits(rank: Rank) -> Floats:
@@ -229,7 +244,9 @@ def in_phases(
     weights are gone, the loss may be the heaviest moment, which it was not beside them.
     """
     job, behaviour, state = rank.job, rank.behaviour, rank.state
-    one_layer = parts["activations"] / np.maximum(rank.held, 1.0)
+    # The encoder's backward begins when that of all layers is over.
+    images = np.minimum(_encoder(rank)[0], parts["activations"])
+    one_layer = images + (parts["activations"] - images) / np.maximum(rank.held, 1.0)
     stored_whole = state.dense_gathered + state.expert_gathered
     loads = (rank.columns.zero == 3) & behaviour.loads_whole
     loading = np.where(loads & (left["parameters"] == parts["parameters"]), stored_whole, 0.0)

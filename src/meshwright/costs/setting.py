@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from meshwright.costs.encoders import as_job, as_model, keys_seen, seen_of
 from meshwright.costs.fabric import Fabric
 from meshwright.costs.frameworks import Behaviour, behaviour_on
 from meshwright.costs.kernels import Kernels, kernels_for
@@ -53,6 +54,19 @@ class Setting:
         whole = LayerModel(self.model, self.job, self.kernels, self.fabric, self.behaviour, wide)
         kinds = (False, True) if self.model.experts else (False,)
         return {moe: LayerBook(partial(layer_time, whole, moe=moe)) for moe in kinds}
+
+    @cached_property
+    def encoder(self) -> LayerModel | None:
+        """What one block of the model's encoder takes; None where a step shows it nothing."""
+        seen = seen_of(self.model, self.job)
+        if seen is None or self.model.encoder is None:
+            return None
+        shape, job = as_model(self.model.encoder), as_job(self.job, seen)
+        kernels = kernels_for(
+            self.cluster.device, computed_in(job, self.cluster.device), shape.head_dim
+        )
+        keys = keys_seen(self.model.encoder, seen.patches)
+        return LayerModel(shape, job, kernels, self.fabric, self.behaviour, keys=keys)
 
     @staticmethod
     def of(model: Model, cluster: Cluster, job: Job) -> Setting:

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.costs import pipeline
 from meshwright.costs.columns import Floats, Ints, LayoutColumns, distinct
+from meshwright.costs.encoder_time import encoder_s
 from meshwright.costs.ends import ends_s
 from meshwright.costs.experts import dispatch_may_hide
 from meshwright.costs.host import launch_s
@@ -90,6 +91,7 @@ def _stage_parts(
     parts["embedding_and_head"] = ends_s(setting, columns, role)
     mixture = counts[True] * _mixture_s(per_layer, inverse) + parts["expert_parallel"][0]
     parts["launch"] = launch_s(setting, columns, layers, parts, role, mixture)
+    parts["encoder"] = encoder_s(setting, columns, layers, role)
     return spared(setting.model, setting.job, columns, parts)
 
 

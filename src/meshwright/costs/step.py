@@ -45,7 +45,7 @@ from meshwright.specs.model import Model
 from meshwright.specs.plan import Estimate, StageMemory
 
 TIME_PARTS = (
-    *LAYER_PARTS, "launch", "recompute", "embedding_and_head", "pipeline_p2p", "pipeline_bubble",
+    *LAYER_PARTS, "launch", "recompute", "embedding_and_head", "encoder", "pipeline_p2p", "pipeline_bubble",
     "data_parallel", "optimizer", "offload", "shared_cores", "step_overhead",
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ from importlib import resources
 
 import numpy as np
 
+from meshwright.costs.encoders import image_words, seen_of, trains
 from meshwright.costs.flops import attention_flops_per_token, model_flops_per_token
 from meshwright.costs.frameworks import behaviour
 from meshwright.costs.step import estimate
@@ -112,7 +113,32 @@ def _dispatcher(solution: Solution, best: Estimate, asked: Question) -> list[str
 
 def layout_notes(question: Question, best: Estimate) -> list[str]:
     """What holds of a priced layout however it was found, a sentence each."""
-    return [*_mismatches(question), *_above_measured(question, best), *memory_too_close(best)]
+    seen = _encoder(question, best)
+    return [
+        *_mismatches(question),
+        *seen,
+        *_above_measured(question, best),
+        *memory_too_close(best),
+    ]
+
+
+def _encoder(question: Question, best: Estimate) -> list[str]:
+    """What the encoder of a multimodal model is taken to see, and what that costs the first stage."""
+    model, job = question.model, question.job
+    words = image_words(model, job)
+    if not words:
+        return []
+    said = f"{model.name}: {words}"
+    if seen_of(model, job) is None:
+        return [said]
+    said += " (`--images`, `--image-patches`; `--images 0` plans for text)"
+    still = "" if trains(job) else ", frozen: its forward alone"
+    said += f"; every rank of the first stage runs its encoder whole{still}"
+    share = best.time_parts["encoder"] / best.step_time_s
+    if len(best.stages) < 2:
+        return [f"{said}, {share:.1%} of the step"]
+    paces = "is for it the slowest" if share else "is not the slowest for it"
+    return [f"{said}; that stage {paces}" + (f" ({share:.1%} of the step)" if share else "")]
 
 
 def _device(question: Question) -> str:

@@ -10,6 +10,7 @@ PART_WORDS = {
     "expert_parallel": "expert all-to-all",
     "recompute": "recomputation",
     "embedding_and_head": "embedding and head",
+    "encoder": "the encoder of images or sound",
     "pipeline_p2p": "stage-to-stage messages",
     "pipeline_bubble": "the pipeline bubble",
     "data_parallel": "exposed data-parallel traffic",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.specs.encoders import encoder_fields
 from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config, decoded
 from meshwright.specs.hf_dense import DENSE
@@ -126,15 +127,13 @@ def _multimodal(data: Mapping[str, Any], text: Mapping[str, Any], name: str, sou
     except SpecError:
         note = f"language model of the multimodal {given} config; other parts are not counted"
         return model.but(source=f"{model.source}; {note}")
-    encoder = int(counted["encoder"])
+    encoder = encoder_fields(counted) or {"parameters": 0}
     note = (
-        f"language model of the multimodal {given} config, and its encoder of {encoder:,} parameters "
-        f"as transformers {counted['transformers']} builds it; priced on text, without images"
+        f"language model of the multimodal {given} config, and its encoder of {encoder['parameters']:,} parameters "
+        f"as transformers {counted['transformers']} builds it"
     )
     return model.but(
-        source=f"{model.source}; {note}",
-        encoder={"parameters": encoder},
-        counted_parameters=int(counted["total"]),
+        source=f"{model.source}; {note}", encoder=encoder, counted_parameters=int(counted["total"])
     )
 
 

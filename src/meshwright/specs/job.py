@@ -88,6 +88,19 @@ class Job(Spec):
     document_masking: bool = Field(
         False, description="attention, positions and loss stay inside each packed document"
     )
+    images: float | None = Field(
+        None,
+        ge=0,
+        le=100_000,
+        description="images (or sounds) in a sequence, in the mean, for a model with an encoder; 0: text alone; "
+        "absent: one, where the sequence has room for it",
+    )
+    image_patches: int | None = Field(
+        None,
+        ge=1,
+        le=100_000_000,
+        description="patches of an image; absent: the model's usual size",
+    )
     token_budget: float = Field(0.0, ge=0, description="tokens of the whole run; 0: not asked")
     routing: Routing = Field(
         default_factory=Routing, description="how unevenly tokens go to experts"

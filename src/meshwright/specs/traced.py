@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.specs import traced_kept
+from meshwright.specs.encoders import encoder_fields
 from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config
 from meshwright.specs.hf_dense import Fields, llama
@@ -119,9 +120,8 @@ def traced_fields(answer: Mapping[str, Any]) -> Fields:
     window = answer["config"].get("sliding_window")
     if window and "latent_attention" not in fields:
         fields["window"] = int(window)
-    encoder = int(answer["encoder"])
-    if encoder:
-        fields["encoder"] = {"parameters": encoder}
+    if encoder := encoder_fields(answer):
+        fields["encoder"] = encoder
     if answer["tables"]:
         fields["extra_parameters"] = {TABLES: int(answer["tables"])}
     fields["counted_parameters"] = int(answer["total"])

@@ -51,9 +51,12 @@ def _place(config: Mapping[str, Any]) -> Path | None:
         version = metadata.version("transformers")
     except metadata.PackageNotFoundError:
         return None
-    counting = find_spec("meshwright.engine.model.traced")
-    if counting is None or counting.origin is None:
-        return None
+    counting = b""
+    for module in ("traced", "towers"):
+        found = find_spec(f"meshwright.engine.model.{module}")
+        if found is None or found.origin is None:
+            return None
+        counting += Path(found.origin).read_bytes()
     what = json.dumps(dict(config), sort_keys=True, default=str)
-    digest = hashlib.sha256(f"{version}\n{what}\n".encode() + Path(counting.origin).read_bytes())
+    digest = hashlib.sha256(f"{version}\n{what}\n".encode() + counting)
     return Path(folder) / f"{digest.hexdigest()}.json"

@@ -30,7 +30,7 @@ from meshwright.studio.sims.traffic import axis_traffic_bytes
 MOST_OPERATIONS = 50_000
 COMPUTED = (
     "matmul", "attention", "elementwise", "launch", "tensor_parallel", "context_parallel",
-    "expert_parallel", "embedding_and_head",
+    "expert_parallel", "embedding_and_head", "encoder",
 )  # fmt: skip
 """Time parts that forwards and backwards are made of."""
 AFTER = {"D": ("data_parallel",), "O": ("optimizer", "offload", "shared_cores", "step_overhead")}

@@ -45,6 +45,9 @@ def tally(config: dict[str, Any]) -> dict[str, Any]:
     import torch
     import transformers
 
+    from meshwright.engine.model.towers import plain as plainly
+    from meshwright.engine.model.towers import tower_of
+
     transformers.logging.set_verbosity_error()
     fields = {key: value for key, value in config.items() if key not in ("model_type", "auto_map")}
     try:
@@ -82,6 +85,7 @@ def tally(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "total": sum(weight.numel() for weight in model.parameters()),
         "tables": _tables(model), "encoder": encoder, "layers": layers, "outside": outside, "config": plain,
+        "tower": tower_of(model, _ENCODER) if encoder else None, "whole": plainly(made) if encoder else {},
         "class": type(model).__name__, "transformers": transformers.__version__,
     }  # fmt: skip
 
