@@ -9,15 +9,15 @@ from typing import Any
 
 from meshwright.exports.program_calls import given_back, of_text
 from meshwright.imports.code.branches import answers, branches, ruled_out, set_only_in
+from meshwright.imports.code.composed import composed
 from meshwright.imports.code.environment import of_environment
-from meshwright.imports.code.operators import binary, compared, literal
+from meshwright.imports.code.operators import literal
 from meshwright.imports.code.returns import bound, outcome
 from meshwright.imports.code.syntax import defaults_of, dotted
 
 ASKED_OF_DEVICE = r"\b(?:is_(?:torch_)?(?:bf16|bfloat16)_\w+|(?:has_)?(?:bf16|bfloat16)_support\w*)|\bcuda\.is_available"
 """What a program asks of its device; a device that trains today has both."""
 _DEVICE = re.compile(rf"(?:{ASKED_OF_DEVICE})$")
-_LARGEST = 1 << 40
 _DEEPEST = 4
 """Functions that call one another are followed so far."""
 _WIDTHS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "half": "float16", "float": "float32"}  # fmt: skip
@@ -28,18 +28,10 @@ _LOADS = re.compile(
 _KINDS: dict[str, type] = {"dict": dict, "list": list, "str": str, "int": int, "float": float, "bool": bool}  # fmt: skip
 _OF_TABLES = (".yaml", ".yml", ".json")
 _PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
-
-
 _ELSEWHERE = ("remote", "local", "spawn")
 """How Modal and Ray start a function of the program on another machine."""
-
-
 _OF_WORDS = ("fire.Fire", "Fire", "typer.run", "CLI", "jsonargparse.CLI", "jsonargparse.auto_cli", "auto_cli", "tyro.cli", "defopt.run")  # fmt: skip
 """What hands a command line's words to a function of the program, by its parameters' names."""
-
-
-class Larger(int):
-    """The larger of two numbers that a program chooses between."""
 
 
 class Known:
@@ -70,9 +62,7 @@ class Known:
         every = list(ast.walk(tree))
         self.functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
         self._gives: dict[str, list[ast.expr]] = {}
-        self._following: dict[
-            str, dict[str, Any]
-        ] = {}  # functions, with what their names stand for
+        self._following: dict[str, dict[str, Any]] = {}  # functions, with what their names are
         self._plain = {
             one.name
             for one in every
@@ -264,7 +254,7 @@ class Known:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             handler = _VALUES.get(type(node))
-            return handler(self, node) if handler else None
+            return handler(self, node) if handler else composed(node, self.value)
 
     def _hear(self, name: str) -> None:
         if name in self._said:
@@ -347,86 +337,10 @@ class Known:
         finally:
             del self._following[name]
 
-    def _dict(self, node: ast.Dict) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
-        for key, value in zip(node.keys, node.values, strict=True):
-            name, said = (None if key is None else self.value(key)), self.value(value)
-            if key is None and isinstance(said, dict):
-                found |= said  # a table spread into this one
-            elif isinstance(name, (str, int)) and said is not None:
-                found[name] = said
-        return found
-
-    def _list(self, node: ast.List | ast.Tuple) -> Any:
-        """A list of which every part is known."""
-        said: list[Any] = []
-        for one in node.elts:
-            inner = self.value(one.value if isinstance(one, ast.Starred) else one)
-            if inner is None:
-                return None
-            said += inner if isinstance(one, ast.Starred) and isinstance(inner, list) else [inner]
-        return said
-
-    def _unary(self, node: ast.UnaryOp) -> Any:
-        said = self.value(node.operand)
-        if isinstance(node.op, ast.USub) and isinstance(said, (int, float)):
-            return -said
-        return not said if isinstance(node.op, ast.Not) and isinstance(said, bool) else None
-
-    def _compare(self, node: ast.Compare) -> Any:
-        """Whether two things are equal, or one is in a list, where the program says both."""
-        if len(node.ops) != 1:
-            return None
-        left, kind, other = self.value(node.left), node.ops[0], node.comparators[0]
-        if isinstance(kind, (ast.Is, ast.IsNot)) and isinstance(other, ast.Constant) and other.value is None:  # fmt: skip
-            return None if left is None else isinstance(kind, ast.IsNot)
-        right = self.value(other)
-        if left is None or right is None:
-            return None
-        return compared(kind, left, right)
-
-    def _either(self, node: ast.BoolOp) -> Any:
-        said = [one for one in map(self.value, node.values) if one is not None]
-        if isinstance(node.op, ast.Or):
-            return next((one for one in said if one), said[-1] if said else None)
-        if any(not one for one in said):
-            return False
-        return said[-1] if len(said) == len(node.values) else None
-
-    def _if(self, node: ast.IfExp) -> Any:
-        test = self.value(node.test)
-        if test is not None:
-            return self.value(node.body if test else node.orelse)
-        both = self.value(node.body), self.value(node.orelse)
-        whole = all(isinstance(one, int) and not isinstance(one, bool) for one in both)
-        return Larger(max(both)) if whole else None
-
-    def _binary(self, node: ast.BinOp) -> Any:
-        left, right = self.value(node.left), self.value(node.right)
-        texts = isinstance(left, str) and isinstance(right, str)
-        if texts and isinstance(node.op, (ast.Add, ast.Div)):
-            return f"{left}{'/' if isinstance(node.op, ast.Div) else ''}{right}"[:10_000]
-        if isinstance(left, list) and isinstance(right, list) and isinstance(node.op, ast.Add):
-            return (left + right)[:1000]
-        numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-        if not numbers or max(abs(left), abs(right)) > _LARGEST:
-            return None
-        made = binary(node.op, left, right)
-        return made if isinstance(made, (int, float)) and abs(made) <= _LARGEST else None
-
-    def _text(self, node: ast.JoinedStr) -> Any:
-        parts = [
-            self.value(one.value) if isinstance(one, ast.FormattedValue) else self.value(one)
-            for one in node.values
-        ]
-        if None in parts[:-1] and str(parts[-1]).startswith("/"):
-            parts = parts[-1:]  # a place on the machine: what lies there has a name of its own
-        return None if None in parts else "".join(map(str, parts))
-
 
 _VALUES: dict[type, Callable[[Known, Any], Any]] = {
-    ast.Name: Known._name, ast.Attribute: Known._attribute, ast.Subscript: Known._subscript,
-    ast.Call: Known._call, ast.Dict: Known._dict, ast.List: Known._list, ast.Tuple: Known._list, ast.UnaryOp: Known._unary,
-    ast.BoolOp: Known._either, ast.IfExp: Known._if, ast.BinOp: Known._binary,
-    ast.JoinedStr: Known._text, ast.Compare: Known._compare,
-}  # fmt: skip
+    ast.Name: Known._name,
+    ast.Attribute: Known._attribute,
+    ast.Subscript: Known._subscript,
+    ast.Call: Known._call,
+}

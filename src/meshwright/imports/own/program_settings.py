@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshwright.imports.code.branches import case_of
-from meshwright.imports.code.names import Known, Larger
+from meshwright.imports.code.composed import Larger
+from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import assigned, dotted, parse_python
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.layers import RECOMPUTES, adapted_layer, certain
