@@ -127,3 +127,23 @@ def test_real_s_searches_and_generations_are_refused() -> None:
     for kind, said, why in (("gen", "", "does not train"), ("sft", "allocation_mode=search", "by a search")):  # fmt: skip
         with pytest.raises(SpecError, match=why):
             _read(_REAL.format(kind=kind, role="model") + said)
+
+
+_NEMO = "cluster: {num_nodes: 1, gpus_per_node: 8}\ngrpo: {num_prompts_per_step: 4}\npolicy: {model_name: Qwen/Qwen2.5-1.5B, train_global_batch_size: 64, train_micro_batch_size: 1, max_total_sequence_length: 2048, "
+
+
+@pytest.mark.parametrize(
+    ("said", "micro", "named"),
+    [
+        ("sequence_packing: {enabled: true, train_mb_tokens: 8192}", 4, "--micro-batch"),
+        ("sequence_packing: {enabled: false, train_mb_tokens: 8192}", 1, ""),
+        ("dynamic_batching: {enabled: true, train_mb_tokens: 4096}", 2, "--micro-batch"),
+        ("megatron_cfg: {enabled: true, fp8_cfg: {enabled: true, fp8_param: true}}", 1, "fp8_param"),
+        ("dtensor_cfg: {lora_cfg: {enabled: true, match_all_linear: true, exclude_modules: [a]}}", 1, "exclude_modules"),
+        ("quant_cfg: INT4", 1, "quant_cfg"),
+    ],
+)  # fmt: skip
+def test_what_nemo_rl_s_options_change(said: str, micro: int, named: str) -> None:
+    reading = _read(_NEMO + said + "}\n", "x.yaml")
+    assert reading.micro_batch == micro
+    assert any(named in one.option and one.kind != "unread" for one in reading.remarks)

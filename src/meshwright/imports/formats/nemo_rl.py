@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.imports.beside import beside
 from meshwright.imports.formats.megatron import split_stages
 from meshwright.imports.interpolate import merged, read_table, resolved
-from meshwright.imports.names import model_named
+from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
@@ -24,7 +24,9 @@ def with_inherited(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
     Raises:
         SpecError: one of them cannot be parsed.
     """
-    if not _below(data.get("defaults")) or "policy" in data or not _RL & set(data):
+    below = _below(data.get("defaults"))
+    of_files = all(one.endswith((".yaml", ".yml")) for one in below)  # Hydra's own name no endings
+    if not below or "policy" in data or not (of_files or _RL & set(data)):
         return data
     whole = _inherited(dict(data), folder, Reading(""))
     return whole if "policy" in whole else data
@@ -81,6 +83,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     data = _inherited(data, folder, reading)
     options = Options(flattened(resolved(data, dict(given.variables))))
     reading.model, reading.model_name = given.model, options.loose("policy.model_name")
+    if options.flag("policy.is_vlm"):
+        raise SpecError("policy.is_vlm", True, f"trains a vision-language model: {PLANNED}")
     reading.hosts, reading.per_host = (
         options.whole("cluster.num_nodes"),
         options.whole("cluster.gpus_per_node"),
@@ -144,19 +148,28 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if any(name.startswith("value.") for name in options.values):
         options.read |= {name for name in options.values if name.startswith("value.")}
         reading.unmodelled("value", "a value model trains, too, and is held beside the policy, which alone is priced")  # fmt: skip
-    if options.flag("policy.sequence_packing.enabled"):
-        reading.job["document_masking"] = True
-    if options.flag("policy.dynamic_batching.enabled"):
-        reading.unmodelled(
-            "policy.dynamic_batching",
-            "micro-batches are filled to a number of tokens; a fixed one is priced",
-        )
+    _filled(options, reading)
     options.within = (
         f"{get}optimizer.", f"{get}distributed_data_parallel_config.", "policy.megatron_cfg.", "policy.dtensor_cfg.",
     )  # fmt: skip
     tables = ("rl", "nemo_rl", *(("megatron",) if megatron_on else ()), "common")
     options.finish(reading, *tables, strict=given.strict)
     return reading
+
+
+def _filled(options: Options, reading: Reading) -> None:
+    """Micro-batches that are filled with whole sequences up to a number of tokens."""
+    for way in ("sequence_packing", "dynamic_batching"):
+        if not options.flag(f"policy.{way}.enabled"):
+            continue
+        if way == "sequence_packing":
+            reading.job["document_masking"] = True
+        tokens = options.whole(f"policy.{way}.train_mb_tokens")
+        if tokens and reading.seq_len and tokens // reading.seq_len != reading.micro_batch:
+            reading.micro_batch = max(1, tokens // reading.seq_len)
+            reading.guess("--micro-batch", f"micro-batches are filled to {tokens} tokens; {reading.micro_batch} sequences are taken")  # fmt: skip
+        elif way == "dynamic_batching":
+            reading.unmodelled(f"policy.{way}", "micro-batches are filled to a number of tokens; a fixed one is priced")  # fmt: skip
 
 
 def _engine(options: Options, reading: Reading, get: str, megatron_on: bool) -> None:
@@ -171,6 +184,8 @@ def _engine(options: Options, reading: Reading, get: str, megatron_on: bool) -> 
             targets=None if every else options.raw(f"{tune}target_modules"), dropout=options.number(f"{tune}dropout"),
             option=f"{tune}target_modules",
         )  # fmt: skip
+        if options.raw(f"{tune}exclude_modules"):
+            reading.unmodelled(f"{tune}exclude_modules", "these get no adapters; all that are named do")  # fmt: skip
     options.read |= {n for n in options.values if n.startswith(tune)}
     if options.word(f"{get}cuda_graph_impl", default="none") == "none":
         options.read |= {n for n in options.values if n.startswith(f"{get}cuda_graph_")}
@@ -197,4 +212,6 @@ def _engine(options: Options, reading: Reading, get: str, megatron_on: bool) -> 
         reading.offload.add("optimizer")
     if options.flag(f"{get}fp8_cfg.enabled"):
         reading.job["precision"] = RECIPES["fp8"].model_dump()
+        if options.flag(f"{get}fp8_cfg.fp8_param"):
+            reading.unmodelled(f"{get}fp8_cfg.fp8_param", "weights are held and gathered in 8 bits; 16 are priced")  # fmt: skip
     options.read |= {n for n in options.values if n.startswith(f"{get}fp8_cfg.")}
