@@ -19,6 +19,7 @@ from meshwright.imports.own.arguments import tables_beside
 from meshwright.imports.own.imported import imported_settings
 from meshwright.imports.own.layers import SHARED_STEPS, lay_out
 from meshwright.imports.own.made_models import made_model
+from meshwright.imports.own.option_names import NAMES
 from meshwright.imports.own.parts import parts_of
 from meshwright.imports.own.program_settings import (
     UNSLOTH,
@@ -27,7 +28,6 @@ from meshwright.imports.own.program_settings import (
     unsloth_recomputes,
 )
 from meshwright.imports.own.tables import inert
-from meshwright.imports.own.usual import NAMES
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.exports.bundle import STAMP_KEY
 from meshwright.imports.options import Options, flattened
-from meshwright.imports.own.usual import NAMES
+from meshwright.imports.own.option_names import NAMES
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.specs.errors import SpecError

@@ -10,7 +10,7 @@ from meshwright.imports.formats import accelerate, deepspeed, hf, hf_programs, t
 from meshwright.imports.formats.hf_nested import METHODS, PEFT_NAMES, raised
 from meshwright.imports.not_training import says_training
 from meshwright.imports.options import Options, counted, flattened
-from meshwright.imports.own.usual import NAMES
+from meshwright.imports.own.option_names import NAMES
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError

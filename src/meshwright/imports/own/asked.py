@@ -6,15 +6,23 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.own import usual
+from meshwright.imports.own import option_names
 from meshwright.specs.errors import SpecError
 
-_FOUND = (("micro-batch", usual.MICRO), ("batch", usual.BATCHES), ("sequence", usual.LENGTHS))
+_FOUND = (
+    ("micro-batch", option_names.MICRO),
+    ("batch", option_names.BATCHES),
+    ("sequence", option_names.LENGTHS),
+)
 
 
 def asks_for_model(own: dict[str, Any], name: str) -> SpecError:
     """What is asked of a loop that says no model, or a part of one, beside what it does say."""
-    kinds = (("layers", usual.LAYERS), ("a width", usual.HIDDEN), ("heads", usual.HEADS))
+    kinds = (
+        ("layers", option_names.LAYERS),
+        ("a width", option_names.HIDDEN),
+        ("heads", option_names.HEADS),
+    )
     said = [word for word, names in kinds if any(one in own for one in names)]
     lacks = [word for word, names in kinds if not any(one in own for one in names)]
     known = ", ".join(f"{word} {own[one]}" for word, names in _FOUND for one in names[:99] if one in own)[:120]  # fmt: skip

@@ -15,7 +15,7 @@ from meshwright.imports.formats.hf_sharding import agrees, deepspeed_named
 from meshwright.imports.launch import Launch
 from meshwright.imports.launch_counts import whole
 from meshwright.imports.options import Options, flags_of
-from meshwright.imports.own import usual
+from meshwright.imports.own import option_names, usual
 from meshwright.imports.own.arguments import own_deepspeed, own_defaults
 from meshwright.imports.own.made_with import describes, usual_names
 from meshwright.imports.own.tables import inert
@@ -43,19 +43,26 @@ def is_usual(launch: Launch, own: Iterable[str] = ()) -> bool:
         own: what its program says where the command is silent.
     """
     names = {name.replace("-", "_") for name in flags_of_words(launch)} | set(own)
-    if not names & set(usual.TRAINS) and not re.search(
+    if not names & set(option_names.TRAINS) and not re.search(
         r"train|tune|sft", posixpath.basename(launch.program)
     ):
-        shape = bool(names & set(usual.LAYERS)) and bool(names & set(usual.HIDDEN))
-        return shape and bool(names & set(usual.LENGTHS)) and usual.says_batch(names)
-    return usual.says_enough(names)
+        shape = bool(names & set(option_names.LAYERS)) and bool(names & set(option_names.HIDDEN))
+        return shape and bool(names & set(option_names.LENGTHS)) and option_names.says_batch(names)
+    return option_names.says_enough(names)
 
 
 def says_anything(launch: Launch) -> bool:
     """Whether a command says something of a model or its sequences; a batch alone describes no run."""
     names = {name.replace("-", "_") for name in flags_of_words(launch)}
     return bool(
-        names & {*usual.LAYERS, *usual.HIDDEN, *usual.NAMES, *usual.LENGTHS, *usual.BATCHES}
+        names
+        & {
+            *option_names.LAYERS,
+            *option_names.HIDDEN,
+            *option_names.NAMES,
+            *option_names.LENGTHS,
+            *option_names.BATCHES,
+        }
     )
 
 

@@ -16,7 +16,7 @@ from meshwright.imports.formats.lightning import of_fabric
 from meshwright.imports.launch import Launch
 from meshwright.imports.other_models import refuse_program
 from meshwright.imports.own import commands as usual_commands
-from meshwright.imports.own import usual
+from meshwright.imports.own import option_names, usual
 from meshwright.imports.own.arguments import own_defaults, typed
 from meshwright.imports.own.asked import asks_for_experts
 from meshwright.imports.own.layers import SHARED_STEPS, fuses_loss, lay_out, own_adapters
@@ -97,15 +97,15 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     tree = parse_python(text)
     others = texts_beside(text, path.parent)
     making = True
-    if not usual.says_enough({**own, **said}):
+    if not option_names.says_enough({**own, **said}):
         own = own if tree is None else said_by(tree, others, said) | own
         own.pop(SEVERAL, 0)
-        making = not usual.says_batch(own)
-    if not usual.says_enough({**own, **said}):
+        making = not option_names.says_batch(own)
+    if not option_names.says_enough({**own, **said}):
         return None
     trees = [one for one in map(parse_python, (text, *others)) if one is not None]
     mixed = mixes_experts(trees, {**own, **said}) and given.model is None
-    told = {one: own[one] for one in usual.OF_EXPERTS if mixed and one in own}
+    told = {one: own[one] for one in option_names.OF_EXPERTS if mixed and one in own}
     reading = read_loop(text, launch, own, {**told, **said}, given, folder, making)
     if mixed and reading.model is not None and reading.model.experts is None:
         raise asks_for_experts(path.name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import defaults_of, dotted
-from meshwright.imports.own import usual
+from meshwright.imports.own import option_names
 from meshwright.imports.own.layers import certain
 
 ALIASES = {
@@ -45,7 +45,7 @@ def usual_names(said: Mapping[str, Any]) -> dict[str, Any]:
 def describes(names: Iterable[str]) -> bool:
     """Whether names say how many layers a model has and how wide it is."""
     found = set(usual_names(dict.fromkeys(names, 0)))
-    return bool(found & set(usual.LAYERS)) and bool(found & set(usual.HIDDEN))
+    return bool(found & set(option_names.LAYERS)) and bool(found & set(option_names.HIDDEN))
 
 
 @dataclass(slots=True)

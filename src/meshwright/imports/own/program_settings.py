@@ -27,8 +27,8 @@ from meshwright.imports.own.left_open import (
     searches,
     take_from_command,
 )
+from meshwright.imports.own.option_names import NAMES
 from meshwright.imports.own.told_outside import OF_A_TABLE, refuse_told_outside
-from meshwright.imports.own.usual import NAMES
 from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
 

@@ -12,7 +12,7 @@ from meshwright.imports.names import PLANNED
 from meshwright.imports.other_models import refuse_other_classes
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
-from meshwright.imports.own import usual
+from meshwright.imports.own import option_names
 from meshwright.imports.own.asked import (
     asks_for_experts,
     asks_for_model,
@@ -39,7 +39,7 @@ _OTHER = re.compile(
 """What such a program would have, was it to train something else than a decoder of text."""
 _SEES = re.compile(r"\bpixel_values\b|\bvisual_embeds\b|\bvision_tokens\b|\bimage_embeds\b")
 """What only a loop has whose model sees."""
-_SHAPE = (usual.LAYERS, usual.HIDDEN, usual.HEADS)
+_SHAPE = (option_names.LAYERS, option_names.HIDDEN, option_names.HEADS)
 _TESTS = re.compile(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", re.M)
 _ADAPTS = re.compile(r"\bmark_only_lora_as_trainable\(")
 _RANKS = re.compile(
@@ -76,7 +76,9 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
         return None
     own = said_by(tree, parts[1:])
     several = own.pop(SEVERAL, 0)
-    if not usual.says_tokens(own) and (told_from_outside(text) or not starts_by_itself(text)):
+    if not option_names.says_tokens(own) and (
+        told_from_outside(text) or not starts_by_itself(text)
+    ):
         raise unfollowed(text, Path(name).name)
     if (
         given.model is None
@@ -86,7 +88,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
         raise asks_for_model(own, Path(name).name)
     mixed: dict[str, Any] = {}
     if given.model is None and mixes_experts([one for one in map(parse_python, parts) if one], own):
-        mixed = {one: own[one] for one in usual.OF_EXPERTS if one in own}
+        mixed = {one: own[one] for one in option_names.OF_EXPERTS if one in own}
         if not mixed:
             raise asks_for_experts(Path(name).name)
     if _ADAPTS.search(text):
@@ -94,7 +96,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     launch = Launch(Path(name).name, [], ["python"])
     if _RANKS.search(whole):
         launch.launcher = ["torchrun"]
-    making = not usual.says_batch(own)
+    making = not option_names.says_batch(own)
     reading = own_loops.read_loop(text, launch, own, mixed, given, folder, making)
     reading.format = "training loop of one's own"
     name_task(reading, Path(name).name)

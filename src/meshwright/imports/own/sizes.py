@@ -16,7 +16,7 @@ from typing import Any
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.names import model_named
-from meshwright.imports.own import usual
+from meshwright.imports.own import option_names
 from meshwright.imports.own.arguments import imported_file
 from meshwright.imports.own.imported import imported_constants
 from meshwright.imports.own.made_with import (
@@ -56,7 +56,7 @@ def said_by(
         body = [node for node in one.body if not isinstance(node, ast.ClassDef) or node.name in made]  # fmt: skip
         below |= Known(ast.Module(body=body, type_ignores=[])).fields
     known = Known(tree, said, {**imported_constants(tree, inner), **below})
-    batches = {*usual.MICRO, *usual.BATCHES, *usual.LENGTHS}
+    batches = {*option_names.MICRO, *option_names.BATCHES, *option_names.LENGTHS}
     # What functions are called with first says a batch or a length where nothing else does.
     handed = [pair for node in ast.walk(tree) if isinstance(node, ast.Call) for pair in known.keywords(node)]  # fmt: skip
     found = {name: one for name, one in reversed([*handed, *known.parameters.items()]) if name in batches and _plain(one)}  # fmt: skip
@@ -86,8 +86,10 @@ def said_by(
     for name in left:  # handed to the model, and nobody could follow it: no default stands for it
         found.pop(name, None)
     named = {ALIASES.get(name.lower(), name.lower()): one for name, one in found.items()}
-    if "head_dim" in named and not set(named) & set(usual.HEADS):
-        width = next((named[one] for one in usual.HIDDEN if isinstance(named.get(one), int)), 0)
+    if "head_dim" in named and not set(named) & set(option_names.HEADS):
+        width = next(
+            (named[one] for one in option_names.HIDDEN if isinstance(named.get(one), int)), 0
+        )
         if isinstance(named["head_dim"], int) and named["head_dim"] > 0:
             named["n_heads"] = width // named["head_dim"]
     for short, long in (("b", "micro_batch_size"), ("t", "seq_len")):  # build-nanogpt's B and T
@@ -130,7 +132,7 @@ def _of_one_device(tree: ast.Module, named: dict[str, Any]) -> None:
         batch, micro = named.get(whole), named.get(part)
         if (
             whole not in ("batch_size", "train_batch_size", "effective_batch_size")
-            or part not in usual.MICRO
+            or part not in option_names.MICRO
         ):
             continue
         if isinstance(batch, int) and isinstance(micro, int) and micro and batch % micro == 0:
@@ -146,19 +148,22 @@ def _of_tokens(named: dict[str, Any]) -> None:
     if isinstance(each, int) and isinstance(whole, int) and each < whole:
         named["global_batch_size"] = whole  # modded-nanogpt: of all devices, beside each one's
         named.pop("batch_size", None)
-    elif isinstance(whole, int) and whole >= usual.TOKENS:
+    elif isinstance(whole, int) and whole >= option_names.TOKENS:
         named["global_batch_size"] = named.pop("batch_size", whole)
-    length = next((named[one] for one in usual.LENGTHS if isinstance(named.get(one), int)), 0)
-    if isinstance(each, int) and each >= usual.TOKENS and length > 0:
+    length = next(
+        (named[one] for one in option_names.LENGTHS if isinstance(named.get(one), int)), 0
+    )
+    if isinstance(each, int) and each >= option_names.TOKENS and length > 0:
         named["device_batch_size"] = max(each // length, 1)
 
 
-_LONG = {"micro_batch_size": usual.MICRO, "seq_len": usual.LENGTHS}
+_LONG = {"micro_batch_size": option_names.MICRO, "seq_len": option_names.LENGTHS}
 _USUAL = frozenset({
-    *usual.LAYERS, *usual.HIDDEN, *usual.HEADS, *usual.KV_HEADS, *usual.FFN, *usual.LENGTHS, *usual.MICRO, *usual.STEPS, *usual.BATCHES,
+    *option_names.LAYERS, *option_names.HIDDEN, *option_names.HEADS, *option_names.KV_HEADS, *option_names.FFN,
+    *option_names.LENGTHS, *option_names.MICRO, *option_names.STEPS, *option_names.BATCHES,
     "vocab_size", "padded_vocab_size", "head_dim", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
-    "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "amp", "use_amp", "use_mixed_precision", "cpu_offload", *usual.OF_EXPERTS,
-    "lora_r", "lora_rank", "lora_alpha", *usual.TIES, "mlp_type", "norm",
+    "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "amp", "use_amp", "use_mixed_precision", "cpu_offload", *option_names.OF_EXPERTS,
+    "lora_r", "lora_rank", "lora_alpha", *option_names.TIES, "mlp_type", "norm",
 })  # fmt: skip
 
 
@@ -328,7 +333,7 @@ def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> 
         if own.get("norm") in ("rmsnorm", "layernorm")
         else ("rmsnorm" if model.norm == "rmsnorm" or _RMS.search(text) else "layernorm"),
         "tied_embeddings": bool(
-            next((own[one] for one in usual.TIES if one in own), _TIED.search(text))
+            next((own[one] for one in option_names.TIES if one in own), _TIED.search(text))
         ),
     }
     if learned and not rotary:

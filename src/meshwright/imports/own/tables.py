@@ -12,7 +12,7 @@ from meshwright.imports.formats.hf_sharding import deepspeed_named
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.options import counted, flattened
 from meshwright.imports.other_models import refuse_tables, says_text
-from meshwright.imports.own import usual
+from meshwright.imports.own import option_names, usual
 from meshwright.imports.own.made_with import describes, usual_names
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import device_named
@@ -68,7 +68,7 @@ def is_config(data: dict[str, Any]) -> bool:
         name.rsplit(".", 1)[-1] in _BATCHES and counted(value) for name, value in flat.items()
     )
     lasts = {name.rsplit(".", 1)[-1] for name in flat}
-    shape = bool(lasts & set(usual.LAYERS)) and bool(lasts & set(usual.HIDDEN))
+    shape = bool(lasts & set(option_names.LAYERS)) and bool(lasts & set(option_names.HIDDEN))
     left = any((_MODELS.search(name) or name in _NAMED) and value in (None, "") for name, value in flat.items())  # fmt: skip
     asked = any(_OF_TEXT.search(name) for name in lasts)  # of text, whose model stands elsewhere
     return rate and batch and (bool(_model(flat)) or shape or left or asked or "path_to_model_config" in flat)  # fmt: skip
@@ -86,7 +86,7 @@ def lacking(data: dict[str, Any]) -> list[str]:
     """What such tables would have to say to be read, of a model, a batch and a rate of learning."""
     flat = _flat(_in_usual_words(_in_small(data)))
     lasts = {name.rsplit(".", 1)[-1] for name in flat}
-    found = {"model": bool(_model(flat)) or bool(lasts & set(usual.NAMES)), "batch": bool(lasts & set(_BATCHES)), "rate of learning": bool(lasts & set(_RATES))}  # fmt: skip
+    found = {"model": bool(_model(flat)) or bool(lasts & set(option_names.NAMES)), "batch": bool(lasts & set(_BATCHES)), "rate of learning": bool(lasts & set(_RATES))}  # fmt: skip
     return [what for what, there in found.items() if not there]
 
 
@@ -129,7 +129,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     if table is not None:  # DeepSpeed's own, whose names are read by its reader
         place = next(name for name in flat if "zero_optimization" in name).partition("zero_optimization")[0]  # fmt: skip
         flat = {name: one for name, one in flat.items() if not name.startswith(place or "zero_optimization")}  # fmt: skip
-    off = any(flat.get(name) is False for name in usual.FSDP)
+    off = any(flat.get(name) is False for name in option_names.FSDP)
     flat = {name: one for name, one in flat.items() if not (off and re.match(r"\w*fsdp\w*\.", name))}  # fmt: skip
     flags: dict[str, Any] = {"model_name_or_path": _sized(_model(flat), flat)}
     for name, value in flat.items():

@@ -7,7 +7,7 @@ and a batch or a sequence are read at all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from meshwright.imports.formats.hf_lengths import summed
@@ -15,6 +15,27 @@ from meshwright.imports.names import model_named, refuse_other, shape_named
 from meshwright.imports.options import Options
 from meshwright.imports.other_models import says_text
 from meshwright.imports.own.named_models import as_named
+from meshwright.imports.own.option_names import (
+    BATCHES,
+    BATCHES_OF_TOKENS,
+    CHOSEN,
+    EXPERT_FFN,
+    EXPERTS,
+    FFN,
+    FSDP,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    LENGTHS,
+    MICRO,
+    NAMES,
+    SHARED_EXPERTS,
+    STEPS,
+    TIES,
+    TOKENS,
+    UNITS,
+)
 from meshwright.imports.own.usual_adapters import adapt
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw
@@ -23,77 +44,14 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
 
-LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "depth")
-HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim", "n_embed", "embedding_dim", "hidden_states")  # fmt: skip
-HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
-KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "n_query_groups", "kvheads")  # fmt: skip
-FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim", "feed_forward_dim")  # fmt: skip
-LENGTHS = (
-    "global_max_sequence_length",
-    "max_context_width", "max_sequence_length", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
-    "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
-    "context_size", "context_window", "max_len", "n_ctx", "n_positions", "max_tokens_count",
-)  # fmt: skip
-MICRO = (
-    "micro_batch_size", "micro_batch", "per_device_train_batch_size", "micro_train_batch_size", "batch_size_per_device", "device_batch_size",
-    "train_micro_batch_size", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size", "per_gpu_train_batch_size",
-    "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "train_batch_size", "batch_size", "bs",
-)  # fmt: skip
-STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation",
-          "grad_accum", "grad_accumulation", "accumulation_steps", "acc_steps", "grad_acc", "grad_acc_steps", "grad_accum_steps",
-          "accum_steps", "accum_freq")  # fmt: skip
-BATCHES = (
-    "global_batch_size",
-    "total_batch_size",
-    "global_train_batch_size",
-    "world_batch_size",
-    "effective_batch_size",
-)
-BATCHES_OF_TOKENS = (
-    "global_batch_tokens", "total_batch_tokens", "batch_size_tokens", "global_batch_size_tokens", "total_batch_size_tokens", "tokens_per_batch",
-    "tokens_per_step", "batch_tokens", "train_batch_tokens", "batch_size_in_tokens", "global_batch_size_in_tokens",
-)  # fmt: skip
-TOKENS = 65_536
-"""From here on a batch is one of tokens."""
-NAMES = ("model_name_or_path", "model_name", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model_name", "hf_model",
-         "config_name", "model_path", "model_variant", "init_ckpt", "model_dir", "hf_model_name_or_path", "model")  # fmt: skip
 _SHARED_SEQUENCES = (
     "seq_parallel_size", "sequence_parallel_degree", "seq_parallel_degree", "sp_degree", "ulysses_degree", "ulysses_parallel_size",
     "ulysses_sequence_parallel_size", "ulysses_size", "ds_sequence_parallel_size",
 )  # fmt: skip
-TRAINS = ("lr", "learning_rate", "num_train_epochs", "num_epochs", "epochs", "max_steps", "optimizer", "weight_decay", "train_iters")  # fmt: skip
-FSDP = (
-    "enable_fsdp",
-    "use_fsdp",
-    "fsdp_train",
-    "train_fsdp",
-    "fsdp_enabled",
-    "use_fsdp2",
-    "enable_fsdp2",
-    "with_fsdp",
-)
-"""Switches of FSDP by their names."""
 _SHARDING = {
     "full": 3, "full_shard": 3, "fsdp": 3, "hybrid": 3, "hsdp": 3, "hybrid_shard": 3, "shard_grad_op": 2, "grad_op": 2,
     "hybrid_shard_zero2": 2, "fsdp1": 3, "fsdp2": 3, "no_shard": 0, "ddp": 0, "none": 0, "no": 0,
 }  # fmt: skip
-
-
-def says_enough(names: Iterable[str]) -> bool:
-    """Whether options describe or name a model, and say a batch or a sequence."""
-    names = set(names)
-    shape = bool(names & set(LAYERS)) and bool(names & set(HIDDEN))
-    return (shape or bool(names & set(NAMES))) and bool(names & {*LENGTHS, *MICRO, *BATCHES})
-
-
-def says_batch(names: Iterable[str]) -> bool:
-    """Whether options say how many sequences a step or a device takes."""
-    return bool({*MICRO, *BATCHES} & set(names))
-
-
-def says_tokens(names: Iterable[str]) -> bool:
-    """Whether options say a batch or a sequence, in sequences or in tokens."""
-    return bool({*MICRO, *BATCHES, *BATCHES_OF_TOKENS, *LENGTHS} & set(names))
 
 
 def read_table(
@@ -207,13 +165,13 @@ def _shape(options: Options, reading: Reading) -> Model | None:
         return None
     kind = options.word("model_type", "model_family", "arch")
     refuse_other(kind)
-    experts = options.whole(*_EXPERTS)
-    told = any(name in options and name not in options.assumed for name in _EXPERTS)
+    experts = options.whole(*EXPERTS)
+    told = any(name in options and name not in options.assumed for name in EXPERTS)
     if experts > 1 and (not told or options.word("architecture", "model_kind") == "dense"):
         if not told:
             reading.guess("--model", f"the program has {experts} experts where it makes any, which the command does not say: a dense model is taken")  # fmt: skip
         experts = 0
-    if experts > 1 and not (options.whole(*_CHOSEN) and options.whole(*_EXPERT_FFN)):
+    if experts > 1 and not (options.whole(*CHOSEN) and options.whole(*EXPERT_FFN)):
         raise SpecError("--model", None, f"the file describes a mixture of {experts} experts, but not how many are chosen or how wide they are: give --model")  # fmt: skip
     ffn, vocab = (
         options.whole(*FFN),
@@ -221,9 +179,9 @@ def _shape(options: Options, reading: Reading) -> Model | None:
     )
     if not ffn and not kind:
         reading.guess("--model", f"its FFNs are not described: two matrices of {4 * hidden} are taken, as GPT-2 has them")  # fmt: skip
-    unit = options.word(*_UNITS)
+    unit = options.word(*UNITS)
     if not unit.endswith("glu"):
-        options.read -= set(_UNITS)  # says nothing here that is priced
+        options.read -= set(UNITS)  # says nothing here that is priced
     gated = bool(
         re.search(r"llama|mi[sx]tral|qwen|gemma|yi|deepseek|olmo", kind) or re.search(r"glu$", unit)
     ) or bool(ffn and ffn < 4 * hidden)
@@ -244,56 +202,11 @@ def _shape(options: Options, reading: Reading) -> Model | None:
             "ffn": ffn or 4 * hidden, "vocab": vocab, "gated": gated,
             "norm": "rmsnorm" if gated else "layernorm",
             **({"tied_embeddings": options.flag(*TIES)} if options.has(*TIES) else {}),
-            "experts": {"experts": experts, "top_k": options.whole(*_CHOSEN), "ffn": options.whole(*_EXPERT_FFN),
-                        "shared_ffn": options.whole(*_SHARED_EXPERTS) * options.whole(*_EXPERT_FFN)} if experts > 1 else None,
+            "experts": {"experts": experts, "top_k": options.whole(*CHOSEN), "ffn": options.whole(*EXPERT_FFN),
+                        "shared_ffn": options.whole(*SHARED_EXPERTS) * options.whole(*EXPERT_FFN)} if experts > 1 else None,
         },
         "model",
     )  # fmt: skip
-
-
-TIES = (
-    "tie_word_embeddings",
-    "tie_embeddings",
-    "tied_embeddings",
-    "weight_tying",
-    "tie_weights",
-    "share_embeddings",
-)
-"""Switches of one table for tokens in and out."""
-_UNITS = ("activation_function", "hidden_act", "activation", "act_fn", "mlp_type", "ffn_type")
-"""Names under which a program says what its FFNs compute: a gate where it ends in `glu`."""
-_EXPERTS = (
-    "num_experts",
-    "n_experts",
-    "n_routed_experts",
-    "num_local_experts",
-    "num_routed_experts",
-    "moe_num_experts",
-)
-_CHOSEN = (
-    "num_experts_per_tok",
-    "top_k_experts",
-    "experts_per_token",
-    "moe_top_k",
-    "n_activated_experts",
-    "top_k",
-    "num_active_experts",
-)
-_EXPERT_FFN = (
-    "moe_intermediate_size",
-    "expert_intermediate_dim",
-    "expert_intermediate_size",
-    "moe_hidden_dim",
-    "expert_dim",
-    "moe_inter_dim",
-    "moe_ffn_hidden_size",
-    "expert_hidden_dim",
-)
-_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")
-OF_EXPERTS = tuple(
-    one for one in (*_EXPERTS, *_CHOSEN, *_EXPERT_FFN, *_SHARED_EXPERTS) if one != "top_k"
-)
-"""What describes experts; a bare `top_k` is one of sampling, too."""
 
 
 def _degrees(options: Options, reading: Reading) -> None:
