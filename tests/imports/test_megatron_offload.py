@@ -25,7 +25,8 @@ FINE = "--fine-grained-activation-offloading --offload-modules"
     (f"{FINE} fused_group_mlp", {"moe_act", "expert_fc1"}),
     (f"{FINE} moe_act --activation-offload-fraction 0.5", set()),
     ("--cpu-offloading-num-layers 8", set()), ("--cpu-offloading-num-layers 31", {"activations"}),
-    ("--optimizer-cpu-offload", {"optimizer"}), ("--offload-modules moe_act", set()),
+    ("--optimizer-cpu-offload", {"optimizer"}), ("--optimizer hybridadam --optimizer-offload-fraction 1.0", {"optimizer"}),
+    ("--optimizer hybridadam", set()), ("--optimizer hybridadam --optimizer-offload-policy auto", {"optimizer"}), ("--offload-modules moe_act", set()),
 ])  # fmt: skip
 def test_parts_are_read(more, parts):
     assert set(read(more).layout.offload) == parts
@@ -40,3 +41,12 @@ def test_what_moves_in_part_is_said(more, option):
     run = read(more)
     assert not run.layout.offload and not run.offload
     assert any(one.option == option and "keeps them" in one.text for one in run.remarks)
+
+
+@pytest.mark.parametrize(("more", "option"), [
+    ("--optimizer hybridadam", "--optimizer-offload-fraction"),
+    ("--optimizer hybridadam --optimizer-offload-policy auto", "--optimizer-offload-policy"),
+    ("--use-precision-aware-optimizer", "--use-precision-aware-optimizer"),
+])  # fmt: skip
+def test_what_the_estimate_has_no_term_for_is_said(more, option):
+    assert option in {one.option for one in read(more).remarks}

@@ -86,6 +86,16 @@ def test_what_is_swapped_shared_and_narrowed() -> None:
     assert "--swap-attention" in _said(found)
 
 
+@pytest.mark.parametrize(("said", "option"), [
+    ("--enable-high-availability", "--enable-high-availability"), ("--sparse-mode 4 --pre-tockens 1024", "--pre-tockens"), ("--sparse-mode 1", "--sparse-mode"),
+])  # fmt: skip
+def test_copies_and_masks_are_named(said: str, option: str) -> None:
+    """A replica of the optimizer, masks that are not causal, bands."""
+    usual = _read("--num-layers 8 --sparse-mode 2 --pre-tockens 65536 --enable-high-availability --distributed-optimizer-no-replica")  # fmt: skip
+    assert option not in _said(usual)
+    assert option in _said(_read(f"--num-layers 8 {said}"))
+
+
 def test_experts_over_tensor_ranks_too() -> None:
     """`--moe-tp-extend-ep` deals whole experts out over tensor ranks."""
     more = EXPERTS.replace("parallel-size 8", "parallel-size 2")

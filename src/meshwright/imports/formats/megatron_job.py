@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.imports.formats.megatron_offload import optimizer_share, searched
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
 from meshwright.imports.recipes import optimizer_or_adamw
@@ -62,6 +63,7 @@ def precision_recipe(
             if four:
                 recipe = recipe.but(name="fp4", compute="fp4")
     if options.flag("use-precision-aware-optimizer"):
+        _remainders(options, reading)
         recipe = recipe.but(
             master_bytes=width_bytes(options, "main-params-dtype"),
             gradient_bytes=width_bytes(options, "main-grads-dtype"),
@@ -72,6 +74,14 @@ def precision_recipe(
             "weights are kept and gathered in 8 bits; the estimate holds and gathers 16",
         )
     return recipe
+
+
+def _remainders(options: Options, reading: Reading) -> None:
+    """Say where 32-bit weights are kept as what the bf16 ones lack (core/optimizer/optimizer_config.py, `store_param_remainders`)."""
+    shared = options.flag("bf16") and width_bytes(options, "main-params-dtype") == 4
+    delayed = not _format(options, "fp8") or options.word("fp8-recipe", default="delayed") == "delayed"  # fmt: skip
+    if shared and delayed and not options.flag("optimizer-cpu-offload", "use-megatron-fsdp"):
+        reading.note("Transformer Engine from 2.1 on keeps 2 of the 4 bytes of a 32-bit weight that are priced: the 16-bit one has the others", "--use-precision-aware-optimizer")  # fmt: skip
 
 
 def _format(options: Options, name: str) -> str:
@@ -96,7 +106,7 @@ def attention_kernel(options: Options, dialect: str) -> str:
     """The kernel that attention runs on."""
     backend = options.word("attention-backend", default="")
     flash = options.flag("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton",
-                         "use-flash-attn-builder")  # fmt: skip
+                         "use-flash-attn-builder", "use-fusion-attn-v2")  # fmt: skip
     said = options.word("transformer-impl")
     local = said == "local" or (not said and options.has(*_BEFORE_ENGINE))
     if backend in ("unfused", "local", "attnbackend.unfused", "attnbackend.local"):
@@ -149,11 +159,12 @@ def optimizer_of(options: Options, reading: Reading) -> OptimizerRecipe:
             width_bytes(options, field) for field in ("exp-avg-dtype", "exp-avg-sq-dtype")
         )
         optimizer = optimizer.but(state_bytes=float(moments))
-    if options.flag("optimizer-cpu-offload"):
-        fraction = options.number("optimizer-offload-fraction", default=1.0)
+    if fraction := optimizer_share(options):
         reading.offload.add("optimizer")
         if fraction < 1:
             reading.unmodelled(
                 "--optimizer-offload-fraction", f"only {fraction:g} of the optimizer is offloaded"
             )
+        elif searched(options):
+            reading.unmodelled("--optimizer-offload-policy", "how much of the optimizer leaves the device is found while it runs; all of it is priced in host memory")  # fmt: skip
     return optimizer

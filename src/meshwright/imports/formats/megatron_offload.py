@@ -42,8 +42,26 @@ def offloaded(options: Options, reading: Reading) -> list[str]:
             )
         else:
             found += [part for part in parts if part in OFFLOAD_MODULES]
-    if options.flag("optimizer-cpu-offload") and (
-        options.number("optimizer-offload-fraction", default=1.0) == 1.0
-    ):
+    if optimizer_share(options) == 1.0:
         found.append("optimizer")
     return found
+
+
+def optimizer_share(options: Options) -> float:
+    """Share of the optimizer that host memory holds: Megatron-Core's switch, or Pai's HybridAdam (megatron_patch/arguments.py).
+
+    Raises:
+        SpecError: the share is no number.
+    """
+    if options.flag("optimizer-cpu-offload"):
+        return options.number("optimizer-offload-fraction", default=1.0)
+    if options.word("optimizer") != "hybridadam":
+        return 0.0
+    if searched(options):
+        return 1.0
+    return options.number("optimizer-offload-fraction", default=0.5)
+
+
+def searched(options: Options) -> bool:
+    """Whether HybridAdam finds the share while it runs; the word is one that means "not said" elsewhere."""
+    return str(options.values.get("optimizer-offload-policy")) == "auto"

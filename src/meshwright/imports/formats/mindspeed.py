@@ -174,6 +174,11 @@ def refine(options: Options, reading: Reading, fields: dict[str, Any]) -> None:
             f"{heads} key and value heads are repeated to be dealt out over {ranks} ranks, which "
             "Megatron-LM's own Ulysses does not do; ring attention over these ranks is priced",
         )
+    _masked(options, reading)
+    if options.flag("enable-high-availability") and not options.has(
+        "distributed-optimizer-no-replica"
+    ):
+        reading.unmodelled("--enable-high-availability", "a second copy of every shard of the optimizer's states is kept; one is priced")  # fmt: skip
     if options.flag("swap-optimizer"):
         reading.offload.add("optimizer")
         fields["offload"].append("optimizer")
@@ -201,3 +206,17 @@ def refine(options: Options, reading: Reading, fields: dict[str, Any]) -> None:
         reading.unmodelled("--stage", "prm: the head has one output; one of the whole vocabulary is priced")  # fmt: skip
     else:
         name_task(reading, stage)
+
+
+_CAUSAL = (0, 2, 3, 7, 8)
+"""Masks of the fused kernel under which a token sees all those before it (in its document)."""
+
+
+def _masked(options: Options, reading: Reading) -> None:
+    """Name a mask, or a band, that lets a token see less or more than all before it."""
+    mode, far = options.whole("sparse-mode"), options.whole("pre-tockens")
+    if mode not in _CAUSAL:
+        reading.unmodelled("--sparse-mode", f"mask {mode} of the fused kernel is not causal; a causal one is priced")  # fmt: skip
+    if far and far < options.whole("seq-length"):
+        reading.unmodelled("--pre-tockens", f"attention sees {far} tokens back where the mask is a band; the whole sequence is priced")  # fmt: skip
+    options.read.add("next-tockens")
