@@ -8,12 +8,12 @@ from pathlib import Path
 from meshwright.imports import programs
 from meshwright.imports.beside import beside, file_of, program_beside
 from meshwright.imports.code.follow import parse_module
+from meshwright.imports.code.notebook import code_cells, program_of
 from meshwright.imports.formats import hf, olmo_scripts
 from meshwright.imports.formats.hf_launcher import launcher, one_process
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import flags_of
 from meshwright.imports.own.arguments import typed
-from meshwright.imports.own.program_settings import notebook_program
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.state import Script
 from meshwright.imports.tasks import name_task
@@ -55,7 +55,7 @@ def trainer(script: Script, launch: Launch, given: Given, folder: Path | None) -
         return None
     text = read_text(path, "file", size_bytes=_NOTEBOOK_BYTES)
     if path.suffix == ".ipynb":
-        text = notebook_program(text, "file", path.name)
+        text = program_of(code_cells(text, "file", path.name))
     if not programs.is_program(text):
         return None
     options = {key: f"--{name}" for key, name in hf.EDITS.items()}

@@ -11,11 +11,10 @@ from typing import Any
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import programs, python, scripts
 from meshwright.imports.code.names import Known
+from meshwright.imports.code.notebook import MAGIC, code_cells, program_of
 from meshwright.imports.code.syntax import parse_python
-from meshwright.imports.own.program_settings import MAGIC, notebook_program
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import instance
-from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
 
 _STARTS_MORE = re.compile(r"\bnotebook_launcher\(|\btorchrun\b|accelerate launch|\bspawn\(")
@@ -39,8 +38,9 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> tuple[Readi
     Raises:
         SpecError: no notebook, nothing that trains, or a value that cannot be.
     """
-    program = notebook_program(text, "file", name)
-    cells, plain = _cells(text, name), MAGIC.sub(r"\1pass", program)
+    cells = code_cells(text, "file", name)
+    program = program_of(cells)
+    plain = MAGIC.sub(r"\1pass", program)
     remote = _ELSEWHERE.search(program) is not None
     trains = programs.is_program(re.sub(r"\bModelTrainer\(", "(", program) if remote else program)
     started = remote_command(plain) if remote and not trains else None
@@ -68,17 +68,6 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> tuple[Readi
         reading.devices = 1
         reading.note("a notebook trains in one process, on one device", "file")
     return reading, stamp
-
-
-def _cells(text: str, name: str) -> list[str]:
-    data = foreign.parse_json(text, "file", name, foreign.Limits(any_number=True, last_wins=True))
-    cells = data.get("cells") if isinstance(data, dict) else None
-    found = []
-    for cell in cells if isinstance(cells, list) else []:
-        if isinstance(cell, dict) and cell.get("cell_type") == "code":
-            source = cell.get("source")
-            found.append("".join(map(str, source)) if isinstance(source, list) else str(source))
-    return found
 
 
 def _constants(program: str) -> dict[str, str]:

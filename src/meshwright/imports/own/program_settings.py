@@ -16,7 +16,8 @@ from typing import Any
 from meshwright.imports.code.branches import case_of
 from meshwright.imports.code.composed import Larger
 from meshwright.imports.code.names import Known
-from meshwright.imports.code.syntax import assigned, dotted, parse_python
+from meshwright.imports.code.notebook import parsed
+from meshwright.imports.code.syntax import assigned, dotted
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.layers import RECOMPUTES, adapted_layer, certain
 from meshwright.imports.own.left_open import (
@@ -29,7 +30,6 @@ from meshwright.imports.own.left_open import (
 )
 from meshwright.imports.own.option_names import NAMES
 from meshwright.imports.own.told_outside import OF_A_TABLE, refuse_told_outside
-from meshwright.specs import foreign
 from meshwright.specs.errors import SpecError
 
 UNSLOTH = {
@@ -69,8 +69,6 @@ _CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_m
           "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset")  # fmt: skip
 _OTHERS = ("basicConfig", "GenerationConfig", "AutoConfig", "okenizer", "Processor", "parse_args", "TrainerState", "Callback",
            "Sampling")  # fmt: skip
-MAGIC = re.compile(r"^([ \t]*)(?:!(?!=)|%(?=%?[A-Za-z]))(?:.*\\\n)*.*$", re.M)
-"""A notebook's line for its shell or itself, with the lines that continue it; `!=` and `% x` go on with an expression."""
 
 
 def program_settings(
@@ -100,7 +98,7 @@ def program_settings(
         SpecError: not Python, also without a notebook's lines for its shell; or a program whose command
             line says all.
     """
-    tree = _parsed(text)
+    tree = parsed(text)
     if tree is None:
         raise SpecError("config", name, "is not Python that can be read")
     tree = ast.Module(body=[*tree.body, *parts], type_ignores=[]) if parts else tree
@@ -304,33 +302,6 @@ def _of_a_loop(found: dict[str, Any], known: Known, below: Mapping[str, Any]) ->
         if isinstance(said, int) and not isinstance(said, bool):
             found.setdefault(key, said)
             known.heard.add(name)
-
-
-def _parsed(text: str) -> ast.Module | None:
-    plain = parse_python(text)  # a line may begin with % inside an expression
-    return plain if plain is not None else parse_python(MAGIC.sub(r"\1pass", text))
-
-
-def notebook_program(text: str, field: str, name: str) -> str:
-    """The Python of a Jupyter notebook: its code cells, without those that are in another language.
-
-    Raises:
-        SpecError: no JSON document with cells.
-    """
-    limits = foreign.Limits(any_number=True, last_wins=True)
-    data = foreign.parse_json(text, field, name, limits)
-    cells = data.get("cells") if isinstance(data, dict) else None
-    if not isinstance(cells, list):
-        raise SpecError(field, name, "is no notebook: a list of cells is expected")
-    found = []
-    for cell in cells:
-        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-            continue
-        source = cell.get("source")
-        said = "".join(map(str, source)) if isinstance(source, list) else str(source)
-        if not re.match(r"\s*%%(?!capture|time)", said) and _parsed(said) is not None:
-            found.append(said)
-    return "\n".join(found)
 
 
 def recomputes(tree: ast.AST, known: Known) -> bool:
