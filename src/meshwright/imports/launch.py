@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-import shlex
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from meshwright.imports.command_words import opened, split
 from meshwright.imports.formats.trl_command import as_launched
 from meshwright.imports.launch_counts import count
 from meshwright.imports.reading import Given
@@ -166,7 +166,7 @@ def find_launch(script: Script, chosen: int = 0) -> Launch | None:
             continue  # the script has trained and ended
         if command.words and posixpath.basename(command.words[0]) in ("echo", "printf", "cat"):
             continue
-        found = _at_program(_flat(command.words))
+        found = _at_program(opened(command.words))
         if found is None:
             continue
         found.environment = command.environment
@@ -230,59 +230,18 @@ _COMMAND = re.compile(r"(?i)(?:^|_)(?:cmd|command)$")
 def _in_variables(script: Script) -> tuple[tuple[int, int], Launch] | None:
     """A command, or flags, that a script only collects in variables, for another script to use."""
     for name, value in script.scope.variables.items():
-        found = _at_program(_flat(_split(value))) if _COMMAND.search(name) and isinstance(value, str) else None  # fmt: skip
+        found = _at_program(opened(split(value))) if _COMMAND.search(name) and isinstance(value, str) else None  # fmt: skip
         if found is not None and _trains(found.program) and not _OTHER.search(found.program):
             return (2, len(found.words)), found
     flags: list[str] = []
     for name, value in script.scope.variables.items():
-        words = value if isinstance(value, list) else _split(value) if value.count("--") > 2 else []
+        words = value if isinstance(value, list) else split(value) if value.count("--") > 2 else []
         if sum(word.startswith("--") for word in words) > 1 and "[" not in name:
-            program = _at_program(_flat(words))
+            program = _at_program(opened(words))
             flags += program.words if program is not None else words
     if not any(re.match(r"--num[-_]layers|--tensor[-_]model", word) for word in flags):
         return None
     return (0, len(flags)), Launch("", flags)
-
-
-def _lines(text: str) -> str:
-    """A command of several lines as one: a semicolon before a line that begins with no option."""
-    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
-    return "".join(
-        line if not index else f" {line}" if line.startswith("-") else f" ; {line}"
-        for index, line in enumerate(lines)
-    )
-
-
-def _split(text: str) -> list[str]:
-    text = text.replace("\\\n", " ")
-    try:
-        return [word for word in shlex.split(text) if word.strip()]
-    except ValueError:
-        return text.split()
-
-
-def _flat(words: list[str]) -> list[str]:
-    """Words with commands in quotes opened up (`srun bash -c "python …"`, `ray job submit -- …`)."""
-    found: list[str] = []
-    for index, word in enumerate(words):
-        if word in ("$@", "$*", "${@}"):
-            continue  # what the script is started with; nobody has started it
-        inside = (
-            " " in word
-            and not word.startswith(("{", "["))
-            and (
-                re.search(
-                    r"(?:^|\s)(?:python[\d.]*|torchrun|deepspeed|accelerate|srun|bash|(?:\S*/)?train_\w*cu)\s",
-                    word,
-                )
-                or word.count(" --") > 1
-                or re.match(r"--[\w-]+ \S", word)
-            )
-        )
-        found += _flat(_split(_lines(word))) if inside else [word]
-        if inside and index and words[index - 1] == "-c":
-            break  # after `bash -c "…"` come the name and the arguments of that shell
-    return found
 
 
 HOUSEKEEPING = (
