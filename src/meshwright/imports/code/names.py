@@ -11,7 +11,7 @@ from meshwright.exports.program_calls import given_back, of_text
 from meshwright.imports.code.branches import answers, branches, ruled_out, set_only_in
 from meshwright.imports.code.composed import composed
 from meshwright.imports.code.environment import of_environment
-from meshwright.imports.code.operators import literal
+from meshwright.imports.code.operators import KINDS, literal
 from meshwright.imports.code.returns import bound, outcome
 from meshwright.imports.code.syntax import defaults_of, dotted
 
@@ -25,7 +25,6 @@ _WIDTHS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "
 _LOADS = re.compile(
     r"(?:^|\.)(?:safe_load|full_load|load|load_\w*|read_\w*|from_yaml|from_json|from_file)$"
 )
-_KINDS: dict[str, type] = {"dict": dict, "list": list, "str": str, "int": int, "float": float, "bool": bool}  # fmt: skip
 _OF_TABLES = (".yaml", ".yml", ".json")
 _PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
 _ELSEWHERE = ("remote", "local", "spawn")
@@ -298,8 +297,8 @@ class Known:
             return True
         if called == "getattr" and len(args) > 1 and dotted(node.args[0]) == "torch":
             return _WIDTHS.get(str(args[1]))
-        if called == "isinstance" and args[:1] != [None] and dotted(node.args[-1]) in _KINDS:
-            return isinstance(args[0], _KINDS[dotted(node.args[-1])])
+        if called == "isinstance" and args[:1] != [None] and dotted(node.args[-1]) in KINDS:
+            return isinstance(args[0], KINDS[dotted(node.args[-1])])
         if called == "dict" and not args:
             return dict(self.keywords(node))
         if called in ("open", "Path", "pathlib.Path") and args:

@@ -17,15 +17,23 @@ def _number(value: Any) -> Any:
     return value
 
 
-_KINDS = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
+KINDS: dict[str, type] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "list": list,
+    "dict": dict,
+}
+"""Builtin classes that `isinstance` is asked for, by their names."""
 
 
 def _is_of(value: Any, kind: Any) -> Any:
     """Whether a known value is of a builtin class; unknown for any other."""
     names = [getattr(one, "text", "") for one in (kind if isinstance(kind, list) else [kind])]
-    if isinstance(value, (Unknown, Made)) or not all(name in _KINDS for name in names):
+    if isinstance(value, (Unknown, Made)) or not all(name in KINDS for name in names):
         return Unknown("isinstance")
-    return isinstance(value, tuple(_KINDS[name] for name in names))
+    return isinstance(value, tuple(KINDS[name] for name in names))
 
 
 BUILTINS: dict[str, Callable[..., Any]] = {

@@ -89,7 +89,7 @@ def _made(
         left |= {
             name for name in defaults if name not in said
         }  # a table handed over that nobody could follow
-    plain = {key: value for key, value in said.items() if _plain(value)}
+    plain = {key: value for key, value in said.items() if is_plain(value)}
     whole = {key: value for key, value in defaults.items() if key not in left} | plain
     if not describes([*whole, *left]):
         return None
@@ -107,13 +107,14 @@ def _taken(node: ast.ClassDef) -> tuple[dict[str, Any], list[str]]:
         if isinstance(one, ast.FunctionDef) and one.name == "__init__":
             said = {arg.arg: alone.value(value) for arg, value in defaults_of(one)}
             order = [arg.arg for arg in one.args.args[1:]]
-            return {key: value for key, value in said.items() if _plain(value)}, order
+            return {key: value for key, value in said.items() if is_plain(value)}, order
     fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]  # fmt: skip
     order = [one.target.id for one in fields if isinstance(one.target, ast.Name)]
-    return {key: value for key, value in alone.fields.items() if key in order and _plain(value)}, order  # fmt: skip
+    return {key: value for key, value in alone.fields.items() if key in order and is_plain(value)}, order  # fmt: skip
 
 
-def _plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a truth or a text that is not empty."""
     return isinstance(value, (int, float, str, bool)) and value != ""
 
 
@@ -151,7 +152,7 @@ def named_shape(tree: ast.Module, known: Known, others: Iterable[ast.Module]) ->
         for one in (tree, *others):
             inner = _of_that_name(name, one, known)
             if inner is not None:
-                plain = {str(key): value for key, value in inner.items() if _plain(value)}
+                plain = {str(key): value for key, value in inner.items() if is_plain(value)}
                 return plain | _of_lit_gpt(plain)
         return {"model_name": name}
     return {}

@@ -22,6 +22,7 @@ from meshwright.imports.own.imported import imported_constants
 from meshwright.imports.own.made_with import (
     ALIASES,
     describes,
+    is_plain,
     models_made,
     named_shape,
     usual_names,
@@ -59,17 +60,17 @@ def said_by(
     batches = {*option_names.MICRO, *option_names.BATCHES, *option_names.LENGTHS}
     # What functions are called with first says a batch or a length where nothing else does.
     handed = [pair for node in ast.walk(tree) if isinstance(node, ast.Call) for pair in known.keywords(node)]  # fmt: skip
-    found = {name: one for name, one in reversed([*handed, *known.parameters.items()]) if name in batches and _plain(one)}  # fmt: skip
-    found |= {name: value for name, value in known.names.items() if _plain(value)}
+    found = {name: one for name, one in reversed([*handed, *known.parameters.items()]) if name in batches and is_plain(one)}  # fmt: skip
+    found |= {name: value for name, value in known.names.items() if is_plain(value)}
     found |= {
-        name: one for name, one in known.fields.items() if _plain(one) and below.get(name) != one
+        name: one for name, one in known.fields.items() if is_plain(one) and below.get(name) != one
     }
     tables: list[dict[str, Any]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             table = known.value(node)
             if isinstance(table, dict):
-                plain = {str(key): one for key, one in table.items() if _plain(one)}
+                plain = {str(key): one for key, one in table.items() if is_plain(one)}
                 is_shape = describes(plain)
                 plain = usual_names(plain) if is_shape else plain
                 tables += [plain] if is_shape else []
@@ -78,11 +79,11 @@ def said_by(
     left: set[str] = set()
     for shape in shapes[:1]:
         left = shape.left
-        found |= {name: one for name, one in usual_names(shape.said).items() if _plain(one)}
+        found |= {name: one for name, one in usual_names(shape.said).items() if is_plain(one)}
     chosen = {} if shapes else usual_names(named_shape(tree, known, inner))
     found |= chosen
-    found |= {name: value for name, value in known.arguments.items() if _plain(value)}
-    found = {name: value for name, value in below.items() if _plain(value)} | found
+    found |= {name: value for name, value in known.arguments.items() if is_plain(value)}
+    found = {name: value for name, value in below.items() if is_plain(value)} | found
     for name in left:  # handed to the model, and nobody could follow it: no default stands for it
         found.pop(name, None)
     named = {ALIASES.get(name.lower(), name.lower()): one for name, one in found.items()}
@@ -168,10 +169,6 @@ _USUAL = frozenset({
 
 
 _WORDS = frozenset({"optimizer", "mixed_precision", "dtype", "mlp_type", "norm"})
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, (int, float, str, bool)) and value != ""
 
 
 def texts_beside(text: str, folder: Path | None) -> list[str]:
