@@ -147,3 +147,18 @@ def test_what_nemo_rl_s_options_change(said: str, micro: int, named: str) -> Non
     reading = _read(_NEMO + said + "}\n", "x.yaml")
     assert reading.micro_batch == micro
     assert any(named in one.option and one.kind != "unread" for one in reading.remarks)
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B --train.batch_size 128 --actor.num_nodes 1 --actor.num_gpus_per_node 8 --data.max_len 4096 --actor.entropy_coef {}", "entropy_coef"),
+        ("python -m skyrl.train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen2.5-7B trainer.policy_mini_batch_size=64 trainer.algorithm.use_entropy_loss={}", "use_entropy_loss"),
+        ("python -m skyrl.train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen2.5-7B trainer.policy_mini_batch_size=64 generator.step_wise_trajectories={}", "step_wise"),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_the_loss_is_named(command: str, named: str) -> None:
+    on, off = ("0.01", "0.0") if "openrlhf" in command else ("true", "false")
+    for value, told in ((on, True), (off, False)):
+        reading = _read(command.format(value))
+        assert any(named in one.option for one in reading.remarks if one.kind == "unmodelled") == told  # fmt: skip
