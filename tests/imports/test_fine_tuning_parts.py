@@ -134,3 +134,55 @@ def test_nemo_s_names_of_small_models():
     ):
         found = model_named(name)
         assert found is not None and found.name == ours
+
+
+def test_a_configuration_that_a_map_of_the_same_file_holds():
+    text = """apiVersion: v1
+kind: ConfigMap
+data:
+  settings.json: |
+    {"model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "learning_rate": 1e-5,
+     "bf16": true, "max_length": 1024, "deepspeed": {"stage": 2, "offload_optimizer": true, "overlap_comm": true}}
+---
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1
+      template:
+        spec:
+          affinity: {nodeAffinity: {required: [{key: gpu.product, operator: In, values: [NVIDIA-A100-SXM4-80GB]}]}}
+          containers:
+          - image: ours
+            resources: {limits: {nvidia.com/gpu: 4}}
+"""
+    found = import_text(text, "job.yaml", GUESS)
+    assert (found.model.name, found.layout.micro_batch, found.layout.dp) == ("qwen2.5-7b", 3, 4)
+    assert (found.layout.zero, found.offload) == (2, {"optimizer"})
+    assert "a100" in found.cluster.name
+
+
+@pytest.mark.parametrize("openrlhf", [True, False])
+def test_defaults_of_a_parser_alone_are_a_run(tmp_path: Path, openrlhf: bool):
+    """The loop stands in a package of the program's own, which is not followed."""
+    batch = '"--micro_train_batch_size"' if openrlhf else '"--batch_size"'
+    name = '"--pretrain"' if openrlhf else '"--model_name"'
+    found = program(
+        tmp_path,
+        f"""
+import argparse
+from lab import Trainer
+parser = argparse.ArgumentParser()
+parser.add_argument({name}, default="bigscience/bloomz-1b7")
+parser.add_argument({batch}, type=int, default=6)
+parser.add_argument("--train_batch_size" if {openrlhf} else "--grad_accum", type=int, default=96 if {openrlhf} else 2)
+parser.add_argument("--max_len", type=int, default=640)
+parser.add_argument("--zero_stage", type=int, default=2)
+parser.add_argument("--learning_rate", type=float, default=2e-6)
+args = parser.parse_args()
+Trainer(args).fit()
+""",
+    )
+    assert (found.model.name, found.layout.micro_batch, found.job.seq_len) == ("bloom-1b7", 6, 640)
+    assert found.layout.zero == (2 if found.layout.dp > 1 else 0)

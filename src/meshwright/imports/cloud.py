@@ -187,6 +187,9 @@ def size(data: dict[str, Any], reading: Reading) -> None:
     places = [
         str(value) for table in tables(data) for key, value in table.items() if key in _PLACES
     ]
+    for table in tables(data):  # a node's label of its product, which the pod asks for
+        asked_for = table.get("values")
+        places += [str(one) for one in asked_for if str(one).startswith("NVIDIA-")] if isinstance(asked_for, list) else []  # fmt: skip
     reading.likely = device_named(" ".join(places)) or reading.likely
     wanted = (
         data.get("resources", {}).get("gpu") if isinstance(data.get("resources"), dict) else None

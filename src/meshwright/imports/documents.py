@@ -10,6 +10,8 @@ from meshwright.exports.bundle import STAMP_KEY
 from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import cloud
 from meshwright.imports.beside import switched_on
+from meshwright.imports.config_maps import documents as yaml_documents
+from meshwright.imports.config_maps import held_configuration
 from meshwright.imports.document_refusals import refuse_other, refuse_part, refuse_record, unknown
 from meshwright.imports.filled_in import FILLED_IN, filled_in
 from meshwright.imports.formats import (
@@ -85,7 +87,19 @@ def read(
     Raises:
         SpecError: it cannot be parsed, or is of no known framework.
     """
-    text, overrides = whole_text(text, folder), overrides or []
+    text = whole_text(text, folder)
+    if (held := held_configuration(text, name)) is not None:
+        reading, found = read(held[0], "config.yaml", given, folder, stamp, overrides)
+        for job in held[1]:
+            cloud.size(job, reading)
+        return reading, found
+    return _read_one(text, name, given, folder, stamp, overrides or [])
+
+
+def _read_one(
+    text: str, name: str, given: Given, folder: Path | None, stamp: Stamp, overrides: list[str]
+) -> tuple[Reading, Stamp]:
+    """What a file of one configuration says."""
     data = nemo_rl.with_inherited(nemo.whole(unwrapped(_parsed(text, name))), folder)
     data = roll.with_parts(data, folder)
     if FILLED_IN.search(text):
@@ -215,18 +229,16 @@ def _trainer_title(data: Data) -> str:
 
 def _one_document(text: str, name: str) -> str:
     """Of several YAML documents in a file (Kubernetes objects) the one that starts most training."""
-    parts = [
-        p
-        for p in re.split(r"^---[ \t]*(?:#.*)?$", text, flags=re.MULTILINE)
-        if re.search(r"^[^\S\n]*[^#\s]", p, re.MULTILINE)
-    ]
+    parts = yaml_documents(text)
     if len(parts) < 2:
         return text
     starts = [
         sum(map(cloud.training, cloud.commands(parse_yaml(_tamed(p), "file", name, _LIMITS))))
         for p in parts
     ]
-    return parts[starts.index(max(starts))] if any(starts) else text
+    if any(starts):
+        return parts[starts.index(max(starts))]
+    return next((one for one in parts if re.search(r"^\s+containers:", one, re.MULTILINE)), text)
 
 
 def _parsed(text: str, name: str) -> Data:

@@ -63,6 +63,7 @@ _SAME_SHAPE = (
     (r"^(?:tulu-2(?:-dpo)?|vicuna)-(?=(?:7|13|70)b)", "llama2-"),
     (r"^nemotron_?h-(?=\d)", "nemotron-h-"),
     (r"^alpaca-(?=(?:7|13|30|65)b)", "llama1-"),
+    (r"^bloomz-", "bloom-"),
     (r"^zephyr-7b-gemma.*$", "gemma-7b"),
     (r"^zephyr-(?:7b|sft)(?:-.*)?$", "mistral-7b"),
     (r"^(?:gemma-1\.1|codegemma(?:-1\.1)?)-(?=[27]b)", "gemma-"),

@@ -28,6 +28,7 @@ from meshwright.imports.formats import (
     torchtitan_registry,
     xtuner,
 )
+from meshwright.imports.own import parsers as own_parsers
 from meshwright.imports.own import programs as own_programs
 from meshwright.imports.own.asked import refuse_conversion, unfollowed
 from meshwright.imports.reading import Given, Reading
@@ -115,7 +116,9 @@ def read(
         found = programs.read(text, name, given, folder=folder)
         name_maker(text, found)
         return found, stamp
-    started = python_starters.read(text, name, given, folder, stamp)
+    started = python_starters.read(text, name, given, folder, stamp) or own_parsers.read(
+        text, name, given, folder, stamp
+    )
     if started is not None:
         return started
     raise unfollowed(text, name)

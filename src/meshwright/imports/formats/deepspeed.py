@@ -91,7 +91,7 @@ def apply(
     Raises:
         SpecError: a value that cannot be.
     """
-    options = Options(flattened(data), prefix)
+    options = Options(flattened(_spelled_out(data)), prefix)
     options.read |= {name for name in options.values if name.startswith(STAMP_KEY)}
     fields = reading.layout
     tp = options.whole("tensor_parallel.autotp_size", "autotp_size", "tensor_parallel.tp_size")
@@ -114,6 +114,25 @@ def apply(
     _low_master(options, reading)
     reading.job.setdefault("framework", "deepspeed")
     options.finish(reading, "deepspeed", strict=given.strict)
+
+
+_STAGES = ("stage", "zero_stage")
+
+
+def _spelled_out(data: dict[str, Any]) -> dict[str, Any]:
+    """A table of one's own that says DeepSpeed's stage and offload in short words, as DeepSpeed's own has them."""
+    stage = next((name for name in _STAGES if isinstance(data.get(name), int)), "")
+    if not stage or "zero_optimization" in data:
+        return data
+    rest = {name: one for name, one in data.items() if name not in (*_STAGES, "enabled")}
+    if data.get("enabled") is False:
+        return {}
+    zero: dict[str, Any] = {"stage": data[stage]}
+    for part in ("offload_optimizer", "offload_param"):
+        said = rest.pop(part, rest.pop(f"{part}_device", None))
+        device = "cpu" if said is True else str(said) if said else "none"
+        zero[part] = said if isinstance(said, dict) else {"device": device}
+    return {**rest, "zero_optimization": zero}
 
 
 def _zero(options: Options, reading: Reading) -> None:

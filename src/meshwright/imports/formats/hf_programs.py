@@ -216,6 +216,13 @@ def chosen_tuner(values: dict[str, Any], reading: Reading) -> None:
         reading.unmodelled("lisa_activated_layers", "so many layers train at a time, beside embedding and head; the estimate trains all")  # fmt: skip
 
 
+def trl_packing(found: dict[str, Any], reading: Reading) -> None:
+    """How TRL packs where nothing is said: whole documents, without padding and kept apart (trl/trainer/sft_trainer.py, 1.x)."""
+    if found.get("packing") is True and not {"packing_strategy", "padding_free", "_unsloth"} & set(found):  # fmt: skip
+        found["packing_strategy"] = "bfd"
+        reading.guess("packing_strategy", "is not set: TRL 1.x puts whole documents together and keeps them apart (bfd), which is taken; older releases cut and mix them")  # fmt: skip
+
+
 def trl_precision(found: dict[str, Any], reading: Reading) -> None:
     """The width of products that TRL takes where nothing is said."""
     plain = {"bf16", "fp16", "torch_dtype", "dtype", "deepspeed", "mixed_precision", "precision", "_unsloth"} & set(found)  # fmt: skip
@@ -230,6 +237,7 @@ def trl_defaults(found: dict[str, Any], reading: Reading) -> None:
         reading.job["loss"] = "chunked"
         reading.guess("loss_type", "TRL makes no whole logits since 1.16, which is taken; older releases hold them, too")  # fmt: skip
     trl_precision(found, reading)
+    trl_packing(found, reading)
     if "gradient_checkpointing" not in found:
         found["gradient_checkpointing"] = True
         reading.guess("gradient_checkpointing", "is not set: on in TRL 1.x (off in older releases); on is taken")  # fmt: skip

@@ -71,7 +71,7 @@ def _described(data: dict[str, Any], given: Given) -> tuple[Given, dict[str, Any
         if not isinstance(table, dict) or not all(counted(table.get(one)) for one in _SIZES[:3]):
             continue
         family = str(table.get("model_type") or "llama")
-        fields = {key: one for key, one in table.items() if key in _SIZES or key in ("tie_word_embeddings", "hidden_act")}  # fmt: skip
+        fields = {key: one for key, one in table.items() if key in (*_SIZES, *_KINDS)}  # fmt: skip
         rest = {key: one for key, one in table.items() if key not in fields and key not in ("model_type", *NAMES)}  # fmt: skip
         made = model_from_config({"model_type": family, **fields}, "imported", name)
         return given if given.model else replace(given, model=made), {**data, name: rest}
@@ -79,6 +79,9 @@ def _described(data: dict[str, Any], given: Given) -> tuple[Given, dict[str, Any
 
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size", "max_position_embeddings", "head_dim")  # fmt: skip
+_KINDS = ("tie_word_embeddings", "hidden_act", "num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "sliding_window",
+          "layer_types", "use_parallel_residual")  # fmt: skip
+"""What else of a model's configuration says how it is built."""
 
 
 def _with_width(data: dict[str, Any]) -> dict[str, Any]:
@@ -98,6 +101,8 @@ def _length_of_data(data: dict[str, Any]) -> int:
     return next((one for one in said if one > 1), 0)
 
 
+_BESIDE = {"attention_bias", "rotary_pct"}
+"""What a model's configuration says beside that changes nothing that is priced."""
 _ASIDE = ("container", "slurm", "paths", "logging", "checkpointing", "wandb", "accelerate")
 
 
@@ -192,6 +197,7 @@ def _with_trl_s(
     elif reading.format == "TRL YAML":
         data = dict(data)
         hf_programs.trl_precision(data, reading)
+        hf_programs.trl_packing(data, reading)
     return data
 
 
@@ -212,6 +218,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
     if not inner:
         data, method = raised(data)
         name_task(reading, method)
+        given, data = _described(data, given)
+        if isinstance(data.get("model_config"), dict) and not set(data["model_config"]) - _BESIDE:
+            data = {name: one for name, one in data.items() if name != "model_config"}
     if inner:
         given, data = _described(_wrapped(data, reading, given), given)
         data = _with_width(_with_model(data))
