@@ -10,7 +10,7 @@ from meshwright.exports.stamp import Stamp
 from meshwright.imports.formats import openrlhf
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import model_named
-from meshwright.imports.own import commands, usual
+from meshwright.imports.own import commands, option_names
 from meshwright.imports.own.arguments import own_defaults
 from meshwright.imports.reading import Given, Reading
 
@@ -27,15 +27,15 @@ def read(
         return None
     program = Path(name).name
     own = own_defaults(program, folder)
-    model = next((own[one] for one in (*usual.NAMES, "pretrain") if isinstance(own.get(one), str)), "")  # fmt: skip
-    if model_named(model) is None or not usual.says_batch({*own, *_micro(own)}):
+    model = next((own[one] for one in (*option_names.NAMES, "pretrain") if isinstance(own.get(one), str)), "")  # fmt: skip
+    if model_named(model) is None or not option_names.says_batch({*own, *_micro(own)}):
         return None
     if set(own) >= _OPENRLHF:
         reading = openrlhf.read_openrlhf("openrlhf.cli.train_sft", _words(own), given)
         if re.search(r"[\"']--bf16[\"']", text) and "bf16" not in own:
             reading.unmodelled("--bf16", "is off where nothing is said: weights train in the width that they were published in, without 32-bit copies; bf16 with copies is priced")  # fmt: skip
         reading.format = "program with OpenRLHF's options"
-    elif set(own) & {*usual.LENGTHS} and set(own) & {*usual.TRAINS}:
+    elif set(own) & {*option_names.LENGTHS} and set(own) & {*option_names.TRAINS}:
         reading = commands.read_words(Launch(program, [], ["python"]), given, folder, own=own)
         reading.format = "program of its own"
     else:
