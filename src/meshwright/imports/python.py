@@ -80,7 +80,7 @@ def read(
         return nanochat.read_program(text, given), stamp
     alone = ".backward(" in text and "gradient_accumulation_steps" not in text
     if nanogpt.is_constants(tree) and not alone:  # a program without nanoGPT's other constants
-        return nanogpt.read_constants(tree, given, name), stamp
+        return nanogpt.read_constants(tree, given), stamp
     module = parse_module(text, name, folder)
     if internevo.is_config(text):
         return internevo.read(module, given), stamp

@@ -14,7 +14,7 @@ from meshwright.imports.hydra_defaults import chosen
 from meshwright.imports.interpolate import read_table
 from meshwright.imports.launch import Launch
 from meshwright.imports.shell.state import Script
-from meshwright.imports.shell.words import shown, unmarked
+from meshwright.imports.shell.words import unmarked
 from meshwright.specs.foreign import parse_json, read_text
 
 _NAMED = (
@@ -91,8 +91,3 @@ def hydra_named(launch: Launch, folder: Path | None) -> Path | None:
         if flagscale.is_config(data) or mindspeed_rl.is_config(data) or roll.is_config(data):
             return path
     return None
-
-
-def missing_file(words: list[str]) -> str:
-    """The first configuration that a command names, as a person wrote it."""
-    return next((shown(w) for w in words if re.search(r"\.(ya?ml|toml|json)$", w)), "")

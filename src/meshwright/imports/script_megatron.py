@@ -49,7 +49,7 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
         SpecError: a value that cannot be, or words that only the environment holds.
     """
     flags = flags_of(launch.words)
-    flags = _of_yaml(script, folder, flags)
+    flags = _of_yaml(script, flags)
     flags = _own_llama(launch.program, folder) | flags
     if any(name in flags for name in _EPFL):
         flags = _of_epfl(flags)
@@ -131,7 +131,7 @@ def _rest_of_deepspeed(config: dict[str, Any], reading: Reading, given: Given) -
     rest.finish(reading, "deepspeed", "common", strict=given.strict)
 
 
-def _of_yaml(script: Script, folder: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+def _of_yaml(script: Script, flags: dict[str, Any]) -> dict[str, Any]:
     """The options with those of the file that `--yaml-cfg` names, which Megatron-LM takes in their place."""
     named = flags.get("yaml-cfg")
     text = file_text(script, named) if isinstance(named, str) and not unset(named) else None

@@ -205,7 +205,7 @@ def _dispatch(
     if bridge_perf.is_performance(words):
         return bridge_perf.read_words(words, given), stamp
     if "run_recipe" in program or bridge.is_bridge(program, words):
-        return bridge.read_words(program, words, given, folder), stamp
+        return bridge.read_words(words, given, folder), stamp
     if nemo_launcher.named(program, words)[0]:
         return nemo_launcher.read(program, words, given, folder), stamp
     own_verl = re.search(r"(?:^|\.)(?:fsdp_sft_trainer|sft_trainer|main_ppo|main_dapo)$", program)
@@ -248,7 +248,7 @@ def _dispatch(
         return followed, stamp
     if olmo_overrides.is_command(words) and beside(folder, program) is None:
         return olmo_overrides.read_words(program, words, given), stamp
-    constants = torchtitan_registry.read_constants(program, words, given, folder)
+    constants = torchtitan_registry.read_constants(words, given, folder)
     if constants is not None:
         return constants, stamp
     named = configuration(script, launch, folder)

@@ -97,7 +97,7 @@ def apply(data: dict[str, Any], reading: Reading, given: Given, folder: Path | N
     if sizes.get("sp", 1) > 1 and kind != "DEEPSPEED":
         raise SpecError("parallelism_config.sp_size", sizes["sp"], f"distributed_type DEEPSPEED is expected beside it, not {kind}: no other engine splits sequences so")  # fmt: skip
     if kind == "FSDP" or options.has("fsdp_config.fsdp_version"):
-        _fsdp(options, reading, sizes, processes)
+        _fsdp(options, reading, sizes)
     elif kind == "DEEPSPEED":
         _deepspeed(data, options, reading, given, folder)
     elif kind == "MEGATRON_LM":
@@ -161,7 +161,7 @@ def _sizes(options: Options, reading: Reading) -> dict[str, int]:
     return sizes
 
 
-def _fsdp(options: Options, reading: Reading, sizes: dict[str, int], processes: int) -> None:
+def _fsdp(options: Options, reading: Reading, sizes: dict[str, int]) -> None:
     get = "fsdp_config.fsdp_"
     strategy = (
         options.text(f"{get}sharding_strategy", "fsdp_config.sharding_strategy")

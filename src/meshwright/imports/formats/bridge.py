@@ -41,7 +41,7 @@ def is_bridge(program: str, words: list[str]) -> bool:
     )
 
 
-def read_words(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:
+def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
     """Return what run_recipe runs: a recipe, and overrides of its fields.
 
     Raises:

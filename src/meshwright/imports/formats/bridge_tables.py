@@ -44,6 +44,6 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     for field, value in flattened(tables).items():
         if value is not None and not unset(str(value)):
             words.append(f"{field}={value}")
-    reading = bridge.read_words("run_recipe", words, given, folder)
+    reading = bridge.read_words(words, given, folder)
     reading.format = "Megatron-Bridge YAML"
     return reading

@@ -84,7 +84,7 @@ def is_constants(tree: ast.Module) -> bool:
     return (alone and len(sizes) > 1) or (set(found) >= _SHAPE and "batch_size" in found)
 
 
-def read_constants(tree: ast.Module, given: Given, name: str) -> Reading:
+def read_constants(tree: ast.Module, given: Given) -> Reading:
     """Return what nanoGPT runs with such a file.
 
     Raises:

@@ -66,7 +66,7 @@ def read_script(module: Module, name: str, given: Given, words: Sequence[str] = 
     if model is not None:
         reading.model_name = _hub_name(model)
         if reading.model is None and reading.model_name == "":
-            reading.model = _transformer(model, reading)
+            reading.model = _transformer(model)
         elif reading.model is None:
             reading.model = built(model, reading.model_name, _last(made, r"TokenizerConfig(?:\.\w+)?$"))  # fmt: skip
     elif reading.model is None:
@@ -149,7 +149,7 @@ def _hub_name(model: Made) -> str:
     return f"{found.group(1)}-{size}".replace("_", "-")
 
 
-def _transformer(model: Made, reading: Reading) -> Model | None:
+def _transformer(model: Made) -> Model | None:
     options = Options(
         {k: v for k, v in model.fields.items() if not isinstance(v, (Made, Unknown, dict))}
     )

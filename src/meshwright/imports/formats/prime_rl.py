@@ -14,7 +14,6 @@ from meshwright.specs.job import RECIPES, PrecisionRecipe
 
 EDITS = {"micro_batch": "data.micro_batch_size", "batch": "data.batch_size"}
 _TABLES = ("orchestrator", "trainer", "inference")
-_OWN = ("data", "optim", "max_steps", "deployment", "monitors", "ckpt")
 
 
 def is_config(data: dict[str, Any]) -> bool:

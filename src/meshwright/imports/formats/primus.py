@@ -55,9 +55,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     values = resolved(values, dict(given.variables))
     title = f"Primus YAML ({framework})"
     if framework == "megatron":
-        reading = _megatron(
-            values, given, title, named, bool(base), set(overrides or {}) | set(base)
-        )
+        reading = _megatron(values, given, title, named, set(overrides or {}) | set(base))
     elif framework == "megatron_bridge":
         reading = _bridge(
             values, given, title, str(values.get("hf_path") or base.get("hf_path") or named)
@@ -164,7 +162,7 @@ def _config(
 
 
 def _megatron(
-    values: dict[str, Any], given: Given, title: str, named: str, whole: bool, said: set[str]
+    values: dict[str, Any], given: Given, title: str, named: str, said: set[str]
 ) -> Reading:
     flags: dict[str, Any] = {}
     for key, value in values.items():
@@ -228,7 +226,7 @@ def _torchtitan(values: dict[str, Any], given: Given, title: str) -> Reading:
     options = Options(flattened(values))
     reading = Reading(title, options={k: f"parallelism.{v}" for k, v in torchtitan.EDITS.items()})
     torchtitan.named(reading, given, options.text("model.name"), options.text("model.flavor"))
-    torchtitan.fill(options, reading, "parallelism.", "training.", given)
+    torchtitan.fill(options, reading, "parallelism.", "training.")
     torchtitan._checkpointing(
         options, reading, options.word("activation_checkpoint.mode", default="selective")
     )

@@ -49,7 +49,7 @@ def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Readi
     if not (name or flavor or given.model):  # flame's: transformers' configuration by its name
         reading.model_name = options.loose("model.config")
         refuse_other(reading.model_name)
-    fill(options, reading, "parallelism.", "training.", given)
+    fill(options, reading, "parallelism.", "training.")
     kind = options.word("activation_checkpoint.mode", default="selective")
     _checkpointing(options, reading, kind)
     for option, text in _EFFECTS.items():
@@ -124,7 +124,7 @@ def _checkpointing(options: Options, reading: Reading, kind: str) -> None:
         ) if int(option) > 1 else None
 
 
-def fill(options: Options, reading: Reading, split: str, train: str, given: Given) -> None:
+def fill(options: Options, reading: Reading, split: str, train: str) -> None:
     """Add what the parallelism and training tables say.
 
     Raises:

@@ -91,9 +91,7 @@ def read_command(words: list[str], given: Given, folder: Path | None) -> Reading
     return reading
 
 
-def read_constants(
-    program: str, words: list[str], given: Given, folder: Path | None
-) -> Reading | None:
+def read_constants(words: list[str], given: Given, folder: Path | None) -> Reading | None:
     """What a Python file with torchtitan's tables as dictionaries runs, where a command names one as its configuration.
 
     Raises:
@@ -179,7 +177,7 @@ def _configurations(module: Module) -> dict[str, ast.FunctionDef]:
     return {
         node.name: node
         for node in functions(module)
-        if not node.name.startswith("_") and _is_config(module, node)
+        if not node.name.startswith("_") and _is_config(node)
     }
 
 
@@ -254,7 +252,7 @@ def _read(recipe: Recipe, config: str, given: Given, said: dict[str, Any]) -> Re
     if recipe.hub and given.model is None:
         reading.model_name = recipe.hub
     options = Options(recipe.values | said)
-    fill(options, reading, "parallelism.", "training.", given)
+    fill(options, reading, "parallelism.", "training.")
     mode = options.word("activation_checkpoint.mode")
     reading.layout["recompute"] = _MODES.get(mode, recipe.recompute)
     if recipe.precision:
@@ -287,7 +285,7 @@ def _flavor_called(node: ast.FunctionDef) -> str:
     return ""
 
 
-def _is_config(module: Module, node: Any) -> bool:
+def _is_config(node: Any) -> bool:
     annotation = node.returns
     if annotation is not None and "Config" in ast.unparse(annotation):
         return True
