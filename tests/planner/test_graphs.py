@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from meshwright.costs.rank_memory import MOVING
 from meshwright.costs.routing import dropped_share, hottest_rank
 from meshwright.costs.step import estimate
 from meshwright.exports.megatron import all_flags, words
@@ -120,6 +121,20 @@ def test_a_plan_that_waits_for_launches_shows_what_graphs_would_gain():
     assert len(shown) == 1
     assert shown[0].estimate.step_time_s < 0.8 * made.estimate.step_time_s
     assert shown[0].layout.zero < 2
+
+
+def test_a_graph_of_everything_holds_the_inputs_of_a_step_and_a_share_of_what_comes_and_goes():
+    layout = Layout(dp=4, pp=2, zero=1)
+    before = estimate(DENSE, HOST, _job(), layout)
+    after = estimate(DENSE, HOST, asked_graphs(_job(), DENSE, "all"), layout)
+    for eager, graph in zip(before.stages, after.stages, strict=True):
+        moving = sum(eager.parts[name] for name in MOVING)
+        # 16 micro-batches of 8,192 tokens: ids, labels and positions of 8 bytes, a mask of 4
+        more = 16 * 8192 * 28 + 0.051 * moving
+        assert graph.parts["buffers"] - eager.parts["buffers"] == pytest.approx(more)
+    wide = [one.peak_memory_range.high / one.peak_memory_bytes for one in (before, after)]
+    assert wide[1] > 1.5 > wide[0]
+    assert after.fit_probability < before.fit_probability
 
 
 def test_what_a_graph_of_everything_keeps_is_said():

@@ -99,10 +99,12 @@ def rank_parts(rank: Rank) -> dict[str, Floats]:
         gathered = _gathered_matrices(rank)
     gathered = gathered + _in_compute_precision(rank)
     moving = activations + working + logits + gathered
-    buffers = _buffers(rank)
+    buffers = _buffers(rank) + _iteration_graph_bytes(rank, moving)
     if behaviour.modules == "fused":
         copies = behaviour.update_bytes * updated_parameters(columns, rank.state)
-        buffers = buffers + np.maximum(copies - moving, 0.0)
+        # The update has the place of what came and went before it, unless that is a graph's own.
+        shared = 0.0 if behaviour.graphs == "all" else moving
+        buffers = buffers + np.maximum(copies - shared, 0.0)
     gaps = float(known["allocator"]["fragmentation"])
     if behaviour.planned_buffers:
         # The logits are gone when the first layer runs backward.
@@ -214,7 +216,7 @@ def _graph_bytes(rank: Rank) -> Floats:
     one for its output (Transformer Engine, pytorch/graph.py make_graphed_callables); a layer of experts
     hands the normed input of its experts on, too. That is 4.3 GB for 8B at 8,192 tokens and 5.4 GB for
     70B in four stages, where NVIDIA's guide says a few gigabytes and, with a pipeline, up to over 10
-    (Megatron-Bridge, docs/performance-guide). The whole iteration's graph has no buffers between layers.
+    (Megatron-Bridge, docs/performance-guide).
     """
     columns = rank.columns
     if rank.behaviour.graphs != "layers":
@@ -223,6 +225,23 @@ def _graph_bytes(rank: Rank) -> Floats:
     width = rank.tokens * float(rank.model.hidden) * rank.job.precision.activation_bytes / split
     tensors = 2.0 * rank.layers.dense[rank.role] + 3.0 * rank.layers.moe[rank.role]
     return np.asarray(rank.flight * tensors * width)
+
+
+def _iteration_graph_bytes(rank: Rank, moving: Floats) -> Floats:
+    """What a graph of the whole iteration holds beyond eager steps, of which `moving` bytes come and go.
+
+    Megatron-Core (core/full_cuda_graph.py) runs some steps eagerly and captures the next one into a pool of its
+    own. torch returns the eager steps' free segments first (torch/cuda/graphs.py), and within a capture blocks are
+    given out and taken back as ever, so there is no second copy of the activations: only what those segments that
+    hold something else by then do not give back, and gaps of two pools (`pool_share`). Inputs
+    of every micro-batch are copied to places that stay, on the ranks that read them.
+    """
+    if rank.behaviour.graphs != "all":
+        return np.zeros(rank.columns.rows)
+    known = constants()["graphs"]
+    reads = 1.0 if rank.role == "first" else np.where(rank.has_head, 1.0, 0.0)
+    inputs = reads * rank.micro_batches * rank.tokens * float(known["input_bytes_per_token"])
+    return np.asarray(inputs + float(known["pool_share"]) * moving)
 
 
 def _largest_layer(rank: Rank) -> tuple[Floats, Floats]:

@@ -290,7 +290,7 @@ def price_layout(
     return Plan(
         meshwright_version=__version__, command=command, model=model, cluster=cluster, job=job,
         layout=layout, estimate=priced, fits=priced.fits, searched=Searched(priced=1),
-        notes=(*layout_notes(question, priced), *_unmeasured(cluster)),
+        notes=(*layout_notes(question, priced), *graph_note(job), *_unmeasured(cluster)),
     )  # fmt: skip
 
 
