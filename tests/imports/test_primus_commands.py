@@ -47,3 +47,15 @@ def test_a_configuration_that_is_not_here_is_named(tmp_path):
     path = folder_with(tmp_path, "torchrun primus/cli/main.py train pretrain --config none.yaml --lr 1")  # fmt: skip
     with pytest.raises(SpecError, match=r"none\.yaml.*not here"):
         import_file(path, Given(guess=True))
+
+
+def test_torchtitan_s_tables_under_primus_are_torchtitan_s(tmp_path):
+    path = tmp_path / "titan.yaml"
+    path.write_text(
+        "modules:\n  pre_trainer:\n    framework: torchtitan\n    overrides:\n      model: {name: llama3, flavor: 8B}\n"
+        "      training: {local_batch_size: 2, global_batch_size: 32, seq_len: 4096}\n"
+        "      parallelism: {tensor_parallel_degree: 2}\n      activation_checkpoint: {mode: full}\n"
+    )
+    found = import_file(path, Given(guess=True))
+    assert (found.layout.tp, found.layout.micro_batch, found.layout.recompute) == (2, 2, "full")
+    assert (found.job.global_batch, found.job.seq_len, found.model.layers) == (32, 4096, 32)

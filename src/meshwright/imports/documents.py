@@ -100,7 +100,7 @@ def _read_one(
     text: str, name: str, given: Given, folder: Path | None, stamp: Stamp, overrides: list[str]
 ) -> tuple[Reading, Stamp]:
     """What a file of one configuration says."""
-    data = nemo_rl.with_inherited(nemo.whole(unwrapped(_parsed(text, name))), folder)
+    data = nemo_rl.with_inherited(nemo.whole(unwrapped(parsed(text, name))), folder)
     data = roll.with_parts(data, folder)
     if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
@@ -241,7 +241,12 @@ def _one_document(text: str, name: str) -> str:
     return next((one for one in parts if re.search(r"^\s+containers:", one, re.MULTILINE)), text)
 
 
-def _parsed(text: str, name: str) -> Data:
+def parsed(text: str, name: str) -> Data:
+    """A TOML, JSON or YAML document, by the ending of its file's name or by how it begins.
+
+    Raises:
+        SpecError: no such document, or no table.
+    """
     suffix = Path(name).suffix.lower()
     if suffix == ".toml":
         data: Any = parse_toml(text, "file", name)

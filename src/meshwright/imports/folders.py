@@ -120,7 +120,7 @@ def _is_part(path: Path) -> bool:
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
         return False
     try:
-        data = documents._parsed(read_text(path), str(path))
+        data = documents.parsed(read_text(path), str(path))
     except SpecError:
         return False
     bare = accelerate.is_config(data) and not hf.is_trainer(data)
@@ -167,7 +167,7 @@ def _together(folder: Path, files: list[Path], given: Given) -> Imported | None:
             continue
         try:
             text = read_text(path)
-            data = documents._parsed(text, str(path))
+            data = documents.parsed(text, str(path))
         except SpecError:
             continue
         if hf.is_trainer(data):

@@ -227,7 +227,7 @@ def _torchtitan(values: dict[str, Any], given: Given, title: str) -> Reading:
     reading = Reading(title, options={k: f"parallelism.{v}" for k, v in torchtitan.EDITS.items()})
     torchtitan.named(reading, given, options.text("model.name"), options.text("model.flavor"))
     torchtitan.fill(options, reading, "parallelism.", "training.")
-    torchtitan._checkpointing(
+    torchtitan.checkpointing(
         options, reading, options.word("activation_checkpoint.mode", default="selective")
     )
     converters = str(options.raw("model.converters") or "").lower()

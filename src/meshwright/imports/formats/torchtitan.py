@@ -51,7 +51,7 @@ def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Readi
         refuse_other(reading.model_name)
     fill(options, reading, "parallelism.", "training.")
     kind = options.word("activation_checkpoint.mode", default="selective")
-    _checkpointing(options, reading, kind)
+    checkpointing(options, reading, kind)
     for option, text in _EFFECTS.items():
         if options.has(option) and options.text(option).lower() not in (
             "false",
@@ -106,7 +106,12 @@ def named(reading: Reading, given: Given, module: str, flavor: str) -> None:
     reading.model_name = found or f"{module} {flavor}".strip()
 
 
-def _checkpointing(options: Options, reading: Reading, kind: str) -> None:
+def checkpointing(options: Options, reading: Reading, kind: str) -> None:
+    """Set what is recomputed by the mode of `activation_checkpoint`.
+
+    Raises:
+        SpecError: another mode than torchtitan's.
+    """
     option = options.text("activation_checkpoint.selective_ac_option", default="op")
     if kind not in ("none", "selective", "full", "memory_budget"):
         raise SpecError("activation_checkpoint.mode", kind, "none, selective or full is expected")
