@@ -120,6 +120,31 @@ def test_flagscale_rounds_its_ffn_up_and_its_command_says_more(tmp_path, named):
     assert "experiment.auto_tuner" in {one.option for one in said}
 
 
+def test_a_part_of_flagscale_that_trains_nothing_is_refused():
+    with pytest.raises(SpecError, match="describes no training run"):
+        import_text("system: {tensor_model_parallel_size: 1, use_flash_attn: true}\nmodel: {model_path: a/B, torch_dtype: float16}\n", "model.yaml", GIVEN)  # fmt: skip
+
+
+def test_groups_without_their_switch_are_said():
+    groups = read("--num-query-groups 4")
+    assert groups.model.kv_heads == 4
+    assert "--num-query-groups" in {one.option for one in groups.remarks}
+    assert not {"--num-query-groups"} & {one.option for one in read("--num-query-groups 4 --group-query-attention").remarks}  # fmt: skip
+
+
+def test_one_expert_has_no_capacity():
+    dense = read(
+        "--num-experts 1 --moe-train-capacity-factor 1.0 --moe-min-capacity 4 --zero-stage 0"
+    )
+    assert not any("moe" in one.option for one in dense.remarks)
+
+
+def test_a_class_of_letters_in_a_case_is_its_first():
+    text = f"#!/bin/bash\ncase $RANKED in\n[01]) {BASE};;\nesac\n"
+    found = import_text(text, "run.sh", GIVEN)
+    assert any("RANKED" in one.option and "0, the first" in one.text for one in found.remarks)
+
+
 def test_flagscale_s_programs_of_images_are_refused():
     for program in ("train_llava.py", "train_qwen2_5_vl.py"):
         with pytest.raises(SpecError, match="images"):

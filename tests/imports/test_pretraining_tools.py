@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.imports.files import import_text
+from meshwright.imports.files import import_file, import_text
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.reading import Given, Imported
 from meshwright.specs import load_cluster
@@ -225,6 +225,16 @@ def test_a_table_that_names_a_bridge_recipe() -> None:
     found = import_text(BRIDGE, "run.yaml", ONE)
     assert (found.model.name, found.layout.tp, found.layout.cp) == ("qwen3-8b", 2, 2)
     assert (found.job.seq_len, found.job.global_batch) == (8192, 32)
+
+
+def test_a_table_of_adapters_over_another(tmp_path: Path) -> None:
+    """What `defaults` names stands below; adapters and devices are in the tables."""
+    below = BRIDGE.replace("seq_length: 8192", "seq_length: 8192, peft: lora")
+    (tmp_path / "default.yaml").write_text(f"{below}peft: {{type: lora, dim: 8, target_modules: [linear_qkv]}}\n")  # fmt: skip
+    (tmp_path / "small.yaml").write_text("defaults: default.yaml\nrecipe: {_target_: megatron.bridge.recipes.qwen.qwen3.qwen3_8b_pretrain_config}\nrun: {env: {nodes: 2, gpus_per_node: 8}}\n")  # fmt: skip
+    found = import_file(tmp_path / "small.yaml", Given(guess=True))
+    assert found.job.finetune is not None
+    assert (found.job.finetune.rank, found.cluster.gpus, found.layout.tp) == (8, 16, 2)
 
 
 def test_a_part_of_a_configuration_is_no_recipe() -> None:

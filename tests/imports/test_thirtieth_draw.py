@@ -200,6 +200,8 @@ def test_a_list_of_commands_is_one_script():
         ("export NEURON_CC_FLAGS=--model-type", "trainium1"),
         ("export ASCEND_TOOLKIT_HOME=/usr", "ascend-910b"),
         ("python gaudi_spawn.py --world_size 8", "gaudi2"),
+        ("export HIP_VISIBLE_DEVICES=0,1,2,3,4,5,6,7", "mi300x"),
+        ("export RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES=1", "h100"),
         ("# export NEURON_CC_FLAGS=1", "h100"),
     ],
 )

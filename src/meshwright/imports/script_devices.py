@@ -88,6 +88,9 @@ _MAKERS = (
     ("ascend-910b", re.compile(
         r"(?m)^(?![^\S\n]*#).*(?:ASCEND_\w{0,40}VISIBLE|HCCL_\w{1,40}=|ASCEND_TOOLKIT|/Ascend/|\btorch_npu\b|NPUS_PER_NODE)"
     )),
+    ("mi300x", re.compile(
+        r"(?m)^(?![^\S\n]*#).*(?:(?<!NOSET_)\b(?:HIP|ROCR)_VISIBLE_DEVICES=|\bHSA_\w{1,40}=|\bRCCL_\w{1,40}=|\bNVTE_CK_\w{1,40}=)"
+    )),
     ("trainium1", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\bNEURON_(?:RT|CC|FUSE|CORES)|\bneuron-ls\b|\boptimum\.neuron\b|\bneuronx_distributed\b)")),
     ("gaudi2", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\boptimum\.habana\b|\bgaudi_spawn\.py\b|\bhabana_frameworks\b|\bGaudi(?:Config|TrainingArguments|Trainer)\b|--use_habana\b)")),
     ("tpu-v5e", re.compile(r"(?m)^(?![^\S\n]*#)(?:.*\b(?:optimum\.tpu|xla_spawn\.py)\b|\S.*\btorch_xla\b)")),

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright.imports.beside import program_beside
 from meshwright.imports.formats import megatron, megatron_yaml, slime_options
+from meshwright.imports.formats.megatron_switches import name_groups
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import PLANNED, model_named, refuse_other
 from meshwright.imports.options import Missing, Options, flags_of, flattened
@@ -77,6 +78,8 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
         slime_options.environment(" ".join(launch.launcher), reading)
     else:
         reading = megatron.read(options, given, title, dialect, config)
+        if dialect == "megatron":
+            name_groups(options, reading)
     if config:
         _rest_of_deepspeed(config, reading, given)
     reading.remarks += [whence] if whence is not None else []

@@ -82,8 +82,11 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
         reading.note(f"the recipe {recipe} is not here: only overrides are read", "--recipe")
     scheme = _option(words, "--peft_scheme", "--peft")
     if scheme in ("lora", "dora") or (not scheme and not base and re.search(r"_(peft|lora)(_|$)", recipe)):  # fmt: skip
-        rank = override(words, "peft.dim")
-        adapters(reading, method=scheme or "lora", rank=int(rank) if rank.isdigit() else 32)
+        rank, alpha = (override(words, f"peft.{field}") for field in ("dim", "alpha"))
+        adapters(
+            reading, method=scheme or "lora", rank=int(rank) if rank.isdigit() else 32, alpha=float(alpha) if alpha.isdigit() else 0.0,
+            targets=re.findall(r"\w+", override(words, "peft.target_modules")) or None, option="peft.target_modules",
+        )  # fmt: skip
         if not rank.isdigit():
             reading.guess("--peft", "the rank of the adapters is the recipe's; 32 is taken")
     return reading

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from meshwright.imports.beside import beside
 from meshwright.imports.formats import bridge
-from meshwright.imports.interpolate import resolved
-from meshwright.imports.options import flattened
+from meshwright.imports.interpolate import merged, read_table, resolved
+from meshwright.imports.options import counted, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.words import unset
 
@@ -19,7 +20,15 @@ _OF_RECIPE = {
     "pipeline_parallelism": "model.pipeline_model_parallel_size", "expert_parallelism": "model.expert_model_parallel_size",
 }  # fmt: skip
 """Arguments of a recipe, where they are called otherwise than its tables' fields."""
-_NOT_OURS = ("recipe", "run", "hf_model_path", "load_hf_weights", "trust_remote_code", "mode")
+_NOT_OURS = (
+    "recipe",
+    "run",
+    "defaults",
+    "hf_model_path",
+    "load_hf_weights",
+    "trust_remote_code",
+    "mode",
+)
 
 
 def is_config(data: dict[str, Any]) -> bool:
@@ -34,10 +43,13 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     Raises:
         SpecError: a value that cannot be, or a model that is not modelled.
     """
-    filled = resolved(data, dict(given.variables))
+    filled = resolved(_whole(data, folder), dict(given.variables))
     recipe = dict(filled["recipe"])
     name = str(recipe.pop("_target_")).rpartition(".")[2]
     words = ["--recipe", name]
+    scheme = str(recipe.pop("peft", "") or "")
+    if scheme:
+        words += ["--peft_scheme", scheme]
     for field, value in recipe.items():
         words.append(f"{_OF_RECIPE.get(field, f'model.{field}')}={value}")
     tables = {key: one for key, one in filled.items() if key not in _NOT_OURS}
@@ -46,4 +58,21 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
             words.append(f"{field}={value}")
     reading = bridge.read_words(words, given, folder)
     reading.format = "Megatron-Bridge YAML"
+    run = filled.get("run")
+    place = run.get("env") if isinstance(run, dict) else None
+    if isinstance(place, dict) and not reading.world():
+        reading.hosts, reading.per_host = counted(place.get("nodes")), counted(place.get("gpus_per_node"))  # fmt: skip
     return reading
+
+
+def _whole(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """A table over the one that its `defaults` names, where that file is at hand.
+
+    Raises:
+        SpecError: that file cannot be parsed.
+    """
+    below = data.get("defaults")
+    path = beside(folder, below) if isinstance(below, str) else None
+    if path is None:
+        return data
+    return merged(read_table(path), {key: one for key, one in data.items() if key != "defaults"})

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.formats import megatron
+from meshwright.imports.formats.megatron_switches import name_groups
 from meshwright.imports.interpolate import merged, read_table, resolved
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, counted
@@ -20,6 +21,8 @@ _OWN = frozenset({
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers", "hidden_size", "micro_batch_size",
     "global_batch_size", "precision", "use_distributed_optimizer", "no_shared_fs", "checkpoint",
 })  # fmt: skip
+
+_TRAINS = frozenset({"num-layers", "micro-batch-size", "global-batch-size", "train-samples", "train-iters"})  # fmt: skip
 
 _SEES = re.compile(
     r"(?i)llava|_vl\b|_vl_|vision|onevision|robo(?:brain|tics)|(?:^|[_/])pi0|emu3|flux|wan\d|qwen_image|minicpm_[vo]"
@@ -69,6 +72,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         raise SpecError("experiment.task.entrypoint", program, f"trains a model of images and text: {PLANNED}")  # fmt: skip
     if flags.get("enable-hetero"):
         raise SpecError("enable_hetero", True, "devices of several kinds in one run, or layouts of several kinds, are not modelled")  # fmt: skip
+    if not isinstance(task, dict) and not _TRAINS & set(flags) and given.model is None:
+        raise SpecError("model", None, "describes no training run: neither layers nor a batch are here; the training half of an experiment is expected")  # fmt: skip
     flags.setdefault("num-query-groups", None)
     options = Options({k: v for k, v in flags.items() if v is not None}, "--")
     method = options.word("peft-type")
@@ -76,6 +81,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading = megatron.read(options, given, "FlagScale YAML")
     if method not in ("", "none"):
         adapters(reading, method=method, rank=adapted[0], alpha=adapted[1], targets=adapted[2], dropout=adapted[3], option="lora_target_modules")  # fmt: skip
+    name_groups(options, reading)
     reading.options = {k: v.lstrip("-").replace("-", "_") for k, v in reading.options.items()}
     if isinstance(experiment.get("auto_tuner"), dict):
         reading.unmodelled("experiment.auto_tuner", "a search over degrees and micro-batches starts this run again and again; what its training half says is priced")  # fmt: skip

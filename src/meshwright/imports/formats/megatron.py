@@ -101,6 +101,8 @@ def read(
     add_budget(options, reading)
     if mindspeed.TABLE in more:
         mindspeed.refine(options, reading, fields)
+    if options.has("num-experts") and reading.model.experts is None:  # one expert, or none
+        options.read |= {name for name in options.values if name.startswith("moe-")}
     tables = ["megatron", "common"] + (["deepspeed_flags"] if dialect != "megatron" else ["forks"])
     options.finish(reading, *more, *tables, strict=given.strict)
     return reading

@@ -163,3 +163,12 @@ def _graphs(options: Options, reading: Reading) -> str:
         "--cuda-graph-modules", f"graphs of {', '.join(sorted(modules))} alone have no price"
     )
     return "none"
+
+
+def name_groups(options: Options, reading: Reading) -> None:
+    """Say that a number of query groups stands without its switch: releases differ in whether it counts then."""
+    model = reading.model
+    if model is None or "num-query-groups" not in options or "group-query-attention" in options:
+        return
+    if 1 < model.kv_heads < model.heads:
+        reading.note("counts here without --group-query-attention; releases of Megatron-LM that read it only beside the switch keep keys and values of all heads", "--num-query-groups")  # fmt: skip

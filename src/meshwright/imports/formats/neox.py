@@ -154,7 +154,7 @@ def _model(options: Options, reading: Reading) -> Model:
                         f"{PLANNED}")  # fmt: skip
     if any(word in kinds for word in ("sparse", "local", "bigbird", "bslongformer")):
         reading.unmodelled("attention_config", "sparse attention; dense attention is priced")
-    flash = "flash" in kinds
+    flash = "flash" in kinds or options.flag("te_mha")  # Transformer Engine's attention
     reading.job["attention_kernel"] = "flash" if flash else "unfused"
     activation = options.word("activation", default="gelu")
     llama = "llama" in options.word("mlp_type", default="regular")  # of releases before 2024

@@ -82,6 +82,7 @@ def run_case(script: Script, node: Node) -> bool | None:
             continue
         patterns = item.children_by_field_name("value")
         first = expand_text(raw(patterns[0]), script.scope) if patterns else ""
+        first = re.sub(r"\[(\w)[^\]]*\]", r"\1", first)  # `[0]`, `[yY]es`: the first it takes
         if script.guessing and unset(value) and "*" not in first and take(script, value, first):
             value = first
         if any(
