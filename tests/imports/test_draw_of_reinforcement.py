@@ -162,3 +162,55 @@ def test_what_stands_beside_the_loss_is_named(command: str, named: str) -> None:
     for value, told in ((on, True), (off, False)):
         reading = _read(command.format(value))
         assert any(named in one.option for one in reading.remarks if one.kind == "unmodelled") == told  # fmt: skip
+
+
+def test_verl_s_engine_for_ascend() -> None:
+    """MindSpeed's engine lays a model out as Megatron's does, its own words in a table of their own."""
+    said = "".join(
+        f" actor_rollout_ref.actor.mindspeed.{one}" for one in
+        ("tensor_model_parallel_size=2", "pipeline_model_parallel_size=1", "strategy=mindspeed_megatron", "mcore_kwargs.recompute_granularity=full",
+         "mcore_kwargs.recompute_method=uniform", "mcore_kwargs.recompute_num_layers=1")
+    )  # fmt: skip
+    reading = _read(_VERL + said)
+    assert (reading.layout["tp"], reading.layout["recompute"], reading.job["framework"]) == (2, "full", "megatron")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        'str(Path(__file__).resolve().parents[1] / "conf" / "mine")',
+        'os.path.join(os.path.dirname(os.path.abspath(__file__)), "../conf/mine")',
+        'ROOT / "conf" / "mine"',
+    ],
+)
+def test_a_program_s_configuration_by_an_expression(tmp_path: Path, where: str) -> None:
+    (tmp_path / "conf" / "mine").mkdir(parents=True)
+    (tmp_path / "conf" / "mine" / "grpo.yaml").write_text("data: {max_prompt_length: 3000, max_response_length: 1096}\n")  # fmt: skip
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "main_ppo.py").write_text(
+        f'import hydra\nROOT = Path(__file__).parent.parent\n\n\n@hydra.main(config_path={where}, config_name="grpo")\ndef main(config):\n    pass\n'
+    )
+    command = _VERL.replace("verl.trainer.main_ppo", "own.main_ppo")
+    assert read_any(command, "run.sh", GUESS, tmp_path)[0].seq_len == 4096
+
+
+def test_pictures_and_servers_are_named() -> None:
+    pictures = _read(_VERL + " data.train_files=/data/geo3k/train.parquet")
+    assert any("pictures" in one.text for one in pictures.remarks)
+    served = _read("server: {model_name: a}\nactor_rollout_ref: {model: {path: Qwen/Qwen3-1.7B}, actor: {ppo_mini_batch_size: 8}}\ntrainer: {n_gpus_per_node: 8}\n", "x.yaml")  # fmt: skip
+    assert any(one.option == "server" for one in served.remarks)
+    assert not any("critic" in one.text for one in served.remarks if one.kind == "unmodelled")
+
+
+@pytest.mark.parametrize(("words", "adapted"), [("--full_finetune", False), ("--use_lora", True), ("", True)])  # fmt: skip
+def test_options_that_rule_each_other_out(tmp_path: Path, words: str, adapted: bool) -> None:
+    (tmp_path / "grpo.py").write_text(
+        "import argparse\nfrom peft import LoraConfig\nfrom trl import GRPOConfig, GRPOTrainer\n\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--model_path")\nparser.add_argument("--lora_rank", type=int, default=64)\nmode = parser.add_mutually_exclusive_group()\n'
+        'mode.add_argument("--use_lora", nargs=0, action=Mode, const="lora")\nmode.add_argument("--full_finetune", nargs=0, action=Mode, const="full")\n'
+        "parser.set_defaults(use_lora=True, full_finetune=False)\nargs = parser.parse_args()\npeft_config = None\nif args.use_lora:\n"
+        '    peft_config = LoraConfig(r=args.lora_rank, target_modules="all-linear")\nconfig = GRPOConfig(per_device_train_batch_size=4, bf16=True)\n'
+        "trainer = GRPOTrainer(model=args.model_path, args=config, peft_config=peft_config)\ntrainer.train()\n"
+    )
+    reading = read_any(f"python grpo.py --model_path Qwen/Qwen3-4B {words}\n", "run.sh", GUESS, tmp_path)[0]  # fmt: skip
+    assert ("finetune" in reading.job) == adapted

@@ -55,9 +55,38 @@ def of_program(text: str) -> tuple[str, str]:
     for node in ast.walk(tree) if tree is not None else []:
         if isinstance(node, ast.Call) and dotted(node.func).endswith("hydra.main"):
             words = {one.arg: one.value for one in node.keywords}
-            values = [words[key].value if isinstance(words.get(key), ast.Constant) else "" for key in ("config_path", "config_name")]  # type: ignore[attr-defined]  # fmt: skip
-            return str(values[0] or "."), str(values[1] or "")
+            where, name = words.get("config_path"), words.get("config_name")
+            folder = _folder(where, tree) if where is not None else ""
+            return folder or ".", str(name.value or "") if isinstance(name, ast.Constant) else ""
     return "", ""
+
+
+def _folder(node: ast.expr, tree: ast.Module | None, depth: int = 0) -> str:
+    """A folder as a program writes it, from its own: `Path(__file__).resolve().parents[1] / "configs"`; empty where that is not plain."""
+    if isinstance(node, ast.Constant):
+        return str(node.value or "")
+    if depth > _DEEPEST:
+        return ""
+    if isinstance(node, ast.Name) and tree is not None:
+        values = [one.value for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id]  # fmt: skip
+        return _folder(values[-1], tree, depth + 1) if values else ""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        parts = [_folder(one, tree, depth + 1) for one in (node.left, node.right)]
+        return "/".join(parts) if all(parts) else ""
+    if isinstance(node, ast.Call) and dotted(node.func) in ("str", "os.path.join", "os.path.abspath"):  # fmt: skip
+        parts = [_folder(one, tree, depth + 1) for one in node.args]
+        return "/".join(parts) if parts and all(parts) else ""
+    text = ast.unparse(node)
+    if (up := _ABOVE.fullmatch(text)) is not None:
+        return "/".join([".", *[".."] * (int(up[1]) if up[1] else text.count(".parent") - 1)])
+    return "." if _BESIDE.fullmatch(text) else ""
+
+
+_DEEPEST = 8
+_ABOVE = re.compile(
+    r"(?:pathlib\.)?Path\(__file__\)(?:\.(?:resolve|absolute)\(\))?(?:\.parents\[([0-4])\]|(?:\.parent){1,5})"
+)
+_BESIDE = re.compile(r"os\.path\.dirname\((?:os\.path\.(?:abspath|realpath)\()?__file__\)?\)")
 
 
 _GROUP = re.compile(r"(?:\.\./)?[\w-]+(?:/[\w-]+)*")

@@ -11,6 +11,7 @@ from meshwright.exports.program_calls import given_back, of_text
 from meshwright.imports.code.branches import answers, branches, ruled_out, set_only_in
 from meshwright.imports.code.composed import composed
 from meshwright.imports.code.environment import of_environment
+from meshwright.imports.code.exclusive import excluded, set_afterwards
 from meshwright.imports.code.operators import KINDS, literal
 from meshwright.imports.code.returns import bound, outcome
 from meshwright.imports.code.syntax import defaults_of, dotted
@@ -71,6 +72,7 @@ class Known:
         self.parameters: dict[str, Any] = {}
         """Of functions: what they are called with, or else their defaults."""
         self._branches = branches(tree)
+        self._parser_says(tree, every)
         nodes = sorted(
             (node for node in every if isinstance(node, (ast.stmt, ast.Call))),
             key=lambda node: (node.lineno, node.col_offset),
@@ -110,9 +112,21 @@ class Known:
             self.names.pop(name, None)
         for name, value in (below or {}).items():  # of classes that it imports
             self.fields.setdefault(name, value)
-        for node in nodes:  # once more, with what functions are called with
+        self._once_more(nodes)
+
+    def _once_more(self, nodes: list[ast.stmt | ast.Call]) -> None:
+        """Assign again, with what functions are called with."""
+        for node in nodes:
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and not self._never(node):
                 self._assign(node.targets[0], node.value)
+
+    def _parser_says(self, tree: ast.AST, every: list[ast.AST]) -> None:
+        """Take what a parser sets after its options, and leave out those that the command's words rule out."""
+        called = {one.attr for one in every if isinstance(one, ast.Attribute)}
+        if "set_defaults" in called:
+            self.fields = set_afterwards(tree) | self.fields
+        if "add_mutually_exclusive_group" in called:
+            self.fields |= dict.fromkeys(excluded(tree, self._said), False)
 
     def _never(self, node: ast.Assign | ast.AnnAssign) -> bool:
         heard = set(self.heard)  # what decides a branch is not what a value comes from

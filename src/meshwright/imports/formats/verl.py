@@ -22,6 +22,8 @@ from meshwright.specs.model import Model
 
 _PREPARES = re.compile(r"generation|eval|merger|(?:pre|data_)process|download|convert")
 """Programs of verl's and of its recipes that train nothing."""
+_PICTURES = re.compile(r"(?i)geo(?:metry)?3k|clevr|mmk12|virl39k|docvqa|multimodal")
+"""Data sets with pictures, by the names that examples give them."""
 _ACTS = re.compile(r"(?:^|[./_])vla(?:[./_]|$)")
 """Programs of its recipe for vision-language-action models."""
 
@@ -113,6 +115,9 @@ def read_verl_data(
         )
         _verl_actor(options, reading)
         reading.note("the actor's training is priced, not rollouts, reference or critic")
+    stated = said if said is not None else options.values
+    if _PICTURES.search(options.loose("data.train_files")) or (program and "data.image_key" in stated):  # fmt: skip
+        reading.unmodelled("data.image_key", "samples hold pictures; a part of the model that sees, and its tokens, are not priced")  # fmt: skip
     beside = ("data.", "checkpoint.", "trainer.", "custom_", "ray_", "global_")
     options.read |= {
         n
@@ -200,6 +205,7 @@ def _sft_sharding(options: Options, reading: Reading, again: bool) -> int:
 
 _SHARED = {
     "megatron": ("megatron.context_parallel_size",),
+    "mindspeed": ("mindspeed.context_parallel_size",),
     "torchtitan": ("torchtitan.context_parallel_size",),
     "veomni": ("veomni.ulysses_parallel_size",),
     "fsdp": ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"),
@@ -214,9 +220,9 @@ def _model(reading: Reading) -> Model | None:
 def _verl_actor(options: Options, reading: Reading) -> None:
     engine = engines.engine_of(options, _ACTOR)
     _verl_batch(options, reading, engine)
-    if engine == "megatron":
+    if engine in ("megatron", "mindspeed"):
         engines.megatron_layout(
-            options, reading, f"{_ACTOR}megatron.", f"{_ACTOR}optim.", _model(reading)
+            options, reading, f"{_ACTOR}{engine}.", f"{_ACTOR}optim.", _model(reading)
         )
     else:
         if engine == "veomni":

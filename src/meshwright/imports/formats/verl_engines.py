@@ -38,10 +38,12 @@ def sft_engine(options: Options) -> str:
 
 
 def engine_of(options: Options, actor: str) -> str:
-    """Which engine trains: `fsdp`, `megatron`, `veomni` or `torchtitan`."""
+    """Which engine trains: `fsdp`, `megatron`, `veomni`, `torchtitan` or `mindspeed`, Megatron's for Ascend."""
     said = options.word(f"{actor}strategy", "model_engine", default="")
-    for one in ("megatron", "veomni", "torchtitan"):
-        if said == one or any(name.startswith(f"{actor}{one}.") for name in options.values):
+    for one in ("megatron", "veomni", "torchtitan", "mindspeed"):
+        if said.startswith(one) or any(
+            name.startswith(f"{actor}{one}.") for name in options.values
+        ):
             return one
     return "fsdp"
 
@@ -50,7 +52,7 @@ def _inner(options: Options, where: str, optim: str) -> tuple[Options, dict[str,
     """Options of Megatron-LM that verl hands on, by its own flags; and the names they have here."""
     flags: dict[str, Any] = {}
     outer: dict[str, str] = {}
-    tables = (f"{where}override_transformer_config.", f"{optim}override_optimizer_config.", optim)
+    tables = (f"{where}override_transformer_config.", f"{where}mcore_kwargs.", f"{optim}override_optimizer_config.", optim)  # fmt: skip
     for table in tables:
         for name, value in options.values.items():
             if name.startswith(table) and "." not in name[len(table) :]:
@@ -112,7 +114,7 @@ def _again(
         "actor_rollout_ref.model.enable_gradient_checkpointing",
         "model.enable_gradient_checkpointing",
     )
-    told = f"{where}override_transformer_config.recompute_granularity" in options.values
+    told = inner.has("recompute-granularity")
     if told or inner.has("recompute-method", "recompute-num-layers"):
         return recomputation(inner, reading, virtual)
     if switch:
@@ -251,6 +253,13 @@ def critic(options: Options, reading: Reading) -> None:
 
     verl makes one where `critic.enable` says so, and else for generalised advantages, its default.
     """
+    served = {name for name in options.values if name.startswith("server.")}
+    if served and not options.has(
+        "algorithm.adv_estimator"
+    ):  # verl's recipe that trains for Tinker's clients
+        options.read |= served
+        reading.unmodelled("server", "trains what its clients send, by their losses and batches; the policy's own are priced")  # fmt: skip
+        return
     told = options.raw("critic.enable")
     asked = options.flag("critic.enable") if told not in (None, "", "null") else options.word("algorithm.adv_estimator", default="gae").rsplit(".", 1)[-1] == "gae"  # fmt: skip
     words = {name for name in options.values if name.startswith("critic.")}
