@@ -137,7 +137,9 @@ PUBLISHED_BILLIONS = {
     "deepseek-coder-33b": 33.3, "internlm2-1.8b": 1.89, "internlm2-7b": 7.74, "internlm2-20b": 19.86, "baichuan2-7b": 7.51,
     "codellama-7b": 6.74, "codellama-13b": 13.0, "command-r-35b": 35, "seed-oss-36b": 36.2, "minimax-m2": 229,
     "ling-mini-2.0": 16.26, "ling-flash-2.0": 103, "ling-1t": 1000, "exaone-4.0-32b": 32.0,
-    "stablelm-2-1.6b": 1.64,
+    "stablelm-2-1.6b": 1.64, "gemma4-e2b": 4.65, "gemma4-e4b": 7.5, "gemma4-12b": 11.9, "gemma4-26b-a4b": 25.2,
+    "gemma4-31b": 30.7, "trinity-nano": 6.12, "trinity-mini": 26.1, "trinity-large": 398, "tiny-aya": 3.35,
+    "qwen3.5-4b": 4.2, "qwen3.5-0.8b": 0.75, "qwen3-coder-480b-a35b": 480,
 }  # fmt: skip
 
 

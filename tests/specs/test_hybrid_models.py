@@ -47,6 +47,7 @@ V4 = {"q_lora_rank": 30, "o_lora_rank": 14, "o_groups": 2, "head_dim": 20, "num_
       "hc_mult": 4, "moe_intermediate_size": 200, "n_routed_experts": 7, "n_shared_experts": 1,
       "num_experts_per_tok": 2}  # fmt: skip
 INDEX = {"index_n_heads": 3, "index_head_dim": 16, "index_topk": 64}
+SLIDING = ["sliding_attention", "full_attention"] * 4
 KINDS = ["linear_attention", "linear_attention", "full_attention", "linear_attention"] * 2
 
 
@@ -97,6 +98,20 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_embedding": False}),
     ("lfm2_moe", {"layer_types": ["conv", "full_attention"] * 4, "num_experts": 5, "num_experts_per_tok": 2,
                   "moe_intermediate_size": 40, "num_dense_layers": 1}),
+    ("gemma4_text", {"head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 12,
+                     "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "layer_types": SLIDING}),
+    ("gemma4_text", {"head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0,
+                     "attention_k_eq_v": True, "num_global_key_value_heads": 1, "attention_bias": True,
+                     "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2,
+                     "moe_intermediate_size": 40, "tie_word_embeddings": False}),
+    ("gemma4_unified_text", {"head_dim": 16, "global_head_dim": 32}),
+    ("afmoe", {"head_dim": 20, "moe_intermediate_size": 40, "num_experts": 7, "num_experts_per_tok": 2,
+               "num_dense_layers": 3, "num_shared_experts": 1}),
+    ("mamba", {"state_size": 9, "conv_kernel": 3}),
+    ("falcon_mamba", {"time_step_rank": 5, "tie_word_embeddings": False}),
+    ("mamba2", {"num_heads": 12, "head_dim": 16, "n_groups": 2, "use_bias": True}),
+    ("falcon_h1", {**MAMBA, "mamba_d_ssm": 192, "mamba_proj_bias": True, "projectors_bias": True}),
+    ("qwen2_moe", {**EXPERTS, "qkv_bias": False}),
     ("deepseek_v4", {**V4, "compress_ratios": [0, 128, 4, 4, 128, 4, 0, 4]}),
     ("deepseek_v4", {**V4, "hc_mult": 2, "o_groups": 3, "layer_types": [
         "heavily_compressed_attention", "compressed_sparse_attention"] * 4}),
@@ -274,6 +289,28 @@ def test_a_family_without_a_reader_is_built_and_counted() -> None:
     assert "no reader for lfm3" in model.source
     assert count_parameters(model).total == built(config)
     assert sum(count_parameters(model).parts().values()) == count_parameters(model).total
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(("family", "change"), [
+    ("opt", {"word_embed_proj_dim": 64, "do_layer_norm_before": False, "ffn_dim": 200}),
+    ("cohere", {"use_qk_norm": True}),
+    ("jamba", {"num_experts": 4, "mamba_proj_bias": True}),
+    ("mamba", {"use_bias": True}),
+])  # fmt: skip
+def test_a_variant_that_a_reader_does_not_describe_is_counted(
+    family: str, change: dict[str, Any]
+) -> None:
+    config = {"model_type": family, **BASE, **change}
+    model = model_from_config(config)
+    assert "no reader for this variant" in model.source
+    assert count_parameters(model).total == built(config)
+
+
+def test_as_many_ffns_as_layers_are_expected() -> None:
+    config = {"model_type": "kimi_linear", **BASE, **LATENT, "mlp_layer_types": ["sparse"] * 3}
+    with pytest.raises(SpecError, match="one for each of the 8 layers"):
+        model_from_config({**config, "moe_intermediate_size": 40, "num_experts": 9})
 
 
 class Uneven:

@@ -24,6 +24,10 @@ def decoded(value: Any) -> Any:
     return value
 
 
+class UndescribedError(SpecError):
+    """A variant of a family that its reader does not describe; transformers' own modules may still be counted."""
+
+
 class _Watched(dict[str, Any]):
     """A table that notes which keys were asked for."""
 

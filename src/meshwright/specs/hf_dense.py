@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.specs.errors import SpecError
-from meshwright.specs.hf_config import Config
+from meshwright.specs.hf_config import Config, UndescribedError
 
 Fields = dict[str, Any]
 """Fields of Model, by name."""
@@ -105,7 +104,7 @@ def _olmo3(config: Config) -> Fields:
 
 def _phi(config: Config) -> Fields:
     if config.flag("qk_layernorm", default=False):
-        raise SpecError("config.qk_layernorm", True, "this variant of Phi is not supported")
+        raise UndescribedError("config.qk_layernorm", True, "this variant of Phi is not supported")
     return {
         **llama(config),
         "head_dim": max(
@@ -185,14 +184,23 @@ def _gpt2(config: Config) -> Fields:
     return _biased(config, config.whole("n_inner", default=4 * hidden), "learned", rows)
 
 
+_OPT_USUAL = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "enable_bias": True,
+              "layer_norm_elementwise_affine": True}  # fmt: skip
+
+
 def _opt(config: Config) -> Fields:
     hidden = config.whole("hidden_size")
     if config.whole("word_embed_proj_dim", default=hidden) != hidden:
-        raise SpecError(
+        raise UndescribedError(
             "config.word_embed_proj_dim",
             config.data["word_embed_proj_dim"],
             f"projected embeddings are not supported; {hidden} is expected",
         )
+    for key, usual in _OPT_USUAL.items():
+        if config.flag(key, default=usual) != usual:
+            raise UndescribedError(
+                f"config.{key}", not usual, "this variant of OPT is not supported"
+            )
     # The table has two rows in front that padding reserves.
     rows = config.whole("max_position_embeddings", default=2048) + 2
     return _biased(config, config.whole("ffn_dim", default=4 * hidden), "learned", rows)
@@ -209,7 +217,7 @@ def _bloom(config: Config) -> Fields:
 def _mpt(config: Config) -> Fields:
     hidden = config.whole("d_model", "hidden_size")
     if not config.flag("no_bias", default=True):
-        raise SpecError("config.no_bias", False, "MPT with biases is not supported")
+        raise UndescribedError("config.no_bias", False, "MPT with biases is not supported")
     return {
         **grouped(config),
         "ffn": hidden * config.whole("expansion_ratio", default=4),
@@ -293,7 +301,9 @@ def _starcoder2(config: Config) -> Fields:
 
 def _stablelm(config: Config) -> Fields:
     if config.flag("qk_layernorm", default=False):
-        raise SpecError("config.qk_layernorm", True, "this variant of StableLM is not supported")
+        raise UndescribedError(
+            "config.qk_layernorm", True, "this variant of StableLM is not supported"
+        )
     parallel = config.flag("use_parallel_residual", default=False)
     return {
         **llama(config),
@@ -310,7 +320,9 @@ def _stablelm(config: Config) -> Fields:
 
 def _cohere(config: Config) -> Fields:
     if config.flag("use_qk_norm", default=False):
-        raise SpecError("config.use_qk_norm", True, "Cohere with norms per head is not supported")
+        raise UndescribedError(
+            "config.use_qk_norm", True, "Cohere with norms per head is not supported"
+        )
     return {
         **llama(config),
         "tied_embeddings": config.flag("tie_word_embeddings", default=True),

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from meshwright.specs.errors import SpecError
-from meshwright.specs.hf_config import Config
+from meshwright.specs.hf_config import Config, UndescribedError
 from meshwright.specs.hf_deepseek_v4 import deepseek_v4
 from meshwright.specs.hf_dense import Fields, llama, mistral
+from meshwright.specs.hf_gemma4 import gemma4
 from meshwright.specs.hf_indexed import glm4_moe_lite, sparse_attention
 from meshwright.specs.hf_kinds import LINEAR, layer_kinds, mixers_of
 from meshwright.specs.hf_lfm2 import lfm2, lfm2_moe
+from meshwright.specs.hf_mamba import mamba, mamba2
 from meshwright.specs.hf_nas import nemotron_nas
 from meshwright.specs.hf_sparse import deepseek, experts_of
 
@@ -86,7 +88,9 @@ def gated_delta(config: Config) -> Fields:
     }
 
 
-def _mamba2(config: Config, prefix: str, heads: int, head_dim: int, state: int) -> dict[str, Any]:
+def _mamba2(
+    config: Config, prefix: str, heads: int, head_dim: int, state: int, bias: str = ""
+) -> dict[str, Any]:
     config.read.add(f"{prefix}expand")  # heads and their width say the same
     return {
         "kind": "mamba2",
@@ -95,7 +99,7 @@ def _mamba2(config: Config, prefix: str, heads: int, head_dim: int, state: int) 
         "key_heads": config.whole(f"{prefix}n_groups", "n_groups", default=1),
         "key_dim": config.whole(f"{prefix}d_state", "ssm_state_size", default=state),
         "conv": config.whole(f"{prefix}d_conv", "conv_kernel", default=4),
-        "bias": config.flag(f"{prefix}proj_bias", "use_bias", default=False),
+        "bias": config.flag(bias or f"{prefix}proj_bias", default=False),
         "conv_bias": config.flag(f"{prefix}conv_bias", "use_conv_bias", default=True),
     }
 
@@ -123,7 +127,7 @@ def _nemotron_h(config: Config) -> Fields:
     fields.update(
         head_dim=config.whole("head_dim", "attention_head_dim", default=128), gated=False,
         kv_heads=config.whole("num_key_value_heads", default=8), norms_per_layer=1, ffn_bias=bias,
-        positions="none", mixer=_mamba2(config, "mamba_", 128, 64, 128),
+        positions="none", mixer=_mamba2(config, "mamba_", 128, 64, 128, bias="use_bias"),
         layer_kinds=layer_kinds(mixers, ffns),
     )  # fmt: skip
     if "moe" in ffns:
@@ -190,6 +194,10 @@ def _jamba(config: Config) -> Fields:
     mixers = mixers_of(
         config, layers, lambda index: "attention" if periodic("attn", index, 8, 4) else "mamba"
     )
+    if config.flag("mamba_proj_bias", default=False):
+        raise UndescribedError(
+            "config.mamba_proj_bias", True, "biased projections are not supported"
+        )
     count = config.whole("num_experts", default=16)
     ffns = ["moe" if count > 1 and periodic("expert", i, 2, 1) else "dense" for i in range(layers)]
     rank = config.data.get("mamba_dt_rank", "auto")
@@ -319,10 +327,41 @@ def _ernie_moe(config: Config) -> Fields:
     return fields
 
 
+def _afmoe(config: Config) -> Fields:
+    """Arcee's Trinity: gated attention in windows, experts behind some dense layers, four norms a layer."""
+    fields = llama(config)
+    layers = fields["layers"]
+    every = config.whole("global_attn_every_n_layers", default=4)
+    mixers = mixers_of(
+        config,
+        layers,
+        lambda index: "sliding_attention" if (index + 1) % every else "full_attention",
+    )
+    dense = min(config.whole("num_dense_layers", default=1, least=0), layers)
+    width = config.whole("moe_intermediate_size", default=1408)
+    fields.update(
+        head_dim=config.whole("head_dim", default=128), qk_norm="head", attention_gate=True,
+        norms_per_layer=4, ffn_bias=False, window=config.whole("sliding_window", default=1024),
+        experts=experts_of(
+            experts=config.whole("num_experts", default=64),
+            top_k=config.whole("num_experts_per_tok", default=6), ffn=width,
+            shared_ffn=width * config.whole("num_shared_experts", default=2, least=0),
+            router_bias=True,
+        ),
+        layer_kinds=layer_kinds(mixers, ["dense"] * dense + ["moe"] * (layers - dense)),
+    )  # fmt: skip
+    config.read |= {"num_expert_groups", "num_limited_groups"}  # how the router chooses, no size
+    return fields
+
+
 def _falcon_h1(config: Config) -> Fields:
     """Attention and a state-space mixer side by side in every layer."""
     fields = llama(config)
     mixer = _mamba2(config, "mamba_", 128, 8, 256)
+    if config.flag("projectors_bias", default=False) != mixer["bias"]:
+        raise UndescribedError(
+            "config.projectors_bias", not mixer["bias"], "the same as mamba_proj_bias is expected"
+        )
     inner = config.whole("mamba_d_ssm", default=1024)
     mixer.update(
         head_dim=inner // mixer["heads"], norm=config.flag("mamba_rms_norm", default=False)
@@ -338,6 +377,6 @@ HYBRID: dict[str, Callable[[Config], Fields]] = {
     "jamba": _jamba, "kimi_linear": _kimi_linear, "bailing_hybrid": _kimi_linear,
     "minimax": _minimax, "deepseek_v32": sparse_attention, "deepseek_v4": deepseek_v4, "glm_moe_dsa": sparse_attention,
     "glm4_moe_lite": glm4_moe_lite, "ernie4_5_moe": _ernie_moe, "falcon_h1": _falcon_h1,
-    "ministral3": mistral,
+    "ministral3": mistral, "afmoe": _afmoe, "mamba": mamba, "falcon_mamba": mamba, "mamba2": mamba2, "gemma4_text": gemma4, "gemma4_unified_text": gemma4,
 }  # fmt: skip
 """Reader of each of these `model_type`s."""

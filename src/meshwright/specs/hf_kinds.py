@@ -13,7 +13,15 @@ WINDOW = ("sliding_attention", "chunked_attention", "local", "hybrid_sliding")
 
 
 def layer_kinds(mixers: Sequence[str], ffns: Sequence[str]) -> tuple[str, ...]:
-    """Return kinds of layers from transformers' words for each layer's mixer and FFN."""
+    """Return kinds of layers from transformers' words for each layer's mixer and FFN.
+
+    Raises:
+        SpecError: not as many FFNs as mixers.
+    """
+    if len(ffns) != len(mixers):
+        raise SpecError(
+            "config.mlp_layer_types", len(ffns), f"one for each of the {len(mixers)} layers"
+        )
     return tuple(f"{_mixer(one)}+{other}" for one, other in zip(mixers, ffns, strict=True))
 
 

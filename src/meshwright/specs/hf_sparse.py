@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshwright.specs.errors import SpecError
-from meshwright.specs.hf_config import Config
+from meshwright.specs.hf_config import Config, UndescribedError
 from meshwright.specs.hf_dense import Fields, llama, mistral, olmo2, period, qwen2, windowed
 from meshwright.specs.model import Experts
 
@@ -55,7 +55,7 @@ def _qwen_experts(config: Config, fields: Fields, **shared: Any) -> Fields:
     )
     sparse = [i for i in range(fields["layers"]) if i >= leading and (i - leading) % step == 0]
     if sorted({*dense, *sparse}) != list(range(fields["layers"])) or {*dense} & {*sparse}:
-        raise SpecError(
+        raise UndescribedError(
             "config.mlp_only_layers",
             config.data.get("mlp_only_layers"),
             "only leading dense layers, or every n-th sparse one, can be described",
@@ -65,7 +65,8 @@ def _qwen_experts(config: Config, fields: Fields, **shared: Any) -> Fields:
 
 def _qwen2_moe(config: Config) -> Fields:
     shared = config.whole("shared_expert_intermediate_size", default=0, least=0)
-    return _qwen_experts(config, qwen2(config), shared_ffn=shared, shared_gate=shared > 0)
+    fields = {**qwen2(config), "qkv_bias": config.flag("qkv_bias", default=True)}
+    return _qwen_experts(config, fields, shared_ffn=shared, shared_gate=shared > 0)
 
 
 def _qwen3_moe(config: Config) -> Fields:
@@ -101,11 +102,15 @@ def deepseek(config: Config) -> Fields:
     fields = llama(config)
     fields.update(latent_of(config, fields["heads"]))
     if config.flag("attention_bias", default=False):
-        raise SpecError("config.attention_bias", True, "biased latent attention is not supported")
+        raise UndescribedError(
+            "config.attention_bias", True, "biased latent attention is not supported"
+        )
     width = config.whole("moe_intermediate_size")
     shared = 2 if config.data.get("model_type") == "deepseek_v2" else 1
     # Three leading dense layers are the default of DeepSeek-V3's class and of those made of it.
     leading = min(3, fields["layers"]) if config.data.get("model_type") in _LEADING else 0
+    if config.data.get("model_type") in _LEADING:
+        fields["ffn_bias"] = False
     experts = experts_of(
         experts=config.whole("n_routed_experts"),
         top_k=config.whole("num_experts_per_tok"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.specs.encoders import encoder_fields
 from meshwright.specs.errors import SpecError
-from meshwright.specs.hf_config import Config, decoded
+from meshwright.specs.hf_config import Config, UndescribedError, decoded
 from meshwright.specs.hf_dense import DENSE
 from meshwright.specs.hf_hunyuan import hunyuan
 from meshwright.specs.hf_hybrid import HYBRID
@@ -85,9 +85,12 @@ def model_from_config(data: Mapping[str, Any], name: str = "", source: str = "")
     named = name or (known if isinstance(known, str) and known else given_type)
     source = source or "a Hugging Face config.json"
     if read is None:
-        return _traced(data, named, source)
+        return _traced(data, named, source, f"no reader for {given_type}")
     config = Config(data)
-    fields = read(config)
+    try:
+        fields = read(config)
+    except UndescribedError as error:
+        return _variant(data, named, source, error)
     fields.setdefault("family", family)
     fields["name"] = named
     fields["source"] = source + _unread(config)
@@ -117,7 +120,9 @@ def _multimodal(data: Mapping[str, Any], text: Mapping[str, Any], name: str, sou
             "config.text_config.model_type", kind, f"a family is expected: {_FAMILY_LIST}"
         )
     if _SAME_AS.get(kind, kind) not in READERS:
-        return _traced(data, name or given, source or "a Hugging Face config.json")
+        return _traced(
+            data, name or given, source or "a Hugging Face config.json", f"no reader for {given}"
+        )
     tied = data.get("tie_word_embeddings")
     if isinstance(tied, bool):
         inner.setdefault("tie_word_embeddings", tied)
@@ -137,8 +142,16 @@ def _multimodal(data: Mapping[str, Any], text: Mapping[str, Any], name: str, sou
     )
 
 
-def _traced(data: Mapping[str, Any], name: str, source: str) -> Model:
-    """A model of a family without a reader."""
+def _variant(data: Mapping[str, Any], name: str, source: str, error: UndescribedError) -> Model:
+    """A variant that its family's reader does not describe, counted; else what the reader said."""
+    try:
+        return _traced(data, name, source, f"no reader for this variant ({error.field})")
+    except SpecError:
+        raise error from None
+
+
+def _traced(data: Mapping[str, Any], name: str, source: str, why: str) -> Model:
+    """A model whose shape no reader states."""
     given = str(data.get("model_type"))
     answer = trace(data)
     fields = traced_fields(answer)
@@ -149,7 +162,7 @@ def _traced(data: Mapping[str, Any], name: str, source: str) -> Model:
     mixed = known if known == ["latent attention"] else [*known, "softmax attention"]
     mixing = f"what mixes tokens is priced as {' and '.join(mixed)}"
     note = (
-        f"no reader for {given}: {answer['class']} of transformers {answer['transformers']} was built "
+        f"{why}: {answer['class']} of transformers {answer['transformers']} was built "
         "without weights and counted; what its shape does not explain is counted but not priced as "
         f"products, and {mixing}"
     )

@@ -32,7 +32,16 @@ AFTER_UNSEEN_S = 2.0
 """The same where the answer goes to a file or to another program."""
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k")
+_TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_k",
+    "moe_topk",
+    "top_k_experts",
+    "moe_top_k",
+    "router_top_k",
+    "top_k",
+)
 _WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size",
           "expert_ffn_hidden_size", "intermediate_size")  # fmt: skip
 
@@ -155,6 +164,9 @@ def _width(fields: Fields, held: int, config: Mapping[str, Any]) -> tuple[bool, 
     stated = config.get("intermediate_size")
     if isinstance(stated, int) and stated > 1 and held:
         return held > 2.5 * stated * fields["hidden"], stated
+    plain = 4 * fields["hidden"]  # what configs without a width mean
+    if held and abs(held / (2 * plain * fields["hidden"]) - 1) < 0.01:
+        return False, plain
     return True, max(held // (3 * fields["hidden"]), 1)
 
 

@@ -15,13 +15,13 @@ import resource
 import sys
 from typing import Any
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.(.+)$")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.(.+)$")
 _ENCODER = re.compile(
     r"vision|visual|image|audio|speech|multi_modal|multimodal|mm_|projector|connector|resampler|qformer"
     r"|embed_vision|embed_audio|perceiver|aligner"
 )
 _FFN = re.compile(
-    r"mlp|feed_forward|ffn|moe|experts|shared_expert|fc1|fc2|dense_h|dense_4h|block_sparse"
+    r"mlp|feed_forward|ffn|moe|experts|shared_expert|fc1|fc2|dense_h|dense_4h|block_sparse|^intermediate\b|^output\.dense"
 )
 _NORM = re.compile(r"norm|ln_|\bln\d")
 _MIXER = re.compile(r"attn|attention|mamba|mixer|conv|temporal|ssm|linear_attn|laurel|delta|rwkv")
@@ -102,7 +102,10 @@ def _tables(model: Any) -> int:
     """Parameters of tables that tokens look up, besides the token embedding: of layers, of positions."""
     import torch
 
-    tokens = model.get_input_embeddings()
+    try:
+        tokens = model.get_input_embeddings()
+    except NotImplementedError:
+        tokens = None
     return sum(
         part.weight.numel()
         for name, part in model.named_modules()
