@@ -25,7 +25,9 @@ def test_the_cluster_example(tmp_path):
 
 
 def test_the_model_and_job_examples(tmp_path):
-    model_text, job_text = examples("models.md")
+    images, encoder, model_text, job_text = examples("models.md")
+    job_text += images
+    model_text += encoder
     (tmp_path / "m.toml").write_text(model_text)
     (tmp_path / "j.toml").write_text(job_text)
     assert load_model(tmp_path / "m.toml").experts.experts == 64
