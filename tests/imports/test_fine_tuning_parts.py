@@ -186,3 +186,27 @@ Trainer(args).fit()
     )
     assert (found.model.name, found.layout.micro_batch, found.job.seq_len) == ("bloom-1b7", 6, 640)
     assert found.layout.zero == (2 if found.layout.dp > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("back", "upcast"), [("pass", True), ("if 'lm_head' in name: module.to(torch.bfloat16)", False)]
+)
+def test_what_is_not_quantised_is_kept_in_32_bits(back: str, upcast: bool):
+    """PEFT's preparation casts embedding, head and norms, unless the program casts them back."""
+    text = f"""
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from peft import PeftModel, prepare_model_for_kbit_training
+def load(place="{{}}"):
+    return {{"lora": {{"r": 12}}, "steps": 4, "place": place}}
+settings = load()
+def adapted(model, settings):
+    return get_peft_model(model, LoraConfig(r=settings["r"], target_modules=["q_proj"]))
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", load_in_4bit=True)
+model = adapted(prepare_model_for_kbit_training(model), settings["lora"])
+for name, module in model.named_modules():
+    {back}
+{TRAINED.format(told=True).replace("    ", "")}"""
+    tuned = import_text(text, "train.py", GUESS).job.finetune
+    assert tuned is not None
+    assert (tuned.upcast, tuned.rank, tuned.alpha) == (upcast, 12, 8.0)

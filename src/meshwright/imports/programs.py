@@ -333,6 +333,8 @@ def _by_library(text: str, found: dict[str, Any], reading: Reading) -> None:
     """What libraries around the trainer set where a program says nothing."""
     if re.search(r"\bfsdp_v2\.use_fsdp_v2\(", text):
         found.setdefault("fsdp", "full_shard")  # optimum-tpu's: parameters over all chips, by SPMD
+    if "deepspeed_plugin" in text and "deepspeed" not in found and "framework" not in reading.job:
+        reading.guess("sharding", "DeepSpeed's stage is in accelerate's configuration that starts the program, which is not here: whole copies are taken; import the command with it")  # fmt: skip
     made_away = _TRL_TRAINER.search(text) and "TrainingArguments(" not in text
     if _TRL_CONFIG.search(text) or made_away:
         trl_defaults(found, reading)

@@ -26,6 +26,7 @@ def adapters(
     dropout: float = 0.0,
     option: str = "target_modules",
     whole: Any = None,
+    upcast: bool = False,
 ) -> None:
     """Set a reading's fine-tuning; targets that are not known are named and the usual ones taken.
 
@@ -34,6 +35,7 @@ def adapters(
         twice: whether the scales of 4-bit weights are quantised too; None: as is usual.
         targets: module names, a list or text; None: all linear layers.
         whole: names of modules that train in full beside the adapters.
+        upcast: what is not quantised is kept in fp32, as by PEFT's prepare_model_for_kbit_training.
     """
     fields: dict[str, Any] = {
         "method": method if method in ("lora", "dora", "qlora") else "lora",
@@ -58,6 +60,10 @@ def adapters(
         twice = True  # as qlora's: the tool that quantises is the same
     if twice is not None and fields.get("storage") in ("nf4", "fp4"):
         fields["double_quantization"] = twice
+    if upcast and fields.get("storage") in ("nf4", "fp4", "int8"):
+        fields["upcast"] = True
+    elif upcast:
+        reading.unmodelled("prepare_model_for_kbit_training", "casts weights of 16 bits to fp32 that nothing quantises; as loaded is priced")  # fmt: skip
     fields["targets"] = _targets(reading, targets, option)
     if parts := trained(whole):
         fields["train"] = parts

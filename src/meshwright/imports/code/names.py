@@ -115,10 +115,12 @@ class Known:
         self._once_more(nodes)
 
     def _once_more(self, nodes: list[ast.stmt | ast.Call]) -> None:
-        """Assign again, with what functions are called with."""
+        """Take assignments and calls again, with what functions are called with and tables whose place a default said."""
         for node in nodes:
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and not self._never(node):
                 self._assign(node.targets[0], node.value)
+            elif isinstance(node, ast.Call):
+                self._handed(node)
 
     def _parser_says(self, tree: ast.AST, every: list[ast.AST]) -> None:
         """Take what a parser sets after its options, and leave out those that the command's words rule out."""
@@ -294,6 +296,11 @@ class Known:
         table, key = self.value(node.value), self.value(node.slice)
         if isinstance(key, str):
             self._hear(key)
+        if isinstance(table, dict) and key not in table and isinstance(node.value, ast.Name):
+            handed = self.parameters.get(
+                node.value.id
+            )  # of a function that calls its part of a table as the program calls the whole
+            table = handed if isinstance(handed, dict) else table
         if isinstance(table, (list, tuple, str)) and isinstance(key, int):
             return table[key] if -len(table) <= key < len(table) else None
         return table.get(key) if isinstance(table, dict) and isinstance(key, (str, int)) else None

@@ -89,10 +89,11 @@ def read_adapters(options: Options, reading: Reading) -> None:
             reading.guess("lora_target_modules", "is not set; the program that reads this chooses: all linear layers are taken")  # fmt: skip
         rank = _rank(options, reading)
         adapters(
-            reading, rank=rank, alpha=options.number("lora_alpha", "peft_lora_alpha"), targets=targets,
+            reading, rank=rank, alpha=_alpha(options, reading), targets=targets,
             bits=bits if bits in (4, 8) else 0, storage=kind if bits == 4 and kind in ("nf4", "fp4") else "",
             method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"),
             option="lora_target_modules", twice=twice, whole=options.raw("modules_to_save", "lora_modules_to_save"),
+            upcast=options.flag("prepare_model_for_kbit_training"),
         )  # fmt: skip
 
 
@@ -119,6 +120,16 @@ def _rank(options: Options, reading: Reading) -> int:
     usual = 8 if "program" in reading.format else 16
     if not options.has("finetuning_type"):  # LLaMA-Factory's reader takes its own
         reading.guess("lora_r", f"is not stated; {usual} is taken")
+    return usual
+
+
+def _alpha(options: Options, reading: Reading) -> float:
+    """What adapters are scaled by; where nothing is said a program's is PEFT's own, 8, and TRL's and the tools' 32."""
+    alpha = options.number("lora_alpha", "peft_lora_alpha")
+    if alpha or options.has("finetuning_type"):  # LLaMA-Factory's reader takes its own
+        return alpha
+    usual = 8.0 if "program" in reading.format else 32.0
+    reading.guess("lora_alpha", f"is not stated; {usual:g} is taken")
     return usual
 
 

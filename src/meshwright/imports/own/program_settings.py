@@ -128,6 +128,12 @@ def program_settings(
     _where_silent(found, known, lengths)
     if re.search(r"from_pretrained\([^()]*(?:\([^()]*\)[^()]*)*\)\s*\.half\(\)", text):
         found.setdefault("torch_dtype", "float16")
+    if (
+        "_unsloth" not in found
+        and {"use_peft", "load_in_4bit", "load_in_8bit"} & {*found}
+        and upcasts(tree, known)
+    ):
+        found["prepare_model_for_kbit_training"] = True
     if recomputes(tree, known):
         found.setdefault("gradient_checkpointing", True)
     if found.get("gradient_checkpointing") is False and switches_on(tree, known):
@@ -215,7 +221,10 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
         if called.endswith(TAKES_MORE) and (more := not_followed(call, known)):
             found.setdefault("_open", {}).setdefault(f"more of {called.rpartition('.')[2]}", more)
         _from_keywords(call, tree, known, found)
-        if called.endswith(("LoraConfig", "get_peft_model")):
+        again = called.endswith("PeftModel.from_pretrained") and found.pop("is_trainable", False)
+        if again or called.endswith(
+            ("LoraConfig", "get_peft_model")
+        ):  # adapters of an earlier run train on
             found["use_peft"] = True
         other = _OTHER_METHODS.search(called)
         if other and not any(one.endswith("LoraConfig") for one in map(_named, _reached(tree, known))):  # fmt: skip
@@ -315,6 +324,16 @@ def recomputes(tree: ast.AST, known: Known) -> bool:
             if said is None or said is True:
                 return True
     return False
+
+
+_NARROWED = re.compile(r"[\"'](?:lm_head|embed_tokens)[\"'] in name\b")
+"""How QLoRA's script and those made from it cast head and embedding back to 16 bits."""
+
+
+def upcasts(tree: ast.AST, known: Known) -> bool:
+    """Whether PEFT's preparation keeps in fp32 what is not quantised, and nothing casts it back."""
+    prepares = any(dotted(one.func).endswith("prepare_model_for_kbit_training") for one in _reached(tree, known))  # fmt: skip
+    return prepares and _NARROWED.search(ast.unparse(tree)) is None
 
 
 def switches_on(tree: ast.AST, known: Known) -> bool:

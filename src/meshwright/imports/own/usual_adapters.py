@@ -65,6 +65,10 @@ def adapt(options: Options, reading: Reading) -> None:
     method["storage"] = storage if four and storage in ("nf4", "fp4") else ""
     if options.has("bnb_4bit_use_double_quant", "use_double_quant"):
         method["twice"] = options.flag("bnb_4bit_use_double_quant", "use_double_quant")
+    if not options.has("lora_alpha"):
+        reading.guess("lora_alpha", "is not stated; 32 is taken")
+    if not options.has("lora_target_modules", "target_modules"):
+        reading.guess("lora_target_modules", "is not set; the program that reads this chooses: all linear layers are taken")  # fmt: skip
     adapters(
         reading, rank=options.whole(*ranks, "lora_dim", default=8) or 8,
         dropout=options.number("lora_dropout"), alpha=options.number("lora_alpha"), targets=options.raw("lora_target_modules", "target_modules"), **method,
