@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.imports.files import import_text
+from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given, Imported
 from meshwright.specs import load_cluster
 from meshwright.specs.errors import SpecError
@@ -90,3 +90,12 @@ def test_a_batch_of_minus_one_is_what_all_devices_hold():
     assert (found.layout.micro_batch, found.job.global_batch) == (4, 4 * found.layout.dp)
     with pytest.raises(SpecError, match="per_device_parallelism"):
         import_text(text.replace("per_device_parallelism: 4, ", ""), "c.yaml", Given(guess=True))
+
+
+def test_the_data_of_another_file_says_the_tokenizer(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "web.yaml").write_text("tokenizer: meta-llama/Meta-Llama-3-8B\n")
+    table = "\ndata: !include data/web.yaml\n" + TEXT.partition('hf"\n')[2]
+    path = tmp_path / "run.yaml"
+    path.write_text(table.format(model="", trainer="", mp="p=f32,c=bfloat16"))
+    assert import_file(path, Given(guess=True)).model.vocab == 128_256

@@ -243,3 +243,8 @@ def test_a_conversion_is_refused_as_one(name: str):
         import_text(text, name, GUESS)
     loop = MODEL + CONSTANTS + LOOP  # a name alone refuses nothing that trains
     assert import_text(loop, name, GUESS).model.layers == 10
+
+
+def test_a_configuration_of_pictures_is_named():
+    with pytest.raises(SpecError, match="OpenMMLab's, whose models are of pictures"):
+        read("img_norm_cfg = dict(mean=[0.5], std=[0.5])\noptimizer = dict(type='SGD', lr=0.1)\n")

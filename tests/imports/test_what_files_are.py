@@ -123,3 +123,15 @@ def test_a_length_beside_a_model_makes_no_llm_foundry():
         "model: {name: meta-llama/Llama-3.1-8B}\nlr: 1.0e-5\nbatch_size: 4\nmax_seq_len: 2048\n"
     )
     assert (found.micro_batch, found.seq_len) == (4, 2048)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("n_layer: [6]\nn_embd: [384]\nblock_size: [256]\nuse_norm: [true, false]\n", "sweep: it lists values of use_norm"),
+        ("learning_rate: 4.e-7\nper_device_batch_size: 1\ndcn_data_parallelism: -1\nici_fsdp_parallelism: 1\ndiffusion_scheduler_config: {prediction_type: 'epsilon'}\n", "diffusion model"),
+    ],
+)  # fmt: skip
+def test_tables_that_train_no_language_model_or_not_one(text, said):
+    with pytest.raises(SpecError, match=said):
+        of_table(text)

@@ -49,6 +49,8 @@ def unknown(data: Data, text: str, name: str) -> SpecError:
     """What is said of a document that no reader took."""
     if _GROUP_OF_HYDRA.search(text):
         return SpecError("file", name, "describes no training run of its own: it is a group that a Hydra configuration's defaults name")  # fmt: skip
+    if tried := _listed(data):
+        return SpecError("file", name, f"is a sweep: it lists values of {', '.join(tried[:6])}, which the program that reads it combines; import the command of one of its runs")  # fmt: skip
     if not _trains(data):
         return SpecError(
             "file",
@@ -62,6 +64,13 @@ def unknown(data: Data, text: str, name: str) -> SpecError:
         f"is of no known framework, and names no {' and no '.join(lacks)} in words that most programs use: "
         "import the program or the script that reads it",
     )
+
+
+def _listed(data: Data) -> list[str]:
+    """The names of a table that gives lists for everything, what several values are tried of first."""
+    if len(data) < 3 or not all(isinstance(one, list) and one for one in data.values()):
+        return []
+    return sorted(data, key=lambda name: len(data[name]) < 2)
 
 
 _GROUP_OF_HYDRA = re.compile(
@@ -123,7 +132,7 @@ def refuse_other(data: Data, text: str, name: str) -> None:
     ):
         raise SpecError("file", name, "describes no training run: it overrides fields of a recipe; import the command that names both")  # fmt: skip
     if re.search(
-        r"(?m)^[^\S\n]*(?:unet_config|first_stage_config|vae_\w*|vae|unet|noise_scheduler|num_latent_t|t2v\w*|crossattn_emb_size|diffusers?\w*)\s*:|fastvideo\.",
+        r"(?m)^[^\S\n]*(?:unet_config|first_stage_config|vae_\w*|vae|unet|noise_scheduler|num_latent_t|t2v\w*|crossattn_emb_size|diffusers?\w*|diffusion_scheduler_config)\s*:|fastvideo\.",
         text,
     ):
         raise SpecError("file", name, f"trains a diffusion model: {PLANNED}")

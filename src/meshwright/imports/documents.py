@@ -62,7 +62,7 @@ from meshwright.imports.formats import (
     wandb_sweep,
 )
 from meshwright.imports.formats import verl as hydra
-from meshwright.imports.inherited import whole_text
+from meshwright.imports.inherited import whole_text, with_included
 from meshwright.imports.logged_tables import unwrapped
 from meshwright.imports.own import tables as own_tables
 from meshwright.imports.reading import Given, Reading
@@ -101,7 +101,7 @@ def _read_one(
 ) -> tuple[Reading, Stamp]:
     """What a file of one configuration says."""
     data = nemo_rl.with_inherited(nemo.whole(unwrapped(parsed(text, name))), folder)
-    data = roll.with_parts(data, folder)
+    data = with_included(roll.with_parts(data, folder), text, folder)
     if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
     if isinstance(stamped := data.get(STAMP_KEY), dict):

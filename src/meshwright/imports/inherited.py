@@ -29,6 +29,20 @@ def whole_text(text: str, folder: Path | None) -> str:
     return json.dumps(_whole(data, folder), indent=1, default=str) if isinstance(data, dict) else text  # fmt: skip
 
 
+_INCLUDED = re.compile(r"(?m)^([\w-]+):[^\S\n]*!include[^\S\n]+[\"']?([^\s\"'#]+)")
+"""A table that is another file's (draccus and PyYAML's `!include`)."""
+
+
+def with_included(data: dict[str, Any], text: str, folder: Path | None) -> dict[str, Any]:
+    """A table with those of the files that `!include` names at its outside, where they are at hand.
+
+    Raises:
+        SpecError: one of the files cannot be parsed.
+    """
+    found = {key: beside(folder, path) for key, path in _INCLUDED.findall(text) if key in data}
+    return data | {key: read_table(path) for key, path in found.items() if path is not None}
+
+
 def _file(folder: Path, named: str) -> Path | None:
     """The YAML of that name at hand, its ending said or not."""
     endings = ("",) if re.search(r"\.ya?ml$", named) else (".yaml", ".yml")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from meshwright.imports.names import PLANNED
 from meshwright.imports.own import option_names
 from meshwright.specs.errors import SpecError
 
@@ -53,6 +54,10 @@ _CONVERTS = re.compile(
 )
 
 
+_OF_OPENMMLAB = re.compile(r"^(img_norm_cfg|data_source_cfg|train_pipeline)\s*=", re.M)  # fmt: skip
+"""What configurations of mmcv and mmengine for pictures set."""
+
+
 def refuse_conversion(text: str, name: str) -> None:
     """Refuse a program that by its name converts, merges or moves weights, and that trains nothing.
 
@@ -87,6 +92,10 @@ def unfollowed(text: str, name: str) -> SpecError:
         return SpecError("file", name, f"takes model and batch from {whence}: give the script or the configuration that it is started with")  # fmt: skip
     if loops and starts_by_itself(text):
         return SpecError("file", name, "describes no training run of a language model: it has a loop that trains, and no line of it says that its model is a decoder of text")  # fmt: skip
+    if re.search(r"^(?:def|class|@)\b|^async ", text, re.M) is None and (
+        parts := _OF_OPENMMLAB.findall(text)
+    ):
+        return SpecError("file", name, f"is a configuration of OpenMMLab's, whose models are of pictures ({parts[0]}): {PLANNED}")  # fmt: skip
     if re.search(r"^if __name__|^main\(", text, re.M) is None:
         return SpecError("file", name, "describes no training run: it holds functions and classes that a program calls; import that program, or the script that starts it")  # fmt: skip
     return SpecError("file", name, "describes no training run that can be followed: it starts nothing that trains by a recipe, a trainer's settings or a loop; "
