@@ -6,8 +6,9 @@ import pytest
 from folders import GUESS, lay
 
 from meshwright.imports.files import import_file, import_text
-from meshwright.imports.reading import Imported
+from meshwright.imports.reading import Given, Imported
 from meshwright.specs.errors import SpecError
+from meshwright.specs.model import Encoder, Model
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -422,3 +423,36 @@ def test_a_table_of_another_file_handed_to_a_function(tmp_path: Path):
     text += "\ndef adapt(table):\n    return LoraConfig(r=table['r'], target_modules=table['targets'])\n"
     found = import_file(written(tmp_path, "train.py", text), GUESS).job.finetune
     assert (found.rank, found.targets) == (40, ("q",))
+
+
+SEEING = Model(
+    layers=4, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=512, vocab=1000, name="seeing",
+    encoder=Encoder(parameters=9_000_000, layers=2, hidden=128, heads=2, ffn=256, patches=2916, joined=4),
+)  # fmt: skip
+TABLE = "stage: sft\ndo_train: true\nfinetuning_type: full\ndataset: d\ntemplate: qwen2_vl\n"
+COMMAND = "swift sft --train_type full --dataset d --per_device_train_batch_size 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "freeze", "patches"),
+    [
+        ("run.yaml", TABLE, ("vision",), None),
+        ("run.yaml", TABLE + "freeze_vision_tower: false\n", None, None),
+        ("run.yaml", TABLE + "image_max_pixels: 147456\n", ("vision",), 729),
+        ("run.sh", COMMAND, ("vision",), None),
+        ("run.sh", f"{COMMAND} --freeze_vit false", None, None),
+        ("run.yaml", TABLE.replace("full", "lora"), (), None),
+    ],
+)
+def test_whether_an_encoder_trains_is_read_and_what_it_sees_is_said(name, text, freeze, patches):
+    text = (
+        f"#!/bin/bash\n{text} --model Qwen/Qwen2.5-VL-7B-Instruct\n" if name == "run.sh" else text
+    )
+    text += "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\n" if name == "run.yaml" else ""
+    found = import_text(text, name, Given(model=SEEING, guess=True))
+    tune = found.job.finetune
+    assert (tune.freeze if tune else None) == freeze
+    assert found.job.image_patches == patches
+    seen = next(one for one in found.remarks if one.option == "images")
+    assert f"{patches or 2916:,} patches" in seen.text
+    assert "freeze" not in notes(found)

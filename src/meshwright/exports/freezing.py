@@ -19,7 +19,7 @@ _MODULES = {"embedding": "embed_tokens", "head": "lm_head"}
 
 def frozen_problems(tool: str, model: Model, tune: Finetune) -> Iterator[Problem]:
     """Why a tool cannot leave out what a plan freezes: its file would train all of it."""
-    if not tune.partial:
+    if not tune.partial_text:
         return
     field = "finetune.in_turn" if tune.in_turn else "finetune.freeze"
     value = tune.label()
@@ -39,7 +39,7 @@ def llama_factory_words(model: Model, tune: Finetune) -> dict[str, Any]:
     """Its words for what trains, over those of full fine-tuning."""
     if tune.in_turn:
         return {"use_badam": True, "badam_mode": "layer"}
-    if not tune.partial:
+    if not tune.partial_text:
         return {}
     parts = [name for part, name in _MODULES.items() if part not in tune.freeze]
     parts = parts[:1] if model.tied_embeddings else parts

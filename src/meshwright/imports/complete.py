@@ -11,6 +11,7 @@ from meshwright.exports.canonical import canonical
 from meshwright.exports.stamp import Stamp
 from meshwright.imports.names import guess_model, model_named, refuse_other
 from meshwright.imports.reading import Given, Imported, Reading
+from meshwright.imports.seeing import say_images, train_encoder
 from meshwright.planner.corners import largest_divisor
 from meshwright.specs import load_cluster, load_model
 from meshwright.specs.cluster import Cluster
@@ -83,7 +84,9 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
     if reading.steps > STEPS:
         # A thousand and fewer are what files hold that measure or show something, ours among them.
         reading.job.setdefault("token_budget", float(reading.steps) * batch * seq_len)
+    train_encoder(reading, model)
     job = Job.parse({**reading.job, "seq_len": seq_len, "global_batch": batch}, "job")
+    say_images(reading, model, job)
     if batch % (dp * micro):
         raise SpecError(
             "global_batch",

@@ -58,6 +58,10 @@ class Given:
     strict: bool = False
 
 
+PROJECTOR = "the projector trains beside a frozen encoder; it is priced as frozen, too"
+"""Said where a file trains that part of a multimodal model alone."""
+
+
 @dataclass(slots=True)
 class Reading:
     """What a file says. Zero and empty mean that it does not.
@@ -70,7 +74,8 @@ class Reading:
     whole run. `counts_itself`: the program says on how many devices it trains, whatever a launcher or a batch system starts.
     `task` is what it trains for beside the next token (`dpo`,
     `grpo`…), `reference` whether the untrained model is held beside; `reduces_each`
-    whether gradients are reduced every micro-batch where the tool's FSDP waits for the last.
+    whether gradients are reduced every micro-batch where the tool's FSDP waits for the last. `encoder_frozen`:
+    where the model has an encoder of images or sound, it does not train; `image_pixels` are the most of an image.
     """
 
     format: str
@@ -100,6 +105,8 @@ class Reading:
     task: str = ""
     reference: bool = False
     reduces_each: bool = False
+    encoder_frozen: bool = False
+    image_pixels: int = 0
     offload: set[str] = field(default_factory=set)
     remarks: list[Remark] = field(default_factory=list)
     options: dict[str, str] = field(default_factory=dict)

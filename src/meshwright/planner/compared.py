@@ -38,4 +38,4 @@ def stacks_for(vendor: str, job: Job) -> tuple[Framework, ...]:
 
 def tuning_stacks(tune: Finetune) -> tuple[Framework, ...]:
     """Tools to compare for one way to train further."""
-    return (PARTIAL_STACK,) if tune.partial else TUNING_STACKS
+    return (PARTIAL_STACK,) if tune.partial_text else TUNING_STACKS

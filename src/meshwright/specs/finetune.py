@@ -134,6 +134,13 @@ class Finetune(Spec):
         return bool(self.freeze or self.frozen_layers or self.in_turn)
 
     @property
+    def partial_text(self) -> bool:
+        """Whether that holds of the language model: an encoder is left out by a line of any program."""
+        return self.partial and (
+            self.freeze != ("vision",) or bool(self.frozen_layers or self.in_turn)
+        )
+
+    @property
     def adapts(self) -> bool:
         """Whether adapters train instead of the base weights."""
         return self.method != "full"

@@ -40,7 +40,7 @@ def job_lacks(job: Job, can: Framework) -> list[tuple[str, object, str]]:
     precision, compute = job.precision, job.precision.compute
     found: list[tuple[str, object, str]] = []
     tune = job.finetune
-    if tune is not None and (tune.adapts or tune.partial) and not can.adapters:
+    if tune is not None and (tune.adapts or tune.partial_text) and not can.adapters:
         words = "trains all weights, without adapters"
         found.append(("job.finetune", tune.label(), words))
     # What trains adapters loads weights in the compute type, and trains them so when asked to.

@@ -89,6 +89,8 @@ def read(data: dict[str, Any], given: Given) -> Reading:
             found[_NAMES.get(name, name)] = value
     reading = read_verl_data(_nested(found), given, "EasyR1", tables=("easyr1", "rl", "common"))
     reading.format = "EasyR1 configuration"
+    frozen = flat.get("worker.actor.model.freeze_vision_tower")
+    reading.encoder_frozen = str(frozen).lower() == "true"
     reading.options = {"micro_batch": "micro_batch_size_per_device_for_update"}
     return reading
 

@@ -14,7 +14,7 @@ from meshwright.imports.formats import deepspeed_chat, open_instruct
 from meshwright.imports.formats.hf_lengths import LENGTHS
 from meshwright.imports.own.layers import own_switches
 from meshwright.imports.own.program_settings import UNSLOTH_LOSS
-from meshwright.imports.reading import Reading
+from meshwright.imports.reading import PROJECTOR, Reading
 from meshwright.imports.tasks import refuse_task
 
 if TYPE_CHECKING:
@@ -166,6 +166,10 @@ def swift_defaults(values: dict[str, Any], reading: Reading) -> None:
         for name in ("model_name", "model_author"):
             values.pop(name, None)
     _swift_precision(values, reading)
+    # swift/arguments/tuner_args.py: of a multimodal model the language model alone trains unless told otherwise.
+    reading.encoder_frozen = str(values.pop("freeze_vit", True)).lower() != "false"
+    if str(values.pop("freeze_aligner", True)).lower() == "false" and reading.encoder_frozen:
+        reading.unmodelled("--freeze_aligner", PROJECTOR)
     if "gradient_checkpointing" not in values:
         values["gradient_checkpointing"] = True
         reading.note("is ms-swift's default, on", "--gradient_checkpointing")

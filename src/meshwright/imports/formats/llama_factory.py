@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.imports.formats import hf, mcore_adapter
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Options, flattened
-from meshwright.imports.reading import Given, Reading
+from meshwright.imports.reading import PROJECTOR, Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters, frozen_part, trained
 from meshwright.specs.errors import SpecError
@@ -93,6 +93,11 @@ def fill(
     dora = options.flag("use_dora")
     if options.word("stage") == "dpo" and options.word("pref_loss") in ("orpo", "simpo"):
         name_task(reading, options.word("pref_loss"))  # which hold no reference
+    # hparams/finetuning_args.py: of a multimodal model the language model alone trains unless told otherwise.
+    reading.encoder_frozen = options.flag("freeze_vision_tower", default=True)
+    if not options.flag("freeze_multi_modal_projector", default=True) and reading.encoder_frozen:
+        reading.unmodelled("freeze_multi_modal_projector", PROJECTOR)
+    reading.image_pixels = options.whole("image_max_pixels")
     reading = hf.fill(options, reading, given, folder, script)
     if kind == "oft":
         reading.unmodelled(

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.imports.formats import megatron
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Options, flags_of
-from meshwright.imports.reading import Given, Reading
+from meshwright.imports.reading import PROJECTOR, Given, Reading
 from meshwright.imports.tasks import name_task, refuse_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
@@ -54,7 +54,12 @@ def read_swift_megatron(words: list[str], given: Given) -> Reading:
     packed = options.flag("packing") or options.flag("padding-free", default=True)
     if tuner.startswith("lora"):
         options.read |= {"lora-rank", "lora-alpha", "lora-dropout", "target-modules", "modules-to-save"}  # fmt: skip
+    frozen = options.flag("freeze-vit", default=True)
+    aligned = options.flag("freeze-aligner", default=True)
     reading = megatron.read(options, given, "ms-swift Megatron command", more=("ms_swift",))
+    reading.encoder_frozen = frozen
+    if frozen and not aligned:
+        reading.unmodelled("--freeze-aligner", PROJECTOR)
     if tuner.startswith("lora"):
         adapters(reading, rank=options.whole("lora-rank", default=8), alpha=options.number("lora-alpha", default=32.0),
                  targets=options.raw("target-modules"), dropout=options.number("lora-dropout", default=0.05),

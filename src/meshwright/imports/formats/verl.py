@@ -88,6 +88,7 @@ def read_verl_data(
     reading.model_name = options.loose(
         "model.partial_pretrain", "actor_rollout_ref.model.path", "model.path"
     )
+    reading.encoder_frozen = options.flag("actor_rollout_ref.actor.freeze_vision_tower")
     reading.hosts = options.whole("trainer.nnodes", default=1) or 1
     reading.per_host = options.whole("trainer.n_gpus_per_node", default=8)
     started = "trainer.n_gpus_per_node" in (said if said is not None else options.values)
