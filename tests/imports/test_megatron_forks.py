@@ -35,7 +35,9 @@ def test_the_vocabulary_is_padded_as_it_says_in_every_dialect(more):
     assert found.job.framework_options["vocab_multiple"] == 64
 
 
-@pytest.mark.parametrize("program", ["mmlu.py", "examples/validate.py"])
+@pytest.mark.parametrize(
+    "program", ["mmlu.py", "examples/validate.py", "offline_feature_extract.py"]
+)
 def test_what_only_tests_a_model_does_not_train(program):
     with pytest.raises(SpecError, match="does not train"):
         read("", BASE.replace("pretrain_gpt.py", program))
@@ -130,6 +132,13 @@ def test_groups_without_their_switch_are_said():
     assert groups.model.kv_heads == 4
     assert "--num-query-groups" in {one.option for one in groups.remarks}
     assert not {"--num-query-groups"} & {one.option for one in read("--num-query-groups 4 --group-query-attention").remarks}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "devices"), [("12", 12), ("1", 8)])
+def test_ranks_that_a_script_counts_itself_beside_a_file_of_hosts(ranks, devices):
+    words = BASE.replace("torchrun --nproc_per_node 8", "deepspeed --hostfile $HOME/hosts").replace("batch-size 8", "batch-size 24")  # fmt: skip
+    text = f"export WORLD_SIZE=${{WORLD_SIZE:-{ranks}}}\n{words}--deepspeed --zero-stage 2\n"
+    assert import_text(text, "run.sh", Given(guess=True)).cluster.gpus == devices
 
 
 def test_one_expert_has_no_capacity():

@@ -22,7 +22,7 @@ _TRAINERS = re.compile(
     r"deepy|main)[\w-]*\.py)$"
 )
 _OTHER = re.compile(
-    r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|preprocess|prepare_|merge|export|serve|server|prune|"
+    r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|feature_extract|extract_(?:feature|hidden)|preprocess|prepare_|merge|export|serve|server|prune|"
     r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]e|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz|mmlu|(?:^|/)(?:validate|test_\w+)\.py)",
     re.IGNORECASE,
 )

@@ -125,9 +125,11 @@ def count(script: Script, launch: Launch) -> None:
     counts_all |= of_each
     if processes and (counts_all or not (hosts and per_host)):
         launch.devices = processes
-    if not (hosts or per_host or processes) and launch.is_python_alone():
-        # Nothing starts several processes: the variable that torch reads says how many there are.
-        launch.devices = _variable(script, ("WORLD_SIZE",))
+    if not (hosts or per_host or processes) and (launch.is_python_alone() or "deepspeed" in around):
+        # Nothing says how many processes there are, or a file of hosts: the variable that torch reads does. Where it
+        # stands beside DeepSpeed's launcher as 1, it is a host's.
+        ranks = _variable(script, ("WORLD_SIZE",))
+        launch.devices = ranks if launch.is_python_alone() or ranks > 1 else 0
 
 
 def _variable(script: Script, names: tuple[str, ...]) -> int:
