@@ -214,3 +214,39 @@ def test_options_that_rule_each_other_out(tmp_path: Path, words: str, adapted: b
     )
     reading = read_any(f"python grpo.py --model_path Qwen/Qwen3-4B {words}\n", "run.sh", GUESS, tmp_path)[0]  # fmt: skip
     assert ("finetune" in reading.job) == adapted
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'OUT=$(kubectl exec pod -- bash -c "cd /w && /venv/bin/{}")\necho $OUT\n',
+        "ID=$(ray job submit --address=a -- {} | tail -1)\necho $ID\n",
+    ],
+)
+def test_a_training_whose_output_is_kept(script: str) -> None:
+    assert _read(script.format(_VERL)).world() == 2
+
+
+def test_what_only_prints_is_no_training() -> None:
+    with pytest.raises(SpecError, match="no command that trains"):
+        _read("PORT=$(python3 find_port.py --from 1 --to 2)\necho $PORT\n")
+
+
+def test_adapters_that_go_on_training() -> None:
+    """`PeftModel.from_pretrained(…, is_trainable=True)` trains the adapters of a checkpoint, whose rank is not said."""
+    program = (
+        "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\nfrom trl import GRPOConfig, GRPOTrainer\n\n"
+        'base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B-Instruct")\n'
+        'model = PeftModel.from_pretrained(base, "saves/mine", is_trainable={})\n'
+        "GRPOTrainer(model=model, args=GRPOConfig(per_device_train_batch_size=1, bf16=True)).train()\n"
+    )
+    found = import_text(program.format(True), "grpo.py", GUESS)
+    assert found.job.finetune is not None and any(
+        "lora_r" in f"{one.option} {one.text}" for one in found.remarks
+    )
+
+
+@pytest.mark.parametrize("said", ["num_gpus = 2", "num_train_gpus = 2"])
+def test_prime_rl_s_deployment(said: str) -> None:
+    text = f'max_steps = 20\n[deployment]\n{said}\n[model]\nname = "Qwen/Qwen3-1.7B"\n[data]\nname = "a/b"\nseq_len = 1024\nbatch_size = 64\n'
+    assert _read(text, "sft.toml").world() == 2

@@ -35,7 +35,7 @@ def opened(words: list[str]) -> list[str]:
             and not word.startswith(("{", "["))
             and (
                 re.search(
-                    r"(?:^|\s)(?:python[\d.]*|torchrun|deepspeed|accelerate|srun|bash|(?:\S*/)?train_\w*cu)\s",
+                    r"(?:^|\s)(?:\S*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate|srun|bash|train_\w*cu)\s",
                     word,
                 )
                 or word.count(" --") > 1

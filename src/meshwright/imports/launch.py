@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import posixpath
 import re
 from dataclasses import dataclass, field
@@ -178,6 +179,12 @@ def find_launch(script: Script, chosen: int = 0) -> Launch | None:
             trainings.append(found)
         if best is None or score > best[0]:
             best = score, found
+    if best is None and script.captured:
+        kept = copy.copy(script)
+        kept.commands, kept.captured = script.captured, []
+        found = find_launch(kept, chosen)
+        if found is not None and _trains(found.program) > 0:
+            return found
     if best is None:
         best = _in_variables(script)
     if best is None:

@@ -52,8 +52,8 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         reading.note("the trainer is priced, not inference or the orchestrator")
         reading.guess("--seq", f"rows are packed to {reading.seq_len} tokens; full ones are priced")
         reading.job["document_masking"] = True
-    if options.has("deployment.num_train_gpus"):
-        reading.devices = options.whole("deployment.num_train_gpus")
+    if options.has("deployment.num_train_gpus", "deployment.num_gpus"):
+        reading.devices = options.whole("deployment.num_train_gpus", "deployment.num_gpus")
     elif options.has("deployment.num_train_nodes", "deployment.num_nodes"):
         reading.hosts = options.whole(
             "deployment.num_train_nodes", "deployment.num_nodes", default=1

@@ -226,6 +226,9 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             ("LoraConfig", "get_peft_model")
         ):  # adapters of an earlier run train on
             found["use_peft"] = True
+        if called.endswith("PeftModel.from_pretrained") and found.pop("is_trainable", False):
+            found["use_peft"] = True  # adapters that were trained before go on training
+            found.setdefault("_open", {}).setdefault("lora_r", "the checkpoint of its adapters")
         other = _OTHER_METHODS.search(called)
         if other and not any(one.endswith("LoraConfig") for one in map(_named, _reached(tree, known))):  # fmt: skip
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()

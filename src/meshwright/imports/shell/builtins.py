@@ -191,7 +191,7 @@ BUILTINS: dict[str, Callable[[Script, list[str]], bool | None]] = {
 
 STARTERS = frozenset({
     "srun", "sbatch", "torchrun", "mpirun", "mpiexec", "singularity", "apptainer", "docker", "podman", "timeout", "numactl",
-    "nsys", "ray", "pdsh", "deepspeed",
+    "nsys", "ray", "pdsh", "deepspeed", "kubectl",
 })  # fmt: skip
 """Commands that start what follows their own options."""
 

@@ -132,6 +132,7 @@ def _captured(script: Script, command: str) -> str | None:
         _run_text(script, command)
         unknown = len(script.commands) > commands
         printed = script.printed
+        script.captured += script.commands[commands:][: MAX_DEPTH - len(script.captured)]
     finally:
         del script.commands[commands:]
         script.printed, script.directory = before, directory

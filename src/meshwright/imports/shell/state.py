@@ -57,6 +57,8 @@ class Script:
     functions: dict[str, Node] = field(default_factory=dict)
     guessing: bool = False
     guesses: dict[str, str] = field(default_factory=dict)
+    captured: list[Command] = field(default_factory=list)
+    """Commands whose output the script keeps (`JOB=$(ray job submit … )`): one may be its training all the same."""
     switched: str = ""
     """A switch that is off by itself and was turned on, because nothing trains without it."""
     assuming: bool = False
