@@ -210,3 +210,43 @@ for name, module in model.named_modules():
     tuned = import_text(text, "train.py", GUESS).job.finetune
     assert tuned is not None
     assert (tuned.upcast, tuned.rank, tuned.alpha) == (upcast, 12, 8.0)
+
+
+@pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
+def test_every_other_layer_is_computed_again_and_kept_in_host_memory(name: str):
+    """transformers 5 calls its switch otherwise and says which layers, and where their inputs are kept."""
+    text = "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\nlearning_rate: 1.0e-5\nmax_length: 2048\nbf16: true\npacking: true\n"
+    text += (
+        f"{name}: true\n{name}_kwargs: {{every_n_layers: 3, offload: true, use_reentrant: false}}\n"
+    )
+    found = import_text(text, "sft.yaml", GUESS)
+    assert (found.layout.recompute, found.layout.recompute_layers) == ("full", 10)
+    assert found.offload == {"activations"}
+    assert found.job.document_masking
+    assert not [one for one in found.remarks if one.kind == "unread"]
+    code = f"""from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+model.{name}_enable()
+{TRAINED.format(told="None").replace("    ", "").replace("Trainer(", "from transformers import Trainer, TrainingArguments; Trainer(")}"""
+    assert import_text(code, "train.py", GUESS).layout.recompute == "full"
+
+
+@pytest.mark.parametrize(
+    ("method", "rank", "said"),
+    [
+        ("AdaLoraConfig(init_r=14, target_r=6)", 14, "moves ranks"),
+        ("RandLoraConfig(r=9)", 9, "randlora is not modelled"),
+        ("PsoftConfig(r=9)", 9, "psoft is not modelled"),
+        ("LoraConfig(r=9)", 9, ""),
+    ],
+)
+def test_methods_beside_lora_are_named(method: str, rank: int, said: str):
+    text = f"""
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from peft import get_peft_model
+model = get_peft_model(AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B"), {method})
+{TRAINED.format(told=True).replace("    ", "")}"""
+    found = import_text(text, "train.py", GUESS)
+    assert found.job.finetune is not None and found.job.finetune.rank == rank
+    told = [one.text for one in found.remarks if one.option == "peft_type"]
+    assert (said in told[0]) if said else not told

@@ -75,7 +75,9 @@ def adapters(
 
 METHOD_NAMES = ("peft_type", "peft_method", "tuning_method", "adapter_config", "adapter_type", "adapter_method")  # fmt: skip
 """How programs call the method that adapts their model."""
-VECTORS = r"prompt|prefix|p[-_]?tuning|(?<![a-z])cpt(?![a-z])|ia3|(?<![a-z])ln_?tuning|tokens"
+VECTORS = (
+    r"prompt|prefix|p[-_]?tuning|(?<![a-z])cpt(?![a-z])|ia3|(?<![a-z])ln_?tuning|tokens|cartridge"
+)
 """Methods of PEFT's and of AdapterHub's that train vectors."""
 
 

@@ -22,6 +22,7 @@ from meshwright.imports.formats.hf_programs import (
     spread_over_devices,
     trl_defaults,
 )
+from meshwright.imports.formats.hf_recompute import of_checkpointing
 from meshwright.imports.formats.hf_sharding import agrees, sharding
 from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.names import PLANNED, refuse_other, shape_named
@@ -357,6 +358,7 @@ def _memory(options: Options, reading: Reading) -> None:
     # FSDP's own checkpointing runs whatever transformers' switch says; DeepSpeed's needs that switch.
     again = again or (default and reading.job.get("framework") != "deepspeed")
     reading.layout["recompute"] = "full" if again else "none"
+    of_checkpointing(options, reading)
     name = options.word("optim", "optimizer", "optimizer_name", default="adamw_torch")
     if "optimizer" not in reading.job or options.has("optim"):
         found = optimizer_or_adamw(reading, name, "optim", momentum=0.0)

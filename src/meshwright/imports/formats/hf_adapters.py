@@ -29,7 +29,11 @@ def read_adapters(options: Options, reading: Reading) -> None:
     if options.has("pre_seq_len") and options.whole("pre_seq_len"):  # ChatGLM's P-tuning
         refuse_vectors("pre_seq_len", "p-tuning")
     method = method if named == "peft_type" else "lora"
-    if method not in ("lora", "adalora"):
+    if method == "adalora":  # whose budget of ranks begins with `init_r` everywhere
+        reading.unmodelled("peft_type", "AdaLoRA moves ranks between matrices; adapters of one rank are priced")  # fmt: skip
+        if options.has("init_r") or not options.has("r", "lora_r", "lora_rank"):
+            options.values["lora_r"] = options.whole("init_r", default=12)
+    elif method != "lora":
         reading.unmodelled("peft_type", f"{method} is not modelled; adapters of LoRA's shape are priced")  # fmt: skip
     if (
         options.has("r")

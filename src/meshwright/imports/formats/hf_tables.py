@@ -143,6 +143,7 @@ _OF_PEFT = (
     "peft_type",
     "use_dora",
     "modules_to_save",
+    "init_r",
 )
 
 
@@ -198,6 +199,9 @@ def _with_trl_s(
         data = dict(data)
         hf_programs.trl_precision(data, reading)
         hf_programs.trl_packing(data, reading)
+    elif not {"tuner_type", "train_type", "template", "template_name"} & set(data):  # other tools'
+        data = dict(data)
+        hf_programs.trl_packing(data, reading)
     return data
 
 
@@ -235,8 +239,6 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         if "adapter_config" in data:  # as PEFT saves it, with the defaults of every method
             peft = {n: v for n, v in peft.items() if n in _OF_PEFT}
             data.pop("adapter_config")
-        if "adalora" in str(peft.get("peft_type", "")).lower():
-            reading.unmodelled("peft_type", "AdaLoRA moves ranks between matrices; adapters of one rank are priced")  # fmt: skip
         on = bool(peft) and peft.get("enabled", True) is not False
         adapted = {"use_lora": on, "lora_rank": peft.get("r", 8)} if peft else {}
         peft = peft if on else {}

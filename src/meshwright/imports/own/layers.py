@@ -15,7 +15,7 @@ from meshwright.imports.own.arguments import typed
 from meshwright.imports.reading import Reading
 from meshwright.specs.foreign import read_text
 
-RECOMPUTES = ("gradient_checkpointing_enable", "apply_activation_checkpointing", "checkpoint_wrapper")  # fmt: skip
+RECOMPUTES = ("gradient_checkpointing_enable", "activation_checkpointing_enable", "apply_activation_checkpointing", "checkpoint_wrapper")  # fmt: skip
 """Ends of the names of calls that recompute a model's layers."""
 _ADAPTERS = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout",
              "modules_to_save": "modules_to_save", "use_dora": "use_dora"}  # fmt: skip

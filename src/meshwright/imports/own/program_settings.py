@@ -230,7 +230,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             found["use_peft"] = True  # adapters that were trained before go on training
             found.setdefault("_open", {}).setdefault("lora_r", "the checkpoint of its adapters")
         other = _OTHER_METHODS.search(called)
-        if other and not any(one.endswith("LoraConfig") for one in map(_named, _reached(tree, known))):  # fmt: skip
+        if other and not any(_OF_LORA.search(one) for one in map(_named, _reached(tree, known))):  # fmt: skip
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
 
@@ -258,9 +258,11 @@ def _from_keywords(call: ast.Call, tree: ast.Module, known: Known, found: dict[s
 
 _OTHER_METHODS = re.compile(
     r"(?:^|\.)(IA3|PromptTuning|PrefixTuning|PromptEncoder|LoHa|LoKr|OFT|BOFT|Vera|FourierFT|LNTuning|XLora|HRA|VBLoRA|CPT|Bone|Miss|"
-    r"RandLora|TrainableTokens|Shira|C3A|WaveFT|Road|Delora|Gralora|Hira|HiRA|OSF|Poly|AdaLora)Config$"
+    r"RandLora|TrainableTokens|Shira|C3A|WaveFT|Road|Delora|Gralora|Hira|HiRA|OSF|Poly|AdaLora|Adamss|AdaptionPrompt|Beft|Cartridge|Deft|Frod|Glora|Lily|"
+    r"MultitaskPromptTuning|Peanut|Psoft|Pvera|Shadow|Supertuning|TinyLora|UniLora)Config$"
 )
 """PEFT's configurations of other methods than LoRA."""
+_OF_LORA = re.compile(r"(?:^|\.)LoraConfig$")
 
 
 def _named(call: ast.Call) -> str:
