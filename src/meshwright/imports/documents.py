@@ -167,7 +167,7 @@ def _read_one(
     if prime_rl.is_config(data):
         return prime_rl.read(_told(data, overrides), given), stamp
     if torchtitan.is_config(data):
-        return torchtitan.read_toml(data, given, overrides), stamp
+        return torchtitan.read_toml(data, given, overrides, folder), stamp
     if litgpt.is_config(data):
         return litgpt.read(overridden(data, overrides), given), stamp
     for one in (olmo, llm_foundry, paddle):

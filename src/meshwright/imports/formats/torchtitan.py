@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from meshwright.costs.frameworks import UNCOMPILED_BLOCK, UNCOMPILED_LOSS
 from meshwright.exports.torchtitan import FLAVORS, SCHEDULES
+from meshwright.imports.formats.torchtitan_flavors import at_hand, differs
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading
@@ -34,7 +36,9 @@ def is_config(data: dict[str, Any]) -> bool:
     )
 
 
-def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
+def read_toml(
+    data: dict[str, Any], given: Given, overrides: list[str], folder: Path | None = None
+) -> Reading:
     """Return what a torchtitan TOML runs.
 
     Raises:
@@ -45,7 +49,7 @@ def read_toml(data: dict[str, Any], given: Given, overrides: list[str]) -> Readi
     reading.options["micro_batch"] = "training.local_batch_size"
     reading.options["recompute"] = "activation_checkpoint.mode"
     name, flavor = options.text("model.name"), options.text("model.flavor")
-    named(reading, given, name, flavor)
+    named(reading, given, name, flavor, folder)
     if not (name or flavor or given.model):  # flame's: transformers' configuration by its name
         reading.model_name = options.loose("model.config")
         refuse_other(reading.model_name)
@@ -84,13 +88,16 @@ _DEBUG: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def named(reading: Reading, given: Given, module: str, flavor: str) -> None:
-    """Set the model that torchtitan registers under a family and a flavour."""
+def named(
+    reading: Reading, given: Given, module: str, flavor: str, folder: Path | None = None
+) -> None:
+    """Set the model that torchtitan registers under a family and a flavour; what a checkout at hand registers counts."""
     names = {(theirs, size): ours for theirs, size, ours in FLAVORS.values()}
     names |= {("llama4", "17bx16e"): "llama4-scout", ("llama4", "17bx128e"): "llama4-maverick"}
     names[("deepseek_v3", "16B")] = "deepseek-v2-lite"  # of DeepSeek-V2-Lite's shape
     names[("deepseek_v3", "236B")] = "deepseek-v2"
-    if flavor == "debugmodel" and module in _DEBUG and given.model is None:
+    own = at_hand(module, flavor, folder) if given.model is None else None
+    if flavor == "debugmodel" and module in _DEBUG and given.model is None and own is None:
         reading.model = Model.parse({"name": f"{module}-debugmodel", **_DEBUG[module]}, "model")
         return
     found = names.get((module, flavor), "")
@@ -100,6 +107,11 @@ def named(reading: Reading, given: Given, module: str, flavor: str) -> None:
             if spelled and model_named(spelled.replace("_", "-")) is not None:
                 found = spelled.replace("_", "-")
                 break
+    known = model_named(found) if found else None
+    if own is not None and (known is None or differs(own, known)):
+        reading.model = own
+        reading.note(f"{flavor} is what the checkout at hand registers for {module}", "model.flavor")  # fmt: skip
+        return
     if not found and given.model is None:
         refuse_other(module)
     reading.model = given.model

@@ -80,7 +80,7 @@ def read_command(words: list[str], given: Given, folder: Path | None) -> Reading
         enough = {"training.seq_len", "training.local_batch_size"} <= set(said)
         known = config in _recipes()["recipes"].get(module, {})
         recipe = Recipe(module, config) if enough and not known else _shipped(module, config)
-    reading = _read(recipe, config, given, overridden(words))
+    reading = _read(recipe, config, given, overridden(words), folder)
     reading.format = f"torchtitan recipe {config}, named by a script"
     if path is None and recipe.flavor == config and not known:
         reading.guess("--config", f"the registry of --module {module} is not here: only what the command says is read; torchtitan's selective recomputation is taken")  # fmt: skip
@@ -170,7 +170,7 @@ def read_registry(module: Module, name: str, given: Given) -> Reading:
             f"this file registers {len(known)} configurations: say which with "
             f"--config, one of {', '.join(list(known)[:12])}{'…' if len(known) > 12 else ''}",
         )
-    return _read(_registered(module, name, chosen), chosen, given, {})
+    return _read(_registered(module, name, chosen), chosen, given, {}, module.folder)
 
 
 def _configurations(module: Module) -> dict[str, ast.FunctionDef]:
@@ -244,9 +244,11 @@ def _recomputes(made: Made) -> str:
     return "full" if "Full" in text else "selective" if "Selective" in text else "none"
 
 
-def _read(recipe: Recipe, config: str, given: Given, said: dict[str, Any]) -> Reading:
+def _read(
+    recipe: Recipe, config: str, given: Given, said: dict[str, Any], folder: Path | None
+) -> Reading:
     reading = Reading(f"torchtitan recipe {config}", options=dict(EDITS))
-    named(reading, given, recipe.module, recipe.flavor)
+    named(reading, given, recipe.module, recipe.flavor, folder)
     if recipe.by_name and given.model is None:
         reading.guess("--config", f"the model's size is not followed through the file; {recipe.flavor}, by the configuration's name, is taken")  # fmt: skip
     if recipe.hub and given.model is None:
