@@ -36,7 +36,8 @@ def test_the_vocabulary_is_padded_as_it_says_in_every_dialect(more):
 
 
 @pytest.mark.parametrize(
-    "program", ["mmlu.py", "examples/validate.py", "offline_feature_extract.py"]
+    "program",
+    ["mmlu.py", "examples/validate.py", "offline_feature_extract.py", "a/tb_analysis_script.py"],
 )
 def test_what_only_tests_a_model_does_not_train(program):
     with pytest.raises(SpecError, match="does not train"):

@@ -113,3 +113,10 @@ def test_the_experiments_before_are_not_verls(tmp_path):
     assert (found.task, found.reference) == ("ppo", True)
     notes = "\n".join(map(str, found.notes))
     assert "a critic trains beside" in notes and "not understood" not in notes
+
+
+def test_its_program_runs_the_configuration_that_it_names(tmp_path):
+    program = "import hydra\n@hydra.main(config_path='../configs', config_name='grpo', version_base=None)\ndef main(config):\n    train(config)\nif __name__ == '__main__':\n    main()\n"
+    here = lay(tmp_path, {".git/HEAD": "", "configs/model/small.yaml": MODEL, "configs/grpo.yaml": EXPERIMENT, "cli/train_grpo.py": program})  # fmt: skip
+    found = import_file(here / "cli/train_grpo.py", Given())
+    assert (found.format, found.layout.tp, found.model.hidden) == ("MindSpeed-RL YAML", 2, 1024)

@@ -24,7 +24,7 @@ _TRAINERS = re.compile(
 )
 _OTHER = re.compile(
     r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|feature_extract|extract_(?:feature|hidden)|preprocess|prepare_|merge|export|serve|server|prune|"
-    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]e|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz|mmlu|(?:^|/)(?:validate|test_\w+)\.py)",
+    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]|(?:^|[/_])plot_|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz|mmlu|(?:^|/)(?:validate|test_\w+)\.py)",
     re.IGNORECASE,
 )
 _MODULES = (

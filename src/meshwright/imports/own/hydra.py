@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import program_beside
+from meshwright.imports.formats import chatlearn, mindspeed_rl, nemo_rl
 from meshwright.imports.formats.hf_launcher import one_process
 from meshwright.imports.hydra_defaults import chosen, of_program, with_defaults
 from meshwright.imports.interpolate import merged
@@ -37,8 +38,18 @@ def read(
     text = "" if path is None else read_text(path, "file")
     if path is None or "hydra.main" not in text:
         return None
-    data = _settings(text, path, launch.words)
-    if data is None or not own_tables.is_config(data):
+    found = _settings(text, path, launch.words)
+    if found is None:
+        return None
+    data, root = found
+    for known in (
+        mindspeed_rl,
+        chatlearn,
+        nemo_rl,
+    ):  # a framework's program, started with its own configuration
+        if known.is_config(data):
+            return known.read(data, given, root)
+    if not own_tables.is_config(data):
         return None
     reading = own_tables.read(data, given, folder)
     reading.format = "Hydra configuration of a program of its own"
@@ -56,8 +67,8 @@ def read(
     return reading
 
 
-def _settings(text: str, path: Path, words: list[str]) -> dict[str, Any] | None:
-    """The tables that the program sees: the files of its `config_path`, the groups that words choose, words over both."""
+def _settings(text: str, path: Path, words: list[str]) -> tuple[dict[str, Any], Path] | None:
+    """The tables that the program sees, and where they lie: the files of its `config_path`, the groups that words choose, words over both."""
     where, name = of_program(text)
     said_where, said_name = chosen(words)
     where, name = said_where or where, said_name or name
@@ -75,4 +86,4 @@ def _settings(text: str, path: Path, words: list[str]) -> dict[str, Any] | None:
         for part in reversed(key.split(".")):
             table = {part: table}
         data = merged(data, table)
-    return data
+    return data, root
