@@ -13,7 +13,7 @@ from meshwright.cli.options import QuestionOptions
 from meshwright.costs.step import estimate
 from meshwright.exports import torchtune
 from meshwright.exports.targets import FINETUNERS, LAUNCHERS, export, export_all
-from meshwright.imports.files import import_file
+from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
 from meshwright.planner.plan import price_layout
 from meshwright.specs.clusters import load_cluster
@@ -21,6 +21,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
+from meshwright.specs.model import Encoder
 from meshwright.specs.models import load_model
 
 METHODS = {
@@ -256,6 +257,38 @@ def test_every_launcher_starts_a_tool_for_fine_tuning(tool, launcher):
 def test_a_plan_of_tools_alone_is_written_for_all_that_can(tmp_path):
     bundles, _ = export_all(planned("qlora", "sharded", "trl"))
     assert {"trl", "axolotl", "llama-factory", "slurm", "skypilot"} <= set(bundles)
+
+
+@pytest.mark.parametrize(("still", "patches"), [(True, None), (False, 729)])
+def test_a_model_that_sees_goes_to_llama_factory_with_what_trains_of_it(still, patches):
+    """And comes back; what has no words for an encoder refuses it."""
+    encoder = Encoder(
+        parameters=676_550_144, family="qwen2_5_vl", layers=32, hidden=1280, heads=16, ffn=3420, gated=True,
+        patches=2916, joined=4,
+    )  # fmt: skip
+    model = load_model("qwen2.5-7b").but(encoder=encoder, name="Qwen/Qwen2.5-VL-7B-Instruct")
+    tune = finetune_recipe({"method": "full", "freeze": ["vision"] if still else []})
+    job = Job(
+        framework="llama-factory",
+        seq_len=4096,
+        global_batch=64,
+        finetune=tune,
+        image_patches=patches,
+    )
+    plan = make_plan(model, job=job, dp=8, zero=3, recompute="full")
+    files = export(plan, "llama-factory")
+    data = yaml.safe_load(files.files["llama-factory.yaml"])
+    assert data["template"] == "qwen2_vl"
+    assert data["freeze_vision_tower"] is data["freeze_multi_modal_projector"] is still
+    assert data["image_max_pixels"] == 768**2 * (patches or 2916) // 2916
+    assert any("rows hold images" in note for note in files.notes)
+    back = import_text(
+        files.files["llama-factory.yaml"], "run.yaml", Given(model=model, guess=True)
+    ).job
+    assert (back.finetune.freeze if back.finetune else ()) == tune.freeze
+    assert (back.image_patches or 2916) == (patches or 2916)
+    with pytest.raises(SpecError, match="encoder of images"):
+        export(plan, "trl")
 
 
 @pytest.mark.parametrize("tool", ["trl", "axolotl", "llama-factory"])

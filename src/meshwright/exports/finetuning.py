@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.exports import accelerate
+from meshwright.exports import accelerate, seeing
 from meshwright.exports.adapter_names import adapter_names
 from meshwright.exports.bundle import comment, steps, tuning_rate
 from meshwright.exports.freezing import llama_factory_words
@@ -259,6 +259,7 @@ def llama_factory(plan: Plan) -> dict[str, Any]:
         "disable_gradient_checkpointing": layout.recompute != "full", "flash_attn": "disabled" if keeps_scores(job) else "fa2",
         "learning_rate": tuning_rate(job), **_length(job, "num_train_epochs"), "output_dir": "outputs",
     }  # fmt: skip
+    data |= seeing.llama_factory_words(plan.model, job)
     if job.loss == "liger":
         data["enable_liger_kernel"] = True
     if deepspeed_stage(plan):

@@ -13,6 +13,7 @@ from typing import Any
 from meshwright.exports import limit_rules as rules
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limit_rules import Problem
+from meshwright.exports.seeing import words_beside
 from meshwright.planner.dispatchers import not_written
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
@@ -64,7 +65,7 @@ def problems(plan: Plan, limits: Limits) -> list[Problem]:
     if layout.pp > 1 and can.makes_whole_logits(plan.job):
         says, flat = "makes whole logits in its pipeline", {"pp": 1, "schedule": "1f1b"}
         found.append(Problem("job.loss", plan.job.loss, says, rules.FLAT | flat))
-    found += _unusual(plan.model)
+    found += _unusual(plan.model, can)
     if plan.job.global_batch % (layout.dp * layout.micro_batch):
         found.append(Problem("micro_batch", layout.micro_batch, "needs whole micro-batches a rank"))
     if limits.extra is not None:
@@ -81,8 +82,9 @@ def _unwritten(job: Job, can: Framework) -> Iterator[Problem]:
     yield from rules.loss(job, can)
 
 
-def _unusual(model: Model) -> Iterator[Problem]:
-    if parts := model.unusual():
+def _unusual(model: Model, can: Framework) -> Iterator[Problem]:
+    parts = words_beside(model) if can.name == "llama-factory" else model.unusual()
+    if parts:
         says = "is exported for plain decoders with attention in every layer"
         yield Problem("model", f"{model.name} with {', '.join(parts)}", says)
 
@@ -130,7 +132,7 @@ def gradient_notes(plan: Plan, limits: Limits) -> tuple[str, ...]:
 
 def unplannable(model: Model, job: Job, cluster: Cluster, limits: Limits) -> Problem | None:
     """The first thing about a model, a job or devices that no layout makes a target able to express."""
-    found = [*_unwritten(job, limits.can), *_unusual(model)]
+    found = [*_unwritten(job, limits.can), *_unusual(model, limits.can)]
     found += limits.extra(model) if limits.extra is not None else ()
     found += limits.asked(model, job, cluster) if limits.asked is not None else ()
     found += [*_devices(cluster, limits.can), *_units(job, cluster, limits.can)]

@@ -28,6 +28,10 @@ def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     if tool in ("torchtune", "verl") and narrow and plan.job.optimizer.name == "adamw":
         told += (f"{tool}'s moments are as wide as the 16-bit weights, less than the plan priced: plan with "
                  "--optimizer adamw-bf16 to count that",)  # fmt: skip
+    if tool == "llama-factory" and plan.model.encoder is not None:
+        told += (
+            f"rows hold {plan.model.encoder.kind} beside their words: say their column to LLaMA-Factory (data/README.md)",
+        )
     if tool == "torchtune" and plan.job.token_budget:
         told += (
             f"torchtune ends with its data: fewer than {steps(plan.job)} steps where one pass has fewer",

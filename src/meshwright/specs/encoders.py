@@ -37,7 +37,7 @@ def encoder_fields(answer: Mapping[str, Any]) -> Fields | None:
     if tokens := whole.get("mm_tokens_per_image"):  # Gemma 3 pools what its encoder gives
         joined = patches / int(tokens)
     fields |= {
-        "kind": "sound" if tower["sound"] else "images", "patches": patches, "fixed": fixed,
+        "family": str(whole.get("model_type") or ""), "kind": "sound" if tower["sound"] else "images", "patches": patches, "fixed": fixed,
         "joined": joined, "kept_widths": _kept_widths(tower, config),
         "patch_parameters": int(tower["patch"]),
         "projector_parameters": int(tower["projector"]),

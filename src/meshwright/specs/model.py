@@ -118,6 +118,7 @@ class Encoder(Spec):
 
     parameters: int = Field(ge=0, description="encoder and projector together")
     kind: Literal["images", "sound"] = "images"
+    family: str = Field("", description="the multimodal model's model_type")
     layers: int = Field(
         0, ge=0, le=10_000, description="blocks of full attention and FFN; 0: unknown, not priced"
     )
@@ -187,6 +188,9 @@ LISTED_WINDOWS = "windows in listed layers"
 
 GATED_ATTENTION = "gated attention"
 """What it calls queries that come with a gate."""
+
+ENCODER = "an encoder of images or sound"
+"""What it calls the encoder of a multimodal model."""
 
 FURTHER_TOKENS = "layers that predict further tokens"
 """What it calls multi-token prediction, where a plan asks for it."""
@@ -341,10 +345,15 @@ class Model(Spec):
         if self.predict_layers:
             found.append(FURTHER_TOKENS)
         if self.encoder is not None:
-            found.append("an encoder of images or sound")
+            found.append(ENCODER)
         if self.counted_parameters:
-            found.append(f"parts of {self.family} that have no name here")
+            found.append(self.unnamed_parts)
         return found
+
+    @property
+    def unnamed_parts(self) -> str:
+        """What `unusual` calls parts that were counted and that no field expresses."""
+        return f"parts of {self.family} that have no name here"
 
     @property
     def kv_share(self) -> float:
