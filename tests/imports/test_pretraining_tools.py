@@ -32,6 +32,32 @@ def test_nanochat_makes_all_of_the_depth() -> None:
     assert older.model.window == 0 and older.job.global_batch == 256
 
 
+CONSTANTS = "depth = 16\nmatrix_lr = 0.02\ndevice_batch_size = 8\ntotal_batch_size = 262144\n"
+OPTIONS = '(f"--aspect-ratio")\nadd_argument("--device-batch-size", type=int, default=8)\nadd_argument("--%s", type=int, default=16)\n'
+
+
+def test_nanochat_at_hand_says_its_version(tmp_path) -> None:
+    """Vocabulary, windows and defaults of the checkout count; a model that is not of a depth is asked for."""
+    (tmp_path / "scripts").mkdir()
+    program = tmp_path / "scripts" / "base_train.py"
+    path = tmp_path / "speed.sh"
+    path.write_text("torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --run=x\n")
+    program.write_text(CONSTANTS)
+    found = import_file(path, ONE)
+    assert (found.model.layers, found.model.vocab, found.model.window) == (16, 65_536, 0)
+    assert (found.layout.micro_batch, found.job.global_batch) == (8, 128)
+    program.write_text(OPTIONS % "depth")
+    (tmp_path / "nanochat").mkdir()
+    (tmp_path / "nanochat" / "gpt.py").write_text("short_window = long_window // 2\n")
+    (tmp_path / "scripts" / "tok_train.py").write_text("('--vocab-size', type=int, default=9000)")
+    found = import_file(path, ONE)
+    assert (found.model.vocab, found.model.window) == (9000, 1024)
+    assert "value embeddings" not in _said(found)
+    program.write_text(OPTIONS % "size")
+    with pytest.raises(SpecError, match="builds a model of its own, not one by its depth"):
+        import_file(path, ONE)
+
+
 INTERNEVO = """
 VOCAB, HIDDEN = 50000, 2048
 SEQ_LEN = 4096

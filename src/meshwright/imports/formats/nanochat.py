@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import posixpath
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from meshwright.imports.beside import beside, program_beside
 from meshwright.imports.formats.hf_launcher import one_process
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading
+from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
 from meshwright.specs.job import OPTIMIZERS, RECIPES
 from meshwright.specs.model import Model
 
@@ -36,7 +41,10 @@ def reads(launch: Launch) -> bool:
 def is_program(text: str) -> bool:
     """Whether a Python text is that program itself."""
     return _is_older(text) or (
-        "add_argument" in text and "--aspect-ratio" in text and "--device-batch-size" in text
+        all(
+            one in text
+            for one in ("add_argument", '"--depth"', "--aspect-ratio", "--device-batch-size")
+        )
     )
 
 
@@ -47,42 +55,80 @@ def _is_older(text: str) -> bool:
 
 def read_program(text: str, given: Given) -> Reading:
     """Return what the program runs by its own defaults."""
-    older = _is_older(text)
-    said = re.findall(r"(?m)^(\w+) = ([^#\n]+)" if older else r'add_argument\("--([\w-]+)"[^\n]*?default=([^,)]+)', text)  # fmt: skip
-    flags = {name.replace("_", "-"): value.strip().strip("\"'") for name, value in reversed(said)}
-    if older:
-        known = ("depth", "max-seq-len", "device-batch-size", "total-batch-size")
-        flags = {**_OLDER, **{name: value for name, value in flags.items() if name in known}}
-    reading = _read(flags, given, "nanochat program", older)
+    reading = _read(_defaults(text), given, "nanochat program", _checkout(None, _is_older(text)))
     reading.guess("program", "started without options: its own defaults are taken")
     return reading
 
 
-def read_words(launch: Launch, given: Given) -> Reading:
-    """Return what a command of it runs.
+def _defaults(text: str) -> dict[str, str]:
+    """What the program takes where its command is silent."""
+    older = _is_older(text)
+    said = re.findall(r"(?m)^(\w+) = ([^#\n]+)" if older else r'add_argument\(\s*"--([\w-]+)"[^\n]*?default=([^,)]+)', text)  # fmt: skip
+    flags = {name.replace("_", "-"): value.strip().strip("\"'") for name, value in reversed(said)}
+    if older:
+        known = ("depth", "max-seq-len", "device-batch-size", "total-batch-size")
+        flags = {**_OLDER, **{name: value for name, value in flags.items() if name in known}}
+    return flags
+
+
+def read_words(launch: Launch, given: Given, folder: Path | None = None) -> Reading:
+    """Return what a command of it runs, by the version at hand where there is one.
 
     Raises:
-        SpecError: a value that cannot be.
+        SpecError: a value that cannot be, or the version at hand builds a model of its own.
     """
     flags = {one.replace("_", "-"): value for one, value in flags_of(launch.words).items()}
-    older = any(re.match(r"--\w+_\w", word) for word in launch.words)
-    reading = _read({**_OLDER, **flags} if older else flags, given, "nanochat command", older)
+    path = program_beside(folder, launch.program)
+    text = read_text(path, "program") if path is not None else ""
+    older = _is_older(text) if text else any(re.match(r"--\w+_\w", word) for word in launch.words)
+    if "base_train" in launch.program and text and not re.search(r"--depth\b|(?m:^depth = )", text) and given.model is None:  # fmt: skip
+        others = [f"--{one}" for one in flags if one in _defaults(text) and one not in _KNOWN]
+        raise SpecError("model", None, f"the base_train.py at hand builds a model of its own, not one by its depth ({', '.join(others[:5]) or 'no --depth'}): give --model")  # fmt: skip
+    below = _defaults(text) if is_program(text) else _OLDER if older else {}
+    taken = {name: value for name, value in below.items() if name in _OF_MODEL}
+    reading = _read({**taken, **flags}, given, "nanochat command", _checkout(folder, older))
     one_process(launch, reading)
     return reading
+
+
+_OF_MODEL = ("depth", "aspect-ratio", "head-dim", "max-seq-len", "window-pattern", "device-batch-size", "total-batch-size")  # fmt: skip
+"""Options of the program that decide its model and batch."""
+
+
+@dataclass(frozen=True)
+class _Checkout:
+    """What tells versions of nanochat apart: vocabulary, what a short window is a part of, and tables of values in every second layer."""
+
+    vocab: int
+    window: int = 0
+    values: bool = False
+
+
+def _checkout(folder: Path | None, older: bool) -> _Checkout:
+    """The version at hand, or what the words of a command tell of it."""
+    model = beside(folder, "nanochat/gpt.py")
+    tokenizer = beside(folder, "scripts/tok_train.py")
+    said = re.search(r"--vocab[-_]size\D*?default=(\d+)", read_text(tokenizer, "tokenizer")) if tokenizer is not None else None  # fmt: skip
+    vocab = int(said.group(1)) if said is not None else _OLDER_VOCAB if older else _VOCAB
+    text = read_text(model, "model") if model is not None and model.parent.name == "nanochat" else ""  # fmt: skip
+    if not text:
+        return _Checkout(vocab, values=not older)
+    part = re.search(r"long_window // (\d)", text)
+    return _Checkout(vocab, int(part.group(1)) if part is not None else 0, "self.value_embeds" in text)  # fmt: skip
 
 
 _OLDER = {"window-pattern": "L", "total-batch-size": _REFERENCE_TOKENS}
 """What versions whose options had underscores took: no windows, and one batch for every depth."""
 
 
-def _read(flags: dict[str, Any], given: Given, title: str, older: bool) -> Reading:
+def _read(flags: dict[str, Any], given: Given, title: str, version: _Checkout) -> Reading:
     options = Options(flags, "--")
     options.guessing = given.guess
     reading = Reading(title, options=dict(EDITS))
     depth = options.whole("depth", default=20, least=1)
     reading.seq_len = options.whole("max-seq-len", default=2048, least=2)
     reading.micro_batch = options.whole("device-batch-size", default=32, least=1)
-    reading.model = given.model or _model(options, reading, depth, older)
+    reading.model = given.model or _model(options, reading, depth, version)
     total = options.number("total-batch-size", default=-1)
     if total > 0:
         reading.batch_tokens = int(total)
@@ -112,8 +158,8 @@ def _width(options: Options, depth: int) -> tuple[int, int]:
     return -(-wanted // head) * head, head
 
 
-def _model(options: Options, reading: Reading, depth: int, older: bool) -> Model:
-    vocab = _OLDER_VOCAB if older else _VOCAB
+def _model(options: Options, reading: Reading, depth: int, version: _Checkout) -> Model:
+    vocab = version.vocab
     width, head = _width(options, depth)
     pattern = options.word("window-pattern", default=_PATTERN)
     fields: dict[str, Any] = {
@@ -122,12 +168,14 @@ def _model(options: Options, reading: Reading, depth: int, older: bool) -> Model
         "tied_embeddings": False,
     }  # fmt: skip
     if re.fullmatch(r"s+l", pattern):
-        fields |= {"window": max(reading.seq_len // 4, 1), "window_period": len(pattern)}
-        reading.guess("--window-pattern", f"short windows are a quarter of the sequence ({fields['window']}), as in current versions; half in older ones")  # fmt: skip
+        short = -(-reading.seq_len // (version.window or 4) // 128) * 128
+        fields |= {"window": max(min(short, reading.seq_len), 1), "window_period": len(pattern)}
+        if not version.window:
+            reading.guess("--window-pattern", f"short windows are a quarter of the sequence ({fields['window']}), as in current versions; half in older ones")  # fmt: skip
     elif set(pattern) != {"l"}:
         reading.unmodelled("--window-pattern", f"{pattern.upper()}: attention over whole sequences is priced")  # fmt: skip
     reading.guess("--model", f"what gpt.py builds is taken as nanochat's: {depth} layers of {width}, its own {vocab:,} tokens")  # fmt: skip
-    if not older:
+    if version.values:
         reading.unmodelled("value embeddings", f"current versions add a table of {vocab:,} rows to every second layer; not priced")  # fmt: skip
     return Model.parse(fields, "model")
 
