@@ -250,3 +250,29 @@ def test_adapters_that_go_on_training() -> None:
 def test_prime_rl_s_deployment(said: str) -> None:
     text = f'max_steps = 20\n[deployment]\n{said}\n[model]\nname = "Qwen/Qwen3-1.7B"\n[data]\nname = "a/b"\nseq_len = 1024\nbatch_size = 64\n'
     assert _read(text, "sft.toml").world() == 2
+
+
+def test_easyr1_s_optimizer_of_sixteen_bits() -> None:
+    """Its moments and what rounding lost are in bf16 beside weights of 32 bits; a key for pictures in every file says nothing."""
+    text = "data: {train_files: hiyouga/math12k@train, image_key: images}\nworker: {actor: {global_batch_size: 8, model: {model_path: Qwen/Qwen3-4B}, optim: {strategy: adamw_bf16}}}\n"
+    reading = _read(text, "config.yaml")
+    assert reading.job["optimizer"]["state_bytes"] == 6 and reading.job["precision"]["name"] == "bf16"  # fmt: skip
+    assert not any("pictures" in one.text for one in reading.remarks)
+
+
+def test_turns_as_samples_by_skyrl_s_program() -> None:
+    command = "python -m examples.step_wise.main_step_wise trainer.policy.model.path=Qwen/Qwen3-4B trainer.policy_mini_batch_size=64"
+    assert any("turns is a sample" in one.text for one in _read(command).remarks)
+
+
+def test_groups_from_the_top_and_a_program_where_the_script_went(tmp_path: Path) -> None:
+    """`/group: name` counts from the folder that the program names; the program lies where the script has gone to."""
+    own = tmp_path / "mine" / "configs" / "algo" / "gym"
+    own.mkdir(parents=True)
+    (own / "base.yaml").write_text("# @package _global_\ndata: {max_prompt_length: 256, max_response_length: 128}\nactor_rollout_ref: {model: {path: Qwen/Qwen2.5-0.5B, lora_rank: 16}}\n")  # fmt: skip
+    (own / "lora.yaml").write_text("# @package _global_\ndefaults: [{/algo/gym: base}, _self_]\ntrainer: {n_gpus_per_node: 2}\n")  # fmt: skip
+    (tmp_path / "mine" / "grpo_local.py").write_text("import hydra\n\n\n@hydra.main(config_path=\"configs\", config_name=\"none\")\ndef main(config):\n    pass\n")  # fmt: skip
+    (tmp_path / "scripts").mkdir()
+    script = "cd mine\npython grpo_local.py --config-path configs --config-name algo/gym/lora actor_rollout_ref.actor.ppo_mini_batch_size=32\n"
+    reading = read_any(script, "run.sh", GUESS, tmp_path / "scripts")[0]
+    assert (reading.seq_len, reading.world()) == (384, 2) and "finetune" in reading.job

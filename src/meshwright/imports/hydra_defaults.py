@@ -120,7 +120,8 @@ def with_defaults(
         filled = re.sub(
             r"\$\{(\w+)\}", lambda found: (chosen or {}).get(found.group(1), ""), str(told or "")
         )
-        named = "/".join(part for part in (group, filled) if part).removesuffix(".yaml")
+        written = "/".join(part for part in (group, filled) if part).removesuffix(".yaml")
+        named = written.removeprefix("/")
         if (
             depth > 4
             or key.startswith("override ")
@@ -128,7 +129,9 @@ def with_defaults(
             or named == "_self_"
         ):
             continue
-        at = next((at for at in (path.parent, *places) if (at / f"{named}.yaml").is_file()), None)
+        # A name with a slash before it counts from where the first file's own name does.
+        top = [*path.parents][:_ABOVE_MOST] if written.startswith("/") else [path.parent]
+        at = next((at for at in (*top, *places) if (at / f"{named}.yaml").is_file()), None)
         inside = root if at == path.parent else at
         if at is None or inside is None:
             continue
@@ -136,13 +139,17 @@ def with_defaults(
         if not other.resolve().is_relative_to(inside.resolve()):
             continue
         inner = with_defaults(other, depth + 1, inside, chosen)
-        where = package if package or "@" in key else group
+        where = package if package or "@" in key else group.removeprefix("/")
         if _GLOBAL.match(read_text(other)):
             where = ""
         for name in reversed([part for part in re.split(r"[./]", where) if part]):
             inner = {name: inner}
         below = merged(below, inner)
     return merged(below, data)
+
+
+_ABOVE_MOST = 4
+"""Folders of a configuration that may lie in groups within each other."""
 
 
 def _search_path(data: dict[str, Any], path: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports import documents
-from meshwright.imports.beside import beside
+from meshwright.imports.beside import beside, file_of, program_beside
 from meshwright.imports.formats import flagscale, mindspeed_rl, roll
 from meshwright.imports.hydra_defaults import chosen
 from meshwright.imports.interpolate import read_table
@@ -79,6 +79,15 @@ def configuration(
         if path is not None:
             return variable, path
     return None
+
+
+def started_in(script: Script, program: str, folder: Path | None) -> Path | None:
+    """The folder that a script has gone to, where the program that it starts there is at hand; else its own."""
+    if not script.directory or program_beside(folder, program) is not None:
+        return folder
+    named = file_of(program)
+    path = beside(folder, f"{script.directory}/{named}")
+    return folder if path is None else path.parents[named.strip("/").count("/")]
 
 
 def hydra_named(launch: Launch, folder: Path | None) -> Path | None:

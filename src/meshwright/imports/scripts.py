@@ -54,7 +54,7 @@ from meshwright.imports.script_devices import (
     one_task,
     take_tpus,
 )
-from meshwright.imports.script_files import configuration
+from meshwright.imports.script_files import configuration, started_in
 from meshwright.imports.script_megatron import read_megatron
 from meshwright.imports.script_refusals import nothing_found, starts_another
 from meshwright.imports.shell.state import Script
@@ -214,7 +214,7 @@ def _dispatch(
         or "actor_rollout_ref." in joined
         or (own_verl and "data.train_files" in joined)
     ):
-        return hydra.read_verl(program, words, given, folder), stamp
+        return hydra.read_verl(program, words, given, started_in(script, program, folder)), stamp
     ours = _export_of_ours(program, words, given, folder, stamp)
     if ours is not None:
         return ours

@@ -12,6 +12,7 @@ from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import merged, read_table, words_to_table
 from meshwright.imports.options import flattened
 from meshwright.imports.reading import Given, Reading
+from meshwright.specs.job import OPTIMIZERS
 
 _ACTOR = "actor_rollout_ref.actor."
 _MODEL = "actor_rollout_ref.model."
@@ -43,6 +44,10 @@ _OWN: dict[str, Any] = {
     "data.max_prompt_length": 512, "data.max_response_length": 512, "trainer.nnodes": 1, "trainer.n_gpus_per_node": 8,
 }  # fmt: skip
 """What EasyR1 takes where nothing is said."""
+
+
+_ANY_PRECISION_BYTES = 6.0
+"""Of its `AnyPrecisionAdamW` a parameter, whatever the weights' width: two moments and what rounding lost, each in bf16."""
 
 
 def is_config(data: dict[str, Any]) -> bool:
@@ -84,11 +89,13 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     found: dict[str, Any] = {}
     for name, value in flat.items():
         if name == "worker.actor.optim.strategy" and str(value).endswith("_bf16"):
-            value = str(value).removesuffix("_bf16")  # its states follow the weights' width
+            value = str(value).removesuffix("_bf16")
         if not (name.startswith("worker.actor.model.lora.") and not lora):
             found[_NAMES.get(name, name)] = value
     reading = read_verl_data(_nested(found), given, "EasyR1", tables=("easyr1", "rl", "common"))
     reading.format = "EasyR1 configuration"
+    if str(flat.get("worker.actor.optim.strategy")).endswith("_bf16"):
+        reading.job["optimizer"] = OPTIMIZERS["adamw-bf16"].but(state_bytes=_ANY_PRECISION_BYTES).model_dump()  # fmt: skip
     frozen = flat.get("worker.actor.model.freeze_vision_tower")
     reading.encoder_frozen = str(frozen).lower() == "true"
     reading.options = {"micro_batch": "micro_batch_size_per_device_for_update"}

@@ -68,6 +68,8 @@ def read_words(program: str, words: list[str], given: Given) -> Reading:
             "--seq", f"sequences have at most {reading.seq_len} tokens; that is taken for all"
         )
         reading.note("the policy's training is priced, not rollouts, reference or critic")
+    if "step_wise" in program:
+        reading.unmodelled("program", "each of an agent's turns is a sample: how many there are is not said; a batch of whole answers is priced")  # fmt: skip
     _layout(options, reading, at, top)
     rank = options.whole(f"{at}model.lora.rank")
     if rank:

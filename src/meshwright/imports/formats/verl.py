@@ -117,7 +117,10 @@ def read_verl_data(
         _verl_actor(options, reading)
         reading.note("the actor's training is priced, not rollouts, reference or critic")
     stated = said if said is not None else options.values
-    if _PICTURES.search(options.loose("data.train_files")) or (program and "data.image_key" in stated):  # fmt: skip
+    keyed = (
+        program and "easyr1" not in tables and "data.image_key" in stated
+    )  # EasyR1's own file says it always
+    if keyed or _PICTURES.search(options.loose("data.train_files")):
         reading.unmodelled("data.image_key", "samples hold pictures; a part of the model that sees, and its tokens, are not priced")  # fmt: skip
     beside = ("data.", "checkpoint.", "trainer.", "custom_", "ray_", "global_")
     options.read |= {
