@@ -158,6 +158,22 @@ def test_blocks_run_again_with_the_layers():
     assert again.stages[0].parts["activations"] < 0.5 * whole.stages[0].parts["activations"]
 
 
+def test_tensor_parallel_ranks_share_an_encoder_where_the_framework_splits_it():
+    """Megatron-Bridge's own tower of Qwen3-VL against those it takes from transformers; cp shares neither."""
+    own = SEEING.but(encoder=SEEING.encoder.but(family="qwen3_vl"))
+    job = JOB.but(framework="nemo")
+    alone = priced(job, Layout(dp=8), own)
+    for model, most, states in ((own, 0.6, 0.25), (SEEING, 1.01, 1.0)):
+        one = priced(job, Layout(dp=2, tp=4), model)
+        # As many images a rank in the step: four times the micro-batches on a fourth of the replicas.
+        assert one.time_parts["encoder"] <= most * 4 * alone.time_parts["encoder"]
+        text = priced(job, Layout(dp=2, tp=4), model.but(encoder=None))
+        held = one.memory_parts["parameters"] - text.memory_parts["parameters"]
+        assert held == pytest.approx(states * 2 * 420e6)
+        long = priced(job, Layout(dp=4, cp=2), model)
+        assert long.time_parts["encoder"] == pytest.approx(2 * alone.time_parts["encoder"])
+
+
 def test_a_larger_image_is_seen_in_tiles_where_the_encoder_has_one_size():
     tiles = encoders.seen_of(SEEING, JOB.but(image_patches=3 * 4096))
     assert (tiles.images, tiles.patches) == (3, 4096)

@@ -15,7 +15,7 @@ from meshwright.costs import pipeline
 from meshwright.costs.columns import Floats, Ints, LayoutColumns
 from meshwright.costs.kernels import Kernels, ceil_div, gemm_time_s, stream_time_s
 from meshwright.costs.mixers import layer_shares, mixer_matrices
-from meshwright.costs.parameters import LocalParameters, layer_parameters
+from meshwright.costs.parameters import LocalParameters, encoder_parameters, layer_parameters
 from meshwright.costs.stages import StageLayers
 from meshwright.specs.finetune import Finetune
 from meshwright.specs.job import Job
@@ -185,7 +185,7 @@ def role_weights(
     head = np.where(here & (not local.tied), local.embedding_matrix, 0.0)
     outside = {"embedding": embedding, "head": head}
     if model.encoder is not None:
-        outside["vision"] = zero + model.encoder.parameters * (role == "first")
+        outside["vision"] = encoder_parameters(model, columns, job.framework) * (role == "first")
     inside = sum((counts[moe] * _norms(model, moe) for moe, _ in kinds), zero)
     outside["norms"] = inside
     if not tune.adapts:

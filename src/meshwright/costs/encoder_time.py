@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costs.columns import Floats, Ints, LayoutColumns, distinct
+from meshwright.costs.columns import Floats, Ints, LayoutColumns, distinct, strides
 from meshwright.costs.encoders import Seen, seen_of, trains
 from meshwright.costs.host import wait_s
-from meshwright.costs.kernels import linear_times_s
+from meshwright.costs.kernels import ceil_div, linear_times_s
 from meshwright.costs.layer import layer_time
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
+from meshwright.costs.parameters import encoder_split
 from meshwright.costs.setting import Setting
 from meshwright.costs.stages import StageLayers
 from meshwright.specs.model import Encoder
@@ -28,9 +29,13 @@ def encoder_s(
     seen = seen_of(setting.model, setting.job)
     if role != "first" or block is None or encoder is None or seen is None:
         return nothing, nothing
-    rows, inverse = distinct(columns.micro_batch)
+    tp = stride = np.ones_like(columns.tp)
+    if encoder_split(setting.model, setting.job.framework):
+        tp, stride = columns.tp, strides(columns)["tp"]
+    rows, inverse = distinct(columns.micro_batch, tp, stride)
     images = seen.in_micro_batch(columns.micro_batch[rows])
-    forward, backward, again = _times_s(setting, block, encoder, seen, images)
+    keys = _keys(images, tp[rows], stride[rows])
+    forward, backward, again = _times_s(setting, block, encoder, seen, keys)
     # A mean number of images that is no whole one: a share of micro-batches has the next.
     share = columns.micro_batch[rows] * seen.images / images
     if not trains(setting.job):
@@ -42,10 +47,11 @@ def encoder_s(
 
 
 def _times_s(
-    setting: Setting, block: LayerModel, encoder: Encoder, seen: Seen, images: Ints
+    setting: Setting, block: LayerModel, encoder: Encoder, seen: Seen, keys: LayerKeys
 ) -> tuple[Floats, Floats, Floats]:
     """Forward, backward and the blocks' forward alone, of so many images together; shape (rows,)."""
-    one = layer_time(block, _keys(images), moe=False)
+    images = keys.micro_batch
+    one = layer_time(block, keys, moe=False)
     software = setting.behaviour
     host = encoder.layers * software.kernels_per_layer * software.host_kernel_s
     issued = np.full(len(images), host * (software.graphs != "all"))
@@ -54,27 +60,24 @@ def _times_s(
     back = encoder.layers * one.backward_s()
     back = back + wait_s(2.0 * issued, back)
     forward, backward = blocks, back
-    for tokens, parameters, into in (
-        (
-            images * seen.patches,
-            encoder.patch_parameters,
-            encoder.patch_parameters / encoder.hidden,
-        ),
-        (images * seen.tokens, encoder.projector_parameters, encoder.joined * encoder.hidden),
+    per_patch, joined = encoder.patch_parameters / encoder.hidden, encoder.joined * encoder.hidden
+    for tokens, parameters, into, shared in (
+        (images * seen.patches, encoder.patch_parameters, per_patch, np.ones_like(images)),
+        (images * seen.tokens, encoder.projector_parameters, joined, keys.tp),
     ):
         if parameters:
             width = np.full_like(images, max(round(into), 1))
-            out = np.full_like(images, max(round(parameters / max(round(into), 1)), 1))
+            out = ceil_div(max(round(parameters / max(round(into), 1)), 1), shared)
             many = np.asarray(np.ceil(tokens), dtype=np.int64)
             there, back = linear_times_s(block.kernels, many, out, width, frozen=False)
             forward, backward = forward + there, backward + back
     return forward, backward, blocks
 
 
-def _keys(images: Ints) -> LayerKeys:
-    """A rank's images, which no other rank shares."""
+def _keys(images: Ints, tp: Ints, stride: Ints) -> LayerKeys:
+    """A rank's images, which its tensor-parallel group shares."""
     one = np.ones_like(images)
     return LayerKeys(
-        tp=one, cp=one, ep=one, etp=one, micro_batch=images, sequence_parallel=0 * one,
-        tp_stride=one, cp_stride=one, ep_stride=one, cp_method=0 * one,
+        tp=tp, cp=one, ep=one, etp=one, micro_batch=images, sequence_parallel=0 * one,
+        tp_stride=stride, cp_stride=one, ep_stride=one, cp_method=0 * one,
     )  # fmt: skip

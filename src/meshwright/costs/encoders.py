@@ -3,7 +3,8 @@
 Its blocks are priced by the formulas of a decoder's layer, with attention to all that an image has (or a window
 of it). Every rank of the first stage computes it whole: neither tensor nor context parallelism splits it, as
 Megatron-Bridge runs the towers that it takes from transformers (Gemma 3, Qwen2.5-VL; models/gemma_vl,
-models/qwen_vl) and FSDP, ZeRO and plain data parallelism do anyway.
+models/qwen_vl) and FSDP, ZeRO and plain data parallelism do anyway. Towers that Megatron-Bridge has of its own are
+split over tp (`parameters.SPLIT_ENCODERS`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from meshwright.costs.activations import kept_per_layer
 from meshwright.costs.columns import Ints, LayoutColumns
 from meshwright.costs.frameworks import Behaviour
+from meshwright.costs.parameters import encoder_split
 from meshwright.costs.transformers_layer import Kept
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
@@ -141,11 +143,12 @@ def flops_per_token(model: Model, job: Job) -> float:
     return passes * seen.images * forward_flops(model.encoder, seen) / job.seq_len
 
 
-def alone(columns: LayoutColumns, images: Ints) -> LayoutColumns:
-    """The columns as the encoder sees them: its images are a micro-batch that no rank shares."""
+def alone(columns: LayoutColumns, images: Ints, split: bool) -> LayoutColumns:
+    """The columns as the encoder sees them: its images are a micro-batch, that tensor-parallel ranks share or none."""
     one = np.ones_like(columns.tp)
+    tp = columns.tp if split else one
     return replace(
-        columns, tp=one, cp=one, ep=one, etp=one, sequence_parallel=0 * one, micro_batch=images,
+        columns, tp=tp, cp=one, ep=one, etp=one, sequence_parallel=0 * one, micro_batch=images,
         recompute_modules=0 * one,
     )  # fmt: skip
 
@@ -162,12 +165,14 @@ def kept(model: Model, job: Job, behaviour: Behaviour, columns: LayoutColumns) -
         return None
     shape = as_model(model.encoder)
     images = seen.in_micro_batch(columns.micro_batch)
-    one = kept_per_layer(shape, as_job(job, seen), behaviour, alone(columns, images), moe=False)
+    split = encoder_split(model, job.framework)
+    mine = alone(columns, images, split)
+    one = kept_per_layer(shape, as_job(job, seen), behaviour, mine, moe=False)
     nothing = np.zeros(columns.rows)
     if not trains(job):
         return Kept(nothing, nothing, one.whole)
     element = job.precision.activation_bytes
-    more = model.encoder.kept_widths * shape.hidden * images * seen.patches * element
+    more = model.encoder.kept_widths * shape.hidden * images * seen.patches * element / mine.tp
     # What the projector reads, and what its first product gives, as wide as what it reads or puts out.
     between = model.encoder.joined * shape.hidden
     projector = seen.tokens * (between + max(between, float(model.hidden)))

@@ -61,7 +61,7 @@ def state_floor_bytes(model: Model, job: Job, columns: LayoutColumns) -> Floats:
     software = behaviour(job)
     if job.finetune is not None or software.modules != "fused" or software.eager:
         return np.zeros(columns.rows)
-    local = local_parameters(model, columns, software.vocab_multiple)
+    local = local_parameters(model, columns, software.vocab_multiple, job.framework)
     layers = stage_layers(model, columns)
     least = np.zeros(columns.rows)
 

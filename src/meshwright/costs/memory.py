@@ -77,7 +77,7 @@ def memory(
     """
     if not behaviour.eager:  # which counts them by itself
         layers = with_further(model, columns, layers)
-    local = local_parameters(model, columns, behaviour.vocab_multiple)
+    local = local_parameters(model, columns, behaviour.vocab_multiple, job.framework)
     counted = (
         factored_statistics(model, columns, behaviour.vocab_multiple, job.optimizer)
         if job.optimizer.factored or job.optimizer.low_rank

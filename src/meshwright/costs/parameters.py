@@ -283,8 +283,10 @@ class LocalParameters:
     """Vocabulary after padding, before it is split."""
 
 
-def local_parameters(model: Model, columns: LayoutColumns, vocab_multiple: int) -> LocalParameters:
-    """Return one rank's share of each part, for a table of layouts.
+def local_parameters(
+    model: Model, columns: LayoutColumns, vocab_multiple: int, framework: str = ""
+) -> LocalParameters:
+    """Return one rank's share of each part, for a table of layouts; of an encoder, as a `framework` splits it.
 
     The vocabulary is padded to a multiple of `vocab_multiple` · tp, as Megatron-LM's
     `vocab_size_with_padding` does; 0 leaves it as it is, split unevenly.
@@ -309,13 +311,29 @@ def local_parameters(model: Model, columns: LayoutColumns, vocab_multiple: int) 
         embedding=matrix
         + position_parameters(model)
         + (norm if model.embedding_norm else 0.0)
-        + (model.encoder.parameters if model.encoder else 0.0),
+        + encoder_parameters(model, columns, framework),
         embedding_matrix=matrix,
         head=head - (matrix if model.tied_embeddings else 0.0) + final_norm_parameters(model),
         tied=model.tied_embeddings,
         further=model.predict_layers > 0,
         vocab=vocab,
     )
+
+
+SPLIT_ENCODERS = {"nemo": ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")}
+"""Frameworks, and families whose encoder tensor-parallel ranks share there, without sequence parallelism:
+Megatron-Bridge, models/qwen_vl/modelling_qwen3_vl/transformer_config.py (get_vision_model_config)."""
+
+
+def encoder_split(model: Model, framework: str) -> bool:
+    """Whether tensor-parallel ranks share the encoder: its heads, FFN and projector."""
+    return model.encoder is not None and model.encoder.family in SPLIT_ENCODERS.get(framework, ())
+
+
+def encoder_parameters(model: Model, columns: LayoutColumns, framework: str) -> Floats:
+    """Parameters of the encoder on one rank of the first stage; shape (rows,)."""
+    whole = float(model.encoder.parameters if model.encoder else 0)
+    return whole / np.where(encoder_split(model, framework), columns.tp, 1).astype(np.float64)
 
 
 def _share(amount: Floats | float, degree: Floats) -> Floats:

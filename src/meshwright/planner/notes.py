@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.costs.encoders import image_words, seen_of, trains
 from meshwright.costs.flops import attention_flops_per_token, model_flops_per_token
 from meshwright.costs.frameworks import behaviour
+from meshwright.costs.parameters import encoder_split
 from meshwright.costs.step import estimate
 from meshwright.planner.compared import UPPER_BOUND, asked_for
 from meshwright.planner.dispatchers import OPTION, backend, deduplicates
@@ -133,7 +134,10 @@ def _encoder(question: Question, best: Estimate) -> list[str]:
         return [said]
     said += " (`--images`, `--image-patches`; `--images 0` plans for text)"
     still = "" if trains(job) else ", frozen: its forward alone"
-    said += f"; every rank of the first stage runs its encoder whole{still}"
+    runs = "every rank of the first stage runs its encoder whole"
+    if encoder_split(model, job.framework):
+        runs = "tensor-parallel ranks of the first stage share its encoder"
+    said += f"; {runs}{still}"
     share = best.time_parts["encoder"] / best.step_time_s
     if len(best.stages) < 2:
         return [f"{said}, {share:.1%} of the step"]
