@@ -49,14 +49,18 @@ def own_defaults(program: str, folder: Path | None) -> dict[str, Any]:
     return found
 
 
-_ADAPTS = re.compile(r"lora|peft")
-"""Switches that decide, off, that the rank beside them says nothing."""
+_ADAPTS = re.compile(r"lora|peft|use_rotary|use_rope")
+"""Switches that decide, off, that the rank beside them says nothing, or which positions a model has."""
 
 
 def _imported_parsers(tree: ast.Module, path: Path) -> dict[str, Any]:
     """What the parsers of the files that a program imports from take, where its text has none."""
     found: dict[str, Any] = {}
-    files = [imported_file(node, path.parent) for node in tree.body if isinstance(node, ast.ImportFrom)]  # fmt: skip
+    named = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    named.sort(
+        key=lambda node: "parse" not in " ".join(one.name for one in node.names)
+    )  # its own first
+    files = [imported_file(node, path.parent) for node in named]
     for inner in [one for one in files if one is not None][:_MOST_FILES]:
         text = read_text(inner, "file")
         parsed = parse_python(text) if "add_argument(" in text else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import posixpath
 import re
 from pathlib import Path
@@ -171,7 +172,7 @@ def read_loop(
         )
     elif not _NARROWS.search(text) and not _WIDTHS & set(flags):
         flags["mixed_precision"] = "fp32"  # nothing of it computes in fewer bits
-    ranks = flags.pop("world_size", None)
+    ranks = flags.pop("world_size", None) or _product(flags)
     if _FABRIC.search(text):  # whose words these are
         flags = {name: one for name, one in flags.items() if name not in ("devices", "num_nodes")}
     flags = {_RENAMED.get(name.rpartition(".")[2], name): value for name, value in flags.items()}
@@ -197,6 +198,12 @@ def read_loop(
     elif not _SPAWNS.search(text):
         one_process(launch, reading)
     return reading
+
+
+def _product(flags: dict[str, Any]) -> int | None:
+    """The devices that a program takes whose degrees are said, that of data among them; None where they are not."""
+    degrees = [flags[one] for one in option_names.DEGREES if type(flags.get(one)) is int]
+    return math.prod(degrees) if "dp_size" in flags and len(degrees) > 1 else None
 
 
 _MADE = ("gradient_checkpointing", "load_in_4bit", "bnb_4bit_quant_type", "torch_dtype", "max_length",

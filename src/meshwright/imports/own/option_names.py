@@ -50,6 +50,10 @@ FSDP = (
     "with_fsdp",
 )
 """Switches of FSDP by their names."""
+DEGREES = ("dp_size", "tp_size", "pp_size", "cp_size")
+"""Degrees of a program that says all of them, and so how many devices it takes."""
+ROTARY = ("use_rotary_embeddings", "use_rotary", "use_rope", "use_rotary_emb")
+"""Switches of rotary positions where a program has several kinds."""
 TIES = (
     "tie_word_embeddings",
     "tie_embeddings",

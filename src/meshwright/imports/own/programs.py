@@ -41,7 +41,9 @@ _SEES = re.compile(r"\bpixel_values\b|\bvisual_embeds\b|\bvision_tokens\b|\bimag
 """What only a loop has whose model sees."""
 _SHAPE = (option_names.LAYERS, option_names.HIDDEN, option_names.HEADS)
 _TESTS = re.compile(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", re.M)
-_ADAPTS = re.compile(r"\bmark_only_lora_as_trainable\(")
+_ADAPTS = re.compile(
+    r"\bmark_only_lora_as_trainable\(|(?m:^[^\S\n]*(?:[\w.]+ = )?(?:inject|apply|add)_lora\w*\()"
+)
 _RANKS = re.compile(
     r"\bDistributedDataParallel\(|\bDDP\(|\bFSDP\(|\bFullyShardedDataParallel\(|\bfully_shard\(|init_process_group\(|init_distributed\("
 )

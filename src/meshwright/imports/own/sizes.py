@@ -19,6 +19,7 @@ from meshwright.imports.names import model_named
 from meshwright.imports.own import option_names
 from meshwright.imports.own.arguments import imported_file
 from meshwright.imports.own.imported import imported_constants
+from meshwright.imports.own.loaded_config import sizes_of_loaded
 from meshwright.imports.own.made_with import (
     ALIASES,
     describes,
@@ -100,6 +101,8 @@ def said_by(
     _of_tokens(named)
     sizes = {name: one for name, one in named.items() if name in _USUAL}
     sizes = {name: one for name, one in sizes.items() if name in _WORDS or _counts(one)}
+    if not chosen and not tables:
+        sizes |= sizes_of_loaded(tree, known, sizes)
     if isinstance(chosen.get("model_name"), str) and model_named(chosen["model_name"]) is not None:
         sizes["model_name"] = chosen["model_name"]
     if len(tables) > 1 and not shapes and not chosen:
@@ -164,7 +167,7 @@ _USUAL = frozenset({
     *option_names.LENGTHS, *option_names.MICRO, *option_names.STEPS, *option_names.BATCHES,
     "vocab_size", "padded_vocab_size", "head_dim", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
     "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "amp", "use_amp", "use_mixed_precision", "cpu_offload", *option_names.OF_EXPERTS,
-    "lora_r", "lora_rank", "lora_alpha", *option_names.TIES, "mlp_type", "norm",
+    "lora_r", "lora_rank", "lora_alpha", *option_names.TIES, "mlp_type", "norm", *option_names.DEGREES, *option_names.ROTARY,
 })  # fmt: skip
 
 
@@ -177,7 +180,9 @@ def texts_beside(text: str, folder: Path | None) -> list[str]:
         return []
     found: dict[Path, str] = {}
     tree = parse_python(text)
-    waiting = [(node, folder, 0) for node in _imports(tree)] if tree is not None else []
+    named = _imports(tree) if tree is not None else []
+    named.sort(key=lambda node: "model" not in (node.module or ""))  # what builds it first
+    waiting = [(node, folder, 0) for node in named]
     while waiting and len(found) < _MOST_FILES:
         node, where, depth = waiting.pop(0)
         path = imported_file(node, where)
@@ -188,7 +193,8 @@ def texts_beside(text: str, folder: Path | None) -> list[str]:
             inner = parse_python(found[path]) if depth < _DEEPEST else None
             below = _imports(inner) if inner is not None else []
             whole = path.name == "__init__.py"
-            waiting += [(one, path.parent, depth + 1) for one in below if whole or _hands_on(one, node)]  # fmt: skip
+            layers = "nn.Module" in found[path]  # whose parts stand in files of its folder
+            waiting += [(one, path.parent, depth + 1) for one in below if whole or _hands_on(one, node) or (layers and one.level)]  # fmt: skip
     return list(found.values())
 
 
@@ -231,7 +237,9 @@ _RMS = re.compile(r"RMSNorm|rms_norm")
 _ROTARY = re.compile(r"(?i)rotary|\brope\b|freqs_cis|apply_rot")
 _LEARNED = re.compile(r"\bwpe\b|pos(?:ition(?:al)?)?_?emb\w*(?:_table)? *= *nn\.Embedding")
 _TIED = re.compile(r"\.weight *= *self\.[\w.]+\.weight|wte\.weight *= *|tie_weights\(|wte\.weight\.t\(\)|\.weight *= *\w+\.lm_head\.weight")  # fmt: skip
-_TWO_THIRDS = re.compile(r"8 */ *3|\* *8 *// *3|2 *\* *\w+(?:\.\w+)* *(?:\*[^\n]*)?// *3|2 */ *3")
+_TWO_THIRDS = re.compile(
+    r"8 */ *3|\* *8 *// *3|2 *\* *\w+(?:\.\w+)* *(?:\*[^\n]*)?//? *3\b|2 */ *3"
+)
 
 
 _SCORES = re.compile(r"(?<!log_)(?<!log)softmax\(")
@@ -324,6 +332,7 @@ def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> 
     unit = str(own.get("mlp_type", ""))  # which of several that the code has
     gated = unit.endswith("glu") if unit else model.gated or bool(_GATED.search(text))
     rotary, learned = bool(_ROTARY.search(text)), bool(_LEARNED.search(text))
+    rotary = rotary and not any(own.get(one) is False for one in option_names.ROTARY)
     fields: dict[str, Any] = {
         "gated": gated,
         "norm": own["norm"]
