@@ -35,3 +35,10 @@ def test_what_its_optimizer_is_and_what_it_is_not():
     palm = run(rest="--optimizer.type=palm --optimizer.adamw_optimizer.bf16_momentum=True")
     assert any("palm" in note for note in palm.notes)
     assert any("16 bits" in note for note in palm.notes)
+
+
+def test_a_trainer_s_words_to_a_program_for_flax():
+    said = "python3 run_clm_flax.py --model_name_or_path gpt2 --dtype bfloat16 --block_size 512 --do_train --per_device_train_batch_size 2\n"
+    found = import_text(said, "run.sh", GUESS)
+    assert found.job.framework == "maxtext" and found.layout.dp == 8 and found.layout.zero == 0
+    assert found.job.precision.parameter_bytes == 4 and found.job.precision.compute == "bf16"

@@ -15,6 +15,7 @@ from meshwright.imports.formats import (
     bridge_perf,
     deepspeed_chat,
     hf,
+    hf_flax,
     hf_programs,
     llama_factory,
     llama_recipes,
@@ -272,7 +273,7 @@ def _dispatch(
         or hf.is_trainer(flags_of(words))
         or hf_programs.is_swift(program)
     ):
-        return hf.read_words(script, launch, given, folder), stamp
+        return hf_flax.adapted(hf.read_words(script, launch, given, folder), launch, folder), stamp
     followed = at_hand.trainer(script, launch, given, folder)
     if followed is not None:
         return followed, stamp
