@@ -184,12 +184,12 @@ def test_a_larger_image_is_seen_in_tiles_where_the_encoder_has_one_size():
 
 def test_images_that_a_model_cannot_see_are_refused():
     with pytest.raises(SpecError, match=r"at most 16"):
-        encoders.check_images(SEEING, JOB.but(images=17), "--images")
+        encoders.check_images(SEEING, JOB.but(images=17))
+    with pytest.raises(SpecError, match=r"image_patches = 99999: at most 65,536"):
+        encoders.check_images(SEEING, JOB.but(image_patches=99999))
     with pytest.raises(SpecError, match="has none"):
-        encoders.check_images(SEEING.but(encoder=None), JOB.but(images=1), "--images")
+        encoders.check_images(SEEING.but(encoder=None), JOB.but(images=1))
     with pytest.raises(SpecError, match="unknown shape"):
-        encoders.check_images(
-            SEEING.but(encoder=Encoder(parameters=9)), JOB.but(images=1), "--images"
-        )
+        encoders.check_images(SEEING.but(encoder=Encoder(parameters=9)), JOB.but(images=1))
     with pytest.raises(SpecError, match="patches are at least 1"):
         Encoder.parse({"parameters": 9, "layers": 2})

@@ -53,7 +53,7 @@ def read_question(
     if options.routing is not None:
         experts = model.experts.experts if model.experts is not None else None
         check_experts(job.routing, experts, model.name, "--routing")
-    check_images(model, job, "--images" if options.images is not None else "job.images")
+    check_images(model, job)
     if options.dispatcher is not None:
         from meshwright.planner.dispatchers import asked_dispatcher
 

@@ -62,34 +62,29 @@ def seen_of(model: Model, job: Job) -> Seen | None:
     return Seen(images, patches, tokens) if images else None
 
 
-def check_images(model: Model, job: Job, field: str) -> None:
+def check_images(model: Model, job: Job) -> None:
     """Refuse images that a model cannot see or a sequence has no room for.
 
     Raises:
         SpecError: images asked of a model without an encoder of known shape, or more tokens than the sequence has.
     """
     encoder = model.encoder
-    asked = job.images if job.images is not None else job.image_patches
+    field = "images" if job.images is not None else "image_patches"
+    asked = getattr(job, field)
     if not asked:
         return
     if encoder is None or not encoder.layers:
-        says = (
-            "has none"
-            if encoder is None
-            else "has one of unknown shape, which is counted and not priced"
-        )
-        raise SpecError(
-            field,
-            asked,
-            f"a model with an encoder of images or sound is expected; {model.name} {says}",
-        )
-    images = 1.0 if job.images is None else job.images
+        unknown = "has one of unknown shape, which is counted and not priced"
+        says = f"{model.name} {unknown if encoder else 'has none'}"
+        raise SpecError(field, asked, f"a model with an encoder of images or sound is expected; {says}")  # fmt: skip
     tokens = (job.image_patches or encoder.patches) / encoder.joined
-    if images * tokens > job.seq_len:
-        raise SpecError(
-            field, images,
-            f"at most {job.seq_len / tokens:.4g}: each is {tokens:,.0f} of the sequence's {job.seq_len:,} tokens",
-        )  # fmt: skip
+    if (job.images or 1.0) * tokens <= job.seq_len:
+        return
+    most = job.seq_len / tokens if job.images else job.seq_len * encoder.joined
+    says = f"{most:,.4g}" if job.images else f"{most:,.0f}"
+    raise SpecError(
+        field, asked, f"at most {says}: an image is {tokens:,.0f} of the sequence's {job.seq_len:,} tokens"
+    )  # fmt: skip
 
 
 def trains(job: Job) -> bool:

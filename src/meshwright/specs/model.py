@@ -159,18 +159,14 @@ class Encoder(Spec):
         if self.layers and not (self.hidden and self.ffn and self.patches):
             given = {name: getattr(self, name) for name in ("hidden", "ffn", "patches")}
             raise SpecError(
-                "encoder.layers",
+                "layers",
                 self.layers,
                 f"with layers, hidden, ffn and patches are at least 1, not {given}",
             )
         if self.layers and self.hidden % self.heads:
-            raise SpecError(
-                "encoder.heads", self.heads, f"a divisor of hidden = {self.hidden} is expected"
-            )
+            raise SpecError("heads", self.heads, f"a divisor of hidden = {self.hidden} is expected")
         if self.whole_layers > self.layers:
-            raise SpecError(
-                "encoder.whole_layers", self.whole_layers, f"at most {self.layers} layers"
-            )
+            raise SpecError("whole_layers", self.whole_layers, f"at most {self.layers} layers")
         return self
 
     @property
