@@ -236,3 +236,29 @@ def test_whole_hosts_of_abci_are_counted(tmp_path):
     words = BASE.partition("pretrain_gpt.py")[2]
     text = f"#!/bin/bash\n#$ -l rt_F=2\nmpirun -np $((NHOSTS * 4)) -npernode 4 python pretrain_gpt.py {words}\n"
     assert import_text(text, "run.sh", Given(guess=True)).layout.world == 8
+
+
+def test_rewards_are_named_beside_megatron_s_own_options():
+    named = {one.option for one in read("--grpo-group-size 8 --rl-use-sequence-packing").remarks}
+    assert {"task", "--rl-use-sequence-packing"} <= named
+
+
+def test_a_trainer_s_program_is_not_megatron_s_though_its_options_are_called_so(tmp_path):
+    (tmp_path / "train_hf.py").write_text(
+        "import argparse\nfrom transformers import AutoModelForCausalLM, Trainer, TrainingArguments\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--micro-batch-size', type=int)\nparser.add_argument('--num-layers', type=int)\nparser.add_argument('--load')\n"
+        "args = parser.parse_args()\nmodel = AutoModelForCausalLM.from_pretrained(args.load)\n"
+        "training_args = TrainingArguments(output_dir='o', bf16=True, per_device_train_batch_size=args.micro_batch_size)\n"
+        "trainer = Trainer(model=model, args=training_args)\ntrainer.train()\n"
+    )
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node 8 train_hf.py --num-layers 32 --micro-batch-size 3 --load /m/Qwen2.5-7B\n"
+    )
+    found = import_file(tmp_path / "run.sh", GIVEN)
+    assert "Trainer" in found.format
+    assert (found.model.name, found.layout.micro_batch) == ("qwen2.5-7b", 3)
+
+
+def test_a_recipe_that_is_left_open_is_asked_for():
+    with pytest.raises(SpecError, match=r"--set RECIPE="):
+        import_text('torchrun --nproc_per_node 8 run_recipe.py --recipe $RECIPE train.global_batch_size=8\n', "run.sh", Given())  # fmt: skip

@@ -301,12 +301,13 @@ model: {micro_batch_size: 2, global_batch_size: 64, tensor_model_parallel_size: 
 """
 
 
-def test_a_launcher_and_the_configuration_that_it_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", ["training", "peft"])
+def test_a_launcher_and_the_configuration_that_it_reads(tmp_path: Path, group: str) -> None:
     """`training=gpt3/small` is a file of the launcher's; what the command says counts over it."""
-    place = tmp_path / "conf" / "training" / "gpt3"
+    place = tmp_path / "conf" / group / "gpt3"
     place.mkdir(parents=True)
-    (place / "small.yaml").write_text(NEMO)
-    text = "HYDRA_FULL_ERROR=1 python3 main.py training=gpt3/small stages=[training] training.model.micro_batch_size=4 training.trainer.num_nodes=1\n"
+    (place / "small.yaml").write_text(NEMO.replace("training.", f"{group}."))
+    text = f"HYDRA_FULL_ERROR=1 python3 main.py {group}=gpt3/small stages=[{group}] {group}.model.micro_batch_size=4 {group}.trainer.num_nodes=1\n"
     found = import_text(text, "run.sh", Given(guess=True), tmp_path)
     assert (found.model.ffn, found.layout.tp, found.layout.micro_batch) == (3072, 2, 4)
     assert found.cluster.gpus == 8 and found.layout.zero == 1

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.imports.files import import_file
+from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
 from meshwright.specs import SpecError
 
@@ -59,3 +59,15 @@ def test_torchtitan_s_tables_under_primus_are_torchtitan_s(tmp_path):
     found = import_file(path, Given(guess=True))
     assert (found.layout.tp, found.layout.micro_batch, found.layout.recompute) == (2, 2, "full")
     assert (found.job.global_batch, found.job.seq_len, found.model.layers) == (32, 4096, 32)
+
+
+def test_tables_beside_the_modules_are_the_recipe_s():
+    """A recipe's adapters and what it changes of the model, as the file sets them outside of its modules."""
+    text = (
+        "modules:\n  post_trainer:\n    framework: megatron_bridge\n    config: sft_trainer.yaml\n    model: qwen3_8b.yaml\n"
+        "    overrides: {micro_batch_size: 1, global_batch_size: 32, seq_length: 2048, peft: lora, hf_path: Qwen/Qwen3-8B}\n"
+        "peft: {dim: 4, alpha: 8, target_modules: [linear_qkv]}\nmodel: {moe_router_force_load_balancing: true}\n"
+    )
+    found = import_text(text, "lora.yaml", Given(guess=True))
+    assert found.job.finetune is not None and found.job.finetune.rank == 4
+    assert any("force-load-balancing" in one.option for one in found.remarks)

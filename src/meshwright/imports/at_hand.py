@@ -70,3 +70,15 @@ def trainer(script: Script, launch: Launch, given: Given, folder: Path | None) -
         if program == launch.program and "takes model and batch from" not in str(error):
             raise
         return None  # a program whose command says the rest, or a module that it says too little of
+
+
+def makes_a_trainer(program: str, folder: Path | None) -> bool:
+    """Whether a program at hand hands its options, though they are called as Megatron-LM's, to transformers' Trainer."""
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file")
+    ours = re.search(r"^[^\S\n]*(?:from|import) transformers\b", text, re.M)
+    return (
+        ours is not None
+        and "Trainer(" in text
+        and not re.search(r"^[^\S\n]*(?:from|import) megatron", text, re.M)
+    )

@@ -242,7 +242,11 @@ def _dispatch(
             return named_ones, stamp
     if program.startswith("megatron ") or "swift/cli/_megatron" in program:
         return swift.read_swift_megatron(words, given), stamp
-    if (_is_megatron(joined) or _PRETRAIN.search(program)) and "swift" not in program:
+    if (
+        (_is_megatron(joined) or _PRETRAIN.search(program))
+        and "swift" not in program
+        and not at_hand.makes_a_trainer(program, folder)
+    ):
         return read_megatron(script, launch, given, folder), stamp
     followed = at_hand.olmo_core(program, words, given, folder)
     if followed is not None:

@@ -23,8 +23,9 @@ from meshwright.imports.formats.bridge_precision import precision_words
 from meshwright.imports.formats.bridge_programs import by_name, layout_letters, recipe_of, started
 from meshwright.imports.formats.megatron import read as read_flags
 from meshwright.imports.names import guess_model, model_named, refuse_other
-from meshwright.imports.options import Options
+from meshwright.imports.options import Missing, Options
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell.words import shown, unset
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.foreign import read_text
@@ -48,6 +49,8 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
         SpecError: a field cannot be, or the model is not known.
     """
     recipe = _option(words, "--recipe")
+    if unset(recipe):
+        raise Missing("--recipe", unset(recipe)[0], shown(recipe))
     flags = flags_of(words)
     base: dict[str, Any] = {}
     model: Model | None = given.model

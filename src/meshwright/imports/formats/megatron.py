@@ -26,6 +26,7 @@ from meshwright.imports.formats.megatron_switches import (
 )
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.tasks import name_task
 from meshwright.planner.dispatchers import DEDUPLICATED, OPTION
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import MODULES
@@ -101,6 +102,8 @@ def read(
     add_budget(options, reading)
     if mindspeed.TABLE in more:
         mindspeed.refine(options, reading, fields)
+    if options.flag("perform-rl-step") or any(name.startswith("grpo-") for name in options.values):
+        name_task(reading, "grpo")
     if options.has("num-experts") and reading.model.experts is None:  # one expert, or none
         options.read |= {name for name in options.values if name.startswith("moe-")}
     tables = ["megatron", "common"] + (["deepspeed_flags"] if dialect != "megatron" else ["forks"])

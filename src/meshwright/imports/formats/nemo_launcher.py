@@ -13,7 +13,7 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.words import unmarked, unset
 from meshwright.specs.errors import SpecError
 
-_GROUPS = ("training", "fine_tuning", "recipes")
+_GROUPS = ("training", "fine_tuning", "peft", "recipes", "rlhf_rm", "rlhf_ppo", "steerlm_reg")
 _PATHS = re.compile(
     r"(?:^|[._])(?:dir|file|file_path|save_name|container\w*|files?|train_data|val_data|name)$|_dir$|_files?$"
 )

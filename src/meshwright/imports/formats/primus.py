@@ -13,7 +13,7 @@ from meshwright.imports.formats.megatron_switches import NEGATED
 from meshwright.imports.interpolate import merged, read_table, resolved
 from meshwright.imports.launch import Launch, launch_option
 from meshwright.imports.names import model_named
-from meshwright.imports.options import Options, flattened
+from meshwright.imports.options import Options, counted, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.words import shown
 from meshwright.imports.tuning import adapters
@@ -57,9 +57,10 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     if framework == "megatron":
         reading = _megatron(values, given, title, named, set(overrides or {}) | set(base))
     elif framework == "megatron_bridge":
+        beside_modules = {key: table for key, table in data.items() if key != "modules" and isinstance(table, dict)}  # fmt: skip
         reading = _bridge(
-            values, given, title, str(values.get("hf_path") or base.get("hf_path") or named)
-        )
+            values, given, title, str(values.get("hf_path") or base.get("hf_path") or named), beside_modules
+        )  # fmt: skip
     elif framework == "torchtitan":
         reading = _torchtitan(values, given, title)
     elif framework == "maxtext":
@@ -112,8 +113,12 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
     return reading
 
 
-def _bridge(values: dict[str, Any], given: Given, title: str, named: str) -> Reading:
-    """A Megatron-Bridge recipe of Primus: its overrides are Megatron-LM's words, its model is Hugging Face's."""
+def _bridge(values: dict[str, Any], given: Given, title: str, named: str, tables: dict[str, dict[str, Any]]) -> Reading:  # fmt: skip
+    """A Megatron-Bridge recipe of Primus: its overrides are Megatron-LM's words, its model is Hugging Face's.
+
+    Args:
+        tables: fields of the recipe's own tables (`peft`, `model`, …) that the file sets beside its modules.
+    """
     peft = str(values.pop("peft", "") or "")
     named = re.sub(r"(?:_lora|_sft|_pretrain|_peft|_finetune|\.yaml).*", "", named)
     words = (
@@ -123,12 +128,16 @@ def _bridge(values: dict[str, Any], given: Given, title: str, named: str) -> Rea
     )
     words += [f"model.{key}={value}" for key, value in values.items()
              if isinstance(value, (str, int, float)) and key not in ("recipe", "flavor", "hf_path")]  # fmt: skip
+    tuned = tables.get("peft", {})
+    words += [f"{name}.{key}={value}" for name, table in tables.items() if name != "peft" for key, value in table.items() if isinstance(value, (str, int, float))]  # fmt: skip
     reading = bridge.megatron(
         flags_of(words), given, given.model or model_named(named), named, title
     )
     if peft and peft.lower() != "none":
-        adapters(reading, rank=16)
-        reading.guess("peft", "the rank of the adapters is the recipe's; 16 is taken")
+        rank, alpha = counted(tuned.get("dim")), counted(tuned.get("alpha"))
+        adapters(reading, method=peft.lower(), rank=rank or 16, alpha=float(alpha), targets=tuned.get("target_modules"), option="peft.target_modules")  # fmt: skip
+        if not rank:
+            reading.guess("peft", "the rank of the adapters is the recipe's; 16 is taken")
     return reading
 
 
