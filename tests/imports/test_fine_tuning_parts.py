@@ -250,3 +250,50 @@ model = get_peft_model(AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
     assert found.job.finetune is not None and found.job.finetune.rank == rank
     told = [one.text for one in found.remarks if one.option == "peft_type"]
     assert (said in told[0]) if said else not told
+
+
+START = """import os, yaml, tomllib, argparse, torch
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from peft import LoraConfig, get_peft_model
+"""
+END = """
+model = get_peft_model(AutoModelForCausalLM.from_pretrained({model}), LoraConfig(r=20))
+made = TrainingArguments("out", per_device_train_batch_size={batch}, gradient_accumulation_steps={steps}, bf16=True, optim="adafactor")
+{more}
+Trainer(model=model, args=made).train()
+"""
+
+
+def form(lines: str, model: str = '"Qwen/Qwen2.5-1.5B"', batch: str = "b", steps: str = "s", more: str = "") -> str:  # fmt: skip
+    return START + lines + END.format(model=model, batch=batch, steps=steps, more=more)
+
+
+FORMS = [
+    form("big = True\nb, s = 8, 1\nif big:\n    b = 3\n    s = 5\n"),
+    form("b, s = 1, 1\n", more="made.per_device_train_batch_size = 3\nmade.gradient_accumulation_steps = 5"),
+    form('held = SimpleNamespace(batch=3, steps=5)\n', batch="held.batch", steps="held.steps"),
+    form('SIZES = {"small": (3, 5), "large": (1, 16)}\nb, s = SIZES["small"]\n'),
+    form('held = dict(batch=3)\nheld["steps"] = 4\nheld.update(steps=5)\n', batch='held["batch"]', steps='held["steps"]'),
+    form('with open("held.toml", "rb") as file:\n    held = tomllib.load(file)["train"]\n', batch='held["batch"]', steps='held["steps"]'),
+    form('held = yaml.safe_load((Path(__file__).parent / "held.yaml").read_text())\n', batch='held["batch"]', steps='held["steps"]'),
+    form("@dataclass\nclass Held:\n    batch: int = 3\n    steps: int = 5\nheld = asdict(Held())\n", batch='held["batch"]', steps='held["steps"]'),
+    form('p = argparse.ArgumentParser()\np.add_argument("--steps", type=int)\nargs = p.parse_args()\n', batch="3",
+         steps="args.steps if args.steps is not None else 5"),
+    form("b, s = 3, 5\nfor name in ['Qwen/Qwen2.5-1.5B', 'Qwen/Qwen2.5-7B']:\n    pass\n", model="name"),
+    form("import tuned\nfrom tuned import TrainCfg\n", batch="TrainCfg.batch", steps="tuned.STEPS"),
+    form("class Run:\n    def __init__(self, path='held.yaml'):\n        with open(path) as f: self.held = yaml.safe_load(f)\n",
+         batch='Run().held["batch"]', steps='Run().held["steps"]'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_forms_in_which_programs_keep_their_settings(tmp_path: Path, text: str):
+    (tmp_path / "held.toml").write_text("[train]\nbatch = 3\nsteps = 5\n")
+    (tmp_path / "held.yaml").write_text("batch: 3\nsteps: 5\n")
+    (tmp_path / "tuned.py").write_text("STEPS = 5\nclass TrainCfg:\n    batch = 3\n")
+    found = program(tmp_path, text)
+    assert (found.model.name, found.layout.micro_batch) == ("qwen2.5-1.5b", 3)
+    assert found.job.global_batch == 3 * 5 * found.layout.dp

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports.shell.numbers import calculated
 from meshwright.imports.shell.words import mark, unset
-from meshwright.specs.foreign import Limits, parse_yaml, read_text
+from meshwright.specs.foreign import Limits, parse_toml, parse_yaml, read_text
 
 _WHOLE = re.compile(r"\$\{([^${}]*)\}")
 LIMITS = Limits(size_bytes=4_000_000, any_number=True, last_wins=True)
@@ -168,12 +169,13 @@ def merged(below: dict[str, Any], above: dict[str, Any], depth: int = 0) -> dict
 
 
 def read_table(path: Path, field: str = "file") -> dict[str, Any]:
-    """A YAML file as a table; an empty one where it holds something else.
+    """A file of YAML, JSON or TOML as a table; an empty one where it holds something else.
 
     Raises:
         SpecError: it cannot be read or parsed.
     """
-    data = parse_yaml(read_text(path, field), field, str(path), LIMITS)
+    parse = parse_toml if path.suffix == ".toml" else partial(parse_yaml, limits=LIMITS)
+    data = parse(read_text(path, field), field, str(path))
     return data if isinstance(data, dict) else {}
 
 

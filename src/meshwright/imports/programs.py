@@ -150,6 +150,7 @@ def read(
         "_open",
         "_heard",
         "_elsewhere",
+        "_turns",
     )
     made = {key: found.pop(key, None) for key in kinds}
     _told(found, said or {}, made["_heard"] or set(), bool(made["_shape"]), name)
@@ -232,6 +233,8 @@ def _say_how_read(
         reading.guess("model", "is made in a file that is not followed: adapters, quantised weights or recomputation that it makes there are not seen")  # fmt: skip
     if written:
         reading.note("the program writes the one that trains; that one is read", "file")
+    for key, count in (made["_turns"] or {}).items():
+        reading.note(f"the program trains with {count} values in turn; the first is read", key)
     for key in made["_larger"] or ():
         reading.note("the program chooses between two values; the larger is taken", key)
 

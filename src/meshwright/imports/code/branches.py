@@ -24,7 +24,7 @@ def branches(tree: ast.AST) -> dict[ast.stmt, tuple[Guards, frozenset[str]]]:
             waiting += [(one, (*guards, (node.test, True)), usual) for one in node.body]
             waiting += [(one, (*guards, (node.test, False)), usual) for one in node.orelse]
             continue
-        if guards and isinstance(node, (ast.Assign, ast.AnnAssign)):
+        if guards and isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr)):
             found[node] = (guards, usual)
         waiting += [
             (one, guards, usual)

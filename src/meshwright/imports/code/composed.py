@@ -11,6 +11,7 @@ from meshwright.imports.code.operators import binary, compared
 Value = Callable[[ast.expr], Any]
 """What an expression stands for; None where that is not known."""
 _LARGEST = 1 << 40
+_OF_FILES = (".yaml", ".yml", ".json", ".toml")
 
 
 class Larger(int):
@@ -95,6 +96,8 @@ def _binary(node: ast.BinOp, value: Value) -> Any:
     texts = isinstance(left, str) and isinstance(right, str)
     if texts and isinstance(node.op, (ast.Add, ast.Div)):
         return f"{left}{'/' if isinstance(node.op, ast.Div) else ''}{right}"[:10_000]
+    if isinstance(node.op, ast.Div) and left is None and str(right).endswith(_OF_FILES):
+        return right  # a place on the machine: what lies there has a name of its own
     if isinstance(left, list) and isinstance(right, list) and isinstance(node.op, ast.Add):
         return (left + right)[:1000]
     numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))

@@ -12,6 +12,15 @@ from meshwright.imports.code.branches import answers, branches, ruled_out, set_o
 from meshwright.imports.code.composed import composed
 from meshwright.imports.code.environment import of_environment
 from meshwright.imports.code.exclusive import excluded, set_afterwards
+from meshwright.imports.code.held import (
+    decided,
+    first_of,
+    of_holder,
+    of_place,
+    put,
+    update,
+    without_default,
+)
 from meshwright.imports.code.operators import KINDS, literal
 from meshwright.imports.code.returns import bound, outcome
 from meshwright.imports.code.syntax import defaults_of, dotted
@@ -26,7 +35,7 @@ _WIDTHS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "
 _LOADS = re.compile(
     r"(?:^|\.)(?:safe_load|full_load|load|load_\w*|read_\w*|from_yaml|from_json|from_file)$"
 )
-_OF_TABLES = (".yaml", ".yml", ".json")
+_OF_TABLES = (".yaml", ".yml", ".json", ".toml")
 _PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
 _ELSEWHERE = ("remote", "local", "spawn")
 """How Modal and Ray start a function of the program on another machine."""
@@ -69,6 +78,7 @@ class Known:
             if isinstance(one, ast.ClassDef)
             and all(ast.unparse(base).rpartition(".")[2] in _PLAIN_BASES for base in one.bases)
         }
+        self._unset: set[str] = set()  # options that are None where nothing is said
         self.parameters: dict[str, Any] = {}
         """Of functions: what they are called with, or else their defaults."""
         self._branches = branches(tree)
@@ -78,23 +88,12 @@ class Known:
             key=lambda node: (node.lineno, node.col_offset),
         )
         for node in nodes:
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and self._never(node):
-                continue
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                self._assign(node.targets[0], node.value)
-            elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                self._assign(node.target, node.value)
-            elif isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef):
                 self._class(node)
-            elif isinstance(node, (ast.With, ast.AsyncWith)):
-                for one in node.items:
-                    if isinstance(one.optional_vars, ast.Name):
-                        self._assign(one.optional_vars, one.context_expr)
             elif isinstance(node, ast.Call):
-                called = dotted(node.func)
-                self.is_parsed |= called.endswith(("HfArgumentParser", "TrlParser"))
-                if called.endswith(".add_argument") or called in ("click.option", "typer.Option"):
-                    self._argument(node)
+                self._option(node)
+            else:
+                self._line(node)
         imported = {
             name.asname or name.name
             for one in every
@@ -117,10 +116,39 @@ class Known:
     def _once_more(self, nodes: list[ast.stmt | ast.Call]) -> None:
         """Take assignments and calls again, with what functions are called with and tables whose place a default said."""
         for node in nodes:
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and not self._never(node):
-                self._assign(node.targets[0], node.value)
-            elif isinstance(node, ast.Call):
+            if isinstance(node, ast.Call):
                 self._handed(node)
+            elif not isinstance(node, ast.AnnAssign):
+                self._line(node)
+
+    def _line(self, node: ast.stmt) -> None:
+        """Take what a line sets, opens, adds to a table or goes over, unless its branch is ruled out."""
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and self._never(node):
+            return
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            self._assign(node.targets[0], node.value, self.sure(node))
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._assign(node.target, node.value)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            for one in node.items:
+                if isinstance(one.optional_vars, ast.Name):
+                    self._assign(one.optional_vars, one.context_expr)
+        elif isinstance(node, ast.Expr):
+            update(node.value, self.value, self.sure(node))
+        elif isinstance(node, ast.For) and (first := first_of(node, self.value)) is not None:
+            self.names.setdefault(*first)
+
+    def _option(self, node: ast.Call) -> None:
+        """Take what a call says of a command line: that there is one, or an option of it."""
+        called = dotted(node.func)
+        self.is_parsed |= called.endswith(("HfArgumentParser", "TrlParser"))
+        if called.endswith(".add_argument") or called in ("click.option", "typer.Option"):
+            self._argument(node)
+
+    def sure(self, node: ast.stmt) -> bool | None:
+        """Whether the tests that a line stands under are known to hold; None where it stands under none."""
+        guards, _usual = self._branches.get(node, ((), frozenset()))
+        return decided(guards, self.value) if guards else None
 
     def _parser_says(self, tree: ast.AST, every: list[ast.AST]) -> None:
         """Take what a parser sets after its options, and leave out those that the command's words rule out."""
@@ -191,10 +219,10 @@ class Known:
             if arg.arg in self.parameters:  # its command line
                 self.arguments.setdefault(arg.arg, self.parameters[arg.arg])
 
-    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+    def _assign(self, target: ast.expr, value: ast.expr, sure: bool | None = None) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for one, its in zip(target.elts, value.elts, strict=False):
-                self._assign(one, its)
+                self._assign(one, its, sure)
             return
         before, self.heard = self.heard, set()
         said = self.value(value)
@@ -207,6 +235,14 @@ class Known:
             if isinstance(said, dict) and self._first.setdefault(target.id, value) is value:
                 self.names[target.id] = said
             self.names.setdefault(target.id, said)
+            if sure:  # a branch that the program's own values take, over what stands before it
+                self.names[target.id] = said
+        elif isinstance(target, ast.Subscript):
+            put(self.value(target.value), self.value(target.slice), said, sure)
+        elif isinstance(target, ast.Tuple) and isinstance(said, (list, tuple)):
+            for one, its in zip(target.elts, said, strict=False):
+                if isinstance(one, ast.Name):
+                    self.names.setdefault(one.id, its)
         elif isinstance(target, ast.Attribute) and said is not None:
             self.fields.setdefault(target.attr, said)
 
@@ -239,6 +275,7 @@ class Known:
         long = next((word for word in words if word.startswith("--")), words[0] if words else "")
         name = given.get("dest") or long.partition("/")[0].lstrip("-").replace("-", "_")
         default = given.get("default")
+        self._unset.add(without_default(node))
         if default is None:
             default = {"store_true": False, "store_false": True}.get(str(given.get("action")))
         if given.get("action") == "store_false" and self.fields.get(str(name)) is True:
@@ -292,14 +329,21 @@ class Known:
         self._hear(node.attr)
         return self.fields.get(node.attr)
 
+    def _compared(self, node: ast.Compare) -> Any:
+        """Whether an option that nobody sets is None; else what is compared."""
+        left, other = node.left, node.comparators[0]
+        none = isinstance(other, ast.Constant) and other.value is None and isinstance(node.ops[0], (ast.Is, ast.IsNot))  # fmt: skip
+        if none and isinstance(left, ast.Attribute) and left.attr in self._unset and self.value(left) is None:  # fmt: skip
+            return isinstance(node.ops[0], ast.Is)
+        return composed(node, self.value)
+
     def _subscript(self, node: ast.Subscript) -> Any:
         table, key = self.value(node.value), self.value(node.slice)
         if isinstance(key, str):
             self._hear(key)
         if isinstance(table, dict) and key not in table and isinstance(node.value, ast.Name):
-            handed = self.parameters.get(
-                node.value.id
-            )  # of a function that calls its part of a table as the program calls the whole
+            # A function may call its part of a table as the program calls the whole.
+            handed = self.parameters.get(node.value.id)
             table = handed if isinstance(handed, dict) else table
         if isinstance(table, (list, tuple, str)) and isinstance(key, int):
             return table[key] if -len(table) <= key < len(table) else None
@@ -322,6 +366,12 @@ class Known:
             return isinstance(args[0], KINDS[dotted(node.args[-1])])
         if called == "dict" and not args:
             return dict(self.keywords(node))
+        if (held := of_holder(called, args, dict(self.keywords(node)))) is not None:
+            return held
+        if called in ("asdict", "dataclasses.asdict"):
+            return {name: self.fields.get(name, one) for name, one in self.declared.items()}
+        if (place := of_place(node, called, args, self.value)) is not None:
+            return place
         if called in ("open", "Path", "pathlib.Path") and args:
             return args[0]  # where a file lies stands for the file
         if self._tables is not None and args and _LOADS.search(called):
@@ -363,4 +413,5 @@ _VALUES: dict[type, Callable[[Known, Any], Any]] = {
     ast.Attribute: Known._attribute,
     ast.Subscript: Known._subscript,
     ast.Call: Known._call,
+    ast.Compare: Known._compared,
 }

@@ -13,7 +13,9 @@ from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.own.arguments import LIBRARIES, imported_file
 from meshwright.specs.foreign import read_text
 
-_SETTINGS = re.compile(r"Config$|Settings$|Args$|Arguments$|Params$|^config$|^settings$")
+_SETTINGS = re.compile(
+    r"(?i:cfg|hparams|hyperparameters|constants)$|Config$|Settings$|Args$|Arguments$|Params$|^config$|^settings$"
+)
 _MOST_FILES = 12
 
 
@@ -29,6 +31,9 @@ def imported_settings(text: str, folder: Path | None) -> dict[str, Any]:
     made = {
         ast.unparse(node.func) for node in ast.walk(tree)
         if isinstance(node, ast.Call) and not node.args and _SETTINGS.search(ast.unparse(node.func))
+    } | {
+        node.value.id for node in ast.walk(tree)  # a class that is read as it is
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _SETTINGS.search(node.value.id)
     }  # fmt: skip
     found: dict[str, Any] = {}
     modules: dict[Path, ast.Module | None] = {}
@@ -40,7 +45,10 @@ def imported_settings(text: str, folder: Path | None) -> dict[str, Any]:
             modules[path] = parse_python(read_text(path, "file"))
         inner = modules[path]
         if inner is not None:
-            found |= _said(inner, names, made) if names else _constants(inner)
+            short = {one.rpartition(".")[2] for one in made if "." in one}
+            whole = {one: one for one in short} if not names else {}
+            found |= _said(inner, names or whole, made | short if whole else made)
+            found |= _constants(inner) if not names else {}
     return found
 
 

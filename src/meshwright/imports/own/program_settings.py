@@ -19,6 +19,7 @@ from meshwright.imports.code.names import Known
 from meshwright.imports.code.notebook import parsed
 from meshwright.imports.code.syntax import assigned, dotted
 from meshwright.imports.config_classes import family_of
+from meshwright.imports.own.afterwards import changed_afterwards, gone_over
 from meshwright.imports.own.layers import RECOMPUTES, adapted_layer, certain
 from meshwright.imports.own.left_open import (
     TAKES_MORE,
@@ -86,7 +87,7 @@ def program_settings(
     between two numbers by what only its machine knows: the larger is taken; `_shape` the class of
     transformers' that describes a model which it builds, with its arguments; `_open` settings that it computes
     from what only its run knows, by the expression; `_heard` the names of its command line that any of it came from, `_elsewhere` whether
-    its model is made in another file.
+    its model is made in another file, `_turns` what it trains with several values of.
 
     Args:
         said: what its command line says, by the names of its own options.
@@ -106,6 +107,8 @@ def program_settings(
     known.heard = set()
     found: dict[str, Any] = {"_python": True}
     lengths = _from_calls(tree, known, found)
+    changed_afterwards(tree, known, found)
+    found["_turns"] = gone_over(tree, known)
     take_from_command(found, known)
     _name_model(found, "\n".join([text, *map(ast.unparse, parts)]))
     if not found.get("model_name_or_path") and (shape := _shape_file(tree, known)):
