@@ -21,7 +21,7 @@ _TOLD = "takes model and batch from {}: give the script or the file that it is s
 
 _OF_NO_RUN = frozenset({"num_workers", "use_gpu", "device_map", "output_dir", "trust_remote_code", "inference_mode", "use_cache"})  # fmt: skip
 """Settings that what serves or only helps has, too."""
-_SAY_LITTLE = ("use_peft", "gradient_checkpointing", "device_map", "dataset_text_field", "report_to", "packing", "use_cache")  # fmt: skip
+_SAY_LITTLE = ("use_peft", "prepare_model_for_kbit_training", "gradient_checkpointing", "device_map", "dataset_text_field", "report_to", "packing", "use_cache")  # fmt: skip
 """Settings that a library of functions has, too, whose caller says the rest."""
 
 
