@@ -19,7 +19,7 @@ from meshwright.planner.stacks import solve_all, under
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
-from meshwright.specs.model import Experts, Model
+from meshwright.specs.model import Encoder, Experts, Model
 from meshwright.specs.models import load_model
 
 SMALL = Model(
@@ -29,14 +29,20 @@ ROUTED = SMALL.but(
     name="routed", experts=Experts(experts=16, top_k=2, ffn=1408, dense_layers=1), ffn=5632
 )
 ODD = SMALL.but(name="odd", layers=13, hidden=4096, heads=32, ffn=14336, vocab=128256)
-MODELS = [SMALL, ROUTED, ODD, load_model("nemotron-h-8b"), load_model("gpt-oss-20b")]
+SEEING = SMALL.but(
+    name="seeing",
+    encoder=Encoder(
+        parameters=420_000_000, family="qwen3_vl", layers=27, hidden=1152, heads=16, ffn=4304, patches=2304, joined=4,
+    ),
+)  # fmt: skip
+MODELS = [SMALL, ROUTED, ODD, SEEING, load_model("nemotron-h-8b"), load_model("gpt-oss-20b")]
 CLUSTERS = ["h100:1x8", "a100-80g:2x8", "a100-40g:4x4", "gb200:2x4", "mi300x:2x8"]
 QUESTIONS = st.builds(
     lambda model, cluster, seq, batch, name: Question(
         model, load_cluster(cluster), under(Job(seq_len=seq, global_batch=batch), name)
     ),
     st.sampled_from(MODELS), st.sampled_from(CLUSTERS), st.sampled_from([2048, 16384]),
-    st.sampled_from([32, 96, 256]), st.sampled_from(["any", "megatron", "torchtitan", "nanotron"]),
+    st.sampled_from([32, 96, 256]), st.sampled_from(["any", "megatron", "nemo", "torchtitan", "nanotron"]),
 )  # fmt: skip
 
 
@@ -111,7 +117,7 @@ def test_what_cannot_win_stays_closed():
 
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(
-    model=st.sampled_from([SMALL, ROUTED, ODD]),
+    model=st.sampled_from([SMALL, ROUTED, SEEING, ODD]),
     cluster=st.sampled_from(CLUSTERS),
     factor=st.sampled_from([0.25, 4.0]),
     share=st.sampled_from([0.4, 1.0]),

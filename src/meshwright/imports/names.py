@@ -122,7 +122,7 @@ def refuse_other(name: str) -> None:
         else ""
     )
     if kind == "a vision-language model":
-        raise SpecError("model", short, f"trains {kind}: {PLANNED}; --model with its config.json, or with the language model in it, plans that part")  # fmt: skip
+        raise SpecError("model", short, f"trains {kind}: {PLANNED}; --model with its config.json plans it with its encoder, --model with the language model in it plans that part")  # fmt: skip
     if kind:
         raise SpecError("model", short, f"trains {kind}: {PLANNED}")
     if _RECURRENT.search(short) and model_named(short) is None:
