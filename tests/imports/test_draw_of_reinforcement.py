@@ -276,3 +276,20 @@ def test_groups_from_the_top_and_a_program_where_the_script_went(tmp_path: Path)
     script = "cd mine\npython grpo_local.py --config-path configs --config-name algo/gym/lora actor_rollout_ref.actor.ppo_mini_batch_size=32\n"
     reading = read_any(script, "run.sh", GUESS, tmp_path / "scripts")[0]
     assert (reading.seq_len, reading.world()) == (384, 2) and "finetune" in reading.job
+
+
+@pytest.mark.parametrize("before", ["ps aux | grep ray | grep -v grep | xargs kill -9", "a | b | c  # of an earlier run", "if true; then\n  a | b | c\nfi"])  # fmt: skip
+def test_long_pipelines_end_on_their_line(before: str) -> None:
+    """The grammar takes what follows into their last command, down to the next redirection."""
+    script = f"{before}\nNAME=Qwen/Qwen2.5-3B\nulimit -n 65535\n{_VERL.replace('Qwen/Qwen2.5-7B', '$NAME')} 2>&1 | tee log\n"
+    reading = _read(script)
+    assert (reading.model_name, reading.world()) == ("Qwen/Qwen2.5-3B", 2)
+
+
+def test_a_program_of_one_s_own_from_verl_s_configuration(tmp_path: Path) -> None:
+    """No word of the command is verl's: the configuration that it names is."""
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "mine.yaml").write_text("data: {max_prompt_length: 256, max_response_length: 128}\nactor_rollout_ref: {model: {path: Qwen/Qwen2.5-0.5B}, actor: {ppo_mini_batch_size: 8}}\ntrainer: {n_gpus_per_node: 2}\n")  # fmt: skip
+    (tmp_path / "local_grpo.py").write_text("import hydra\n\n\n@hydra.main(config_path=\"configs\", config_name=\"none\")\ndef main(config):\n    pass\n")  # fmt: skip
+    reading = read_any("python local_grpo.py --config-path configs --config-name mine -m seed=0,1\n", "run.sh", GUESS, tmp_path)[0]  # fmt: skip
+    assert (reading.seq_len, reading.world()) == (384, 2)

@@ -209,13 +209,9 @@ def _dispatch(
         return bridge.read_words(words, given, folder), stamp
     if nemo_launcher.named(program, words)[0]:
         return nemo_launcher.read(program, words, given, folder), stamp
-    own_verl = re.search(r"(?:^|\.)(?:fsdp_sft_trainer|sft_trainer|main_ppo|main_dapo)$", program)
-    if (
-        program.startswith(("verl.", "recipe."))
-        or "actor_rollout_ref." in joined
-        or (own_verl and "data.train_files" in joined)
-    ):
-        return hydra.read_verl(program, words, given, started_in(script, program, folder)), stamp
+    went = started_in(script, program, folder)
+    if hydra.starts_verl(program, words, went):
+        return hydra.read_verl(program, words, given, went), stamp
     ours = _export_of_ours(program, words, given, folder, stamp)
     if ours is not None:
         return ours

@@ -22,10 +22,22 @@ from meshwright.specs.model import Model
 
 _PREPARES = re.compile(r"generation|eval|merger|(?:pre|data_)process|download|convert")
 """Programs of verl's and of its recipes that train nothing."""
+_ENTRIES = re.compile(r"(?:^|\.)(?:fsdp_sft_trainer|sft_trainer|main_ppo|main_dapo)$")
+"""Programs of its that others copy."""
 _PICTURES = re.compile(r"(?i)geo(?:metry)?3k|clevr|mmk12|virl39k|docvqa|multimodal")
 """Data sets with pictures, by the names that examples give them."""
 _ACTS = re.compile(r"(?:^|[./_])vla(?:[./_]|$)")
 """Programs of its recipe for vision-language-action models."""
+
+
+def starts_verl(program: str, words: list[str], folder: Path | None) -> bool:
+    """Whether a command trains with verl: by its program, its words, or the configuration that they name."""
+    if program.startswith(("verl.", "recipe.")) or any("actor_rollout_ref." in one for one in words):  # fmt: skip
+        return True
+    if _ENTRIES.search(program) and any("data.train_files" in one for one in words):
+        return True
+    path = own_configuration(program, words, folder) if chosen(words)[1] else None
+    return path is not None and "actor_rollout_ref" in with_defaults(path)
 
 
 def read_verl(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:

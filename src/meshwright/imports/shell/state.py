@@ -124,8 +124,41 @@ def read_tree(text: str) -> Node:
     root = parse(text)
     if root.has_error and "`" in text:
         again = parse(_TICKS.sub(r"$(\1)", text))
-        return root if again.has_error else again
+        root = root if again.has_error else again
+    return _ended(root) if _LONG.search(text) else root
+
+
+_LONG = re.compile(r"(?m)^[^\n#|]*\|[^\n|]+\|")
+_GOES_ON = re.compile(r"(?:[\\|&({;]|\b(?:do|then|else|in))\s*$|<<")
+_REMARK = re.compile(r"(?:\s+#.*)?$")
+_ENDED_MOST = 30
+
+
+def _ended(root: Node) -> Node:
+    """The tree with each pipeline ending on its line.
+
+    tree-sitter's grammar takes the lines behind a pipeline of three commands and more into its last one,
+    down to the next redirection (`ps | grep x | xargs kill` before `python train.py 2>&1 | tee log`).
+    """
+    for _ in range(_ENDED_MOST):
+        lines = raw(root).split("\n")
+        row = next((found for one in walk(root) if (found := _runs_on(one)) is not None), None)
+        if row is None:
+            break
+        at = row - root.start_point[0]
+        lines[at] = _REMARK.sub(lambda found: f";{found[0]}", lines[at], count=1)
+        root = parse("\n" * root.start_point[0] + "\n".join(lines))
     return root
+
+
+def _runs_on(node: Node) -> int | None:
+    """The row on which a pipeline is written to its end, where the tree has it end on a later one."""
+    row, last = node.start_point[0], node.end_point[0]
+    if node.type not in ("pipeline", "redirected_statement") or row == last:
+        return None
+    rest = _REMARK.sub("", raw(node).split("\n", 1)[0])
+    whole = all(rest.count(one) % 2 == 0 for one in "'\"`") and rest.count("(") == rest.count(")")
+    return row if rest.count("|") > 1 and whole and not _GOES_ON.search(rest) else None
 
 
 def check_errors(script: Script, root: Node) -> None:
