@@ -430,6 +430,10 @@ SEEING = Model(
     encoder=Encoder(parameters=9_000_000, layers=2, hidden=128, heads=2, ffn=256, patches=2916, joined=4),
 )  # fmt: skip
 TABLE = "stage: sft\ndo_train: true\nfinetuning_type: full\ndataset: d\ntemplate: qwen2_vl\n"
+BRIDGE = (
+    "torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe qwen3_vl_8b_sft_config train.global_batch_size=32 "
+    "model.freeze_vision_model=True model.freeze_vision_projection=True train.micro_batch_size=1 model.seq_length=4096"
+)
 COMMAND = "swift sft --train_type full --dataset d --per_device_train_batch_size 1"
 
 
@@ -441,13 +445,14 @@ COMMAND = "swift sft --train_type full --dataset d --per_device_train_batch_size
         ("run.yaml", TABLE + "image_max_pixels: 147456\n", ("vision",), 729),
         ("run.sh", COMMAND, ("vision",), None),
         ("run.sh", f"{COMMAND} --freeze_vit false", None, None),
+        ("run.sh", BRIDGE, ("vision",), None),
+        ("run.sh", BRIDGE.replace("=True", "=False"), None, None),
         ("run.yaml", TABLE.replace("full", "lora"), (), None),
     ],
 )
 def test_whether_an_encoder_trains_is_read_and_what_it_sees_is_said(name, text, freeze, patches):
-    text = (
-        f"#!/bin/bash\n{text} --model Qwen/Qwen2.5-VL-7B-Instruct\n" if name == "run.sh" else text
-    )
+    text += " --model Qwen/Qwen2.5-VL-7B-Instruct" * text.startswith("swift")
+    text = f"#!/bin/bash\n{text}\n" if name == "run.sh" else text
     text += "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\n" if name == "run.yaml" else ""
     found = import_text(text, name, Given(model=SEEING, guess=True))
     tune = found.job.finetune

@@ -25,7 +25,7 @@ from meshwright.imports.formats.megatron_switches import (
     padding,
 )
 from meshwright.imports.options import Options
-from meshwright.imports.reading import Given, Reading
+from meshwright.imports.reading import PROJECTOR, Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.planner.dispatchers import DEDUPLICATED, OPTION
 from meshwright.specs.errors import SpecError
@@ -99,6 +99,11 @@ def read(
             name_others(options, reading, reading.model.experts, mask=title in _OF_ITS_LOADER and mindspeed.TABLE not in more, spread=fields["ep"] > 1)  # fmt: skip
     elif own := padding(options):
         reading.job["framework_options"] = own | reading.job.get("framework_options", {})
+    # Megatron-Bridge's switches for a multimodal model; its projector trains unless that is said, too.
+    reading.encoder_frozen = options.flag("freeze-vision-model")
+    projector = options.flag("freeze-vision-projection", default=not reading.encoder_frozen)
+    if not projector:
+        reading.unmodelled("--freeze-vision-projection", PROJECTOR)
     add_budget(options, reading)
     if mindspeed.TABLE in more:
         mindspeed.refine(options, reading, fields)
