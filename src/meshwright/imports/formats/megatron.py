@@ -101,8 +101,8 @@ def read(
         reading.job["framework_options"] = own | reading.job.get("framework_options", {})
     # Megatron-Bridge's switches for a multimodal model; its projector trains unless that is said, too.
     reading.encoder_frozen = options.flag("freeze-vision-model")
-    projector = options.flag("freeze-vision-projection", default=not reading.encoder_frozen)
-    if not projector:
+    projector = not options.flag("freeze-vision-projection")
+    if projector and reading.encoder_frozen:
         reading.unmodelled("--freeze-vision-projection", PROJECTOR)
     add_budget(options, reading)
     if mindspeed.TABLE in more:
