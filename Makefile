@@ -139,7 +139,7 @@ validate-more: $(VENV)/full.done
 	$(PIP) --target $(VENV)/validate/maxtext-needs flax==0.12.8 jax==0.10.2 omegaconf==2.3.0 jinja2
 	$(PIP) --no-deps --target $(VENV)/validate/verl-0.9.1 verl==0.9.1
 	$(PIP) --no-deps --target $(VENV)/validate/verl-needs tensordict==0.10.0 hydra-core==1.3.2 omegaconf==2.3.0 \
-	  antlr4-python3-runtime==4.9.3 codetiming==1.4.0 pyvers==0.2.3.dist orjson==3.13.0.dist cloudpickle==3.1.3.dist transformers==5.10.4 \
+	  antlr4-python3-runtime==4.9.3 codetiming==1.4.0 pyvers==0.2.3 orjson==3.13.0 cloudpickle==3.1.3 transformers==5.10.4 \
 	  tokenizers==0.22.2 huggingface_hub==1.21.0
 	-$(PIP) --no-deps --target $(VENV)/validate/nanotron-2411b02 dacite==1.9.2 \
 	  git+https://github.com/huggingface/nanotron@2411b022a75fb7f7561a1bb4166706da5e1b76de

@@ -70,6 +70,7 @@ def watch_accelerate() -> None:
         FOUND.update(
             dp=one.num_processes // ((split.tp_size or 1) * (split.cp_size or 1) if split else 1),
             tp=(split.tp_size or 1) if split else 1,
+            cp=(split.cp_size or 1) if split else 1,
             zero=0
             if "MULTI" in str(one.distributed_type)
             else 3
@@ -78,6 +79,16 @@ def watch_accelerate() -> None:
         )
 
     _after(accelerate.Accelerator, "__init__", note)
+    import torch
+    from transformers.distributed import mixin
+
+    def meshes(made: Any, args: tuple[Any, ...], _words: dict[str, Any]) -> None:
+        asked = args[0]
+        FOUND.update(tp=asked.tp_size, dp=asked.dp_size, zero=3)
+
+    # A CPU is no accelerator for PyTorch, which transformers asks for the kind of its meshes.
+    torch._C._get_accelerator = lambda: torch.device("cpu")
+    _after(mixin, "initialize_distributed_mesh", meshes)
 
 
 def _shard_on_cpu() -> None:

@@ -29,6 +29,7 @@ import export_tuning_run
 import export_verl_run
 from meshwright.costs.step import estimate
 from meshwright.exports.canonical import canonical
+from meshwright.exports.inputs import of_tuner
 from meshwright.exports.launch import Command
 from meshwright.exports.targets import FINETUNERS, STARTED, export
 from meshwright.specs import Job, Layout, Model, Plan, load_cluster, load_model
@@ -91,9 +92,10 @@ class Run:
     def _tuning(self) -> Job:
         adapters = {"rank": 4, "alpha": 8, "targets": ["q", "k", "v", "o"]}
         recipe = {"method": self.method} | (adapters if self.method != "full" else {})
+        precision = "bf16" if self.precision == "fp32" else self.precision
         return Job(
-            framework=self.target, seq_len=512, global_batch=8, precision=RECIPES["bf16"],
-            finetune=finetune_recipe(recipe), optimizer=OPTIMIZERS["adamw"],
+            framework=self.target, seq_len=512, global_batch=8, precision=RECIPES[precision],
+            finetune=finetune_recipe(recipe), optimizer=OPTIMIZERS[self.optimizer],
         )  # fmt: skip
 
 
@@ -111,11 +113,12 @@ TUNERS = {
 """Folders of `make validate-more` with each tool and what its training imports."""
 
 
-def tuned(target: str, method: str, **layout: Any) -> Run:
-    """A run of a tool for fine-tuning: a checkpoint of two layers under a published model's name."""
+def tuned(target: str, method: str, narrow: bool = False, **layout: Any) -> Run:
+    """A run of a tool for fine-tuning: a checkpoint of two layers under a published model's name; `narrow`: 16 bits alone."""
     return Run(
         target, {"dp": 2, **layout}, compared=TUNED, folders=TUNERS[target], model="qwen2.5-0.5b",
-        method=method, environment={"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_HOME": "hf",
+        method=method, precision="pure-bf16" if narrow else "fp32", optimizer="adamw-bf16" if narrow else "adamw",
+        environment={"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_HOME": "hf",
                                     "DISABLE_VERSION_CHECK": "1",
                                     **({"ACCELERATE_USE_CPU": "true", "AXOLOTL_DO_NOT_TRACK": "1"} if target == "axolotl" else {})},
     )  # fmt: skip
@@ -132,6 +135,7 @@ RUNS = (
     Run("accelerate", {"dp": 2}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
     Run("accelerate", {"dp": 2, "zero": 2}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
     Run("accelerate", {"dp": 2, "zero": 3, "recompute": "full"}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
+    Run("accelerate", {"tp": 2, "dp": 2, "zero": 3}, compared=("dp", "tp", "cp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
     Run("trainer", {"dp": 2}, "train_trainer.py", ("dp", "zero", "micro_batch", "accumulation")),
     Run("trainer", {"dp": 2, "zero": 2}, "train_trainer.py", ("dp", "zero", "micro_batch", "accumulation")),
     Run("trainer", {"dp": 2, "zero": 3, "recompute": "full"}, "train_trainer.py", ("dp", "zero", "micro_batch", "accumulation")),
@@ -143,8 +147,8 @@ RUNS = (
     Run("torchtitan", {"dp": 2, "zero": 2}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
     Run("torchtitan", {"dp": 2, "tp": 2, "zero": 3, "sequence_parallel": True, "recompute": "full"}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
     Run("torchtitan", {"dp": 2, "pp": 2}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
-    tuned("trl", "lora", recompute="full"), tuned("trl", "full", zero=2),
-    tuned("axolotl", "lora", recompute="full"),
+    tuned("trl", "lora", recompute="full"), tuned("trl", "full", zero=2), tuned("trl", "full", zero=3),
+    tuned("axolotl", "lora", recompute="full"), tuned("axolotl", "full", narrow=True, zero=3),
     tuned("llama-factory", "lora", recompute="full"), tuned("llama-factory", "full", zero=2),
     tuned("torchtune", "lora", zero=3, recompute="full"), tuned("torchtune", "full", zero=3),
     tuned("verl", "lora", zero=3, recompute="full"), tuned("verl", "full", zero=2),
@@ -155,7 +159,9 @@ NOT_HERE = (
     ("maxtext", "its own configuration (0.2.5) reads every field; mesh and batches read back", "TPUs"),
     ("megatron-bridge", "its configuration classes read every override; layout read back", "needs Transformer Engine"),
     ("primus", "its YAML read back here", "starts Megatron-LM, which needs a GPU"),
-    ("axolotl", "its schema (0.21.0) reads every field; adapters stepped on two processes (`--only axolotl`: five steps, layout agrees)", "sharded by DeepSpeed: told a CPU, accelerate makes no DeepSpeed plugin, and transformers' Trainer then ends"),
+    ("axolotl", "its schema (0.21.0) reads every field", "sharded by DeepSpeed: told a CPU, accelerate makes no DeepSpeed plugin, and transformers' Trainer then ends"),
+    ("accelerate", "context parallelism: ranks, mesh and each rank's part of the rows; ends at the first attention", "PyTorch's ring has no rule for the kernel that computes attention on a CPU"),
+    ("trl", "context parallelism: its words read back, split by accelerate", "as accelerate's"),
     ("nanotron", "its YAML parser accepts every field; layout read back", "needs flash-attn"),
 )  # fmt: skip
 
@@ -180,7 +186,7 @@ def step(run: Run, steps: int) -> None:
         path = [str(VALIDATE / one) for one in run.folders if one != MEGATRONS[0]]
         path += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
         environment = {
-            **_fsdp_words(folder / "accelerate.yaml"),
+            **_accelerate_words(folder / "accelerate.yaml"),
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "HF_ASSETS_PATH": name,  # no tokenizer is read: the rows are made
@@ -268,13 +274,15 @@ def launched(words: list[str], folder: Path, environment: dict[str, str], limit_
 def _words(run: Run, plan: Plan, report: Path, losses: Path, steps: int) -> list[str]:
     """The program that starts the exported files and notes what their framework says."""
     if run.target in FINETUNERS:
-        said = Command(STARTED[run.target].words(plan), run.target).text()
+        words = STARTED[run.target].words(plan)
+        command = Command(words, run.target, inputs=of_tuner(run.target))
         env = {
             **os.environ,
             "TORCHTUNE": str(VALIDATE / TUNERS["torchtune"][0]),
-            "TRAIN_FILES": "train.parquet",
+            "DATA": export_tuning_run.DATA[run.target],
         }
-        text = subprocess.check_output(["bash", "-c", f"printf '%s\\0' {said}"], text=True, env=env)
+        told = f"{command.asked()}printf '%s\\0' {' '.join((command.text(), *command.filled()))}"
+        text = subprocess.check_output(["bash", "-c", told], text=True, env=env)
         program = str(HERE / "export_tuning_run.py")
         return [program, run.target, str(report), str(losses), str(steps), *text.split("\0")[:-1]]
     own = OWN_PROGRAMS.get(run.target)
@@ -297,14 +305,21 @@ def _words(run: Run, plan: Plan, report: Path, losses: Path, steps: int) -> list
     return [*words, "--backend", "gloo"] if run.target == "deepspeed" else words
 
 
-def _fsdp_words(path: Path) -> dict[str, str]:
-    """What `accelerate launch` puts into the environment for the sharding that its YAML asks for."""
-    words = yaml.safe_load(path.read_text()).get("fsdp_config", {}) if path.is_file() else {}
-    said = {
-        name.upper(): str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in words.items()
-    }
-    return {"ACCELERATE_USE_FSDP": "true", **said} if words else {}
+def _accelerate_words(path: Path) -> dict[str, str]:
+    """What `accelerate launch` puts into the environment for the sharding and the split that its YAML asks for."""
+    asked = yaml.safe_load(path.read_text()) if path.is_file() else {}
+    said = {}
+    for section, switch in (
+        ("fsdp_config", "ACCELERATE_USE_FSDP"),
+        ("parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG"),
+    ):
+        words = asked.get(section, {})
+        said |= {
+            name.upper(): str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in words.items()
+        }
+        said |= {switch: "true"} if words else {}
+    return said
 
 
 def free_port() -> int:

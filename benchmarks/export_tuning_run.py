@@ -60,6 +60,13 @@ def checkpoint(folder: Path, target: str) -> None:
     (folder / "merges.txt").write_text("#version: 0.2\n")
 
 
+DATA = {
+    "trl": "roneneldan/TinyStories", "axolotl": "tatsu-lab/alpaca", "llama-factory": "tatsu-lab/alpaca",
+    "torchtune": "yahma/alpaca-cleaned", "verl": "train.parquet",
+}  # fmt: skip
+"""What whoever launches fills in for each tool: a folder of made-up rows by the name of a data set."""
+
+
 def rows(folder: Path) -> None:
     """A hundred short rows in the columns that each tool's example data has."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,10 +82,10 @@ def rows(folder: Path) -> None:
 def prepare(folder: Path, target: str, model: str) -> None:
     """The checkpoint and the data sets that an exported file names, where its tool looks first."""
     checkpoint(folder / model, target)
-    for name in ("roneneldan/TinyStories", "tatsu-lab/alpaca", "yahma/alpaca-cleaned"):
-        rows(folder / name)
     if target == "verl":
-        export_verl_run.conversations(folder / "train.parquet", TEXT)
+        export_verl_run.conversations(folder / DATA[target], TEXT)
+    else:
+        rows(folder / DATA[target])
 
 
 def watch_transformers() -> None:
@@ -86,6 +93,11 @@ def watch_transformers() -> None:
     import transformers
 
     export_probe._shard_on_cpu()
+    if Path("deepspeed.json").is_file():
+        # Told a CPU, transformers starts PyTorch's processes and leaves DeepSpeed's to themselves.
+        import deepspeed
+
+        deepspeed.init_distributed("gloo")
     real = transformers.Trainer.train
 
     def train(trainer: Any, *args: Any, **words: Any) -> Any:
@@ -112,7 +124,13 @@ def watch_transformers() -> None:
 def watch_axolotl() -> None:
     """As every Trainer; and a rank's device has no number, by which axolotl names it, on a CPU."""
     watch_transformers()
+    import torch
+    from axolotl import train
     from axolotl.loaders.model import ModelLoader
+
+    torch.cuda.set_device = lambda device: None
+    # Told a CPU, transformers takes shards for whole weights when it saves the last ones.
+    train.save_trained_model = lambda *_: None
 
     real = ModelLoader._set_device_map_config
 

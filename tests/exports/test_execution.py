@@ -164,17 +164,35 @@ def test_the_accelerate_export_runs_and_equals_plain_training(tmp_path):
     assert losses == pytest.approx(plain_losses(tmp_path, seeded=by_place), abs=3e-6)
 
 
-@pytest.mark.parametrize("zero", [2, 3])
-def test_the_accelerate_export_shards_weights_that_no_host_has_held(zero, tmp_path):
-    bundle = export(tiny_plan(LLAMA, dp=2, zero=zero, recompute="full"), "accelerate")
-    bundle.write(tmp_path)
-    words = yaml.safe_load(bundle.files["accelerate.yaml"])["fsdp_config"]
+def under_accelerate(folder, **layout):
+    """The losses of an export whose ranks accelerate's own launcher would give these variables."""
+    plan = tiny_plan(LLAMA, **layout)
+    bundle = export(plan, "accelerate")
+    bundle.write(folder)
+    asked = yaml.safe_load(bundle.files["accelerate.yaml"])
     said = {
         name.upper(): str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in words.items()
+        for table in ("fsdp_config", "parallelism_config")
+        for name, value in asked[table].items()
     }
     script = [str(VALIDATORS / "accelerate_cpu.py"), "train.py"]
-    losses = run(tmp_path, script, 2, ACCELERATE_USE_CPU="true", ACCELERATE_USE_FSDP="true", **said)
+    switches = {f"ACCELERATE_USE_{name}": "true" for name in ("CPU", "FSDP", "PARALLELISM_CONFIG")}
+    return run(folder, script, plan.layout.world, **switches, **said)
+
+
+def test_the_accelerate_export_splits_and_shards(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    losses = under_accelerate(tmp_path, dp=2, tp=2, zero=3, recompute="full")
+    first = AutoModelForCausalLM.from_pretrained(tmp_path / "initial").state_dict()
+    plain = plain_losses(tmp_path, seeded=lambda other: other.load_state_dict(first))
+    assert losses == pytest.approx(plain, abs=3e-6)
+    assert abs(losses[0] - losses[2]) > 1e-3
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_the_accelerate_export_shards_weights_that_no_host_has_held(zero, tmp_path):
+    losses = under_accelerate(tmp_path, dp=2, zero=zero, recompute="full")
     assert losses == pytest.approx(plain_losses(tmp_path, seeded=by_place), abs=3e-6)
     assert abs(losses[0] - losses[2]) > 1e-3
 

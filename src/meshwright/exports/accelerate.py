@@ -150,6 +150,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     text = comment(plan, command, stamp) + yaml.safe_dump(config(plan), sort_keys=False)
     values = {
         "STAMP": comment(plan, command, stamp).rstrip(),
+        "VERSION": VERSION,
         "SEQ_LEN": plan.job.seq_len,
         "NORM": first_norm(plan.model),
         "FIRST_NUMBERS": template("first_numbers", {}).rstrip(),

@@ -9,9 +9,11 @@ import runpy
 import sys
 from pathlib import Path
 
+import torch
 from accelerate import accelerator, state
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
+from transformers.distributed import mixin
 
 _plain = state.AcceleratorState.__init__
 
@@ -35,6 +37,19 @@ def _recorded(accelerated, model):
 
 
 accelerator.fsdp2_prepare_model = _recorded
+# A CPU is no accelerator for PyTorch, which transformers asks for the kind of its meshes.
+torch._C._get_accelerator = lambda: torch.device("cpu")
+_shard = mixin.apply_fully_sharded_data_parallelism
+
+
+def _split(model, *args):
+    made = _shard(model, *args)
+    split = sum(len(one.device_mesh.mesh.shape) == 2 for one in made.parameters())
+    _sharded.append(split > len(made.model.layers))
+    return made
+
+
+mixin.apply_fully_sharded_data_parallelism = _split
 sys.argv = sys.argv[1:]
 sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
 runpy.run_path(sys.argv[0], run_name="__main__")
