@@ -48,6 +48,16 @@ def test_one_in_full(capsys, arguments, words):
     assert [word for word in words if word not in text] == []
 
 
+def test_what_a_model_sees_with(capsys, tmp_path):
+    file = tmp_path / "seeing.toml"
+    file.write_text("layers = 2\nhidden = 64\nheads = 2\nvocab = 100\n[encoder]\nparameters = 9000\nlayers = 3\nhidden = 32\n"
+                    "heads = 2\nffn = 64\npatches = 2304\njoined = 4\n")  # fmt: skip
+    code, text, _ = output(capsys, "models", str(file))
+    assert code == 0
+    assert "encoder of 3 layers, hidden 32, FFN 64" in text
+    assert "2,304 patches and becomes 576 tokens" in " ".join(text.split())
+
+
 def test_memory_as_json(capsys):
     _, text, _ = output(capsys, "memory", "7B", "--gpus", "8", "--json", "--recipe", "all")
     data = json.loads(text)

@@ -73,6 +73,14 @@ def _print_one(model: Model, counts: ParameterCounts) -> None:
             f"\n{model.moe_layers} layers with {model.experts.experts} experts of width "
             f"{model.experts.ffn}, {model.experts.top_k} per token"
         )
+    encoder = model.encoder
+    sees = ""
+    if encoder is not None and encoder.layers:
+        one = "an image" if encoder.kind == "images" else "a sound"
+        sees = (
+            f"\nencoder of {encoder.layers} layers, hidden {encoder.hidden}, FFN {encoder.ffn}: "
+            f"{one} of usual size has {encoder.patches:,} patches and becomes {encoder.tokens:,.0f} tokens"
+        )
     active = f", {format_count(counts.active)} active" if counts.active < counts.total else ""
     print_table(
         f"{model.name}: {format_count(counts.total)} parameters{active}",
@@ -86,7 +94,7 @@ def _print_one(model: Model, counts: ParameterCounts) -> None:
         ],
         right=(1, 2),
         note=f"{model.layers} layers, hidden {model.hidden}, {attention}, FFN {model.ffn}, "
-        f"vocab {model.vocab}{', tied embeddings' if model.tied_embeddings else ''}{experts}\n"
+        f"vocab {model.vocab}{', tied embeddings' if model.tied_embeddings else ''}{experts}{sees}\n"
         f"source: {model.source}",
     )
 
