@@ -241,6 +241,27 @@ def test_whole_hosts_of_abci_are_counted(tmp_path):
 def test_rewards_are_named_beside_megatron_s_own_options():
     named = {one.option for one in read("--grpo-group-size 8 --rl-use-sequence-packing").remarks}
     assert {"task", "--rl-use-sequence-packing"} <= named
+    text = (
+        "num_layers: 8\nhidden_size: 512\nnum_attention_heads: 8\nmicro_batch_size: 1\nseq_length: 512\npadded_vocab_size: 32000\n"
+        "lr: 0.0001\ntrain_iters: 10\ntensor_model_parallel_size: 1\nperform_rl_step: false\ngrpo_group_size: 2\ngrpo_kl_beta: 0.001\n"
+    )
+    printed = import_text(text, "options.yaml", GIVEN)
+    assert "task" not in {one.option for one in printed.remarks}
+
+
+def test_a_mixture_described_by_its_checkpoint_runs_its_experts_grouped():
+    found = import_text(
+        '#!/bin/bash\neval "$(python3 model_args_utils.py)"\n'
+        "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 256 "
+        "--megatron-to-hf-mode bridge --hf-checkpoint /root/Qwen3-30B-A3B --tensor-model-parallel-size 4 --expert-model-parallel-size 8 "
+        "--micro-batch-size 1 --rollout-max-response-len 8192\n",
+        "run.sh",
+        Given(guess=True),
+    )
+    assert found.model.name == "qwen3-30b-a3b"
+    assert not {"--moe-grouped-gemm", "--moe-token-dispatcher-type"} & {
+        one.option for one in found.remarks
+    }
 
 
 def test_a_trainer_s_program_is_not_megatron_s_though_its_options_are_called_so(tmp_path):

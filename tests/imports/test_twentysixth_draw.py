@@ -40,8 +40,9 @@ def test_names_of_models_of_another_ones_shape(name: str, preset: str):
     assert found is not None and found.name == preset
 
 
-def test_a_coder_of_another_shape_is_no_preset():
-    assert model_named("Qwen/Qwen3-Coder-480B-A35B-Instruct") is None
+def test_a_coder_of_another_shape_is_not_its_family_s_preset():
+    found = model_named("Qwen/Qwen3-Coder-480B-A35B-Instruct")
+    assert found is not None and found.layers == 62
 
 
 @pytest.mark.parametrize("name", ["train-own", "package.train-own"])

@@ -63,6 +63,10 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     told = not script.missing and all(unmarked(word) or not unset(word) for word in launch.words)
     given, whence = _of_checkpoint(flags, given, included=told)
     dialect = _dialect(launch, flags)
+    if whence is not None and given.model is not None and given.model.experts is not None:
+        # What turns the checkpoint into Megatron-LM's model, or describes it elsewhere, sets these.
+        options.values.setdefault("moe-grouped-gemm", True)
+        options.values.setdefault("moe-token-dispatcher-type", "alltoall")
     config = None
     named = options.loose("deepspeed-config", "deepspeed_config")
     if named:

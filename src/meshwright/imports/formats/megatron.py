@@ -107,7 +107,10 @@ def read(
     add_budget(options, reading)
     if mindspeed.TABLE in more:
         mindspeed.refine(options, reading, fields)
-    if options.flag("perform-rl-step") or any(name.startswith("grpo-") for name in options.values):
+    # A printed table of all options has the defaults of those for rewards, too.
+    if options.flag("perform-rl-step") or (
+        title.endswith("script") and any(name.startswith("grpo-") for name in options.values)
+    ):
         name_task(reading, "grpo")
     if options.has("num-experts") and reading.model.experts is None:  # one expert, or none
         options.read |= {name for name in options.values if name.startswith("moe-")}

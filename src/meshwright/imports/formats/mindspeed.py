@@ -75,7 +75,7 @@ def translate(options: Options) -> tuple[str, ...]:
 _KNOWN = ("deepseek-v4-flash", "deepseek-v4-pro")
 
 
-_OF_V4 = ("hc-", "enable-mhc", "use-v4-", "v4-", "attn-sink", "attn-sliding-window", "hybrid-attention", "num-hash-layers", "swiglu-limit", "use-triton-mhc", "index-", "enable-dsa", "o-lora-rank", "o-groups", "kv-compress", "compress-", "n-hash-layers")  # fmt: skip
+_OF_V4 = ("hc-", "enable-mhc", "use-v4-", "v4-", "attn-sink", "attn-sliding-window", "hybrid-attention", "num-hash-layers", "swiglu-limit", "use-triton-mhc", "index-", "indexer-", "use-fused-mhc", "use-fused-lightning", "use-sparse-flash", "max-batch-size", "enable-dsa", "o-lora-rank", "o-groups", "kv-compress", "compress-", "n-hash-layers")  # fmt: skip
 """Options of its streams and its attention, which the preset has."""
 
 
