@@ -183,6 +183,13 @@ def test_errors_name_field_value_and_remedy(what, field, words):
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize("where", [{}, {"vision_config": {"depth": 10**6}}])
+def test_more_layers_than_can_be_built_are_refused_at_once(where):
+    config = {"model_type": "nobody", "num_hidden_layers": 10 if where else 10**6, **where}
+    with pytest.raises(SpecError, match="at most 1,000 are built to be counted"):
+        model_from_config(config)
+
+
 def test_sizes_out_of_reach_are_refused():
     with pytest.raises(SpecError):
         typical_model(10**16)

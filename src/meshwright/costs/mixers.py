@@ -8,6 +8,7 @@ flash attention over as many keys as its products amount to, no faster than scan
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -37,7 +38,13 @@ def layer_shares(model: Model, *, moe: bool) -> LayerShares:
     """
     if not model.layer_kinds:
         return LayerShares(1.0, 0.0, 1.0)
-    kinds = [kind.split("+") for kind in model.layer_kinds if kind.endswith("+moe") == moe]
+    return _shares(model.layer_kinds, moe)
+
+
+@lru_cache(maxsize=64)
+def _shares(layer_kinds: tuple[str, ...], moe: bool) -> LayerShares:
+    """Counted once for a list of kinds: pricing asks for each part of each stage."""
+    kinds = [kind.split("+") for kind in layer_kinds if kind.endswith("+moe") == moe]
     if not kinds:
         return LayerShares(1.0, 0.0, 1.0)
     count = len(kinds)
@@ -50,7 +57,12 @@ def layer_shares(model: Model, *, moe: bool) -> LayerShares:
 
 def window_share(model: Model) -> float:
     """Share of the attention layers whose attention is limited to a window."""
-    mixers = [kind.partition("+")[0] for kind in model.layer_kinds]
+    return _window_share(model.layer_kinds)
+
+
+@lru_cache(maxsize=64)
+def _window_share(layer_kinds: tuple[str, ...]) -> float:
+    mixers = [kind.partition("+")[0] for kind in layer_kinds]
     attending = [mixer for mixer in mixers if mixer in ("attention", "window", "both")]
     return attending.count("window") / len(attending) if attending else 0.0
 

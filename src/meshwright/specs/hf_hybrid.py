@@ -236,8 +236,9 @@ def _kimi_linear(config: Config) -> Fields:
     own = own if isinstance(own, dict) else {}
     full = own.get("full_attn_layers")
     if isinstance(full, list):  # counted from 1 in the published files
+        attending = {one - 1 for one in full if isinstance(one, int)}
         mixers = mixers_of(
-            config, layers, lambda index: "attention" if index + 1 in full else "kda"
+            config, layers, lambda index: "attention" if index in attending else "kda"
         )
     else:
         mixers = mixers_of(

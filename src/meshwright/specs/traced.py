@@ -7,6 +7,7 @@ transformers; nothing here imports either.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -31,6 +32,10 @@ AFTER_S = 1.0
 AFTER_UNSEEN_S = 2.0
 """The same where the answer goes to a file or to another program."""
 
+MOST_LAYERS = 1000
+"""Layers (or experts, where each is a module) of a config that is built: a few seconds of work."""
+_COUNTS_MODULES = re.compile(r"^(num_.*layers|.*n_layers?|.*_layers|.*depth)$")
+
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _TOP_K = (
     "num_experts_per_tok",
@@ -52,6 +57,7 @@ def trace(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SpecError: torch or transformers is not there, or cannot build the config.
     """
+    _bounded("config", config)
     if (before := traced_kept.kept(config)) is not None:
         return before
     family = config.get("model_type")
@@ -84,6 +90,23 @@ def trace(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     traced_kept.keep(config, answer)
     return dict(answer)
+
+
+def _bounded(where: str, config: Mapping[str, Any]) -> None:
+    """Refuse what cannot be built in a moment: modules are made one by one.
+
+    Raises:
+        SpecError: more layers than `MOST_LAYERS`, in any part.
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            _bounded(f"{where}.{key}", value)
+        elif isinstance(value, int) and value > MOST_LAYERS and _COUNTS_MODULES.search(key):
+            raise SpecError(
+                f"{where}.{key}",
+                value,
+                f"at most {MOST_LAYERS:,} are built to be counted; describe the model by its shape",
+            )
 
 
 def _tell(what: str) -> None:
