@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.imports.numbers import with_numbers
 from meshwright.imports.option_tables import choices, idle, known
 from meshwright.imports.reading import Reading, Remark
 from meshwright.imports.shell.words import shown, unmarked, unset
@@ -227,6 +228,8 @@ class Options:
                 f"{name} {shown(str(self.values[name]))[:40]}" for name in taken_over[:8]
             )
             reading.note(f"the program's own defaults count where the command is silent: {said}")
+        if reading.model is not None:
+            reading.model = with_numbers(reading.model, self.values)
         if not reading.model_name:
             reading.model_left = next(((n, v) for n, v in self.left.items() if _NAMES_A_MODEL.search(n)), ("", ""))  # fmt: skip
         alike: dict[str, list[str]] = {}

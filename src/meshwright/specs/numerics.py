@@ -114,6 +114,11 @@ SHARES_AS_THEY_ARE = ("qwen2_moe", "deepseek_v2", "llama4_text", "olmoe", "grok"
 """Families whose chosen experts keep their shares of all experts, where a model does not say."""
 
 
+def activation_named(word: str) -> Activation | None:
+    """The activation that a word of a configuration stands for; None where it stands for none that is known."""
+    return _ACTIVATIONS.get(word.lower())
+
+
 def unstated(model_type: str, name: str, usual: float) -> float:
     """The value that transformers takes where a config.json of this type does not state it."""
     return float(_UNSTATED.get(model_type, {}).get(name, usual))

@@ -22,6 +22,7 @@ from meshwright.specs.job import RECIPES
 EDITS = {"micro_batch": "train.micro_batch_size"}
 _PRECISION = {
     "bf16-true": "pure-bf16", "bf16-mixed": "bf16", "16-mixed": "fp16", "16-true": "pure-bf16", "32-true": "fp32",
+    "transformer-engine": "fp8", "transformer-engine-float16": "fp8",  # of Lightning Fabric
 }  # fmt: skip
 _TARGETS = {
     "lora_query": "q_proj", "lora_key": "k_proj", "lora_value": "v_proj", "lora_projection": "o_proj",

@@ -80,10 +80,25 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         reading.micro_batch = 1
     if options.has("model.pretrained_model_name_or_path"):
         _overridden(options, reading)
+    _changes(options, reading)
     _sharding(options, reading)
     _job(options, reading)
     options.finish(reading, "llm_foundry", "common", strict=given.strict)
     return reading
+
+
+_FFNS = ("mptmlp", "mptglu", "mptgeglu", "mb_moe", "mb_dmoe", "torch_dmoe")
+
+
+def _changes(options: Options, reading: Reading) -> None:
+    """Name what makes another run of the model than the one that is priced."""
+    if any(name.startswith("callbacks.layer_freezing") for name in options.values):
+        reading.unmodelled("callbacks.layer_freezing", "layers that it freezes are priced as training")  # fmt: skip
+    if options.flag("model.attn_config.prefix_lm"):
+        reading.unmodelled("model.attn_config.prefix_lm", "a prefix sees itself in both directions; causal attention is priced")  # fmt: skip
+    inner = options.word("model.ffn_config.ffn_type", default="mptmlp")
+    if inner not in _FFNS:
+        reading.unmodelled("model.ffn_config.ffn_type", f"{inner}, another library's kernel; the usual FFN is priced")  # fmt: skip
 
 
 def _model(options: Options, reading: Reading) -> Model | None:

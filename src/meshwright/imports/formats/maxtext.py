@@ -132,6 +132,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
                 reading.model = _model(Options({**read_table(path), **data}), reading)
         if reading.model is None:
             reading.model = _changed(preset, options)
+            _beside_named(preset, options, reading)
     elif reading.model is None:
         reading.model = _model(options, reading)
     reading.jax = True
@@ -313,6 +314,19 @@ _OF_A_PRESET = {
     "base_num_decoder_layers": "layers", "base_emb_dim": "hidden", "base_num_query_heads": "heads",
     "base_num_kv_heads": "kv_heads", "head_dim": "head_dim", "base_mlp_dim": "ffn", "vocab_size": "vocab",
 }  # fmt: skip
+
+
+def _beside_named(model: Model | None, options: Options, reading: Reading) -> None:
+    """Name what a configuration adds to the model that it names, whose own file is silent about it."""
+    if model is None:
+        return
+    if options.flag("use_qk_norm") and model.qk_norm == "none":
+        reading.unmodelled("use_qk_norm", "queries and keys are normed, which the named model does not do; not priced")  # fmt: skip
+    if options.whole("num_experts", default=1) > 1 and model.experts is None:
+        reading.unmodelled("num_experts", f"experts take the place of {model.name}'s FFNs; the dense model is priced")  # fmt: skip
+    kind = options.word("attention_type", default="global")
+    if kind in ("local_sliding", "chunk") and not model.window:
+        reading.unmodelled("attention_type", f"{kind}; attention over whole sequences is priced")
 
 
 def _changed(model: Model | None, options: Options) -> Model | None:
