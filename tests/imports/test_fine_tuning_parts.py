@@ -297,3 +297,59 @@ def test_forms_in_which_programs_keep_their_settings(tmp_path: Path, text: str):
     found = program(tmp_path, text)
     assert (found.model.name, found.layout.micro_batch) == ("qwen2.5-1.5b", 3)
     assert found.job.global_batch == 3 * 5 * found.layout.dp
+
+
+def test_a_batch_that_the_ranks_share_and_a_preparation_behind_a_switch(tmp_path: Path):
+    found = put(
+        tmp_path,
+        "torchrun --nproc_per_node=4 train.py --batch 16 --quantise",
+        train__py="""
+import argparse, os
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+class PairedTrainer(Trainer):
+    pass
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int, default=1)
+parser.add_argument("--quantise", action="store_true")
+args = parser.parse_args()
+world_size = int(os.environ.get("WORLD_SIZE", 1))
+device_batch_size = int(args.batch_size / world_size) if hasattr(args, "batch_size") else args.batch
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", load_in_4bit=args.quantise)
+if args.quantise:
+    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
+settings = TrainingArguments("out", per_device_train_batch_size=args.batch, gradient_accumulation_steps=2, bf16=True)
+PairedTrainer(model=model, args=settings).train()
+""",
+    )
+    assert (found.layout.dp, found.layout.micro_batch, found.job.global_batch) == (4, 4, 32)
+    assert found.job.finetune is not None and found.job.finetune.upcast
+    assert found.layout.recompute == "none"
+
+
+def test_what_trains_vectors_or_elsewhere_is_refused(tmp_path: Path):
+    table = "model: {name: Qwen/Qwen2.5-0.5B}\nia3: {target_modules: [k_proj]}\ntraining: {per_device_train_batch_size: 2, learning_rate: 1e-4, bf16: true}\n"
+    with pytest.raises(SpecError, match="ia3.*trains vectors"):
+        import_text(table, "ia3.yaml", GUESS)
+    asked = "from openai import OpenAI\nclient = OpenAI()\njob = client.fine_tuning.jobs.create(model='m', training_file='f')\nprint(job)\n"
+    with pytest.raises(SpecError, match="asks a service"):
+        import_text(asked, "ask.py", GUESS)
+
+
+def test_a_trainer_of_ones_own_goes_by_its_file_and_trl_s_length_by_trl():
+    text = f"""
+from transformers import AutoModelForCausalLM, TrainingArguments
+from trl import SFTTrainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.float16)
+{TRAINED.format(told=True).replace("    ", "").replace("Trainer(", "SFTTrainer(").replace("bf16=True", "bf16=False")}"""
+    found = import_text(text, "train.py", GUESS)
+    assert found.job.seq_len == 1024
+    assert any("float16" in one.text for one in found.remarks)
+    paired = text.replace("SFTTrainer", "TabledTrainer").replace(
+        "from trl import", "from lab import"
+    )
+    assert (
+        import_text(paired + "\nfrom transformers import Trainer\n", "train_dpo.py", GUESS).task
+        == "dpo"
+    )

@@ -62,6 +62,8 @@ def trainer(script: Script, launch: Launch, given: Given, folder: Path | None) -
     reading = Reading("Hugging Face Trainer program, started by a script", options=options)
     launcher(script, launch, reading, given, folder)
     one_process(launch, reading)
+    if not reading.world() and launch.starts_ranks():  # which a program divides its batch among
+        reading.hosts, reading.per_host = launch.hosts or 1, launch.per_host
     name_task(reading, path.name)
     said = {name.replace("-", "_"): typed(value) for name, value in flags_of(launch.words).items()}
     try:

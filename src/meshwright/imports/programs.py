@@ -11,13 +11,14 @@ from meshwright.imports.code.names import ASKED_OF_DEVICE, Known
 from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.formats import hf, lightning
+from meshwright.imports.formats.hf_lengths import LENGTHS
 from meshwright.imports.formats.hf_programs import trl_defaults
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.other_models import refuse_other_classes
 from meshwright.imports.own.arguments import tables_beside
 from meshwright.imports.own.imported import imported_settings
-from meshwright.imports.own.layers import SHARED_STEPS, lay_out
+from meshwright.imports.own.layers import SHARED_BATCH, SHARED_STEPS, lay_out
 from meshwright.imports.own.made_models import made_model
 from meshwright.imports.own.option_names import NAMES
 from meshwright.imports.own.parts import parts_of
@@ -36,7 +37,7 @@ _LIBRARIES = re.compile(
     r"^[^\S\n]*(?:from |import (?:[\w.]+, ?){0,9})(?:transformers|trl|unsloth)\b", re.M
 )
 
-_INERT = ("random_state", "prefetch_factor", "pin_memory", "use_rslora", "token", "trust_remote_code", "task_type",
+_INERT = ("random_state", "drop_last", "local_files_only", "prefetch_factor", "pin_memory", "use_rslora", "token", "trust_remote_code", "task_type",
           "dataset_num_proc", "dataset_text_field", "fast_inference", "gpu_memory_utilization",
           "max_lora_rank", "float8_kv_cache", "use_exact_model_name", "fix_tokenizer")  # fmt: skip
 """Arguments of what a program makes beside the trainer that change no memory, time or numbers of it."""
@@ -188,13 +189,7 @@ def read(
         )
     if not made["_trainer"]:
         _looped(text, said, reading, made["_trainer"] is None and not name.endswith(".ipynb"))
-    micro, steps = (
-        found.get("per_device_train_batch_size"),
-        found.get("gradient_accumulation_steps"),
-    )
-    if SHARED_STEPS.search(text) and isinstance(micro, int) and isinstance(steps, int):
-        found["global_batch_size"] = micro * steps
-        del found["gradient_accumulation_steps"]
+    _share_out(text, found, reading.world())
     _by_library(text, found, reading)
     if lightning.is_one(text):
         found = lightning.translated(text, found, reading)
@@ -208,7 +203,23 @@ def read(
         reading.guess("program", f"computes {told}: what is usual where nothing is said is taken")
     kind = made["_trainer"]
     name_task(reading, Path(name).name if kind is None else "" if kind == "sft" else str(kind))
+    if (
+        kind and kind != "sft"
+    ):  # a trainer of the program's own, whose name says no task that is known
+        name_task(reading, Path(name).name)
     return reading
+
+
+def _share_out(text: str, found: dict[str, Any], world: int) -> None:
+    """Divide among the ranks what the program divides among them: its micro-batches of a step, or its batch."""
+    micro, steps = found.get("per_device_train_batch_size"), found.get("gradient_accumulation_steps")  # fmt: skip
+    if SHARED_STEPS.search(text) and isinstance(micro, int) and isinstance(steps, int):
+        found["global_batch_size"] = micro * steps
+        del found["gradient_accumulation_steps"]
+    if SHARED_BATCH.search(text) and world > 1 and isinstance(micro, int) and micro % world == 0:
+        found["per_device_train_batch_size"] = micro // world
+        if found.get("per_device_eval_batch_size") == micro:
+            found["per_device_eval_batch_size"] = micro // world
 
 
 def _computed(left: dict[str, str] | None, found: dict[str, Any]) -> dict[str, str]:
@@ -338,6 +349,9 @@ def _by_library(text: str, found: dict[str, Any], reading: Reading) -> None:
         found.setdefault("fsdp", "full_shard")  # optimum-tpu's: parameters over all chips, by SPMD
     if "deepspeed_plugin" in text and "deepspeed" not in found and "framework" not in reading.job:
         reading.guess("sharding", "DeepSpeed's stage is in accelerate's configuration that starts the program, which is not here: whole copies are taken; import the command with it")  # fmt: skip
+    if "SFTTrainer(" in text and "TrainingArguments(" in text and not {*LENGTHS} & set(found):
+        found["max_length"] = 1024
+        reading.guess("max_length", "is not set: TRL's own, 1,024 tokens, is taken")
     made_away = _TRL_TRAINER.search(text) and "TrainingArguments(" not in text
     if _TRL_CONFIG.search(text) or made_away:
         trl_defaults(found, reading)

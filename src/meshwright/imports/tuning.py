@@ -111,6 +111,23 @@ def refuse_vectors(option: str, method: str) -> None:
     raise SpecError(option, method, "trains vectors before the text, not matrices of the model: not modelled; lora is expected")  # fmt: skip
 
 
+_VECTOR_TABLES = re.compile(
+    r"(?:ia3|prompt_?tuning|prefix_?tuning|p_?tuning|ln_?tuning)(?:_config)?"
+)
+
+
+def refuse_vector_tables(data: dict[str, Any]) -> None:
+    """Refuse a file with a table of such a method, and none of adapters beside it.
+
+    Raises:
+        SpecError: it has one that is not switched off.
+    """
+    tables = {name: one for name, one in data.items() if isinstance(one, dict) and one.get("enabled") is not False}  # fmt: skip
+    named = next((name for name in tables if _VECTOR_TABLES.fullmatch(str(name).lower())), "")
+    if named and not any("lora" in str(name).lower() for name in tables):
+        refuse_vectors(named, named)
+
+
 def stored_by_name(model: str) -> str:
     """How a checkpoint whose name says so is stored, whatever the options say; empty for 16 bits."""
     if re.search(r"(?i)gptq|awq|aqlm", model):

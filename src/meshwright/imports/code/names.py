@@ -239,6 +239,8 @@ class Known:
                 self.names[target.id] = said
         elif isinstance(target, ast.Subscript):
             put(self.value(target.value), self.value(target.slice), said, sure)
+        elif isinstance(target, ast.Tuple) and isinstance(said, dict) and isinstance(target.elts[0], ast.Name):  # fmt: skip
+            self.names.setdefault(target.elts[0].id, said)  # `config, place = load_config(…)`
         elif isinstance(target, ast.Tuple) and isinstance(said, (list, tuple)):
             for one, its in zip(target.elts, said, strict=False):
                 if isinstance(one, ast.Name):

@@ -312,6 +312,8 @@ def _precision(options: Options, reading: Reading) -> None:
         if dtype in ("bfloat16", "bf16", "float16", "fp16"):
             # Weights in 16 bits and no mixed precision: no 32-bit copy anywhere.
             reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
+            if dtype in ("float16", "fp16"):
+                reading.note("weights and products are in float16, without a scale of the loss; priced as in bf16, which is as wide", "torch_dtype")  # fmt: skip
             return
         reading.job["precision"] = RECIPES["fp32"].model_dump()
         if dtype in ("", "auto") and not options.has(

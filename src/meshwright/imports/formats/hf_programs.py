@@ -94,7 +94,7 @@ def set_switches(
     kinds = (
         ("gradient_checkpointing", "activation_checkpointing"), LENGTHS, ("load_in_4bit", "load_in_8bit", "use_4bit_quantization", "bits"),
         ("torch_dtype", "dtype"), ("bnb_4bit_quant_type",), ("bnb_4bit_use_double_quant",), ("optim",), ("bf16", "fp16", "mixed_precision"),
-        ("per_device_train_batch_size", "per_device_batch_size"), ("gradient_accumulation_steps",),
+        ("per_device_train_batch_size", "per_device_batch_size"), ("gradient_accumulation_steps",), ("prepare_model_for_kbit_training",),
     )  # fmt: skip
     for names in kinds:
         if not any(name in values or name in own for name in names):

@@ -13,6 +13,7 @@ from meshwright.imports.options import Options, counted, flattened
 from meshwright.imports.own.option_names import NAMES
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
+from meshwright.imports.tuning import refuse_vector_tables
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import parse_yaml, read_text
 from meshwright.specs.huggingface import model_from_config
@@ -212,6 +213,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None, title: str) ->
         SpecError: a value that cannot be.
     """
     _refuse_without_training(data, title)
+    refuse_vector_tables(data)
     reading = Reading(title, options=dict(hf.EDITS))
     if len(_OPEN_INSTRUCT & set(data)) > 1 and not {"bf16", "fp16", "mixed_precision"} & set(data):
         reading.format = "open-instruct YAML"

@@ -49,6 +49,8 @@ _TOLD = (
 )  # fmt: skip
 
 
+_SERVICE = re.compile(r"\bfine_tuning(?:\.jobs)?\.create\(")
+"""How OpenAI's, Mistral's, Together's and OpenWeights' clients ask for a run."""
 _CONVERTS = re.compile(
     r"(?i)^(?:convert|export|merge|upload|download)(?:er)?(?:[_.-]|$)|_(?:to|from)_(?:hf|nemo|mcore|megatron|gguf|huggingface)\w*$|^(?:hf|nemo)_to_"
 )
@@ -84,6 +86,8 @@ def starts_by_itself(text: str) -> bool:
 
 def unfollowed(text: str, name: str) -> SpecError:
     """Why a Python file that no reader took is none that can be imported, and what to give instead."""
+    if _SERVICE.search(text):
+        return SpecError("file", name, "does not train by itself: it asks a service to (fine_tuning.create), whose devices and batches are its own")  # fmt: skip
     loops, starts = _LOOPS.search(text), _STARTS.search(text)
     whence = told_from_outside(text)
     if re.search(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", text, re.M):

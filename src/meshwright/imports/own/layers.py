@@ -111,6 +111,9 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
         called = ast.unparse(node.func)
         if called.endswith(RECOMPUTES):
             found["gradient_checkpointing"] = True
+        elif called.endswith("prepare_model_for_kbit_training"):
+            again = dict(known.keywords(node)).get("use_gradient_checkpointing")
+            found |= {"prepare_model_for_kbit_training": True} | ({"gradient_checkpointing": True} if again is None or again is True else {})  # fmt: skip
         elif called.endswith(("Config", "Arguments", "Trainer")) and "Lora" not in called:
             words = dict(known.keywords(node))
             length = next((words[one] for one in _LENGTHS if isinstance(words.get(one), int)), 0)
@@ -165,6 +168,8 @@ SHARED_STEPS = re.compile(
     re.IGNORECASE,
 )
 """A program that divides its micro-batches of a step among the ranks: they are those of all ranks together."""
+SHARED_BATCH = re.compile(r"(?i)\b\w*batch\w*\s*=\s*(?:int\(|max\(1,\s*)?(?:\w+\.)*\w*batch_size\s*//?\s*(?:\w+\.)*\(?\w*(?:world_?size|num_processes|n_?gpus|num_gpus)\b")  # fmt: skip
+"""A program that divides a batch of all devices among them."""
 
 
 _AXES = {"tp": "tp", "tensor": "tp", "model": "tp", "pp": "pp", "pipeline": "pp", "cp": "cp", "context": "cp", "ep": "ep", "expert": "ep"}  # fmt: skip

@@ -17,6 +17,7 @@ from meshwright.imports.own.made_with import describes, usual_names
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import device_named
 from meshwright.imports.tasks import is_task, name_task
+from meshwright.imports.tuning import refuse_vector_tables
 from meshwright.specs.errors import SpecError
 
 _MODELS = re.compile(
@@ -122,6 +123,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     """
     data, chosen = _one_training(_in_small(resolved(data, dict(given.variables))), given)
     flat = _flat(_in_usual_words(data))
+    refuse_vector_tables(data)
     refuse_tables(flat, "the configuration")
     if not _model(flat) and not says_text(flat):
         raise SpecError("file", "the configuration", "describes no training run of a language model: it names no model, no length of a sequence and no tokenizer")  # fmt: skip
