@@ -330,7 +330,7 @@ PairedTrainer(model=model, args=settings).train()
 
 def test_what_trains_vectors_or_elsewhere_is_refused(tmp_path: Path):
     table = "model: {name: Qwen/Qwen2.5-0.5B}\nia3: {target_modules: [k_proj]}\ntraining: {per_device_train_batch_size: 2, learning_rate: 1e-4, bf16: true}\n"
-    with pytest.raises(SpecError, match="ia3.*trains vectors"):
+    with pytest.raises(SpecError, match=r"ia3.*trains vectors"):
         import_text(table, "ia3.yaml", GUESS)
     asked = "from openai import OpenAI\nclient = OpenAI()\njob = client.fine_tuning.jobs.create(model='m', training_file='f')\nprint(job)\n"
     with pytest.raises(SpecError, match="asks a service"):

@@ -115,7 +115,9 @@ def program_settings(
         found["model_name_or_path"] = shape
     if known.is_parsed:  # its dataclasses are its command line, under the same names
         for key, value in known.declared.items():
-            if key not in LENGTHS or re.search(rf"\.{key}\b", text):  # one that nothing reads cuts nothing
+            if key not in LENGTHS or re.search(
+                rf"\.{key}\b", text
+            ):  # one that nothing reads cuts nothing
                 found.setdefault(key, value)
     if "_trainer" not in found:
         _of_a_loop(found, known, below or {})
