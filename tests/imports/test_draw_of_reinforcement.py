@@ -293,3 +293,16 @@ def test_a_program_of_one_s_own_from_verl_s_configuration(tmp_path: Path) -> Non
     (tmp_path / "local_grpo.py").write_text("import hydra\n\n\n@hydra.main(config_path=\"configs\", config_name=\"none\")\ndef main(config):\n    pass\n")  # fmt: skip
     reading = read_any("python local_grpo.py --config-path configs --config-name mine -m seed=0,1\n", "run.sh", GUESS, tmp_path)[0]  # fmt: skip
     assert (reading.seq_len, reading.world()) == (384, 2)
+
+
+def test_a_loop_that_skips_what_is_there_begins_without_it() -> None:
+    """Each step runs where its file is missing; the first time all are, whatever the machine holds."""
+    script = f"i=0\nif [ -f log ]; then\n  i=$(cat log)\nfi\nwhile ((i < 2)); do\n  if [ ! -d out/$i ]; then\n    {_VERL}\n  fi\n  i=$((i + 1))\ndone\n"
+    reading = read_any(script, "run.sh", Given(), None)[0]
+    assert reading.world() == 2 and any("first run" in one.text for one in reading.remarks)
+
+
+def test_slime_by_its_checkpoint_alone() -> None:
+    command = "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --hf-checkpoint /root/Qwen3-0.6B --rollout-batch-size 4 --global-batch-size 16 --rollout-max-response-len 4096"
+    found = import_text(command, "run.sh", GUESS)
+    assert (found.model.name, found.cluster.gpus, found.job.global_batch) == ("qwen3-0.6b", 4, 16)

@@ -121,14 +121,22 @@ def followed(
     machine = (on.nodes, on.gpus_per_node) if on is not None else None
     chosen = int(given.config) if given.config.isdigit() else 0
 
-    def read(assume: bool, switched: tuple[str, str] | None = None) -> tuple[Script, Launch | None]:
+    def read(
+        assume: bool, switched: tuple[str, str] | None = None, fresh: bool = False
+    ) -> tuple[Script, Launch | None]:
         said = dict(given.variables) | dict([switched] if switched else []), list(given.arguments)
-        script = read_script(text, name, folder, *said, given.guess, machine, assume)
+        script = read_script(text, name, folder, *said, given.guess, machine, assume, fresh)
         return script, find_launch(script, chosen)
 
     script, launch = read(assume=False)
     if launch is None and given.guess and script.doubts:
         again, found = read(assume=True)
+        if found is not None and not found.other:
+            return again, found
+    if launch is None and _ABSENT.search(
+        text
+    ):  # a loop that goes on from its files begins without them
+        again, found = read(assume=False, fresh=True)
         if found is not None and not found.other:
             return again, found
     if launch is None or launch.other:
@@ -145,6 +153,7 @@ def followed(
     return script, launch
 
 
+_ABSENT = re.compile(r"\[ ! -[defs] ")
 _ON = {"0": "1", "false": "true", "no": "yes", "off": "on"}
 _SWITCH = re.compile(
     r"(?im)^[^\S\n]*(?:export[^\S\n]+)?([A-Z_]\w*)=[\"']?\$\{\1:-(0|false|no|off)\}"

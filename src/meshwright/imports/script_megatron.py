@@ -204,7 +204,7 @@ def _of_checkpoint(
         return given, None
     bridged = flags.get("megatron-to-hf-mode") == "bridge" or bool({"use-bridge", "use-mbridge"} & set(flags))  # fmt: skip
     named = named_checkpoint(flags)
-    if not named or not (bridged or not included):
+    if not named or not (bridged or not included or "rollout-batch-size" in flags):
         return given, None
     refuse_other(named)
     model = model_named(unmarked(named))

@@ -175,6 +175,8 @@ def _ends_in_arguments(line: str) -> bool:
 
 
 def _doubts(script: Script, reading: Reading) -> None:
+    if script.fresh:
+        reading.note("files that are not here count as missing, as in the script's first run")
     if script.switched:
         reading.guess(f"--set {script.switched}", "nothing trains without it; it is taken")
     for variable, value in script.guesses.items():
@@ -302,6 +304,8 @@ def _reinforced(
 
 def _is_megatron(words: str) -> bool:
     """Other programs count layers, too; only Megatron-LM has the rest of its names beside it."""
+    if "--hf-checkpoint" in words and "--rollout-batch-size" in words:
+        return True  # slime's, which may take the shape from the checkpoint
     return bool(_MEGATRON.search(words) and _WIDTH.search(words))
 
 

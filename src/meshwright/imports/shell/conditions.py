@@ -109,6 +109,8 @@ def _of_one_value(script: Script, words: list[str]) -> bool | None:
         value in script.files or beside(script.folder, value) is not None
     ):
         return True
+    if script.fresh and operator in ("-f", "-e", "-s", "-d"):
+        return False
     if operator == "-v":
         base, bracket, key = value.partition("[")
         named = script.scope.aliases.get(base, base) + bracket + key

@@ -67,6 +67,7 @@ def read_script(
     guess: bool = False,
     machine: tuple[int, int] | None = None,
     assume: bool = False,
+    fresh: bool = False,
 ) -> Script:
     """Follow a script and return what it sets and starts.
 
@@ -77,6 +78,7 @@ def read_script(
         guess: where a test compares a name that nothing states with a text, take that text.
         machine: hosts and devices of each that it runs on, where that is known.
         assume: a branch whose test depends on the machine is followed.
+        fresh: files that are not at hand count as missing.
 
     Raises:
         SpecError: the script is too long or too deep to be followed.
@@ -90,6 +92,7 @@ def read_script(
         given=frozenset(given or {}),
         machine=machine,
         assuming=assume,
+        fresh=fresh,
     )
     script.sbatch |= batch_options(text)
     scope.run = lambda command: _captured(script, command)

@@ -63,6 +63,8 @@ class Script:
     """A switch that is off by itself and was turned on, because nothing trains without it."""
     assuming: bool = False
     """Whether a test that depends on the machine counts as true: where nothing trains if it is false."""
+    fresh: bool = False
+    """Whether files that are not at hand count as missing, as where the script runs for the first time."""
     countable: dict[str, str] = field(default_factory=dict)
     """Variables that count the machine's devices or hosts, with what is taken for them."""
     machine: tuple[int, int] | None = None
