@@ -128,3 +128,14 @@ def test_what_an_olmo_script_sets_beside_its_degrees_is_named():
     assert back.layout.cp_method == "ulysses"
     named = " ".join(one.option for one in back.remarks if one.kind == "unmodelled")
     assert all(word in named for word in ("z_loss_multiplier", "compile_model", "tie_word_embeddings"))  # fmt: skip
+
+
+def test_weights_of_16_bits_and_other_optimizers_of_an_olmo_script():
+    half = import_text(OLMO.format(model=", dtype=DType.bfloat16, qk_norm=False", cp="zig_zag", more=""), "s.py", H8)  # fmt: skip
+    assert half.job.precision.name == "pure-bf16" and half.job.optimizer.state_bytes == 4
+    assert any("qk_norm" in one for one in half.notes)
+    text = OLMO.format(model="", cp="zig_zag", more="")
+    muon = import_text(text.replace("AdamWConfig", "NorMuonConfig"), "s.py", H8)
+    assert muon.job.optimizer.name == "muon"
+    dion = import_text(text.replace("AdamWConfig", "DionConfig"), "s.py", H8)
+    assert dion.job.optimizer.name == "adamw" and any("Dion" in one for one in dion.notes)

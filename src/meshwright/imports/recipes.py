@@ -29,7 +29,7 @@ _NAMES = {
     "paged_adamw_8bit": "paged-adam8bit", "pagedadamw8bit": "paged-adam8bit", "ao_adamw_8bit": "adam8bit",
     "adamw_torch_8bit": "adam8bit", "onebitadam": "adamw", "zerooneadam": "adamw", "adamw_torch_4bit": "adam4bit",
     "adam_mini": "adam-mini", "adammini": "adam-mini", "ao_adamw_4bit": "adam4bit", "adamw4bit": "adam4bit",
-    "dist_muon": "muon", "muonreference": "muon", "muonclip": "muon", "muon": "muon", "adafactor": "adafactor", "lion_8bit": "lion8bit",
+    "dist_muon": "muon", "muonreference": "muon", "muonclip": "muon", "muon": "muon", "normuon": "muon", "adafactor": "adafactor", "lion_8bit": "lion8bit",
     "decoupled_lionw": "lion", "lionw": "lion", "lion_32bit": "lion", "paged_lion_32bit": "paged-lion",
     "paged_lion_8bit": "paged-lion8bit", "fusedlamb": "lamb", "onebitlamb": "lamb",
     "adamw_torch_npu_fused": "adamw", "ademamix_8bit": "ademamix8bit", "paged_ademamix_32bit": "paged-ademamix",

@@ -36,6 +36,10 @@ def left_over(reading: Reading, train: Made, model: Made | None) -> None:
         values |= {
             f"model.{k}": v for k, v in _flat(model, "").items() if k.split(".")[0] not in _SHAPE
         }
+        if model.fields.get("block_overrides"):
+            reading.unmodelled("model.block_overrides", "blocks of another kind among the model's; all are priced alike")  # fmt: skip
+        if model.fields.get("qk_norm") is False:
+            reading.unmodelled("model.qk_norm", "queries and keys are not normed, which the builder's model does; priced as it is")  # fmt: skip
     options = Options(values)
     options.read |= {f"train_module.{name}" for name in _READ}
     options.finish(reading, "olmo_core", "common")

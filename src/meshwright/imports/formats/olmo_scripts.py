@@ -16,7 +16,7 @@ from meshwright.imports.formats.olmo_shared import shared_parts
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.recipes import optimizer_named
+from meshwright.imports.recipes import optimizer_or_adamw, torch_moments
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
@@ -80,7 +80,7 @@ def read_script(module: Module, name: str, given: Given, words: Sequence[str] = 
         reading.hosts = _whole(launched.fields.get("num_nodes"))
         # OLMo-core's own launcher starts eight processes on a host.
         reading.per_host = _whole(launched.fields.get("num_gpus")) or 8
-    _parallel(reading, train)
+    _parallel(reading, train, model)
     left_over(reading, train, model)
     overridden(reading, words)
     return reading
@@ -210,7 +210,7 @@ def _lengths(
         reading.micro_batch = max(1, micro // reading.seq_len)
 
 
-def _parallel(reading: Reading, train: Made) -> None:
+def _parallel(reading: Reading, train: Made, model: Made | None) -> None:
     def part(key: str) -> dict[str, Any]:
         value = train.fields.get(key)
         return value.fields if isinstance(value, Made) else {}
@@ -244,6 +244,9 @@ def _parallel(reading: Reading, train: Made) -> None:
     recipe = RECIPES["bf16-fp32-grads" if param == "bfloat16" or not param else "fp32"]
     if reduce == "bfloat16":
         recipe = recipe.but(gradient_reduce_bytes=2)
+    kept = getattr(model.fields.get("dtype"), "text", "") if model is not None else ""
+    if kept.endswith("bfloat16"):
+        recipe = RECIPES["pure-bf16"]  # weights of 16 bits, with no copy of 32 beside them
     eight = train.get("float8_config.enabled")
     if eight is True:
         recipe = RECIPES["fp8"]
@@ -252,7 +255,9 @@ def _parallel(reading: Reading, train: Made) -> None:
     reading.job |= {
         "framework": "torchtitan",
         "precision": recipe.model_dump(),
-        "optimizer": optimizer_named(name.removesuffix("Config"), "optim").model_dump(),
+        "optimizer": torch_moments(
+            optimizer_or_adamw(reading, name.removesuffix("Config"), "optim"), recipe
+        ).model_dump(),
     }
     if train.fields.get("compile_model") is False:
         reading.note("the model is not compiled", "compile_model")
