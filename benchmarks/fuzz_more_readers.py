@@ -151,7 +151,7 @@ def settled_plan() -> list[tuple[str, bytes]]:
 
 
 def read_lengths(path: Path) -> Any:
-    from meshwright.specs.lengths import load_lengths
+    from meshwright.specs.length_files import load_lengths
 
     found = load_lengths(path)
     return [len(found.tokens), sum(found.tokens), max(found.tokens)]

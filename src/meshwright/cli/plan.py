@@ -50,14 +50,15 @@ def command(
     from meshwright.planner.plan import plan
     from meshwright.planner.space import Constraints
     from meshwright.specs.errors import SpecError
-    from meshwright.specs.lengths import load_lengths
+    from meshwright.specs.length_files import load_lengths
     from meshwright.specs.plan import save_plan
 
     constraints = Constraints.parse(options.chosen(constraint))
     model, cluster, job = inputs.read_question(question, compares=True)
     if inputs.names_framework(question):
         require_expressible(model, job, cluster)
-    data = load_lengths(lengths) if lengths else None
+    with counting("examples read") as progress:
+        data = load_lengths(lengths, progress) if lengths else None
     if padded:
         if data is None:
             raise SpecError("padded", True, "--lengths says how long the examples are")

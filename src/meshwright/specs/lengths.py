@@ -7,28 +7,15 @@ every example of a micro-batch is as long as its longest; and a step lasts as lo
 
 from __future__ import annotations
 
-import math
 import random
-import re
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
-from meshwright.specs.errors import SpecError
-from meshwright.specs.foreign import Limits, parse_json, read_text
-
-CHARACTERS_PER_TOKEN = 4.0
-"""Of English text under the tokenizers of current models, where a file holds text and no lengths."""
 WINDOW = 1000
 """Examples that a packer looks at together: TRL packs batches of 1000 (datasets' map)."""
 DRAWS = 400
 """Micro-batches drawn to average what padding wastes and whom ranks wait for."""
-_LIMITS = Limits(nodes=16_000_000, last_wins=True)
-"""Examples as lists of token ids have a value a token, as many as a file has room for."""
-_LENGTH = re.compile(r"[0-9]{1,15}")
-_LENGTHS = ("length", "len", "num_tokens", "n_tokens", "token_count", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +39,23 @@ class Lengths:
 
     tokens: tuple[int, ...]
     estimated: bool = False
-    """Whether they were counted in characters."""
+    """Whether they were counted in bytes of text."""
+    examples: int = 0
+    """Examples that were read; 0: not counted."""
+    empty: int = 0
+    """Examples without any token, which nobody trains on."""
+    part: bool = False
+    """Whether the file has more examples than were read."""
 
     @property
     def mean(self) -> float:
         """Mean tokens of an example."""
         return sum(self.tokens) / len(self.tokens)
+
+    def within(self, seq_len: int) -> Lengths:
+        """Without the examples that are longer; as they are where all would go."""
+        kept = tuple(tokens for tokens in self.tokens if tokens <= seq_len)
+        return replace(self, tokens=kept or self.tokens)
 
     def use(self, seq_len: int, micro_batch: int = 1, ranks: int = 1) -> Use:
         """What sequences of a length hold, packed and padded, for so many ranks a step."""
@@ -95,83 +93,3 @@ def packed(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
         found[sequence].append(length)
         insort(room, (left - length, sequence))
     return found
-
-
-def load_lengths(path: str | Path) -> Lengths:
-    """Read lengths: a JSONL file of examples, or a histogram as a JSON table {length: count}.
-
-    An example is a number, or a table with its number of tokens (`length`, `num_tokens` …), its
-    `input_ids`, or text, whose tokens are estimated from its characters.
-
-    Raises:
-        SpecError: no such file, or a line that says no length.
-    """
-    text = read_text(path, "lengths")
-    name = Path(path).name
-    try:
-        whole = parse_json(text, "lengths", name, _LIMITS)
-    except SpecError:
-        whole = None  # lines of JSON, or lines that will say what is wrong
-    if isinstance(whole, dict) and whole and all(map(_LENGTH.fullmatch, whole)):
-        return _histogram(whole, name)
-    lines = [line for line in text.splitlines() if line.strip()]
-    examples = whole if isinstance(whole, list) else [_parsed(line, name) for line in lines]
-    counted = [_length_of(one, name, number) for number, one in enumerate(examples, 1)]
-    if not counted:
-        raise SpecError("lengths", name, "at least one example is expected")
-    return Lengths(tuple(length for length, _ in counted), any(guess for _, guess in counted))
-
-
-def _histogram(table: dict[str, Any], name: str) -> Lengths:
-    total = 0.0
-    for key, count in table.items():
-        if isinstance(count, bool) or not isinstance(count, (int, float)) or count < 0:
-            raise SpecError(f"lengths.{key}", count, "a count of examples is expected")
-        total += count
-    if not 0 < total < math.inf:
-        raise SpecError("lengths", name, "a histogram with at least one example is expected")
-    # Ten thousand examples stand for any number of them.
-    scale = min(1.0, 10_000 / total)
-    tokens = [
-        max(int(key), 1)
-        for key, count in table.items()
-        for _ in range(round(count * scale) or (count > 0))
-    ]
-    return Lengths(tuple(tokens))
-
-
-def _parsed(line: str, name: str) -> Any:
-    try:
-        return parse_json(line, "lengths", name, _LIMITS)
-    except SpecError:
-        raise SpecError("lengths", line[:40], f"{name}: a JSON value a line is expected") from None
-
-
-def _length_of(example: Any, name: str, number: int) -> tuple[int, bool]:
-    """Tokens of one example, and whether they are estimated."""
-    if isinstance(example, (int, float)) and not isinstance(example, bool):
-        return max(int(example), 1), False
-    if isinstance(example, dict):
-        for key in _LENGTHS:
-            value = example.get(key)
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                return max(int(value), 1), False
-        ids = example.get("input_ids")
-        if isinstance(ids, list):
-            return max(len(ids), 1), False
-        characters = _characters(example)
-        if characters:
-            return max(round(characters / CHARACTERS_PER_TOKEN), 1), True
-    raise SpecError(
-        "lengths", f"{name}, example {number}", "a number, a count of tokens or text is expected"
-    )
-
-
-def _characters(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(_characters(one) for one in value.values())
-    if isinstance(value, list):
-        return sum(_characters(one) for one in value)
-    return 0
