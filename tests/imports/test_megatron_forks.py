@@ -283,3 +283,41 @@ def test_a_trainer_s_program_is_not_megatron_s_though_its_options_are_called_so(
 def test_a_recipe_that_is_left_open_is_asked_for():
     with pytest.raises(SpecError, match=r"--set RECIPE="):
         import_text('torchrun --nproc_per_node 8 run_recipe.py --recipe $RECIPE train.global_batch_size=8\n', "run.sh", Given())  # fmt: skip
+
+
+def test_a_launcher_s_megatron_model_comes_from_its_own_file_or_its_checkpoint():
+    text = (
+        "import miles.utils.external_utils.command_utils as U\n\ndef execute():\n"
+        "    train_args = ('--hf-checkpoint /root/models/Qwen3-8B-Base/ --rollout-batch-size 128 --global-batch-size 128 --micro-batch-size 1 '\n"
+        "                  '--tensor-model-parallel-size 2 --seq-length 4096 --loss-type sft_loss ')\n"
+        "    U.execute_train(train_args=train_args, num_gpus_per_node=8, megatron_model_type='qwen3-8B')\n"
+    )
+    found = import_text(text, "run_sft.py", Given(guess=True))
+    assert (found.model.name, found.layout.tp) == ("qwen3-8b", 2)
+    assert "--bf16" not in {one.option for one in found.remarks}
+
+
+def test_a_bridge_takes_the_shape_whatever_the_flags_say():
+    named = read("--use-bridge --bridge-hf-model $1")
+    assert any("the bridge takes the shape" in one.text for one in named.remarks)
+    text = f"#!/bin/bash\n{BASE} --use-bridge --bridge-hf-model /m/Qwen2.5-7B\n"
+    assert import_text(text, "run.sh", Given(guess=True)).model.name == "qwen2.5-7b"
+
+
+@pytest.mark.parametrize(("recomputed", "named"), [("true", True), ("false", False)])
+def test_details_of_saved_inputs_count_only_where_layers_are_recomputed(
+    recomputed: str, named: bool
+):
+    text = (
+        '{"num_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "seq_length": 512, "max_position_embeddings": 512, "pos_emb": "rotary",\n'
+        ' "model_parallel_size": 2, "pipe_parallel_size": 1, "train_micro_batch_size_per_gpu": 1, "vocab_size": 32000, "train_iters": 10,\n'
+        f' "optimizer": {{"type": "Adam", "params": {{"lr": 0.001}}}}, "checkpoint_activations": {recomputed}, "partition_activations": true, "synchronize_each_layer": true}}\n'
+    )
+    found = import_text(text, "neox.yml", Given(guess=True))
+    assert (
+        bool(
+            {"partition_activations", "synchronize_each_layer"}
+            & {one.option for one in found.remarks}
+        )
+        is named
+    )

@@ -59,6 +59,7 @@ dtype: bf16
 enable_activation_checkpointing: true
 """,
     "neox": """
+checkpoint_activations: true
 pipe_parallel_size: 1
 model_parallel_size: 1
 num_layers: 4

@@ -58,7 +58,13 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     _ask_for_shape(script, launch, flags, given)
     if "hetero-micro-batch-sizes" in flags:
         raise SpecError("--hetero-micro-batch-sizes", flags["hetero-micro-batch-sizes"], "devices of several kinds in one run are not modelled")  # fmt: skip
-    options.read |= {"use-bridge", "use-mbridge", "megatron-to-hf-mode"}
+    options.read |= {
+        "use-bridge",
+        "use-mbridge",
+        "megatron-to-hf-mode",
+        "bridge-hf-model",
+        "load-weights",
+    }
     # Options that a program prints, as miles' for its models, stand in a word that is nothing but a variable.
     told = not script.missing and all(unmarked(word) or not unset(word) for word in launch.words)
     given, whence = _of_checkpoint(flags, given, included=told)
@@ -90,7 +96,8 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     if missing:
         base = posixpath.basename(unmarked(named))[-60:]
         reading.guess("--deepspeed-config", f"{base} is not here; what it says is left out")
-    if not {"bf16", "fp16", "params-dtype"} & set(flags) and (script.missing or not launch.program):
+    unsaid = title != "slime script" and not {"bf16", "fp16", "params-dtype"} & set(flags)
+    if unsaid and (script.missing or not launch.program):
         why = "an included file is missing" if script.missing else "no command either"
         reading.guess("--bf16", f"no precision is set here, and {why}; fp32, Megatron-LM's own, is taken")  # fmt: skip
     if not launch.program:
@@ -182,7 +189,14 @@ def _of_epfl(flags: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-_CHECKPOINTS = ("hf-checkpoint", "hf-model-id", "hf-model-path", "hf-path", "load-hf-model")
+_CHECKPOINTS = (
+    "hf-checkpoint",
+    "hf-model-id",
+    "hf-model-path",
+    "hf-path",
+    "load-hf-model",
+    "bridge-hf-model",
+)
 
 
 def named_checkpoint(flags: dict[str, Any]) -> str:
@@ -200,8 +214,10 @@ def _of_checkpoint(
     Raises:
         SpecError: the model comes from a checkpoint that is no preset.
     """
-    if given.model is not None or "num-layers" in flags:
+    if given.model is not None:
         return given, None
+    if "num-layers" in flags:
+        return _of_bridge(flags, given)
     bridged = flags.get("megatron-to-hf-mode") == "bridge" or bool({"use-bridge", "use-mbridge"} & set(flags))  # fmt: skip
     named = named_checkpoint(flags)
     if not named or not (bridged or not included or "rollout-batch-size" in flags):
@@ -218,6 +234,16 @@ def _of_checkpoint(
         else f"what describes the model is not in this file; {model.name}, by the checkpoint's name, is taken"
     )
     return replace(given, model=model), Remark("note" if bridged else "guess", "--model", text)
+
+
+def _of_bridge(flags: dict[str, Any], given: Given) -> tuple[Given, Remark | None]:
+    """HYGON's `--use-bridge`: the checkpoint has the shape, whatever sizes stand beside it."""
+    if "use-bridge" not in flags or "bridge-hf-model" not in flags:
+        return given, None
+    model = model_named(unmarked(str(flags["bridge-hf-model"])))
+    if model is None:
+        return given, Remark("guess", "--model", "the bridge takes the shape from the checkpoint, whose name is not known here, whatever the flags say; the flags' sizes are taken")  # fmt: skip
+    return replace(given, model=model), Remark("note", "--model", f"{model.name}, by the checkpoint's name: the bridge takes the shape from it")  # fmt: skip
 
 
 def _slime(options: Options, given: Given, title: str) -> Reading:

@@ -106,7 +106,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         "sequence_parallel": options.flag("sequence_parallel"),
         "recompute": "full" if options.flag("checkpoint_activations") else "none",
     }
-    if options.flag("partition_activations") and reading.layout["tp"] > 1:
+    if reading.layout["recompute"] == "none":  # both are of saved layer inputs
+        options.read |= {"partition_activations", "synchronize_each_layer"}
+    elif options.flag("partition_activations") and reading.layout["tp"] > 1:
         reading.unmodelled("partition_activations", "saved layer inputs are split over tensor-parallel ranks; the estimate keeps them whole")  # fmt: skip
     interval = options.whole("checkpoint_num_layers", default=1)
     if interval > 1 and reading.layout["recompute"] == "full":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,14 @@ def read(
             if devices.isdigit() and "--actor-num-gpus-per-node" not in text
             else ""
         )
-        return scripts.read(f"python3 train.py {text}{more}\n", name, given, folder, stamp)
+        kind = _text(module, given_words.get("megatron_model_type"), local).strip()
+        before = after = ""
+        if re.fullmatch(r"[\w.-]+", kind) and "--num-layers" not in text:
+            # What the model is described by has a file of its own, which the launcher reads.
+            before, after = f"source scripts/models/{kind}.sh\n", " ${MODEL_ARGS[@]}"
+        return scripts.read(
+            f"{before}python3 train.py {text}{more}{after}\n", name, given, folder, stamp
+        )
     raise SpecError(
         "file", name, "describes no training run: no function that starts one can be followed"
     )
