@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.imports.files import import_text
+from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
 
 MEGATRON = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 8 --bf16 --vocab-size 32000 --position-embedding-type rope {}\n"
@@ -53,3 +53,11 @@ def test_what_maxtext_adds_to_a_model_that_it_names():
     text = "base_config: base.yml\nmodel_name: llama3.1-8b\nper_device_batch_size: 1\nmax_target_length: 2048\nici_fsdp_parallelism: 8\nuse_qk_norm: true\nnum_experts: 8\nattention_type: local_sliding\n"
     said = "\n".join(import_text(text, "run.yml", Given(guess=True)).notes)
     assert all(one in said for one in ("use_qk_norm", "num_experts", "attention_type"))
+
+
+def test_a_model_that_maxtext_names_stands_over_a_base_at_hand(tmp_path):
+    (tmp_path / "base.yml").write_text("base_emb_dim: 2048\nbase_num_decoder_layers: 16\nper_device_batch_size: 12\nmax_target_length: 2048\nremat_policy: full\n")  # fmt: skip
+    path = tmp_path / "run.yml"
+    path.write_text("base_config: base.yml\nmodel_name: mixtral-8x7b\nbase_num_decoder_layers: 5\nper_device_batch_size: 8\nmax_target_length: 4096\n")  # fmt: skip
+    model = import_file(path, Given(guess=True)).model
+    assert (model.layers, model.hidden, model.kv_heads) == (5, 4096, 8)

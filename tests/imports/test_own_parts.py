@@ -73,3 +73,24 @@ SWITCHED = {
 def test_a_switch_says_which_positions_the_code_builds(tmp_path, also, positions):
     lay(tmp_path, {name: text.replace("{also}", also) for name, text in SWITCHED.items()})
     assert import_file(tmp_path / "run.sh", GUESS).model.positions == positions
+
+
+PROGRAM = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--dtype", type=str, default="bfloat16")
+args = parser.parse_args()
+class GPT(torch.nn.Module):
+    pass
+scaler = torch.amp.GradScaler("cuda", enabled=args.dtype == "float16")
+with torch.amp.autocast("cuda", dtype=WIDTHS[args.dtype]):
+    model = GPT(args)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+
+
+def test_autocast_to_32_bits_and_heads_of_keys(tmp_path):
+    said = "python train.py --n_layer 4 --n_head 8 --n_kv_head 2 --n_embd 256 --block_size 128 --batch_size 4 --dtype float32\n"
+    lay(tmp_path, {"train.py": PROGRAM + LOOP, "run.sh": said})
+    found = import_file(tmp_path / "run.sh", GUESS)
+    assert (found.model.kv_heads, found.job.precision.name) == (2, "fp32")

@@ -53,9 +53,49 @@ def test_nanochat_at_hand_says_its_version(tmp_path) -> None:
     found = import_file(path, ONE)
     assert (found.model.vocab, found.model.window) == (9000, 1024)
     assert "value embeddings" not in _said(found)
+    path.write_text(f"python -m scripts.tok_train --vocab-size=12000\n{path.read_text()}")
+    assert import_file(path, ONE).model.vocab == 12_000  # as the script trains its tokenizer
     program.write_text(OPTIONS % "size")
     with pytest.raises(SpecError, match="builds a model of its own, not one by its depth"):
         import_file(path, ONE)
+
+
+NANOTRON = """
+import argparse
+import torch
+from nanotron.config import AdamWOptimizerArgs, Config, LlamaConfig, ModelArgs, OptimizerArgs, ParallelismArgs, TokensArgs
+SIZES = {"small": (4, 512), "large": (8, 1024)}
+def get_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", default="large")
+    parser.add_argument("--tp", type=int, default=2)
+    return parser.parse_args()
+def shape(size):
+    layers, hidden = SIZES[size]
+    return LlamaConfig(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=8, intermediate_size=2048, vocab_size=9000, rope_scaling=None)
+def configured(model_config, args):
+    return Config(
+        parallelism=ParallelismArgs(dp=2, pp=1, tp=args.tp, pp_engine="1f1b", tp_mode="REDUCE_SCATTER"),
+        model=ModelArgs(dtype=torch.bfloat16, model_config=model_config),
+        tokens=TokensArgs(sequence_length=1024, micro_batch_size=3, batch_accumulation_per_replica=2),
+        optimizer=OptimizerArgs(zero_stage=1, accumulate_grad_in_fp32=True, optimizer_factory=AdamWOptimizerArgs(adam_eps=1e-8)),
+    )
+if __name__ == "__main__":
+    args = get_args()
+    configured(shape(args.size), args).save_as_yaml("x.yaml")
+"""
+
+
+def test_nanotron_in_python_is_what_it_writes() -> None:
+    """Functions are followed with what the parser takes by itself; a state-space model is named."""
+    found = import_text(NANOTRON, "config.py", Given(guess=True))
+    model, layout = found.model, found.layout
+    assert (model.layers, model.hidden, model.vocab) == (8, 1024, 9000)
+    assert (layout.tp, layout.dp, layout.zero, layout.micro_batch) == (2, 2, 1, 3)
+    assert (found.job.global_batch, found.job.seq_len) == (12, 1024)
+    assert "own defaults are taken" in _said(found)
+    with pytest.raises(SpecError, match="state-space"):
+        import_text(NANOTRON.replace("LlamaConfig", "MambaModelConfig"), "config.py", ONE)
 
 
 INTERNEVO = """

@@ -129,6 +129,7 @@ def test_a_length_beside_a_model_makes_no_llm_foundry():
     ("text", "said"),
     [
         ("n_layer: [6]\nn_embd: [384]\nblock_size: [256]\nuse_norm: [true, false]\n", "sweep: it lists values of use_norm"),
+        ("defaults:\n  - training\nmodel_cfg: {d_model: 64}\nnum_iterations: 9\n", "only what differs from its Hydra defaults"),
         ("learning_rate: 4.e-7\nper_device_batch_size: 1\ndcn_data_parallelism: -1\nici_fsdp_parallelism: 1\ndiffusion_scheduler_config: {prediction_type: 'epsilon'}\n", "diffusion model"),
     ],
 )  # fmt: skip

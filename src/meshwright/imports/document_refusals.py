@@ -49,6 +49,9 @@ def unknown(data: Data, text: str, name: str) -> SpecError:
     """What is said of a document that no reader took."""
     if _GROUP_OF_HYDRA.search(text):
         return SpecError("file", name, "describes no training run of its own: it is a group that a Hydra configuration's defaults name")  # fmt: skip
+    if isinstance(data.get("defaults"), list) and not own_tables.is_config(data):
+        others = ", ".join(str(one) for one in data["defaults"][:3])
+        return SpecError("file", name, f"says only what differs from its Hydra defaults ({others[:60]}): import the program that reads it, or the command that names it")  # fmt: skip
     if tried := _listed(data):
         return SpecError("file", name, f"is a sweep: it lists values of {', '.join(tried[:6])}, which the program that reads it combines; import the command of one of its runs")  # fmt: skip
     if not _trains(data):

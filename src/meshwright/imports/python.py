@@ -6,6 +6,7 @@ Their syntax tree is followed; nothing is imported or run.
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from meshwright.imports.formats import (
     internevo,
     nanochat,
     nanogpt,
+    nanotron_python,
     nemo_recipes,
     olmo_scripts,
     slime_python,
@@ -74,10 +76,9 @@ def read(
 
             world = load_cluster(stamp.cluster).gpus
         return logs.from_torchtitan(exported_titan.read(tree, world), "torchtitan recipe"), stamp
-    if colossalai.is_config(tree, text):
-        return colossalai.read(tree, text, given), stamp
-    if nanochat.is_program(text):
-        return nanochat.read_program(text, given), stamp
+    small = _of_small_tools(tree, text, name, given, folder)
+    if small is not None:
+        return small, stamp
     alone = ".backward(" in text and "gradient_accumulation_steps" not in text
     if nanogpt.is_constants(tree) and not alone:  # a program without nanoGPT's other constants
         return nanogpt.read_constants(tree, given), stamp
@@ -128,3 +129,14 @@ def _quoted(word: str) -> str:
     import shlex
 
     return shlex.quote(word)
+
+
+def _of_small_tools(
+    tree: ast.Module, text: str, name: str, given: Given, folder: Path | None
+) -> Reading | None:
+    """What ColossalAI's and nanotron's configurations in Python and nanochat's program run."""
+    if colossalai.is_config(tree, text):
+        return colossalai.read(tree, text, given)
+    if nanotron_python.is_config(text):
+        return nanotron_python.read(text, name, given, folder)
+    return nanochat.read_program(text, given) if nanochat.is_program(text) else None

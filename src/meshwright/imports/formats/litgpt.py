@@ -158,7 +158,7 @@ def read(data: dict[str, Any], given: Given, *, pretrains: bool | None = None) -
         adapters(
             reading, rank=options.whole("lora_r", default=8), alpha=options.number("lora_alpha"), targets=targets,
             bits=4 if "nf4" in kept or "fp4" in kept else 8 if "int8" in kept else 0,
-            dropout=options.number("lora_dropout", default=0.05), option="lora_query",
+            twice=kept.endswith("-dq"), dropout=options.number("lora_dropout", default=0.05), option="lora_query",
         )  # fmt: skip
     options.finish(reading, "litgpt", "common", strict=given.strict)
     return reading

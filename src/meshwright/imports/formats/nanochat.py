@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from meshwright.imports.formats.hf_launcher import one_process
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell.state import Script
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 from meshwright.specs.job import OPTIMIZERS, RECIPES
@@ -71,7 +72,9 @@ def _defaults(text: str) -> dict[str, str]:
     return flags
 
 
-def read_words(launch: Launch, given: Given, folder: Path | None = None) -> Reading:
+def read_words(
+    launch: Launch, given: Given, folder: Path | None = None, script: Script | None = None
+) -> Reading:
     """Return what a command of it runs, by the version at hand where there is one.
 
     Raises:
@@ -86,7 +89,12 @@ def read_words(launch: Launch, given: Given, folder: Path | None = None) -> Read
         raise SpecError("model", None, f"the base_train.py at hand builds a model of its own, not one by its depth ({', '.join(others[:5]) or 'no --depth'}): give --model")  # fmt: skip
     below = _defaults(text) if is_program(text) else _OLDER if older else {}
     taken = {name: value for name, value in below.items() if name in _OF_MODEL}
-    reading = _read({**taken, **flags}, given, "nanochat command", _checkout(folder, older))
+    version = _checkout(folder, older)
+    for words in [one.words for one in script.commands] if script is not None else []:
+        rows = str(flags_of(words).get("vocab-size", flags_of(words).get("vocab_size", "")))
+        if any(word.endswith("tok_train") for word in words) and rows.isdigit():
+            version = replace(version, vocab=int(rows))
+    reading = _read({**taken, **flags}, given, "nanochat command", version)
     one_process(launch, reading)
     return reading
 

@@ -37,7 +37,7 @@ def read(script: Script, launch: Launch, given: Given, folder: Path | None) -> R
     if open_lm.reads(launch):
         return open_lm.read_words(launch, given, folder)
     if nanochat.reads(launch):
-        return nanochat.read_words(launch, given, folder)
+        return nanochat.read_words(launch, given, folder, script)
     if xtuner.reads(launch):
         return xtuner.read_words(launch, given, folder)
     if llm_recipes.has_words(launch):

@@ -44,7 +44,7 @@ _STARTS = re.compile(
 )
 _TOLD = (
     (re.compile(r"@hydra\.main|hydra_runner|OmegaConf\.(?:load|from_cli|merge)"), "its configuration (Hydra or OmegaConf)"),
-    (re.compile(r"pyconfig\.initialize|initialize_megatron|add_argument\(|parse_args\(|HfArgumentParser|TrlParser|jsonargparse|tyro\.cli|fire\.Fire|typer\.|click\.|sys\.argv|simple_parsing|absl\.app|app\.run\("), "its command line"),
+    (re.compile(r"pyconfig\.initialize|initialize_megatron|add_argument\(|parse_args\(|HfArgumentParser|TrlParser|jsonargparse|tyro\.cli|fire\.Fire|typer\.|click\.|sys\.argv|simple_parsing|absl\.app|app\.run\(|define_flags_with_default\("), "its command line"),
     (re.compile(r"yaml\.\w{0,10}load\(|json\.load\(|toml\w*\.load|from_file\(|\.load_config\(|load_config\("), "a configuration that it loads"),
 )  # fmt: skip
 

@@ -165,7 +165,7 @@ def read_loop(
         width = str(flags.get("dtype", ""))  # which it hands to autocast
         flags["mixed_precision"] = (
             width
-            if width in ("bfloat16", "float16")
+            if width in ("bfloat16", "float16", "float32")
             else "fp16"
             if "GradScaler" in text
             else "bf16"

@@ -233,7 +233,7 @@ def _tokens(text: str) -> int:
 
 
 _GATED = re.compile(r"[Ss]wi[Gg][Ll][Uu]|[Gg]e[Gg][Ll][Uu]|F\.silu\([^\n]*\*|gate_proj|\bw3\b")
-_RMS = re.compile(r"RMSNorm|rms_norm")
+_RMS = re.compile(r"RMSNorm|rms_?norm")
 _ROTARY = re.compile(r"(?i)rotary|\brope\b|freqs_cis|apply_rot")
 _LEARNED = re.compile(r"\bwpe\b|pos(?:ition(?:al)?)?_?emb\w*(?:_table)? *= *nn\.Embedding")
 _TIED = re.compile(r"\.weight *= *self\.[\w.]+\.weight|wte\.weight *= *|tie_weights\(|wte\.weight\.t\(\)|\.weight *= *\w+\.lm_head\.weight")  # fmt: skip
