@@ -59,6 +59,12 @@ def test_a_row_costs_the_same_alone_and_in_a_table(few):
         )
 
 
+def test_a_table_of_which_nothing_can_be_priced_is_a_sentence(capsys, tmp_path):
+    (tmp_path / "said.csv").write_text("model,gpus,gpu\nllama3-8b,8,h100\n")
+    assert run(["predict", str(tmp_path / "said.csv")]) == 2
+    assert "none of its 1 rows" in capsys.readouterr().err
+
+
 def test_a_missing_file_is_a_sentence(capsys):
     assert run(["predict", "no-such.csv"]) == 2
     assert "cannot be read" in capsys.readouterr().err

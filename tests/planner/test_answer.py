@@ -57,6 +57,13 @@ def test_the_default_is_the_best_real_stack(made):
     assert why_illegal(question, made.layout) is None
 
 
+def test_a_session_prints_a_plan_in_a_line_and_a_notebook_in_a_table(made):
+    assert len(repr(made)) < 300
+    assert made.layout.label() in repr(made)
+    table = made._repr_markdown_()
+    assert all(one.framework in table for one in made.frameworks)
+
+
 def test_each_framework_answers_under_its_own_precision(made):
     assert made.job.precision.gradient_bytes == 4
     assert under(Job(), "deepspeed").precision.gradient_bytes == 2

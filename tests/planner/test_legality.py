@@ -26,7 +26,7 @@ QUESTION = Question(LLAMA, H100, Job(seq_len=8192, global_batch=512))
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        (Layout(tp=8, pp=4, dp=4), "number of devices"),
+        (Layout(tp=8, pp=4, dp=4), "pp 4 · cp 1 = 128, and the cluster has 64"),
         (Layout(tp=64).but(tp=32, dp=2), None),
         (Layout(tp=1, pp=64, virtual_stages=2, schedule="interleaved"), "at least one layer"),
         (Layout(dp=64, micro_batch=16), "global batch must divide"),

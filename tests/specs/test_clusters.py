@@ -85,6 +85,7 @@ def test_visible_memory_not_the_marketing_figure():
         ("h100:0x8", "size is expected"),
         ("h100:12", "do not fill"),
         ("h100:8x", "size is expected"),
+        ("h100:", "behind the colon"),
         ("", "h100:8x8"),
         ("none.toml", "cannot be read"),
         ("h100:none.txt", "cannot be read"),

@@ -55,6 +55,8 @@ def command(
     reasons = Counter(one.reason for one in predictions if not one.priced)
     if output:
         write_atomically(output, text)
+    if table and not priced:
+        _nothing_priced(str(rows), len(table), reasons.most_common(1)[0])
     beside = _measured_beside(table, predictions)
     if as_json:
         summary = {"rows": len(table), "priced": len(priced), "skipped": dict(reasons)}
@@ -76,6 +78,20 @@ def command(
         print(f"  {count} rows: {words}")
     for line in _in_words(beside):
         print(line)
+
+
+def _nothing_priced(name: str, rows: int, most: tuple[str, int]) -> None:
+    """Refuse a table of which no row says enough.
+
+    Raises:
+        SpecError: always; with the reason that most rows have.
+    """
+    from meshwright.specs.errors import SpecError
+
+    reason, count = most
+    raise SpecError(
+        "rows", name, f"none of its {rows} rows can be priced; {count} of them: {reason}"
+    )
 
 
 def _measured_beside(

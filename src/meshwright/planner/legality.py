@@ -64,8 +64,21 @@ def why_illegal(question: Question, layout: Layout) -> str | None:
             if rule.name == "framework: ZeRO stage" and layout.zero not in stages:
                 can = " or ".join(f"ZeRO-{stage}" for stage in stages)
                 return f"{rule.sentence}: not ZeRO-{layout.zero}, but {can} with these degrees"
-            return rule.sentence
+            return rule.sentence + _figures(question, layout, rule.name)
     return None
+
+
+def _figures(question: Question, layout: Layout, rule: str) -> str:
+    """The numbers that break a rule of arithmetic, to stand behind its sentence."""
+    model = question.model
+    broken = {
+        "world size": f"dp {layout.dp} · tp {layout.tp} · pp {layout.pp} · cp {layout.cp} = "
+        f"{layout.world:,}, and the cluster has {question.cluster.gpus:,}",
+        "heads": f"{model.heads} heads, tp {layout.tp}",
+        "kv heads": f"{model.kv_heads} kv heads, tp {layout.tp}",
+        "layers": f"{model.layers} layers, pp {layout.pp} of {layout.virtual_stages} virtual stages",
+    }
+    return f": {broken[rule]}" if rule in broken else ""
 
 
 def _wrong_layers(model: Model, layout: Layout) -> str | None:

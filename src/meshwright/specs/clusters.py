@@ -72,7 +72,9 @@ def load_cluster(what: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
         return scaled(cluster, nodes, per_node)
     if halved := _FILE_AND_MORE.fullmatch(text):
         raise SpecError("cluster", text, f"a size is expected, such as {halved[1]}:1x4")
-    name, _, size = text.partition(":")
+    name, colon, size = text.partition(":")
+    if colon and not size:
+        raise SpecError("cluster", text, f"a size is expected behind the colon, such as {name}:2x8")
     if size.lower().endswith(_TOPOLOGY_SUFFIXES):
         return _from_topology(name, size)
     return _from_preset(name, size)

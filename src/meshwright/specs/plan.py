@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import tomli_w
 from pydantic import Field
@@ -17,6 +18,7 @@ from meshwright.specs.foreign import read_data
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+from meshwright.specs.quantities import format_bytes, format_seconds
 from meshwright.specs.settled import Settled
 from meshwright.specs.writing import write_atomically
 
@@ -164,6 +166,38 @@ class Plan(Spec):
     settled: Settled | None = Field(
         None, description="the race of its finalists, by `meshwright settle`"
     )
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        """What a plan shows of itself where a session prints it: the file has the rest."""
+        return [
+            ("model", self.model.name),
+            ("cluster", self.cluster.name),
+            ("layout", self.layout.label()),
+            ("step_time", format_seconds(self.estimate.step_time_s)),
+            ("peak_memory", format_bytes(self.estimate.peak_memory_bytes)),
+            ("fits", self.fits),
+        ]
+
+    def _repr_markdown_(self) -> str:
+        """The same as a notebook shows it, with what each framework would do."""
+        estimate = self.estimate
+        odds = estimate.fit_probability
+        lines = [
+            f"**{self.model.name}** on **{self.cluster.name}**: `{self.layout.label()}`",
+            "",
+            "| step time | tokens/s per device | MFU | peak memory | fits |",
+            "|---|---|---|---|---|",
+            f"| {format_seconds(estimate.step_time_s)} | {estimate.tokens_per_s_per_gpu:,.0f} | {estimate.mfu:.1%} "
+            f"| {format_bytes(estimate.peak_memory_bytes)} of {format_bytes(estimate.capacity_bytes)} "
+            f"| {'yes' if self.fits else 'no'}{'' if odds is None else f', with {odds:.0%}'} |",
+        ]
+        if self.frameworks:
+            lines += ["", "| framework | layout | step time | why not |", "|---|---|---|---|"]
+        for one in self.frameworks:
+            time = "" if one.step_time_s is None else format_seconds(one.step_time_s)
+            layout = "" if one.layout is None else f"`{one.layout.label()}`"
+            lines.append(f"| {one.framework} | {layout} | {time} | {one.why_not or 'chosen'} |")
+        return "\n".join(lines)
 
 
 def load_plan(path: str | Path) -> Plan:

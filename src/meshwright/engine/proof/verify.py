@@ -11,7 +11,10 @@ A mutant per active axis has one reduction left out; a check that passes a mutan
 
 from __future__ import annotations
 
+import math
+import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -50,6 +53,7 @@ from meshwright.prove.verdict import prove
 from meshwright.specs.errors import SpecError
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+from meshwright.specs.quantities import format_seconds
 
 SHARPENED_AFTER = 6
 """Positions after which queries of long texts are sharpened in a proof, at the latest."""
@@ -189,14 +193,24 @@ class _Proved:
     cause: str
 
 
+def expected(ranks: int, alone_s: float) -> str:
+    """How long so many ranks take at most, by what one process took that started and computed all of it."""
+    cores = os.cpu_count() or 1
+    most_s = math.ceil(ranks / cores) * alone_s
+    return f"{format_seconds(most_s)} or less, as one took {format_seconds(alone_s)} and {cores} run at once"
+
+
 def _prove(case: Case, task: Task, on_progress: Callable[[str], None]) -> _Proved:
     on_progress("the reference in fp64, in one process")
+    began = time.monotonic()
     derivatives = max(run_ranks(refer, 1, task)[0].values(), default=0.0)
+    alone_s = time.monotonic() - began
     if task.precision != "fp64":
         on_progress(f"one device in {task.precision}")
         run_ranks(alone, 1, task)
     on_progress(
-        f"{len(task.courses)} runs on {case.layout.world} ranks under {case.layout.label()}"
+        f"{len(task.courses)} runs on {case.layout.world} ranks under {case.layout.label()}: "
+        f"{expected(case.layout.world, alone_s)}"
     )
     ranks: list[list[Outcome]] = run_ranks(plan, case.layout.world, task, timeout_s=1800.0)
     left_out = dict(active_mutants(case, task.foreign))
