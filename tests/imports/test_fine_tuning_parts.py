@@ -353,3 +353,36 @@ model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=to
         import_text(paired + "\nfrom transformers import Trainer\n", "train_dpo.py", GUESS).task
         == "dpo"
     )
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        'while IFS= read -r size || [[ -n "$size" ]]; do\n  RUN\ndone < "sizes.txt"\n',
+        "cat sizes.txt | while read size; do\n  RUN\ndone\n",
+        "while read -r size; do RUN; done <<EOF\n4\n2\nEOF\n",
+    ],
+)
+def test_a_loop_over_the_lines_of_a_file_is_followed(tmp_path: Path, loop: str):
+    (tmp_path / "sizes.txt").write_text("4\n2\n")
+    started = (
+        "python train.py --model_name_or_path meta-llama/Llama-3.1-8B --max_seq_length 1024 "
+        "--per_device_train_batch_size $size --learning_rate 1e-5 --bf16"
+    )
+    (tmp_path / "run.sh").write_text("#!/bin/bash\n" + loop.replace("RUN", started))
+    found = import_file(tmp_path / "run.sh", GUESS)
+    assert found.layout.micro_batch == 4
+
+
+def test_a_head_of_labels_is_named_though_a_causal_model_is_commented_out(tmp_path: Path):
+    text = """
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+# model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B")
+model = AutoModelForSequenceClassification.from_pretrained("meta-llama/Llama-3.1-8B", num_labels=1)
+args = TrainingArguments("out", per_device_train_batch_size=2, bf16=True)
+KIND(model=model, args=args, train_dataset=rows).train()
+"""
+    with pytest.raises(SpecError, match="classifier of sequences"):
+        program(tmp_path, text.replace("KIND", "Trainer"))
+    found = program(tmp_path, text.replace("KIND", "Trainer") + "\n# Rewards\n")
+    assert any(one.option == "num_labels" for one in found.remarks)

@@ -104,10 +104,16 @@ def _refuse_other(text: str, name: str) -> None:
         raise SpecError("config", name, "takes model and batch from its configuration: give the script or the file that it is started with")  # fmt: skip
     if re.search(r"^[^\S\n]*(?:from|import) diffusers\b", text, re.M):
         raise SpecError("config", name, f"trains a diffusion model: {PLANNED}")
-    if re.search(r"ForSequenceClassification\.", text) and not re.search(
-        r"ForCausalLM|FastLanguageModel|Reward", text
-    ):
+    if _classifies(text) and "Reward" not in text:
         raise SpecError("config", name, f"trains a classifier of sequences: {PLANNED}")
+
+
+def _classifies(text: str) -> bool:
+    """Whether a program's model has a head of classes; what is commented out does not count."""
+    code = re.sub(r"(?m)^[^\S\n]*#.*$", "", text)
+    return "ForSequenceClassification." in code and not re.search(
+        r"ForCausalLM|FastLanguageModel", code
+    )
 
 
 _STAGES = {"sft": {"stage": "sft"}}
@@ -207,6 +213,8 @@ def read(
         kind and kind != "sft"
     ):  # a trainer of the program's own, whose name says no task that is known
         name_task(reading, Path(name).name)
+    if _classifies(text) and not reading.task:
+        reading.unmodelled("num_labels", "the head has as many outputs as labels; one of the whole vocabulary is priced")  # fmt: skip
     return reading
 
 

@@ -24,8 +24,8 @@ def sequences(options: Options, reading: Reading) -> None:
         reading.seq_len = options.whole("total_max_len")
         both = None
         options.read |= {*_PARTS[0], *_PARTS[1]}
-    elif options.has("pack_length"):
-        reading.seq_len = options.whole("pack_length")
+    elif packed := options.whole("pack_length"):
+        reading.seq_len = packed
     elif both and (both == _PARTS[0] or not reading.seq_len):
         reading.seq_len = sum(options.whole(name) for name in both)
     elif options.word("rlhf_type") == "grpo" and options.has("max_completion_length"):

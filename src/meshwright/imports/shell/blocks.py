@@ -21,6 +21,8 @@ from meshwright.imports.shell.words import (
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+_READS = re.compile(r"\s*(?:IFS=\S*\s+)?read\b")
+
 
 def run_if(script: Script, node: Node) -> bool | None:
     """Follow the first branch whose test holds; a test that depends on the machine is named in `doubts`."""
@@ -121,6 +123,25 @@ def run_while(script: Script, node: Node) -> bool | None:
             break
         if raw(condition).strip() in ("true", ":"):
             script.run(body)
+            break
+        script.run(body)
+    return True
+
+
+def run_lines(script: Script, node: Node, text: str) -> bool:
+    """`while read -r LINE; do … done < FILE`: follow the body for every line; False for another loop."""
+    body = node.child_by_field_name("body")
+    condition = node.child_by_field_name("condition")
+    if body is None or condition is None or _READS.match(raw(condition)) is None:
+        return False
+    before = script.fed
+    for line in text.splitlines()[:MAX_ROUNDS]:
+        script.fed = line
+        try:
+            known = script.run(condition)
+        finally:
+            script.fed = before
+        if known is not True:
             break
         script.run(body)
     return True

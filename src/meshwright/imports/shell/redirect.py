@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from meshwright.imports.shell.batch import batch_options
+from meshwright.imports.shell.blocks import run_lines
 from meshwright.imports.shell.files import file_text, substitute, write_file
 from meshwright.imports.shell.filters import found_in, translated
 from meshwright.imports.shell.sed import parts, sed
@@ -38,6 +39,10 @@ def pipeline(script: Script, node: Node) -> bool | None:
             return True
     if before is None and (asked := _asked(script, stages)) is not None:
         return asked
+    if len(stages) == 2 and stages[1].type == "while_statement":
+        lines = script.scope.run(raw(stages[0]))
+        if lines is not None and run_lines(script, stages[1], lines):
+            return True
     try:
         script.run_all(node)
     finally:
@@ -102,6 +107,10 @@ def redirected(script: Script, node: Node) -> bool | None:
             # A job handed to the batch system, or to a shell, as a here-document.
             script.sbatch |= batch_options(text)
             script.run_text(text)
+            return True
+    if body is not None and body.type == "while_statement":
+        held = file_text(script, source) if source and text is None else text
+        if held is not None and run_lines(script, body, held):
             return True
     printed = script.printed
     if source and not target and _reads(script, source, reads_into, printed):
