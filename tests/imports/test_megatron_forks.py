@@ -321,3 +321,81 @@ def test_details_of_saved_inputs_count_only_where_layers_are_recomputed(
         )
         is named
     )
+
+
+DELTA = "--linear-num-value-heads 32 --linear-value-head-dim 64 --linear-num-key-heads 8 --linear-key-head-dim 64 "
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--experimental-attention-variant gated_delta_net --linear-attention-freq 4 --linear-conv-kernel-dim 3 --attention-output-gate",
+        "--linear-attention-type gated_delta_net --linear-attention-freq '([1]*3+[0])' --linear-conv-kernel-dim 3 --attention-output-gate",
+        "--full-attention-interval 4 --mamba-d-conv 3 --mamba-expand 1 --use-triton-gdn",
+    ],
+)
+def test_gated_delta_nets_are_read_from_their_options(words: str):
+    found = read(DELTA + words)
+    assert found.model.layer_kinds == ("linear+dense",) * 3 + ("attention+dense",)
+    mixer = found.model.mixer
+    assert mixer is not None
+    assert (mixer.kind, mixer.heads, mixer.head_dim) == ("gated-delta", 32, 64)
+    assert (mixer.key_heads, mixer.key_dim, mixer.conv) == (8, 64, 3)
+    assert found.model.attention_gate
+    assert not any("linear" in one.text or "linear" in one.option for one in found.remarks)
+
+
+def test_experts_of_delta_nets_move_into_their_layers():
+    found = read(
+        DELTA + "--experimental-attention-variant gdn --linear-attention-freq 2 --num-experts 8 "
+        "--moe-router-topk 2 --moe-layer-freq [0]+[1]*3 --moe-grouped-gemm"
+    )
+    assert found.model.layer_kinds == (
+        "linear+dense",
+        "attention+moe",
+        "linear+moe",
+        "attention+moe",
+    )
+
+
+def test_an_indexer_is_read_from_its_options():
+    words = (
+        "--multi-latent-attention --kv-lora-rank 64 --qk-head-dim 32 --qk-pos-emb-head-dim 16 --v-head-dim 32 "
+        "--position-embedding-type rope --experimental-attention-variant dsa --dsa-indexer-n-heads 8 --dsa-indexer-head-dim 32 "
+    )
+    found = read(words + "--dsa-indexer-topk 256 --dsa-indexer-loss-coeff 0.01")
+    indexer = found.model.indexer
+    assert indexer is not None
+    assert (indexer.heads, indexer.head_dim, indexer.top_k) == (8, 32, 256)
+    with pytest.raises(SpecError, match="all three"):
+        read(words)
+
+
+def test_other_variants_of_attention_are_refused():
+    with pytest.raises(SpecError, match="linear or state-space"):
+        read("--linear-attention-type kda --linear-attention-freq 4")
+    with pytest.raises(SpecError, match="linear-attention-freq"):
+        read("--linear-attention-type gdn --linear-attention-freq [1]*3")
+
+
+def test_a_spec_of_slime_s_takes_the_preset_of_its_sizes():
+    words = (
+        "--num-layers 24 --hidden-size 1024 --num-attention-heads 8 --num-query-groups 2 --kv-channels 256 --ffn-hidden-size 3584 "
+        "--group-query-attention --use-gated-attention --attention-output-gate --spec slime_plugins.models.qwen3_5 get_qwen3_5_spec"
+    )
+    found = read(words)
+    assert found.model.name == "qwen3.5-0.8b"
+    assert "--spec" not in {one.option for one in found.remarks}
+    other = read(words.replace("--num-layers 24", "--num-layers 23"))
+    assert "--spec" in {one.option for one in other.remarks}
+
+
+def test_a_flavor_of_primus_with_narrow_products_is_named():
+    text = (
+        "modules:\n  post_trainer:\n    framework: megatron_bridge\n    config: sft_trainer.yaml\n    model: llama2_70b_lora.yaml\n"
+        "    overrides:\n      flavor: llama2_70b_lora_mxfp4_config\n      seq_length: 8192\n      micro_batch_size: 1\n      global_batch_size: 8\n      peft: lora\n"
+    )
+    named = [
+        one.text for one in import_text(text, "run.yaml", GIVEN).remarks if one.option == "flavor"
+    ]
+    assert named and "mxfp4" in named[0]

@@ -16,6 +16,7 @@ from meshwright.imports.formats.megatron_job import (
     optimizer_of,
     precision_recipe,
 )
+from meshwright.imports.formats.megatron_mixers import OF_MIXERS, by_spec
 from meshwright.imports.formats.megatron_offload import offloaded
 from meshwright.imports.formats.megatron_shape import read_shape, skip_shape
 from meshwright.imports.formats.megatron_switches import (
@@ -67,10 +68,12 @@ def read(
     reading = Reading(title, options=dict(EDITS))
     options.guessing = given.guess
     more += mindspeed.translate(options)
-    known = given.model or mindspeed.known_shape(options, reading)
+    known = given.model or mindspeed.known_shape(options, reading) or by_spec(options, reading)
     reading.model = known or read_shape(options, reading, dialect=dialect)
     if known is not None:
         skip_shape(options, reading, known)
+        if known.mixer is not None or known.indexer is not None:
+            options.read |= {name for name in options.values if name.startswith(OF_MIXERS)}
     fields = reading.layout
     fields |= _degrees(options, reading, reading.model)
     fields |= _stages(options, reading.model, fields["pp"])

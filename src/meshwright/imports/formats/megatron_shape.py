@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from meshwright.exports.megatron_model import read_pattern
+from meshwright.imports.formats.megatron_mixers import mixed, variant
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Missing, Options
 from meshwright.imports.reading import Reading
@@ -95,7 +96,7 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
         "latent_attention": latent,
         "experts": _experts(options, reading, layers, ffn, biased, dialect),
     }
-    fields |= _window(options, reading)
+    fields |= _window(options, reading) | mixed(options, layers, fields["experts"])
     options.raw("max-position-embeddings", "no-position-embedding", "squared-relu", "xielu", "openai-gelu",
                 "apply-layernorm-1p", "group-query-attention")  # fmt: skip
     return Model.parse(fields, "model")
@@ -140,7 +141,7 @@ def _refuse(options: Options) -> None:
                 "layers of several kinds (state-space, hybrid) are "
                 f"not modelled: {PLANNED} of one kind of layer",
             )
-    for name in _SCRATCH:
+    for name in () if variant(options) else _SCRATCH:
         if options.has(name) and not _is_off(options.values[name]):
             raise SpecError(
                 f"--{name}",
@@ -296,7 +297,9 @@ def _vocabulary(options: Options, reading: Reading) -> int:
 
 def _in_name(options: Options, reading: Reading, usual: int) -> int:
     """The size that a vocabulary's path says, where it says another than its tokenizer usually has."""
-    path = options.loose("vocab-file", "tokenizer-model")
+    path = options.loose("vocab-file", "tokenizer-model").removeprefix(
+        "True"
+    )  # an empty variable's
     sizes = [int(one) for one in re.findall(r"(?<!\d)\d{5,6}(?!\d)", path)]
     sizes += [
         1024 * int(one) for one in re.findall(r"(?<![\da-z])(\d{2,3})k(?![a-z\d])", path.lower())
@@ -356,7 +359,7 @@ def _experts(
         "ffn": options.whole("moe-ffn-hidden-size", "moe-intermediate-size", default=ffn),
         "shared_ffn": options.whole("moe-shared-expert-intermediate-size", "shared-moe-ffn-hidden-size",
                                     default=ffn if residual else 0),
-        "shared_gate": options.flag("moe-shared-expert-gate") or residual,
+        "shared_gate": options.flag("moe-shared-expert-gate", "shared-expert-gate") or residual,
         # A trained bias comes with those of all linear layers (core/transformer/moe/router.py); the one that
         # balances experts is adjusted by a rule.
         "router_bias": biased and dialect == "megatron",

@@ -83,9 +83,8 @@ def name_others(options: Options, reading: Reading, experts: Experts | None, *, 
     kind = options.word("cross-entropy-fusion-impl", default="native")
     if options.flag("cross-entropy-loss-fusion") and kind == "linear":
         reading.unmodelled("--cross-entropy-fusion-impl", "head and loss are one kernel that never holds all logits; the estimate does")  # fmt: skip
-    if experts is not None and not options.flag(
-        "moe-grouped-gemm", "moe-use-legacy-grouped-gemm", "use-grouped-gemm"
-    ):
+    grouped = options.flag("moe-grouped-gemm", "moe-use-legacy-grouped-gemm", "use-grouped-gemm")
+    if experts is not None and not grouped and "--moe-grouped-gemm" not in options.guessed:
         reading.unmodelled("--moe-grouped-gemm", "is not there: a rank's experts run one by one; grouped products are priced")  # fmt: skip
     if spread and options.word("moe-token-dispatcher-type", default="allgather") == "allgather":
         said = (

@@ -138,6 +138,10 @@ def _bridge(values: dict[str, Any], given: Given, title: str, named: str, tables
         adapters(reading, method=peft.lower(), rank=rank or 16, alpha=float(alpha), targets=tuned.get("target_modules"), option="peft.target_modules")  # fmt: skip
         if not rank:
             reading.guess("peft", "the rank of the adapters is the recipe's; 16 is taken")
+    flavor = str(values.get("flavor") or "")
+    narrow = re.search(r"(?i)(?:mx|nv)?fp[48]", flavor)
+    if narrow and not {"fp8", "fp4", "mixed_precision", "precision_config"} & set(values):
+        reading.unmodelled("flavor", f"{flavor[:60]}: products in {narrow.group()}, by its name; 16 bits are priced")  # fmt: skip
     return reading
 
 
