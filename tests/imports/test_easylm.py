@@ -42,3 +42,7 @@ def test_a_trainer_s_words_to_a_program_for_flax():
     found = import_text(said, "run.sh", GUESS)
     assert found.job.framework == "maxtext" and found.layout.dp == 8 and found.layout.zero == 0
     assert found.job.precision.parameter_bytes == 4 and found.job.precision.compute == "bf16"
+
+
+def test_the_policy_of_a_ppo_run_says_the_model():
+    assert run("llama.llama_train_ppo", rest="--load_llama_config_policy=3b").model.layers == 26

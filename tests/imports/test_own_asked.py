@@ -248,3 +248,9 @@ def test_a_conversion_is_refused_as_one(name: str):
 def test_a_configuration_of_pictures_is_named():
     with pytest.raises(SpecError, match="OpenMMLab's, whose models are of pictures"):
         read("img_norm_cfg = dict(mean=[0.5], std=[0.5])\noptimizer = dict(type='SGD', lr=0.1)\n")
+
+
+def test_a_program_that_only_reads_what_runs_came_to_takes_no_model():
+    text = "import argparse\ndef main(args):\n    print(args.p, 'trainer/loss')\nif __name__ == '__main__':\n    main(argparse.ArgumentParser().parse_args())\n"
+    with pytest.raises(SpecError, match="starts nothing that trains"):
+        read(text)

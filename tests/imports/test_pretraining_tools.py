@@ -9,7 +9,7 @@ import pytest
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.reading import Given, Imported
-from meshwright.specs import load_cluster
+from meshwright.specs import load_cluster, load_model
 from meshwright.specs.errors import SpecError
 
 ONE = Given(cluster=load_cluster("h100:1x8"))
@@ -69,6 +69,7 @@ def get_args():
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", default="large")
     parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--config", type=str, default=None)
     return parser.parse_args()
 def shape(size):
     layers, hidden = SIZES[size]
@@ -82,7 +83,9 @@ def configured(model_config, args):
     )
 if __name__ == "__main__":
     args = get_args()
-    configured(shape(args.size), args).save_as_yaml("x.yaml")
+    if args.config is None:
+        config = configured(shape(args.size), args)
+    config.save_as_yaml("x.yaml")
 """
 
 
@@ -521,3 +524,11 @@ def test_flames_tables_name_a_configuration_of_transformers() -> None:
     found = import_text(text, "run.toml", ONE)
     assert (found.model.name, found.layout.micro_batch, found.layout.zero) == ("llama3.1-8b", 4, 3)
     assert "model.config" not in _said(found)
+
+
+def test_nanochat_s_fine_tuning_asks_for_its_checkpoint() -> None:
+    text = "torchrun --nproc_per_node=8 -m scripts.chat_sft -- --device-batch-size=16\n"
+    with pytest.raises(SpecError, match="checkpoint's that chat_sft goes on with"):
+        import_text(text, "sft.sh", ONE)
+    found = import_text(text, "sft.sh", Given(cluster=ONE.cluster, model=load_model("qwen3-0.6b")))
+    assert (found.layout.micro_batch, found.job.global_batch) == (16, 256)

@@ -85,7 +85,11 @@ def read_words(launch: Launch, given: Given, script: Script) -> Reading:
 
 def _model(options: Options, reading: Reading, given: Given, family: str) -> None:
     size = options.word(
-        f"load_{family}_config", "load_model_config", f"{family}.base_model", default=""
+        f"load_{family}_config",
+        f"load_{family}_config_policy",
+        "load_model_config",
+        f"{family}.base_model",
+        default="",
     )
     size = _GENERATION.sub(r"llama\1.\2-", size).removeprefix(f"{family}_")  # of `base_model`
     usual = "llama1" if family == "llama" else family

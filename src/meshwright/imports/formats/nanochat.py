@@ -15,6 +15,7 @@ from meshwright.imports.launch import Launch
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.state import Script
+from meshwright.imports.tasks import name_task
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 from meshwright.specs.job import OPTIMIZERS, RECIPES
@@ -30,10 +31,14 @@ _PATTERN = "sssl"
 _KNOWN = ("depth", "aspect-ratio", "device-batch-size", "target-param-data-ratio", "window-pattern")
 
 
+_TUNES = "chat_sft"
+"""The program that fine-tunes what the others have trained."""
+
+
 def reads(launch: Launch) -> bool:
     """Whether a command starts nanochat's pretraining."""
     named = posixpath.basename(launch.program).removesuffix(".py").rsplit(".", 1)[-1]
-    if named not in ("base_train", "mid_train"):
+    if named not in ("base_train", "mid_train", _TUNES):
         return False
     flags = {one.replace("_", "-") for one in flags_of(launch.words)}
     return "scripts" in launch.program or bool(flags & set(_KNOWN))
@@ -83,6 +88,9 @@ def read_words(
     flags = {one.replace("_", "-"): value for one, value in flags_of(launch.words).items()}
     path = program_beside(folder, launch.program)
     text = read_text(path, "program") if path is not None else ""
+    tunes = launch.program.removesuffix(".py").endswith(_TUNES)
+    if tunes and given.model is None:
+        raise SpecError("model", None, f"is the checkpoint's that {_TUNES} goes on with, which the command does not describe: give --model")  # fmt: skip
     older = _is_older(text) if text else any(re.match(r"--\w+_\w", word) for word in launch.words)
     if "base_train" in launch.program and text and not re.search(r"--depth\b|(?m:^depth = )", text) and given.model is None:  # fmt: skip
         others = [f"--{one}" for one in flags if one in _defaults(text) and one not in _KNOWN]
@@ -94,7 +102,13 @@ def read_words(
         rows = str(flags_of(words).get("vocab-size", flags_of(words).get("vocab_size", "")))
         if any(word.endswith("tok_train") for word in words) and rows.isdigit():
             version = replace(version, vocab=int(rows))
+    inherited = tunes and "total-batch-size" not in flags
+    if inherited:
+        flags["total-batch-size"] = _REFERENCE_TOKENS
     reading = _read({**taken, **flags}, given, "nanochat command", version)
+    if inherited:
+        reading.guess("--total-batch-size", f"is the checkpoint's own; {_REFERENCE_TOKENS} tokens are taken")  # fmt: skip
+    name_task(reading, "sft" if tunes else "")
     one_process(launch, reading)
     return reading
 

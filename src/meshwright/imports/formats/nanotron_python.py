@@ -29,8 +29,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
         SpecError: a value that cannot be, or a model that is no decoder of attention.
     """
     tree = ast.parse(text)
-    defaults = {key: value for key, value in Known(tree).arguments.items() if value is not None}
-    told = _Told(defaults)
+    told = _Told(dict.fromkeys(_options(tree)) | Known(tree).arguments)
     module = parse_module(ast.unparse(told.visit(tree)), name, folder)
     follow_main(module)
     assert module.run is not None
@@ -51,6 +50,13 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     return reading
 
 
+def _options(tree: ast.Module) -> list[str]:
+    """The names under which a program's parser keeps what it is told."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument")]  # fmt: skip
+    words = [one.value for node in calls for one in node.args if isinstance(one, ast.Constant)]
+    return [word.lstrip("-").replace("-", "_") for word in words if isinstance(word, str) and word.startswith("--")]  # fmt: skip
+
+
 class _Told(ast.NodeTransformer):
     """Puts what a parser takes by itself where a program asks it."""
 
@@ -63,7 +69,7 @@ class _Told(ast.NodeTransformer):
         if not (isinstance(node.func, ast.Attribute) and node.func.attr == "parse_args"):
             return node
         self.replaced = True
-        words = [ast.keyword(key, ast.Constant(value)) for key, value in self.defaults.items() if isinstance(value, (str, int, float))]  # fmt: skip
+        words = [ast.keyword(key, ast.Constant(value)) for key, value in self.defaults.items() if isinstance(value, (str, int, float, type(None)))]  # fmt: skip
         return ast.copy_location(ast.Call(ast.Name("Namespace", ast.Load()), [], words), node)
 
 

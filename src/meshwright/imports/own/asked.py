@@ -42,6 +42,10 @@ _LOOPS = re.compile(r"\.backward\(|value_and_grad\(|jax\.grad\(")
 _STARTS = re.compile(
     r"\.(?:fit|train|pretrain|run)\(|\b(?:train|main|launch|run_exp|pretrain|fit)\("
 )
+_TRAINS = re.compile(
+    r"(?i)optimi[sz]er|trainer\w*\(|\.fit\(|\b(?:pre)?train(?:_\w+)?\(|\.train\(|learning_rate"
+)
+"""What only a program has that trains, or hands on what is trained with."""
 _TOLD = (
     (re.compile(r"@hydra\.main|hydra_runner|OmegaConf\.(?:load|from_cli|merge)"), "its configuration (Hydra or OmegaConf)"),
     (re.compile(r"pyconfig\.initialize|initialize_megatron|add_argument\(|parse_args\(|HfArgumentParser|TrlParser|jsonargparse|tyro\.cli|fire\.Fire|typer\.|click\.|sys\.argv|simple_parsing|absl\.app|app\.run\(|define_flags_with_default\("), "its command line"),
@@ -92,7 +96,7 @@ def unfollowed(text: str, name: str) -> SpecError:
     whence = told_from_outside(text)
     if re.search(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", text, re.M):
         return SpecError("file", name, "does not train: it tests")
-    if whence and (loops or starts):
+    if whence and (loops or (starts and _TRAINS.search(text))):
         return SpecError("file", name, f"takes model and batch from {whence}: give the script or the configuration that it is started with")  # fmt: skip
     if loops and starts_by_itself(text):
         return SpecError("file", name, "describes no training run of a language model: it has a loop that trains, and no line of it says that its model is a decoder of text")  # fmt: skip
