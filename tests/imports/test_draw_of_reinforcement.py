@@ -306,3 +306,50 @@ def test_slime_by_its_checkpoint_alone() -> None:
     command = "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --hf-checkpoint /root/Qwen3-0.6B --rollout-batch-size 4 --global-batch-size 16 --rollout-max-response-len 4096"
     found = import_text(command, "run.sh", GUESS)
     assert (found.model.name, found.cluster.gpus, found.job.global_batch) == ("qwen3-0.6b", 4, 16)
+
+
+def test_roll_written_out_in_full() -> None:
+    """A resolved configuration names every role and every default: a rank without targets makes no adapters, a critic needs GAE."""
+    text = (
+        "pretrain: Qwen/Qwen3-4B\nadv_estimator: reinforce\nrollout_batch_size: 64\nnum_return_sequences_in_group: 8\nsequence_length: 3328\n"
+        "critic: {model_args: {lora_rank: 8, lora_target: null}}\n"
+        "actor_train:\n  device_mapping: [0, 1]\n  use_dynamic_batching_in_train: false\n  max_tokens_per_microbatch_in_train: 0\n"
+        "  model_args: {attn_implementation: flash_attention_2, lora_rank: 8, lora_alpha: 16, lora_target: null}\n"
+        "  strategy_args: {strategy_name: fsdp2_train, strategy_config: {transformer_impl: huggingface}}\n"
+        "  training_args: {per_device_train_batch_size: 2, gradient_accumulation_steps: 64, learning_rate: 1.0e-6}\n"
+    )
+    reading = _read(text, "resolved.yaml")
+    assert "lora_rank" not in reading.job and not reading.job.get("tuned")
+    assert not [one for one in reading.remarks if one.kind == "unmodelled"]
+    again = _read(text.replace("lora_target: null}\n  strategy", "lora_target: all-linear}\n  strategy").replace("reinforce", "gae"), "resolved.yaml")  # fmt: skip
+    assert reading.job != again.job
+    assert "critic" in {one.option for one in again.remarks if one.kind == "unmodelled"}
+
+
+@pytest.mark.parametrize(("said", "devices"), [("", 1), ("trainer_gpu_ids = [4, 5, 6]\n", 3), ("[deployment]\nnum_train_gpus = 2\n", 2)])  # fmt: skip
+def test_prime_rl_trains_on_one_device_by_itself(said: str, devices: int) -> None:
+    text = f"max_steps = 20\nseq_len = 2048\n{said}[model]\nname = 'Qwen/Qwen3-0.6B'\n[orchestrator]\nbatch_size = 128\ngroup_size = 4\n[trainer.optim]\nlr = 1e-4\n"
+    assert _read(text, "rl.toml").world() == devices
+
+
+@pytest.mark.parametrize("test", ["args.batch", "args.batch is not None", "args.batch > 0"])
+def test_a_batch_by_the_group_where_none_is_said(tmp_path: Path, test: str) -> None:
+    """`x if x else y`: nothing says x."""
+    (tmp_path / "train.py").write_text(
+        "import argparse\nfrom trl import GRPOConfig, GRPOTrainer\n\np = argparse.ArgumentParser()\np.add_argument('--batch', type=int, default=None)\n"
+        "p.add_argument('--group', type=int, default=4)\nargs = p.parse_args()\n"
+        f"c = GRPOConfig(per_device_train_batch_size=(args.batch if {test} else args.group * 4), num_generations=args.group, max_prompt_length=512, max_completion_length=512, max_steps=10)\n"
+        "t = GRPOTrainer(model='Qwen/Qwen2.5-0.5B', args=c, reward_funcs=None, train_dataset=None)\nt.train()\n"
+    )
+    for command, batch in (("", 32), ("--batch 8", 8)):
+        found = read_any(f"python train.py --group 8 {command}\n", "run.sh", GUESS, tmp_path)[0]
+        assert found.micro_batch == batch
+
+
+def test_a_program_around_verl_s_trainer(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "ppo_trainer.yaml").write_text("data: {max_prompt_length: 256, max_response_length: 128, train_batch_size: 64}\nactor_rollout_ref: {model: {path: Qwen/Qwen2.5-0.5B}, actor: {ppo_mini_batch_size: 16, ppo_micro_batch_size_per_gpu: 2}}\ntrainer: {n_gpus_per_node: 2}\n")  # fmt: skip
+    file = tmp_path / "run_grpo.py"
+    file.write_text("import hydra\nfrom verl.trainer.main_ppo import run_ppo\n\n\n@hydra.main(config_path='config', config_name='ppo_trainer')\ndef main(config):\n    run_ppo(config)\n\n\nif __name__ == '__main__':\n    main()\n")  # fmt: skip
+    found = import_file(file, GUESS)
+    assert (found.layout.micro_batch, found.cluster.gpus, found.job.seq_len) == (2, 2, 384)

@@ -86,6 +86,9 @@ def _if(node: ast.IfExp, value: Value) -> Any:
     test = value(node.test)
     if test is not None:
         return value(node.body if test else node.orelse)
+    asked = node.test.left if isinstance(node.test, ast.Compare) else node.test
+    if ast.dump(asked) == ast.dump(node.body) and value(node.body) is None:
+        return value(node.orelse)  # `x if x else y`: nothing says x
     both = value(node.body), value(node.orelse)
     whole = all(isinstance(one, int) and not isinstance(one, bool) for one in both)
     return Larger(max(both)) if whole else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.imports.names import model_named
@@ -62,6 +63,11 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         island = options.whole("deployment.nodes_per_fsdp_group")
         if island and reading.hosts % island == 0:
             reading.replicate = reading.hosts // island
+    elif options.has("trainer_gpu_ids"):  # releases before `deployment`
+        reading.devices = len(re.findall(r"\d+", str(options.raw("trainer_gpu_ids")))) or 1
+    elif any(name.startswith("orchestrator.") for name in options.values) and not given.cluster:
+        reading.devices = 1
+        reading.note("deployment.num_train_gpus: one device trains, prime-rl's default; another stands in its own file or in the command")  # fmt: skip
     _job(options, reading, at)
     options.finish(reading, "prime_rl", "common", strict=given.strict)
     return reading

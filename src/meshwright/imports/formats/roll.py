@@ -91,16 +91,41 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         reading.unmodelled(f"{get}model_args.dtype", "weights in fp16; bf16, as wide, is priced")
     if "32" in options.word(f"{get}model_args.dtype", default="bf16"):
         reading.unmodelled(f"{get}model_args.dtype", "weights in 32 bits; 16 are priced")
+    _without_effect(options, get)
     again = not options.flag(f"{get}model_args.disable_gradient_checkpointing")
     if again and not strategy.startswith("megatron"):
         # Models of transformers are recomputed unless the switch says not to.
         reading.layout["recompute"] = "full"
-    if options.has(f"{get}model_args.lora_target", f"{get}model_args.lora_rank"):
+    _adapters(options, reading, get)
+    reading.note("the actor's training is priced, not rollouts, reference or rewards")
+    name_task(reading, "dpo" if options.has("chosen_key", "rejected_key") else "")
+    _beside(options, reading, worker)
+    options.within = (f"{get}strategy_args.strategy_config.",)
+    options.finish(reading, "roll", "megatron", "common", strict=given.strict)
+    return reading
+
+
+def _without_effect(options: Options, get: str) -> None:
+    """What a configuration written out in full holds, and changes nothing as it stands."""
+    kernel = f"{get}model_args.attn_implementation"
+    if options.word(kernel) not in ("", "auto", "fa2", "flash_attention_2", "sdpa"):
+        options.read.discard(kernel)
+    if not options.flag(f"{get}use_dynamic_batching_in_train"):
+        options.read.add(f"{get}max_tokens_per_microbatch_in_train")
+
+
+def _adapters(options: Options, reading: Reading, get: str) -> None:
+    """LoRA by its targets: a rank alone makes none."""
+    options.read |= {f"{get}model_args.lora_{one}" for one in ("rank", "alpha", "dropout")}
+    if options.loose(f"{get}model_args.lora_target").lower() not in ("", "none", "null"):
         adapters(reading, rank=options.whole(f"{get}model_args.lora_rank", default=8) or 8,
                  alpha=options.number(f"{get}model_args.lora_alpha"), targets=options.raw(f"{get}model_args.lora_target"),
                  dropout=options.number(f"{get}model_args.lora_dropout"), option="lora_target")  # fmt: skip
-    reading.note("the actor's training is priced, not rollouts, reference or rewards")
-    name_task(reading, "dpo" if options.has("chosen_key", "rejected_key") else "")
+
+
+def _beside(options: Options, reading: Reading, worker: str) -> None:
+    """Roles that train or run beside the one that is priced; a critic, with advantages by GAE alone."""
+    critic = options.word("adv_estimator", default="gae") == "gae"
     for role in (
         "critic",
         "teacher",
@@ -112,11 +137,8 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     ):
         beside = {name for name in options.values if name.startswith(f"{role}.")}
         options.read |= beside
-        if beside and role in ("critic", "teacher"):
+        if beside and (role == "teacher" or (role == "critic" and critic)):
             reading.unmodelled(role, f"runs beside {worker}, which alone is priced")
-    options.within = (f"{get}strategy_args.strategy_config.",)
-    options.finish(reading, "roll", "megatron", "common", strict=given.strict)
-    return reading
 
 
 def _devices(text: str) -> int:

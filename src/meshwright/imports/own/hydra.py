@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import program_beside
-from meshwright.imports.formats import chatlearn, mindspeed_rl, nemo_rl
+from meshwright.imports.formats import chatlearn, mindspeed_rl, nemo_rl, verl
 from meshwright.imports.formats.hf_launcher import one_process
 from meshwright.imports.hydra_defaults import chosen, of_program, with_defaults
 from meshwright.imports.interpolate import merged
@@ -49,6 +49,8 @@ def read(
     ):  # a framework's program, started with its own configuration
         if known.is_config(data):
             return known.read(data, given, root)
+    if "actor_rollout_ref" in data:  # a program of one's own around verl's trainer
+        return verl.read_verl_data(data, given, launch.program, said=set())
     if not own_tables.is_config(data):
         return None
     reading = own_tables.read(data, given, folder)
