@@ -155,3 +155,10 @@ def test_a_configuration_that_is_an_argument_is_asked_for():
 def test_four_bits_of_a_table_are_qlora():
     own = OWN | {"bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
     assert "qlora" in import_text(json.dumps(own), "own.json", H8).job.finetune.label()
+
+
+def test_a_class_s_tag_over_a_table_of_a_tpu():
+    text = "!dataclass:Config\nnum_layers: 8\nnum_heads: 4\nembd_dim: 128\nblock_size: 32\nbatch_size: 16\nlr: 1.0e-4\nvocab_size: 300\ndevice: tpu\namp: false\n"
+    back = import_text(text, "own.yaml", Given(guess=True))
+    assert (back.model.hidden, back.layout.micro_batch, back.job.precision.name) == (128, 16, "fp32")  # fmt: skip
+    assert "TPU" in back.cluster.device.name

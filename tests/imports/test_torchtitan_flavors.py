@@ -70,3 +70,10 @@ def test_blocks_that_a_function_makes(checkout):
     path.write_text(RUN.format(name="llama3", flavor="long"))  # more than are followed: no guess
     with pytest.raises(ValueError, match="--model"):
         import_file(path, Given(guess=True))
+
+
+def test_a_model_of_transformers_that_torchtitan_trains(tmp_path):
+    text = RUN.format(name="transformers_modeling_backend", flavor="full")
+    path = tmp_path / "run.toml"
+    path.write_text(text + '[hf_transformers]\nmodel = "Qwen/Qwen3-4B"\n')
+    assert import_file(path, Given(guess=True)).model.name == "qwen3-4b"

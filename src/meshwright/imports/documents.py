@@ -323,6 +323,9 @@ def _tamed(text: str) -> str:
     if re.search(r"\{\{-|\.Values\.", text):  # a Helm chart
         text = re.sub(r"\{\{(?:(?!\{\{).)*?\}\}", "left-to-helm", text)
     text = re.sub(r"!(?:include|join|ref|new|name|apply)[:\w.]*", "", text)
+    text = re.sub(
+        r"(?m)^![A-Za-z][\w:./-]*[^\S\n]*$", "", text
+    )  # of the whole document: a class of the program's own
     return text.replace("\t", "  ")
 
 

@@ -50,6 +50,12 @@ def read_toml(
     reading.options["recompute"] = "activation_checkpoint.mode"
     name, flavor = options.text("model.name"), options.text("model.flavor")
     named(reading, given, name, flavor, folder)
+    backend = options.loose(
+        "hf_transformers.model"
+    )  # of transformers' models, whose flavour `full` is as published
+    if backend and flavor == "full":
+        reading.model_name = backend
+        refuse_other(backend)
     if not (name or flavor or given.model):  # flame's: transformers' configuration by its name
         reading.model_name = options.loose("model.config")
         refuse_other(reading.model_name)

@@ -104,7 +104,8 @@ def unfollowed(text: str, name: str) -> SpecError:
         parts := _OF_OPENMMLAB.findall(text)
     ):
         return SpecError("file", name, f"is a configuration of OpenMMLab's, whose models are of pictures ({parts[0]}): {PLANNED}")  # fmt: skip
-    if re.search(r"^if __name__|^main\(", text, re.M) is None:
+    declares = re.search(r"^(?:async )?(?:def|class) ", text, re.M) and not name.endswith(".ipynb")
+    if declares and re.search(r"^if __name__|^main\(", text, re.M) is None:
         return SpecError("file", name, "describes no training run: it holds functions and classes that a program calls; import that program, or the script that starts it")  # fmt: skip
     return SpecError("file", name, "describes no training run that can be followed: it starts nothing that trains by a recipe, a trainer's settings or a loop; "
                      "a recipe, or the script or YAML with a training program's arguments, is expected")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LAYERS = ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "nlayers", "depth")
-HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "hidden_dim", "model_dim", "n_embed", "embedding_dim", "hidden_states")  # fmt: skip
+HIDDEN = ("hidden_size", "hidden_width", "d_model", "n_embd", "dim", "emb_dim", "embd_dim", "embed_dim", "hidden_dim", "model_dim", "n_embed", "embedding_dim", "hidden_states")  # fmt: skip
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nheads")
 KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "n_query_groups", "kvheads", "n_kv_head")  # fmt: skip
 FFN = ("intermediate_size", "ffn_hidden_size", "intermediate_dim", "ffn_dim", "d_ff", "mlp_dim", "feed_forward_dim")  # fmt: skip

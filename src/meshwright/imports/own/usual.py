@@ -105,6 +105,9 @@ def read_table(
     reading.seq_len = options.whole(*LENGTHS)
     if not reading.seq_len and options.has("max_completion_length"):
         summed(options, reading, options.whole("max_prompt_length", default=512))
+    if str(options.values.get("device")).lower() == "tpu":
+        options.read.add("device")
+        reading.likely = "tpu-v4"
     _degrees(options, reading)
     _sharding(options, reading)
     _job(options, reading)
@@ -315,6 +318,9 @@ def precision(options: Options, reading: Reading) -> None:
     half, brain = options.flag("fp16", "use_fp16"), options.flag("bf16", "pure_bf16", "use_bf16")
     eight = options.has("fp8_enabled", "use_fp8") and options.flag("fp8_enabled", "use_fp8")
     recipe = "fp8" if "fp8" in kind or eight else "bf16" if brain or "bf" in kind else "fp16" if half or "16" in kind else "fp32" if kind or options.has("bf16", "fp16") else ""  # fmt: skip
+    mixing = ("amp", "use_amp", "use_mixed_precision")
+    if not recipe and options.has(*mixing) and not options.flag(*mixing):
+        recipe = "fp32"
     if not recipe:
         recipe = "bf16"
         reading.guess("precision", "no option of that kind is set; bf16 is taken")
