@@ -307,6 +307,54 @@ def test_a_variant_that_a_reader_does_not_describe_is_counted(
     assert count_parameters(model).total == built(config)
 
 
+def test_experts_that_a_config_groups_are_counted(in_process) -> None:
+    config = {
+        "model_type": "dbrx", "d_model": 96, "n_layers": 2, "n_heads": 6, "vocab_size": 331, "max_seq_len": 64,
+        "attn_config": {"kv_n_heads": 3, "rope_theta": 500000},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 5, "moe_top_k": 2},
+    }  # fmt: skip
+    experts = model_from_config(config).experts
+    assert experts is not None
+    assert (experts.experts, experts.top_k, experts.ffn) == (5, 2, 64)
+
+
+@pytest.mark.parametrize(("family", "change", "same"), [
+    ("internlm2", {"bias": True}, {"model_type": "llama"}),
+    ("baichuan", {"num_key_value_heads": None}, {"model_type": "llama", "num_key_value_heads": 6}),
+    ("minicpm", {}, {"model_type": "llama", "tie_word_embeddings": True}),
+    ("chatglm", {"num_hidden_layers": None, "num_layers": 8, "multi_query_attention": True,
+                 "multi_query_group_num": 3, "kv_channels": 16, "ffn_hidden_size": 200, "add_qkv_bias": True},
+     {"model_type": "glm", "head_dim": 16, "attention_bias": True}),
+])  # fmt: skip
+def test_families_of_llama_s_kind_that_only_their_publisher_has(
+    family: str, change: dict[str, Any], same: dict[str, Any]
+) -> None:
+    found = count_parameters(model_from_config({"model_type": family, **BASE, **change})).total
+    # InternLM's bias stands on all four projections, which no Llama of transformers has without its FFN's.
+    bias = 8 * (96 + 2 * 48 + 96) if family == "internlm2" else 0
+    assert found == built({**BASE, **same}) + bias
+
+
+def test_wrappers_give_their_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: object) -> None:
+        raise SpecError("config.model_type", None, "no class")
+
+    monkeypatch.setattr("meshwright.specs.huggingface.trace", unknown)
+    inner = {"model_type": "qwen2_5_omni_text", **BASE, "head_dim": 16}
+    thinker = {"thinker_config": {"text_config": inner}}
+    omni = model_from_config({"model_type": "qwen2_5_omni", **thinker})
+    assert "parts that speak are not counted" in omni.source
+    assert (omni.layers, omni.qkv_bias) == (8, True)
+    wrapped = {"model_type": "nobody_vl", "language_config": {"model_type": "llama", **BASE}}
+    assert model_from_config(wrapped).layers == 8
+
+
+def test_a_class_alone_says_the_family_and_an_unknown_one_its_shape() -> None:
+    assert model_from_config({"architectures": ["LlamaForCausalLM"], **BASE}).family == "llama"
+    with pytest.raises(SpecError, match=r"as layers=8,hidden=96,heads=6,kv_heads=3"):
+        model_from_config({"model_type": "rwkv7", **BASE})
+
+
 def test_as_many_ffns_as_layers_are_expected() -> None:
     config = {"model_type": "kimi_linear", **BASE, **LATENT, "mlp_layer_types": ["sparse"] * 3}
     with pytest.raises(SpecError, match="one for each of the 8 layers"):

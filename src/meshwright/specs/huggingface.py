@@ -13,16 +13,17 @@ from typing import Any
 from meshwright.specs.encoders import encoder_fields
 from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_config import Config, UndescribedError, decoded
-from meshwright.specs.hf_dense import DENSE
+from meshwright.specs.hf_dense import DENSE, llama
 from meshwright.specs.hf_hunyuan import hunyuan
 from meshwright.specs.hf_hybrid import HYBRID
+from meshwright.specs.hf_published import PUBLISHED
 from meshwright.specs.hf_sparse import SPARSE
 from meshwright.specs.hf_windows import listed_attention, with_windows
 from meshwright.specs.model import Model
 from meshwright.specs.numerics import from_config
 from meshwright.specs.traced import trace, traced_fields
 
-READERS = {**DENSE, **SPARSE, **HYBRID, "hunyuan": hunyuan}
+READERS = {**DENSE, **SPARSE, **HYBRID, **PUBLISHED, "hunyuan": hunyuan}
 """Reader of each supported `model_type`."""
 
 _SAME_AS = {"kimi_k2": "deepseek_v3", "ministral": "mistral", "phi4": "phi3",
@@ -38,7 +39,8 @@ _TEXT_OF = {
 
 _TEXT_SAME_AS = {
     "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4", "mistral3_text": "mistral",
+    "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4", "qwen2_5_omni_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe", "mistral3_text": "mistral",
 }  # fmt: skip
 _SAME_AS |= _TEXT_SAME_AS
 _FAMILY_LIST = ", ".join(sorted(READERS))
@@ -72,9 +74,16 @@ def model_from_config(data: Mapping[str, Any], name: str = "", source: str = "")
     """
     data = decoded(data)
     given_type = data.get("model_type")
-    text = data.get("text_config") or data.get("llm_config")
+    if isinstance(thinker := data.get("thinker_config"), Mapping):
+        thinker = {"model_type": f"{given_type}_thinker", **thinker}
+        model = model_from_config(thinker, name or str(given_type), source)
+        return model.but(source=f"{model.source}; its parts that speak are not counted")
+    text = data.get("text_config") or data.get("llm_config") or data.get("language_config")
     if isinstance(text, Mapping):
         return _multimodal(data, text, name, source)
+    if given_type is None and (meant := _by_architecture(data)):
+        data = {**data, "model_type": meant}
+        given_type = meant
     if not isinstance(given_type, str):
         raise SpecError("config.model_type", given_type, f"a family is expected: {_FAMILY_LIST}")
     family = _SAME_AS.get(given_type, given_type)
@@ -153,7 +162,11 @@ def _variant(data: Mapping[str, Any], name: str, source: str, error: Undescribed
 def _traced(data: Mapping[str, Any], name: str, source: str, why: str) -> Model:
     """A model whose shape no reader states."""
     given = str(data.get("model_type"))
-    answer = trace(data)
+    try:
+        answer = trace(data)
+    except SpecError as error:
+        shape = _plain_shape(data)
+        raise SpecError(error.field, error.value, error.remedy + shape) from None
     fields = traced_fields(answer)
     known = [
         *(["latent attention"] if "latent_attention" in fields else []),
@@ -169,6 +182,19 @@ def _traced(data: Mapping[str, Any], name: str, source: str, why: str) -> Model:
     return Model.parse(
         {**fields, "family": given, "name": name, "source": f"{source}; {note}"}, "config"
     )
+
+
+def _plain_shape(data: Mapping[str, Any]) -> str:
+    """What to write for a config that nothing reads, if it is of Llama's kind; or nothing to add."""
+    if any("expert" in key or key == "linear_attn_config" for key in data):
+        return ""
+    try:
+        fields = llama(Config(data))
+    except SpecError:
+        return ""
+    names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+    shape = ",".join(f"{name}={fields[name]}" for name in names)
+    return f" (if it is of Llama's kind, as {shape})"
 
 
 _FURTHER = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")

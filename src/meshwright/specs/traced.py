@@ -48,7 +48,7 @@ _TOP_K = (
     "top_k",
 )
 _WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size",
-          "expert_ffn_hidden_size", "intermediate_size")  # fmt: skip
+          "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")  # fmt: skip
 
 
 def trace(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +81,8 @@ def trace(config: Mapping[str, Any]) -> dict[str, Any]:
         answer = {"error": "the counting process failed"}
     finally:
         told.cancel()
+    if "Unrecognized model identifier" in str(answer.get("error", "")):
+        answer = {"error": "it has no class of this name"}
     if "error" in answer:
         raise SpecError(
             "config.model_type",
@@ -200,6 +202,12 @@ def _experts(config: Mapping[str, Any], layers: list[dict[str, int]]) -> Any:
         for names in (_EXPERTS, _TOP_K, _WIDTH)
     ]  # fmt: skip
     count, top_k, width = found
+    if count < 2:
+        raise SpecError(
+            "config.num_experts",
+            None,
+            "has experts whose number stands under no name that is known here; describe the model by its shape",
+        )
     hidden = int(config["hidden_size"])
     held = max(layer.get("experts", 0) for layer in layers)
     each = held // max(count, 1)

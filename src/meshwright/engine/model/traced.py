@@ -21,7 +21,7 @@ _ENCODER = re.compile(
     r"|embed_vision|embed_audio|perceiver|aligner"
 )
 _FFN = re.compile(
-    r"mlp|feed_forward|ffn|moe|experts|shared_expert|fc1|fc2|dense_h|dense_4h|block_sparse|^intermediate\b|^output\.dense"
+    r"mlp|feed_forward|ffn|moe|experts|shared_expert|fc1|fc2|dense_h|dense_4h|block_sparse|DenseReluDense|^intermediate\b|^output\.dense"
 )
 _NORM = re.compile(r"norm|ln_|\bln\d")
 _MIXER = re.compile(r"attn|attention|mamba|mixer|conv|temporal|ssm|linear_attn|laurel|delta|rwkv")
@@ -79,6 +79,12 @@ def tally(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, (int, float, bool, str))
         or (isinstance(value, list) and len(value) < 2000)
     }
+    for part in ("attn_config", "ffn_config", "moe_config"):  # as DBRX groups its numbers
+        inner_config: Any = getattr(text, part, None)
+        numbers = inner_config.to_dict() if hasattr(inner_config, "to_dict") else inner_config
+        for key, value in numbers.items() if isinstance(numbers, dict) else ():
+            if isinstance(value, (int, float)):
+                plain.setdefault(key, value)
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         if isinstance(value := stated(text, name), int):
             plain[name] = value  # a family's own spelling, under the usual name
