@@ -254,3 +254,8 @@ def test_a_program_that_only_reads_what_runs_came_to_takes_no_model():
     text = "import argparse\ndef main(args):\n    print(args.p, 'trainer/loss')\nif __name__ == '__main__':\n    main(argparse.ArgumentParser().parse_args())\n"
     with pytest.raises(SpecError, match="starts nothing that trains"):
         read(text)
+
+
+def test_a_table_that_is_asked_for_a_list():
+    with pytest.raises(SpecError):
+        read("table = {1: 2}\nkey = [1, 2]\nsize = table[key]\n" + LOOP)

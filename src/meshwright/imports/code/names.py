@@ -343,9 +343,10 @@ class Known:
         table, key = self.value(node.value), self.value(node.slice)
         if isinstance(key, str):
             self._hear(key)
-        if isinstance(table, dict) and key not in table and isinstance(node.value, ast.Name):
+        named = isinstance(key, (str, int)) and isinstance(node.value, ast.Name)
+        if isinstance(table, dict) and named and key not in table:
             # A function may call its part of a table as the program calls the whole.
-            handed = self.parameters.get(node.value.id)
+            handed = self.parameters.get(ast.unparse(node.value))
             table = handed if isinstance(handed, dict) else table
         if isinstance(table, (list, tuple, str)) and isinstance(key, int):
             return table[key] if -len(table) <= key < len(table) else None
