@@ -102,6 +102,14 @@ def test_families_without_words_say_why(model, says):
     assert says in next(hf_problems(load_model(model))).lacks
 
 
+@pytest.mark.parametrize(
+    ("family", "says"), [("minicpm", "scales its embedding"), ("chatglm", "half of each head")]
+)
+def test_a_published_family_is_not_written_as_the_llama_it_is_shaped_like(family, says):
+    shaped = load_model("llama3.2-1b").but(family=family)
+    assert says in next(hf_problems(shaped)).lacks
+
+
 def test_what_a_family_s_configuration_would_lose_is_named():
     odd = load_model("gemma2-9b").but(qk_norm="full")
     assert "no words for qk_norm of this one" in next(hf_problems(odd)).lacks

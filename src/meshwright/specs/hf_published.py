@@ -20,7 +20,7 @@ def baichuan(config: Config) -> Fields:
 
 def minicpm(config: Config) -> Fields:
     """MiniCPM 1 to 4, dense: Llama with scales on embeddings, residuals and logits, its head tied."""
-    config.read |= {"dim_model_base"}  # of the scale of logits
+    config.read |= {"dim_model_base"}  # of the scale of logits; no size
     tied = config.flag("tie_word_embeddings", default=True)
     return {**llama(config), "tied_embeddings": tied}
 

@@ -10,15 +10,19 @@ from meshwright.specs.model import Model
 from meshwright.specs.numerics import numerics_of
 
 OTHERWISE = {
+    "baichuan": "normalises the weights of its head (Baichuan 2)",
+    "chatglm": "turns half of each head, neighbours in pairs",
     "gemma": "scales its embedding and adds one to the weights of its norms",
     "granite": "scales its embedding, residuals, scores and logits",
     "llama4_text": "leaves positions out of every fourth layer and sees chunks in the others",
+    "minicpm": "scales its embedding, residuals and logits",
     "ministral3": "scales queries by their position",
     "olmo": "normalises without weights",
     "phimoe": "routes by SparseMixer",
     "smollm3": "leaves positions out of every fourth layer",
 }
-"""Families that compute otherwise than the architecture they are shaped like (their modelling files, transformers 5.23)."""
+"""Families that compute otherwise than the architecture they are shaped like (their modelling files: transformers 5.23, or beside
+their checkpoints)."""
 
 
 def plain_family(model: Model) -> str | None:
