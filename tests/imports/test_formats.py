@@ -66,7 +66,7 @@ def test_options_without_a_term_are_named(flag):
     assert any(option in note for note in back.notes), back.notes
 
 
-@pytest.mark.parametrize("flags", ["--hybrid-layer-pattern M-M*", "--tokenizer-type BertWordPieceLowerCase",
+@pytest.mark.parametrize("flags", ["--hybrid-layer-pattern M-MX*", "--tokenizer-type BertWordPieceLowerCase",
                                    "--num-experts 8 16", "--mamba-state-dim 128"])  # fmt: skip
 def test_what_is_no_plain_decoder_is_refused(flags):
     with pytest.raises(SpecError, match=r"not modelled|decoder-only"):

@@ -399,3 +399,35 @@ def test_a_flavor_of_primus_with_narrow_products_is_named():
         one.text for one in import_text(text, "run.yaml", GIVEN).remarks if one.option == "flavor"
     ]
     assert named and "mxfp4" in named[0]
+
+
+HYBRID = (
+    "torchrun --nproc_per_node 8 %s --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 "
+    "--micro-batch-size 1 --global-batch-size 8 --vocab-size 50257 --bf16 --position-embedding-type none --disable-bias-linear "
+    "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec "
+)
+
+
+@pytest.mark.parametrize("program", ["pretrain_mamba.py", "pretrain_hybrid.py"])
+def test_hybrids_are_read_from_their_pattern(program: str):
+    found = read("--is-hybrid-model --hybrid-override-pattern M-*E/MM --num-experts 8 --moe-grouped-gemm --mamba-head-dim 32", HYBRID % program)  # fmt: skip
+    assert found.model.layer_kinds == ("linear+none", "none+dense", "attention+none", "none+moe")
+    mixer = found.model.mixer
+    assert mixer is not None
+    assert (mixer.kind, mixer.heads, mixer.head_dim, mixer.key_heads, mixer.key_dim) == ("mamba2", 64, 32, 8, 128)  # fmt: skip
+    assert found.model.norms_per_layer == 1
+    assert "--spec" not in {one.option for one in found.remarks}
+
+
+def test_stages_of_a_hybrid_are_cut_by_its_pattern():
+    words = "--pipeline-model-parallel-size 2 --hybrid-layer-pattern "
+    found = read(words + "'M-|M*|M-|M-'", HYBRID % "pretrain_hybrid.py")
+    assert (found.model.layers, found.layout.virtual_stages) == (8, 2)
+    uneven = read(words + "'M-M|M*-M-'", HYBRID % "pretrain_hybrid.py")
+    assert "--hybrid-layer-pattern" in {one.option for one in uneven.remarks}
+
+
+@pytest.mark.parametrize("pattern", ["M-G*", "M-S*"])
+def test_blocks_of_other_kinds_are_refused(pattern: str):
+    with pytest.raises(SpecError, match=r"not modelled|decoder-only"):
+        read(f"--hybrid-layer-pattern {pattern}", HYBRID % "pretrain_gpt.py")

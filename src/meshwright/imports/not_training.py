@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from meshwright.imports.formats.megatron_mixers import pattern
 from meshwright.imports.formats.megatron_shape import SEEING
 from meshwright.imports.launch import HOUSEKEEPING, Launch, of_maxtext_without_training
 from meshwright.imports.names import PLANNED
-from meshwright.imports.options import Missing, flags_of
+from meshwright.imports.options import Missing, Options, flags_of
 from meshwright.imports.own import commands as usual_commands
 from meshwright.imports.shell.words import shown, unset
 from meshwright.specs.errors import SpecError
@@ -51,8 +52,9 @@ def refuse_other_tasks(launch: Launch, flags: dict[str, Any]) -> None:
     base = posixpath.basename(launch.program).lower()
     if of_maxtext_without_training(launch.program):
         raise SpecError("file", base, f"{launch.program[-60:]} does not train; a training script is expected")  # fmt: skip
+    described = {"mamba", "hybrid"} if pattern(Options(flags, "--")) else set()
     for word, what in _REFUSED.items():
-        if re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):
+        if word not in described and re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):
             raise SpecError("file", base, f"trains {what}: {PLANNED}")
     masked = next((one for one in ("mlm-probability", "mlm") if flags.get(one) not in (None, False, "false", "False")), "")  # fmt: skip
     if masked:

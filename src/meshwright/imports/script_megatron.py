@@ -124,7 +124,8 @@ def _ask_for_shape(script: Script, launch: Launch, flags: dict[str, Any], given:
         left = unset(str(flags.get(name, "")))
         if left and given.model is None and given.guess:  # nothing to take for a shape
             raise Missing(f"--{name}", left[0], shown(str(flags[name])))
-    if "num-layers" not in flags and given.model is None and not named_checkpoint(flags):
+    counted = {"num-layers", "hybrid-layer-pattern", "hybrid-override-pattern"} & set(flags)
+    if not counted and given.model is None and not named_checkpoint(flags):
         why = left_open(script)
         if why:
             raise SpecError("--num-layers", None, f"is not among the command's options{why}; give what it depends on, or --model")  # fmt: skip

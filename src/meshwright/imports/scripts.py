@@ -65,7 +65,7 @@ from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
 _MEGATRON = re.compile(
-    r"--(?:num-layers|num_layers|tensor-model-parallel-size|tensor_model_parallel_size)\b"
+    r"--(?:num-layers|num_layers|tensor-model-parallel-size|tensor_model_parallel_size|hybrid-layer-pattern|hybrid-override-pattern)\b"
 )
 _WIDTH = re.compile(
     r"--(?:tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|micro[-_]batch[-_]size)\b"

@@ -18,8 +18,35 @@ _SPECS = {"slime_plugins.models.qwen3_next": "qwen3-next-", "slime_plugins.model
 OF_MIXERS = ("linear-", "dsa-", "experimental-attention-variant", "attention-output-gate", "use-gated-attention")  # fmt: skip
 
 
+_BLOCKS = {"M": "linear+none", "G": "linear+none", "*": "attention+none", "-": "none+dense", "E": "none+moe"}  # fmt: skip
+
+
+def pattern(options: Options) -> str:
+    """A letter for each block of a hybrid model; empty where there is none, or one with blocks of other kinds.
+
+    Blocks of multi-token prediction follow a `/`; `|` cuts pipeline stages.
+    """
+    said = options.text("hybrid-layer-pattern") or options.text("hybrid-override-pattern")
+    main = said.strip("\"' ").partition("/")[0].replace("|", "")
+    return main if set(main) <= {*_BLOCKS} and not {"M", "G"} <= {*main} else ""
+
+
+def count_blocks(options: Options) -> None:
+    """A pattern says how many blocks and stages there are, whatever stands beside it."""
+    blocks = pattern(options)
+    if not blocks:
+        return
+    options.values["num-layers"] = str(len(blocks))
+    stages = options.text("hybrid-layer-pattern").partition("/")[0].count("|") + 1
+    pp = options.whole("pipeline-model-parallel-size", default=1, least=1)
+    if stages > pp and stages % pp == 0:
+        options.values.setdefault("num-virtual-stages-per-pipeline-rank", str(stages // pp))
+
+
 def variant(options: Options) -> str:
-    """`delta`, `indexer`, or nothing for what is softmax attention or is not modelled."""
+    """`hybrid`, `delta`, `indexer`, or nothing for what is softmax attention or is not modelled."""
+    if pattern(options):
+        return "hybrid"
     said = options.word("experimental-attention-variant", "linear-attention-type")
     if said in _DELTA and options.text("linear-attention-freq"):
         return "delta"
@@ -28,8 +55,9 @@ def variant(options: Options) -> str:
     return "indexer" if said == "dsa" else ""
 
 
-def mixed(options: Options, layers: int, experts: dict[str, Any] | None) -> dict[str, Any]:
+def mixed(options: Options, reading: Reading, fields: dict[str, Any]) -> dict[str, Any]:
     """Fields of the model for its variant of attention; the experts' pattern moves into the layers' kinds."""
+    layers, hidden, experts = fields["layers"], fields["hidden"], fields["experts"]
     interval = options.whole("full-attention-interval", default=0)
     gated = options.flag("attention-output-gate", "use-gated-attention") or interval > 1
     gate = {"attention_gate": True} if gated else {}
@@ -46,6 +74,8 @@ def mixed(options: Options, layers: int, experts: dict[str, Any] | None) -> dict
             "dsa-indexer-loss-coeff", "dsa-indexer-use-sparse-loss", "linear-attention-freq"
         )
         return gate | {"indexer": sizes}
+    if said == "hybrid":
+        return gate | _hybrid(options, reading, hidden)
     if said != "delta":
         return gate
     options.raw("mamba-expand", "mamba-chunk-size", "mamba-state-dim", "use-triton-gdn")
@@ -59,7 +89,11 @@ def mixed(options: Options, layers: int, experts: dict[str, Any] | None) -> dict
     ]
     if experts:
         experts |= {"dense_layers": 0, "period": 1}
-    mixer = {
+    return gate | {"mixer": _delta(options), "layer_kinds": kinds}
+
+
+def _delta(options: Options) -> dict[str, Any]:
+    return {
         "kind": "gated-delta",
         "heads": options.whole("linear-num-value-heads", default=32),
         "head_dim": options.whole("linear-value-head-dim", default=128),
@@ -67,7 +101,28 @@ def mixed(options: Options, layers: int, experts: dict[str, Any] | None) -> dict
         "key_dim": options.whole("linear-key-head-dim", default=128),
         "conv": options.whole("linear-conv-kernel-dim", "mamba-d-conv", default=4),
     }
-    return gate | {"mixer": mixer, "layer_kinds": kinds}
+
+
+def _hybrid(options: Options, reading: Reading, hidden: int) -> dict[str, Any]:
+    """Blocks of one part each, every one with its norm (core/models/hybrid/hybrid_layer_allocation.py)."""
+    blocks = pattern(options)
+    options.raw("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model", "hybrid-attention-ratio", "hybrid-mlp-ratio")  # fmt: skip
+    said = options.text("hybrid-layer-pattern").strip("\"' ").partition("/")[0].split("|")
+    if len({len(one) for one in said}) > 1:
+        reading.unmodelled("--hybrid-layer-pattern", "its stages have different numbers of blocks; even ones are priced")  # fmt: skip
+    width = options.whole("mamba-head-dim", default=64, least=1)
+    mamba = {
+        "kind": "mamba2",
+        "heads": options.whole("mamba-num-heads", default=2 * hidden // width),
+        "head_dim": width,
+        "key_heads": options.whole("mamba-num-groups", default=8),
+        "key_dim": options.whole("mamba-state-dim", default=128),
+        "conv": 4,
+        "conv_bias": True,
+    }
+    mixer = _delta(options) if "G" in blocks else mamba if "M" in blocks else None
+    kinds = [_BLOCKS[one] for one in blocks]
+    return {"mixer": mixer, "layer_kinds": kinds, "norms_per_layer": 1}
 
 
 def _linear(text: str, layers: int) -> list[int]:

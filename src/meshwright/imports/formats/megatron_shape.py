@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from meshwright.exports.megatron_model import read_pattern
-from meshwright.imports.formats.megatron_mixers import mixed, variant
+from meshwright.imports.formats.megatron_mixers import count_blocks, mixed, variant
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Missing, Options
 from meshwright.imports.reading import Reading
@@ -50,6 +50,7 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
         _refuse(options)
     else:
         options.raw(*_HYBRID, *_SCRATCH)
+    count_blocks(options)
     layers, hidden = _needed(options, "num-layers"), _needed(options, "hidden-size")
     heads = _needed(options, "num-attention-heads")
     if not 1 <= layers <= 10_000:
@@ -96,7 +97,7 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
         "latent_attention": latent,
         "experts": _experts(options, reading, layers, ffn, biased, dialect),
     }
-    fields |= _window(options, reading) | mixed(options, layers, fields["experts"])
+    fields |= _window(options, reading) | mixed(options, reading, fields)
     options.raw("max-position-embeddings", "no-position-embedding", "squared-relu", "xielu", "openai-gelu",
                 "apply-layernorm-1p", "group-query-attention")  # fmt: skip
     return Model.parse(fields, "model")
@@ -133,7 +134,7 @@ def _is_off(value: object) -> bool:
 
 def _refuse(options: Options) -> None:
     """Refuse what is no decoder-only transformer, naming what it is instead."""
-    for name in _HYBRID:
+    for name in _HYBRID[4:] if variant(options) == "hybrid" else _HYBRID:
         if options.has(name) and not _is_off(options.values[name]):
             raise SpecError(
                 f"--{name}",

@@ -108,7 +108,14 @@ def name_others(options: Options, reading: Reading, experts: Experts | None, *, 
     if (
         own
         and own not in ("local", "te", "transformer_engine")
-        and not own.startswith(("megatron.core.models.gpt", "mindspeed_llm.tasks.models.spec"))
+        and not own.startswith(
+            (
+                "megatron.core.models.gpt",
+                "megatron.core.models.hybrid",
+                "megatron.core.models.mamba",
+                "mindspeed_llm.tasks.models.spec",
+            )
+        )
     ):
         reading.unmodelled(
             "--spec", f"layers are built by {own[-60:]}; Megatron-LM's own are priced"
