@@ -92,9 +92,14 @@ def test_torchtitan_holds_16_bits_alone_where_nothing_wider_was_priced(tmp_path)
         export(make_plan("llama3.1-8b", job=job, dp=8, zero=2), "torchtitan")
 
 
-@pytest.mark.parametrize("name", ["accelerate", "deepspeed"])
-def test_layers_are_split_for_models_that_have_a_plan_of_it(name):
-    split = {"job": Job(seq_len=1024, global_batch=64, framework=name), "dp": 4, "tp": 2, "zero": 2}
+@pytest.mark.parametrize(("name", "zero"), [("accelerate", 3), ("deepspeed", 2)])
+def test_layers_are_split_for_models_that_have_a_plan_of_it(name, zero):
+    split = {
+        "job": Job(seq_len=1024, global_batch=64, framework=name),
+        "dp": 4,
+        "tp": 2,
+        "zero": zero,
+    }
     export(make_plan("llama3-8b", **split), name)
     with pytest.raises(SpecError, match="rotary positions"):
         export(make_plan("gpt2-xl", **(split | {"tp": 5, "dp": 8}), cluster="h100:5x8"), name)
