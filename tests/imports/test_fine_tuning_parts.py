@@ -386,3 +386,55 @@ KIND(model=model, args=args, train_dataset=rows).train()
         program(tmp_path, text.replace("KIND", "Trainer"))
     found = program(tmp_path, text.replace("KIND", "Trainer") + "\n# Rewards\n")
     assert any(one.option == "num_labels" for one in found.remarks)
+
+
+FACTORY = (
+    "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nfinetuning_type: lora\nlora_rank: 16\ndataset: x\ncutoff_len: 2048\n"
+    "per_device_train_batch_size: 2\nlearning_rate: 1.0e-4\nbf16: true\n"
+)
+SWIFT = (
+    "swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --lora_rank 16 --dataset x --max_length 2048 "
+    "--per_device_train_batch_size 2 --learning_rate 1e-4 --torch_dtype bfloat16"
+)
+
+
+def test_llama_factorys_words_that_move_memory():
+    found = import_text(FACTORY + "use_unsloth_gc: true\n", "a.yaml", GUESS)
+    assert (found.layout.recompute, found.offload) == ("full", {"activations"})
+    found = import_text(FACTORY + "resize_vocab: true\n", "a.yaml", GUESS)
+    assert found.job.finetune is not None and found.job.finetune.train == ("embedding", "head")
+    for word in ("use_mca", "use_megatron_bridge", "use_llama_pro", "use_asft_loss"):
+        found = import_text(f"{FACTORY}{word}: true\n", "a.yaml", GUESS)
+        assert [one.option for one in found.remarks if one.kind == "unmodelled"] == [word]
+    found = import_text(
+        FACTORY + "adapter_name_or_path: old\ntrain_on_prompt: true\n", "a.yaml", GUESS
+    )
+    assert not [one for one in found.remarks if one.kind == "unread"]
+
+
+def test_ms_swifts_words_that_move_memory():
+    found = import_text(f"{SWIFT} --packing true --packing_length 8192", "a.sh", GUESS)
+    assert (found.job.seq_len, found.job.document_masking) == (8192, True)
+    found = import_text(
+        f"{SWIFT} --target_regex '^model.*q_proj$' --lora_dtype bfloat16", "a.sh", GUESS
+    )
+    tuned = found.job.finetune
+    assert tuned is not None and (tuned.targets, tuned.adapter_bytes) == (("q",), 2)
+    text = (
+        "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B-Instruct --tensor_model_parallel_size 2 --dataset x --max_length 2048 "
+        "--micro_batch_size 2 --global_batch_size 64 --lr 1e-4 --main_grads_dtype "
+    )
+    for width, size in (("fp32", 4), ("bf16", 2)):
+        sums = import_text(text + width, "a.sh", GUESS).job.precision
+        assert (sums.gradient_bytes, sums.gradient_reduce_bytes) == (size, size)
+
+
+def test_axolotls_words_of_references_and_frozen_weights():
+    text = (
+        "base_model: Qwen/Qwen2.5-7B\ndatasets:\n- path: x\n  type: alpaca\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"
+        "sequence_len: 2048\nmicro_batch_size: 2\nlearning_rate: 0.0001\nbf16: true\nrl: dpo\n"
+    )
+    assert import_text(text, "a.yaml", GUESS).reference
+    assert not import_text(text + "precompute_ref_log_probs: true\n", "a.yaml", GUESS).reference
+    found = import_text(text + "gptq: true\n", "a.yaml", GUESS)
+    assert "gptq" in [one.option for one in found.remarks if one.kind == "unmodelled"]

@@ -91,6 +91,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         reading.job["document_masking"] = True
     if options.flag("eager_attention") or options.word("attn_implementation") == "eager":
         reading.job["attention_kernel"] = "unfused"
+    if options.flag("gptq") and not options.flag("load_in_4bit", "load_in_8bit"):
+        reading.unmodelled("gptq", "the frozen weights come in GPTQ's 4 bits; 16 are priced")
     if options.has("unfrozen_parameters"):
         frozen_part(reading, "unfrozen_parameters")
     if options.flag("liger_fused_linear_cross_entropy"):
@@ -125,6 +127,8 @@ def _task(options: Options, reading: Reading) -> None:
     if options.number("val_set_size") or options.has("test_datasets"):
         evaluation(reading, options.whole("eval_batch_size"), "eval_batch_size")
     name_task(reading, options.loose("rl") + (" reward" if options.flag("reward_model") else ""))
+    if options.flag("precompute_ref_log_probs"):
+        reading.reference = False
     if reading.task == "grpo":
         reading.reference = bool(options.number("trl.beta"))
     inner = {

@@ -99,6 +99,9 @@ def read_adapters(options: Options, reading: Reading) -> None:
             option="lora_target_modules", twice=twice, whole=options.raw("modules_to_save", "lora_modules_to_save"),
             upcast=options.flag("prepare_model_for_kbit_training"),
         )  # fmt: skip
+        if options.word("lora_dtype") in ("bfloat16", "bf16", "float16", "fp16"):  # ms-swift's
+            made = reading.job["finetune"]
+            reading.job["finetune"] = made.model_copy(update={"adapter_bytes": 2.0})
 
 
 def _chosen(options: Options) -> bool:

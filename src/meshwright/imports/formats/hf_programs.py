@@ -183,6 +183,10 @@ def swift_defaults(values: dict[str, Any], reading: Reading) -> None:
         reading.note(f"is not set: ms-swift takes as many as make {_SWIFT_BATCH} samples of all devices", "--gradient_accumulation_steps")  # fmt: skip
     if values.pop("packing", False) not in (False, "false", "False"):
         values |= {"packing": True, "padding_free": True}  # its packed samples keep apart
+        if str(values.get("packing_length", "")).isdigit():
+            values["max_length"] = values.pop("packing_length")
+    if "target_regex" in values:  # goes before names of layers, as PEFT's own pattern
+        values["target_modules"] = values.pop("target_regex")
     chosen_tuner(values, reading)
 
 

@@ -88,6 +88,8 @@ def fill(
     )
     storage = options.word("quantization_type", default="nf4")
     beside = options.raw("additional_target")
+    if options.flag("resize_vocab") and not beside and kind in ("lora", "oft"):
+        beside = "embed_tokens,lm_head"  # model/adapter.py: new rows train with the matrices that have them
     if reading.job.get("framework") != "deepspeed":
         reading.job["framework"] = "llama-factory"
     dora = options.flag("use_dora")
@@ -130,6 +132,10 @@ def fill(
         reading.remarks = [
             r for r in reading.remarks if not r.option.endswith("enable_liger_kernel")
         ]
+    if options.flag("use_unsloth_gc", "use_unsloth") and not off:
+        reading.offload.add(
+            "activations"
+        )  # layers' inputs wait in host memory (model_utils/checkpointing.py)
     if any(name in options.values for name in mcore_adapter.NAMES):
         _megatron(options, reading)
         return reading
@@ -198,6 +204,7 @@ def _megatron(options: Options, reading: Reading) -> None:
     )
     reading.remarks = [one for one in reading.remarks if one.kind != "unread"]
     rest.finish(reading, "roll", "megatron", "hf", "common")
+    _forget(reading, options, "use_mca")
     reading.note("Megatron's words ask for mcore_adapter, which LLaMA-Factory takes with USE_MCA=1", "tensor_model_parallel_size")  # fmt: skip
 
 

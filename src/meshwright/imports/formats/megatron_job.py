@@ -62,12 +62,12 @@ def precision_recipe(
             recipe = RECIPES["fp8"].but(**_gradients(size))
             if four:
                 recipe = recipe.but(name="fp4", compute="fp4")
+    sums = width_bytes(options, "main-grads-dtype")
+    if sums == 2 and not wide:  # arguments.py: summed in 32 bits only where main gradients have 32
+        recipe = recipe.but(**_gradients(2))
     if options.flag("use-precision-aware-optimizer"):
         _remainders(options, reading)
-        recipe = recipe.but(
-            master_bytes=width_bytes(options, "main-params-dtype"),
-            gradient_bytes=width_bytes(options, "main-grads-dtype"),
-        )
+        recipe = recipe.but(master_bytes=width_bytes(options, "main-params-dtype"), gradient_bytes=sums)  # fmt: skip
     if options.flag("fp8-param-gather", "fp4-param-gather"):
         reading.unmodelled(
             "--fp8-param-gather",
