@@ -353,3 +353,16 @@ def test_a_program_around_verl_s_trainer(tmp_path: Path) -> None:
     file.write_text("import hydra\nfrom verl.trainer.main_ppo import run_ppo\n\n\n@hydra.main(config_path='config', config_name='ppo_trainer')\ndef main(config):\n    run_ppo(config)\n\n\nif __name__ == '__main__':\n    main()\n")  # fmt: skip
     found = import_file(file, GUESS)
     assert (found.layout.micro_batch, found.cluster.gpus, found.job.seq_len) == (2, 2, 384)
+
+
+@pytest.mark.parametrize("made", ["GRPOConfig", "PPOLoss"])
+def test_a_loop_of_one_s_own_says_what_it_trains_for(tmp_path: Path, made: str) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\nimport torch\nfrom mine import GRPOConfig, PPOLoss\nfrom transformers import AutoModelForCausalLM\n\n"
+        "p = argparse.ArgumentParser()\np.add_argument('--model_name', default='Qwen/Qwen2.5-0.5B')\np.add_argument('--batch_size', type=int, default=32)\n"
+        f"p.add_argument('--seq_len', type=int, default=512)\nargs = p.parse_args()\nsettings = {made}(args.batch_size)\n"
+        "model = AutoModelForCausalLM.from_pretrained(args.model_name)\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)\n"
+        "for batch in batches:\n    loss = model(batch).loss\n    loss.backward()\n    optimizer.step()\n"
+    )
+    reading = read_any("python train.py --batch_size 16 --seq_len 512 --model_name Qwen/Qwen2.5-0.5B\n", "run.sh", GUESS, tmp_path)[0]  # fmt: skip
+    assert (reading.task, reading.seq_len) == (made[:4].lower().rstrip("l"), 512)

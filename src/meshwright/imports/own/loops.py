@@ -34,7 +34,7 @@ from meshwright.imports.own.sizes import (
 )
 from meshwright.imports.own.tables import inert
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.tasks import name_task
+from meshwright.imports.tasks import name_made, name_task
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
@@ -117,6 +117,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     build(reading, whole, given, {**own, **said})
     for one in (path.name, str(said.get("algorithm", "")), str(said.get("rl_algorithm", ""))):
         name_task(reading, one)
+    name_made(reading, text)
     return reading
 
 

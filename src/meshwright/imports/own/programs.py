@@ -23,7 +23,7 @@ from meshwright.imports.own.asked import (
 from meshwright.imports.own.made_with import mixes_experts
 from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, store, texts_beside
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.tasks import name_task
+from meshwright.imports.tasks import name_made, name_task
 from meshwright.specs.errors import SpecError
 
 _STEPS = re.compile(r"\.backward\(")
@@ -102,6 +102,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     reading = own_loops.read_loop(text, launch, own, mixed, given, folder, making)
     reading.format = "training loop of one's own"
     name_task(reading, Path(name).name)
+    name_made(reading, text)
     if several and given.model is None:
         reading.guess("--model", f"the program has {several} tables of sizes; the first is taken")
     optimize(reading, text, parts[1:])
