@@ -297,6 +297,7 @@ def test_a_family_without_a_reader_is_built_and_counted() -> None:
     ("cohere", {"use_qk_norm": True}),
     ("jamba", {"num_experts": 4, "mamba_proj_bias": True}),
     ("mamba", {"use_bias": True}),
+    ("afmoe", {"head_dim": 20, "moe_intermediate_size": 40, "num_experts": 7, "num_experts_per_tok": 2, "attention_bias": True}),
 ])  # fmt: skip
 def test_a_variant_that_a_reader_does_not_describe_is_counted(
     family: str, change: dict[str, Any]

@@ -17,6 +17,9 @@ def deepseek_v4(config: Config) -> Fields:
     A layer sees the last `sliding_window` tokens. By its compression ratio it also sees every 128th of the
     sequence, which is priced as the window alone (n / 128 keys more), or what an indexer picks of every fourth.
     """
+    config.read.add(
+        "num_hash_layers"
+    )  # whose experts the token's number picks: as many of them, no weights less
     width = config.whole("moe_intermediate_size", default=2048)
     fields = llama(config.spelt(**{"intermediate_size": width, **config.data}))
     layers, hidden = fields["layers"], fields["hidden"]

@@ -68,7 +68,7 @@ def _gated_delta(config: Config) -> Fields:
     )
     fields.update(
         kv_heads=config.whole("num_key_value_heads", default=fields["kv_heads"]),
-        head_dim=config.whole("head_dim", default=256), qk_norm="head", attention_gate=True,
+        head_dim=config.whole("head_dim", default=256), qk_norm="head", attention_gate=config.flag("attn_output_gate", default=True),
         ffn_bias=False, attention_out_bias=config.flag("attention_bias", default=False),
         mixer=gated_delta(config) if any(one in LINEAR for one in mixers) else None,
         _mixers=mixers,
@@ -330,6 +330,10 @@ def _ernie_moe(config: Config) -> Fields:
 
 def _afmoe(config: Config) -> Fields:
     """Arcee's Trinity: gated attention in windows, experts behind some dense layers, four norms a layer."""
+    if config.flag("attention_bias", default=False):
+        raise UndescribedError(
+            "config.attention_bias", True, "a gate beside biases is not supported"
+        )
     fields = llama(config)
     layers = fields["layers"]
     every = config.whole("global_attn_every_n_layers", default=4)

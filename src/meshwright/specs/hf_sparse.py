@@ -248,6 +248,14 @@ def _dots1(config: Config) -> Fields:
 
 
 def _minimax_m2(config: Config) -> Fields:
+    if not all(
+        config.layers_named("attn_type_list")
+    ):  # 0: the lightning attention of MiniMax-Text-01
+        raise UndescribedError(
+            "config.attn_type_list",
+            config.data.get("attn_type_list"),
+            "1, softmax attention, is expected of every layer",
+        )
     fields = llama(config)
     experts = experts_of(
         experts=config.whole("num_local_experts", "num_experts", default=256),
