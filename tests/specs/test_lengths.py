@@ -111,7 +111,7 @@ LINES = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
     "raw",
     [
         LINES.encode(), b"\xef\xbb\xbf" + LINES.encode(), LINES.replace("\n", "\r\n").encode(),
-        ("\n\n" + LINES.replace("\n", "\n\n") + "\n\n").encode(), gzip.compress(LINES.encode()),
+        ("\n\n" + LINES.replace("\n", "\n\n") + "\n\n").encode(), gzip.compress(LINES.encode(), mtime=0),
         json.dumps(ROWS).encode(), json.dumps(ROWS, indent=1).encode(), json.dumps({"data": ROWS}).encode(),
     ],
 )  # fmt: skip
