@@ -23,6 +23,7 @@ UNTESTED = frozenset(
         "mistral3_text",
         "qwen2_5_vl_text",
         "qwen2_vl_text",
+        "qwen3_omni_moe_text",
         "qwen3_vl_moe_text",
         "qwen3_vl_text",
     ]
