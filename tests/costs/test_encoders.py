@@ -16,12 +16,12 @@ from meshwright.costs.frameworks import behaviour_of
 from meshwright.costs.step import estimate
 from meshwright.engine.model.traced import tally
 from meshwright.specs import load_cluster
-from meshwright.specs.encoders import encoder_fields
+from meshwright.specs.encoders import Encoder, encoder_fields
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import Finetune
 from meshwright.specs.job import RECIPES, Job
 from meshwright.specs.layout import Layout
-from meshwright.specs.model import Encoder, Model
+from meshwright.specs.model import Model
 
 TEXT = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "vocab_size": 320, "head_dim": 32}  # fmt: skip

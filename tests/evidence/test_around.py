@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshwright.evidence.around import one_each
 from meshwright.evidence.import_rows import import_row
 from meshwright.evidence.instances import machine_of
 from meshwright.evidence.possible import as_well
@@ -201,6 +202,12 @@ def test_full_fine_tuning_by_a_column_of_methods():
     assert run.job.precision.master_bytes == 0
     offloaded = run_of(method="Full", strategy="FSDP with CPU offloading")
     assert set(offloaded.layout.offload) == {"optimizer", "parameters"}
+
+
+@pytest.mark.parametrize(("value", "said"), [("✓", True), ("yes (default)", True), ("once", False)])
+def test_a_line_that_compilation_is_on_is_a_setting(value, said):
+    found = one_each([("compile", value)], lambda name: False)
+    assert (found.get("settings") == "torch.compile") is said
 
 
 def test_a_compiled_script_has_its_loss_compiled_and_computes_nothing_again():

@@ -17,11 +17,11 @@ from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given
 from meshwright.planner.plan import price_layout
 from meshwright.specs.clusters import load_cluster
+from meshwright.specs.encoders import Encoder
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
-from meshwright.specs.model import Encoder
 from meshwright.specs.models import load_model
 
 METHODS = {

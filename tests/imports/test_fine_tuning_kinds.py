@@ -7,8 +7,9 @@ from folders import GUESS, lay
 
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given, Imported
+from meshwright.specs.encoders import Encoder
 from meshwright.specs.errors import SpecError
-from meshwright.specs.model import Encoder, Model
+from meshwright.specs.model import Model
 
 
 def written(folder: Path, name: str, text: str) -> Path:

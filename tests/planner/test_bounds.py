@@ -17,9 +17,10 @@ from meshwright.planner.legality import Question
 from meshwright.planner.search import search
 from meshwright.planner.stacks import solve_all, under
 from meshwright.specs.clusters import load_cluster
+from meshwright.specs.encoders import Encoder
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
-from meshwright.specs.model import Encoder, Experts, Model
+from meshwright.specs.model import Experts, Model
 from meshwright.specs.models import load_model
 
 SMALL = Model(

@@ -13,9 +13,10 @@ import numpy as np
 
 from meshwright.costs import pipeline
 from meshwright.costs.columns import Floats, Ints, LayoutColumns
+from meshwright.costs.encoder_parameters import encoder_parameters
 from meshwright.costs.kernels import Kernels, ceil_div, gemm_time_s, stream_time_s
 from meshwright.costs.mixers import layer_shares, mixer_matrices
-from meshwright.costs.parameters import LocalParameters, encoder_parameters, layer_parameters
+from meshwright.costs.parameters import LocalParameters, layer_parameters
 from meshwright.costs.stages import StageLayers
 from meshwright.specs.finetune import Finetune
 from meshwright.specs.job import Job

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.costs.columns import Floats, Ints, LayoutColumns, distinct, strides
+from meshwright.costs.encoder_parameters import encoder_split
 from meshwright.costs.encoders import Seen, seen_of, trains
 from meshwright.costs.host import wait_s
 from meshwright.costs.kernels import ceil_div, linear_times_s
 from meshwright.costs.layer import layer_time
 from meshwright.costs.layer_setting import LayerKeys, LayerModel
-from meshwright.costs.parameters import encoder_split
 from meshwright.costs.setting import Setting
 from meshwright.costs.stages import StageLayers
-from meshwright.specs.model import Encoder
+from meshwright.specs.encoders import Encoder
 
 
 def encoder_s(

@@ -4,7 +4,7 @@ Its blocks are priced by the formulas of a decoder's layer, with attention to al
 of it). Every rank of the first stage computes it whole: neither tensor nor context parallelism splits it, as
 Megatron-Bridge runs the towers that it takes from transformers (Gemma 3, Qwen2.5-VL; models/gemma_vl,
 models/qwen_vl) and FSDP, ZeRO and plain data parallelism do anyway. Towers that Megatron-Bridge has of its own are
-split over tp (`parameters.SPLIT_ENCODERS`).
+split over tp (`encoder_parameters.SPLIT_ENCODERS`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import numpy as np
 
 from meshwright.costs.activations import kept_per_layer
 from meshwright.costs.columns import Ints, LayoutColumns
+from meshwright.costs.encoder_parameters import encoder_split
 from meshwright.costs.frameworks import Behaviour
-from meshwright.costs.parameters import encoder_split
 from meshwright.costs.transformers_layer import Kept
+from meshwright.specs.encoders import Encoder
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
-from meshwright.specs.model import Encoder, Model
+from meshwright.specs.model import Model
 
 TEXT_ALONE = ("meshwright",)
 """Frameworks that train a multimodal model on text: this project's own engine."""

@@ -198,7 +198,7 @@ _COUNTED = (
     "dp", "cp", "ep", "experts", "topk", "micro_batch", "global_batch", heads.BATCH, heads.NODES, heads.ACCUMULATION,
 )  # fmt: skip
 _COMPILED = re.compile(r"(?:torch[. ]?)?compil(?:e[dr]?|ation)$", re.IGNORECASE)
-_YES = re.compile(rf"(?:{YES})\b", re.IGNORECASE)
+_YES = re.compile(rf"(?:{YES})(?!\w)", re.IGNORECASE)
 _DEGREES_TOLD = re.compile(r"\b(?:TP|PP|DP|CP|EP|FSDP)\d?\W?\d", re.IGNORECASE)
 
 

@@ -9,10 +9,10 @@ from importlib import resources
 
 import numpy as np
 
+from meshwright.costs.encoder_parameters import encoder_split
 from meshwright.costs.encoders import image_words, seen_of, trains
 from meshwright.costs.flops import attention_flops_per_token, model_flops_per_token
 from meshwright.costs.frameworks import behaviour
-from meshwright.costs.parameters import encoder_split
 from meshwright.costs.step import estimate
 from meshwright.planner.compared import UPPER_BOUND, asked_for
 from meshwright.planner.dispatchers import OPTION, backend, deduplicates

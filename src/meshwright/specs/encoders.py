@@ -1,9 +1,14 @@
-"""The encoder of a multimodal config, from what was traced of its modules (`meshwright.engine.model.towers`)."""
+"""The encoder of a multimodal model, and its fields from what was traced of its modules (`meshwright.engine.model.towers`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from meshwright.specs.base import Spec
+from meshwright.specs.errors import SpecError
 
 Fields = dict[str, Any]
 
@@ -14,6 +19,68 @@ _ANY_SIZE = ("pixtral", "glm4v", "glm_ocr", "glm46v")
 """Encoders whose `image_size` is the largest, or the one that positions are interpolated from."""
 _POOLED = {"qwen2_audio": 2, "qwen2_audio_encoder": 2}
 """Encoders that pool their outputs without parameters: how many become one."""
+
+
+class Encoder(Spec):
+    """What turns images (or sound) into tokens: on the pipeline's first rank."""
+
+    parameters: int = Field(ge=0, description="encoder and projector together")
+    kind: Literal["images", "sound"] = "images"
+    family: str = Field("", description="the multimodal model's model_type")
+    layers: int = Field(
+        0, ge=0, le=10_000, description="blocks of full attention and FFN; 0: unknown, not priced"
+    )
+    hidden: int = Field(0, ge=0, le=1_000_000)
+    heads: int = Field(1, ge=1, le=10_000)
+    ffn: int = Field(0, ge=0, le=10_000_000)
+    gated: bool = False
+    patches: int = Field(
+        0, ge=0, description="tokens inside the encoder of one image of usual size; 0: unknown"
+    )
+    joined: float = Field(
+        1.0, gt=0, description="patches that become one token of the language model"
+    )
+    fixed: bool = Field(
+        False,
+        description="every image, or tile of one, has as many patches: the encoder takes no other",
+    )
+    window: int = Field(0, ge=0, description="patches that attention sees; 0: the whole image")
+    whole_layers: int = Field(
+        0, ge=0, description="layers that see the whole image where others have the window"
+    )
+    kept_widths: float = Field(
+        0.0,
+        ge=0,
+        description="hidden widths that a block keeps for backward beyond those of a plain one",
+    )
+    patch_parameters: int = Field(
+        0, ge=0, description="parameters that a patch is multiplied with before the blocks"
+    )
+    projector_parameters: int = Field(
+        0,
+        ge=0,
+        description="parameters that each of the language model's tokens is multiplied with",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.layers and not (self.hidden and self.ffn and self.patches):
+            given = {name: getattr(self, name) for name in ("hidden", "ffn", "patches")}
+            raise SpecError(
+                "layers",
+                self.layers,
+                f"with layers, hidden, ffn and patches are at least 1, not {given}",
+            )
+        if self.layers and self.hidden % self.heads:
+            raise SpecError("heads", self.heads, f"a divisor of hidden = {self.hidden} is expected")
+        if self.whole_layers > self.layers:
+            raise SpecError("whole_layers", self.whole_layers, f"at most {self.layers} layers")
+        return self
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of the language model that one image of usual size becomes."""
+        return self.patches / self.joined
 
 
 def encoder_fields(answer: Mapping[str, Any]) -> Fields | None:
