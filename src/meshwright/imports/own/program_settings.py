@@ -13,14 +13,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from meshwright.imports.code.branches import case_of
 from meshwright.imports.code.composed import Larger
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.notebook import parsed
 from meshwright.imports.code.syntax import assigned, dotted
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.afterwards import changed_afterwards, gone_over
-from meshwright.imports.own.layers import RECOMPUTES, adapted_layer, certain
+from meshwright.imports.own.layers import adapted_layer
 from meshwright.imports.own.left_open import (
     TAKES_MORE,
     TOLD_BY_OTHERS,
@@ -30,6 +29,7 @@ from meshwright.imports.own.left_open import (
     take_from_command,
 )
 from meshwright.imports.own.option_names import NAMES
+from meshwright.imports.own.reached import reached, recomputes, switches_on, upcasts
 from meshwright.imports.own.told_outside import OF_A_TABLE, refuse_told_outside
 from meshwright.specs.errors import SpecError
 
@@ -122,7 +122,7 @@ def program_settings(
     if "_trainer" not in found:
         _of_a_loop(found, known, below or {})
     if "use_peft" not in found:
-        layers = (adapted_layer(call, known) for call in _reached(tree, known))
+        layers = (adapted_layer(call, known) for call in reached(tree, known))
         for key, value in next((one for one in layers if one), {}).items():
             found.setdefault(key, value)
     told = (
@@ -236,7 +236,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             found["use_peft"] = True  # adapters that were trained before go on training
             found.setdefault("_open", {}).setdefault("lora_r", "the checkpoint of its adapters")
         other = _OTHER_METHODS.search(called)
-        if other and not any(_OF_LORA.search(one) for one in map(_named, _reached(tree, known))):  # fmt: skip
+        if other and not any(_OF_LORA.search(one) for one in map(_named, reached(tree, known))):  # fmt: skip
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
 
@@ -288,7 +288,7 @@ def _optimizer(pair: ast.expr, tree: ast.Module) -> dict[str, str]:
 
 def _shape_file(tree: ast.Module, known: Known) -> str:
     """What a program makes its model's configuration from, where it loads no weights."""
-    for call in _reached(tree, known):
+    for call in reached(tree, known):
         called = dotted(call.func)
         if (
             re.search(r"Config\.from_(?:pretrained|json_file)$", called)
@@ -324,39 +324,11 @@ def _of_a_loop(found: dict[str, Any], known: Known, below: Mapping[str, Any]) ->
             known.heard.add(name)
 
 
-def recomputes(tree: ast.AST, known: Known) -> bool:
-    """Whether a program switches recomputation on by a call, where what it depends on does not deny it."""
-    for call in _reached(tree, known):
-        called = dotted(call.func)
-        if called.endswith(RECOMPUTES):
-            return True
-        if called.endswith("prepare_model_for_kbit_training"):
-            said = dict(known.keywords(call)).get("use_gradient_checkpointing")
-            if said is None or said is True:
-                return True
-    return False
-
-
-_NARROWED = re.compile(r"[\"'](?:lm_head|embed_tokens)[\"'] in name\b")
-"""How QLoRA's script and those made from it cast head and embedding back to 16 bits."""
-
-
-def upcasts(tree: ast.AST, known: Known) -> bool:
-    """Whether PEFT's preparation keeps in fp32 what is not quantised, and nothing casts it back."""
-    prepares = any(dotted(one.func).endswith("prepare_model_for_kbit_training") for one in _reached(tree, known))  # fmt: skip
-    return prepares and _NARROWED.search(ast.unparse(tree)) is None
-
-
-def switches_on(tree: ast.AST, known: Known) -> bool:
-    """Whether a program recomputes by a call that no unknown condition guards, whatever its trainer is told."""
-    return any(dotted(call.func).endswith(RECOMPUTES) for call in certain(tree, known))
-
-
 def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls that make what a training is configured with, by line; what never runs is left out."""
     idle = _idle(tree)
     datasets = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name.endswith(("Dataset", "Collator"))}  # fmt: skip
-    for call in _reached(tree, known):
+    for call in reached(tree, known):
         if call in idle:
             continue
         called = dotted(call.func)
@@ -391,24 +363,3 @@ def _hands_on(function: ast.FunctionDef | None) -> bool:
         and any(word.arg is None for word in node.keywords)
         for node in ast.walk(function)
     )
-
-
-def _reached(tree: ast.AST, known: Known) -> list[ast.Call]:
-    """Calls of a program by line, without the branches that its own values rule out."""
-    waiting: list[ast.AST] = [tree]
-    found = []
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and (test := known.value(node.test)) is not None:
-            waiting += node.body if test else node.orelse
-            continue
-        if isinstance(node, ast.IfExp) and (test := known.value(node.test)) is not None:
-            waiting.append(node.body if test else node.orelse)
-            continue
-        if isinstance(node, ast.Match) and (case := case_of(node, known.value(node.subject))):
-            waiting += case.body
-            continue
-        waiting += ast.iter_child_nodes(node)
-        if isinstance(node, ast.Call):
-            found.append(node)
-    return sorted(found, key=lambda call: (call.lineno, call.col_offset))
