@@ -15,6 +15,7 @@ from meshwright.costs.activations import attention_scores
 from meshwright.costs.adapters import largest_matrix
 from meshwright.costs.columns import Bools, Floats, Ints, LayoutColumns
 from meshwright.costs.frameworks import Behaviour
+from meshwright.costs.graph_memory import graph_bytes, iteration_graph_bytes
 from meshwright.costs.kernels import ceil_div
 from meshwright.costs.loss import loss_memory_bytes
 from meshwright.costs.offload import IN_HOST
@@ -99,7 +100,7 @@ def rank_parts(rank: Rank) -> dict[str, Floats]:
         gathered = _gathered_matrices(rank)
     gathered = gathered + _in_compute_precision(rank)
     moving = activations + working + logits + gathered
-    buffers = _buffers(rank) + _iteration_graph_bytes(rank, moving)
+    buffers = _buffers(rank) + iteration_graph_bytes(rank, moving)
     if behaviour.modules == "fused":
         copies = behaviour.update_bytes * updated_parameters(columns, rank.state)
         # The update has the place of what came and went before it, unless that is a graph's own.
@@ -199,7 +200,7 @@ def _buffers(rank: Rank) -> Floats:
     buffers = _bucket_bytes(rank)
     whole_width = behaviour.full_width_buffers * rank.tokens * rank.model.hidden * element
     buffers = buffers + np.where(columns.tp > 1, whole_width, 0.0)
-    buffers = buffers + behaviour.workspace_bytes + _graph_bytes(rank)
+    buffers = buffers + behaviour.workspace_bytes + graph_bytes(rank)
     reduced = behaviour.reducer_bytes * (state.dense_parameters + state.expert_parameters)
     buffers = buffers + np.where((columns.dp > 1) & (columns.zero < 3), reduced, 0.0)
     if behaviour.placeholder_gradients:
@@ -207,41 +208,6 @@ def _buffers(rank: Rank) -> Floats:
         head = np.where(rank.has_head, rank.local.embedding_matrix, 0.0)
         buffers = buffers + rank.job.precision.parameter_bytes * (layer + expert + head)
     return buffers
-
-
-def _graph_bytes(rank: Rank) -> Floats:
-    """Static buffers of CUDA graphs of layers, which stay allocated from one replay to the next.
-
-    Each layer has a graph for every micro-batch in flight, with a tensor that its input is copied to and
-    one for its output (Transformer Engine, pytorch/graph.py make_graphed_callables); a layer of experts
-    hands the normed input of its experts on, too. That is 4.3 GB for 8B at 8,192 tokens and 5.4 GB for
-    70B in four stages, where NVIDIA's guide says a few gigabytes and, with a pipeline, up to over 10
-    (Megatron-Bridge, docs/performance-guide).
-    """
-    columns = rank.columns
-    if rank.behaviour.graphs != "layers":
-        return np.zeros(columns.rows)
-    split = np.where(columns.sequence_parallel > 0, columns.tp, 1)
-    width = rank.tokens * float(rank.model.hidden) * rank.job.precision.activation_bytes / split
-    tensors = 2.0 * rank.layers.dense[rank.role] + 3.0 * rank.layers.moe[rank.role]
-    return np.asarray(rank.flight * tensors * width)
-
-
-def _iteration_graph_bytes(rank: Rank, moving: Floats) -> Floats:
-    """What a graph of the whole iteration holds beyond eager steps, of which `moving` bytes come and go.
-
-    Megatron-Core (core/full_cuda_graph.py) runs some steps eagerly and captures the next one into a pool of its
-    own. torch returns the eager steps' free segments first (torch/cuda/graphs.py), and within a capture blocks are
-    given out and taken back as ever, so there is no second copy of the activations: only what those segments that
-    hold something else by then do not give back, and gaps of two pools (`pool_share`). Inputs
-    of every micro-batch are copied to places that stay, on the ranks that read them.
-    """
-    if rank.behaviour.graphs != "all":
-        return np.zeros(rank.columns.rows)
-    known = constants()["graphs"]
-    reads = 1.0 if rank.role == "first" else np.where(rank.has_head, 1.0, 0.0)
-    inputs = reads * rank.micro_batches * rank.tokens * float(known["input_bytes_per_token"])
-    return np.asarray(inputs + float(known["pool_share"]) * moving)
 
 
 def _largest_layer(rank: Rank) -> tuple[Floats, Floats]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import beside
+from meshwright.imports.formats.maxtext_base import BASE_SIZES, changed_base, model_file, with_base
 from meshwright.imports.interpolate import read_table, words_to_table
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
@@ -56,57 +57,13 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
         if unmarked(word).endswith((".yml", ".yaml")) and "=" not in word:
             path = beside(folder, word)
             if path is not None and path.name != "base.yml":
-                data |= _with_base(read_table(path), path.parent)
+                data |= with_base(read_table(path), path.parent)
             elif path is not None:
-                data |= _changed_base(path)
+                data |= changed_base(path)
     data |= words_to_table(words)
     reading = read(data, given, folder)
     reading.format = "MaxText command"
     return reading
-
-
-_OF_BASE = {
-    "dtype": "bfloat16", "weight_dtype": "float32", "remat_policy": "full", "attention": "autoselected", "opt_type": "adamw",
-    "mu_dtype": "", "per_device_batch_size": 12.0, "max_target_length": 2048, "gradient_accumulation_steps": 1,
-    "optimizer_memory_host_offload": False, "parameter_memory_host_offload": False, "quantization": "", "dropout_rate": 0.0,
-    "shard_optimizer_over_data": False, "dcn_data_parallelism": -1, "ici_fsdp_parallelism": -1, "ici_data_parallelism": 1,
-    "ici_tensor_parallelism": 1, "ici_expert_parallelism": 1, "ici_context_parallelism": 1, "ici_pipeline_parallelism": 1,
-}  # fmt: skip
-"""What MaxText's own base.yml says (src/maxtext/configs/base.yml) of memory and time."""
-
-
-_BASE_SIZES = {
-    "base_num_decoder_layers": 16, "base_emb_dim": 2048, "base_num_query_heads": 16, "base_num_kv_heads": 16,
-    "base_mlp_dim": 7168, "head_dim": 128, "vocab_size": 32_000,
-}  # fmt: skip
-"""The model of MaxText's own base.yml, which trains where nothing names another."""
-
-
-def _changed_base(path: Path) -> dict[str, Any]:
-    """What a base.yml at hand says otherwise than MaxText's own."""
-    found = read_table(path)
-    usual = _OF_BASE | _BASE_SIZES
-    return {name: found[name] for name, value in usual.items() if found.get(name, value) != value}
-
-
-def _model_file(named: str, folder: Path) -> Path | None:
-    """The file of a model's sizes, where a configuration's folder or a checkout of MaxText above it has one."""
-    places = ("models", "configs/models", "MaxText/configs/models", "src/MaxText/configs/models", "src/maxtext/configs/models")  # fmt: skip
-    return next((path for one in places if (path := beside(folder, f"{one}/{named}.yml"))), None)
-
-
-def _with_base(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    for _ in range(4):
-        named = data.pop("base_config", None)
-        if not isinstance(named, str):
-            break
-        path = beside(folder, named)
-        if path is not None and path.name == "base.yml":
-            return {**_changed_base(path), **data}
-        if path is None:
-            break
-        data = {**read_table(path), **data}
-    return data
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
@@ -115,7 +72,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     Raises:
         SpecError: a value that cannot be.
     """
-    data = _with_base(dict(data), folder) if folder is not None else dict(data)
+    data = with_base(dict(data), folder) if folder is not None else dict(data)
     options = Options(data)
     reading = Reading("MaxText YAML", options=dict(EDITS))
     options.guessing = given.guess
@@ -127,7 +84,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         preset = model_named(named)
         exact = preset is not None and preset.name == named.lower()
         if not exact and reading.model is None and folder is not None:
-            path = _model_file(named, folder)
+            path = model_file(named, folder)
             if path is not None:
                 reading.model = _model(Options({**read_table(path), **data}), reading)
         if reading.model is None:
@@ -259,7 +216,7 @@ def _scaled(options: Options) -> dict[str, int]:
     if "base_num_query_heads" in options and "base_num_kv_heads" not in options:
         options.values["base_num_kv_heads"] = options.values["base_num_query_heads"]
     sizes = {
-        name: options.whole(name, default=usual, least=1) for name, usual in _BASE_SIZES.items()
+        name: options.whole(name, default=usual, least=1) for name, usual in BASE_SIZES.items()
     }
     scale = options.whole("global_parameter_scale", default=1, least=1)
     if scale & (scale - 1):
@@ -273,7 +230,7 @@ def _scaled(options: Options) -> dict[str, int]:
 
 
 def _model(options: Options, reading: Reading) -> Model:
-    if not any(name in options for name in (*_BASE_SIZES, "base_num_heads")):
+    if not any(name in options for name in (*BASE_SIZES, "base_num_heads")):
         reading.note("names no model: MaxText trains the one of its base.yml", "model_name")
     sizes = _scaled(options)
     layers, hidden, heads, kv_heads, ffn, head, vocab = sizes.values()
