@@ -274,6 +274,11 @@ def form(lines: str, model: str = '"Qwen/Qwen2.5-1.5B"', batch: str = "b", steps
 FORMS = [
     form("big = True\nb, s = 8, 1\nif big:\n    b = 3\n    s = 5\n"),
     form("b, s = 1, 1\n", more="made.per_device_train_batch_size = 3\nmade.gradient_accumulation_steps = 5"),
+    form("b, s = 1, 1\nfrom dataclasses import replace\n",
+         more="made = replace(made, per_device_train_batch_size=3)\nmade = replace(made, gradient_accumulation_steps=5)"),
+    form("b, s = 1, 1\nfrom functools import partial\nmake = partial(TrainingArguments, 'out', bf16=True, per_device_train_batch_size=8)\n")
+    .replace("TrainingArguments(\"out\", per_device_train_batch_size=b, gradient_accumulation_steps=s, bf16=True",
+             "make(per_device_train_batch_size=3, gradient_accumulation_steps=5"),
     form('held = SimpleNamespace(batch=3, steps=5)\n', batch="held.batch", steps="held.steps"),
     form('SIZES = {"small": (3, 5), "large": (1, 16)}\nb, s = SIZES["small"]\n'),
     form('held = dict(batch=3)\nheld["steps"] = 4\nheld.update(steps=5)\n', batch='held["batch"]', steps='held["steps"]'),

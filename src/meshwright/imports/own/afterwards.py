@@ -21,11 +21,19 @@ _SETTINGS = frozenset({
 
 
 def changed_afterwards(tree: ast.AST, known: Known, found: dict[str, Any]) -> None:
-    """Take `args.bf16 = True` over what the arguments were made with, where no unknown test guards the line."""
+    """Take `args.bf16 = True` over what the arguments were made with, where no unknown test guards the line.
+
+    So is `args = dataclasses.replace(args, bf16=True)`.
+    """
     lines = sorted((one for one in ast.walk(tree) if isinstance(one, ast.Assign)), key=lambda one: one.lineno)  # fmt: skip
     made = {name for one in lines for name in _arguments(one)}
     for one in lines:
         target = one.targets[0]
+        if (words := _replaced(one, made)) and known.sure(one) is not False:
+            if isinstance(target, ast.Name):
+                made.add(target.id)
+            told = {word.arg: known.value(word.value) for word in words if word.arg in _SETTINGS}
+            found |= {name: value for name, value in told.items() if value is not None}
         if not (isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)):
             continue
         if target.value.id not in made or target.attr not in _SETTINGS or known.sure(one) is False:
@@ -33,6 +41,18 @@ def changed_afterwards(tree: ast.AST, known: Known, found: dict[str, Any]) -> No
         said = known.value(one.value)
         if said is not None:
             found[target.attr] = said
+
+
+def _replaced(line: ast.Assign, made: set[str]) -> list[ast.keyword]:
+    """What `dataclasses.replace` puts in place of fields of arguments that were made."""
+    call = line.value
+    if not isinstance(call, ast.Call) or dotted(call.func) not in (
+        "replace",
+        "dataclasses.replace",
+    ):
+        return []
+    of = call.args[0] if call.args else None
+    return call.keywords if isinstance(of, ast.Name) and of.id in made else []
 
 
 def gone_over(tree: ast.AST, known: Known) -> dict[str, int]:

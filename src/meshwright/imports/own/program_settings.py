@@ -16,6 +16,7 @@ from typing import Any
 from meshwright.imports.code.composed import Larger
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.notebook import parsed
+from meshwright.imports.code.partials import written_out
 from meshwright.imports.code.syntax import assigned, dotted
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.afterwards import changed_afterwards, gone_over
@@ -103,6 +104,7 @@ def program_settings(
     if tree is None:
         raise SpecError("config", name, "is not Python that can be read")
     tree = ast.Module(body=[*tree.body, *parts], type_ignores=[]) if parts else tree
+    tree = written_out(tree)
     known = Known(tree, said, below, tables)
     known.heard = set()
     found: dict[str, Any] = {"_python": True}
