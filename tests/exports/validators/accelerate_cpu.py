@@ -40,12 +40,25 @@ accelerator.fsdp2_prepare_model = _recorded
 # A CPU is no accelerator for PyTorch, which transformers asks for the kind of its meshes.
 torch._C._get_accelerator = lambda: torch.device("cpu")
 _shard = mixin.apply_fully_sharded_data_parallelism
+_clip = torch.nn.utils.clip_grads_with_norm_
+_split_models, _norms = [], []
+
+
+def _clipped(parameters, most, norm):
+    if not _norms:
+        whole = [one.grad.full_tensor() for one in _split_models[0].parameters()]
+        _norms.append((float(norm), float(torch.stack([one.norm() for one in whole]).norm())))
+    _clip(parameters, most, norm)
+
+
+torch.nn.utils.clip_grads_with_norm_ = _clipped
 
 
 def _split(model, *args):
     made = _shard(model, *args)
     split = sum(len(one.device_mesh.mesh.shape) == 2 for one in made.parameters())
     _sharded.append(split > len(made.model.layers))
+    _split_models.append(made)
     return made
 
 
@@ -55,3 +68,7 @@ sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
 runpy.run_path(sys.argv[0], run_name="__main__")
 if _sharded != [True]:
     sys.exit("accelerate sharded no weights")
+if _split_models and not all(
+    abs(said - whole) < 1e-5 * whole for said, whole in _norms or [(0, 1)]
+):
+    sys.exit(f"gradients of meshes are clipped by another norm than theirs together: {_norms}")
