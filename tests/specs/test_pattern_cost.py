@@ -7,7 +7,7 @@ from meshwright.diagnose.oom_messages import _BUFFER
 from meshwright.engine.data import _WEIGHTED
 from meshwright.evidence.architectures import _ACTIVE, _SPARSE
 from meshwright.exports.megatron_read import _LOG_LINE
-from meshwright.imports.documents import _tamed, _without_placeholders
+from meshwright.imports.document_text import _tamed, _without_placeholders
 from meshwright.imports.formats.hf import is_trainer_text
 from meshwright.imports.names import _EXPERTS, _NOISE
 from meshwright.lessons.expressions import _PLACE

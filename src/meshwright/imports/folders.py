@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright.exports.stamp import read_stamp
-from meshwright.imports import documents
+from meshwright.imports import document_text
 from meshwright.imports.complete import complete
 from meshwright.imports.formats import accelerate, deepspeed, hf
 from meshwright.imports.interpolate import merged
@@ -120,7 +120,7 @@ def _is_part(path: Path) -> bool:
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
         return False
     try:
-        data = documents.parsed(read_text(path), str(path))
+        data = document_text.parsed(read_text(path), str(path))
     except SpecError:
         return False
     bare = accelerate.is_config(data) and not hf.is_trainer(data)
@@ -167,7 +167,7 @@ def _together(folder: Path, files: list[Path], given: Given) -> Imported | None:
             continue
         try:
             text = read_text(path)
-            data = documents.parsed(text, str(path))
+            data = document_text.parsed(text, str(path))
         except SpecError:
             continue
         if hf.is_trainer(data):

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports import documents
+from meshwright.imports import document_text
 from meshwright.imports.beside import beside, file_of, program_beside
 from meshwright.imports.formats import flagscale, mindspeed_rl, roll
 from meshwright.imports.hydra_defaults import chosen
@@ -42,7 +42,7 @@ def json_named(script: Script, folder: Path | None, named: str) -> dict[str, Any
         text = read_text(path, "--deepspeed")
     # `"train_batch_size": $BATCH` that nothing sets is no value at all.
     text = re.sub(r"(:\s*)(?=[,}\n])", r'\1"auto"', unmarked(text))
-    data = parse_json(documents.without_comments(text), "--deepspeed", base)
+    data = parse_json(document_text.without_comments(text), "--deepspeed", base)
     return data if isinstance(data, dict) else None
 
 

@@ -215,7 +215,7 @@ def _deepspeed(
                 f"{named[-60:]} is not here; ZeRO-{stage}{why}{unsaid} is taken",
             )
         else:
-            from meshwright.imports.documents import without_comments
+            from meshwright.imports.document_text import without_comments
 
             inner = parse_json(
                 without_comments(read_text(path)), "deepspeed_config_file", str(path)

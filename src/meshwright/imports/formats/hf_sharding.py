@@ -271,7 +271,7 @@ def deepspeed_named(
     Raises:
         SpecError: a value that cannot be.
     """
-    from meshwright.imports.documents import without_comments
+    from meshwright.imports.document_text import without_comments
     from meshwright.imports.script_files import json_named
     from meshwright.specs.foreign import parse_json
 
