@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.costs.confidence import Facets, facets_of, residuals, residuals_from, time_range
 from meshwright.costs.step import estimate
+from meshwright.evidence import nearest
 from meshwright.evidence.confidence import (
     Residual,
     _coverage,
@@ -112,6 +113,17 @@ def test_the_nearest_runs_are_of_the_same_size_and_device(plan):
     assert [n.distance for n in found] == sorted(n.distance for n in found)
     ids = {row.id for row in published_rows()}
     assert all(n.id in ids and n.measured_s > 0 and n.source in n.sentence() for n in found)
+
+
+def test_the_nearest_runs_are_those_of_a_search_of_all_rows(plan):
+    _, cluster, _, layout = plan
+    device = nearest.generation(cluster.device)
+    for index in range(0, len(nearest._trusted_rows()), 40):
+        run = nearest._published(index)
+        if run is None:
+            continue
+        least = nearest._at_least(nearest._trusted_rows()[index], device, layout)
+        assert least <= nearest._distance(run[0], run[2], 7e10, device, *plan[1:]) + 1e-9
 
 
 def test_rows_as_people_have_them_have_ranges_of_their_own():

@@ -31,7 +31,7 @@ CUDA = (
     known(
         _E + r"(?:operation (?:not permitted when stream is capturing|failed due to a previous error during capture|would (?:result in a merge|make the legacy))"
         r"|capture was not ended|capturing stream has unjoined|dependency created on uncaptured|the graph update was not performed"
-        r"|operation not permitted on an event last recorded)|Attempting uncaptured free of a captured", "wrong-configuration",
+        r"|operation not permitted on an event last recorded)|Attempting uncaptured free of a captured|Capture must end on the same stream", "wrong-configuration",
         "Something in a captured step may not be captured in a CUDA graph",
         "no .item(), printing, synchronising, copies to the host or memory of changing size inside of the capture; warm up first; or "
         "switch graphs off (mode without cudagraphs, --cuda-graph-impl none)", "CUDA graph", confidence=0.85,

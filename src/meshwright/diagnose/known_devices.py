@@ -44,7 +44,7 @@ DEVICES = (
         "a smaller micro-batch, recomputation, optimizer states sharded further, or tensor parallelism over more devices", "device memory", confidence=0.85,
     ),
     known(
-        r"synStatus ?=? ?\d+|Nrt::\w+ failed|nrt_\w+ status=[1-9]|ERROR +(?:TDRV|NRT|NMGR|CCOM):|Graph compile failed|NCC_E\w+|neuronx-cc .{0,60}(?:failed|error)", "unknown",
+        r"synStatus ?=? ?\d+|FATAL ERROR :: MODULE:\w+|Habana exception raised|Nrt::\w+ failed|nrt_\w+ status=[1-9]|ERROR +(?:TDRV|NRT|NMGR|CCOM):|Graph compile failed|NCC_E\w+|neuronx-cc .{0,60}(?:failed|error)", "unknown",
         "The accelerator's compiler or runtime refused or lost the step; the code tells which call",
         "the first error above this line (a device error in dmesg, memory, an operation that is not supported); one version of driver, firmware and build", "device runtime",
         confidence=0.5, shadow=True,

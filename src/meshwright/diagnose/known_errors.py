@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from meshwright.diagnose.known_ascend import ASCEND
+from meshwright.diagnose.known_compilers import COMPILERS
 from meshwright.diagnose.known_cuda import CUDA
 from meshwright.diagnose.known_devices import DEVICES
 from meshwright.diagnose.known_entry import Known
+from meshwright.diagnose.known_fabric import FABRIC
 from meshwright.diagnose.known_hosts import HOSTS
 from meshwright.diagnose.known_libraries import LIBRARIES
 from meshwright.diagnose.known_nccl import HARMLESS, NCCL, NO_ADAPTER, OTHER
@@ -24,7 +27,9 @@ from meshwright.diagnose.known_wrapping import WRAPPING
 from meshwright.diagnose.records import Evidence, Finding, of
 from meshwright.diagnose.text_values import rank_number, rank_of
 
-TABLE = (*RAY, *START, *NCCL, *CUDA, *WRAPPING, *HOSTS, *PROGRAM, *LIBRARIES, *DEVICES, *OTHER)
+TABLE = (
+    *RAY, *FABRIC, *ASCEND, *COMPILERS, *START, *NCCL, *CUDA, *WRAPPING, *HOSTS, *PROGRAM, *LIBRARIES, *DEVICES, *OTHER,
+)  # fmt: skip
 
 _INDEX = Index(known.pattern for known in TABLE)
 

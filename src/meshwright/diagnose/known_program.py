@@ -163,7 +163,7 @@ PROGRAM = (
     known(
         r"world[_ ]size \(?(?P<world>\d+)\)? (?:is not divisible|must be divisible) by"
         r"|Error: \d{1,12} is not divisible by \d{1,9}\b"
-        r"|(?:\bnot|(?:must|should|needs? to|ha(?:s|ve) to) be) (?:evenly )?(?:divisible by|a multiple of) (?:the )?"
+        r"|(?:\bnot|(?:must|should|needs? to|ha(?:s|ve) to|requires? .{3,60} to) be) (?:evenly )?(?:divisible by|a multiple of) (?:the )?"
         r"(?:number of |\(?2 ?\* ?)?(?:tensor|pipeline|virtual|expert|context|sequence[_ ]par|model|world|num|global|micro|data"
         r"|[tpcde]p\b|[tpcde]p_size)", "wrong-configuration",
         "A size is no multiple of what it is divided by",

@@ -245,7 +245,7 @@ START = (
         "/etc/hosts", "start-up: network", confidence=0.8,
     ),
     known(
-        r"Connect to (?P<peer>[\w.:\[\]%-]{3,80}?)(?:<\d+>)? failed ?: (?P<why>No route to host|Connection refused|Network is unreachable"
+        r"Connect to (?P<peer>[\w.:\[\]%-]{3,80}?)(?:<\d+>)? (?:failed ?:|returned) (?P<why>No route to host|Connection refused|Network is unreachable"
         r"|Connection timed out|Software caused connection abort|Connection reset by peer)"
         r"|Call to connect .{0,40}(?:failed|returned)\W{1,3}(?P<reason>No route to host"
         r"|Connection refused|Network is unreachable|Connection timed out)|Net : Call to connect",

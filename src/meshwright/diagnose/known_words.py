@@ -80,3 +80,19 @@ class Index:
         low = line.lower()
         found = [numbers for word, numbers in self._at if word in low]
         return sorted({number for numbers in found for number in numbers}) if found else []
+
+
+class Sifted:
+    """A pattern of many branches, tried only on lines that hold one of its words."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern = pattern
+        self._words = tuple(sorted(needed(pattern)))
+
+    def search(self, line: str) -> re.Match[str] | None:
+        """Return what the pattern finds in a line."""
+        low = line.lower()
+        for word in self._words:
+            if word in low:
+                return self.pattern.search(line)
+        return None

@@ -6,6 +6,12 @@ from meshwright.diagnose.known_entry import known
 
 WRAPPING = (
     known(
+        r"(?:File exists|No such file or directory): '/\d{6}_[a-z_]{3,40}'|Reused local director", "wrong-configuration",
+        "The streaming data set finds shared memory of its own that is not this run's: of an earlier run that did not end cleanly, or of ranks that take themselves for rank 0",
+        "clean_stale_shared_memory() of streaming.base.util once before it is made (or remove /dev/shm/0*_* while no run uses it); RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE "
+        "set before it is made (by launcher); a local folder of its own for each data set and for each run on the host", "data loading", confidence=0.85,
+    ),
+    known(
         r"expects same model across all ranks|sizes \[[\d, ]*\] appears not to match", "wrong-configuration", "Ranks build different models",
         "the same configuration, code and (for what is drawn at random) seed on every rank; print the parameters' names and shapes on the two that the line names",
         "model differs between ranks", confidence=0.9,
@@ -23,7 +29,7 @@ WRAPPING = (
         "deepspeed.zero.GatheredParameters or summon_full_params where the whole weight is read", "sharded parameters", confidence=0.75,
     ),
     known(
-        r"tracing error at step \d+|parameters in the parameter fetch queue", "wrong-configuration",
+        r"tracing error at step \d+|parameters in the parameter fetch queue|pop from an empty deque", "wrong-configuration",
         "ZeRO-3 met its modules in another order than it recorded",
         "the same modules in the same order at every step and on every rank: no branch that depends on the batch, no module called outside of the forward "
         "(under no_grad, twice, or by a hook); declare a mixture's block a leaf (set_z3_leaf_modules), or ZeRO-2", "sharded parameters", confidence=0.8,

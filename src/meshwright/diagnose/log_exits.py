@@ -5,7 +5,15 @@ from __future__ import annotations
 from meshwright.diagnose import error_kinds
 from meshwright.diagnose.launcher_lines import Exit, first_of
 from meshwright.diagnose.log_reading import LogReading
-from meshwright.diagnose.records import FOLLOWS_A_DEATH, KILLED, Evidence, Finding, Part, of
+from meshwright.diagnose.records import (
+    FOLLOWS_A_DEATH,
+    KILLED,
+    STOPPED,
+    Evidence,
+    Finding,
+    Part,
+    of,
+)
 from meshwright.engine.watch.flightlog import ranks_text
 
 _EXITS: dict[int, tuple[str, str]] = {
@@ -61,13 +69,14 @@ def ends(part: Part, reading: LogReading) -> None:
     if root is not None and root.code == SIGKILL and root.first and _only_followed(part):
         part.findings.append(_killed(reading, root))
         return
-    if any(f.cause.kind not in ("bubble",) and not f.layout_cost for f in part.findings):
+    faults = [f for f in part.findings if f.cause.kind != "bubble" and not f.layout_cost]
+    if any(f.cause.kind in (*STOPPED, "unknown") for f in faults):
         return
     for line, why, text in reading.stopped:
         if why in ("cancelled", "the job's time limit") or why.startswith("the scheduler"):
-            part.healthy.append(
-                f"it was ended by {why}" if why[0] == "t" else f"it was {why} by hand"
-            )
+            part.ended = f"it was ended by {why}" if why[0] == "t" else f"it was {why} by hand"
+            return
+        if faults:
             return
         if why.startswith("another task"):
             break
@@ -80,14 +89,13 @@ def ends(part: Part, reading: LogReading) -> None:
                evidence=(Evidence(file=reading.name, line=line, text=text),))
         )  # fmt: skip
         return
+    if faults:
+        return
     if root is not None and root.code == SIGKILL:
         part.findings.append(_killed(reading, root))
         return
     went_on = bool(reading.steps) and reading.steps[-1].line > (root.line if root else 0)
-    own = [
-        error for error in reading.errors
-        if not _harmless(error.text) and not (reading.steps and reading.steps[-1].line > error.line)
-    ]  # fmt: skip
+    own = own_errors(reading)
     if reading.alarms:
         return
     if own:
@@ -107,6 +115,12 @@ def ends(part: Part, reading: LogReading) -> None:
         )  # fmt: skip
     else:
         _last_words(part, reading)
+
+
+def own_errors(reading: LogReading) -> list[error_kinds.Failure]:
+    """Errors of the program behind its last step, since a launcher started it last."""
+    last = max(reading.started, reading.steps[-1].line if reading.steps else 0)
+    return [error for error in reading.errors if error.line > last and not _harmless(error.text)]
 
 
 def _only_followed(part: Part) -> bool:

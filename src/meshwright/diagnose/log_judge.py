@@ -17,7 +17,7 @@ from meshwright.diagnose.log_events import (
     restarts,
     stragglers,
 )
-from meshwright.diagnose.log_exits import ends
+from meshwright.diagnose.log_exits import ends, own_errors
 from meshwright.diagnose.log_lines import Step
 from meshwright.diagnose.log_loss import counted, judge_losses
 from meshwright.diagnose.log_reading import LogReading
@@ -80,6 +80,11 @@ def judge_log(reading: LogReading) -> Part:
 def _errors(part: Part, reading: LogReading) -> None:
     """Errors by their wording; else what the watchdog says, unless it only says that something failed."""
     stopped = [hit for hit in reading.known if hit.known.repeats or not _went_on(reading, hit.line)]
+    if own_errors(reading) or any(
+        reading.of_last_run(hit.line) and not hit.known.shadow for hit in stopped
+    ):
+        # What stands above belongs to another program of the same script.
+        stopped = [hit for hit in stopped if reading.of_last_run(hit.line)]
     known = known_errors.findings(stopped, reading.name)
     root = first_of(reading.exits.found)
     if root is not None and root.rank is not None and known and not known[0].cause.ranks:
@@ -223,7 +228,7 @@ def unknown_if_silent(part: Part, reading: LogReading) -> Finding | None:
         part.healthy = [
             said for said in part.healthy if not said.startswith("the log has no times")
         ]
-    if part.findings or part.healthy or (part.figures and not little):
+    if part.findings or part.healthy or part.ended or (part.figures and not little):
         return None
     return of("unknown", "The text does not tell: it holds no step times, no memory and no error that is known",
               "give the log of the run itself, or the traces, dumps or error text", confidence=0.9,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from meshwright.diagnose.text_values import DECIMAL, count, decimal, rank_number, size_bytes
 
@@ -177,9 +178,15 @@ _ALONE = re.compile(rf"\biter \d{{1,12}}: loss {DECIMAL}[^,]{{0,20}}, time {DECI
 """nanoGPT's line and its kin's: every so many steps, the time of that one."""
 
 
+_OF_A_HOST = re.compile(r"Memory on the node \(IP|\(memory monitor\)")
+"""Ray, of processes and their host's memory."""
+
+
 def read_step(line: str, number: int) -> Step | None:
     """Return what a line says of a step, or None where it says nothing of speed, loss or memory."""
     text = plain(line)
+    if _OF_A_HOST.search(text):
+        return None
     step = Step(line=number)
     known = False
     for match in _PAIR.finditer(text):
@@ -207,16 +214,22 @@ def read_step(line: str, number: int) -> Step | None:
 
 
 def _of_pair(step: Step, name: str, value: str, unit: str) -> bool:
-    key = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    found = _named(re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"))
+    return found is not None and _put(step, found[0], found[1], value, unit, found[2])
+
+
+@lru_cache(maxsize=4096)
+def _named(key: str) -> tuple[str, str, float] | None:
+    """The field that a name stands for, the part of the name that tells, and the factor to SI."""
     for _ in range(3):
         for pattern, field_name, factor in _TABLE:
             if pattern.fullmatch(key):
-                return _put(step, field_name, key, value, unit, factor)
+                return field_name, key, factor
         # `INFO - root - loss` and `... tokens consumed loss`: drop leading words.
         first, found, key = key.partition("_")
         if not found or first in ("eval", "validation", "val", "test"):  # not a step's
-            return False
-    return False
+            return None
+    return None
 
 
 def _put(step: Step, field_name: str, key: str, value: str, unit: str, factor: float) -> bool:

@@ -84,6 +84,8 @@ class LogReading:
     """That traceback's heading names its rank, whoever printed it."""
     retries: list[tuple[int, int]] = field(default_factory=list)
     """Line and how often the allocator had to start over since the run began."""
+    started: int = 0
+    """Line at which a launcher started its processes last."""
     restarts: list[tuple[int, str]] = field(default_factory=list)
     resumed: list[tuple[int, str]] = field(default_factory=list)
     errors: list[Failure] = field(default_factory=list)
@@ -106,6 +108,10 @@ class LogReading:
     reason: tuple[int, str] | None = None
     degraded: list[tuple[int, float]] = field(default_factory=list)
     """Line and share by which a detector found iterations slower."""
+
+    def of_last_run(self, line: int) -> bool:
+        """Whether a line was written since a launcher started its processes last."""
+        return line > self.started
 
     def setting(self, name: str) -> int | None:
         """A whole number above zero that the run was given; None where the log does not say."""
@@ -237,6 +243,8 @@ def _events(found: LogReading, number: int, line: str, report: str) -> None:
             allocated, reserved = size_bytes(live, "MiB"), size_bytes(held, "MiB")
             if (rank := rank_number(who)) is not None and None not in (allocated, reserved):
                 found.memory[rank] = (allocated or 0.0, reserved or 0.0, number)
+    if "Setting OMP_NUM_THREADS environment variable for each process" in line:
+        found.started = number  # torchrun's first words
     if _RESTART.search(line):
         found.restarts.append((number, short))
     if _RESUMED.search(line):

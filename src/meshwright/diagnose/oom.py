@@ -27,7 +27,7 @@ def judge_messages(messages: list[Message], around: Around) -> Part:
     findings = [
         *_others(first, said),
         *_one_buffer(first, around, said),
-        *(_beyond_the_card(first, said) or by_share(first, around, said)),
+        *(_compiled(first, said) or _beyond_the_card(first, said) or by_share(first, around, said)),
     ]
     if not findings:
         findings = [_bare(first, around, said)]
@@ -82,6 +82,36 @@ def _others(message: Message, said: tuple[Evidence, ...]) -> list[Finding]:
             evidence=said,
         )
     ]
+
+
+def _compiled(message: Message, said: tuple[Evidence, ...]) -> list[Finding]:
+    """XLA counts a program's memory before it runs, each of the chip's memories by itself."""
+    if not message.space or message.allocated is None or message.total is None:
+        return []
+    counted = (
+        f"{format_bytes(message.allocated)} where the device has {format_bytes(message.total)}"
+    )
+    if message.space == "hbm":
+        return [
+            of(
+                "out-of-memory",
+                f"The compiled step needs {counted} of memory: it does not fit whatever the allocator does",
+                "a smaller batch per device, recomputation (the remat policy), parameters and optimizer states sharded over "
+                "more devices (fsdp or tensor axis of the mesh), donated buffers for the state; the list of the largest "
+                "buffers below the message says which", confidence=0.85, ranks=message.ranks, where=message.where,
+                evidence=said,
+            )
+        ]  # fmt: skip
+    return [
+        of(
+            "out-of-memory",
+            f"A kernel needs {counted} of memory inside of the chip ({message.space}): the device's large memory is not what is short",
+            "smaller blocks of that kernel (its block sizes, or the shapes that it derives them from), the library's "
+            "implementation in its place, or more of it for one program (LIBTPU_INIT_ARGS="
+            "--xla_tpu_scoped_vmem_limit_kib=N, up to what the chip has); a smaller batch alone often changes nothing",
+            confidence=0.75, ranks=message.ranks, where=f"on-chip memory ({message.space})", evidence=said,
+        )
+    ]  # fmt: skip
 
 
 def _beyond_the_card(message: Message, said: tuple[Evidence, ...]) -> list[Finding]:

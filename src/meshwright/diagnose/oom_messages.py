@@ -9,17 +9,20 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from meshwright.diagnose.known_words import Sifted
 from meshwright.diagnose.oom_phases import Phase, phase_of
-from meshwright.diagnose.text_values import SIZE, count, rank_of, size_bytes
+from meshwright.diagnose.text_values import DECIMAL, SIZE, count, rank_of, size_bytes
 
-OUT_OF_MEMORY = re.compile(
-    r"(?<!ray\.exceptions\.)OutOfMemoryError|(?:cuda runtime error|cudaMalloc|hipMalloc|error=2\b|reason:)[^\n]{0,160}out of memory"
-    r"|(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend)\s+out of memory|(?:CUDA|HIP)(?: driver| runtime)? error: (?:\d+ )?out of memory|would exceed allowed memory"
-    r"|hipErrorOutOfMemory|HSA_STATUS_ERROR_OUT_OF_RESOURCES|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED"
-    r"|DefaultCPUAllocator: (?:can't|not enough) |cudaErrorMemoryAllocation|(?<!SIGKILL by )oom[-_ ]kill"
-    r"|Out of memory: Kill|OOM when allocating tensor|ResourceExhaustedError|Resource exhausted: "
-    r"|CUDA_ERROR_OUT_OF_MEMORY|Cannot allocate [\d.]+[KMG]?i?B memory on GPU|Tried to allocate [\d.]+ ?[KMG]i?B",
-    re.IGNORECASE,
+OUT_OF_MEMORY = Sifted(
+    re.compile(
+        r"(?<!ray\.exceptions\.)OutOfMemoryError|(?:cuda runtime error|cudaMalloc|hipMalloc|error=2\b|reason:)[^\n]{0,160}out of memory"
+        r"|(?:CUDA|HIP|XPU|NPU|MUSA|MPS backend)\s+out of memory|(?:CUDA|HIP)(?: driver| runtime)? error: (?:\d+ )?out of memory|would exceed allowed memory"
+        r"|hipErrorOutOfMemory|HSA_STATUS_ERROR_OUT_OF_RESOURCES|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED"
+        r"|DefaultCPUAllocator: (?:can't|not enough) |cudaErrorMemoryAllocation|(?<!SIGKILL by )oom[-_ ]kill"
+        r"|Out of memory: Kill|OOM when allocating tensor|ResourceExhaustedError|Resource exhausted: "
+        r"|CUDA_ERROR_OUT_OF_MEMORY|Cannot allocate [\d.]+[KMG]?i?B memory on GPU|Tried to allocate [\d.]+ ?[KMG]i?B",
+        re.IGNORECASE,
+    )
 )
 
 
@@ -43,6 +46,8 @@ class Message:
     allocated: float | None = None
     unallocated: float | None = None
     pools: float | None = None
+    space: str = ""
+    """The memory of the device that it names, where XLA does: hbm, or one inside of the chip."""
     allowed: float | None = None
     """What a limit of the process' own lets it take."""
     processes: dict[int, float] = field(default_factory=dict)
@@ -136,6 +141,13 @@ def _tensor_bytes(text: str) -> float | None:
     return size_bytes(str(elements * width), "B") if elements < 1 << 60 else None
 
 
+_XLA = re.compile(
+    rf"memory space (?P<space>[a-z]\w{{1,12}})\. Used (?P<used>{DECIMAL})(?P<unit>[KMG]) of (?P<whole>{DECIMAL})(?P<of>[KMG])",
+    re.IGNORECASE,
+)
+"""XLA's compiler, of a program that does not fit: K, M and G are powers of 1024."""
+
+
 def read_message(text: str, file: str, line: int) -> Message:
     """Dissect a message; `text` may span lines."""
     message = Message(file=file, line=line, text=text)
@@ -147,10 +159,14 @@ def read_message(text: str, file: str, line: int) -> Message:
     message.total = _find(
         text, r"total capac?i?ty of SIZE", r"SIZE total capacity", r"max allowed: SIZE"
     )
+    if match := _XLA.search(text):
+        message.space = match["space"].lower()
+        message.allocated = size_bytes(match["used"], f"{match['unit']}iB")
+        message.total = size_bytes(match["whole"], f"{match['of']}iB")
     message.free = _find(text, r"of which SIZE is free", r"SIZE free")
     message.allowed = _find(text, r"SIZE allowed\b")
     message.in_use = _find(text, r"this process has SIZE memory in use")
-    message.allocated = _find(
+    message.allocated = message.allocated or _find(
         text, r"SIZE is allocated by PyTorch", r"SIZE already allocated", r"allocated memory SIZE",
         r"MPS allocated: SIZE",
     )  # fmt: skip

@@ -110,6 +110,8 @@ class Part(msgspec.Struct, kw_only=True):
     """Sentences of what was looked at and found in order."""
     untold: str = ""
     """Opens a healthy verdict in place of “Nothing is wrong” where the artefact leaves that open."""
+    ended: str = ""
+    """Who ended the run, where that is no fault of its own."""
     pictures: list[Any] = msgspec.field(default_factory=list)
     """Timelines for the page, see `pictures.py`."""
 

@@ -29,7 +29,7 @@ def conclude(parts: Sequence[Part]) -> Diagnosis:
             figures.setdefault(name, value)
     faults = [f for f in findings if not f.layout_cost and not _small(f.cause)]
     known = [f for f in faults if f.cause.kind != "unknown"]
-    healthy = not faults and any(part.healthy for part in parts)
+    healthy = not faults and any(part.healthy or part.ended for part in parts)
     return Diagnosis(
         verdict=_sentence(known or faults, findings, parts, healthy),
         healthy=healthy,
@@ -95,14 +95,15 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
 def _sentence(
     faults: list[Finding], findings: list[Finding], parts: Sequence[Part], healthy: bool
 ) -> str:
+    ended = [part.ended for part in parts if part.ended]
     if faults:
         first = faults[0]
         text = first.sentence
         if len(faults) > 1:
             others = ", ".join(dict.fromkeys(f.cause.kind for f in faults[1:4]))
             text += f" (also: {others})"
-        return text
-    said = [line for part in parts for line in part.healthy]
+        return "; ".join([text, *ended[:1]])
+    said = [*ended, *(line for part in parts for line in part.healthy)]
     if healthy:
         costs = [f.sentence for f in findings if f.layout_cost]
         untold = [part.untold for part in parts]

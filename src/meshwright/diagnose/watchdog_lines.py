@@ -7,19 +7,23 @@ from dataclasses import dataclass, field
 
 from meshwright.diagnose.gpu_faults import FAULT
 from meshwright.diagnose.known_nccl import HARMLESS
+from meshwright.diagnose.known_words import Sifted
 from meshwright.diagnose.records import Evidence
 from meshwright.diagnose.text_values import count, rank_number, rank_of
 
-WATCHDOG = re.compile(
-    r"Watchdog caught collective operation timeout|Timeout at NCCL work|CollectiveFingerPrint"
-    r"|Some NCCL operations have failed or timed out|failed to pass monitoredBarrier"
-    r"|store based barrier|Culprit rank|Not all ranks joining collective|missing ranks"
-    r"|Timed out waiting \d+ms for (?:recv|send)|watchdog at work sequence id"
-    r"|(?:unhandled|remote process exited).{0,60}(?:error|NCCL)|NCCL WARN|NCCL error"
-    r"|ProcessGroupNCCL.*(?:heartbeat|exception)|Connection closed by peer"
-    r"|are the lagging ranks that caused|but didn't join collective|Timeout at collective|timed out in blocking wait"
-    r"|Is there a distributed collective mismatch|mismatch between collectives|" + FAULT.pattern,
-    re.IGNORECASE,
+WATCHDOG = Sifted(
+    re.compile(
+        r"Watchdog caught collective operation timeout|Timeout at NCCL work|CollectiveFingerPrint"
+        r"|Some NCCL operations have failed or timed out|failed to pass monitoredBarrier"
+        r"|store based barrier|Culprit rank|Not all ranks joining collective|missing ranks"
+        r"|Timed out waiting \d+ms for (?:recv|send)|watchdog at work sequence id"
+        r"|(?:unhandled|remote process exited).{0,60}(?:error|NCCL)|NCCL WARN|NCCL error"
+        r"|ProcessGroupNCCL.*(?:heartbeat|exception)|Connection closed by peer"
+        r"|are the lagging ranks that caused|but didn't join collective|Timeout at collective|timed out in blocking wait"
+        r"|Is there a distributed collective mismatch|mismatch between collectives|"
+        + FAULT.pattern,
+        re.IGNORECASE,
+    )
 )
 
 

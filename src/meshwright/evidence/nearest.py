@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -10,14 +11,19 @@ from typing import Any
 from meshwright.costs.kernels import generation
 from meshwright.costs.parameters import count_parameters
 from meshwright.evidence.import_rows import Run, import_row
-from meshwright.evidence.machines import SkipRow
+from meshwright.evidence.machines import SkipRow, device_key
 from meshwright.evidence.measured import absolute_time_trusted, measured_step_time_s
 from meshwright.evidence.predict import predict_runs
 from meshwright.evidence.rows import Row, published_rows
 from meshwright.specs.cluster import Cluster
+from meshwright.specs.devices import load_device
+from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
+
+OTHER_GENERATION = 3.0
+"""Distance between devices of two generations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +63,20 @@ class Neighbour:
 
 
 @cache
-def _published() -> tuple[tuple[Row, Run, float, float], ...]:
-    """Published runs with a measured step time: row, run, measured seconds, parameters."""
-    known = []
-    for row in published_rows():
-        if not row.scorable or not absolute_time_trusted(row):
-            continue
-        try:
-            run = import_row(row)
-        except SkipRow:
-            continue
-        measured = measured_step_time_s(row, run)
-        if not math.isnan(measured):
-            known.append((row, run, measured, _size(run.model)))
-    return tuple(known)
+def _trusted_rows() -> tuple[Row, ...]:
+    return tuple(row for row in published_rows() if row.scorable and absolute_time_trusted(row))
+
+
+@cache
+def _published(index: int) -> tuple[Run, float, float] | None:
+    """The run of a trusted row, its measured seconds and its parameters; None where it has no time or no price."""
+    row = _trusted_rows()[index]
+    try:
+        run = import_row(row)
+    except SkipRow:
+        return None
+    measured = measured_step_time_s(row, run)
+    return None if math.isnan(measured) else (run, measured, _size(run.model))
 
 
 def _size(model: Model) -> float:
@@ -88,14 +94,24 @@ def nearest_runs(
     """
     size = _size(model)
     device = generation(cluster.device)
-    ranked = sorted(
-        (_distance(run, held, size, device, cluster, job, layout), index)
-        for index, (_, run, _, held) in enumerate(_published())
-    )
+    # Reading a row costs a thousand times what its columns cost: it is read once nothing can be nearer.
+    waiting = [
+        (_at_least(row, device, layout), False, index) for index, row in enumerate(_trusted_rows())
+    ]
+    heapq.heapify(waiting)
     result: list[Neighbour] = []
     seen: set[tuple[str, str]] = set()
-    for distance, index in ranked:
-        row, run, measured, _ = _published()[index]
+    while waiting and len(result) < count:
+        distance, is_read, index = heapq.heappop(waiting)
+        found = _published(index)
+        if found is None:
+            continue
+        run, measured, held = found
+        if not is_read:
+            distance = _distance(run, held, size, device, cluster, job, layout)
+            heapq.heappush(waiting, (distance, True, index))
+            continue
+        row = _trusted_rows()[index]
         key = (row.table, run.model.name)
         if key in seen:
             continue
@@ -108,9 +124,18 @@ def nearest_runs(
                 distance=distance,
             )
         )  # fmt: skip
-        if len(result) == count:
-            break
     return result
+
+
+def _at_least(row: Row, device: str, layout: Layout) -> float:
+    """A distance that a row's own columns give, which `_distance` of its run is never below."""
+    gpus = row.count("gpus")
+    distance = abs(math.log2(gpus / layout.world)) if gpus and gpus > 0 else 0.0
+    try:
+        theirs = generation(load_device(device_key(row)))
+    except (SkipRow, SpecError):
+        return distance
+    return distance + (OTHER_GENERATION if theirs != device else 0.0)
 
 
 def _distance(
@@ -123,7 +148,7 @@ def _distance(
     distance += doublings(run.job.seq_len, job.seq_len)
     theirs = run.cluster.device
     if generation(theirs) != device:
-        distance += 3.0
+        distance += OTHER_GENERATION
     elif theirs.name != cluster.device.name:
         distance += 0.5
     distance += run.job.precision.compute != job.precision.compute

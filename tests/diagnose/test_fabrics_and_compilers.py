@@ -1,0 +1,131 @@
+"""Networks of clouds, Ascend's codes, compilers of kernels and XLA's memories, in texts made for these tests."""
+
+import time
+
+import pytest
+
+from meshwright.diagnose import watchdog_lines
+from meshwright.diagnose.examine import diagnose
+from meshwright.diagnose.known_ascend import ASCEND
+from meshwright.diagnose.known_words import Sifted
+from meshwright.diagnose.log_lines import read_step
+
+
+def _diagnose(tmp_path, text):
+    path = tmp_path / "log.txt"
+    path.write_text(text)
+    return diagnose([str(path)])[0]
+
+
+_OFI = "h1:7:8 [0] f:1 NCCL WARN NET/OFI "
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        (_OFI + "Creating new endpoint for domain 0x7f failed: Invalid argument\n", "wrong-configuration", "EFA network cannot be opened"),
+        ("libfabric:9:core:core:fi_getinfo_():1<warn> fi_getinfo: provider efa output empty list\n", "wrong-configuration", "EFA network cannot be opened"),
+        (_OFI + "Unable to insert remote address into address vector for device 2.\n", "wrong-configuration", "network address that another one sent"),
+        (_OFI + "Request 0x7f completed with error. RC: 21. Error: unknown error.\n", "slow-link", "A transfer over EFA failed"),
+        (_OFI + "Could not register memory on ctrl rail 0 with flag 0\n", "wrong-configuration", "could not be registered"),
+        (_OFI + "No freelist items available\n", "unknown", "The EFA plugin reports"),
+        ("RuntimeError: NCCL error, remote process exited or there was a network error\nLast error:\n"
+         "socketPollConnect: connect to 10.4.5.6<4007> returned Connection timed out, exceeded error retry count after 35 attempts\n",
+         "wrong-configuration", "(10.4.5.6: Connection timed out)"),
+        ("Unsupported conversion from f16 to f16\nLLVM ERROR: Unsupported rounding mode for conversion.\nAborted (core dumped)\n",
+         "wrong-configuration", "cannot make it for this card"),
+        ("  File \"compiler.py\", line 9, in make_llir\nRuntimeError: PassManager::run failed\n", "wrong-configuration", "cannot make it for this card"),
+        ("ERROR ||NCC_WRAPPER||: There was a compilation error for this graph in the previous run.\nINTERNAL: neuronx-cc compilation failed.\n",
+         "wrong-configuration", "holds this graph as one that did not compile"),
+        ("[rank1]: IndexError: pop from an empty deque\n", "wrong-configuration", "another order than it recorded"),
+        ("FileExistsError: [Errno 17] File exists: '/000003_barrier'\n", "wrong-configuration", "shared memory of its own"),
+        ("ValueError: Reused local directory: ['/d/a'] vs ['/d/a']. Provide a different one.\n", "wrong-configuration", "shared memory of its own"),
+        ("  what():  [Rank:0] FATAL ERROR :: MODULE:PT_DEVICE GRAPH:: Capture must end on the same stream it began on.\n",
+         "wrong-configuration", "captured in a CUDA graph"),
+        ("ValueError: this schedule requires the number of microbatches to be a multiple of the number of rounds (3), but got 7.\n",
+         "wrong-configuration", "no multiple of what it is divided by"),
+    ],
+)  # fmt: skip
+def test_what_networks_and_compilers_say(tmp_path, text, kind, says):
+    found = _diagnose(tmp_path, text)
+    assert found.causes[0].kind == kind
+    assert says in found.verdict
+
+
+@pytest.mark.parametrize("number", range(1, 21))
+def test_every_code_of_hccl_is_known_behind_the_error_that_wraps_it(tmp_path, number):
+    text = (
+        "[rank2]: RuntimeError: [ERROR] HCCL error in: ProcessGroupHCCL.cpp:9\n"
+        f"[rank2]: EI{number:04}: [PID: 7] Something of device 2. Reason: a reason.\n"
+    )
+    found = _diagnose(tmp_path, text)
+    assert found.causes[0].confidence >= 0.6
+    assert "this text does not tell" not in found.verdict or number == 2
+    assert found.causes[0].ranks == (2,)
+
+
+def test_a_number_alone_is_no_code_of_a_device(tmp_path):
+    assert not any(one.pattern.search("step 507053 loss 2.1 507015") for one in ASCEND)
+    assert (
+        "of its memory" in _diagnose(tmp_path, "ACL stream failed, error code is 507053\n").verdict
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "used", "says"),
+    [
+        ("hbm", "21.90G of 7.50G", "needs 21.9 GiB where the device has 7.50 GiB"),
+        ("vmem", "20.00M of 16.00M", "needs 20.0 MiB where the device has 16.0 MiB of memory inside of the chip (vmem)"),
+    ],
+)  # fmt: skip
+def test_each_memory_of_a_chip_by_itself(tmp_path, space, used, says):
+    found = _diagnose(
+        tmp_path,
+        f"XlaRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space {space}. Used {used} {space}.\n",
+    )
+    assert says in found.verdict
+    assert ("fsdp" in found.causes[0].remedy) == (space == "hbm")
+
+
+_STARTED = "W run.py:851] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
+
+
+def test_errors_before_the_last_start_belong_to_another_program(tmp_path):
+    before = "ModuleNotFoundError: No module named 'plots'\n"
+    after = "ValueError: the option tp_size must be at least 1\n"
+    assert "plots" in _diagnose(tmp_path, before + _STARTED).verdict
+    assert "tp_size" in _diagnose(tmp_path, before + _STARTED + after).verdict
+
+
+def test_the_end_of_a_run_is_said_beside_its_faults(tmp_path):
+    table = "".join(
+        f"  {name} ........................ {value}\n"
+        for name, value in {"global_batch_size": 2, "micro_batch_size": 1, "pipeline_model_parallel_size": 16}.items()
+    )  # fmt: skip
+    stopped = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***\n"
+    found = _diagnose(tmp_path, table + stopped)
+    assert found.causes[0].kind == "bubble"
+    assert found.verdict.endswith("it was ended by the job's time limit")
+
+
+def test_memory_of_a_host_is_no_peak_of_a_device():
+    assert (
+        read_step(
+            "Memory on the node (IP: 10.0.0.1) where the task (memory used=17.91GB) ran was 478GB",
+            1,
+        )
+        is None
+    )
+
+
+def test_a_line_without_a_pattern_s_words_is_not_searched():
+    line = "2026-01-02 INFO httpx HTTP Request: GET https://example.org/resolve/main " * 8
+    began = time.process_time()
+    for _ in range(300):
+        watchdog_lines.WATCHDOG.pattern.search(line)
+    plain = time.process_time() - began
+    began = time.process_time()
+    for _ in range(300):
+        watchdog_lines.WATCHDOG.search(line)
+    assert time.process_time() - began < 0.5 * plain
+    assert isinstance(watchdog_lines.WATCHDOG, Sifted)
