@@ -35,14 +35,15 @@ if __name__ == "__main__":
 def test_a_program_that_changes_the_librarys_recipe():
     back = import_text(OWN.format(kind="pretrain", more=""), "p.py", H16)
     layout, job = back.layout, back.job
-    assert (back.model.name, layout.tp, layout.dp, layout.micro_batch) == ("llama3-8b", 4, 4, 2)
+    assert (back.model.name, layout.tp, layout.dp, layout.micro_batch) == ("llama3-8b", 4, 2, 2)
+    assert layout.cp == 2  # the library's, which the program leaves
     assert (layout.sequence_parallel, layout.recompute, layout.zero) == (True, "selective", 1)
     assert (job.seq_len, job.global_batch, job.framework) == (8192, 256, "nemo")
     assert (job.precision.gradient_reduce_bytes, job.precision.master_bytes) == (2, 2)
     said = {one.kind: [other.option for other in back.remarks if other.kind == one.kind] for one in back.remarks}  # fmt: skip
     assert said["unread"] == ["--strange-new-field"]
     assert not back.offload  # no layers are named: cpu_offloading_num_layers is 0
-    assert "llm.llama3_8b.pretrain_recipe" in said["guess"]
+    assert "llm.llama3_8b.pretrain_recipe" in said["note"]
 
 
 def test_its_adapters_are_the_librarys_unless_it_says_none():

@@ -9,7 +9,8 @@ from meshwright.imports import programs
 from meshwright.imports.beside import beside, file_of, program_beside
 from meshwright.imports.code.follow import parse_module
 from meshwright.imports.code.notebook import code_cells, program_of
-from meshwright.imports.formats import hf, olmo_scripts
+from meshwright.imports.code.values import Run
+from meshwright.imports.formats import bridge, hf, nemo_recipes, olmo_scripts
 from meshwright.imports.formats.hf_launcher import launcher, one_process
 from meshwright.imports.launch import Launch
 from meshwright.imports.options import flags_of
@@ -35,6 +36,20 @@ def olmo_core(program: str, words: list[str], given: Given, folder: Path | None)
     except SpecError:
         return None
     reading.format = "OLMo-core script, named by a script"
+    return reading
+
+
+def recipe(program: str, words: list[str], given: Given, folder: Path | None) -> Reading | None:
+    """What a program beside the script runs that sets a recipe of NeMo 2 or Megatron-Bridge by options of its own."""
+    path = beside(folder, program) if program.endswith(".py") else None
+    if path is None or "add_argument(" not in (text := read_text(path, "file")):
+        return None
+    reads = bridge.read_recipe if bridge.is_recipe(text) else nemo_recipes.read_recipe
+    if not (bridge.is_recipe(text) or nemo_recipes.is_recipe(text)):
+        return None
+    said = {name.replace("-", "_"): typed(one) for name, one in flags_of(words).items()}
+    reading = reads(parse_module(text, str(path), path.parent, Run(said=said)), str(path), given)
+    reading.format = f"{reading.format}, started by a script"
     return reading
 
 

@@ -125,11 +125,25 @@ def count(script: Script, launch: Launch) -> None:
     counts_all |= of_each
     if processes and (counts_all or not (hosts and per_host)):
         launch.devices = processes
-    if not (hosts or per_host or processes) and (launch.is_python_alone() or "deepspeed" in around):
+    if not (hosts or per_host or processes) and _starts_one(script, launch, around):
+        launch.devices = 1
+    elif not (hosts or per_host or processes) and (
+        launch.is_python_alone() or "deepspeed" in around
+    ):
         # Nothing says how many processes there are, or a file of hosts: the variable that torch reads does. Where it
         # stands beside DeepSpeed's launcher as 1, it is a host's.
         ranks = _variable(script, ("WORLD_SIZE",))
         launch.devices = ranks if launch.is_python_alone() or ranks > 1 else 0
+
+
+_OF_TORCH = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch"})
+
+
+def _starts_one(script: Script, launch: Launch, around: set[str]) -> bool:
+    """Whether torch's launcher is told nothing of hosts and processes: it starts one (torch/distributed/run.py)."""
+    told = launch.option("nnodes", "nproc-per-node", "rdzv-endpoint", "rdzv-conf")
+    alone = bool(around & _OF_TORCH) and "srun" not in around and not script.sbatch
+    return alone and not told and not unset(" ".join(launch.launcher))
 
 
 def _variable(script: Script, names: tuple[str, ...]) -> int:

@@ -38,8 +38,6 @@ from meshwright.imports.script_devices import name_maker
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
-_NEMO = re.compile(r"\b(?:pretrain|finetune)_recipe\(")
-
 
 def read(
     text: str, name: str, given: Given, folder: Path | None, stamp: Stamp
@@ -92,9 +90,9 @@ def read(
     )  # has one of its own
     if ("ParallelismConfig" in text and not accelerated) or "Trainer.Config" in text:
         return torchtitan_registry.read_registry(module, name, given), stamp
-    if "ConfigContainer" in text or "megatron.bridge" in text:
+    if bridge.is_recipe(text):
         return bridge.read_recipe(module, name, given), stamp
-    if "nemo" in text and ("run.Partial" in text or "run.Config" in text or _NEMO.search(text)):
+    if nemo_recipes.is_recipe(text):
         return nemo_recipes.read_recipe(module, name, given), stamp
     if "olmo_core" in text:
         return olmo_scripts.read_script(module, name, given), stamp

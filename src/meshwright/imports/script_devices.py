@@ -85,6 +85,7 @@ def name_slice(script: Script, reading: Reading) -> None:
 
 
 _MAKERS = (
+    ("gaudi2", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\bPT_HPU_\w{1,40}=|\bHABANA_\w{1,40}=|\boptimum\.habana\b|\bgaudi_spawn\.py\b|\bhabana_frameworks\b|\bGaudi(?:Config|TrainingArguments|Trainer)\b|--use_habana\b)")),
     ("ascend-910b", re.compile(
         r"(?m)^(?![^\S\n]*#).*(?:ASCEND_\w{0,40}VISIBLE|HCCL_\w{1,40}=|ASCEND_TOOLKIT|/Ascend/|\btorch_npu\b|NPUS_PER_NODE)"
     )),
@@ -92,10 +93,9 @@ _MAKERS = (
         r"(?m)^(?![^\S\n]*#).*(?:(?<!NOSET_)\b(?:HIP|ROCR)_VISIBLE_DEVICES=|\bHSA_\w{1,40}=|\bRCCL_\w{1,40}=|\bNVTE_CK_\w{1,40}=)"
     )),
     ("trainium1", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\bNEURON_(?:RT|CC|FUSE|CORES)|\bneuron-ls\b|\boptimum\.neuron\b|\bneuronx_distributed\b)")),
-    ("gaudi2", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\boptimum\.habana\b|\bgaudi_spawn\.py\b|\bhabana_frameworks\b|\bGaudi(?:Config|TrainingArguments|Trainer)\b|--use_habana\b)")),
     ("tpu-v5e", re.compile(r"(?m)^(?![^\S\n]*#)(?:.*\b(?:optimum\.tpu|xla_spawn\.py)\b|\S.*\btorch_xla\b)")),
 )  # fmt: skip
-"""What only a file for one maker's devices says; the first of a name is the device that is offered."""
+"""What only a file for one maker's devices says; the first of a name is the device that is offered. Gaudi's collectives are called HCCL as Ascend's are."""
 
 
 def name_maker(text: str, reading: Reading) -> None:

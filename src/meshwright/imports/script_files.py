@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.imports import document_text
 from meshwright.imports.beside import beside, file_of, program_beside
-from meshwright.imports.formats import flagscale, mindspeed_rl, roll
+from meshwright.imports.formats import flagscale, mindspeed_rl, nemo, roll
 from meshwright.imports.hydra_defaults import chosen
 from meshwright.imports.interpolate import read_table
 from meshwright.imports.launch import Launch
@@ -91,12 +91,12 @@ def started_in(script: Script, program: str, folder: Path | None) -> Path | None
 
 
 def hydra_named(launch: Launch, folder: Path | None) -> Path | None:
-    """The file that `--config-path P --config-name N` names, or N alone, where it is FlagScale's, ROLL's or MindSpeed-RL's."""
+    """The file that `--config-path P --config-name N` names, or N alone, where it is FlagScale's, ROLL's, NeMo's or MindSpeed-RL's."""
     where, name = chosen(launch.words)
     name = name.removesuffix(".yaml")
     for one in ([where, "."] if where else ["configs", "conf", "config", "."]) if name else []:
         path = beside(folder, f"{one}/{name}.yaml")
         data = read_table(path) if path is not None else {}
-        if flagscale.is_config(data) or mindspeed_rl.is_config(data) or roll.is_config(data):
+        if any(one.is_config(data) for one in (flagscale, mindspeed_rl, roll, nemo)):
             return path
     return None

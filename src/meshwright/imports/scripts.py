@@ -22,6 +22,7 @@ from meshwright.imports.formats import (
     llmc,
     maxtext,
     mlperf,
+    nemo,
     nemo_launcher,
     neox,
     olmo_overrides,
@@ -205,12 +206,8 @@ def _dispatch(
     words = launch.words
     refuse_other_tasks(launch, flags_of(words))
     joined = " ".join(words)
-    if bridge_perf.is_performance(words):
-        return bridge_perf.read_words(words, given), stamp
-    if "run_recipe" in program or bridge.is_bridge(program, words):
-        return bridge.read_words(words, given, folder), stamp
-    if nemo_launcher.named(program, words)[0]:
-        return nemo_launcher.read(program, words, given, folder), stamp
+    if (made := _recipe(program, words, given, folder)) is not None:
+        return made, stamp
     went = started_in(script, program, folder)
     if hydra.starts_verl(program, words, went):
         return hydra.read_verl(program, words, given, went), stamp
@@ -257,8 +254,9 @@ def _dispatch(
     named = configuration(script, launch, folder)
     if named is not None:
         return _configured(script, launch, named, given, folder, stamp)
-    absent = torchtitan_registry.read_absent(program, words, given, folder)
-    if absent is not None:
+    if nemo.is_command(words):
+        return nemo.read_words(words, given), stamp
+    if (absent := torchtitan_registry.read_absent(program, words, given, folder)) is not None:
         return absent, stamp
     if "per-device-train-batch-size" not in flags_of(words):
         looped = own_hydra.read(launch, given, folder, script) or own_loops.read(
@@ -287,6 +285,17 @@ def _dispatch(
     if program == "tune run":
         return torchtune.read_named(words, given), stamp
     raise unknown_program(launch, name)
+
+
+def _recipe(program: str, words: list[str], given: Given, folder: Path | None) -> Reading | None:
+    """What a command trains that takes a recipe of Megatron-Bridge or NeMo and changes it."""
+    if bridge_perf.is_performance(words):
+        return bridge_perf.read_words(words, given)
+    if "run_recipe" in program or bridge.is_bridge(program, words):
+        return bridge.read_words(words, given, folder)
+    if nemo_launcher.named(program, words)[0]:
+        return nemo_launcher.read(program, words, given, folder)
+    return at_hand.recipe(program, words, given, folder)
 
 
 def _reinforced(

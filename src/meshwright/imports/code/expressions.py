@@ -15,9 +15,13 @@ from meshwright.imports.code.operators import (
     binary,
     text_method,
 )
+from meshwright.imports.code.parsed import PARSES, parsed
 from meshwright.imports.code.values import Made, Module, Unknown, is_open, run_of, text_of
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
+
+_PARTIAL = ("partial", "functools.partial")
+"""A call that waits for the rest of its arguments."""
 
 
 def evaluate(module: Module, node: ast.expr, local: dict[str, Any]) -> Any:
@@ -101,6 +105,9 @@ def _called(
             if method is not None:
                 bound = any(ast.unparse(one) == "classmethod" for one in method.decorator_list)
                 return _follow(module, method, [owner, *args] if bound else args, kwargs)
+        if func.attr in PARSES and isinstance(owner, (Made, Unknown)):
+            options = parsed(module)
+            return options if func.attr == PARSES[0] else [options, []]
         if isinstance(owner, Made):
             if func.attr.startswith("with_") or func.attr in ("merge", "validate", "finalize"):
                 return owner
@@ -120,6 +127,9 @@ def _called(
         )
         return _outside(module, f"{name}.{func.attr}", args, kwargs)
     callee = evaluate(module, func, local)
+    while isinstance(callee, Made) and callee.name in _PARTIAL and callee.args:
+        args, kwargs = [*callee.args[1:], *args], {**callee.fields, **kwargs}
+        callee = callee.args[0]
     if isinstance(callee, ast.FunctionDef):
         return _follow(module, callee, args, kwargs)
     if isinstance(callee, ast.ClassDef):

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.imports.code.expressions import evaluate
 from meshwright.imports.code.operators import binary
+from meshwright.imports.code.parsed import HANDED, declares, parsed
 from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.code.values import MAX_DEPTH, Made, Module, Run, Unknown, is_open, run_of
 from meshwright.specs.errors import SpecError
@@ -96,7 +97,7 @@ def call_function(
     defaults = spec.defaults
     for index, name in enumerate(names):
         at = index - (len(names) - len(defaults))
-        local[name] = evaluate(module, defaults[at], {}) if at >= 0 else Unknown(name)
+        local[name] = evaluate(module, defaults[at], {}) if at >= 0 else _unsaid(module, name)
     for only, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
         local[only.arg] = Unknown(only.arg) if default is None else evaluate(module, default, {})
     local |= dict(zip(names, args, strict=False))
@@ -113,6 +114,11 @@ def call_function(
     finally:
         run.depth -= 1
     return None
+
+
+def _unsaid(module: Module, name: str) -> Any:
+    """A parameter that nobody says: what the file's own parser gives, where it takes that by its name."""
+    return parsed(module) if HANDED.fullmatch(name) and declares(module) else Unknown(name)
 
 
 def _body(module: Module, body: list[ast.stmt], local: dict[str, Any]) -> None:

@@ -272,22 +272,27 @@ class Known:
                     self.declared.setdefault(name, said)
 
     def _argument(self, node: ast.Call) -> None:
-        words = [word for word in map(self.value, node.args) if isinstance(word, str)]
         given = {key.arg: self.value(key.value) for key in node.keywords}
-        long = next((word for word in words if word.startswith("--")), words[0] if words else "")
-        name = given.get("dest") or long.partition("/")[0].lstrip("-").replace("-", "_")
+        name = self.option_named(node)
         default = given.get("default")
         self._unset.add(without_default(node))
         if default is None:
             default = {"store_true": False, "store_false": True}.get(str(given.get("action")))
-        if given.get("action") == "store_false" and self.fields.get(str(name)) is True:
-            self.fields[str(name)] = False  # said, which switches it off
+        if given.get("action") == "store_false" and self.fields.get(name) is True:
+            self.fields[name] = False  # said, which switches it off
         if name and default is not None:
-            self.fields.setdefault(str(name), default)
-        if name and str(name) in self.fields:
-            self.arguments[str(name)] = self.fields[str(name)]
+            self.fields.setdefault(name, default)
+        if name and name in self.fields:
+            self.arguments[name] = self.fields[name]
             if dotted(node.func) == "click.option":  # handed on as a parameter of that name
-                self.parameters.setdefault(str(name), self.fields[str(name)])
+                self.parameters.setdefault(name, self.fields[name])
+
+    def option_named(self, node: ast.Call) -> str:
+        """The name under which a parser gives the option that a call adds; empty where the program does not say it."""
+        words = [word for word in map(self.value, node.args) if isinstance(word, str)]
+        long = next((word for word in words if word.startswith("--")), words[0] if words else "")
+        said = next((self.value(one.value) for one in node.keywords if one.arg == "dest"), None)
+        return str(said or long.partition("/")[0].lstrip("-").replace("-", "_"))
 
     def is_own(self, call: ast.Call) -> bool:
         """Whether a call makes an object of a class of the program's own, built on nothing of a library's."""

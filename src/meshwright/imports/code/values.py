@@ -66,6 +66,8 @@ class Module:
     names: dict[str, Any] = field(default_factory=dict)
     imports: dict[str, tuple[str, str]] = field(default_factory=dict)
     run: Run | None = None
+    options: Made | None = None
+    """What its own parser gives, once that is asked for."""
 
 
 @dataclass
@@ -78,6 +80,8 @@ class Run:
     made: list[Made] = field(default_factory=list)
     call: Callable[[Module, ast.FunctionDef, list[Any], dict[str, Any]], Any] | None = None
     parse: Callable[[str, str, Path | None, Run], Module] | None = None
+    said: dict[str, Any] = field(default_factory=dict)
+    """Options of the command that starts the program, by the names that its parser gives them."""
 
     def step(self) -> None:
         """Count one statement or expression.

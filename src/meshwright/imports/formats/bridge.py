@@ -26,12 +26,18 @@ from meshwright.imports.names import guess_model, model_named, refuse_other
 from meshwright.imports.options import Missing, Options
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.words import shown, unset
+from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.foreign import read_text
 from meshwright.specs.model import Model
 
 _TASK = re.compile(r"_(pretrain|sft|finetune|peft|lora).*")  # after the model, in a recipe's name
+
+
+def is_recipe(text: str) -> bool:
+    """Whether a Python file makes a configuration of Megatron-Bridge."""
+    return "ConfigContainer" in text or "megatron.bridge" in text
 
 
 def is_bridge(program: str, words: list[str]) -> bool:
@@ -138,11 +144,14 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
             if other is not None and isinstance(target, ast.FunctionDef) and _returns(target):
                 known[alias] = target
                 home[alias] = other
-    main = started(module) if not given.config else None
-    if main is not None:
+    begun = started(module) if not given.config else None
+    if begun is not None:
+        main, by = begun
         flags, hub = _fields(main)
         if not known or hub or "num-layers" in flags:
             reading = _read_made(main, recipe_of(main), module, given)
+            if by == "distill":
+                name_task(reading, by)
             if recipe_of(main) in module.imports:
                 reading.note(f"the recipe {recipe_of(main)} is not here: only what the program changes is read", "config")  # fmt: skip
             return reading
@@ -264,8 +273,9 @@ def _hub(model: Any) -> str:
     for _ in range(6):
         if not isinstance(current, Made):
             return ""
+        loaded = current.name.endswith("from_hf_pretrained")  # by a hub's name, or from a folder
         for one in [*current.args, *current.fields.values()]:
-            if isinstance(one, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", one):
+            if isinstance(one, str) and (re.fullmatch(r"[\w.-]+/[\w.-]+", one) or (loaded and "/" in one)):  # fmt: skip
                 return one
         if current.name.endswith("ModelProvider") or re.search(r"Provider\w{0,80}$", current.name):
             # `Qwen3ModelProvider8B`, and `NemotronHModel47BProvider`.

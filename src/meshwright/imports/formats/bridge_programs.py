@@ -14,12 +14,12 @@ from meshwright.imports.code.values import Made, Module
 from meshwright.imports.interpolate import read_table
 from meshwright.imports.reading import Reading
 
-_STARTS = frozenset({"pretrain", "finetune"})
+_STARTS = frozenset({"pretrain", "finetune", "distill"})
 _LAYS_OVER = "process_config_with_overrides"
 
 
-def started(module: Module) -> Made | None:
-    """The configuration that a program of this file trains with; None where none of its functions starts a training.
+def started(module: Module) -> tuple[Made, str] | None:
+    """The configuration that a program of this file trains with, and what it hands that to; None where none of its functions starts a training.
 
     Raises:
         SpecError: too long to be followed.
@@ -33,7 +33,7 @@ def started(module: Module) -> Made | None:
                 first = made.args[0] if made.name.endswith(_LAYS_OVER) and made.args else made
                 made = first if isinstance(first, Made) else made
                 _overlay(made, _own_table(module))
-            return made if isinstance(made, Made) else None
+            return (made, ended.found) if isinstance(made, Made) else None
     return None
 
 
@@ -93,7 +93,7 @@ def _overlay(made: Made, table: dict[str, Any]) -> None:
 class _EndAtTraining(ast.NodeTransformer):
     """Let a function return what it would train with."""
 
-    found = False
+    found = ""
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         """`pretrain(config=cfg, …)` becomes `return cfg`."""
@@ -104,7 +104,7 @@ class _EndAtTraining(ast.NodeTransformer):
         config = named or (call.args[0] if call.args else None)
         if config is None:
             return node
-        self.found = True
+        self.found = call.func.id
         return ast.copy_location(ast.Return(config), node)
 
 

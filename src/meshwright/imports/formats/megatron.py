@@ -99,7 +99,7 @@ def read(
         if own:
             reading.job["framework_options"] = own | reading.job.get("framework_options", {})
         if not recipe:
-            name_others(options, reading, reading.model.experts, mask=title in _OF_ITS_LOADER and mindspeed.TABLE not in more, spread=fields["ep"] > 1)  # fmt: skip
+            name_others(options, reading, reading.model.experts, mask=title in _OF_ITS_LOADER and mindspeed.TABLE not in more, spread=fields["ep"] > 1 and reading.model.experts is not None)  # fmt: skip
     elif own := padding(options):
         reading.job["framework_options"] = own | reading.job.get("framework_options", {})
     # Megatron-Bridge's switches for a multimodal model; its projector trains unless that is said, too.
@@ -150,7 +150,7 @@ def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]
         "pp": options.whole("pipeline-model-parallel-size", default=1, least=1),
         "cp": cp,
         "cp_method": method or "all-gather",
-        "ep": ep if model.experts else 1,
+        "ep": ep,
         "etp": options.whole(
             "expert-tensor-parallel-size", default=tp if model.experts else 1, least=1
         ),

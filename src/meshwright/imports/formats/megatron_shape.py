@@ -18,7 +18,12 @@ _POSITIONS = {
     "rope": "rope", "rotary": "rope", "yarn": "rope", "mrope": "rope", "learned_absolute": "learned",
     "absolute": "learned", "learned": "learned", "alibi": "alibi", "none": "none",
 }  # fmt: skip
-_TOKENIZERS = {"gpt2bpetokenizer": 50_257, "llama2tokenizer": 32_000, "gpt2": 50_257}
+GPT2_VOCABULARY = 50_257
+_TOKENIZERS = {
+    "gpt2bpetokenizer": GPT2_VOCABULARY,
+    "llama2tokenizer": 32_000,
+    "gpt2": GPT2_VOCABULARY,
+}
 _HYBRID = (
     "hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model", "hybrid-attention-ratio",
     "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from meshwright.imports.formats import megatron
 from meshwright.imports.interpolate import merged, resolved, words_to_table
-from meshwright.imports.names import PLANNED
+from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
-from meshwright.imports.shell.words import unset
+from meshwright.imports.shell.words import unmarked, unset
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
@@ -76,6 +77,8 @@ def _flags(data: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     for key in ("micro_batch_size", "global_batch_size"):
         if isinstance(train, dict) and isinstance(train.get(key), int):
             flags.setdefault(key.replace("_", "-"), train[key])
+    if isinstance(train, dict) and isinstance(train.get("max_seq_length"), int):
+        flags.setdefault("seq-length", train["max_seq_length"])
     activation = str(model.get("activation", "gelu"))
     if activation in _GATED:
         flags["swiglu"] = True
@@ -134,6 +137,36 @@ def _optimizer(flags: dict[str, Any], model: dict[str, Any]) -> None:
         flags["fp8-param-gather"] = True
     if "bf16" in str(optim.get("grad_sync_dtype", "")) and flags.get("bf16"):
         flags["grad-reduce-in-bf16"] = True
+
+
+_COMMAND = frozenset({"tensor_model_parallel_size", "pipeline_model_parallel_size", "megatron_amp_O2", "global_batch_size", "restore_from_path"})  # fmt: skip
+
+
+def is_command(words: list[str]) -> bool:
+    """Whether a command's words override a configuration of NeMo's first generation."""
+    table = words_to_table(words)
+    model, trainer = table.get("model"), table.get("trainer")
+    ours = isinstance(model, dict) and len(_COMMAND & set(model)) > 1
+    return ours and isinstance(trainer, dict) and bool({"devices", "num_nodes"} & set(trainer))
+
+
+def read_words(words: list[str], given: Given) -> Reading:
+    """Return what a command runs whose configuration is not at hand: what its words say of it.
+
+    Raises:
+        SpecError: a value that cannot be, or no model that is known.
+    """
+    table = words_to_table(words)
+    restored = str(table["model"].get("restore_from_path") or "").removesuffix(".nemo")
+    named = model_named(unmarked(restored)) if given.model is None and "num_layers" not in table["model"] else None  # fmt: skip
+    # Fine-tuning's own configurations set no dropout beside the checkpoint's.
+    usual = {"hidden_dropout": 0.0, "attention_dropout": 0.0} if restored else {}
+    reading = read({"model": usual, "trainer": {}}, given if named is None else replace(given, model=named), words)  # fmt: skip
+    reading.format = "NeMo command"
+    if named is not None:
+        reading.guess("--model", f"what describes the model is in its checkpoint; {named.name}, by that one's name, is taken")  # fmt: skip
+    reading.guess("--config-name", "this configuration of NeMo's is not here: what the command does not set is taken as the usual")  # fmt: skip
+    return reading
 
 
 def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:

@@ -13,15 +13,18 @@ from typing import Any
 
 from meshwright.imports.code.follow import call_function, follow_main, functions
 from meshwright.imports.code.values import Made, Module, Unknown
-from meshwright.imports.formats import bridge
+from meshwright.imports.formats import bridge, nemo_library
 from meshwright.imports.formats.bridge_flags import flags_of
+from meshwright.imports.formats.bridge_overrides import other_kinds, override, reshaped
 from meshwright.imports.formats.bridge_precision import precision_words
+from meshwright.imports.formats.megatron_shape import GPT2_VOCABULARY
 from meshwright.imports.formats.nemo import EDITS
 from meshwright.imports.names import PLANNED, guess_model, model_named
 from meshwright.imports.options import counted
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.model import Model
 
 _STRATEGY = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
@@ -34,6 +37,15 @@ _STRATEGY = (
 _OTHER = re.compile(
     r"mamba|nemotron_?h|hyena|ssm|bert|t5|vlm|clip|neva|llava|embedding|rerank|e5_|nano_(?:9|12)b_v2", re.I
 )  # fmt: skip
+
+
+_CALLED = re.compile(r"\b(?:pretrain|finetune)_recipe\b")
+
+
+def is_recipe(text: str) -> bool:
+    """Whether a Python file makes or changes a recipe of NeMo 2."""
+    made = "run.Partial" in text or "run.Config" in text or _CALLED.search(text) is not None
+    return "nemo" in text and made
 
 
 def read_recipe(module: Module, name: str, given: Given) -> Reading:
@@ -52,7 +64,12 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     reading.per_host = counted(parts.trainer.fields.get("devices"))
     reading.job["framework"] = "nemo"
     _tuned(parts, reading)
-    if parts.outside:
+    if parts.outside and parts.known:
+        reading.note(
+            "what the file does not set on this recipe is the library's, as of NeMo 2.6",
+            parts.outside,
+        )
+    elif parts.outside:
         reading.guess(
             parts.outside,
             "this recipe is the library's own and not here: what the file does not set on it is taken as the usual",
@@ -103,10 +120,8 @@ class _Parts:
         library = re.search(r"(?:^|\.)(\w+)\.(?:pretrain|finetune)_recipe$", recipe.name)
         self.outside = recipe.name if library and "model" not in recipe.args else ""
         self.library = library.group(1) if library else ""
+        self.known = nemo_library.fill(recipe, self.library) if self.outside else False
         self.trainer = self._part("trainer")
-        for field, theirs in (("num_nodes", "num_nodes"), ("devices", "num_gpus_per_node")):
-            if theirs in recipe.fields:
-                self.trainer.fields.setdefault(field, recipe.fields[theirs])
         strategy = self.trainer.fields.get("strategy")
         self.strategy = strategy if isinstance(strategy, Made) else Made("none")
         self.model = self._part("model")
@@ -144,13 +159,47 @@ def _read(parts: _Parts, module: Module, chosen: str, given: Given) -> Reading:
     strategy = parts.strategy
     if strategy.fields.get("fsdp") == "megatron":
         flags["use-megatron-fsdp"] = True
-    reading = bridge.megatron(
-        flags, given, given.model or (model_named(spelled) if spelled else None), spelled,
-        f"NeMo 2 recipe {chosen}",
-    )  # fmt: skip
+    model = given.model or (model_named(spelled) if spelled else None)
+    changed: list[tuple[str, str]] = []
+    if given.model is None and (
+        known := model_named(_of_class(parts.config.name.rsplit(".", 1)[-1]))
+    ):
+        # A class of a published model's, whose other fields stay as that has them.
+        model, changed = _resized(known, words, flags), other_kinds(words)
+    if model is not None and given.model is None and (vocab := _vocabulary(parts)):
+        model = model.but(vocab=vocab)
+    reading = bridge.megatron(flags, given, model, spelled, f"NeMo 2 recipe {chosen}")
+    for field, what in changed:
+        reading.unmodelled(field, what)
     if strategy.fields.get("fsdp") == "pytorch" or "FSDP" in strategy.name:
         reading.layout["zero"] = 3
     return reading
+
+
+def _vocabulary(parts: _Parts) -> int:
+    """The size of the vocabulary of a data module's own tokenizer, which the model is built with; 0 where that is not said."""
+    tokenizer = parts.data.fields.get("tokenizer")
+    if not isinstance(tokenizer, Made):
+        return 0
+    size = tokenizer.fields.get("vocab_size")
+    if isinstance(size, int) and size > 0:
+        return size
+    said = [one for one in (*tokenizer.args, *tokenizer.fields.values()) if isinstance(one, str)]
+    if "GPT2BPETokenizer" in said:
+        return GPT2_VOCABULARY
+    named = next((found for one in said if (found := model_named(one)) is not None), None)
+    return named.vocab if named is not None else 0
+
+
+def _resized(model: Model, words: list[str], flags: dict[str, Any]) -> Model:
+    """A class's model with what a recipe sets of its shape; heads are as wide as the new shape makes them."""
+    made = reshaped(model, words, flags)
+    derived = (
+        model.head_dim * model.heads == model.hidden and model.qk_norm == "none"
+    )  # Qwen3's say it
+    if derived and not override(words, "model.kv_channels") and made.hidden % made.heads == 0:
+        made = made.but(head_dim=made.hidden // made.heads)
+    return made
 
 
 def _words(parts: _Parts) -> list[str]:
@@ -180,9 +229,10 @@ def _words(parts: _Parts) -> list[str]:
         if isinstance(one, Made) and one.name.endswith("MegatronCommOverlapCallback"):
             add("comm_overlap", one.fields)
     add("train", parts.data.fields, ("global_batch_size", "micro_batch_size"))
-    length = parts.data.fields.get("seq_length") or parts.config.fields.get("seq_length")
+    lengths = (part.fields.get("seq_length") for part in (parts.data, parts.recipe, parts.config))
+    length = next((one for one in lengths if isinstance(one, int)), 0)
     words = [word for word in words if not word.startswith("model.seq_length=")]
-    if isinstance(length, int) and length:
+    if length:
         words.append(f"model.seq_length={length}")
     if parts.data.fields.get("packed_sequence_specs") is not None:
         words.append("model.reset-attention-mask=true")
