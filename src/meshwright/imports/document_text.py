@@ -23,7 +23,7 @@ def parsed(text: str, name: str) -> Data:
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".toml":
-        data: Any = parse_toml(text, "file", name)
+        data: Any = parse_toml(text, "file", name, _LIMITS)
     elif suffix in (".json", ".jsonc") or text.lstrip()[:1] == "{":
         try:
             data = parse_json(without_comments(text), "file", name, _LIMITS)
@@ -39,7 +39,7 @@ def parsed(text: str, name: str) -> Data:
         if isinstance(data, dict):
             data = {key: one for key, one in data.items() if key not in _merged(text)}
     elif re.search(r"^\[[\w.]+\]", text, re.MULTILINE):
-        data = parse_toml(text, "file", name)
+        data = parse_toml(text, "file", name, _LIMITS)
     else:
         raise SpecError(
             "file",

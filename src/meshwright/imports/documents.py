@@ -56,11 +56,13 @@ from meshwright.imports.formats import (
     realhf,
     roll,
     titan_tables,
+    torchforge,
     torchtitan,
     torchtune,
     tunix,
     veomni,
     wandb_sweep,
+    zeroband,
 )
 from meshwright.imports.formats import verl as hydra
 from meshwright.imports.inherited import whole_text, with_included
@@ -305,7 +307,7 @@ FRAMEWORKS = (
     *_as_it_is(mindformers),
     *_as_told_beside(chatlearn, mindspeed_rl, primus, flagscale),
     *_as_told(arctic, areal, automodel, easyr1, fairseq2, realhf, levanter, mindspeed_fsdp2),
-    *_as_told(roll, picotron, fast_llm, tunix, veomni),
+    *_as_told(roll, picotron, fast_llm, tunix, veomni, zeroband),
     *_as_told_beside(oumi, axolotl, llama_factory),
     Format(
         lambda d: "_component_" in d.text and torchtune.is_config(d.data),
@@ -320,7 +322,7 @@ FRAMEWORKS = (
         ),
         _of_verl,
     ),
-    *_as_told(prime_rl),
+    *_as_told_beside(torchforge, prime_rl),
     _known_by(
         torchtitan.is_config, lambda d: torchtitan.read_toml(d.data, d.given, d.overrides, d.folder)
     ),

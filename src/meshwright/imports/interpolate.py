@@ -5,7 +5,6 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def _looked_up(
 
 
 _COMPUTED: dict[str, Callable[[float, float], float]] = {
-    "multiply": lambda a, b: a * b, "mul": lambda a, b: a * b, "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b, "mul": lambda a, b: a * b, "add": lambda a, b: a + b, "sum": lambda a, b: a + b, "sub": lambda a, b: a - b, "subtract": lambda a, b: a - b,
     "div": lambda a, b: a / b, "divide": lambda a, b: a / b, "floor_div": lambda a, b: a // b, "int_div": lambda a, b: a // b,
     "ceil_div": lambda a, b: -(-a // b), "min": min, "max": max,
 }  # fmt: skip
@@ -174,8 +173,8 @@ def read_table(path: Path, field: str = "file") -> dict[str, Any]:
     Raises:
         SpecError: it cannot be read or parsed.
     """
-    parse = parse_toml if path.suffix == ".toml" else partial(parse_yaml, limits=LIMITS)
-    data = parse(read_text(path, field), field, str(path))
+    parse = parse_toml if path.suffix == ".toml" else parse_yaml
+    data = parse(read_text(path, field), field, str(path), LIMITS)
     return data if isinstance(data, dict) else {}
 
 

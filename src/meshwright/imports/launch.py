@@ -22,6 +22,10 @@ _TRAINERS = re.compile(
     r"(?:^|/)(?:[\w-]*(?:pretrain|train|finetune|sft|dpo|grpo|ppo|reward|posttrain|run_recipe|run_clm|"
     r"deepy|main)[\w-]*\.py)$"
 )
+_TRAINING_MODULE = re.compile(
+    r"\w+(?:\.\w+)*\.\w*(?:train|finetune|sft|dpo|grpo|ppo)\w*(?<!_utils)"
+)
+"""A module that is started by its dotted name, whose last part says that it trains."""
 _OTHER = re.compile(
     r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|feature_extract|extract_(?:feature|hidden)|preprocess|prepare_|merge|export|serve|server|prune|"
     r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]|(?:^|[/_])plot_|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz|mmlu|(?:^|/)(?:validate|test_\w+)\.py)",
@@ -29,7 +33,7 @@ _OTHER = re.compile(
 )
 _MODULES = (
     "verl.trainer", "verl.experimental", "openrlhf.cli", "maxtext", "MaxText", "axolotl", "llamafactory", "torchtitan", "recipe.",
-    "nanotron", "swift.cli", "torchtune", "composer", "fastchat", "trl", "primus", "skyrl", "skyrl_train",
+    "nanotron", "swift.cli", "torchtune", "composer", "fastchat", "trl", "oat.experiment", "primus", "skyrl", "skyrl_train",
     "llama_recipes.finetuning", "llama_cookbook.finetuning",
 )  # fmt: skip
 _TOOLS = (
@@ -231,7 +235,8 @@ def _trains(program: str) -> bool:
         return True
     if of_maxtext_without_training(first):
         return False
-    return first.endswith(".ipynb") or bool(_TRAINERS.search(first)) or first.startswith(_MODULES)
+    named = _TRAINERS.search(first) or _TRAINING_MODULE.fullmatch(first)
+    return first.endswith(".ipynb") or bool(named) or first.startswith(_MODULES)
 
 
 def of_maxtext_without_training(program: str) -> bool:

@@ -16,6 +16,7 @@ from meshwright.exports.stamp import Stamp, read_stamp
 from meshwright.imports import logs, programs, python_starters
 from meshwright.imports.code.follow import parse_module
 from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.code.values import Module
 from meshwright.imports.formats import (
     bridge,
     colossalai,
@@ -28,6 +29,7 @@ from meshwright.imports.formats import (
     olmo_scripts,
     slime_python,
     torchtitan_registry,
+    verl_python,
     xtuner,
 )
 from meshwright.imports.own import parsers as own_parsers
@@ -106,6 +108,20 @@ def read(
         found = fms_fsdp.read(name, {}, given, "FMS-FSDP program")
         found.guess("program", "started without options: its own defaults are taken")
         return found, stamp
+    return _of_its_own(module, text, name, given, folder, stamp)
+
+
+def _of_its_own(
+    module: Module, text: str, name: str, given: Given, folder: Path | None, stamp: Stamp
+) -> tuple[Reading, Stamp]:
+    """What a program runs that is no framework's recipe.
+
+    Raises:
+        SpecError: nothing in it can be followed.
+    """
+    held = verl_python.read(module, name, given) if verl_python.is_program(text) else None
+    if held is not None:
+        return held, stamp
     refuse_conversion(text, name)
     looped = own_programs.read(text, name, given, folder)
     if looped is not None:

@@ -11,7 +11,7 @@ from meshwright.imports import document_text
 from meshwright.imports.beside import beside, file_of, program_beside
 from meshwright.imports.formats import flagscale, mindspeed_rl, nemo, roll
 from meshwright.imports.hydra_defaults import chosen
-from meshwright.imports.interpolate import read_table
+from meshwright.imports.interpolate import LIMITS, read_table
 from meshwright.imports.launch import Launch
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import unmarked
@@ -42,7 +42,7 @@ def json_named(script: Script, folder: Path | None, named: str) -> dict[str, Any
         text = read_text(path, "--deepspeed")
     # `"train_batch_size": $BATCH` that nothing sets is no value at all.
     text = re.sub(r"(:\s*)(?=[,}\n])", r'\1"auto"', unmarked(text))
-    data = parse_json(document_text.without_comments(text), "--deepspeed", base)
+    data = parse_json(document_text.without_comments(text), "--deepspeed", base, LIMITS)
     return data if isinstance(data, dict) else None
 
 

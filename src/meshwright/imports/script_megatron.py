@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.imports.beside import program_beside
 from meshwright.imports.formats import megatron, megatron_yaml, slime_options
 from meshwright.imports.formats.megatron_switches import name_groups
+from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import PLANNED, model_named, refuse_other
 from meshwright.imports.options import Missing, Options, flags_of, flattened
@@ -150,7 +151,7 @@ def _of_yaml(script: Script, flags: dict[str, Any]) -> dict[str, Any]:
     """The options with those of the file that `--yaml-cfg` names, which Megatron-LM takes in their place."""
     named = flags.get("yaml-cfg")
     text = file_text(script, named) if isinstance(named, str) and not unset(named) else None
-    table = parse_yaml(text, "--yaml-cfg", str(named)) if text is not None else None
+    table = parse_yaml(text, "--yaml-cfg", str(named), LIMITS) if text is not None else None
     if not isinstance(table, dict) or not megatron_yaml.is_config(table):
         return flags
     found = megatron_yaml.core_flags(table)

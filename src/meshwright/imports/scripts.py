@@ -25,6 +25,7 @@ from meshwright.imports.formats import (
     nemo,
     nemo_launcher,
     neox,
+    oat,
     olmo_overrides,
     openrlhf,
     paddle,
@@ -36,6 +37,7 @@ from meshwright.imports.formats import (
     torchtitan_registry,
     torchtune,
     tunix,
+    verl_python,
 )
 from meshwright.imports.formats import verl as hydra
 from meshwright.imports.formats.hf_launcher import one_process
@@ -208,9 +210,9 @@ def _dispatch(
     joined = " ".join(words)
     if (made := _recipe(program, words, given, folder)) is not None:
         return made, stamp
-    went = started_in(script, program, folder)
-    if hydra.starts_verl(program, words, went):
-        return hydra.read_verl(program, words, given, went), stamp
+    trained = _of_verl(program, words, given, started_in(script, program, folder), folder)
+    if trained is not None:
+        return trained, stamp
     ours = _export_of_ours(program, words, given, folder, stamp)
     if ours is not None:
         return ours
@@ -298,16 +300,28 @@ def _recipe(program: str, words: list[str], given: Given, folder: Path | None) -
     return at_hand.recipe(program, words, given, folder)
 
 
+def _of_verl(
+    program: str, words: list[str], given: Given, went: Path | None, folder: Path | None
+) -> Reading | None:
+    """What a command of verl's trains, or a program that holds verl's configuration itself."""
+    if hydra.starts_verl(program, words, went):
+        return hydra.read_verl(program, words, given, went)
+    held = verl_python.started(program, folder)
+    return None if held is None else verl_python.read(held[0], str(held[1]), given, words)
+
+
 def _reinforced(
     program: str, words: list[str], given: Given, folder: Path | None
 ) -> Reading | None:
     """What a command of a framework for reinforcement learning trains that is known by its words alone."""
     if tunix.is_command(program):
         return tunix.read_words(program, words, given, folder)
+    if oat.is_command(program, words):
+        return oat.read_words(program, words, given)
     if slime_fsdp.is_command(words):
         return slime_fsdp.read_words(words, given)
     if realhf.is_command(words):
-        return realhf.read_words(words, given)
+        return realhf.read_words(words, given, program, folder)
     return skyrl.read_words(program, words, given) if skyrl.is_command(program, words) else None
 
 

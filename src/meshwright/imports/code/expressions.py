@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,8 @@ def _outside(module: Module, name: str, args: list[Any], kwargs: dict[str, Any])
             return builtin(*args, **kwargs)
         except (TypeError, ValueError, OverflowError, ZeroDivisionError):
             return Unknown(f"{name}(…)")
+    if short == "deepcopy" and args and isinstance(args[0], (dict, list)):
+        return copy.deepcopy(args[0])
     if short in ("replace", "deepcopy", "copy") and args and isinstance(args[0], Made):
         first = args[0]
         return Made(first.name, first.args, {**first.fields, **kwargs}, first.parent, first.home)

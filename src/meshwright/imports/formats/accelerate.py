@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.imports.beside import beside, switched_on
 from meshwright.imports.formats import deepspeed
+from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.specs.errors import SpecError
@@ -218,7 +219,7 @@ def _deepspeed(
             from meshwright.imports.document_text import without_comments
 
             inner = parse_json(
-                without_comments(read_text(path)), "deepspeed_config_file", str(path)
+                without_comments(read_text(path)), "deepspeed_config_file", str(path), LIMITS
             )
             if isinstance(inner, dict):
                 deepspeed.apply(inner, reading, given)

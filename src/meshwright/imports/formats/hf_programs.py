@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.imports.beside import beside
 from meshwright.imports.formats import deepspeed_chat, open_instruct
 from meshwright.imports.formats.hf_lengths import LENGTHS
-from meshwright.imports.own.layers import own_switches
+from meshwright.imports.own.layers import handed, own_switches
 from meshwright.imports.own.program_settings import UNSLOTH_LOSS
 from meshwright.imports.reading import PROJECTOR, Reading
 from meshwright.imports.tasks import refuse_task
@@ -90,6 +90,15 @@ def set_switches(
     program: str, folder: Path | None, values: dict[str, Any], own: dict[str, Any]
 ) -> None:
     """Add what a program does by its own lines, where no option of the same kind is said."""
+    fixed = handed(program, folder)
+    dead = {
+        "max_length": LENGTHS,
+        "packing": ("packing",),
+    }  # the trainer gets what the program writes
+    for name in (one for fix in fixed for one in dead[fix]):
+        values.pop(name, None)
+        own.pop(name, None)
+    values |= fixed
     made = own_switches(program, folder, {**own, **values})
     kinds = (
         ("gradient_checkpointing", "activation_checkpointing"), LENGTHS, ("load_in_4bit", "load_in_8bit", "use_4bit_quantization", "bits"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.formats import accelerate, deepspeed
+from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.tasks import name_task
@@ -217,7 +218,7 @@ def _fsdp_named(
     if script is not None:
         data = json_named(script, folder, named)
     elif (path := beside(folder, named)) is not None:
-        data = parse_json(read_text(path, "fsdp"), "fsdp", named)
+        data = parse_json(read_text(path, "fsdp"), "fsdp", named, LIMITS)
     if not isinstance(data, dict):
         return ["full_shard"]
     inner = data.get("fsdp_config")
@@ -240,7 +241,7 @@ def _fsdp_file(options: Options, reading: Reading, folder: Path | None) -> None:
                 reading.guess("fsdp_config", f"{named[-60:]} is not here; what it says is left out")
                 return
             text = read_text(path, "fsdp_config")
-        data = parse_json(text, "fsdp_config", named)
+        data = parse_json(text, "fsdp_config", named, LIMITS)
     if isinstance(data, dict):
         fields = Options({str(key).removeprefix("fsdp_"): value for key, value in data.items()})
         options.values |= {
@@ -283,7 +284,7 @@ def deepspeed_named(
         path = beside(folder, named)
         if path is not None:
             found = parse_json(
-                without_comments(read_text(path, "deepspeed")), "deepspeed", str(path)
+                without_comments(read_text(path, "deepspeed")), "deepspeed", str(path), LIMITS
             )
             data = found if isinstance(found, dict) else None
     if data is not None:

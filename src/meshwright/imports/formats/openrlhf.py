@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading
@@ -16,12 +18,7 @@ def is_openrlhf(program: str, words: list[str]) -> bool:
     """Whether a command is OpenRLHF's: its module, or a script of its older releases by its options."""
     flags = {name.replace("_", "-") for name in flags_of(words)}
     own = {"pretrain", "micro-train-batch-size", "train-batch-size"} <= flags
-    oat = {
-        "pretrain",
-        "train-batch-size-per-device",
-        "train-batch-size",
-    } <= flags  # oat-llm took them over
-    return program.startswith("openrlhf") or ((own or oat) and "train" in program)
+    return program.startswith("openrlhf") or (own and "train" in program)
 
 
 _GROUPS = ("ds.lora.", "lora.", "ds.", "train.", "data.", "model.", "actor.", "adam.", "muon.")
@@ -42,11 +39,6 @@ def _devices(options: Options, reading: Reading) -> None:
     per_host = options.whole(
         "actor_num_gpus_per_node", "actor.num_gpus_per_node", "num_gpus_per_node"
     )
-    if options.has(
-        "num_gpus_per_actor"
-    ):  # oat-llm: learners share the actors' devices, or take half
-        per_host = options.whole("gpus")
-        hosts, per_host = 1, per_host if options.flag("collocate") else max(1, per_host // 2)
     if hosts and per_host:
         reading.hosts, reading.per_host, reading.counts_itself = hosts, per_host, True
 
@@ -66,25 +58,19 @@ def _degrees(options: Options, reading: Reading) -> None:
         reading.offload.add("optimizer")
     if options.flag("offload"):
         reading.offload.add("parameters")
-    if options.flag("activation_offloading"):
-        reading.offload.add("activations")
 
 
 def _batches(options: Options, reading: Reading) -> None:
     """Sequences of a step, and their length."""
     reading.micro_batch = options.whole(
-        "micro_train_batch_size",
-        "train.micro_batch_size",
-        "micro_batch_size",
-        "train_batch_size_per_device",
-        default=4,
+        "micro_train_batch_size", "train.micro_batch_size", "micro_batch_size", default=4
     )
     reading.global_batch = options.whole(
         "train_batch_size", "train.batch_size", "batch_size", default=128
     )
     prompt, generated = (
-        options.whole("prompt_max_len", "prompt_max_length"),
-        options.whole("generate_max_len", "generate_max_length", "max_new_tokens"),
+        options.whole("prompt_max_len"),
+        options.whole("generate_max_len", "max_new_tokens"),
     )
     reading.seq_len = (
         options.whole("max_len", "data.max_len", "rollout.max_len") or prompt + generated
@@ -115,7 +101,7 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
         "actor.model_name_or_path",
         "model_name_or_path",
         "model.pretrain",
-    )
+    ) or _of_agents(options, reading)
     _devices(options, reading)
     _degrees(options, reading)
     _batches(options, reading)
@@ -141,7 +127,7 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
         or options.word("attn_implementation") == "eager"
     ):
         reading.job["attention_kernel"] = "unfused"
-    if "ppo" not in program and not options.has("num_gpus_per_actor"):
+    if "ppo" not in program:
         name_task(reading, program.rsplit("train_", 1)[-1])
     else:
         reading.note("the actor's training is priced, not rollouts, reference or critic")
@@ -153,6 +139,19 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
     }  # what is left is named as it is written
     options.finish(reading, "openrlhf", "rl", "common", "hf", strict=given.strict)
     return reading
+
+
+_AGENT = re.compile(r'"pretrain"\s*:\s*"([^"]+)"')
+
+
+def _of_agents(options: Options, reading: Reading) -> str:
+    """The first of several agents' models, where each is described in JSON (MARTI's `--agents`)."""
+    found = _AGENT.findall(options.loose("agents")) or _AGENT.findall(
+        options.loose("default_agent")
+    )
+    if len(found) > 1:
+        reading.unmodelled("--agents", f"{len(found)} agents, each with a model of its own; the first one's training is priced")  # fmt: skip
+    return found[0] if found else ""
 
 
 def _refuse(options: Options) -> None:

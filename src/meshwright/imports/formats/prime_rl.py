@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 from typing import Any
 
+from meshwright.imports.beside import beside
+from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named, torch_moments
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
+from meshwright.specs.foreign import read_text
 from meshwright.specs.job import RECIPES, PrecisionRecipe
 
 EDITS = {"micro_batch": "data.micro_batch_size", "batch": "data.batch_size"}
@@ -27,7 +32,31 @@ def is_config(data: dict[str, Any]) -> bool:
     return named and (mine or ("max_steps" in data and {"optim", "ckpt"} <= set(data)))
 
 
-def read(data: dict[str, Any], given: Given) -> Reading:
+_CLASSES = (
+    "packages/prime-rl-configs/src/prime_rl/configs/trainer.py",
+    "src/prime_rl/configs/trainer.py",
+    "src/prime_rl/trainer/config.py",
+)
+"""Where its releases keep the class of the model's settings, the newest first."""
+_ON = frozenset({"ac", "ac_offloading", "optim_cpu_offload"})
+"""What the newest release does where nothing is said."""
+
+
+def _by_itself(folder: Path | None) -> frozenset[str]:
+    """Settings of the model that are on where nothing is said: as the checkout at hand has them, else the newest release."""
+    for place in _CLASSES:
+        path = beside(folder, place)
+        text = read_text(path, "file") if path is not None and path.parts[-2:] == Path(place).parts[-2:] else ""  # fmt: skip
+        tree = parse_python(text) if "class ModelConfig" in text else None
+        for node in tree.body if tree is not None else []:
+            if isinstance(node, ast.ClassDef) and node.name == "ModelConfig":
+                fields = {one.target.id: one.value for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}  # fmt: skip
+                off = {name for name, value in fields.items() if value is None or (isinstance(value, ast.Constant) and not value.value)}  # fmt: skip
+                return _ON & (fields.keys() - off)
+    return _ON
+
+
+def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Reading:
     """Return what a prime-rl configuration trains; what it does not set is as prime-rl sets it.
 
     Raises:
@@ -39,7 +68,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading = Reading("prime-rl TOML", options=dict(EDITS))
     reading.model = given.model
     reading.model_name = options.loose(f"{at}model.name", "model.name")
-    _model_parts(options, reading, at)
+    _model_parts(options, reading, at, _by_itself(folder))
     if options.has("data.batch_size", "data.seq_len"):
         reading.seq_len = options.whole("data.seq_len", default=128)
         reading.global_batch = options.whole("data.batch_size", default=128)
@@ -73,12 +102,17 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     return reading
 
 
-def _model_parts(options: Options, reading: Reading, at: str) -> None:
+def _model_parts(options: Options, reading: Reading, at: str, on: frozenset[str]) -> None:
     def name(field: str) -> tuple[str, str]:
         return f"{at}model.{field}", f"model.{field}"
 
     mode = options.word(*name("ac.mode"), default="full")
-    off = options.loose(*name("ac")).lower() == "none"
+    inside = {one for one in _ON if any(n.startswith(tuple(f"{said}." for said in name(one))) for n in options.values)}  # fmt: skip
+    spoken = options.loose(*name("ac")).lower()
+    offloads = "ac_offloading" in inside | on or options.has(*name("ac_offloading"))
+    away = options.loose(*name("ac_offloading")).lower() == "none" or not offloads
+    # Keeping inputs on the host recomputes layers, whatever else is said.
+    off = spoken == "none" or not ({"ac"} & (inside | on) or spoken or not away)
     reading.layout = {
         "zero": 3 if options.flag(*name("reshard_after_forward"), default=True) else 2,
         "cp": options.whole(*name("cp"), default=1) or 1,
@@ -99,11 +133,10 @@ def _model_parts(options: Options, reading: Reading, at: str) -> None:
         options.raw(*name("optim_cpu_offload"))
         reading.offload.add("optimizer")
         reading.unmodelled("model.full_offload", "gradients wait in host memory, too; the optimizer's state alone is priced there")  # fmt: skip
-    elif options.flag(*name("optim_cpu_offload"), default=True):
+    elif options.flag(*name("optim_cpu_offload"), default="optim_cpu_offload" in on):
         reading.offload.add("optimizer")
         if not options.has(*name("optim_cpu_offload")):
             reading.note("the optimizer's state is in host memory, prime-rl's default", "model.optim_cpu_offload")  # fmt: skip
-    away = options.loose(*name("ac_offloading")).lower() == "none"
     if not off and not away:
         reading.offload.add("activations")
         if not any(n.startswith(name("ac_offloading")) for n in options.values):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
-from meshwright.imports.interpolate import resolved, words_to_table
+from meshwright.imports.hydra_defaults import own_configuration, with_defaults
+from meshwright.imports.interpolate import merged, resolved, words_to_table
 from meshwright.imports.names import model_named
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
@@ -26,9 +28,8 @@ _SEVERAL = "ppo.gen.max_new_tokens", "gen.max_new_tokens", "ppo.gen.min_new_toke
 def is_command(words: list[str]) -> bool:
     """Whether a command's words are those of such an experiment, ReaL's own or a registered one."""
     named = {word.partition("=")[0].lstrip("+") for word in words if "=" in word}
-    return {"experiment_name", "trial_name"} <= named and any(
-        name.endswith(("type._class", ".train_bs_n_seqs")) for name in named
-    )
+    known = {"experiment_name", "trial_name"} <= named or "allocation_mode" in named
+    return known and any(name.endswith(("type._class", ".train_bs_n_seqs")) for name in named)
 
 
 def is_config(data: dict[str, Any]) -> bool:
@@ -37,14 +38,18 @@ def is_config(data: dict[str, Any]) -> bool:
     return "allocation_mode" in data and isinstance(said, dict) and "train_bs_n_seqs" in said
 
 
-def read_words(words: list[str], given: Given) -> Reading:
-    """Return what a command trains.
+def read_words(
+    words: list[str], given: Given, program: str = "", folder: Path | None = None
+) -> Reading:
+    """Return what a command trains, over the configuration that its program starts from where that is at hand.
 
     Raises:
         SpecError: it generates alone, its degrees are left to a search, or a value cannot be.
     """
     kind = next((word for word in words if re.fullmatch(r"[a-z][\w-]*", word)), "")
-    return read(words_to_table([word for word in words if "=" in word]), given, kind)
+    said = words_to_table([word for word in words if "=" in word])
+    path = own_configuration(program, words, folder)
+    return read(said if path is None else merged(with_defaults(path), said), given, kind)
 
 
 def read(data: dict[str, Any], given: Given, kind: str = "") -> Reading:
@@ -72,6 +77,7 @@ def read(data: dict[str, Any], given: Given, kind: str = "") -> Reading:
     if any(name.startswith("critic.") for name in options.values):
         reading.unmodelled("critic", "a critic trains, too; the actor is priced")
     options.read |= {name for name in options.values if not name.startswith((f"{role}.", f"{call}."))}  # fmt: skip
+    options.within = (f"{role}.megatron.",)
     options.finish(reading, "areal", strict=given.strict)
     return reading
 
@@ -108,8 +114,8 @@ def _degrees(options: Options, reading: Reading, at: str) -> None:
         "sequence_parallel": (options.flag(f"{at}use_sequence_parallel") or mode == "heuristic") and sizes["model"] > 1,
     }  # fmt: skip
     count = sizes["data"] * sizes["model"] * sizes["pipeline"]
-    if count % hosts == 0 and count // hosts <= per_host:
-        reading.hosts, reading.per_host = hosts, count // hosts
+    if count % per_host == 0 or count < per_host:  # whole hosts come first, the rest generates
+        reading.hosts, reading.per_host = max(1, count // per_host), min(count, per_host)
     else:
         reading.devices = count
     reading.counts_itself = True
@@ -163,7 +169,8 @@ def _job(options: Options, reading: Reading, at: str) -> None:
         recipe = RECIPES["fp32"]
     stage = options.whole(f"{at}zero_stage", default=2)
     # Megatron's optimizer is sharded, or not: it knows no further stages.
-    reading.layout["zero"] = min(stage, 1) if mega else stage
+    spread = options.flag(f"{at}megatron.ddp.use_distributed_optimizer", default=True)
+    reading.layout["zero"] = (min(stage, 1) if spread else 0) if mega else stage
     if options.flag(f"{at}gradient_checkpointing", default=True):
         reading.layout["recompute"] = "full"
     options.word(f"{at}optimizer.type")  # Adam is all that trains there

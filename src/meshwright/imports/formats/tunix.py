@@ -27,7 +27,26 @@ def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is Tunix's: a model with a mesh, and how it trains."""
     model = data.get("model_config", data.get("actor_model_config"))
     trains = "rl_training_config" in data or "training_config" in data
-    return trains and isinstance(model, dict) and ("mesh" in model or "model_id" in model)
+    whole = trains and isinstance(model, dict) and ("mesh" in model or "model_id" in model)
+    return whole or _is_short(data)
+
+
+def _is_short(data: dict[str, Any]) -> bool:
+    """Whether a program of its own keeps Tunix's model table beside `dataset` and `training`."""
+    model = data.get("model")
+    tables = isinstance(data.get("dataset"), dict) and isinstance(data.get("training"), dict)
+    return tables and isinstance(model, dict) and isinstance(model.get("mesh"), dict) and bool({"remat_config", "lora_config"} & set(model))  # fmt: skip
+
+
+def _in_full(data: dict[str, Any]) -> dict[str, Any]:
+    """Such tables under Tunix's own names."""
+    rows = data["dataset"]
+    length = rows.get("max_length", rows.get("max_target_length", rows.get("max_seq_length")))
+    named = {"batch_size": rows.get("batch_size"), "max_target_length": length}
+    optimizer = data.get("optimizer")
+    said = {"opt_type": optimizer.get("name", optimizer.get("opt_type"))} if isinstance(optimizer, dict) else {}  # fmt: skip
+    known = {name: value for name, value in named.items() if value is not None}
+    return {**known, "model_config": data["model"], "training_config": data["training"], "optimizer_config": said}  # fmt: skip
 
 
 def is_command(program: str) -> bool:
@@ -65,6 +84,8 @@ def read(
     Raises:
         SpecError: a value that cannot be.
     """
+    if _is_short(data):
+        data = _in_full(data)
     reinforced = "rl_training_config" in data or re.search(r"grpo|ppo", program) is not None
     own, below = flattened(data), flattened(base or {})
     options = Options(_chosen(own, below, _ROLES if reinforced else _ROLES[1:]))
@@ -78,7 +99,8 @@ def read(
     optimizer = optimizer_or_adamw(reading, options.word(f"{table}opt_type", default="adamw"), f"{table}opt_type")  # fmt: skip
     reading.job = {"framework": "maxtext", "precision": RECIPES["pure-bf16"].model_dump(), "optimizer": optimizer.but(state_bytes=optimizer.state_bytes / 2).model_dump()}  # fmt: skip
     reading.note("Tunix is priced as MaxText, the JAX trainer that has been measured", "framework")
-    reading.guess("dtype", "weights are trained in the width that the checkpoint has; bf16 is taken")  # fmt: skip
+    if "bf" not in options.word("model.dtype", "model.load_dtype"):
+        reading.guess("dtype", "weights are trained in the width that the checkpoint has; bf16 is taken")  # fmt: skip
     if rank := options.whole("model.lora_config.rank"):
         adapters(reading, rank=rank, alpha=options.number("model.lora_config.alpha", default=rank), targets=None,
                  bits=4 if options.word("model.lora_config.weight_qtype").endswith("4") else 0, option="lora_config.module_path")  # fmt: skip
@@ -115,13 +137,13 @@ def _mesh(options: Options, reading: Reading) -> int:
     tp, ep = named.pop("tp", 1), named.pop("expert", 1)
     # RematConfig of Tunix's models: none is 1, one block 2, every decoder layer 3.
     again = options.word("model.remat_config").rsplit(".", 1)[-1]
-    if again in ("2", "block"):
+    if again.lower() in ("2", "block"):
         reading.unmodelled("remat_config", "attention alone runs again; nothing is priced so")
     reading.layout = {
         "tp": tp,
         "ep": ep,
         "zero": 3 if named.get("fsdp", 1) > 1 else 0,
-        "recompute": "full" if again in ("3", "decoder") else "none",
+        "recompute": "full" if again.lower() in ("3", "decoder") else "none",
     }
     for name in named.keys() - {"fsdp", "data", "dp"}:
         reading.unmodelled("mesh.axis_names", f"an axis {name}; its ranks are priced as shards")

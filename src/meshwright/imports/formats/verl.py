@@ -126,7 +126,7 @@ def read_verl_data(
         reading.guess(
             "--seq", f"sequences have at most {reading.seq_len} tokens; that is taken for all"
         )
-        _verl_actor(options, reading)
+        _verl_actor(options, reading, program)
         reading.note("the actor's training is priced, not rollouts, reference or critic")
     stated = said if said is not None else options.values
     keyed = (
@@ -233,9 +233,9 @@ def _model(reading: Reading) -> Model | None:
     return reading.model or model_named(reading.model_name)
 
 
-def _verl_actor(options: Options, reading: Reading) -> None:
+def _verl_actor(options: Options, reading: Reading, program: str) -> None:
     engine = engines.engine_of(options, _ACTOR)
-    _verl_batch(options, reading, engine)
+    _verl_batch(options, reading, engine, program)
     if engine in ("megatron", "mindspeed"):
         engines.megatron_layout(
             options, reading, f"{_ACTOR}{engine}.", f"{_ACTOR}optim.", _model(reading)
@@ -278,14 +278,19 @@ def _verl_adapters(options: Options, reading: Reading, where: str) -> None:
     )  # fmt: skip
 
 
-def _verl_batch(options: Options, reading: Reading, engine: str) -> None:
+def _verl_batch(options: Options, reading: Reading, engine: str, program: str) -> None:
     samples = options.whole("actor_rollout_ref.rollout.n", default=1) or 1
     mini = options.whole(f"{_ACTOR}ppo_mini_batch_size", default=256)
     prompts = options.whole("data.train_batch_size")
     turns = options.has(
         "env.rollout.n"
     )  # each of an agent's turns is a sample: how many there are is not said
-    if 0 < prompts < mini and not turns and options.has(f"{_ACTOR}ppo_mini_batch_size"):
+    fewer = 0 < prompts < mini and not turns and options.has(f"{_ACTOR}ppo_mini_batch_size")
+    theirs = program.startswith(("verl.", "recipe.")) or _ENTRIES.search(program.removesuffix(".py"))  # fmt: skip
+    if fewer and program and not theirs:
+        # verl's own trainer would refuse that; one that stands on it gathers more samples a step.
+        reading.guess(f"{_ACTOR}ppo_mini_batch_size", f"is more than the {prompts} prompts of data.train_batch_size; {program[-60:]} is no program of verl's, and may gather that many: {mini} are taken")  # fmt: skip
+    elif fewer:
         reading.note(f"is more than the {prompts} prompts of data.train_batch_size, which one step trains on", f"{_ACTOR}ppo_mini_batch_size")  # fmt: skip
         mini = prompts
     reading.global_batch = mini * samples

@@ -133,6 +133,22 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     return found
 
 
+def handed(program: str, folder: Path | None) -> dict[str, Any]:
+    """What a program at hand writes out itself where it makes its trainer: no option of its own changes that."""
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file")
+    tree = parse_python(text) if "Trainer(" in text else None
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree) if tree is not None else []:
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Trainer")):
+            continue
+        words = {one.arg: one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)}  # fmt: skip
+        length = next((words[one] for one in _LENGTHS if type(words.get(one)) is int), 0)
+        found |= {"max_length": length} if length else {}
+        found |= {"packing": words["packing"]} if isinstance(words.get("packing"), bool) else {}
+    return found
+
+
 _FUSED = re.compile(
     r"\bLigerFusedLinearCrossEntropyLoss\(|\bLigerForCausalLMLoss\(|^\s*apply_liger_kernel_to_\w+\((?![^()]*fused_linear_cross_entropy\s*=\s*False)",
     re.M,

@@ -54,6 +54,10 @@ _RENAMED = {
     "adapter.dropout": "lora_dropout", "gradient_checkpointing.activate": "gradient_checkpointing", "gradient_checkpointing.use": "gradient_checkpointing", "quantization.bits": "bits", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
 }  # fmt: skip
 """Names whose last part alone says too little."""
+_OF_LORA = re.compile(
+    r"^(?:\w+_)?(?:lora|peft)(?:_\w+)?\.(?=(?:r|rank|alpha|dropout|target_modules)$)"
+)
+"""Tables of adapters by other names (`lora_config.rank`, `peft_args.r`)."""
 _INERT = re.compile(
     r"(?i)(?:^|[._])(?:eval|val|test|validation|generation|inference|log\w*|sav\w*|checkpoint\w*|output\w*|dataset\w*|data|corpus|wandb|hub|tokenizer\w*"
     r"|scheduler\w*|lr\w*|warmup\w*|decay\w*|beta\w*|eps|seed|schema\w*|name|path|root|methods|pin_memory|num_workers\w*|prefetch_factor|local_files_only|model_class|class_args|strict\w*|sanity\w*|autograd\w*|fine_tune\w*|lora_dropout|id|version|description|\w*_(?:id|path|dir|root|sha256|file|name|rows|count|ratio|coef|norm|weight|type|steps|lr|scope|identity|schema|contract|config|method|args))(?=$|[._])"
@@ -137,7 +141,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     for name, value in flat.items():
         last = name.rsplit(".", 1)[-1]
         tail = ".".join(name.split(".")[-2:])
-        renamed = _RENAMED.get(tail, _RENAMED.get(last, last))
+        renamed = _RENAMED.get(_OF_LORA.sub("lora.", tail), _RENAMED.get(last, last))
         if value is not None and not _MODELS.search(name) and not _of_another(name):
             flags.setdefault(renamed, value)
     for name in ("num_nodes", "nodes", *_PER_HOST, *_tasks(flags)):

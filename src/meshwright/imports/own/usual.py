@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshwright.imports.formats.hf_lengths import summed
-from meshwright.imports.names import model_named, refuse_other, shape_named
+from meshwright.imports.names import guess_model, model_named, refuse_other, shape_named
 from meshwright.imports.options import Options
 from meshwright.imports.other_models import says_text
 from meshwright.imports.own.named_models import as_named
@@ -90,7 +90,8 @@ def read_table(
     if reading.model is None and named:
         refuse_other(named)
         reading.model_name = named
-    if reading.model is None and model_named(named) is None and not says_text(flags, [named, *_names_of(flags)]):  # fmt: skip
+    unknown = model_named(named) is None and guess_model(named) is None
+    if reading.model is None and unknown and not says_text(flags, [named, *_names_of(flags)]):  # fmt: skip
         raise SpecError("file", program or "the configuration", "names no model that is known, no length of a sequence and no tokenizer: nothing says that it trains a language model")  # fmt: skip
     reading.micro_batch, reading.accumulation = options.whole(*MICRO), options.whole(*STEPS) or 1
     reading.global_batch = options.whole(*BATCHES) or _whole_batch(options, reading, micro)

@@ -85,6 +85,22 @@ def _split_into(script: Script, words: list[str], names: list[str], text: str) -
     return True
 
 
+def _env(script: Script, words: list[str]) -> bool | None:
+    """`env [-i] [-u NAME] A=1 B=2 command …`: the command, with these set for it alone."""
+    environment: dict[str, str] = {}
+    index = 0
+    while index < len(words):
+        name, equals, value = words[index].partition("=")
+        if words[index] in ("-u", "--unset", "-C", "--chdir"):
+            index += 1
+        elif equals and not name.startswith("-"):
+            environment[name] = value
+        elif not words[index].startswith("-"):
+            break
+        index += 1
+    return script.start(words[index:], environment) if words[index:] else True
+
+
 def _printf(script: Script, words: list[str]) -> bool | None:
     """`printf -v NAME format values`, and what a plain one prints."""
     target = ""
@@ -185,7 +201,7 @@ BUILTINS: dict[str, Callable[[Script, list[str]], bool | None]] = {
     "source": include, ".": include, "eval": _evaluate, "exec": lambda s, w: s.start(w, {}),
     "exit": _exit, "command": _command, "printf": _printf, "cd": _change, "pushd": _change,
     "read": _read, "shift": _shift, "unset": forget, "set": _set, "mapfile": _mapfile, "readarray": _mapfile, "let": _let, "bash": _in_shell,
-    "sh": _in_shell, "nohup": lambda s, w: s.start(w, {}), "time": lambda s, w: s.start(w, {}),
+    "sh": _in_shell, "env": _env, "nohup": lambda s, w: s.start(w, {}), "time": lambda s, w: s.start(w, {}),
     "[": lambda s, w: test(s, w[:-1], False), "test": lambda s, w: test(s, w, False),
 }  # fmt: skip
 
