@@ -44,6 +44,20 @@ _OFI = "h1:7:8 [0] f:1 NCCL WARN NET/OFI "
          "wrong-configuration", "captured in a CUDA graph"),
         ("ValueError: this schedule requires the number of microbatches to be a multiple of the number of rounds (3), but got 7.\n",
          "wrong-configuration", "no multiple of what it is divided by"),
+        ("n:1:2 [1] p2p.cc:9 NCCL WARN hipIpcGetMemHandle failed : invalid argument\n"
+         "n:1:2 [1] p2p.cc:9 NCCL WARN Cuda failure 'invalid argument'\n", "wrong-configuration", "cannot hand each other GPU memory"),
+        ("CheckpointingException: Invalid access pattern: 4 ShardedObject are missing\n", "wrong-configuration", "does not hold what this run's model asks for"),
+        ("CheckpointingException: ShardedTensor.flattened_range is not supported.\n", "wrong-configuration", "form that this release"),
+        ("RuntimeError: fused_attn_f16.cu:9 in function operator(): cuDNN Error: No valid engine configs for MUL_. For more information\n",
+         "wrong-configuration", "no fused attention"),
+        ("RuntimeError: Caught RuntimeError in replica 1 on device 1.\nRuntimeError: Expected all tensors to be on the same device\n",
+         "wrong-configuration", "DataParallel"),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (7x640 and 1x204800)\n", "wrong-configuration", "packed (4 bits"),
+        ("OSError: [Errno 39] Directory not empty: 'out/tmp-checkpoint-1' -> 'out/checkpoint-1'\n", "wrong-configuration", "is there already"),
+        ("E rendezvous.cc:38] This thread has been waiting for `initialize clique for rank 1; stream=0` for 10 seconds and may be stuck.\n",
+         "missing-collective", "did not come to the same step"),
+        ("KeyError: 'shape_of_old'\nThe above exception was the direct cause of the following exception:\nValueError: the option pp must be 1\n",
+         "wrong-configuration", "option pp must be 1"),
     ],
 )  # fmt: skip
 def test_what_networks_and_compilers_say(tmp_path, text, kind, says):
@@ -95,6 +109,64 @@ def test_errors_before_the_last_start_belong_to_another_program(tmp_path):
     after = "ValueError: the option tp_size must be at least 1\n"
     assert "plots" in _diagnose(tmp_path, before + _STARTED).verdict
     assert "tp_size" in _diagnose(tmp_path, before + _STARTED + after).verdict
+
+
+def test_an_error_that_comes_again_after_a_start_is_that_run_s_own(tmp_path):
+    error = "RuntimeError: Trying to backward through the graph a second time\n"
+    found = _diagnose(tmp_path, error + _STARTED + error)
+    assert "graph used twice" in found.verdict
+    assert found.causes[0].evidence[0].line == 3
+
+
+def _steps(step_s, first_loss=11.0, count=12):
+    return "".join(
+        f"iteration {at}/ 12 | elapsed time per iteration (ms): {1e3 * step_s} | lm loss: {first_loss / (1 + 0.1 * at):.4f} |\n"
+        for at in range(1, count + 1)
+    )
+
+
+def test_of_several_runs_in_one_log_the_last_is_judged(tmp_path):
+    found = _diagnose(tmp_path, _steps(2.0) + _steps(3.0))
+    assert found.healthy, found.verdict
+    assert found.figures["step_time_s"] == pytest.approx(3.0)
+    assert found.figures["steps_read"] == 12
+    short = _diagnose(tmp_path, _steps(2.0) + _steps(3.0, count=2))
+    assert short.figures["step_time_s"] == pytest.approx(2.0)
+
+
+def test_a_first_loss_that_is_left_upwards_is_no_divergence_yet(tmp_path):
+    lines = [f"iteration {at}/ 90 | elapsed time per iteration (ms): 900 | lm loss: {loss} |\n"
+             for at, loss in enumerate((12.5, 12.6, 40.7, 39.0), 1)]  # fmt: skip
+    assert _diagnose(tmp_path, "".join(lines)).healthy
+
+
+def test_a_slowdown_of_the_last_three_records_is_seen(tmp_path):
+    clocks, at = [], 0
+    for step, took in enumerate((0, *(30,) * 7, 90, 90, 90), 1):
+        at += took
+        clocks.append(
+            f"Training: 2026-01-02 10:{at // 60:02}:{at % 60:02},000-Speed {3000 / max(took, 30):.1f} samples/sec Loss 9.1 Global Step: {50 * step}\n"
+        )
+    found = _diagnose(tmp_path, "".join(clocks))
+    assert "something became slow" in found.verdict
+    assert found.figures["samples_per_s"] == pytest.approx(100.0)
+
+
+def test_a_mean_since_the_start_becomes_times_of_steps(tmp_path):
+    text = "".join(
+        f"{{'loss': 1.5, 'memory(GiB)': 4.5, 'train_speed(iter/s)': {at / (10 + 2 * at):.6f}, 'global_step/max_steps': '{at}/90', 'elapsed_time': '3s'}}\n"
+        for at in (1, 11, 21)
+    )
+    figures = _diagnose(tmp_path, text).figures
+    assert figures["step_time_s"] == pytest.approx(2.0, rel=1e-3)
+    assert figures["peak_memory_bytes"] == pytest.approx(4.5 * 2**30)
+
+
+def test_values_with_their_mean_behind_a_stroke(tmp_path):
+    line = "iteration 3/ 9 | elapsed time per iteration (ms): 2000.0/1990.0 | hip mem usage/free/total/usage_ratio: 100.5GB/99.5GB/200GB/50% | tokens per GPU (tokens/s/GPU): 4096.0/4100.0 | lm loss: 9.0 |\n"
+    figures = _diagnose(tmp_path, line).figures
+    assert figures["tokens_per_s_per_gpu"] == pytest.approx(4096.0)
+    assert figures["peak_memory_bytes"] == pytest.approx(100.5e9)
 
 
 def test_the_end_of_a_run_is_said_beside_its_faults(tmp_path):

@@ -23,6 +23,8 @@ class Failure:
     rank: int | None = None
     frame: str = ""
     """Where it was raised: function, file and line."""
+    wrapped: bool = False
+    """Another error was raised from it, which says what it means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,10 @@ _WORDS = (
           r"|please install|must be installed|version .{0,40}(?:is required|or (?:newer|higher|later|greater|above))|requires? .{0,40}(?:>=|version)|too old|upgrade to",
           "wrong-configuration", "A package is missing, or of another version than is asked for",
           "install what the message names, in the version it names, on every host", "start-up: versions", 0.7),
-    _rule(r"(?i)^(?:FileNotFound|NotADirectory|IsADirectory|FileExists)Error|no such file|(?:does|do) not exist|doesn't exist|(?:was|were|is|are) not found (?:at|in) \S*/|not a valid (?:path|file|directory)|(?:could not|cannot|can't|unable to) (?:open|read|load|find) .{0,40}(?:file|path|director|folder|checkpoint)",
+    _rule(r"(?i)^FileExistsError|\[Errno (?:17|39|66)\]|Directory not empty", "wrong-configuration", "Something that the run wants to make is there already",
+          "several ranks make or rename one folder at once (only the main process may: on a shared file system one of all hosts, else one a host), or an earlier run left it: remove or "
+          "name it anew; newer releases of the trainer make checkpoints' folders on one rank alone", "files", 0.65),
+    _rule(r"(?i)^(?:FileNotFound|NotADirectory|IsADirectory)Error|no such file|(?:does|do) not exist|doesn't exist|(?:was|were|is|are) not found (?:at|in) \S*/|not a valid (?:path|file|directory)|(?:could not|cannot|can't|unable to) (?:open|read|load|find) .{0,40}(?:file|path|director|folder|checkpoint)",
           "wrong-configuration", "A file or folder that the run needs is not there, or not readable",
           "see that the path exists on every host (a shared file system, or a copy on each), and the working folder", "files", 0.7),
     _rule(r"(?i)unexpected keyword argument|missing \d+ required positional|takes (?:from )?\d+ (?:to \d+ )?positional|^AttributeError: (?!'NoneType)|^ImportError|has no attribute",

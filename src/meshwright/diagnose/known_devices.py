@@ -9,6 +9,12 @@ from meshwright.diagnose.known_entry import known
 
 DEVICES = (
     known(
+        r"has been waiting for `.{1,200}` for \d+ seconds and may be stuck|not all of them arrived on time|Termination timeout for `.{1,200}` of \d+ seconds exceeded|only \d+ of them arrived on time", "missing-collective",
+        "Devices wait in XLA for others that did not come to the same step or collective; the text does not tell which",
+        "every process has to run the same program: the same number of jitted calls with collectives, on all processes, over all of their devices (no branch by process_index around one). A process that "
+        "failed or still compiles shows the same: read the others' logs; py-spy on each while it waits", "collective", confidence=0.6, shadow=True,
+    ),
+    known(
         r"Did you run your code on all TPU hosts|TPU backend initialization is taking more than", "wrong-configuration",
         "Not all hosts of the TPU slice run the program: the first waits for the others",
         "start it on every worker at once (gcloud ... ssh --worker=all, or the job's controller), with the same code; a worker that "

@@ -6,6 +6,19 @@ from meshwright.diagnose.known_entry import known
 
 LIBRARIES = (
     known(
+        r"flattened_range is not supported|nd_reformulated_orig_global_shape|global shape metadata for N-D flattened", "wrong-configuration",
+        "The optimizer's state is in a form that this release of Megatron-Core does not write or read (flattened over ranks)",
+        "the form that both sides know: distrib_optim_sharding_type dp_reshardable (or fully_reshardable) in newer releases, --dist-ckpt-optim-fully-reshardable; an old checkpoint with the "
+        "release that wrote it, or its weights alone (--no-load-optim)", "checkpoint", confidence=0.8,
+    ),
+    known(
+        r"Invalid access pattern|ShardedObject are missing|Invalid sharding pattern|Duplicate (?:shard ids loaded|ShardedObject keys)|Missing keys \(for all ranks\)|Unexpected keys \(not found in the checkpoint\)"
+        r"|Global shape mismatch for loaded|is not a distributed checkpoint", "wrong-configuration",
+        "A distributed checkpoint does not hold what this run's model asks for",
+        "load it with the model (layers, experts, padded vocabulary) that wrote it; where only the layout changed: sizes that reshard (the extra states of Transformer Engine and the optimizer do "
+        "not always: --no-load-optim, --dist-ckpt-strictness log_all shows which keys differ), or convert it by the framework's own tool", "checkpoint", confidence=0.75,
+    ),
+    known(
         r"DeepEP timeout check failed|DeepEP error: (?:CPU recv )?timeout|deep_ep.{0,80}timeout", "missing-collective",
         "DeepEP's exchange of tokens between experts waited in vain: ranks of one expert group did not all come to it, or the "
         "network below it (NVSHMEM) does not carry it",
@@ -205,6 +218,12 @@ LIBRARIES = (
         "wrong-configuration", "MPI could not start: the processes were not started by an MPI launcher, or by one of another build",
         "mpirun of the same MPI (or srun --mpi=pmix) where the program needs MPI; switch off what starts it where it does not (a communication "
         "overlap with MPI as its bootstrap: NCCL or gloo instead); slots for as many ranks as are asked for", "start-up: MPI", confidence=0.8,
+    ),
+    known(
+        r"No execution plans support the graph|No valid (?:engine configs|execution plans)|\[cudnn_frontend\]|cuDNN Frontend error|fused_attn\w*\.cu:\d+", "wrong-configuration",
+        "cuDNN has no fused attention for these sizes, this mask or this card (or not in this version)",
+        "NVTE_FUSED_ATTN=0 with NVTE_FLASH_ATTN=1 (--attention-backend flash) goes round it: heads whose keys and values differ in size, dropout, odd lengths and context parallelism are what it lacks; "
+        "a newer cuDNN, and only one in the environment (pip's nvidia-cudnn and the system's), may have it", "attention", confidence=0.85,
     ),
     known(
         r"No dot product attention backend is available", "wrong-configuration",

@@ -114,10 +114,10 @@ NCCL = (
         confidence=0.75,
     ),
     known(
-        _W + r"(?:UDS: |cudaIpc\w+ failed|failed to peer with device|Legacy IPC|importFromShareable|cuMem(?:Export|Import)\w*)",
+        _W + r"(?:UDS: |(?:cuda|hip)Ipc\w+ failed|failed to peer with device|Legacy IPC|importFromShareable|cuMem(?:Export|Import)\w*)",
         "wrong-configuration", "Processes of one host cannot hand each other GPU memory",
         "the same container (or shared IPC and PID name spaces, --ipc=host --pid=host) and the same devices visible to all ranks of "
-        "a host; NCCL_CUMEM_ENABLE=0, then NCCL_P2P_DISABLE=1 show whether it is that", "start-up: links", confidence=0.7,
+        "a host; NCCL_CUMEM_ENABLE=0, then NCCL_P2P_DISABLE=1 show whether it is that", "start-up: links", confidence=0.7, explains=r"CUDA call inside NCCL failed",
     ),
     known(
         _W + r"(?:GDRCOPY|gdr_\w+)", "wrong-configuration", "GDRCopy is switched on and does not work on this host",

@@ -6,6 +6,17 @@ from meshwright.diagnose.known_entry import known
 
 WRAPPING = (
     known(
+        r"Caught \w+ in replica \d+ on device", "wrong-configuration", "One process drives several GPUs (DataParallel), which this model does not bear",
+        "one process to a GPU: torchrun, accelerate launch or deepspeed (FORCE_TORCHRUN=1 for llamafactory-cli), or only one visible GPU", "start-up: launcher", confidence=0.9,
+        explains=r"on different devices",
+    ),
+    known(
+        r"shapes cannot be multiplied \(\d+x\d+ and (?:1x\d{5,}|\d{5,}x1)\)", "wrong-configuration",
+        "A layer uses a weight that is packed (4 bits, or a shard) as if it were a matrix",
+        "weights of 4 or 8 bits have to pass their own layers: no ZeRO-3 or FSDP that replaces or flattens them (bnb_4bit_quant_storage of the compute type for FSDP; ZeRO-2 or DDP else), versions "
+        "of peft, bitsandbytes and transformers of one time; of a sharded model call the wrapped module, no part of it", "quantised or sharded weights", confidence=0.75,
+    ),
+    known(
         r"(?:File exists|No such file or directory): '/\d{6}_[a-z_]{3,40}'|Reused local director", "wrong-configuration",
         "The streaming data set finds shared memory of its own that is not this run's: of an earlier run that did not end cleanly, or of ranks that take themselves for rank 0",
         "clean_stale_shared_memory() of streaming.base.util once before it is made (or remove /dev/shm/0*_* while no run uses it); RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE "

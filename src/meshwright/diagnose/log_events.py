@@ -148,7 +148,7 @@ def _onset(part: Part, reading: LogReading, times: list[tuple[Step, float]]) -> 
     block = -(-len(kept) // MOST_PLACES)
     coarse = [median(kept[i : i + block]) for i in range(0, len(kept), block)]
     best, at = 0.0, 0
-    for cut in range(4, len(coarse) - 3):
+    for cut in range(4, len(coarse) - 2):
         before, after = median(coarse[:cut]), median(coarse[cut:])
         spread = mean([abs(v - before) for v in coarse[:cut]]) + mean(
             [abs(v - after) for v in coarse[cut:]]

@@ -120,7 +120,8 @@ def ends(part: Part, reading: LogReading) -> None:
 def own_errors(reading: LogReading) -> list[error_kinds.Failure]:
     """Errors of the program behind its last step, since a launcher started it last."""
     last = max(reading.started, reading.steps[-1].line if reading.steps else 0)
-    return [error for error in reading.errors if error.line > last and not _harmless(error.text)]
+    own = [one for one in reading.errors if one.line > last and not _harmless(one.text)]
+    return [one for one in own if not one.wrapped] or own
 
 
 def _only_followed(part: Part) -> bool:

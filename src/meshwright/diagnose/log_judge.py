@@ -79,12 +79,9 @@ def judge_log(reading: LogReading) -> Part:
 
 def _errors(part: Part, reading: LogReading) -> None:
     """Errors by their wording; else what the watchdog says, unless it only says that something failed."""
-    stopped = [hit for hit in reading.known if hit.known.repeats or not _went_on(reading, hit.line)]
-    if own_errors(reading) or any(
-        reading.of_last_run(hit.line) and not hit.known.shadow for hit in stopped
-    ):
-        # What stands above belongs to another program of the same script.
-        stopped = [hit for hit in stopped if reading.of_last_run(hit.line)]
+    latest = own_errors(reading) or any(not hit.known.shadow for hit in reading.known)
+    hits = reading.known if latest else [*reading.earlier, *reading.known]
+    stopped = [hit for hit in hits if hit.known.repeats or not _went_on(reading, hit.line)]
     known = known_errors.findings(stopped, reading.name)
     root = first_of(reading.exits.found)
     if root is not None and root.rank is not None and known and not known[0].cause.ranks:

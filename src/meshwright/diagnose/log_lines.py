@@ -53,6 +53,8 @@ class Step:
     """Since the run began, as DeepSpeed counts."""
     nan: int | None = None
     data_s: float | None = None
+    mean_s: float | None = None
+    """Seconds a step, in the mean since the run began."""
     interval_s: float | None = None
     """Since the line before, of all steps in between."""
     update_s: float | None = None
@@ -80,19 +82,21 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"elapsed_time_per_iteration_s|(?:train_)?step_timing_in_s|iter_time_s|step_?time_s|step_?time_in_seconds|train_step_time_in_s|iter_?time|step_?time|time_per_(?:step|iteration)|seconds_per_(?:step|iteration)|sec_per_step|time_s_step|e2e_latency|average_iter_time|avg_iter_time|time_elapsed_per_step|time_metrics_end_to_end_s|train_step_timing", "step_time_s", 1.0),
     (r"dt|step_avg", "step_time_s", 1.0),
     (r"seconds|timing_s_step", "step_time_s", 1.0),
+    (r"train_speed_iter_s", "mean_s", -1.0),  # a rate
+    (r"train_speed_s_it", "mean_s", 1.0),
     (r"(?:train_)?(?:steps?|iters?|it|iterations?)_(?:s|sec|per_sec(?:ond)?)", "step_time_s", -1.0),  # a rate
     (r"time(?:_ms)?", "step_time_s", math.nan),  # only with a unit, see `_of_pair`
     (r"(?:lm_|reduced_train_|train_|training_|total_|global_avg_|loss_train_)?loss(?:_train)?(?:_total)?|train_crossentropyloss|ce_loss|loss_metrics_global_avg_loss|global_avg_loss", "loss", 1.0),
     (r"loss_train_total", "loss", 1.0),
     (r"grad(?:ient)?_norm|gnorm|norm", "grad_norm", 1.0),
-    (r"tokens_per_sec(?:ond)?_per_gpu|tokens_s_gpu|tgs|tgs_tokens_gpu_second|tps|tps_gpu|device_tokens_per_sec|throughput_device_tokens_per_sec(?:ond)?|tokens_per_second_per_gpu|tokens_per_gpu_per_second|tokens_sec_gpu|tok_s_gpu|tokens_per_gpu_per_sec|throughput_tps|wps|tps_per_gpu|tokens_per_sec_per_device|tokens_per_s_per_gpu|throughput_token_per_sec_per_gpu|tokens_per_second_gpu|tokens_s_device|perf_throughput", "tokens_per_s_per_gpu", 1.0),
+    (r"tokens_per_sec(?:ond)?_per_gpu|tokens_s_gpu|tgs|tgs_tokens_gpu_second|tps|tps_gpu|device_tokens_per_sec|throughput_device_tokens_per_sec(?:ond)?|tokens_per_second_per_gpu|tokens_per_gpu_per_second|tokens_sec_gpu|tok_s_gpu|tokens_per_gpu_per_sec|throughput_tps|wps|tps_per_gpu|tokens_per_sec_per_device|tokens_per_s_per_gpu|throughput_token_per_sec_per_gpu|tokens_per_second_gpu|tokens_s_device|perf_throughput|tokens_per_gpu(?:_tokens_s_gpu)?", "tokens_per_s_per_gpu", 1.0),
     (r"tokens_per_sec(?:ond)?|tokens_sec(?:ond)?|tok_s|tok_sec|tokens_s|throughput_tokens_per_sec|total_tokens_per_second|train_tokens_per_second|tokens_per_s", "tokens_per_s", 1.0),
     (r"samples_sec|samples_per_sec(?:ond)?|train_samples_per_second|throughput_samples_per_sec|(?:runningavg)?samplespersec|samples_s|sequences_per_second", "samples_per_s", 1.0),
     (r"throughput_per_gpu_tflop_s_gpu|tflops?(?:_per_gpu)?|model_tflops_per_gpu|tflop_s|tflops_s_gpu|throughput_tflop_s_gpu|throughput_per_gpu|tflops_sec|estimated_tflops|actual_mfu_tflops|tflop_s_device|job_throughput", "flops_per_gpu", _T),
     (r"approx_flops_per_gpu", "flops_per_gpu", _T),
     (r"throughput_device_flops_per_sec|device_flops_per_sec", "flops_per_gpu", 1.0),
     (r"mfu|throughput_device_mfu|device_mfu|bf16_mfu|train_mfu|model_flops_utilization|throughput_mfu|mfu_percent|perf_mfu(?:_actor)?", "mfu", 1.0),
-    (r"memory|mem|max_?memallocated|peak_memory(?:_active|_alloc)?(?:_gi?b)?|max_mem(?:ory)?(?:_allocated)?(?:_gi?b)?|memory_peak_mem|memory_used|mem_gb|gpu_mem|max_allocated|memory_peak_allocated_mem|memory_max_active_gib|memory_max_allocated(?:_gib)?|memory_max_mem_allocated", "memory_bytes", 1.0),
+    (r"memory|mem|max_?memallocated|peak_memory(?:_active|_alloc)?(?:_gi?b)?|max_mem(?:ory)?(?:_allocated)?(?:_gi?b)?|memory_peak_mem|memory_used|mem_gb|gpu_mem|max_allocated|memory_peak_allocated_mem|memory_max_active_gib|memory_max_allocated(?:_gib)?|memory_max_mem_allocated|memory_gi?b|(?:hip|rocm|gpu)_mem_usage(?:_free_total_usage_ratio)?|cuda_memory_gi?b", "memory_bytes", 1.0),
     (r"max_reserved|reserved|max_memreserved|peak_memory_reserved|memory_reserved_mem|memory_max_reserved_gib|memory_device_reserved_gib|memory_reserved", "reserved_bytes", 1.0),
     (r"memory_peak_active_mem", "memory_bytes", 1.0),
     (r"(?:memory_)?alloc_retries|num_alloc_retries|memory_num_alloc_retries", "alloc_retries", 1.0),
@@ -144,6 +148,9 @@ _METER = re.compile(
 )
 """Seconds of a step and of its wait for data, as the meters of vision training print them."""
 _METER_STEP = re.compile(r"\bEpoch:?\s*\[\d+\]\s*\[\s*(\d{1,15})/(\d{1,15})\]")
+_SPEED = re.compile(
+    rf"\bSpeed:?\s{{1,9}}({DECIMAL}) ?(?:samples|img|images)/s(?:ec)?\b", re.IGNORECASE
+)
 _OF_SAMPLES = re.compile(r"\b\d+/(\d{1,15}), (?:RunningAvg)?SamplesPerSec")
 """DeepSpeed: epoch and step."""
 _STEP_OF = re.compile(
@@ -153,6 +160,8 @@ _STEP = re.compile(
     r"\b(?:iteration|iter|steps?|global[_ ]?step|batch)\s*[:=]?\s*\[?\s*(\d[\d,]{0,18})\b(?!\s*[-:]\d\d)",
     re.IGNORECASE,
 )
+_PROGRESS = re.compile(r"\bglobal_step/max_steps\W{1,6}(\d{1,15})/(\d{1,15})\b")
+"""ms-swift's."""
 _GLOBAL = re.compile(r"global[_ ]?step\s*[:=]\s*(\d{1,15})\b", re.IGNORECASE)
 _BAR = re.compile(
     rf"(?<!\d)(\d{{1,15}})/(\d{{1,15}}) \[(?:(\d{{1,6}}):)?(\d{{1,6}}):(\d{{1,6}})<(?:[\d:]+|\?),\s*({DECIMAL}|\?) ?(s/it|it/s|s/ba|s/batch|ms/it)?"
@@ -201,6 +210,8 @@ def read_step(line: str, number: int) -> Step | None:
         known |= step.step_time_s is not None
     if step.step_time_s is None and step.update_s is not None and step.data_s is not None:
         step.step_time_s = step.update_s + step.data_s
+    if (rate := _SPEED.search(text)) and step.samples_per_s is None:
+        step.samples_per_s, known = decimal(rate[1]), True
     if meter := _METER.search(text):
         step.step_time_s, step.data_s, known = decimal(meter[1]), decimal(meter[2]), True
     if not known:
@@ -218,9 +229,15 @@ def _of_pair(step: Step, name: str, value: str, unit: str) -> bool:
     return found is not None and _put(step, found[0], found[1], value, unit, found[2])
 
 
+_SINCE_THE_START = ("elapsed_time", "remaining_time")
+"""What trainers print beside a step and that is not its time."""
+
+
 @lru_cache(maxsize=4096)
 def _named(key: str) -> tuple[str, str, float] | None:
     """The field that a name stands for, the part of the name that tells, and the factor to SI."""
+    if key in _SINCE_THE_START:
+        return None
     for _ in range(3):
         for pattern, field_name, factor in _TABLE:
             if pattern.fullmatch(key):
@@ -309,7 +326,7 @@ def _behind(step: Step, text: str) -> bool:
 def _place(step: Step, text: str) -> None:
     if match := _GLOBAL.search(text):
         step.number = int(match[1])
-    elif match := _STEP_OF.search(text) or _METER_STEP.search(text):
+    elif match := _STEP_OF.search(text) or _METER_STEP.search(text) or _PROGRESS.search(text):
         step.number, step.of = int(match[1]), int(match[2])
     elif match := _STEP.search(text):
         step.number = count(match[1])

@@ -14,6 +14,10 @@ STUCK = 10
 """Equal losses from which on it is no chance."""
 FIRST_ALONE = 16
 """Losses from which on the first one by itself says where a run began; of fewer, each is a batch's."""
+SETTLED = 10
+"""Losses from which on one above the first is no matter of the first updates."""
+FALLEN = 0.95
+"""Share of the first loss below which a run has learnt something."""
 FEW_NORMS = 3
 """Gradient norms up to which zeros tell nothing."""
 NO_LAST_STAGE = -1.0
@@ -184,7 +188,9 @@ def _spikes(part: Part, reading: LogReading, losses: list[tuple[Step, float]]) -
     part.figures["loss_spikes"] = len(spikes)
     final = median([v for _, v in losses[-3:]])
     first = median([v for _, v in losses[: 1 if len(losses) >= FIRST_ALONE else 3]])
-    if final > 1.2 * first > 0:
+    # Large models without a warm-up leave their first loss upwards for some steps and come back.
+    fell = min(value for step, value in losses if step.line < spikes[0][0].line) < FALLEN * first
+    if (fell or len(losses) >= SETTLED) and final > 1.2 * first > 0:
         step, value = spikes[0]
         part.findings.append(
             of("unknown", f"The loss diverges: {losses[0][1]:.3g} at first, {value:.3g} at step "

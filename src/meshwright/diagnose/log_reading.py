@@ -70,6 +70,9 @@ class LogReading:
     """Lines near an out-of-memory message, and settings anywhere."""
     hang: watchdog_lines.Reading | None = None
     known: list[known_errors.Hit] = field(default_factory=list)
+    """Since a launcher started last."""
+    earlier: list[known_errors.Hit] = field(default_factory=list)
+    """Before that."""
     overflows: list[tuple[int, float]] = field(default_factory=list)
     """Line and loss scale of steps skipped for an overflow."""
     trace_changes: int = 0
@@ -108,10 +111,6 @@ class LogReading:
     reason: tuple[int, str] | None = None
     degraded: list[tuple[int, float]] = field(default_factory=list)
     """Line and share by which a detector found iterations slower."""
-
-    def of_last_run(self, line: int) -> bool:
-        """Whether a line was written since a launcher started its processes last."""
-        return line > self.started
 
     def setting(self, name: str) -> int | None:
         """A whole number above zero that the run was given; None where the log does not say."""
@@ -244,7 +243,10 @@ def _events(found: LogReading, number: int, line: str, report: str) -> None:
             if (rank := rank_number(who)) is not None and None not in (allocated, reserved):
                 found.memory[rank] = (allocated or 0.0, reserved or 0.0, number)
     if "Setting OMP_NUM_THREADS environment variable for each process" in line:
-        found.started = number  # torchrun's first words
+        # torchrun's first words: what stands above belongs to another program of the same script.
+        found.started = number
+        found.earlier += found.known
+        found.known = []
     if _RESTART.search(line):
         found.restarts.append((number, short))
     if _RESUMED.search(line):
@@ -253,6 +255,8 @@ def _events(found: LogReading, number: int, line: str, report: str) -> None:
     if failed and (match := _ERROR.search(line)):
         frame = found.traceback[1] if found.traceback else ""
         found.errors.append(Failure(number, (match[1] or match[2])[:300], rank_of(line), frame))
+    elif "direct cause of the following exception" in line and found.errors:
+        found.errors[-1].wrapped = True
     elif found.complaint is None and _COMPLAINT.search(line):
         found.complaint = (number, short, rank_of(line))
     for pattern, why in _STOPPED:

@@ -18,8 +18,14 @@ HARDLY, LONG_STEP_S = 0.05, 2.0
 """Share of the peak below which a step longer than this does something else than compute."""
 
 
+SAME_START = 0.05
+"""Share by which the first losses of two runs of one model from scratch differ at most."""
+LONG_ENOUGH = 5
+"""Steps from which on the last of several runs in one log speaks for itself."""
+
+
 def steps_of(reading: LogReading) -> list[Step]:
-    """One record a step, in order: ranks that print the same step count once."""
+    """One record a step, in order: ranks that print the same step count once; of several runs in one log, the last."""
     found: dict[tuple[int, int], Step] = {}
     start = 0
     last = -1
@@ -37,7 +43,24 @@ def steps_of(reading: LogReading) -> list[Step]:
         for name in Step.__dataclass_fields__:
             if getattr(held, name) is None:
                 setattr(held, name, getattr(step, name))
-    return list(found.values())
+    return _last_run(list(found.values()), reading.started)
+
+
+def _last_run(steps: list[Step], started: int) -> list[Step]:
+    """The steps of the last run that began from scratch: at the first number again, where a launcher started or as high a loss."""
+    numbered = [at for at, step in enumerate(steps) if step.number is not None]
+    if not numbered:
+        return steps
+    first = steps[numbered[0]]
+    begin = 0
+    for before, at in itertools.pairwise(numbered):
+        step = steps[at]
+        if step.number != first.number or (steps[before].number or 0) <= (step.number or 0):
+            continue
+        fresh = first.loss and step.loss and abs(step.loss - first.loss) < SAME_START * first.loss
+        if (fresh or steps[before].line < started < step.line) and len(steps) - at >= LONG_ENOUGH:
+            begin = at
+    return steps[begin:]
 
 
 def steady(values: Sequence[float]) -> tuple[list[float], int]:
@@ -78,6 +101,7 @@ def speed(part: Part, reading: LogReading, steps: list[Step]) -> list[tuple[Step
     timed = (
         timed
         or _by_interval(steps)
+        or _by_mean(steps)
         or _micro_steps(part, steps)
         or _by_clock(steps)
         or _by_bar(reading)
@@ -155,6 +179,17 @@ def _by_interval(steps: list[Step]) -> list[tuple[Step, float]]:
         if ahead > 0 and step.interval_s:
             found.append((step, step.interval_s / ahead))
     return found
+
+
+def _by_mean(steps: list[Step]) -> list[tuple[Step, float]]:
+    """Times from a mean since the run began."""
+    means = [(s, s.number, s.mean_s) for s in steps if s.number and s.mean_s]
+    found = [
+        (step, (number * mean - before * held) / (number - before))
+        for (_, before, held), (step, number, mean) in itertools.pairwise(means)
+        if number > before
+    ]
+    return [(step, time) for step, time in found if time > 0] or [(s, m) for s, _, m in means]
 
 
 def _by_clock(steps: list[Step]) -> list[tuple[Step, float]]:
